@@ -1,0 +1,62 @@
+# What we use beside LibTorch. Header-only libraries are required; MPI and CUDA are optional, and
+# what was found is said once, at configure and by `fsdp doctor`.
+find_package(Threads REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(nlohmann_json REQUIRED)
+
+set(FSDP_HAVE_MPI OFF)
+if(FSDP_MPI)
+  find_package(MPI QUIET COMPONENTS C)
+  if(MPI_C_FOUND)
+    set(FSDP_HAVE_MPI ON)
+  endif()
+endif()
+
+# The CUDA library needs nvcc's toolkit headers and nccl.h, and a LibTorch built for CUDA; no GPU.
+set(FSDP_HAVE_CUDA OFF)
+set(FSDP_CUDA_WHY "switched off by FSDP_CUDA=OFF")
+if(FSDP_CUDA)
+  find_program(FSDP_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
+  if(NOT FSDP_NVCC)
+    set(FSDP_CUDA_WHY "no nvcc")
+  elseif(NOT TARGET fsdp::torch_cuda)
+    set(FSDP_CUDA_WHY "LibTorch has no libtorch_cuda.so")
+  else()
+    get_filename_component(_nvcc ${FSDP_NVCC} REALPATH)
+    get_filename_component(_cuda ${_nvcc}/../.. ABSOLUTE)
+    find_path(FSDP_CUDA_INCLUDE cusparse.h HINTS ${_cuda}/include ${_cuda}/targets/*/include
+      $ENV{CUDA_HOME}/include /usr/local/cuda/include)
+    find_path(FSDP_NCCL_INCLUDE nccl.h HINTS ${FSDP_CUDA_INCLUDE}
+      ${FSDP_LIBTORCH}/../nvidia/nccl/include)
+    if(NOT FSDP_CUDA_INCLUDE)
+      set(FSDP_CUDA_WHY "no cusparse.h beside ${FSDP_NVCC}")
+    elseif(NOT FSDP_NCCL_INCLUDE)
+      set(FSDP_CUDA_WHY "no nccl.h")
+    else()
+      set(FSDP_HAVE_CUDA ON)
+      set(FSDP_CUDA_WHY "")
+    endif()
+  endif()
+endif()
+
+if(FSDP_TESTS)
+  find_package(GTest QUIET)
+  if(NOT GTest_FOUND)
+    # Debian's googletest package, or a staged copy of it: the source, built here.
+    find_path(FSDP_GTEST_SOURCE googletest/CMakeLists.txt PATH_SUFFIXES src/googletest
+      HINTS ${CMAKE_PREFIX_PATH} /usr)
+    if(NOT FSDP_GTEST_SOURCE)
+      message(FATAL_ERROR "GoogleTest was not found.\nHINT: install libgtest-dev, or -DFSDP_TESTS=OFF.")
+    endif()
+    set(INSTALL_GTEST OFF)
+    set(BUILD_GMOCK OFF)
+    add_subdirectory(${FSDP_GTEST_SOURCE} ${PROJECT_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
+    if(NOT TARGET GTest::gtest)
+      add_library(GTest::gtest ALIAS gtest)
+    endif()
+  endif()
+endif()
+
+message(STATUS "LibTorch ${FSDP_TORCH_VERSION} in ${FSDP_LIBTORCH}")
+message(STATUS "CUDA library: ${FSDP_HAVE_CUDA} ${FSDP_CUDA_WHY}")
+message(STATUS "MPI library: ${FSDP_HAVE_MPI}")

@@ -1,0 +1,11 @@
+# fsdp_flags(TARGET): warnings as errors and the chosen sanitizers, on our own targets only.
+function(fsdp_flags target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Werror
+    -Wno-unused-parameter
+    -Wno-missing-field-initializers  # option structs are filled by designated initialisers
+    -Wno-restrict)                   # false alarm of g++ 12 on std::string + (GCC bug 105651)
+  if(FSDP_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${FSDP_SANITIZE} -fno-omit-frame-pointer)
+    target_link_options(${target} PRIVATE -fsanitize=${FSDP_SANITIZE})
+  endif()
+endfunction()

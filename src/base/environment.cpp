@@ -1,0 +1,49 @@
+#include "base/environment.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+
+#include "fsdp/error.h"
+
+namespace fsdp::environment {
+
+std::optional<std::string> text(const char* name) {
+  const char* value = std::getenv(name);
+  if (!value || !*value) return std::nullopt;
+  return value;
+}
+
+std::optional<int64_t> integer(const char* name) {
+  auto value = text(name);
+  if (!value) return std::nullopt;
+  int64_t number = 0;
+  auto [end, problem] = std::from_chars(value->data(), value->data() + value->size(), number);
+  if (problem != std::errc() || end != value->data() + value->size()) {
+    throw Error(std::string(name) + "=\"" + *value + "\" is not a whole number.",
+                "set " + std::string(name) + " to a number, or unset it.");
+  }
+  return number;
+}
+
+bool flag(const char* name, bool otherwise) {
+  auto value = text(name);
+  if (!value) return otherwise;
+  std::transform(value->begin(), value->end(), value->begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  for (const char* yes : {"1", "true", "yes", "on"})
+    if (*value == yes) return true;
+  for (const char* no : {"0", "false", "no", "off"})
+    if (*value == no) return false;
+  throw Error(std::string(name) + "=\"" + *value + "\" is neither true nor false.",
+              "set " + std::string(name) + " to 1 or 0, or unset it.");
+}
+
+std::optional<int64_t> first_integer(const std::vector<const char*>& names) {
+  for (const char* name : names)
+    if (auto value = integer(name)) return value;
+  return std::nullopt;
+}
+
+}  // namespace fsdp::environment

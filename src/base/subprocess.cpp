@@ -1,0 +1,81 @@
+#include "base/subprocess.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+extern char** environ;
+
+namespace fsdp {
+namespace {
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (const auto& text : texts) all.push_back(const_cast<char*>(text.c_str()));
+  all.push_back(nullptr);
+  return all;
+}
+
+// Ours with the additions; a later NAME hides an earlier one.
+std::vector<std::string> merged_environment(const std::vector<std::string>& additions) {
+  std::vector<std::string> all = additions;
+  for (char** entry = environ; *entry; ++entry) {
+    size_t name = std::strcspn(*entry, "=") + 1;
+    bool hidden = false;
+    for (const auto& addition : additions) hidden |= addition.compare(0, name, *entry, name) == 0;
+    if (!hidden) all.push_back(*entry);
+  }
+  return all;
+}
+
+}  // namespace
+
+Finished run_program(const std::vector<std::string>& arguments, bool quiet,
+                     const std::function<void(const std::string&)>& on_line,
+                     const std::vector<std::string>& environment) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return {127, ""};
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
+  if (quiet) posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+  auto variables = merged_environment(environment);
+  pid_t pid = 0;
+  int problem = posix_spawnp(&pid, arguments[0].c_str(), &actions, nullptr,
+                             pointers(arguments).data(), pointers(variables).data());
+  posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  Finished finished{127, ""};
+  if (problem == 0) {
+    char buffer[4096];
+    size_t shown = 0;
+    for (;;) {
+      ssize_t n = read(ends[0], buffer, sizeof buffer);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) break;
+      finished.output.append(buffer, n);
+      for (size_t end; on_line && (end = finished.output.find('\n', shown)) != std::string::npos;
+           shown = end + 1)
+        on_line(finished.output.substr(shown, end - shown));
+    }
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    finished.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
+  close(ends[0]);
+  return finished;
+}
+
+std::string own_binary() {
+  char path[4096];
+  ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+  return n > 0 ? std::string(path, n) : "fsdp";
+}
+
+}  // namespace fsdp

@@ -1,0 +1,89 @@
+#include "base/table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+
+#include "base/terminal.h"
+#include "fsdp/error.h"
+
+namespace fsdp {
+namespace {
+
+// Columns on a terminal: every byte of UTF-8 that starts a character.
+size_t width(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
+}
+
+std::string fixed(double value, int digits) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.*f", digits, value);
+  return buffer;
+}
+
+}  // namespace
+
+Cell number(double value, int digits) {
+  return {value, fixed(value, digits)};
+}
+
+Cell text(std::string value) {
+  return {value, value};
+}
+
+void Table::add(std::vector<Cell> row) {
+  if (row.size() != columns_.size()) throw Error("a table row has the wrong number of cells.", "");
+  rows_.push_back(std::move(row));
+}
+
+void Table::print(std::ostream& out, bool json) const {
+  if (json) {
+    for (const auto& row : rows_) {
+      nlohmann::ordered_json line;
+      for (size_t c = 0; c < columns_.size(); ++c) line[columns_[c].key] = row[c].value;
+      out << line.dump() << "\n";
+    }
+    return;
+  }
+  std::vector<size_t> shown, widths(columns_.size());
+  for (size_t c = 0; c < columns_.size(); ++c) {
+    if (columns_[c].title.empty()) continue;
+    shown.push_back(c);
+    widths[c] = width(columns_[c].title);
+    for (const auto& row : rows_) widths[c] = std::max(widths[c], width(row[c].text));
+  }
+  auto line = [&](auto cell_of, auto colour_of) {
+    std::string text;
+    for (size_t c : shown) {
+      std::string cell = cell_of(c), pad(widths[c] - width(cell), ' ');
+      bool last = c == shown.back();
+      std::string painted = paint(STDOUT, colour_of(c), cell);
+      if (columns_[c].align == kRight) text += pad + painted;
+      else text += painted + (last ? "" : pad);
+      if (!last) text += "  ";
+    }
+    out << text << "\n";
+  };
+  line([&](size_t c) { return columns_[c].title; }, [](size_t) { return "1"; });
+  for (const auto& row : rows_)
+    line([&](size_t c) { return row[c].text; }, [&](size_t c) { return row[c].colour.c_str(); });
+}
+
+std::string human_bytes(double bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  while (bytes >= 1024 && unit < 4) bytes /= 1024, ++unit;
+  bool whole = std::abs(bytes - std::round(bytes)) < 0.05 || bytes >= 100;
+  return fixed(bytes, whole ? 0 : 1) + " " + units[unit];
+}
+
+std::string with_separators(int64_t number) {
+  std::string digits = std::to_string(std::abs(number)), out;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i && (digits.size() - i) % 3 == 0) out += ',';
+    out += digits[i];
+  }
+  return number < 0 ? "-" + out : out;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,44 @@
+// Table: what every command that reports something prints. The same rows come out as aligned columns
+// for people, or as one JSON object a line with stable keys (--json) for programs.
+#pragma once
+
+#include <iosfwd>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+struct Cell {
+  nlohmann::ordered_json value;  // what --json prints
+  std::string text;              // what people see
+  std::string colour = "";       // SGR colour on a terminal
+};
+
+// A number shown with `digits` places after the point.
+Cell number(double value, int digits);
+Cell text(std::string value);
+
+class Table {
+ public:
+  enum Align { kLeft, kRight };
+  struct Column {
+    std::string key;    // in JSON
+    std::string title;  // for people; empty: JSON only
+    Align align = kRight;
+  };
+
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+  void add(std::vector<Cell> row);  // one cell a column
+  void print(std::ostream& out, bool json) const;
+
+ private:
+  std::vector<Column> columns_;
+  std::vector<std::vector<Cell>> rows_;
+};
+
+std::string human_bytes(double bytes);                // "64 MiB", "1.5 GiB"
+std::string with_separators(int64_t number);          // "50,331,648"
+
+}  // namespace fsdp

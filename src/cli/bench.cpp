@@ -1,0 +1,15 @@
+// fsdp bench: what is measured, each beside its peer in the same run. One file a benchmark.
+#include <CLI/CLI.hpp>
+
+#include "cli/bench.h"
+#include "cli/commands.h"
+
+namespace fsdp::cli {
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure: collectives (comm)");
+  bench->require_subcommand(1);
+  add_bench_comm(*bench, action);
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,10 @@
+// The benchmarks under `fsdp bench`.
+#pragma once
+
+#include "cli/commands.h"
+
+namespace fsdp::cli {
+
+void add_bench_comm(CLI::App& bench, Action& action);
+
+}  // namespace fsdp::cli

@@ -1,0 +1,41 @@
+// fsdp: the command line. Each command lives in its own file; this one gathers them, and turns
+// whatever escapes into one line and a non-zero exit.
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "base/log.h"
+#include "base/terminal.h"
+#include "cli/commands.h"
+#include "fsdp/version.h"
+
+int main(int argc, char** argv) {
+  CLI::App app{"fsdp: Fully Sharded Data Parallel for C++.", "fsdp"};
+  app.set_version_flag("--version", "fsdp " FSDP_VERSION);
+  app.footer("Every command has its own --help. Start with: fsdp doctor");
+  app.require_subcommand(1);
+  fsdp::cli::Action action;
+  fsdp::cli::add_run(app, action);
+  fsdp::cli::add_doctor(app, action);
+  fsdp::cli::add_bench(app, action);
+  if (argc == 1) {
+    std::cout << app.help();
+    return 0;
+  }
+  try {
+    app.parse(argc, argv);
+    return action();
+  } catch (const CLI::ParseError& problem) {
+    if (problem.get_exit_code() == 0) return app.exit(problem);  // --help, --version
+    std::cerr << "fsdp: " << fsdp::paint(fsdp::STDERR, "31", "error") << ": " << problem.what()
+              << "\n  HINT: fsdp";
+    for (auto* command : app.get_subcommands()) {
+      std::cerr << " " << command->get_name();
+      for (auto* inner : command->get_subcommands()) std::cerr << " " << inner->get_name();
+    }
+    std::cerr << " --help shows what it takes.\n";
+    return 2;
+  } catch (const std::exception& failure) {
+    fsdp::log::error(failure);
+    return 1;
+  }
+}

@@ -1,0 +1,255 @@
+#include "comm/backend.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <numeric>
+
+#include "fsdp/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+class QueuedWork : public c10d::Work {
+ public:
+  QueuedWork(int rank, c10d::OpType type, std::shared_ptr<Queue> queue, at::TensorList result)
+      : c10d::Work(rank, type), queue_(std::move(queue)), result_(result.vec()) {}
+
+  bool isCompleted() override { return queue_->finished(*item_); }
+  bool isSuccess() const override { return queue_->finished(*item_) && !item_->failure; }
+  std::exception_ptr exception() const override { return item_->failure; }
+  void synchronize() override { queue_->wait(item_); }
+  std::vector<at::Tensor> result() override { return result_; }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    queue_->wait(item_, timeout);
+    return true;
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::lock_guard lock(mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()));
+      if (completed_) settle();
+    }
+    return future_;
+  }
+
+  void complete(std::exception_ptr failure) {
+    std::lock_guard lock(mutex_);
+    completed_ = true;
+    exception_ = failure;
+    if (future_) settle();
+  }
+
+  std::shared_ptr<Queue::Item> item_ = std::make_shared<Queue::Item>();
+
+ private:
+  void settle() {
+    if (exception_) future_->setError(exception_);
+    else future_->markCompleted(c10::IValue(result_));
+  }
+
+  std::shared_ptr<Queue> queue_;
+  std::vector<at::Tensor> result_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when somebody asks
+};
+
+int64_t sum(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+}  // namespace
+
+ReduceOp from_c10d(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return ReduceOp::SUM;
+    case c10d::ReduceOp::AVG: return ReduceOp::AVG;
+    case c10d::ReduceOp::MAX: return ReduceOp::MAX;
+    case c10d::ReduceOp::MIN: return ReduceOp::MIN;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::PRODUCT;
+    default:
+      throw Error("this reduction is not supported.", "use SUM, AVG, MAX, MIN or PRODUCT.");
+  }
+}
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::SUM: return c10d::ReduceOp::SUM;
+    case ReduceOp::AVG: return c10d::ReduceOp::AVG;
+    case ReduceOp::MAX: return c10d::ReduceOp::MAX;
+    case ReduceOp::MIN: return c10d::ReduceOp::MIN;
+    default: return c10d::ReduceOp::PRODUCT;
+  }
+}
+
+CpuBackend::CpuBackend(std::string backend, std::string name, int rank, int size,
+                       std::chrono::milliseconds timeout)
+    : Backend(rank, size),
+      name_(std::move(name)),
+      backend_(std::move(backend)),
+      timeout_(timeout) {}
+
+void CpuBackend::drain() { queue_->close(); }
+
+void CpuBackend::refuse(const Call& call, const std::string& why, const std::string& hint) const {
+  throw Error("rank " + std::to_string(rank_) + ": " + call.what.text() + " on communicator \"" +
+                  name_ + "\": " + why + ".",
+              hint);
+}
+
+void CpuBackend::require(const Call& call, const at::Tensor& tensor, const char* role,
+                         int64_t count) const {
+  if (!tensor.defined()) refuse(call, std::string("the ") + role + " is undefined", "pass a tensor.");
+  if (!tensor.device().is_cpu())
+    refuse(call, std::string("the ") + role + " is on " + tensor.device().str(),
+           "the " + backend_ + " backend moves CPU tensors; use nccl for GPUs.");
+  if (!tensor.is_contiguous())
+    refuse(call, std::string("the ") + role + " is not contiguous", "pass tensor.contiguous().");
+  if (tensor.scalar_type() != call.what.type)
+    refuse(call, std::string("the ") + role + " is " + c10::toString(tensor.scalar_type()),
+           "input and output must have one type.");
+  if (tensor.numel() != count)
+    refuse(call,
+           std::string("the ") + role + " has " + std::to_string(tensor.numel()) +
+               " elements instead of " + std::to_string(count),
+           "with " + std::to_string(size_) + " ranks the full side is that many times the other.");
+}
+
+CpuBackend::Work CpuBackend::issue(c10d::OpType type, Call call, Options options, Tensors held,
+                                   Tensors result, std::function<void()> after) {
+  auto work = c10::make_intrusive<QueuedWork>(rank_, type, queue_, result);
+  Queue::Item& item = *work->item_;
+  item.timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
+  item.run = [this, call = std::move(call), held = std::move(held),
+              after = std::move(after)](std::chrono::milliseconds timeout) mutable {
+    call.timeout = timeout;
+    run(call);
+    if (after) after();
+  };
+  item.done = [work](std::exception_ptr failure) { work->complete(failure); };
+  queue_->add(work->item_, options.async);
+  if (!options.async) queue_->wait(work->item_);
+  return work;
+}
+
+void CpuBackend::issue_and_wait(Call call) {
+  issue(c10d::OpType::UNKNOWN, std::move(call), {false, c10d::kUnsetTimeout}, {}, {});
+}
+
+CpuBackend::Work CpuBackend::_allgather_base(at::Tensor& out, at::Tensor& in,
+                                             const c10d::AllgatherOptions& options) {
+  Call call{describe(Operation::kAllGather, in.scalar_type(), in.numel())};
+  require(call, in, "input", in.numel());
+  require(call, out, "output", in.numel() * size_);
+  call.out = out.data_ptr();
+  call.in = in.data_ptr();
+  return issue(c10d::OpType::_ALLGATHER_BASE, std::move(call), {options.asyncOp, options.timeout},
+               {out, in}, {out});
+}
+
+CpuBackend::Work CpuBackend::allgather(std::vector<Tensors>& out, Tensors& in,
+                                       const c10d::AllgatherOptions& options) {
+  Call call{describe(Operation::kAllGather, in.at(0).scalar_type(), in[0].numel())};
+  if (in.size() != 1 || out.size() != 1 || static_cast<int>(out[0].size()) != size_)
+    refuse(call, "it needs one input and one output a rank", "pass {{out_0, …}} and {in}.");
+  at::Tensor input = in[0].contiguous(), flat = at::empty({size_ * input.numel()}, input.options());
+  require(call, input, "input", input.numel());
+  for (const at::Tensor& tensor : out[0]) require(call, tensor, "output", input.numel());
+  call.out = flat.data_ptr();
+  call.in = input.data_ptr();
+  auto copy_out = [flat, outputs = out[0]] {
+    at::NoGradGuard no_grad;
+    for (size_t r = 0; r < outputs.size(); ++r)
+      outputs[r].copy_(flat.narrow(0, r * outputs[r].numel(), outputs[r].numel()).view_as(outputs[r]));
+  };
+  return issue(c10d::OpType::ALLGATHER, std::move(call), {options.asyncOp, options.timeout},
+               {flat, input}, out[0], copy_out);
+}
+
+CpuBackend::Work CpuBackend::_reduce_scatter_base(at::Tensor& out, at::Tensor& in,
+                                                  const c10d::ReduceScatterOptions& options) {
+  Call call{describe(Operation::kReduceScatter, out.scalar_type(), out.numel(),
+                     from_c10d(options.reduceOp))};
+  require(call, out, "output", out.numel());
+  require(call, in, "input", out.numel() * size_);
+  call.out = out.data_ptr();
+  call.in = in.data_ptr();
+  return issue(c10d::OpType::_REDUCE_SCATTER_BASE, std::move(call),
+               {options.asyncOp, options.timeout}, {out, in}, {out});
+}
+
+CpuBackend::Work CpuBackend::reduce_scatter(Tensors& out, std::vector<Tensors>& in,
+                                            const c10d::ReduceScatterOptions& options) {
+  Call call{describe(Operation::kReduceScatter, out.at(0).scalar_type(), out[0].numel(),
+                     from_c10d(options.reduceOp))};
+  if (out.size() != 1 || in.size() != 1 || static_cast<int>(in[0].size()) != size_)
+    refuse(call, "it needs one output and one input a rank", "pass {out} and {{in_0, …}}.");
+  Tensors flattened;
+  for (const at::Tensor& tensor : in[0]) {
+    require(call, tensor.contiguous(), "input", out[0].numel());
+    flattened.push_back(tensor.reshape({-1}));
+  }
+  at::Tensor flat = at::cat(flattened);
+  require(call, out[0], "output", out[0].numel());
+  call.out = out[0].data_ptr();
+  call.in = flat.data_ptr();
+  return issue(c10d::OpType::REDUCE_SCATTER, std::move(call), {options.asyncOp, options.timeout},
+               {out[0], flat}, out);
+}
+
+CpuBackend::Work CpuBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  at::Tensor tensor = tensors.at(0);
+  Call call{describe(Operation::kAllReduce, tensor.scalar_type(), tensor.numel(),
+                     from_c10d(options.reduceOp))};
+  if (tensors.size() != 1) refuse(call, "it takes one tensor", "call it once a tensor.");
+  require(call, tensor, "tensor", tensor.numel());
+  call.out = tensor.data_ptr();
+  return issue(c10d::OpType::ALLREDUCE, std::move(call), {options.asyncOp, options.timeout},
+               {tensor}, {tensor});
+}
+
+CpuBackend::Work CpuBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  at::Tensor tensor = tensors.at(0);
+  Call call{describe(Operation::kBroadcast, tensor.scalar_type(), tensor.numel(), ReduceOp::SUM,
+                     static_cast<int>(options.rootRank))};
+  if (tensors.size() != 1) refuse(call, "it takes one tensor", "call it once a tensor.");
+  if (options.rootRank < 0 || options.rootRank >= size_)
+    refuse(call, "there is no such rank", "the root is a rank of this communicator, from 0.");
+  require(call, tensor, "tensor", tensor.numel());
+  call.out = tensor.data_ptr();
+  return issue(c10d::OpType::BROADCAST, std::move(call), {options.asyncOp, options.timeout},
+               {tensor}, {tensor});
+}
+
+CpuBackend::Work CpuBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
+                                           std::vector<int64_t>& out_splits,
+                                           std::vector<int64_t>& in_splits,
+                                           const c10d::AllToAllOptions& options) {
+  Call call{describe(Operation::kAllToAll, in.scalar_type(), in.numel())};
+  // Splits count rows of the first dimension; none means equal parts.
+  auto counts = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* role) {
+    std::vector<int64_t> parts(size_, tensor.numel() / size_);
+    int64_t row = tensor.dim() > 0 && tensor.size(0) > 0 ? tensor.numel() / tensor.size(0) : 1;
+    if (!splits.empty()) {
+      if (static_cast<int>(splits.size()) != size_)
+        refuse(call, std::string(role) + " splits have the wrong length", "give one a rank.");
+      for (int r = 0; r < size_; ++r) parts[r] = splits[r] * row;
+    }
+    require(call, tensor, role, sum(parts));
+    return parts;
+  };
+  call.in_counts = counts(in, in_splits, "input");
+  call.out_counts = counts(out, out_splits, "output");
+  call.out = out.data_ptr();
+  call.in = in.data_ptr();
+  return issue(c10d::OpType::ALLTOALL_BASE, std::move(call), {options.asyncOp, options.timeout},
+               {out, in}, {out});
+}
+
+CpuBackend::Work CpuBackend::barrier(const c10d::BarrierOptions& options) {
+  Call call{describe(Operation::kBarrier, c10::ScalarType::Byte, 0)};
+  return issue(c10d::OpType::BARRIER, std::move(call), {options.asyncOp, options.timeout}, {}, {});
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,88 @@
+// Backend: what our communicators are to c10d, and what they can do beyond it.
+//
+// CpuBackend turns c10d's calls into Calls over plain memory, checks tensors, keeps order (Queue) and
+// makes Work objects; shm, mpi and fake only say how one Call is carried out. nccl stands on c10d's
+// own ProcessGroupNCCL and derives from Backend directly.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "comm/core/description.h"
+#include "comm/core/queue.h"
+
+namespace fsdp::comm {
+
+class Backend : public c10d::Backend {
+ public:
+  using c10d::Backend::Backend;
+
+  // Memory that every rank has mapped, so that gathers and reductions need no copy; undefined where
+  // a backend has no such thing. Collective.
+  virtual at::Tensor allocate_shared(int64_t bytes) { return {}; }
+  // Throws what went wrong behind the caller's back (a watchdog's finding).
+  virtual void check() {}
+};
+
+struct Call {
+  Description what;
+  void* out = nullptr;
+  const void* in = nullptr;
+  std::vector<int64_t> out_counts, in_counts;  // all_to_all only
+  std::chrono::milliseconds timeout{};
+};
+
+class CpuBackend : public Backend {
+ public:
+  CpuBackend(std::string backend, std::string name, int rank, int size,
+             std::chrono::milliseconds timeout);
+
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  const std::string getBackendName() const override { return backend_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  Work _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions&) override;
+  Work allgather(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions&) override;
+  Work _reduce_scatter_base(at::Tensor& out, at::Tensor& in,
+                            const c10d::ReduceScatterOptions&) override;
+  Work reduce_scatter(Tensors& out, std::vector<Tensors>& in,
+                      const c10d::ReduceScatterOptions&) override;
+  Work allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override;
+  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override;
+  Work alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
+                     std::vector<int64_t>& in_splits, const c10d::AllToAllOptions&) override;
+  Work barrier(const c10d::BarrierOptions&) override;
+
+ protected:
+  // Carries out one call; blocks until it is done or throws within call.timeout. Calls come one at a
+  // time, in the order they were issued, from any thread.
+  virtual void run(const Call& call) = 0;
+
+  // Runs a call of the backend's own in its turn among the others.
+  void issue_and_wait(Call call);
+
+  // Derived classes must call this first in their destructor: queued calls need a live run().
+  void drain();
+
+  const std::string name_;  // of the communicator
+
+ private:
+  struct Options {
+    bool async;
+    std::chrono::milliseconds timeout;
+  };
+  // Keeps `held` alive until the call has run; then runs `after` (copies out of a flat buffer).
+  Work issue(c10d::OpType type, Call call, Options options, Tensors held, Tensors result,
+             std::function<void()> after = {});
+  [[noreturn]] void refuse(const Call& call, const std::string& why, const std::string& hint) const;
+  void require(const Call& call, const at::Tensor& tensor, const char* role, int64_t count) const;
+
+  const std::string backend_;
+  std::chrono::milliseconds timeout_;
+  std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
+};
+
+ReduceOp from_c10d(const c10d::ReduceOp& op);
+c10d::ReduceOp to_c10d(ReduceOp op);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,68 @@
+#include "comm/core/description.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+
+#include "base/table.h"
+
+namespace fsdp::comm {
+namespace {
+
+thread_local std::string t_label;
+
+}  // namespace
+
+const char* name(Operation operation) {
+  constexpr const char* kNames[] = {"nothing",   "all_gather", "reduce_scatter", "all_reduce",
+                                    "broadcast", "all_to_all", "barrier",        "allocate"};
+  return kNames[static_cast<int>(operation)];
+}
+
+bool Description::agrees_with(const Description& other) const {
+  return operation == other.operation && type == other.type && reduce == other.reduce &&
+         path == other.path && root == other.root && count == other.count;
+}
+
+std::string Description::text() const {
+  std::string out = name(operation);
+  if (operation == Operation::kReduceScatter || operation == Operation::kAllReduce)
+    out += "(" + std::string(name(reduce)) + ")";
+  if (operation == Operation::kAllocate) {
+    out += " of " + with_separators(count) + " bytes";
+  } else if (operation != Operation::kBarrier && operation != Operation::kNone) {
+    std::string type_name = c10::toString(type);
+    std::transform(type_name.begin(), type_name.end(), type_name.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
+    out += " of " + with_separators(count) + " " + type_name;
+    if (operation == Operation::kBroadcast) out += " from rank " + std::to_string(root);
+    if (path) out += " in shared memory";
+  }
+  if (*label) out += " for " + std::string(label);
+  return out;
+}
+
+ScopedLabel::ScopedLabel(std::string_view label) : previous_(std::move(t_label)) {
+  t_label = label;
+}
+
+ScopedLabel::~ScopedLabel() { t_label = std::move(previous_); }
+
+std::string_view ScopedLabel::current() { return t_label; }
+
+Description describe(Operation operation, c10::ScalarType type, int64_t count, ReduceOp reduce,
+                     int root) {
+  Description description;
+  description.operation = operation;
+  description.type = type;
+  description.count = count;
+  description.reduce = reduce;
+  description.root = root;
+  std::string_view label = ScopedLabel::current();
+  std::memcpy(description.label, label.data(), std::min(label.size(), sizeof description.label - 1));
+  return description;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,111 @@
+#include "comm/core/reduce.h"
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "fsdp/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+// Small enough that the accumulators stay in the first-level cache, large enough to vectorise.
+constexpr int64_t kBlock = 1024;
+
+template <typename T>
+using Accumulator = std::conditional_t<
+    std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>, float, T>;
+
+template <ReduceOp kOp, typename A>
+A combine(A a, A b) {
+  if constexpr (kOp == ReduceOp::MAX) {
+    if constexpr (std::is_floating_point_v<A>) return (a > b || a != a) ? a : b;
+    return std::max(a, b);
+  } else if constexpr (kOp == ReduceOp::MIN) {
+    if constexpr (std::is_floating_point_v<A>) return (a < b || a != a) ? a : b;
+    return std::min(a, b);
+  } else if constexpr (std::is_same_v<A, bool>) {
+    return kOp == ReduceOp::PRODUCT ? (a && b) : (a || b);
+  } else if constexpr (std::is_integral_v<A>) {  // unsigned, so that wrapping is defined
+    using U = std::make_unsigned_t<A>;
+    using W = std::conditional_t<(sizeof(U) < sizeof(unsigned)), unsigned, U>;
+    return kOp == ReduceOp::PRODUCT ? A(W(U(a)) * W(U(b))) : A(W(U(a)) + W(U(b)));
+  } else {
+    return kOp == ReduceOp::PRODUCT ? a * b : a + b;
+  }
+}
+
+template <typename T, ReduceOp kOp>
+void reduce_typed(T* to, std::span<const void* const> from, int64_t count) {
+  using A = Accumulator<T>;
+  A sum[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    int64_t n = std::min(kBlock, count - begin);
+    const T* first = static_cast<const T*>(from[0]) + begin;
+    for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(first[i]);
+    for (size_t s = 1; s < from.size(); ++s) {
+      const T* next = static_cast<const T*>(from[s]) + begin;
+      for (int64_t i = 0; i < n; ++i) sum[i] = combine<kOp>(sum[i], static_cast<A>(next[i]));
+    }
+    if constexpr (kOp == ReduceOp::AVG && !std::is_same_v<A, bool>) {
+      A divisor = static_cast<A>(from.size());
+      for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(sum[i] / divisor);
+    }
+    for (int64_t i = 0; i < n; ++i) to[begin + i] = static_cast<T>(sum[i]);
+  }
+}
+
+template <typename T>
+void reduce_op(void* to, std::span<const void* const> from, int64_t count, ReduceOp op) {
+  T* out = static_cast<T*>(to);
+  switch (op) {
+    case ReduceOp::SUM: return reduce_typed<T, ReduceOp::SUM>(out, from, count);
+    case ReduceOp::AVG: return reduce_typed<T, ReduceOp::AVG>(out, from, count);
+    case ReduceOp::MAX: return reduce_typed<T, ReduceOp::MAX>(out, from, count);
+    case ReduceOp::MIN: return reduce_typed<T, ReduceOp::MIN>(out, from, count);
+    case ReduceOp::PRODUCT: return reduce_typed<T, ReduceOp::PRODUCT>(out, from, count);
+  }
+}
+
+}  // namespace
+
+const char* name(ReduceOp op) {
+  constexpr const char* kNames[] = {"sum", "average", "max", "min", "product"};
+  return kNames[static_cast<int>(op)];
+}
+
+int64_t element_size(c10::ScalarType type) {
+  switch (type) {
+#define FSDP_SIZE(ctype, name) \
+  case c10::ScalarType::name: return sizeof(ctype);
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(FSDP_SIZE)
+#undef FSDP_SIZE
+    default: throw Error("tensors of this type cannot be sent.", "convert the tensor first.");
+  }
+}
+
+void reduce(void* to, std::span<const void* const> from, int64_t count, c10::ScalarType type,
+            ReduceOp op) {
+  using c10::ScalarType;
+  switch (type) {
+    case ScalarType::Float: return reduce_op<float>(to, from, count, op);
+    case ScalarType::Double: return reduce_op<double>(to, from, count, op);
+    case ScalarType::BFloat16: return reduce_op<c10::BFloat16>(to, from, count, op);
+    case ScalarType::Half: return reduce_op<c10::Half>(to, from, count, op);
+    case ScalarType::Byte: return reduce_op<uint8_t>(to, from, count, op);
+    case ScalarType::Char: return reduce_op<int8_t>(to, from, count, op);
+    case ScalarType::Short: return reduce_op<int16_t>(to, from, count, op);
+    case ScalarType::Int: return reduce_op<int32_t>(to, from, count, op);
+    case ScalarType::Long: return reduce_op<int64_t>(to, from, count, op);
+    case ScalarType::Bool: return reduce_op<bool>(to, from, count, op);
+    default:
+      throw Error(std::string("a reduction of ") + c10::toString(type) + " is not supported.",
+                  "reduce float32, float64, bfloat16, float16, bool or an integer type.");
+  }
+}
+
+}  // namespace fsdp::comm

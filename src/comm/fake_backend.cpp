@@ -1,0 +1,48 @@
+#include "comm/fake_backend.h"
+
+#include <cstring>
+
+#include "comm/core/reduce.h"
+#include "fsdp/error.h"
+
+namespace fsdp::comm {
+
+void FakeBackend::run(const Call& call) {
+  const Description& what = call.what;
+  int64_t bytes = what.count * static_cast<int64_t>(c10::elementSize(what.type));
+  char* out = static_cast<char*>(call.out);
+  const char* in = static_cast<const char*>(call.in);
+  switch (what.operation) {
+    case Operation::kAllGather:
+      for (int r = 0; r < size_; ++r)
+        if (out + r * bytes != in) std::memmove(out + r * bytes, in, bytes);
+      return;
+    case Operation::kReduceScatter:
+    case Operation::kAllReduce: {
+      const void* own = what.operation == Operation::kAllReduce ? out : in + rank_ * bytes;
+      std::vector<const void*> everybody(size_, own);
+      return comm::reduce(out, everybody, what.count, what.type, what.reduce);
+    }
+    case Operation::kAllToAll: {
+      // Rank p sends to this one what this one sends to itself.
+      int64_t element = c10::elementSize(what.type), own = 0, at = 0;
+      for (int r = 0; r < rank_; ++r) own += call.in_counts[r];
+      for (int64_t count : call.out_counts) {
+        if (count != call.in_counts[rank_])
+          throw Error("rank " + std::to_string(rank_) + ": " + what.text() +
+                          ": in a fake world every rank sends what this one keeps, and the output "
+                          "splits expect something else.",
+                      "use equal splits with the fake backend.");
+        std::memcpy(out + at * element, in + own * element, count * element);
+        at += count;
+      }
+      return;
+    }
+    case Operation::kBroadcast:
+    case Operation::kBarrier:
+    case Operation::kAllocate:
+    case Operation::kNone: return;
+  }
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,108 @@
+#include "comm/launch_environment.h"
+
+#include <unistd.h>
+
+#include <functional>
+
+#include "base/environment.h"
+#include "fsdp/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+using environment::first_integer;
+using environment::integer;
+using environment::text;
+
+// A port that every local rank computes alike and that other jobs are unlikely to have.
+int port_from(const std::string& job) { return 20000 + static_cast<int>(std::hash<std::string>{}(job) % 30000); }
+
+int required(const char* name, const char* because) {
+  if (auto value = integer(name)) return static_cast<int>(*value);
+  throw Error(std::string(because) + " is set, but " + name + " is not.",
+              "start the program with fsdp run, torchrun, mpirun or srun; they set both. For one "
+              "process alone unset " + std::string(because) + ".");
+}
+
+void check(const LaunchEnvironment& found) {
+  auto refuse = [&](const std::string& why) {
+    throw Error("the environment of " + found.launcher + " makes no sense: " + why + ".",
+                "start the program with fsdp run, torchrun, mpirun or srun, or unset the variables.");
+  };
+  auto n = [](int value) { return std::to_string(value); };
+  if (found.size < 1) refuse("a world of " + n(found.size) + " ranks");
+  if (found.rank < 0 || found.rank >= found.size)
+    refuse("rank " + n(found.rank) + " in a world of " + n(found.size));
+  if (found.local_size < 1 || found.local_rank < 0 || found.local_rank >= found.local_size)
+    refuse("local rank " + n(found.local_rank) + " of " + n(found.local_size));
+  if (found.master_port < 0 || found.master_port > 65535)
+    refuse("MASTER_PORT is " + n(found.master_port));
+}
+
+void read_local(LaunchEnvironment& found, const char* rank, const char* size) {
+  found.local_rank = static_cast<int>(integer(rank).value_or(0));
+  found.local_size = static_cast<int>(integer(size).value_or(found.local_rank + 1));
+}
+
+// Whether all ranks run on this node, so that a port on loopback serves.
+void default_to_loopback(LaunchEnvironment& found, const std::string& job) {
+  if (!found.master_host.empty() || found.local_size != found.size) return;
+  found.master_host = "127.0.0.1";
+  if (found.master_port == 0) found.master_port = port_from(job);
+}
+
+}  // namespace
+
+std::string first_host(const std::string& nodelist) {
+  size_t bracket = nodelist.find('['), comma = nodelist.find(',');
+  if (bracket == std::string::npos || comma < bracket) return nodelist.substr(0, comma);
+  size_t end = nodelist.find_first_of(",-]", bracket);
+  return nodelist.substr(0, bracket) + nodelist.substr(bracket + 1, end - bracket - 1);
+}
+
+LaunchEnvironment read_launch_environment() {
+  LaunchEnvironment found;
+  found.master_host = text("MASTER_ADDR").value_or("");
+  found.master_port = static_cast<int>(integer("MASTER_PORT").value_or(0));
+  std::string parent = std::to_string(getppid());
+  if (integer("RANK") || integer("WORLD_SIZE")) {
+    found.launcher = text("FSDP_RUN") ? "fsdp run" : "torchrun";
+    found.size = required("WORLD_SIZE", "RANK");
+    found.rank = required("RANK", "WORLD_SIZE");
+    read_local(found, "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+    found.agent_store = environment::flag("TORCHELASTIC_USE_AGENT_STORE", false);
+    found.attempt = static_cast<int>(integer("TORCHELASTIC_RESTART_COUNT").value_or(0));
+    if (found.size > 1 && (found.master_host.empty() || found.master_port == 0))
+      throw Error("RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not.",
+                  "set both to the host of rank 0 and a free port there, or use fsdp run.");
+  } else if (integer("OMPI_COMM_WORLD_RANK")) {
+    found.launcher = "OpenMPI";
+    found.rank = required("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK");
+    found.size = required("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
+    read_local(found, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
+    default_to_loopback(found, text("PMIX_NAMESPACE").value_or(parent) + parent);
+  } else if (integer("PMI_RANK")) {
+    found.launcher = "MPICH";
+    found.rank = required("PMI_RANK", "PMI_RANK");
+    found.size = required("PMI_SIZE", "PMI_RANK");
+    read_local(found, "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
+    default_to_loopback(found, parent);
+  } else if (integer("SLURM_PROCID") && text("SLURM_STEP_ID") && integer("SLURM_STEP_NUM_TASKS")) {
+    // A batch script has SLURM_PROCID as well; only a step of srun has a number of tasks.
+    found.launcher = "srun";
+    found.rank = required("SLURM_PROCID", "SLURM_PROCID");
+    found.size = required("SLURM_STEP_NUM_TASKS", "SLURM_PROCID");
+    found.local_rank = static_cast<int>(integer("SLURM_LOCALID").value_or(0));
+    int nodes = static_cast<int>(integer("SLURM_STEP_NUM_NODES").value_or(1));
+    // "4(x2),3": tasks of the first nodes; ours is the common case where all have as many.
+    found.local_size = std::max(found.local_rank + 1, (found.size + nodes - 1) / std::max(nodes, 1));
+    if (found.master_host.empty())
+      found.master_host = first_host(text("SLURM_STEP_NODELIST").value_or("127.0.0.1"));
+    if (found.master_port == 0)
+      found.master_port = port_from(text("SLURM_JOB_ID").value_or("") + "." + *text("SLURM_STEP_ID"));
+  }
+  check(found);
+  return found;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,65 @@
+// Liveness: whether the other processes of the world still run, for backends whose own waits cannot
+// tell (mpi, nccl).
+//
+// A process on this host is watched directly. One on another host leaves a heartbeat in the store.
+// A rank that fails leaves its reason there for everybody; one that ends leaves a note that it did.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/process.h"
+
+namespace fsdp::comm {
+
+class Liveness {
+ public:
+  // Collective over the world.
+  Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+           std::chrono::milliseconds timeout);
+  ~Liveness();
+
+  // What is wrong with one of `ranks` ("rank 3 died (process 12 is gone)"), or "". Takes a round
+  // trip to the store: for waits that have lasted a while.
+  std::string trouble(const std::vector<int>& ranks);
+
+  // "stopped by a signal" and the like, where it can be known; else "".
+  std::string condition(int rank) const;
+
+  // Leaves the reason for the others. The first one stays.
+  void fail(const std::string& why) noexcept;
+
+  // Leaves a text under the communicator's name, and reads who else did: at a timeout this tells
+  // ranks that wait from ranks that never came.
+  void post(const std::string& communicator, const std::string& text) noexcept;
+  std::string posted(const std::string& communicator, int rank) noexcept;
+
+  bool one_host() const { return one_host_; }
+
+ private:
+  struct Peer {
+    bool here = false;  // on this host
+    Process process;
+    std::string last_beat;
+    std::chrono::steady_clock::time_point changed;
+  };
+  void beat();
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  std::vector<Peer> peers_;
+  bool one_host_ = true;
+  std::mutex mutex_;
+  std::condition_variable stop_;
+  bool stopping_ = false;
+  std::thread heart_;  // runs only where ranks are on several hosts
+};
+
+}  // namespace fsdp::comm

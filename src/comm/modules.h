@@ -1,0 +1,42 @@
+// Parts of the library that are loaded when a backend is asked for: libfsdp_mpi.so, libfsdp_cuda.so.
+// Each exports one C function that returns its table of functions.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "comm/backend.h"
+
+namespace fsdp::comm {
+
+class Liveness;
+
+struct BackendRequest {
+  c10::intrusive_ptr<c10d::Store> store;  // private to the communicator
+  std::string name;
+  int rank;
+  int size;
+  std::vector<int> ranks;  // of the world, in the communicator's order
+  std::chrono::milliseconds timeout;
+  std::shared_ptr<Liveness> liveness;
+  at::Device device = at::kCPU;
+};
+
+struct Module {
+  c10::intrusive_ptr<Backend> (*make)(const BackendRequest& request);
+  int (*devices)();                              // GPUs this process can use (cuda)
+  void (*select)(int device);                    // makes it the thread's device (cuda)
+  // Rank 0's text on every rank of mpirun (mpi); Error where MPI's world has another size.
+  std::string (*agree)(const std::string& mine, int expected_size);
+  std::string (*describe)();                     // versions, for fsdp doctor
+};
+
+// "mpi" or "cuda". Loaded once. `find` returns null where it was not built or cannot be loaded and
+// says why; `require` throws that.
+const Module* find_module(const std::string& name, std::string* why = nullptr);
+const Module& require_module(const std::string& name);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,351 @@
+// The mpi backend: collectives on the system's MPI, for CPU clusters.
+//
+// MPI moves the data, non-blocking, progressed by the communicator's own thread (comm/core/queue.h)
+// while the caller computes; the sums are ours (comm/core/reduce.h), in rank order, so that they have
+// the bits of the shm backend. With S bytes the full buffer and W ranks:
+//   all_gather      MPI_Iallgather in place                          S(W-1)/W received
+//   reduce_scatter  MPI_Ialltoall in chunks, the next one in flight  S(W-1)/W received, then summed
+//                   while one is summed
+//   all_reduce      reduce_scatter, then all_gather; small ones gather everything and add
+// Each operation starts by exchanging its Description (112 bytes a rank), which finds ranks that call
+// something else, and is all that a barrier needs.
+#include <mpi.h>
+
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <thread>
+
+#include "comm/core/reduce.h"
+#include "comm/liveness.h"
+#include "comm/modules.h"
+#include "comm/store.h"
+#include "fsdp/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr int64_t kChunkBytes = 4 << 20;  // of one rank's part, in flight in a reduce_scatter
+constexpr int64_t kSmallBytes = 8192;     // an all_reduce below it is one gather
+
+bool g_broken = false;  // a failed collective can never be completed, so MPI_Finalize would hang
+
+void finalize() {
+  int done = 0;
+  MPI_Finalized(&done);
+  if (!done && !g_broken) MPI_Finalize();
+}
+
+// MPI, initialised once a process; Error where this process was not started by MPI's launcher.
+void require_mpi(int expected_size) {
+  int initialized = 0, level = 0, size = 0;
+  MPI_Initialized(&initialized);
+  if (initialized) {
+    MPI_Query_thread(&level);
+  } else {
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
+    std::atexit(finalize);
+  }
+  if (level < MPI_THREAD_MULTIPLE)
+    throw Error("MPI runs without MPI_THREAD_MULTIPLE, which the mpi backend needs.",
+                "let fsdp::init() start MPI, or call MPI_Init_thread(…, MPI_THREAD_MULTIPLE, …).");
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (expected_size > 0 && size != expected_size)
+    throw Error("MPI sees a world of " + std::to_string(size) + " ranks, the environment one of " +
+                    std::to_string(expected_size) + ".",
+                "the mpi backend needs MPI's own launcher, of the MPI it was built with: mpirun -n " +
+                    std::to_string(expected_size) + " program.");
+}
+
+class Datatype {  // `count` elements as one MPI element, at a given distance from the next
+ public:
+  Datatype(int64_t count, int64_t element_size, int64_t stride_bytes) {
+    MPI_Datatype element = element_size == 1   ? MPI_BYTE
+                           : element_size == 2 ? MPI_INT16_T
+                           : element_size == 4 ? MPI_INT32_T
+                                               : MPI_INT64_T;
+    if (count > INT32_MAX)
+      throw Error("a part of " + std::to_string(count) + " elements is more than MPI can count.",
+                  "use more ranks or smaller units; a part may have 2^31 - 1 elements.");
+    MPI_Datatype plain;
+    MPI_Type_contiguous(static_cast<int>(count), element, &plain);
+    MPI_Type_create_resized(plain, 0, stride_bytes, &type_);
+    MPI_Type_commit(&type_);
+    MPI_Type_free(&plain);
+  }
+  ~Datatype() { MPI_Type_free(&type_); }
+  Datatype(const Datatype&) = delete;
+  Datatype& operator=(const Datatype&) = delete;
+  operator MPI_Datatype() const { return type_; }
+
+ private:
+  MPI_Datatype type_;
+};
+
+class MpiBackend : public CpuBackend {
+ public:
+  explicit MpiBackend(const BackendRequest& request);
+  ~MpiBackend() override;
+
+ private:
+  void run(const Call& call) override;
+  void compare(const Description& mine);
+  void all_gather(void* out, const void* in, int64_t count, int64_t element);
+  void reduce_scatter(void* out, const void* in, int64_t count, c10::ScalarType type, ReduceOp op);
+  void all_reduce(void* data, int64_t count, c10::ScalarType type, ReduceOp op);
+  void all_to_all(const Call& call);
+  void finish(MPI_Request& request, int status);
+  [[noreturn]] void raise(const std::string& what, const std::string& hint);
+  [[noreturn]] void raise_timeout();
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  std::vector<int> ranks_;
+  std::shared_ptr<Liveness> liveness_;
+  std::string broken_;
+  uint64_t operations_ = 0;
+  Description current_;
+  milliseconds timeout_{};
+  steady_clock::time_point started_;
+};
+
+MpiBackend::MpiBackend(const BackendRequest& request)
+    : CpuBackend("mpi", request.name, request.rank, request.size, request.timeout),
+      ranks_(request.ranks),
+      liveness_(request.liveness) {
+  require_mpi(0);
+  // MPI_Comm_create_group has no timeout, so everybody says first that it will come.
+  request.store->set("mpi/" + std::to_string(rank_), "here");
+  await_ranks(*request.store, "mpi", size_, request.timeout,
+              "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"");
+  MPI_Group world, group;
+  MPI_Comm_group(MPI_COMM_WORLD, &world);
+  MPI_Group_incl(world, size_, ranks_.data(), &group);
+  int tag = static_cast<int>(std::hash<std::string>{}(name_) % 32000);
+  MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm_);
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  MPI_Group_free(&group);
+  MPI_Group_free(&world);
+}
+
+MpiBackend::~MpiBackend() {
+  drain();
+  // An exception unwinds: the others will not reach MPI_Finalize with us.
+  if (std::uncaught_exceptions() > 0) g_broken = true;
+  int done = 0;
+  MPI_Finalized(&done);
+  if (!done && !g_broken) MPI_Comm_free(&comm_);
+}
+
+void MpiBackend::raise(const std::string& what, const std::string& hint) {
+  broken_ = current_.text() + " on communicator \"" + name_ + "\" (operation " +
+            std::to_string(operations_) + "): " + what + ".";
+  g_broken = true;
+  liveness_->fail(broken_);
+  throw Error("rank " + std::to_string(rank_) + ": " + broken_, hint);
+}
+
+// Everybody that waits says so in the store; who says nothing is the one that did not come.
+void MpiBackend::raise_timeout() {
+  liveness_->post(name_, current_.text() + " (operation " + std::to_string(operations_) + ")");
+  std::this_thread::sleep_for(milliseconds(1000));
+  std::string who;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    std::string said = liveness_->posted(name_, ranks_[r]);
+    std::string condition = liveness_->condition(ranks_[r]);
+    if (!said.empty() && condition.empty()) continue;
+    who += (who.empty() ? "rank " : ", rank ") + std::to_string(r);
+    if (!condition.empty()) who += " (" + condition + ")";
+  }
+  if (who.empty()) who = "somebody, though every rank waits: the network lost a message";
+  raise("no answer in " + std::to_string(timeout_.count() / 1000) + " s from " + who,
+        "ranks must make the same calls in the same order; if that rank is only slow, raise the "
+        "timeout (FSDP_TIMEOUT, in seconds).");
+}
+
+void MpiBackend::finish(MPI_Request& request, int status) {
+  auto begun = steady_clock::now(), looked = begun;
+  int done = 0;
+  while (status == MPI_SUCCESS && !done) {
+    status = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) return;
+    auto now = steady_clock::now();
+    // A poll, a yield, then short naps: MPI has no wait with a limit.
+    if (now - begun > milliseconds(2)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    else std::this_thread::yield();
+    if (now - looked > milliseconds(300)) {
+      looked = now;
+      std::string trouble = liveness_->trouble(ranks_);
+      if (!trouble.empty())
+        raise(trouble, "see what that rank printed last; mpirun shows how it ended.");
+    }
+    if (now - started_ > timeout_) raise_timeout();
+  }
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  raise("MPI says: " + std::string(text, length), "see what mpirun printed; a peer may have died.");
+}
+
+void MpiBackend::compare(const Description& mine) {
+  std::vector<Description> all(size_);
+  MPI_Request request;
+  int status = MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, comm_,
+                              &request);
+  finish(request, status);
+  for (int peer = 0; peer < size_; ++peer)
+    if (!all[peer].agrees_with(mine))
+      raise("ranks made different calls: rank " + std::to_string(rank_) + " " + mine.text() +
+                ", rank " + std::to_string(peer) + " " + all[peer].text(),
+            "every rank must call the same operations with the same sizes in the same order.");
+}
+
+void MpiBackend::all_gather(void* out, const void* in, int64_t count, int64_t element) {
+  Datatype part(count, element, count * element);
+  bool in_place = in == static_cast<char*>(out) + rank_ * count * element;
+  MPI_Request request;
+  int status = MPI_Iallgather(in_place ? MPI_IN_PLACE : in, 1, part, out, 1, part, comm_, &request);
+  finish(request, status);
+}
+
+void MpiBackend::reduce_scatter(void* out, const void* in, int64_t count, c10::ScalarType type,
+                                ReduceOp op) {
+  int64_t element = c10::elementSize(type), per_chunk = std::max<int64_t>(1, kChunkBytes / element);
+  int64_t chunks = (count + per_chunk - 1) / per_chunk;
+  std::vector<char> received[2];
+  MPI_Request request[2];
+  int status[2] = {};
+  auto length = [&](int64_t chunk) { return std::min(per_chunk, count - chunk * per_chunk); };
+  auto start = [&](int64_t chunk) {
+    int64_t n = length(chunk), slot = chunk % 2;
+    received[slot].resize(size_ * n * element);
+    // Part p of this chunk lies count elements after part p-1.
+    Datatype sent(n, element, count * element), taken(n, element, n * element);
+    status[slot] = MPI_Ialltoall(static_cast<const char*>(in) + chunk * per_chunk * element, 1, sent,
+                                 received[slot].data(), 1, taken, comm_, &request[slot]);
+  };
+  if (chunks > 0) start(0);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    int64_t n = length(chunk), slot = chunk % 2;
+    finish(request[slot], status[slot]);
+    if (chunk + 1 < chunks) start(chunk + 1);
+    std::vector<const void*> sources(size_);
+    for (int r = 0; r < size_; ++r) sources[r] = received[slot].data() + r * n * element;
+    comm::reduce(static_cast<char*>(out) + chunk * per_chunk * element, sources, n, type, op);
+  }
+}
+
+void MpiBackend::all_reduce(void* data, int64_t count, c10::ScalarType type, ReduceOp op) {
+  int64_t element = c10::elementSize(type), done = 0;
+  char* bytes = static_cast<char*>(data);
+  if (count * element > kSmallBytes) {
+    int64_t share = count / size_;
+    char* own = bytes + rank_ * share * element;
+    reduce_scatter(own, data, share, type, op);
+    all_gather(data, own, share, element);
+    done = share * size_;
+  }
+  int64_t rest = count - done;
+  if (rest == 0) return;
+  std::vector<char> everything(size_ * rest * element);
+  all_gather(everything.data(), bytes + done * element, rest, element);
+  std::vector<const void*> sources(size_);
+  for (int r = 0; r < size_; ++r) sources[r] = everything.data() + r * rest * element;
+  comm::reduce(bytes + done * element, sources, rest, type, op);
+}
+
+void MpiBackend::all_to_all(const Call& call) {
+  std::vector<int64_t> coming(size_);
+  MPI_Request request;
+  int status = MPI_Ialltoall(call.in_counts.data(), 1, MPI_INT64_T, coming.data(), 1, MPI_INT64_T,
+                             comm_, &request);
+  finish(request, status);
+  for (int peer = 0; peer < size_; ++peer)
+    if (coming[peer] != call.out_counts[peer])
+      raise("rank " + std::to_string(rank_) + " expects " + std::to_string(call.out_counts[peer]) +
+                " elements from rank " + std::to_string(peer) + ", which sends " +
+                std::to_string(coming[peer]),
+            "a rank's output splits must be what the others send to it.");
+  std::vector<int> in_counts, out_counts, in_at(size_), out_at(size_);
+  int64_t total_in = 0, total_out = 0;
+  for (int peer = 0; peer < size_; ++peer) {
+    in_at[peer] = static_cast<int>(total_in);
+    out_at[peer] = static_cast<int>(total_out);
+    in_counts.push_back(static_cast<int>(call.in_counts[peer]));
+    out_counts.push_back(static_cast<int>(call.out_counts[peer]));
+    total_in += call.in_counts[peer];
+    total_out += call.out_counts[peer];
+  }
+  if (total_in > INT32_MAX || total_out > INT32_MAX)
+    raise("more than 2^31 - 1 elements", "split the tensor into several calls.");
+  int64_t element = c10::elementSize(call.what.type);
+  Datatype one(1, element, element);
+  status = MPI_Ialltoallv(call.in, in_counts.data(), in_at.data(), one, call.out, out_counts.data(),
+                          out_at.data(), one, comm_, &request);
+  finish(request, status);
+}
+
+void MpiBackend::run(const Call& call) {
+  const Description& what = call.what;
+  if (!broken_.empty())
+    throw Error("rank " + std::to_string(rank_) + ": " + what.text() + " on communicator \"" + name_ +
+                    "\", which an earlier failure broke: " + broken_,
+                "end the process and start it again from the last checkpoint.");
+  current_ = what;
+  if (what.operation == Operation::kAllToAll) current_.count = 0;  // each rank's own
+  ++operations_;
+  timeout_ = call.timeout;
+  started_ = steady_clock::now();
+  compare(current_);
+  switch (what.operation) {
+    case Operation::kAllGather:
+      return all_gather(call.out, call.in, what.count, c10::elementSize(what.type));
+    case Operation::kReduceScatter:
+      return reduce_scatter(call.out, call.in, what.count, what.type, what.reduce);
+    case Operation::kAllReduce:
+      return all_reduce(call.out, what.count, what.type, what.reduce);
+    case Operation::kBroadcast: {
+      int64_t element = c10::elementSize(what.type);
+      Datatype all(what.count, element, what.count * element);
+      MPI_Request request;
+      int status = MPI_Ibcast(call.out, 1, all, what.root, comm_, &request);
+      return finish(request, status);
+    }
+    case Operation::kAllToAll: return all_to_all(call);
+    case Operation::kBarrier:
+    case Operation::kAllocate:
+    case Operation::kNone: return;
+  }
+}
+
+// --- the module ------------------------------------------------------------------------------------
+
+c10::intrusive_ptr<Backend> make(const BackendRequest& request) {
+  return c10::make_intrusive<MpiBackend>(request);
+}
+
+std::string agree(const std::string& mine, int expected_size) {
+  require_mpi(expected_size);
+  char text[512] = {};
+  std::strncpy(text, mine.c_str(), sizeof text - 1);
+  MPI_Bcast(text, sizeof text, MPI_CHAR, 0, MPI_COMM_WORLD);
+  return text;
+}
+
+std::string describe_mpi() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  std::string version(text, length);
+  return version.substr(0, version.find_first_of(",\n"));
+}
+
+constexpr Module kModule{make, nullptr, nullptr, agree, describe_mpi};
+
+}  // namespace
+}  // namespace fsdp::comm
+
+extern "C" const fsdp::comm::Module* fsdp_module() { return &fsdp::comm::kModule; }

@@ -1,0 +1,314 @@
+#include "comm/nccl/nccl_backend.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <cstdlib>
+
+#include "comm/store.h"
+#include "fsdp/error.h"
+
+namespace fsdp::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kTick{100};
+constexpr milliseconds kSuspicious{500};  // after it the peers are looked at
+constexpr milliseconds kHanging{2000};    // after it calls are compared with the others' at once
+constexpr uint64_t kBlock = 16;           // calls compared at a time
+
+// c10d's watchdog and monitor end the process on trouble, without a word about who and what.
+void quiet_c10d() {
+  for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
+                           "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_PROPAGATE_ERROR"})
+    setenv(name, "0", /*overwrite=*/0);
+}
+
+const char* kOrder = "every rank must call the same operations with the same sizes in the same order.";
+const char* kLook = "see what that rank printed last; fsdp run shows it with its exit code.";
+
+std::string numbered(const Description& what, uint64_t number) {
+  return what.text() + " (operation " + std::to_string(number) + ")";
+}
+
+}  // namespace
+
+NcclBackend::NcclBackend(const BackendRequest& request)
+    : Backend(request.rank, request.size),
+      name_(request.name),
+      ranks_(request.ranks),
+      device_(request.device),
+      timeout_(request.timeout),
+      store_(request.store),
+      liveness_(request.liveness) {
+  quiet_c10d();
+  // Connecting has no limit of its own, so everybody says first that it will come.
+  store_->set("nccl/" + std::to_string(rank_), "here");
+  await_ranks(*store_, "nccl", size_, timeout_,
+              "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"");
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+  options->timeout = std::chrono::hours(24 * 365);  // ours decides
+  options->group_name = name_;
+  group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(store_, rank_, size_, options);
+  group_->setBoundDeviceId(device_);
+  group_->eagerConnectSingleDevice(device_);
+  watch_ = std::thread([this] { watch(); });
+}
+
+NcclBackend::~NcclBackend() {
+  bool broken;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    broken = !failure_.empty() || std::uncaught_exceptions() > 0;
+  }
+  stop_.notify_all();
+  watch_.join();
+  pending_.clear();
+  if (broken) group_->abort();  // a normal shutdown would wait for peers that are gone
+  else group_->shutdown();
+}
+
+void NcclBackend::check() {
+  std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw Error("rank " + std::to_string(rank_) + ": " + failure_, hint_);
+}
+
+template <typename Issue>
+NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) {
+  check();
+  Work work = issue();
+  // A captured call runs when the graph is replayed; the graph's owner watches that.
+  bool capturing =
+      c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  std::lock_guard lock(mutex_);
+  ++operations_;
+  block_ += what.text() + "\n";
+  if (operations_ % kBlock == 0) finished_.push_back(std::move(block_)), block_.clear();
+  if (!capturing) {
+    Pending pending{what, operations_, steady_clock::now(), nullptr, async ? work : Work()};
+    if (!async) {
+      pending.event = std::make_shared<at::cuda::CUDAEvent>(cudaEventDisableTiming);
+      pending.event->record(c10::cuda::getCurrentCUDAStream(device_.index()));
+    }
+    pending_.push_back(std::move(pending));
+  }
+  return work;
+}
+
+// --- the watch ---------------------------------------------------------------------------------------
+
+void NcclBackend::watch() {
+  c10::cuda::CUDAGuard guard(device_);
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    stop_.wait_for(lock, kTick, [&] { return stopping_; });
+    auto done = [](Pending& call) {
+      return call.event ? call.event->query() : call.work->isCompleted();
+    };
+    while (!pending_.empty() && done(pending_.front())) pending_.pop_front();
+    if (!failure_.empty() || stopping_) continue;
+    Pending oldest;
+    if (!pending_.empty()) oldest = pending_.front();
+    lock.unlock();
+    std::string why;
+    try {
+      why = compare_blocks();
+      if (why.empty() && (oldest.event || oldest.work)) why = look(oldest);
+    } catch (const std::exception& failure) {
+      why = std::string("the watch failed: ") + failure.what();
+    }
+    lock.lock();
+    if (!why.empty()) {
+      lock.unlock();
+      fail(why);
+      lock.lock();
+    }
+  }
+}
+
+std::string NcclBackend::look(Pending& oldest) {
+  auto age = steady_clock::now() - oldest.issued;
+  std::string call = oldest.what.text() + " on communicator \"" + name_ + "\" (operation " +
+                     std::to_string(oldest.number) + "): ";
+  if (group_->getError() != c10d::ErrorType::SUCCESS)
+    return call + "NCCL reported an asynchronous error (a peer died, or the network failed).";
+  if (age < kSuspicious) return "";
+  std::string trouble = liveness_->trouble(ranks_);
+  if (!trouble.empty()) return call + trouble + ".";
+  if (age < kHanging) return "";
+  std::string differs = compare_hanging(oldest);
+  if (!differs.empty()) return call + differs;
+  if (age < timeout_) return "";
+  std::string who;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    std::string said = liveness_->posted(name_, ranks_[r]);
+    std::string condition = liveness_->condition(ranks_[r]);
+    if (said == numbered(oldest.what, oldest.number) && condition.empty()) continue;
+    who += (who.empty() ? "rank " : ", rank ") + std::to_string(r);
+    if (!condition.empty()) who += " (" + condition + ")";
+  }
+  if (who.empty()) who = "the device, though every rank has issued the call";
+  return call + "no answer in " + std::to_string(timeout_.count() / 1000) + " s from " + who + ".";
+}
+
+// Everybody that hangs posts its call; two different calls under one number explain the hang.
+std::string NcclBackend::compare_hanging(const Pending& oldest) {
+  std::string mine = numbered(oldest.what, oldest.number);
+  std::string suffix = mine.substr(mine.rfind(" (operation "));
+  liveness_->post(name_, mine);
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    std::string said = liveness_->posted(name_, ranks_[r]);
+    if (said.empty() || said == mine || !said.ends_with(suffix)) continue;
+    return "ranks made different calls: rank " + std::to_string(rank_) + " " + mine + ", rank " +
+           std::to_string(r) + " " + said + ".";
+  }
+  return "";
+}
+
+std::string NcclBackend::compare_blocks() {
+  std::deque<std::string> blocks;
+  {
+    std::lock_guard lock(mutex_);
+    blocks.swap(finished_);
+  }
+  for (const std::string& mine : blocks) {
+    std::string key = "calls/" + std::to_string(compared_) + "/";
+    store_->set(key + std::to_string(rank_), mine);
+    if (rank_ > 0) {
+      if (!store_->check({key + "0"})) {  // rank 0 is behind: come back to this block
+        std::lock_guard lock(mutex_);
+        finished_.insert(finished_.begin(), blocks.begin() + (&mine - &blocks.front()), blocks.end());
+        return "";
+      }
+      std::string theirs = store_->get_to_str(key + "0");
+      if (theirs != mine) {
+        size_t at = 0, line = 0;
+        while (at < mine.size() && at < theirs.size() && mine[at] == theirs[at])
+          line = mine[at] == '\n' ? at + 1 : line, ++at;
+        auto at_line = [&](const std::string& text) {
+          return text.substr(line, text.find('\n', line) - line);
+        };
+        return "ranks made different calls on communicator \"" + name_ + "\": rank 0 " +
+               at_line(theirs) + ", rank " + std::to_string(rank_) + " " + at_line(mine) + ".";
+      }
+    }
+    ++compared_;
+    if (compared_ >= 4) store_->deleteKey("calls/" + std::to_string(compared_ - 4) + "/" + std::to_string(rank_));
+  }
+  return "";
+}
+
+void NcclBackend::fail(const std::string& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return;
+    failure_ = why;
+    hint_ = why.find("different calls") != std::string::npos ? kOrder
+            : why.find("no answer in") != std::string::npos
+                ? "ranks must make the same calls in the same order; if that rank is only slow, "
+                  "raise the timeout (FSDP_TIMEOUT, in seconds)."
+                : kLook;
+  }
+  liveness_->fail(why);
+  group_->abort();
+}
+
+// --- c10d's calls ------------------------------------------------------------------------------------
+
+NcclBackend::Work NcclBackend::_allgather_base(at::Tensor& out, at::Tensor& in,
+                                               const c10d::AllgatherOptions& options) {
+  return issue(describe(Operation::kAllGather, in.scalar_type(), in.numel()), options.asyncOp,
+               [&] { return group_->_allgather_base(out, in, options); });
+}
+
+NcclBackend::Work NcclBackend::allgather(std::vector<Tensors>& out, Tensors& in,
+                                         const c10d::AllgatherOptions& options) {
+  return issue(describe(Operation::kAllGather, in.at(0).scalar_type(), in[0].numel()),
+               options.asyncOp, [&] { return group_->allgather(out, in, options); });
+}
+
+NcclBackend::Work NcclBackend::_reduce_scatter_base(at::Tensor& out, at::Tensor& in,
+                                                    const c10d::ReduceScatterOptions& options) {
+  return issue(describe(Operation::kReduceScatter, out.scalar_type(), out.numel(),
+                        from_c10d(options.reduceOp)),
+               options.asyncOp, [&] { return group_->_reduce_scatter_base(out, in, options); });
+}
+
+NcclBackend::Work NcclBackend::reduce_scatter(Tensors& out, std::vector<Tensors>& in,
+                                              const c10d::ReduceScatterOptions& options) {
+  return issue(describe(Operation::kReduceScatter, out.at(0).scalar_type(), out[0].numel(),
+                        from_c10d(options.reduceOp)),
+               options.asyncOp, [&] { return group_->reduce_scatter(out, in, options); });
+}
+
+NcclBackend::Work NcclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return issue(describe(Operation::kAllReduce, tensors.at(0).scalar_type(), tensors[0].numel(),
+                        from_c10d(options.reduceOp)),
+               options.asyncOp, [&] { return group_->allreduce(tensors, options); });
+}
+
+NcclBackend::Work NcclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  return issue(describe(Operation::kBroadcast, tensors.at(0).scalar_type(), tensors[0].numel(),
+                        ReduceOp::SUM, static_cast<int>(options.rootRank)),
+               options.asyncOp, [&] { return group_->broadcast(tensors, options); });
+}
+
+NcclBackend::Work NcclBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
+                                             std::vector<int64_t>& out_splits,
+                                             std::vector<int64_t>& in_splits,
+                                             const c10d::AllToAllOptions& options) {
+  return issue(describe(Operation::kAllToAll, in.scalar_type(), 0), options.asyncOp, [&] {
+    return group_->alltoall_base(out, in, out_splits, in_splits, options);
+  });
+}
+
+NcclBackend::Work NcclBackend::barrier(const c10d::BarrierOptions& options) {
+  at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device_));
+  Tensors tensors{token};
+  c10d::AllreduceOptions reduce_options;
+  reduce_options.asyncOp = false;
+  Work work = issue(describe(Operation::kBarrier, c10::ScalarType::Byte, 0), false,
+                    [&] { return group_->allreduce(tensors, reduce_options); });
+  // Polled, because the watch must be able to end it.
+  at::cuda::CUDAEvent reached(cudaEventDisableTiming);
+  reached.record(c10::cuda::getCurrentCUDAStream(device_.index()));
+  for (int spins = 0; !reached.query(); ++spins) {
+    if (spins > 1000) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    check();
+  }
+  check();
+  return work;
+}
+
+// --- the module --------------------------------------------------------------------------------------
+
+namespace {
+
+c10::intrusive_ptr<Backend> make(const BackendRequest& request) {
+  return c10::make_intrusive<NcclBackend>(request);
+}
+
+int devices() { return c10::cuda::device_count(); }
+
+void select(int device) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(device)); }
+
+std::string describe_nccl() {
+  int version = 0;
+  ncclGetVersion(&version);
+  return "NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) +
+         "." + std::to_string(version % 100);
+}
+
+constexpr Module kModule{make, devices, select, nullptr, describe_nccl};
+
+}  // namespace
+}  // namespace fsdp::comm
+
+extern "C" const fsdp::comm::Module* fsdp_module() { return &fsdp::comm::kModule; }

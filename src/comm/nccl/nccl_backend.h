@@ -1,0 +1,87 @@
+// The nccl backend: c10d's ProcessGroupNCCL under our own watch.
+//
+// Collectives run on the current stream (asyncOp false) or on the process group's (true); the host
+// never waits for the device here. A watch thread looks at what is under way: an operation that takes
+// too long, a peer that died, an asynchronous NCCL error, or ranks whose calls differ end the
+// communicator (ncclCommAbort lets its kernels go), and the next call or check() throws the reason.
+// c10d's own watchdog would end the process instead; it is switched off unless the user set it.
+//
+// Calls are compared across ranks behind the caller's back, in blocks of kBlock through the store, at
+// every barrier, and as soon as one hangs for seconds.
+#pragma once
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include <deque>
+#include <thread>
+
+#include "comm/liveness.h"
+#include "comm/modules.h"
+
+namespace fsdp::comm {
+
+class NcclBackend : public Backend {
+ public:
+  explicit NcclBackend(const BackendRequest& request);
+  ~NcclBackend() override;
+
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  void check() override;
+  const std::string getBackendName() const override { return "nccl"; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  Work _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions&) override;
+  Work allgather(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions&) override;
+  Work _reduce_scatter_base(at::Tensor& out, at::Tensor& in,
+                            const c10d::ReduceScatterOptions&) override;
+  Work reduce_scatter(Tensors& out, std::vector<Tensors>& in,
+                      const c10d::ReduceScatterOptions&) override;
+  Work allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override;
+  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override;
+  Work alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
+                     std::vector<int64_t>& in_splits, const c10d::AllToAllOptions&) override;
+  // Waits on the host until every rank's device has reached it, with the timeout.
+  Work barrier(const c10d::BarrierOptions&) override;
+
+ private:
+  struct Pending {
+    Description what;
+    uint64_t number;
+    std::chrono::steady_clock::time_point issued;
+    std::shared_ptr<at::cuda::CUDAEvent> event;  // on the stream it ran on
+    Work work;                                   // or, asynchronous, c10d's own
+    bool posted = false;
+  };
+  template <typename Issue>
+  Work issue(Description what, bool async, Issue issue);
+  void watch();
+  std::string look(Pending& oldest);   // what is wrong, or ""
+  std::string compare_hanging(const Pending& oldest);
+  void publish_blocks(const std::string& block);
+  std::string compare_blocks();
+  std::string compare_at_barrier(uint64_t number);
+  void fail(const std::string& why);
+
+  const std::string name_;
+  const std::vector<int> ranks_;
+  const at::Device device_;
+  std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<Liveness> liveness_;
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
+
+  std::mutex mutex_;
+  std::condition_variable stop_;
+  bool stopping_ = false;
+  std::string failure_, hint_;
+  std::deque<Pending> pending_;
+  uint64_t operations_ = 0;
+  std::string block_;                  // the calls of the block that is filling, a line each
+  std::deque<std::string> finished_;   // blocks not yet compared
+  uint64_t compared_ = 0;              // blocks compared
+  std::thread watch_;
+};
+
+}  // namespace fsdp::comm

@@ -1,0 +1,324 @@
+#include "comm/shm/group.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "base/table.h"
+#include "fsdp/error.h"
+
+namespace fsdp::comm::shm {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr int64_t kStagingBytes = 256 << 10;  // two of these a rank; fits a second-level cache
+constexpr milliseconds kSlice{50};            // how long a sleeping rank goes without a look around
+constexpr int kSpins = 4000;                  // about 50 microseconds
+
+enum class State : uint32_t { kAbsent, kJoined, kLeft, kFailed };
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, milliseconds limit) {
+  timespec time{limit.count() / 1000, (limit.count() % 1000) * 1000000};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &time, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+bool reached(uint32_t clock, uint32_t target) {  // clocks wrap
+  return static_cast<int32_t>(clock - target) >= 0;
+}
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+std::string seconds(milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(time.count()) / 1000);
+  return text;
+}
+
+}  // namespace
+
+// Slots of two operations: a rank can be one operation ahead of the slowest, never two, since every
+// operation waits for everybody's description.
+struct Slot {
+  struct Posted {
+    Description description;
+    Location location;
+    Address made;  // allocate: where rank 0's memory can be opened
+  };
+  alignas(128) std::atomic<uint32_t> clock;
+  std::atomic<uint32_t> sleepers;
+  alignas(128) std::atomic<State> state;
+  std::atomic<uint64_t> operations;
+  pid_t pid;
+  Posted posted[2];
+  char failure[1024];
+};
+
+struct Group::Trouble {
+  std::string what;  // empty: none
+  std::string hint;
+};
+
+namespace {
+int64_t slots_bytes(int size) { return round_up(size * int64_t{sizeof(Slot)}, 4096); }
+}  // namespace
+
+Group::Group(std::string name, int rank, int size, const Exchange& exchange, milliseconds timeout)
+    : name_(std::move(name)), rank_(rank), size_(size), timeout_(timeout) {
+  // Spinning while somebody else needs the core only delays what is waited for.
+  spins_ = size <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 0;
+  join(exchange);
+}
+
+Group::~Group() {
+  if (!control_) return;
+  State joined = State::kJoined;
+  slot(rank_).state.compare_exchange_strong(joined, State::kLeft);
+  futex_wake_all(slot(rank_).clock);
+}
+
+Slot& Group::slot(int rank) const { return reinterpret_cast<Slot*>(control_->data())[rank]; }
+
+void Group::join(const Exchange& exchange) {
+  std::string what = "communicator \"" + name_ + "\"";
+  exchange.set("host/" + std::to_string(rank_), host_identity());
+  for (int peer = 0; peer < size_; ++peer) {
+    std::string host = exchange.get("host/" + std::to_string(peer), timeout_);
+    if (host != host_identity())
+      throw Error("rank " + std::to_string(rank_) + ": " + what +
+                      ": shared memory cannot reach rank " + std::to_string(peer) +
+                      ", which runs on another host or in another PID namespace.",
+                  "use the mpi backend (CPU clusters) or nccl (GPUs) for ranks on several hosts.");
+  }
+  int64_t bytes = slots_bytes(size_) + size_ * 2 * kStagingBytes;
+  if (rank_ == 0) {
+    control_ = Mapping::create(bytes, what);
+    for (int r = 0; r < size_; ++r) new (&slot(r)) Slot{};
+    Address address = control_->address();
+    exchange.set("control", std::to_string(address.pid) + " " + std::to_string(address.descriptor));
+  } else {
+    Address address{0, -1, bytes};
+    std::string where = exchange.get("control", timeout_);
+    if (std::sscanf(where.c_str(), "%d %d", &address.pid, &address.descriptor) != 2)
+      throw Error(what + ": rank 0 left \"" + where + "\" for an address.", "");
+    control_ = Mapping::open(address, what);
+  }
+  slot(rank_).pid = getpid();
+  slot(rank_).state = State::kJoined;
+  // Everybody has mapped it once every clock is 1; from then on processes are watched.
+  publish();
+  await_all();
+  if (rank_ == 0) control_->close();
+  for (int peer = 0; peer < size_; ++peer) processes_.emplace_back(slot(peer).pid);
+}
+
+// --- waiting ---------------------------------------------------------------------------------------
+
+void Group::publish() {
+  Slot& mine = slot(rank_);
+  mine.clock.store(++clock_);  // sequentially consistent, against the sleepers that count themselves
+  if (mine.sleepers.load() > 0) futex_wake_all(mine.clock);
+}
+
+void Group::await(int peer, uint32_t target) {
+  std::atomic<uint32_t>& clock = slot(peer).clock;
+  for (int i = 0; i <= spins_; ++i) {
+    if (reached(clock.load(std::memory_order_acquire), target)) return;
+    relax();
+  }
+  auto started = steady_clock::now();
+  for (;;) {
+    uint32_t seen = clock.load();
+    if (reached(seen, target)) return;
+    Trouble trouble = look_around(peer, started);
+    // A peer may finish its part and leave between the two looks.
+    if (!trouble.what.empty() && !reached(clock.load(), target)) raise(trouble.what, trouble.hint);
+    slot(peer).sleepers.fetch_add(1);
+    futex_wait(clock, seen, kSlice);
+    slot(peer).sleepers.fetch_sub(1);
+    if (on_slow_wait) on_slow_wait();
+  }
+}
+
+void Group::await_all() {
+  for (int step = 1; step < size_; ++step) await((rank_ + step) % size_, clock_);
+  if (operations_ > 0 && !compared_) compare_descriptions();
+}
+
+Group::Trouble Group::look_around(int awaited, steady_clock::time_point started) const {
+  const std::string see = "see what that rank printed last; fsdp run shows it with its exit code.";
+  for (int step = 0; step < size_; ++step) {
+    int peer = (awaited + step) % size_;
+    if (peer == rank_) continue;
+    const Slot& other = slot(peer);
+    std::string who = "rank " + std::to_string(peer);
+    State state = other.state.load();
+    if (state == State::kFailed) return {who + " failed: " + other.failure, see};
+    bool dead = !processes_.empty() && !processes_[peer].alive();
+    // A rank may finish its last operation and leave; it is missed only by who still waits for it.
+    if (peer != awaited && other.operations.load() >= operations_) continue;
+    if (dead) return {who + " died (process " + std::to_string(other.pid) + " is gone)", see};
+    if (state == State::kLeft)
+      return {who + " left (an exception or a normal end destroyed its communicator)",
+              "every rank must make the same calls; " + see};
+  }
+  if (steady_clock::now() - started > timeout_)
+    return {"no answer in " + seconds(timeout_) + " from " + describe_peer(awaited),
+            "ranks must make the same calls in the same order; if that rank is only slow, raise "
+            "the timeout (FSDP_TIMEOUT, in seconds)."};
+  return {};
+}
+
+std::string Group::describe_peer(int peer) const {
+  Slot& other = slot(peer);
+  std::string text = "rank " + std::to_string(peer);
+  if (other.state.load() == State::kAbsent) return text + ", which has not joined";
+  text += " (process " + std::to_string(other.pid);
+  if (!processes_.empty() && processes_[peer].stopped()) text += ", stopped by a signal";
+  text += "), ";
+  uint64_t done = other.operations.load();
+  if (done == 0) return text + "which has called nothing yet";
+  const Description& last = other.posted[done % 2].description;
+  return text + (done == operations_ ? "which is inside " : "whose last call was ") + last.text() +
+         " (operation " + std::to_string(done) + ")";
+}
+
+// --- operations ------------------------------------------------------------------------------------
+
+void Group::begin(const Description& description, Location location) {
+  if (!broken_.empty())
+    throw Error("rank " + std::to_string(rank_) + ": " + description.text() + " on communicator \"" +
+                    name_ + "\", which an earlier failure broke: " + broken_,
+                "end the process and start it again from the last checkpoint.");
+  Slot& mine = slot(rank_);
+  uint64_t number = ++operations_;
+  mine.posted[number % 2].description = description;
+  mine.posted[number % 2].location = location;
+  mine.operations.store(number, std::memory_order_release);
+  compared_ = false;
+  next_round();
+}
+
+void Group::next_round() {
+  buffer_ ^= 1;
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_) await(peer, released_[buffer_]);
+}
+
+void Group::leave_staging() {
+  publish();
+  released_[buffer_] = clock_;
+}
+
+void Group::compare_descriptions() {
+  compared_ = true;
+  const Description& mine = slot(rank_).posted[operations_ % 2].description;
+  for (int peer = 0; peer < size_; ++peer) {
+    const Description& theirs = slot(peer).posted[operations_ % 2].description;
+    if (theirs.agrees_with(mine)) continue;
+    raise("ranks made different calls: rank " + std::to_string(rank_) + " " + mine.text() +
+              ", rank " + std::to_string(peer) + " " + theirs.text(),
+          "every rank must call the same operations with the same sizes in the same order.");
+  }
+}
+
+char* Group::staging(int peer) const {
+  return control_->data() + slots_bytes(size_) + (int64_t{peer} * 2 + buffer_) * kStagingBytes;
+}
+
+int64_t Group::staging_bytes() const { return kStagingBytes; }
+
+void Group::raise(const std::string& what, const std::string& hint) {
+  std::string call = operations_ == 0
+                         ? "joining"
+                         : slot(rank_).posted[operations_ % 2].description.text();
+  broken_ = call + " on communicator \"" + name_ + "\" (operation " + std::to_string(operations_) +
+            "): " + what + ".";
+  fail(broken_);
+  throw Error("rank " + std::to_string(rank_) + ": " + broken_, hint);
+}
+
+void Group::fail(const std::string& why) noexcept {
+  Slot& mine = slot(rank_);
+  if (mine.state.load() == State::kFailed) return;
+  std::strncpy(mine.failure, why.c_str(), sizeof mine.failure - 1);
+  mine.state.store(State::kFailed);
+  futex_wake_all(mine.clock);
+}
+
+// --- memory ----------------------------------------------------------------------------------------
+
+std::shared_ptr<Mapping> Group::allocate(int64_t bytes) {
+  std::string what = "communicator \"" + name_ + "\"";
+  begin(describe(Operation::kAllocate, c10::ScalarType::Byte, bytes));
+  std::shared_ptr<Mapping> mapping;
+  Slot& maker = slot(0);
+  try {
+    if (rank_ == 0) {
+      mapping = Mapping::create(std::max<int64_t>(bytes, 1), what);
+      maker.posted[operations_ % 2].made = mapping->address();
+    }
+    publish();
+    await_all();
+    if (rank_ != 0) mapping = Mapping::open(maker.posted[operations_ % 2].made, what);
+  } catch (const Error& error) {
+    if (broken_.empty()) fail(broken_ = error.message());
+    throw;
+  }
+  publish();
+  await_all();
+  if (rank_ == 0) mapping->close();
+  std::lock_guard lock(windows_mutex_);
+  std::erase_if(windows_by_address_,
+                [&](const auto& entry) { return windows_[entry.second].expired(); });
+  std::erase_if(windows_, [](const auto& entry) { return entry.second.expired(); });
+  windows_by_address_[mapping->data()] = next_window_;
+  windows_[next_window_++] = mapping;
+  return mapping;
+}
+
+Location Group::locate(const void* data, int64_t bytes) const {
+  const char* begin = static_cast<const char*>(data);
+  std::lock_guard lock(windows_mutex_);
+  auto above = windows_by_address_.upper_bound(begin);
+  if (above == windows_by_address_.begin()) return {};
+  auto [base, id] = *std::prev(above);
+  auto window = windows_.at(id).lock();
+  if (!window || begin + bytes > base + window->bytes()) return {};
+  return {id, begin - base};
+}
+
+char* Group::resolve(int peer) const {
+  const Location& where = slot(peer).posted[operations_ % 2].location;
+  std::lock_guard lock(windows_mutex_);
+  auto found = windows_.find(where.window);
+  auto window = found == windows_.end() ? nullptr : found->second.lock();
+  if (!window)
+    throw Error("rank " + std::to_string(rank_) + ": rank " + std::to_string(peer) +
+                    " uses shared memory that this rank has already freed.",
+                "keep a shared buffer alive on every rank until no rank uses it.");
+  return window->data() + where.offset;
+}
+
+}  // namespace fsdp::comm::shm

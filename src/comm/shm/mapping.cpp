@@ -1,0 +1,102 @@
+#include "comm/shm/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "base/table.h"
+#include "fsdp/error.h"
+
+namespace fsdp::comm::shm {
+namespace {
+
+// Mappings of this process by the memory they show. Two addresses for one memory would be right,
+// too, but one lets the thread sanitizer see through it when ranks are threads.
+std::mutex g_mutex;
+std::map<ino_t, std::weak_ptr<Mapping>> g_mappings;
+
+ino_t inode_of(int descriptor) {
+  struct stat info {};
+  fstat(descriptor, &info);
+  return info.st_ino;
+}
+
+[[noreturn]] void fail(const std::string& what, int64_t bytes, const char* hint) {
+  throw Error("shared memory of " + human_bytes(static_cast<double>(bytes)) + " for " + what + ": " +
+                  std::strerror(errno) + ".",
+              hint);
+}
+
+}  // namespace
+
+Mapping::Mapping(int descriptor, int64_t bytes, const std::string& what)
+    : descriptor_(descriptor), inode_(inode_of(descriptor)), bytes_(bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (data == MAP_FAILED) {
+    int problem = errno;
+    close();
+    errno = problem;
+    fail(what, bytes, "lower the model's size or raise the limit on address space (ulimit -v).");
+  }
+  data_ = static_cast<char*>(data);
+  madvise(data_, bytes, MADV_HUGEPAGE);  // a wish; many kernels have no huge pages for memfd
+}
+
+Mapping::~Mapping() {
+  if (data_) munmap(data_, bytes_);
+  close();
+  std::lock_guard lock(g_mutex);
+  auto known = g_mappings.find(inode_);
+  if (known != g_mappings.end() && known->second.expired()) g_mappings.erase(known);
+}
+
+std::shared_ptr<Mapping> Mapping::create(int64_t bytes, const std::string& what) {
+  int descriptor = memfd_create("fsdp", MFD_CLOEXEC);
+  if (descriptor < 0) fail(what, bytes, "this kernel has no memfd_create (Linux 3.17 or newer).");
+  int problem = posix_fallocate(descriptor, 0, bytes);
+  if (problem == EOPNOTSUPP || problem == EINVAL)
+    problem = ftruncate(descriptor, bytes) == 0 ? 0 : errno;
+  if (problem) {
+    ::close(descriptor);
+    errno = problem;
+    fail(what, bytes, "free memory on this host, use more hosts, or a smaller model.");
+  }
+  std::shared_ptr<Mapping> mapping(new Mapping(descriptor, bytes, what));
+  std::lock_guard lock(g_mutex);
+  g_mappings[mapping->inode_] = mapping;
+  return mapping;
+}
+
+std::shared_ptr<Mapping> Mapping::open(const Address& address, const std::string& what) {
+  std::string path =
+      "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.descriptor);
+  int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0)
+    fail(what + " (" + path + ")", address.bytes,
+         "ranks must run as one user in one PID namespace; otherwise use the mpi or nccl backend.");
+  std::lock_guard lock(g_mutex);
+  std::weak_ptr<Mapping>& known = g_mappings[inode_of(descriptor)];
+  if (auto mapping = known.lock()) {
+    ::close(descriptor);
+    return mapping;
+  }
+  std::shared_ptr<Mapping> mapping(new Mapping(descriptor, address.bytes, what));
+  mapping->close();
+  known = mapping;
+  return mapping;
+}
+
+Address Mapping::address() const { return {getpid(), descriptor_, bytes_}; }
+
+void Mapping::close() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  descriptor_ = -1;
+}
+
+}  // namespace fsdp::comm::shm

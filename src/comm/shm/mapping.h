@@ -1,0 +1,48 @@
+// Mapping: shared memory between processes of one host that leaves nothing behind.
+//
+// The memory is a memfd: it has no name and no size limit of /dev/shm, and the kernel frees it with
+// the last process that maps it, also after SIGKILL of every one. Other processes open it through
+// /proc/PID/fd of the process that made it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace fsdp::comm::shm {
+
+// Where a memfd can be opened, while its maker keeps it open.
+struct Address {
+  pid_t pid = 0;
+  int descriptor = -1;
+  int64_t bytes = 0;
+};
+
+class Mapping {
+ public:
+  // Makes zeroed memory and reserves it, so that lack of memory is an Error here and no crash later.
+  static std::shared_ptr<Mapping> create(int64_t bytes, const std::string& what);
+  // Maps what another rank made. Ranks that are threads of one process share one mapping.
+  static std::shared_ptr<Mapping> open(const Address& address, const std::string& what);
+  ~Mapping();
+
+  char* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  Address address() const;  // valid until close()
+  void close();             // nobody can open it any more; the memory stays
+
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+ private:
+  Mapping(int descriptor, int64_t bytes, const std::string& what);
+
+  int descriptor_;
+  ino_t inode_;
+  int64_t bytes_;
+  char* data_ = nullptr;
+};
+
+}  // namespace fsdp::comm::shm

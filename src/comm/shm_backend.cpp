@@ -1,0 +1,70 @@
+#include "comm/shm_backend.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
+
+#include "comm/shm/collectives.h"
+
+namespace fsdp::comm {
+namespace {
+
+// Elements below which a second thread costs more than it brings.
+constexpr int64_t kGrain = 1 << 16;
+
+void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+  if (count > 0) at::parallel_for(0, count, kGrain, body);
+}
+
+}  // namespace
+
+ShmBackend::ShmBackend(Store store, std::string name, int rank, int size,
+                       std::chrono::milliseconds timeout)
+    : CpuBackend("shm", name, rank, size, timeout),
+      group_(name, rank, size,
+             exchange_over(store, "rank " + std::to_string(rank) + ": communicator \"" + name + "\""),
+             timeout) {}
+
+ShmBackend::~ShmBackend() { drain(); }
+
+void ShmBackend::run(const Call& call) {
+  const Description& what = call.what;
+  ScopedLabel label(what.label);
+  group_.set_timeout(call.timeout);
+  try {
+    switch (what.operation) {
+      case Operation::kAllGather:
+        return shm::all_gather(group_, call.out, call.in, what.count, what.type);
+      case Operation::kReduceScatter:
+        return shm::reduce_scatter(group_, call.out, call.in, what.count, what.type, what.reduce,
+                                   parallel);
+      case Operation::kAllReduce:
+        return shm::all_reduce(group_, call.out, what.count, what.type, what.reduce, parallel);
+      case Operation::kBroadcast:
+        return shm::broadcast(group_, call.out, what.count, what.type, what.root);
+      case Operation::kAllToAll:
+        return shm::all_to_all(group_, call.out, call.out_counts, call.in, call.in_counts,
+                               what.type);
+      case Operation::kBarrier: return shm::barrier(group_);
+      case Operation::kAllocate: {
+        auto mapping = group_.allocate(what.count);
+        *static_cast<std::shared_ptr<shm::Mapping>*>(call.out) = std::move(mapping);
+        return;
+      }
+      case Operation::kNone: return;
+    }
+  } catch (const std::exception& failure) {
+    group_.fail(failure.what());  // whatever it was, the others must not wait for this rank
+    throw;
+  }
+}
+
+at::Tensor ShmBackend::allocate_shared(int64_t bytes) {
+  std::shared_ptr<shm::Mapping> mapping;
+  Call call{describe(Operation::kAllocate, c10::ScalarType::Byte, bytes)};
+  call.out = &mapping;
+  issue_and_wait(std::move(call));
+  return at::from_blob(
+      mapping->data(), {bytes}, [mapping](void*) {}, at::TensorOptions().dtype(at::kByte));
+}
+
+}  // namespace fsdp::comm

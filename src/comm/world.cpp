@@ -1,0 +1,177 @@
+#include "fsdp/world.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "base/environment.h"
+#include "base/log.h"
+#include "comm/fake_backend.h"
+#include "comm/liveness.h"
+#include "comm/modules.h"
+#include "comm/rendezvous.h"
+#include "comm/shm_backend.h"
+
+namespace fsdp {
+
+struct World::State {
+  comm::LaunchEnvironment launch;
+  std::string backend;
+  std::chrono::milliseconds timeout{};
+  at::Device device = at::kCPU;
+  comm::Store store;
+  std::shared_ptr<comm::Liveness> liveness;
+  std::mutex mutex;
+  std::set<std::string> names;  // of communicators made so far
+  Communicator comm;
+};
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// One world a process: a second init() would look for the first one's store.
+std::mutex g_mutex;
+bool g_joined = false;
+
+bool gpu_present() {
+  auto visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible && (!*visible || std::string(visible) == "-1")) return false;
+  return access("/dev/nvidia0", F_OK) == 0 || access("/proc/driver/nvidia/gpus", F_OK) == 0 ||
+         access("/dev/dxg", F_OK) == 0;
+}
+
+std::string choose_backend(const InitOptions& options, const comm::LaunchEnvironment& launch) {
+  std::string asked = options.backend;
+  if (asked.empty()) asked = environment::text("FSDP_BACKEND").value_or("auto");
+  if (asked == "auto") {
+    const comm::Module* cuda = gpu_present() ? comm::find_module("cuda") : nullptr;
+    if (cuda && cuda->devices() > 0) return "nccl";
+    bool mpi_launched = launch.launcher == "OpenMPI" || launch.launcher == "MPICH";
+    if (mpi_launched && launch.local_size != launch.size && comm::find_module("mpi")) return "mpi";
+    return "shm";
+  }
+  for (const char* known : {"shm", "mpi", "nccl", "fake"})
+    if (asked == known) return asked;
+  throw Error("there is no backend \"" + asked + "\".", "choose shm, mpi, nccl, fake or auto.");
+}
+
+milliseconds choose_timeout(const InitOptions& options) {
+  if (options.timeout.count() > 0) return options.timeout;
+  int64_t seconds = environment::integer("FSDP_TIMEOUT").value_or(300);
+  if (seconds < 1 || seconds > 1000000)
+    throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " is no useful time.",
+                "give seconds, from 1 to 1000000.");
+  return std::chrono::seconds(seconds);
+}
+
+at::Device select_device(const comm::LaunchEnvironment& launch) {
+  const comm::Module& cuda = comm::require_module("cuda");
+  int devices = cuda.devices();
+  if (devices == 0)
+    throw Error("the nccl backend needs a GPU, and none is visible.",
+                "see nvidia-smi and CUDA_VISIBLE_DEVICES, or use the shm or mpi backend.");
+  int device = launch.local_rank % devices;
+  cuda.select(device);
+  return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device));
+}
+
+}  // namespace
+
+World init(InitOptions options) {
+  {
+    std::lock_guard lock(g_mutex);
+    if (g_joined)
+      throw Error("fsdp::init() was called before in this process.",
+                  "keep the World of the first call; it can be copied.");
+    g_joined = true;
+  }
+  // Also when joining fails half-way, a later init() may try again.
+  std::shared_ptr<World::State> state(new World::State, [](World::State* dying) {
+    delete dying;
+    std::lock_guard lock(g_mutex);
+    g_joined = false;
+  });
+  state->launch = comm::read_launch_environment();
+  comm::LaunchEnvironment& launch = state->launch;
+  state->backend = choose_backend(options, launch);
+  state->timeout = choose_timeout(options);
+  if (state->backend == "fake") {
+    int64_t size = options.fake_size > 0
+                       ? options.fake_size
+                       : environment::integer("FSDP_FAKE_WORLD").value_or(launch.size);
+    int rank = options.fake_size > 0 ? options.fake_rank : launch.rank;
+    if (size < 1 || rank < 0 || rank >= size)
+      throw Error("a fake world of " + std::to_string(size) + " ranks has no rank " +
+                      std::to_string(rank) + ".",
+                  "set fake_size (or FSDP_FAKE_WORLD) and a fake_rank below it.");
+    launch = comm::LaunchEnvironment{};  // alone, whatever started this process
+    launch.rank = launch.local_rank = rank;
+    launch.size = launch.local_size = static_cast<int>(size);
+  } else {
+    log::set_rank(launch.rank, launch.size);
+    if (state->backend == "nccl") state->device = select_device(launch);
+    bool mpi_launched = launch.launcher == "OpenMPI" || launch.launcher == "MPICH";
+    bool over_mpi = state->backend == "mpi" ||
+                    (mpi_launched && launch.master_host.empty() && comm::find_module("mpi"));
+    state->store = comm::rendezvous(launch, over_mpi, state->timeout);
+    state->liveness = std::make_shared<comm::Liveness>(
+        c10::make_intrusive<c10d::PrefixStore>("liveness", state->store), launch.rank, launch.size,
+        state->timeout);
+  }
+  World world;
+  world.state_ = state;
+  std::vector<int> everybody(launch.size);
+  for (int r = 0; r < launch.size; ++r) everybody[r] = r;
+  state->comm = world.communicator(everybody, "world");
+  return world;
+}
+
+int World::rank() const { return state_->launch.rank; }
+int World::size() const { return state_->launch.size; }
+int World::local_rank() const { return state_->launch.local_rank; }
+int World::local_size() const { return state_->launch.local_size; }
+std::string World::backend() const { return state_->backend; }
+std::string World::launcher() const { return state_->launch.launcher; }
+at::Device World::device() const { return state_->device; }
+std::chrono::milliseconds World::timeout() const { return state_->timeout; }
+const Communicator& World::comm() const { return state_->comm; }
+c10::intrusive_ptr<c10d::Store> World::store() const { return state_->store; }
+
+Communicator World::communicator(const std::vector<int>& ranks, const std::string& name) const {
+  std::string what = "rank " + std::to_string(rank()) + ": communicator \"" + name + "\"";
+  std::set<int> distinct(ranks.begin(), ranks.end());
+  if (ranks.empty() || distinct.size() != ranks.size() || *distinct.begin() < 0 ||
+      *distinct.rbegin() >= size())
+    throw Error(what + ": its ranks must be distinct and below " + std::to_string(size()) + ".",
+                "list ranks of the world, each once.");
+  auto place = std::find(ranks.begin(), ranks.end(), rank());
+  if (place == ranks.end())
+    throw Error(what + ": this rank is not among its ranks.",
+                "only the ranks of a communicator make it.");
+  {
+    std::lock_guard lock(state_->mutex);
+    if (!state_->names.insert(name).second)
+      throw Error(what + " was made before.", "give every communicator its own name.");
+  }
+  int own = static_cast<int>(place - ranks.begin()), count = static_cast<int>(ranks.size());
+  c10::intrusive_ptr<c10d::Backend> backend;
+  if (state_->backend == "fake") {
+    backend = c10::make_intrusive<comm::FakeBackend>(name, own, count);
+  } else {
+    comm::Store store = c10::make_intrusive<c10d::PrefixStore>("comm/" + name, state_->store);
+    if (state_->backend == "shm") {
+      backend = c10::make_intrusive<comm::ShmBackend>(store, name, own, count, state_->timeout);
+    } else {
+      const comm::Module& module = comm::require_module(state_->backend == "mpi" ? "mpi" : "cuda");
+      backend = module.make({store, name, own, count, ranks, state_->timeout, state_->liveness,
+                             state_->device});
+    }
+  }
+  return Communicator(std::move(backend), name);
+}
+
+}  // namespace fsdp

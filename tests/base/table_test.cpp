@@ -1,0 +1,33 @@
+#include "base/table.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+namespace fsdp {
+namespace {
+
+TEST(Table, AlignsForPeopleAndKeepsKeysForPrograms) {
+  Table table({{"name", "name", Table::kLeft}, {"time_ms", "ms"}, {"raw", ""}});
+  table.add({text("a"), number(1.234, 1), {7, ""}});
+  table.add({text("größer"), number(100, 1), {8, ""}});
+  std::ostringstream people, programs;
+  table.print(people, false);
+  table.print(programs, true);
+  EXPECT_EQ(people.str(), "name       ms\na         1.2\ngrößer  100.0\n");
+  EXPECT_EQ(programs.str(),
+            "{\"name\":\"a\",\"time_ms\":1.234,\"raw\":7}\n"
+            "{\"name\":\"größer\",\"time_ms\":100.0,\"raw\":8}\n");
+}
+
+TEST(Table, WritesSizesAndLargeNumbers) {
+  EXPECT_EQ(human_bytes(1024), "1 KiB");
+  EXPECT_EQ(human_bytes(1536.0 * 1024 * 1024), "1.5 GiB");
+  EXPECT_EQ(human_bytes(64 << 20), "64 MiB");
+  EXPECT_EQ(with_separators(50331648), "50,331,648");
+  EXPECT_EQ(with_separators(-1000), "-1,000");
+  EXPECT_EQ(with_separators(7), "7");
+}
+
+}  // namespace
+}  // namespace fsdp
