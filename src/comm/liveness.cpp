@@ -15,15 +15,15 @@ std::string key(const char* what, int rank) { return std::string(what) + "/" + s
 
 }  // namespace
 
-Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
                    std::chrono::milliseconds timeout)
-    : store_(std::move(store)), rank_(rank), peers_(size) {
+    : store_(store), rank_(rank), store_in_rank0_(store_in_rank0), peers_(size) {
   std::string host = host_identity();
-  store_->set(key("process", rank), std::to_string(getpid()) + " " + host);
-  await_ranks(*store_, "process", size, timeout,
+  store->set(key("process", rank), std::to_string(getpid()) + " " + host);
+  await_ranks(*store, "process", size, timeout,
               "rank " + std::to_string(rank) + ": joining the world");
   for (int r = 0; r < size; ++r) {
-    std::string text = store_->get_to_str(key("process", r));
+    std::string text = store->get_to_str(key("process", r));
     Peer& peer = peers_[r];
     peer.here = text.substr(text.find(' ') + 1) == host;
     if (peer.here) peer.process = Process(std::stoi(text));
@@ -31,6 +31,11 @@ Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
     one_host_ &= peer.here;
   }
   if (!one_host_) heart_ = std::thread([this] { beat(); });
+}
+
+BoundedStore& Liveness::store() {
+  if (store_in_rank0_ && peers_[0].here && !peers_[0].process.alive()) store_.give_up();
+  return store_;
 }
 
 Liveness::~Liveness() {
@@ -41,8 +46,8 @@ Liveness::~Liveness() {
   stop_.notify_all();
   if (heart_.joinable()) heart_.join();
   try {
-    store_->set(key("ended", static_cast<int>(store_->add("endings", 1))), std::to_string(rank_));
-  } catch (const std::exception&) {  // rank 0, which holds the store, ended before us
+    store().set(key("ended", static_cast<int>(store().add("endings", 1))), std::to_string(rank_));
+  } catch (const std::exception&) {  // who holds the store ended before us
   }
 }
 
@@ -51,9 +56,8 @@ void Liveness::beat() {
   for (uint64_t count = 1; !stopping_; ++count) {
     lock.unlock();
     try {
-      store_->set(key("beat", rank_), std::to_string(count));
-    } catch (const std::exception&) {
-      return;  // the store is gone; trouble() says so to who waits
+      store().set(key("beat", rank_), std::to_string(count));
+    } catch (const std::exception&) {  // the store is gone or stopped; trouble() says so to who waits
     }
     lock.lock();
     stop_.wait_for(lock, kBeat, [&] { return stopping_; });
@@ -68,27 +72,26 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
              std::to_string(peer.process.pid()) + " is gone)";
   }
   try {
-    if (store_->check({"failure"})) return store_->get_to_str("failure");
-    for (int64_t n = store_->add("endings", 0); n > 0; --n) {
-      int ended = std::stoi(store_->get_to_str(key("ended", static_cast<int>(n))));
+    if (auto failure = store().get("failure")) return *failure;
+    for (int64_t n = store().add("endings", 0); n > 0; --n) {
+      auto ended = store().get(key("ended", static_cast<int>(n)));
       for (int r : ranks)
-        if (r == ended && r != rank_)
-          return "rank " + std::to_string(r) + " left (an exception or a normal end)";
+        if (ended && r != rank_ && *ended == std::to_string(r))
+          return "rank " + *ended + " left (an exception or a normal end)";
     }
-    std::lock_guard lock(mutex_);
     for (int r : ranks) {
       Peer& peer = peers_[r];
       if (r == rank_ || peer.here) continue;
       auto now = std::chrono::steady_clock::now();
-      std::string beat = store_->check({key("beat", r)}) ? store_->get_to_str(key("beat", r)) : "";
+      std::string beat = store().get(key("beat", r)).value_or("");
+      std::lock_guard lock(mutex_);
       if (beat != peer.last_beat) peer.last_beat = beat, peer.changed = now;
       else if (now - peer.changed > kSilence)
         return "rank " + std::to_string(r) + " has given no sign of life for " +
                std::to_string(kSilence.count()) + " s (dead, stopped, or its host is cut off)";
     }
   } catch (const std::exception&) {
-    return "the store of the rendezvous is gone: the process that holds it (rank 0, or torchrun's "
-           "agent) died";
+    // No answer from the store. Its holder may be stopped and go on; the timeout decides.
   }
   return "";
 }
@@ -101,25 +104,39 @@ std::string Liveness::condition(int rank) const {
 
 void Liveness::fail(const std::string& why) noexcept {
   try {
-    store_->compareSet("failure", "", "rank " + std::to_string(rank_) + " failed: " + why);
+    store().set_if_absent("failure", "rank " + std::to_string(rank_) + " failed: " + why);
   } catch (const std::exception&) {
   }
 }
 
 void Liveness::post(const std::string& communicator, const std::string& text) noexcept {
   try {
-    store_->set("posted/" + communicator + "/" + std::to_string(rank_), text);
+    store().set("posted/" + communicator + "/" + std::to_string(rank_), text);
   } catch (const std::exception&) {
   }
 }
 
 std::string Liveness::posted(const std::string& communicator, int rank) noexcept {
   try {
-    std::string where = "posted/" + communicator + "/" + std::to_string(rank);
-    return store_->check({where}) ? store_->get_to_str(where) : "";
+    return store().get("posted/" + communicator + "/" + std::to_string(rank)).value_or("");
   } catch (const std::exception&) {
     return "";
   }
+}
+
+std::string Liveness::who_is_missing(const std::string& communicator, const std::vector<int>& ranks,
+                                     const std::string& expected) {
+  // A process that is seen to be stopped explains it; others may only wait for that one.
+  std::string stopped, silent;
+  for (int r : ranks) {
+    if (r == rank_) continue;
+    std::string who = "rank " + std::to_string(r), state = condition(r);
+    if (!state.empty()) stopped += (stopped.empty() ? "" : ", ") + who + " (" + state + ")";
+    else if (stopped.empty() && posted(communicator, r) != expected)
+      silent += (silent.empty() ? "" : ", ") + who;
+  }
+  if (!stopped.empty()) return stopped;
+  return silent.empty() ? "somebody, though every rank waits: a message was lost" : silent;
 }
 
 }  // namespace fsdp::comm

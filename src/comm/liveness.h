@@ -16,18 +16,19 @@
 #include <vector>
 
 #include "base/process.h"
+#include "comm/store.h"
 
 namespace fsdp::comm {
 
 class Liveness {
  public:
-  // Collective over the world.
-  Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+  // Collective over the world. `store_in_rank0`: that process holds the store (torchrun's agent may).
+  Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
            std::chrono::milliseconds timeout);
   ~Liveness();
 
-  // What is wrong with one of `ranks` ("rank 3 died (process 12 is gone)"), or "". Takes a round
-  // trip to the store: for waits that have lasted a while.
+  // What is wrong with one of `ranks` ("rank 3 died (process 12 is gone)"), or "". Asks the store,
+  // so it is for waits that have lasted a while.
   std::string trouble(const std::vector<int>& ranks);
 
   // "stopped by a signal" and the like, where it can be known; else "".
@@ -36,10 +37,14 @@ class Liveness {
   // Leaves the reason for the others. The first one stays.
   void fail(const std::string& why) noexcept;
 
-  // Leaves a text under the communicator's name, and reads who else did: at a timeout this tells
+  // Leaves a text under the communicator's name, and reads what others left: at a timeout this tells
   // ranks that wait from ranks that never came.
   void post(const std::string& communicator, const std::string& text) noexcept;
   std::string posted(const std::string& communicator, int rank) noexcept;
+
+  // For a timeout's message: which of `ranks` did not post `expected`, and their condition.
+  std::string who_is_missing(const std::string& communicator, const std::vector<int>& ranks,
+                             const std::string& expected);
 
   bool one_host() const { return one_host_; }
 
@@ -51,9 +56,11 @@ class Liveness {
     std::chrono::steady_clock::time_point changed;
   };
   void beat();
+  BoundedStore& store();  // gives up on it once its process is dead
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  BoundedStore store_;
   int rank_;
+  bool store_in_rank0_;
   std::vector<Peer> peers_;
   bool one_host_ = true;
   std::mutex mutex_;

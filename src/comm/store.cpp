@@ -1,6 +1,8 @@
 #include "comm/store.h"
 
 #include <algorithm>
+#include <future>
+#include <thread>
 
 #include "fsdp/error.h"
 
@@ -37,6 +39,53 @@ void await_ranks(c10d::Store& store, const std::string& prefix, int size, millis
                   " s: rank " + missing + " missing.",
               "see whether those processes run and what they printed; every rank must make the same "
               "communicators in the same order. FSDP_TIMEOUT (seconds) allows more time.");
+}
+
+template <typename Result>
+Result BoundedStore::call(std::function<Result(c10d::Store&)> body) {
+  constexpr std::chrono::seconds kLimit{2};
+  if (state_->gone) throw std::runtime_error("the store is gone");
+  if (state_->busy.exchange(true)) throw std::runtime_error("the store does not answer");
+  auto task = std::make_shared<std::packaged_task<Result()>>([state = state_, body] {
+    struct Release {
+      State& state;
+      ~Release() { state.busy = false; }
+    } release{*state};
+    try {
+      return body(*state->store);
+    } catch (...) {
+      state->gone = true;
+      throw;
+    }
+  });
+  auto result = task->get_future();
+  std::thread([task] { (*task)(); }).detach();  // may outlive us, with all it needs
+  if (result.wait_for(kLimit) != std::future_status::ready)
+    throw std::runtime_error("the store does not answer");
+  return result.get();
+}
+
+void BoundedStore::set(const std::string& key, const std::string& value) {
+  call<void>([=](c10d::Store& store) { store.set(key, value); });
+}
+
+void BoundedStore::set_if_absent(const std::string& key, const std::string& value) {
+  call<void>([=](c10d::Store& store) { store.compareSet(key, "", value); });
+}
+
+std::optional<std::string> BoundedStore::get(const std::string& key) {
+  return call<std::optional<std::string>>([=](c10d::Store& store) -> std::optional<std::string> {
+    if (!store.check({key})) return std::nullopt;
+    return store.get_to_str(key);
+  });
+}
+
+int64_t BoundedStore::add(const std::string& key, int64_t amount) {
+  return call<int64_t>([=](c10d::Store& store) { return store.add(key, amount); });
+}
+
+void BoundedStore::erase(const std::string& key) {
+  call<void>([=](c10d::Store& store) { store.deleteKey(key); });
 }
 
 shm::Exchange exchange_over(Store store, const std::string& what) {

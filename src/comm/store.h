@@ -3,7 +3,11 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/shm/group.h"
@@ -16,6 +20,33 @@ using Store = c10::intrusive_ptr<c10d::Store>;
 // `what` begins the message: "rank 0: joining the world".
 void await_ranks(c10d::Store& store, const std::string& prefix, int size,
                  std::chrono::milliseconds timeout, const std::string& what);
+
+// A store whose calls return: each within two seconds or with an exception. c10d's own calls wait for
+// ever on a store whose process is stopped, and must not take a watchdog with them. After a call has
+// failed no other is tried: c10d logs a stack trace for each, which would bury the error that matters.
+class BoundedStore {
+ public:
+  explicit BoundedStore(Store store) : state_(std::make_shared<State>(std::move(store))) {}
+
+  void give_up() { state_->gone = true; }  // its process is known to be dead
+
+  void set(const std::string& key, const std::string& value);
+  void set_if_absent(const std::string& key, const std::string& value);
+  std::optional<std::string> get(const std::string& key);  // nullopt: not there
+  int64_t add(const std::string& key, int64_t amount);
+  void erase(const std::string& key);
+
+ private:
+  struct State {
+    Store store;
+    std::atomic<bool> busy{false};  // with a call that has not returned
+    std::atomic<bool> gone{false};
+    explicit State(Store given) : store(std::move(given)) {}
+  };
+  template <typename Result>
+  Result call(std::function<Result(c10d::Store&)> body);
+  std::shared_ptr<State> state_;
+};
 
 shm::Exchange exchange_over(Store store, const std::string& what);
 

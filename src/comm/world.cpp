@@ -120,7 +120,7 @@ World init(InitOptions options) {
     state->store = comm::rendezvous(launch, over_mpi, state->timeout);
     state->liveness = std::make_shared<comm::Liveness>(
         c10::make_intrusive<c10d::PrefixStore>("liveness", state->store), launch.rank, launch.size,
-        state->timeout);
+        /*store_in_rank0=*/!launch.agent_store, state->timeout);
   }
   World world;
   world.state_ = state;

@@ -149,19 +149,11 @@ void MpiBackend::raise(const std::string& what, const std::string& hint) {
 
 // Everybody that waits says so in the store; who says nothing is the one that did not come.
 void MpiBackend::raise_timeout() {
-  liveness_->post(name_, current_.text() + " (operation " + std::to_string(operations_) + ")");
+  std::string call = current_.text() + " (operation " + std::to_string(operations_) + ")";
+  liveness_->post(name_, call);
   std::this_thread::sleep_for(milliseconds(1000));
-  std::string who;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    std::string said = liveness_->posted(name_, ranks_[r]);
-    std::string condition = liveness_->condition(ranks_[r]);
-    if (!said.empty() && condition.empty()) continue;
-    who += (who.empty() ? "rank " : ", rank ") + std::to_string(r);
-    if (!condition.empty()) who += " (" + condition + ")";
-  }
-  if (who.empty()) who = "somebody, though every rank waits: the network lost a message";
-  raise("no answer in " + std::to_string(timeout_.count() / 1000) + " s from " + who,
+  raise("no answer in " + std::to_string(timeout_.count() / 1000) + " s from " +
+            liveness_->who_is_missing(name_, ranks_, call),
         "ranks must make the same calls in the same order; if that rank is only slow, raise the "
         "timeout (FSDP_TIMEOUT, in seconds).");
 }

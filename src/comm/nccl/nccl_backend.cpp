@@ -43,17 +43,17 @@ NcclBackend::NcclBackend(const BackendRequest& request)
       ranks_(request.ranks),
       device_(request.device),
       timeout_(request.timeout),
-      store_(request.store),
+      calls_(request.store),
       liveness_(request.liveness) {
   quiet_c10d();
   // Connecting has no limit of its own, so everybody says first that it will come.
-  store_->set("nccl/" + std::to_string(rank_), "here");
-  await_ranks(*store_, "nccl", size_, timeout_,
+  request.store->set("nccl/" + std::to_string(rank_), "here");
+  await_ranks(*request.store, "nccl", size_, timeout_,
               "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"");
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = std::chrono::hours(24 * 365);  // ours decides
   options->group_name = name_;
-  group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(store_, rank_, size_, options);
+  group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, rank_, size_, options);
   group_->setBoundDeviceId(device_);
   group_->eagerConnectSingleDevice(device_);
   watch_ = std::thread([this] { watch(); });
@@ -117,7 +117,10 @@ void NcclBackend::watch() {
     lock.unlock();
     std::string why;
     try {
-      why = compare_blocks();
+      try {
+        why = compare_blocks();
+      } catch (const std::exception&) {  // no answer from the store: look() tells why
+      }
       if (why.empty() && (oldest.event || oldest.work)) why = look(oldest);
     } catch (const std::exception& failure) {
       why = std::string("the watch failed: ") + failure.what();
@@ -144,17 +147,8 @@ std::string NcclBackend::look(Pending& oldest) {
   std::string differs = compare_hanging(oldest);
   if (!differs.empty()) return call + differs;
   if (age < timeout_) return "";
-  std::string who;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    std::string said = liveness_->posted(name_, ranks_[r]);
-    std::string condition = liveness_->condition(ranks_[r]);
-    if (said == numbered(oldest.what, oldest.number) && condition.empty()) continue;
-    who += (who.empty() ? "rank " : ", rank ") + std::to_string(r);
-    if (!condition.empty()) who += " (" + condition + ")";
-  }
-  if (who.empty()) who = "the device, though every rank has issued the call";
-  return call + "no answer in " + std::to_string(timeout_.count() / 1000) + " s from " + who + ".";
+  return call + "no answer in " + std::to_string(timeout_.count() / 1000) + " s from " +
+         liveness_->who_is_missing(name_, ranks_, numbered(oldest.what, oldest.number)) + ".";
 }
 
 // Everybody that hangs posts its call; two different calls under one number explain the hang.
@@ -172,37 +166,44 @@ std::string NcclBackend::compare_hanging(const Pending& oldest) {
   return "";
 }
 
+// The first line in which two blocks differ, from each.
+static std::pair<std::string, std::string> first_difference(const std::string& a,
+                                                            const std::string& b) {
+  size_t line = 0;
+  for (size_t i = 0; i < a.size() && i < b.size() && a[i] == b[i]; ++i)
+    if (a[i] == '\n') line = i + 1;
+  auto at_line = [&](const std::string& text) {
+    return text.substr(line, text.find('\n', line) - line);
+  };
+  return {at_line(a), at_line(b)};
+}
+
+// Every rank compares its blocks with those of rank 0; one that rank 0 has not reached stays for later.
 std::string NcclBackend::compare_blocks() {
-  std::deque<std::string> blocks;
-  {
-    std::lock_guard lock(mutex_);
-    blocks.swap(finished_);
-  }
-  for (const std::string& mine : blocks) {
-    std::string key = "calls/" + std::to_string(compared_) + "/";
-    store_->set(key + std::to_string(rank_), mine);
-    if (rank_ > 0) {
-      if (!store_->check({key + "0"})) {  // rank 0 is behind: come back to this block
-        std::lock_guard lock(mutex_);
-        finished_.insert(finished_.begin(), blocks.begin() + (&mine - &blocks.front()), blocks.end());
-        return "";
-      }
-      std::string theirs = store_->get_to_str(key + "0");
-      if (theirs != mine) {
-        size_t at = 0, line = 0;
-        while (at < mine.size() && at < theirs.size() && mine[at] == theirs[at])
-          line = mine[at] == '\n' ? at + 1 : line, ++at;
-        auto at_line = [&](const std::string& text) {
-          return text.substr(line, text.find('\n', line) - line);
-        };
-        return "ranks made different calls on communicator \"" + name_ + "\": rank 0 " +
-               at_line(theirs) + ", rank " + std::to_string(rank_) + " " + at_line(mine) + ".";
+  for (;;) {
+    std::string mine, block = "calls/" + std::to_string(compared_) + "/";
+    {
+      std::lock_guard lock(mutex_);
+      if (finished_.empty()) return "";
+      mine = finished_.front();
+    }
+    if (rank_ == 0) {
+      calls_.set(block + "0", mine);
+      // The others may be some blocks behind, not many: a rank that hangs is found within seconds.
+      if (compared_ >= 64) calls_.erase("calls/" + std::to_string(compared_ - 64) + "/0");
+    } else {
+      auto theirs = calls_.get(block + "0");
+      if (!theirs) return "";
+      if (*theirs != mine) {
+        auto [rank0, here] = first_difference(*theirs, mine);
+        return "ranks made different calls on communicator \"" + name_ + "\": rank 0 " + rank0 +
+               ", rank " + std::to_string(rank_) + " " + here + ".";
       }
     }
+    std::lock_guard lock(mutex_);
+    finished_.pop_front();
     ++compared_;
-    if (compared_ >= 4) store_->deleteKey("calls/" + std::to_string(compared_ - 4) + "/" + std::to_string(rank_));
   }
-  return "";
 }
 
 void NcclBackend::fail(const std::string& why) {

@@ -6,8 +6,7 @@
 // communicator (ncclCommAbort lets its kernels go), and the next call or check() throws the reason.
 // c10d's own watchdog would end the process instead; it is switched off unless the user set it.
 //
-// Calls are compared across ranks behind the caller's back, in blocks of kBlock through the store, at
-// every barrier, and as soon as one hangs for seconds.
+// Calls are compared across ranks behind the caller's back, in blocks of kBlock through the store, and as soon as one hangs for seconds.
 #pragma once
 
 #include <ATen/cuda/CUDAEvent.h>
@@ -59,16 +58,14 @@ class NcclBackend : public Backend {
   void watch();
   std::string look(Pending& oldest);   // what is wrong, or ""
   std::string compare_hanging(const Pending& oldest);
-  void publish_blocks(const std::string& block);
   std::string compare_blocks();
-  std::string compare_at_barrier(uint64_t number);
   void fail(const std::string& why);
 
   const std::string name_;
   const std::vector<int> ranks_;
   const at::Device device_;
   std::chrono::milliseconds timeout_;
-  c10::intrusive_ptr<c10d::Store> store_;
+  BoundedStore calls_;
   std::shared_ptr<Liveness> liveness_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
 

@@ -1,0 +1,325 @@
+#include "launch/attempt.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+
+#include "fsdp/error.h"
+
+namespace fsdp::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kTick = 100ms;      // how late a deadline may be noticed
+constexpr auto kPartialLine = 1s;  // an unfinished line is shown after this silence
+constexpr auto kOpenPipe = 1s;     // a pipe that a rank's orphans hold open is closed after this
+constexpr auto kDoubleSignal = 300ms;  // `timeout` and shells may send one Ctrl-C twice
+constexpr auto kUnkillable = 30s;      // stuck in the kernel; nothing helps
+constexpr auto kVerdict = 60s;         // for the other nodes to end their ranks, beside the grace
+
+bool is_set(const char* name) {
+  return std::getenv(name) != nullptr;
+}
+
+std::string ranks_text(int count) {
+  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+}
+
+}  // namespace
+
+Attempt::Attempt(const Options& options, Nodes& nodes, Signals& signals, Guard& guard,
+                 Screens screens)
+    : options_(options), nodes_(nodes), signals_(signals), guard_(guard), screens_(screens) {
+  const Plan& plan = nodes.plan();
+  bool prefixed = options.prefix == Options::kAlways ||
+                  (options.prefix == Options::kAuto && (plan.world() > 1 || plan.max_restarts > 0));
+  at_once_ = !prefixed && options.nproc == 1;
+  ranks_.resize(options.nproc);
+  for (int local = 0; local < options.nproc; ++local) {
+    ranks_[local].rank = plan.first_rank(options.node_rank) + local;
+    if (prefixed) ranks_[local].prefix = rank_prefix(ranks_[local].rank, plan.world());
+  }
+}
+
+Verdict Attempt::run() {
+  start_ranks();
+  while (true) {
+    // Whatever can set the failure comes before the stop: nothing may fall asleep in between.
+    take_signals();
+    read_ranks();
+    write_screens();
+    notice_exits();
+    nodes_.receive();
+    if (nodes_.failure() && !stopping_) stop(SIGTERM);
+    force();
+    finish_node();
+    if (nodes_.verdict() && ended_) break;
+    wait();
+  }
+  for (auto& rank : ranks_) {
+    if (rank.process.pid == 0) continue;
+    guard_.forget(rank.process.pid);
+    release(rank.process);
+  }
+  Verdict verdict = *nodes_.verdict();
+  if (interrupted_) verdict.restart = false;
+  return verdict;
+}
+
+void Attempt::open_logs() {
+  if (options_.log_dir.empty()) return;
+  int restart = nodes_.plan().restart;
+  for (auto& rank : ranks_) {
+    std::string path = options_.log_dir + "/rank-" + std::to_string(rank.rank) + ".log";
+    int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (restart == 0 ? O_TRUNC : O_APPEND);
+    rank.log = FileDescriptor(open(path.c_str(), flags, 0666));
+    if (!rank.log) {
+      throw Error("cannot write " + path + ": " + std::strerror(errno) + ".",
+                  "give --log-dir a folder that you may write to.");
+    }
+    if (restart == 0) continue;
+    std::string marker = "--- fsdp: restart " + std::to_string(restart) + " ---\n";
+    if (write(rank.log.get(), marker.data(), marker.size()) < 0) rank.log.close();
+  }
+}
+
+void Attempt::start_ranks() {
+  int exec_errno = 0;
+  int rank_failed = -1;
+  try {
+    open_logs();
+    int cores = available_cores();
+    for (int local = 0; local < options_.nproc; ++local) {
+      auto& rank = ranks_[local];
+      rank_failed = rank.rank;
+      auto variables = rank_variables(nodes_.plan(), options_.node_rank, local, cores, is_set);
+      rank.process = start(options_.command, merged_environment(variables), rank.rank == 0,
+                           signals_, exec_errno);
+      guard_.watch(rank.process.pid);
+    }
+  } catch (const Error& problem) {
+    Failure failure;
+    failure.kind = Failure::kStart;
+    failure.node = options_.node_rank;
+    failure.rank = rank_failed;
+    failure.code = exec_errno == 0 ? 1 : exec_errno == ENOENT ? 127 : 126;  // as a shell has it
+    failure.message = problem.message();
+    if (failure.message.ends_with('.')) failure.message.pop_back();
+    failure.hint = problem.hint();
+    nodes_.failed(failure);
+  }
+  for (auto& rank : ranks_) {
+    if (rank.process.pid == 0) rank.process.exit = Exit{};  // never started
+  }
+}
+
+// Sleeps until something happens; at most a tick while a deadline is near.
+void Attempt::wait() {
+  std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
+  nodes_.watch(fds);
+  bool timed = stopping_;
+  for (auto& rank : ranks_) {
+    timed |= rank.process.exit && !rank.gone();
+    for (int stream : {0, 1}) {
+      timed |= !rank.streams[stream].splitter.empty();
+      if (rank.pipe(stream) && !screens_.of(stream).writer().full()) {
+        fds.push_back({rank.pipe(stream).get(), POLLIN, 0});
+      }
+    }
+  }
+  for (int stream : {0, 1}) {
+    Writer& writer = screens_.of(stream).writer();
+    if (writer.pending() > 0) fds.push_back({writer.fd(), POLLOUT, 0});
+  }
+  poll(fds.data(), fds.size(),
+       timed ? static_cast<int>(std::chrono::milliseconds(kTick).count()) : -1);
+}
+
+void Attempt::take_signals() {
+  while (int signal = signals_.next()) {
+    if (signal == SIGCHLD) continue;  // notice_exits() looks at every rank anyway
+    if (!interrupted_) {
+      interrupted_ = true;
+      Failure failure;
+      failure.kind = Failure::kInterrupted;
+      failure.node = options_.node_rank;
+      failure.signal = signal;
+      nodes_.failed(failure);
+      if (!stopping_) stop(signal == SIGINT ? SIGINT : SIGTERM);
+    } else if (signal == SIGINT && Clock::now() - stopped_at_ > kDoubleSignal) {
+      hurry_ = true;
+    }
+  }
+}
+
+void Attempt::read_ranks() {
+  auto now = Clock::now();
+  for (auto& rank : ranks_) {
+    for (int stream : {0, 1}) {
+      if (!rank.pipe(stream)) continue;
+      bool full = screens_.of(stream).writer().full();
+      if (!full || hurry_) read_stream(rank, stream, 64 * 1024);
+      // The rank is gone but somebody holds its pipe: a child that it left behind.
+      if (rank.pipe(stream) && rank.process.exit &&
+          (hurry_ || (!full && now - rank.exited > kOpenPipe))) {
+        read_stream(rank, stream, 1024 * 1024);
+        rank.pipe(stream).close();
+      }
+      auto& [splitter, last_read] = rank.streams[stream];
+      bool due = at_once_ || !rank.pipe(stream) || now - last_read > kPartialLine;
+      if (due && !splitter.empty()) show(rank, stream, splitter.take_rest());
+    }
+  }
+}
+
+void Attempt::read_stream(Rank& rank, int stream, size_t most) {
+  char buffer[64 * 1024];
+  std::vector<std::string> pieces;
+  while (most > 0 && rank.pipe(stream)) {
+    ssize_t got = read(rank.pipe(stream).get(), buffer, std::min(most, sizeof buffer));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      rank.pipe(stream).close();
+      return;
+    }
+    most -= got;
+    rank.streams[stream].last_read = Clock::now();
+    if (rank.log) {
+      ssize_t written = write(rank.log.get(), buffer, got);
+      if (written != got) {
+        say("fsdp: the log of rank " + std::to_string(rank.rank) +
+            " ends here: " + (written < 0 ? std::strerror(errno) : "the disk is full") + ".\n");
+        rank.log.close();
+      }
+    }
+    pieces.clear();
+    rank.streams[stream].splitter.feed({buffer, static_cast<size_t>(got)}, pieces);
+    for (const auto& piece : pieces) show(rank, stream, piece);
+  }
+}
+
+void Attempt::show(Rank& rank, int stream, std::string_view piece) {
+  rank.last_lines.add(piece);
+  screens_.of(stream).show(rank.rank, rank.prefix, piece);
+}
+
+void Attempt::notice_exits() {
+  Rank* first = nullptr;
+  for (auto& rank : ranks_) {
+    if (rank.process.exit) continue;
+    look(rank.process);
+    if (!rank.process.exit) continue;
+    rank.exited = Clock::now();
+    if (rank.process.exit->clean()) continue;
+    // Of those that ended within one look, a signal is more likely the cause than an exit code: the
+    // others see their connections break and complain.
+    if (!first || (rank.process.exit->signal != 0 && first->process.exit->signal == 0))
+      first = &rank;
+  }
+  if (!first || nodes_.failure()) return;
+  Failure failure;
+  failure.node = options_.node_rank;
+  failure.rank = first->rank;
+  failure.pid = first->process.pid;
+  failure.code = first->process.exit->code;
+  failure.signal = first->process.exit->signal;
+  nodes_.failed(failure);
+}
+
+// Where nobody reads us any more the ranks end, as any program in a pipe does.
+void Attempt::write_screens() {
+  for (int stream : {0, 1}) {
+    Writer& writer = screens_.of(stream).writer();
+    writer.write_some();
+    int problem = writer.problem();
+    if (problem == 0 || nodes_.failure()) continue;
+    Failure failure;
+    failure.kind = Failure::kOutput;
+    failure.node = options_.node_rank;
+    failure.signal = problem == EPIPE ? SIGPIPE : 0;
+    failure.code = 1;
+    failure.message = std::string("cannot write to ") + (stream == 0 ? "stdout" : "stderr") +
+                      " of node " + std::to_string(options_.node_rank) +
+                      "'s launcher: " + std::strerror(problem);
+    nodes_.failed(failure);
+  }
+}
+
+void Attempt::stop(int signal) {
+  stopping_ = true;
+  stopped_at_ = Clock::now();
+  kill_at_ = stopped_at_ + std::chrono::duration_cast<Clock::duration>(
+                               std::chrono::duration<double>(options_.grace_s));
+  ended_others_ = running();
+  const Failure& failure = *nodes_.failure();
+  bool quiet = failure.kind == Failure::kOutput && failure.signal == SIGPIPE;
+  if (ended_others_ > 0 && !quiet) {
+    say("fsdp: " + describe(failure, options_.nnodes) + "; ending " + ranks_text(ended_others_) +
+        ".\n");
+  }
+  for (auto& rank : ranks_) {
+    signal_group(rank.process, signal);
+    signal_group(rank.process, SIGCONT);  // a stopped one would not hear it
+  }
+}
+
+// What did not end by itself within the grace is killed.
+void Attempt::force() {
+  if (!stopping_) return;
+  auto now = Clock::now();
+  if (!killed_ && (hurry_ || now >= kill_at_)) {
+    killed_ = true;
+    kill_at_ = now;
+    int left = running();
+    if (left > 0) {
+      say("fsdp: " + ranks_text(left) + " did not end" + (hurry_ ? "" : " within the grace") +
+          ": killing (SIGKILL).\n");
+    }
+    for (auto& rank : ranks_) signal_group(rank.process, SIGKILL);
+    hurry_ |= interrupted_;  // and not for a reader of our output that is stuck
+  }
+  if (!killed_ || now - kill_at_ < kUnkillable) return;
+  for (auto& rank : ranks_) {
+    if (rank.process.exit) continue;
+    say("fsdp: rank " + std::to_string(rank.rank) + " (pid " + std::to_string(rank.process.pid) +
+        ") cannot be killed: it is stuck in the kernel. It is left behind.\n");
+    rank.process.exit = Exit{0, SIGKILL};
+    rank.process.pid = 0;
+  }
+}
+
+void Attempt::finish_node() {
+  bool gone = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.gone(); });
+  if (!gone) return;
+  if (!ended_) {
+    ended_ = true;
+    std::vector<std::string> last_lines;
+    if (nodes_.failure()) {
+      for (auto& rank : ranks_) {
+        if (rank.rank == nodes_.failure()->rank) last_lines = rank.last_lines.lines();
+      }
+    }
+    nodes_.ended(last_lines);
+  }
+  // The others know; an interrupted launcher, or one that waited long, does not wait for theirs.
+  bool late = stopping_ && Clock::now() > kill_at_ + kVerdict;
+  if (interrupted_ || late) nodes_.stop_waiting();
+}
+
+void Attempt::say(const std::string& text) {
+  screens_.err.say(text);
+}
+
+int Attempt::running() const {
+  return static_cast<int>(std::count_if(ranks_.begin(), ranks_.end(),
+                                        [](const Rank& rank) { return !rank.process.exit; }));
+}
+
+}  // namespace fsdp::launch

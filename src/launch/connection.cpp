@@ -1,0 +1,199 @@
+#include "launch/connection.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "fsdp/error.h"
+
+namespace fsdp::launch {
+namespace {
+
+void set_option(int fd, int level, int name, int value) {
+  setsockopt(fd, level, name, &value, sizeof value);
+}
+
+// Binds to `port` of all addresses, of both IP versions where there are both.
+int bind_everywhere(int port, FileDescriptor& socket_out) {
+  int problem = 0;
+  for (int family : {AF_INET6, AF_INET}) {
+    FileDescriptor fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd) {
+      problem = errno;
+      continue;
+    }
+    set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // do not wait for old connections to fade
+    sockaddr_storage address = {};
+    socklen_t size;
+    if (family == AF_INET6) {
+      set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+      auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
+      v6.sin6_family = AF_INET6;
+      v6.sin6_addr = in6addr_any;
+      v6.sin6_port = htons(static_cast<uint16_t>(port));
+      size = sizeof v6;
+    } else {
+      auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+      v4.sin_family = AF_INET;
+      v4.sin_addr.s_addr = htonl(INADDR_ANY);
+      v4.sin_port = htons(static_cast<uint16_t>(port));
+      size = sizeof v4;
+    }
+    if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) == 0) {
+      socket_out = std::move(fd);
+      return 0;
+    }
+    problem = errno;
+    if (problem == EADDRINUSE || problem == EACCES) break;  // the other family would say the same
+  }
+  return problem;
+}
+
+[[noreturn]] void fail_port(int port, const std::string& what, int problem) {
+  std::string text =
+      "port " + std::to_string(port) + " (" + what + ") cannot be used on this machine: ";
+  throw Error(text + std::strerror(problem) + ".",
+              problem == EACCES
+                  ? "ports below 1024 need privileges; choose a higher one."
+                  : "is another run using it? Choose another port; ss -ltnp shows who "
+                    "listens. On one node a free port is found without --master.");
+}
+
+std::string name_of(const sockaddr* address, socklen_t size) {
+  char host[NI_MAXHOST] = "?";
+  getnameinfo(address, size, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  std::string name = host;
+  return name.starts_with("::ffff:") ? name.substr(7) : name;
+}
+
+// Connects within `milliseconds`; 0 or an errno.
+int connect_within(int fd, const addrinfo& address, int milliseconds) {
+  if (connect(fd, address.ai_addr, address.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
+  pollfd ready{fd, POLLOUT, 0};
+  if (poll(&ready, 1, milliseconds) <= 0) return ETIMEDOUT;
+  int problem = 0;
+  socklen_t size = sizeof problem;
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &size);
+  return problem;
+}
+
+}  // namespace
+
+int free_port() {
+  FileDescriptor fd;
+  if (int problem = bind_everywhere(0, fd)) fail_port(0, "any free one", problem);
+  sockaddr_storage address = {};
+  socklen_t size = sizeof address;
+  getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  // Both families keep the port at the same place.
+  return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+void check_port_is_free(int port, const std::string& what) {
+  listen_on(port, what);
+}
+
+FileDescriptor listen_on(int port, const std::string& what) {
+  FileDescriptor fd;
+  if (int problem = bind_everywhere(port, fd)) fail_port(port, what, problem);
+  // SO_REUSEADDR lets two sockets bind as long as none listens; the second to listen is refused.
+  if (listen(fd.get(), 128) != 0) fail_port(port, what, errno);
+  return fd;
+}
+
+Connection::Connection(FileDescriptor socket, std::string peer)
+    : socket_(std::move(socket)), peer_(std::move(peer)) {
+  set_option(fd(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set_option(fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
+  set_option(fd(), IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
+std::optional<Connection> Connection::open(const std::string& host, int port, double seconds,
+                                           std::string& problem) {
+  addrinfo wanted = {};
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  int why = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &list);
+  if (why != 0) {
+    problem = gai_strerror(why);
+    return std::nullopt;
+  }
+  std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(list, freeaddrinfo);
+  for (const addrinfo* address = list; address; address = address->ai_next) {
+    FileDescriptor fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    int failed = fd ? connect_within(fd.get(), *address, static_cast<int>(seconds * 1000)) : errno;
+    if (failed == 0)
+      return Connection(std::move(fd), name_of(address->ai_addr, address->ai_addrlen));
+    problem = std::strerror(failed);
+  }
+  return std::nullopt;
+}
+
+std::optional<Connection> Connection::accept(const FileDescriptor& listener) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof address;
+  auto* where = reinterpret_cast<sockaddr*>(&address);
+  FileDescriptor fd(accept4(listener.get(), where, &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd) return std::nullopt;
+  return Connection(std::move(fd), name_of(where, size));
+}
+
+void Connection::send(const nlohmann::json& message) {
+  // What a rank printed need not be valid UTF-8.
+  std::string text = message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  size_t done = 0;
+  while (is_open() && done < text.size()) {
+    ssize_t sent = ::send(fd(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
+    if (sent >= 0) {
+      done += sent;
+    } else if (errno == EAGAIN) {
+      pollfd ready{fd(), POLLOUT, 0};
+      if (poll(&ready, 1, 5000) <= 0) socket_.close();
+    } else if (errno != EINTR) {
+      return;  // what the peer sent before it went is still to be read; receive() closes
+    }
+  }
+}
+
+void Connection::receive() {
+  char buffer[16 * 1024];
+  while (is_open()) {
+    ssize_t got = recv(fd(), buffer, sizeof buffer, 0);
+    if (got > 0) {
+      received_.append(buffer, got);
+      if (received_.size() > kLongest && received_.find('\n') == std::string::npos) socket_.close();
+    } else if (got < 0 && errno == EINTR) {
+      continue;
+    } else if (got < 0 && errno == EAGAIN) {
+      return;
+    } else {
+      socket_.close();
+    }
+  }
+}
+
+std::optional<nlohmann::json> Connection::next() {
+  size_t end = received_.find('\n');
+  if (end == std::string::npos) return std::nullopt;
+  auto message = nlohmann::json::parse(received_.substr(0, end), nullptr, false);
+  received_.erase(0, end + 1);
+  if (!message.is_object()) {
+    received_.clear();
+    socket_.close();
+    return std::nullopt;
+  }
+  return message;
+}
+
+}  // namespace fsdp::launch

@@ -1,0 +1,363 @@
+#include "launch/nodes.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "base/log.h"
+#include "fsdp/error.h"
+
+namespace fsdp::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+constexpr int kVersion = 1;  // of the messages
+
+Clock::time_point after(double seconds) {
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+int milliseconds_until(Clock::time_point when) {
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now()).count();
+  return static_cast<int>(std::clamp<long long>(left, 0, 1000));
+}
+
+// Says now and then what is being waited for, but not where it comes within a moment.
+class Patience {
+ public:
+  void say(const std::string& text) {
+    if (Clock::now() < next_) return;
+    next_ = after(30);
+    log::info(text);
+  }
+
+ private:
+  Clock::time_point next_ = after(3);
+};
+
+std::string random_id() {
+  std::random_device source;
+  char text[17];
+  std::snprintf(text, sizeof text, "%08x%08x", source(), source());
+  return text;
+}
+
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", value);
+  return text;
+}
+
+json to_message(const Plan& plan) {
+  return {{"type", "plan"},
+          {"run_id", plan.run_id},
+          {"nprocs", plan.nprocs},
+          {"master_port", plan.master_port},
+          {"max_restarts", plan.max_restarts}};
+}
+
+json refusal(const Error& failure) {
+  return {{"type", "refused"}, {"message", failure.message()}, {"hint", failure.hint()}};
+}
+
+}  // namespace
+
+Nodes::Nodes(const Options& options) : options_(options) {
+  plan_.run_id = random_id();
+  plan_.nprocs.assign(options.nnodes, 0);
+  plan_.nprocs[options.node_rank] = options.nproc;
+  plan_.master_host = options.master_host.empty() ? "127.0.0.1" : options.master_host;
+  plan_.master_port = options.master_port;
+  plan_.max_restarts = options.max_restarts;
+  if (options.nnodes == 1) return;
+  if (options.node_rank == 0) {
+    gather();
+  } else {
+    join();
+  }
+}
+
+std::string Nodes::missing() const {
+  std::string nodes;
+  for (int node = 1; node < options_.nnodes; ++node) {
+    if (!peers_.count(node)) nodes += (nodes.empty() ? "" : ", ") + std::to_string(node);
+  }
+  return nodes;
+}
+
+// Takes the connection of a node that says hello; throws where that node and this one cannot be of
+// the same run. A mistake in one command line then ends all launchers at once, not after the
+// timeout.
+void Nodes::admit(Connection& connection, const json& hello) {
+  if (hello.at("version").get<int>() != kVersion) {
+    throw Error("the launcher at " + connection.peer() + " is of another version than node 0's.",
+                "install the same fsdp on all nodes.");
+  }
+  int node = hello.at("node").get<int>(), nnodes = hello.at("nnodes").get<int>();
+  if (nnodes != options_.nnodes) {
+    throw Error("the nodes disagree: node 0 has --nnodes " + std::to_string(options_.nnodes) +
+                    ", node " + std::to_string(node) + " (" + connection.peer() +
+                    ") has --nnodes " + std::to_string(nnodes) + ".",
+                "start all nodes with the same --nnodes.");
+  }
+  if (auto other = peers_.find(node); other != peers_.end()) {
+    throw Error("two launchers have --node-rank " + std::to_string(node) + ": at " +
+                    other->second.connection.peer() + " and at " + connection.peer() + ".",
+                "give every node its own --node-rank.");
+  }
+  int nproc = hello.at("nproc").get<int>();
+  if (node < 1 || node >= nnodes || nproc < 1 || nproc > kMostRanksPerNode) connection.close();
+  if (!connection.is_open()) return;
+  plan_.nprocs[node] = nproc;
+  peers_[node].connection = std::move(connection);
+}
+
+void Nodes::gather() {
+  FileDescriptor listener =
+      listen_on(options_.control_port,
+                "where node 0's launcher listens; --control-port, or the master's + 1");
+  try {
+    wait_for_all(std::move(listener));
+  } catch (const Error& failure) {
+    for (auto& [node, peer] : peers_) peer.connection.send(refusal(failure));
+    throw;
+  }
+  for (auto& [node, peer] : peers_) peer.connection.send(to_message(plan_));
+}
+
+void Nodes::wait_for_all(FileDescriptor listener) {
+  auto deadline = after(options_.rendezvous_s);
+  Patience patience;
+  std::vector<Connection> strangers;  // connected, nothing said yet
+  while (static_cast<int>(peers_.size()) < options_.nnodes - 1) {
+    std::string port = std::to_string(options_.control_port);
+    patience.say("waiting for node " + missing() + " on port " + port + ".");
+    if (Clock::now() >= deadline) {
+      throw Error(
+          "node " + missing() + " did not come within " + seconds(options_.rendezvous_s) + ".",
+          "start fsdp run there with the same --nnodes and --master; is port " + port +
+              " open between the nodes? --rendezvous-timeout waits longer.");
+    }
+    std::vector<pollfd> fds = {{listener.get(), POLLIN, 0}};
+    for (const auto& stranger : strangers) fds.push_back({stranger.fd(), POLLIN, 0});
+    for (const auto& [node, peer] : peers_) fds.push_back({peer.connection.fd(), POLLIN, 0});
+    poll(fds.data(), fds.size(), milliseconds_until(deadline));
+
+    if (fds[0].revents) {
+      if (auto connection = Connection::accept(listener))
+        strangers.push_back(std::move(*connection));
+    }
+    for (auto& stranger : strangers) {
+      stranger.receive();
+      auto message = stranger.next();
+      if (!message) continue;
+      try {
+        admit(stranger, *message);
+      } catch (const json::exception&) {
+        stranger.close();  // not a launcher
+      } catch (const Error& failure) {
+        stranger.send(refusal(failure));
+        throw;
+      }
+    }
+    std::erase_if(strangers, [](const Connection& stranger) { return !stranger.is_open(); });
+    for (auto& [node, peer] : peers_) peer.connection.receive();
+    std::erase_if(peers_, [](const auto& entry) {  // one that gave up waiting may come again
+      return !entry.second.connection.is_open();
+    });
+  }
+}
+
+void Nodes::join() {
+  auto deadline = after(options_.rendezvous_s);
+  Patience patience;
+  std::string where = options_.master_host + ":" + std::to_string(options_.control_port);
+  std::string problem = "no time was given";
+  json hello = {{"type", "hello"},
+                {"version", kVersion},
+                {"nnodes", options_.nnodes},
+                {"node", options_.node_rank},
+                {"nproc", options_.nproc}};
+  Connection connection;
+  while (Clock::now() < deadline) {
+    if (!connection.is_open()) {
+      auto opened = Connection::open(options_.master_host, options_.control_port, 2, problem);
+      if (opened) {
+        connection = std::move(*opened);
+        connection.send(hello);
+      } else {
+        patience.say("waiting for node 0 at " + where + " (" + problem + ").");
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      }
+      continue;
+    }
+    patience.say("node 0 is there; waiting for the other nodes.");
+    pollfd ready{connection.fd(), POLLIN, 0};
+    poll(&ready, 1, milliseconds_until(deadline));
+    connection.receive();
+    if (auto message = connection.next(); message && take_plan(*message)) {
+      peers_[0].connection = std::move(connection);
+      return;
+    }
+    if (!connection.is_open()) {  // node 0's launcher ended, or it was somebody else's port; again
+      problem = "it hung up";
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+  }
+  if (connection.is_open()) {
+    throw Error("not all nodes came within " + seconds(options_.rendezvous_s) + ".",
+                "node 0's launcher says which; --rendezvous-timeout waits longer.");
+  }
+  throw Error("node 0's launcher did not answer at " + where + " within " +
+                  seconds(options_.rendezvous_s) + ": " + problem + ".",
+              "is fsdp run --node-rank 0 running there, with the same --master, and the port open "
+              "between the nodes? --rendezvous-timeout waits longer.");
+}
+
+bool Nodes::take_plan(const json& message) {
+  try {
+    std::string type = message.at("type").get<std::string>();
+    if (type == "refused") {
+      throw Error(message.at("message").get<std::string>(), message.at("hint").get<std::string>());
+    }
+    if (type != "plan") return false;
+    message.at("run_id").get_to(plan_.run_id);
+    message.at("nprocs").get_to(plan_.nprocs);
+    message.at("master_port").get_to(plan_.master_port);
+    message.at("max_restarts").get_to(plan_.max_restarts);
+  } catch (const json::exception&) {
+    return false;
+  }
+  return static_cast<int>(plan_.nprocs.size()) == options_.nnodes;
+}
+
+void Nodes::begin(int restart, int master_port) {
+  plan_.restart = restart;
+  plan_.master_port = master_port;
+  failure_.reset();
+  verdict_.reset();
+  ended_ = false;
+  for (auto& [node, peer] : peers_) peer.ended = peer.lost;
+}
+
+void Nodes::watch(std::vector<pollfd>& fds) const {
+  for (const auto& [node, peer] : peers_) {
+    if (peer.connection.is_open()) fds.push_back({peer.connection.fd(), POLLIN, 0});
+  }
+}
+
+void Nodes::receive() {
+  for (auto& [node, peer] : peers_) {
+    if (peer.lost || verdict_) continue;
+    peer.connection.receive();
+    try {
+      // What follows a verdict belongs to the next start; it waits for begin().
+      while (!verdict_) {
+        auto message = peer.connection.next();
+        if (!message) break;
+        take(node, *message);
+      }
+    } catch (const json::exception&) {
+      peer.connection.close();
+    }
+    if (!peer.connection.is_open() && !verdict_) lost(node);
+  }
+}
+
+void Nodes::take(int node, const json& message) {
+  std::string type = message.value("type", "");
+  if (type == "failed") {
+    fail(message.at("failure").get<Failure>(), node);
+  } else if (type == "ended" && options_.node_rank == 0) {
+    peers_[node].ended = true;
+    if (message.contains("last_lines") && failure_ && failure_->node == node) {
+      failure_->last_lines = message.at("last_lines").get<std::vector<std::string>>();
+    }
+    decide();
+  } else if (type == "verdict" && options_.node_rank != 0) {
+    Verdict verdict;
+    verdict.restart = message.at("restart").get<bool>();
+    if (message.contains("failure")) verdict.failure = message.at("failure").get<Failure>();
+    verdict_ = verdict;
+  }
+}
+
+// The launcher of `node` went away. Where the run is being given up anyway, that is only the order
+// in which the launchers end.
+void Nodes::lost(int node) {
+  peers_[node].ended = peers_[node].lost = true;
+  bool giving_up = failure_ && failure_->kind != Failure::kRank;
+  if (!giving_up) {
+    Failure gone;
+    gone.kind = Failure::kNode;
+    gone.node = node;
+    gone.code = 1;
+    gone.message = "the launcher of node " + std::to_string(node) + " (" +
+                   peers_[node].connection.peer() + ") is gone";
+    gone.hint = "was it killed, or is the machine or the network down? See what it printed last.";
+    failure_.reset();
+    fail(gone, node);
+  }
+  if (options_.node_rank == 0) {
+    decide();
+  } else if (ended_) {
+    stop_waiting();
+  }
+}
+
+bool Nodes::would_restart() const {
+  return failure_ && failure_->kind == Failure::kRank && plan_.restart < plan_.max_restarts;
+}
+
+void Nodes::fail(const Failure& failure, int told_by) {
+  bool counts = !failure_ || (would_restart() && failure.kind != Failure::kRank);
+  if (!counts || verdict_) return;
+  failure_ = failure;
+  json message = {{"type", "failed"}, {"failure", failure}};
+  for (auto& [node, peer] : peers_) {
+    if (node != told_by && peer.connection.is_open()) peer.connection.send(message);
+  }
+}
+
+void Nodes::failed(const Failure& failure) {
+  fail(failure, options_.node_rank);
+}
+
+void Nodes::ended(const std::vector<std::string>& last_lines) {
+  ended_ = true;
+  bool ours = failure_ && failure_->kind == Failure::kRank && failure_->node == options_.node_rank;
+  if (ours) failure_->last_lines = last_lines;
+  if (options_.node_rank == 0) {
+    decide();
+    return;
+  }
+  json message = {{"type", "ended"}};
+  if (ours) message["last_lines"] = last_lines;
+  peers_[0].connection.send(message);
+  if (!peers_[0].connection.is_open()) stop_waiting();
+}
+
+void Nodes::stop_waiting() {
+  if (!verdict_) verdict_ = Verdict{false, failure_};
+}
+
+void Nodes::decide() {
+  bool all = ended_ && std::all_of(peers_.begin(), peers_.end(),
+                                   [](const auto& entry) { return entry.second.ended; });
+  if (!all || verdict_) return;
+  Verdict verdict;
+  verdict.failure = failure_;
+  verdict.restart = would_restart();
+  verdict_ = verdict;
+  json message = {{"type", "verdict"}, {"restart", verdict.restart}};
+  if (failure_) message["failure"] = *failure_;
+  for (auto& [node, peer] : peers_) {
+    if (peer.connection.is_open()) peer.connection.send(message);
+  }
+}
+
+}  // namespace fsdp::launch

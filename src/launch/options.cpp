@@ -1,0 +1,146 @@
+#include "launch/options.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+
+#include "fsdp/error.h"
+#include "launch/environment.h"
+
+namespace fsdp::launch {
+namespace {
+
+std::optional<int> whole_number(const std::string& text) {
+  int number = 0;
+  auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (problem != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+std::string quoted(const std::string& text) {
+  return "\"" + text + "\"";
+}
+
+}  // namespace
+
+int parse_nproc(const std::string& text) {
+  if (text == "cpu") return available_cores();
+  if (text == "gpu" || text == "auto") {
+    int gpus = visible_gpus();
+    if (gpus == 0 && text == "gpu") {
+      throw Error("-n gpu: no GPU is visible on this machine.",
+                  "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or give a number: -n 2.");
+    }
+    return gpus > 0 ? gpus : available_cores();
+  }
+  auto ranks = whole_number(text);
+  if (!ranks || *ranks < 1) {
+    throw Error("-n " + quoted(text) + " is not a number of ranks.",
+                "give a whole number from 1 on, or auto, gpu or cpu.");
+  }
+  if (*ranks > kMostRanksPerNode) {
+    throw Error(
+        "-n " + text + " is more than one machine can carry.",
+        "at most " + std::to_string(kMostRanksPerNode) + " ranks per node; -n auto fits it.");
+  }
+  return *ranks;
+}
+
+int parse_nnodes(const std::string& text) {
+  std::string most = text;
+  if (auto colon = text.find(':'); colon != std::string::npos) {
+    most = text.substr(colon + 1);
+    if (text.substr(0, colon) != most) {
+      throw Error("--nnodes " + quoted(text) + " asks for a varying number of nodes.",
+                  "the number of nodes is fixed here; give it alone: --nnodes " + most + ".");
+    }
+  }
+  auto nodes = whole_number(most);
+  if (!nodes || *nodes < 1 || *nodes > 65536) {
+    throw Error("--nnodes " + quoted(text) + " is not a number of nodes.",
+                "give a whole number from 1 on.");
+  }
+  return *nodes;
+}
+
+int parse_port(const std::string& text, const std::string& flag) {
+  auto port = whole_number(text);
+  if (!port || *port < 1 || *port > 65535) {
+    throw Error(flag + ": " + quoted(text) + " is not a port.",
+                "a port is a number from 1 to 65535.");
+  }
+  return *port;
+}
+
+Endpoint parse_endpoint(const std::string& text, const std::string& flag) {
+  Endpoint endpoint;
+  std::string rest;
+  if (!text.empty() && text.front() == '[') {
+    auto end = text.find(']');
+    if (end != std::string::npos) {
+      endpoint.host = text.substr(1, end - 1);
+      rest = text.substr(end + 1);
+    }
+  } else {
+    auto colon = text.find(':');
+    if (colon != std::string::npos && text.find(':', colon + 1) != std::string::npos) {
+      throw Error(flag + " " + quoted(text) + " has more than one colon.",
+                  "write an IPv6 address in brackets: [::1]:29500.");
+    }
+    endpoint.host = text.substr(0, colon);
+    if (colon != std::string::npos) rest = text.substr(colon);
+  }
+  if (endpoint.host.empty() || (!rest.empty() && rest.front() != ':')) {
+    throw Error(flag + " " + quoted(text) + " is not HOST:PORT.", "for example node0:29500.");
+  }
+  if (!rest.empty()) endpoint.port = parse_port(rest.substr(1), flag);
+  return endpoint;
+}
+
+std::vector<std::string> command_for(std::vector<std::string> program, bool module,
+                                     bool no_python) {
+  if (program.empty() || program.front().empty()) {
+    throw Error("no program to run.", "put it after the flags: fsdp run -n 2 ./train --steps 100");
+  }
+  const std::string& first = program.front();
+  bool script = first.size() > 3 && first.ends_with(".py") && access(first.c_str(), X_OK) != 0;
+  if (module && no_python) {
+    throw Error("-m and --no-python contradict each other.", "-m MODULE is run by Python.");
+  }
+  if (!module && (no_python || !script)) return program;
+  const char* python = std::getenv("PYTHON_EXEC");
+  std::vector<std::string> prefix = {python && *python ? python : "python3", "-u"};
+  if (module) prefix.push_back("-m");
+  program.insert(program.begin(), prefix.begin(), prefix.end());
+  return program;
+}
+
+void complete(Options& options) {
+  if (options.node_rank < 0 || options.node_rank >= options.nnodes) {
+    throw Error("--node-rank " + std::to_string(options.node_rank) +
+                    " is out of range: there are " + std::to_string(options.nnodes) + " nodes.",
+                options.nnodes == 1 ? "give --nnodes too."
+                                    : "the nodes are 0 to " + std::to_string(options.nnodes - 1) +
+                                          ", and each is started once.");
+  }
+  if (options.nnodes == 1) return;
+  if (options.master_host.empty()) {
+    throw Error("--nnodes " + std::to_string(options.nnodes) + " needs --master.",
+                "give every node the address of node 0: --master HOST:PORT.");
+  }
+  if (options.master_port == 0) options.master_port = kDefaultMasterPort;
+  if (options.control_port == 0) options.control_port = options.master_port + 1;
+  if (options.control_port > 65535) {
+    throw Error("the launchers would meet on port 65536, the one after the master's.",
+                "give a lower master port, or a --control-port.");
+  }
+  if (options.control_port == options.master_port) {
+    throw Error("--control-port " + std::to_string(options.control_port) +
+                    " is the master port, where rank 0 listens.",
+                "leave --control-port out: the one after the master port is used.");
+  }
+}
+
+}  // namespace fsdp::launch

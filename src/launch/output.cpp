@@ -1,0 +1,101 @@
+#include "launch/output.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace fsdp::launch {
+
+void LineSplitter::feed(std::string_view bytes, std::vector<std::string>& pieces) {
+  // A "\r" at the end of `rest_` waits for the byte after it: "\r\n" is one end of line.
+  if (!rest_.empty() && rest_.back() == '\r' && !bytes.empty() && bytes.front() != '\n') {
+    pieces.push_back(take_rest());
+  }
+  while (!bytes.empty()) {
+    size_t end = bytes.find_first_of("\r\n");
+    bool ended = end != std::string_view::npos;
+    if (ended && bytes[end] == '\r') {
+      if (end + 1 == bytes.size()) {
+        ended = false;
+      } else if (bytes[end + 1] == '\n') {
+        ++end;
+      }
+    }
+    size_t room = kLongest - rest_.size();
+    size_t wanted = ended ? end + 1 : bytes.size();
+    size_t taken = std::min(wanted, room);
+    rest_.append(bytes.substr(0, taken));
+    bytes.remove_prefix(taken);
+    if ((ended && taken == wanted) || rest_.size() >= kLongest) pieces.push_back(take_rest());
+  }
+}
+
+std::string LineSplitter::take_rest() {
+  return std::exchange(rest_, {});
+}
+
+void LastLines::add(std::string_view piece) {
+  char end = piece.empty() ? last_end_ : piece.back();
+  if (end != '\n' && end != '\r') end = 0;
+  while (!piece.empty() && (piece.back() == '\n' || piece.back() == '\r')) piece.remove_suffix(1);
+  if (last_end_ == 0 && !lines_.empty()) {
+    lines_.back() += piece;
+  } else if (last_end_ == '\r' && !lines_.empty()) {
+    if (!piece.empty()) lines_.back() = piece;
+  } else {
+    lines_.emplace_back(piece);
+    if (lines_.size() > kCount) lines_.pop_front();
+  }
+  if (lines_.back().size() > kLongest) {
+    lines_.back().resize(kLongest);
+    lines_.back() += "...";
+  }
+  last_end_ = end;
+}
+
+std::vector<std::string> LastLines::lines() const {
+  return {lines_.begin(), lines_.end()};
+}
+
+std::string rank_prefix(int rank, int world) {
+  std::string number = std::to_string(rank);
+  size_t width = std::to_string(world - 1).size();
+  return "[" + std::string(width - std::min(width, number.size()), ' ') + number + "] ";
+}
+
+void Screen::end_open_line(int next) {
+  if (open_ != kNobody && open_ != next) {
+    writer_.push("\n");
+    open_ = kNobody;
+  }
+}
+
+void Screen::show(int rank, const std::string& prefix, std::string_view piece) {
+  if (piece.empty()) return;
+  end_open_line(rank);
+  std::string text;
+  if (open_ != rank && !prefix.empty() && piece != "\r") {
+    // No red: that is for errors.
+    static constexpr std::array colours = {"36", "33", "35", "32", "34",
+                                           "96", "93", "95", "92", "94"};
+    text = colour_
+               ? "\x1b[" + std::string(colours[rank % colours.size()]) + "m" + prefix + "\x1b[0m"
+               : prefix;
+  }
+  bool rewrites = piece.back() == '\r';
+  if (rewrites && colour_) {  // clear what a longer line left behind
+    text.append(piece.substr(0, piece.size() - 1));
+    text += "\x1b[K\r";
+  } else {
+    text.append(piece);
+  }
+  open_ = rewrites || piece.back() == '\n' ? kNobody : rank;
+  writer_.push(std::move(text));
+}
+
+void Screen::say(const std::string& lines) {
+  end_open_line(kNobody);
+  writer_.push(lines);
+}
+
+}  // namespace fsdp::launch

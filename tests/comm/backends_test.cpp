@@ -1,0 +1,86 @@
+// Every operation over every backend with real processes, and the same bits from shm and mpi.
+#include "comm/ranks.h"
+
+namespace fsdp::testing {
+namespace {
+
+struct Case {
+  std::string backend;
+  int ranks;
+};
+
+std::vector<std::string> run_collectives(const Case& test) {
+  Ranks ranks;
+  Ranks::Environment environment{{"FSDP_BACKEND", test.backend}, {"FSDP_TIMEOUT", "120"}};
+  if (test.backend == "mpi") {
+    auto command = mpirun(test.ranks);
+    command.insert(command.end(), {FSDP_RANK_PROGRAM, "collectives"});
+    ranks.start_one(command, environment);
+  } else {
+    ranks.start(test.ranks, {FSDP_RANK_PROGRAM, "collectives"}, environment);
+  }
+  std::vector<std::string> results;
+  for (int rank = 0; rank < test.ranks; ++rank) results.push_back(ranks.result(rank));
+  for (const auto& result : results) EXPECT_TRUE(result.starts_with("ok ")) << result << ranks.logs();
+  return results;
+}
+
+std::string digest(const std::string& result) {
+  return result.starts_with("ok ") ? result.substr(3, result.find(' ', 3) - 3) : "none";
+}
+
+class Backends : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Backends, EveryOperationTypeAndSizeIsRight) {
+  auto results = run_collectives(GetParam());
+  for (const auto& result : results) EXPECT_EQ(digest(result), digest(results[0]));
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all = {{"shm", 1}, {"shm", 2}, {"shm", 3}, {"shm", 4}};
+#ifdef FSDP_TEST_MPI
+  all.insert(all.end(), {{"mpi", 1}, {"mpi", 2}, {"mpi", 3}, {"mpi", 4}});
+#endif
+  if (std::getenv("FSDP_TEST_GPU")) all.insert(all.end(), {{"nccl", 1}, {"nccl", 2}});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Backends, ::testing::ValuesIn(cases()), [](const auto& info) {
+  return info.param.backend + "_" + std::to_string(info.param.ranks);
+});
+
+#ifdef FSDP_TEST_MPI
+TEST(BackendBits, MpiSumsAsShmDoes) {
+  EXPECT_EQ(digest(run_collectives({"mpi", 3})[0]), digest(run_collectives({"shm", 3})[0]));
+}
+#endif
+
+TEST(BackendMemory, NothingIsLeftAfterEveryRankWasKilled) {
+  auto listing = [] {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator("/dev/shm")) names.push_back(entry.path());
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  auto before = listing();
+  Ranks ranks;
+  ranks.start(3, {FSDP_RANK_PROGRAM, "hold", "64"}, {{"FSDP_BACKEND", "shm"}});
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.result(rank), "ok");
+  EXPECT_EQ(listing(), before);
+  ranks.kill_all(SIGKILL);
+  for (pid_t pid : std::vector<pid_t>(ranks.pids())) ranks.wait_for(pid);
+  EXPECT_EQ(listing(), before);
+}
+
+TEST(BackendMemory, ASmallDevShmIsNoLimit) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to mount a small /dev/shm";
+  Ranks ranks;
+  ranks.start(2,
+              {"unshare", "-m", "sh", "-c",
+               "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec " FSDP_RANK_PROGRAM " hold 64"},
+              {{"FSDP_BACKEND", "shm"}});
+  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(ranks.result(rank), "ok");
+}
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,78 @@
+// What the surviving ranks see when one is killed, stopped, throws or calls something else: an error
+// that names the rank and the operation, on each of them, never a hang.
+#include "comm/ranks.h"
+
+namespace fsdp::testing {
+namespace {
+
+struct Case {
+  std::string backend, kind;
+  int victim;
+};
+
+class Faults : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Faults, EverySurvivorGetsAnErrorThatNamesTheRankAndTheCall) {
+  const auto& [backend, kind, victim] = GetParam();
+  int size = backend == "nccl" ? 2 : 3;
+  // Death, exceptions and different calls must be found long before the timeout; a stopped process
+  // can only be found by it.
+  Ranks::Environment environment{{"FSDP_BACKEND", backend},
+                                 {"FSDP_TIMEOUT", kind == "stop" ? "5" : "600"}};
+  std::vector<std::string> program = {FSDP_RANK_PROGRAM, "fault", kind, std::to_string(victim)};
+  Ranks ranks;
+  if (backend == "mpi") {
+    auto command = mpirun(size);
+    command.insert(command.end(), program.begin(), program.end());
+    ranks.start_one(command, environment);
+  } else {
+    ranks.start(size, program, environment);
+  }
+  std::string who = "rank " + std::to_string(victim);
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank == victim && kind != "mismatch") continue;
+    std::string error = ranks.result(rank);
+    SCOPED_TRACE("rank " + std::to_string(rank) + " said: " + error);
+    auto expect = [&](const std::string& text) {
+      EXPECT_NE(error.find(text), std::string::npos) << "missing: " << text << "\n" << ranks.logs();
+    };
+    expect("HINT: ");
+    expect("communicator \"world\"");
+    if (kind == "mismatch") {
+      expect("ranks made different calls");
+      expect("all_gather of 500 float");
+      expect("all_reduce(sum) of 1,000 float");
+    } else {
+      expect(who);
+      expect("for unit layers.7");
+      expect("all_reduce(sum) of 1,000 float");
+      if (kind == "kill") expect("died");
+      // A rank that throws leaves, and its process may already be gone when somebody looks.
+      if (kind == "throw" && error.find("died") == std::string::npos) expect("left");
+      if (kind == "stop") expect("no answer in 5 s");
+      if (kind == "stop") expect("stopped by a signal");
+    }
+  }
+}
+
+std::vector<Case> cases() {
+  std::vector<std::string> backends = {"shm"};
+#ifdef FSDP_TEST_MPI
+  backends.push_back("mpi");
+#endif
+  if (std::getenv("FSDP_TEST_GPU")) backends.push_back("nccl");
+  std::vector<Case> all;
+  for (const auto& backend : backends)
+    for (const char* kind : {"kill", "stop", "throw", "mismatch"})
+      for (int victim : {0, 1}) {
+        all.push_back({backend, kind, victim});
+      }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, Faults, ::testing::ValuesIn(cases()), [](const auto& info) {
+  return info.param.backend + "_" + info.param.kind + "_rank" + std::to_string(info.param.victim);
+});
+
+}  // namespace
+}  // namespace fsdp::testing

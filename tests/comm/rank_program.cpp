@@ -1,0 +1,231 @@
+// One rank of the tests that need real processes. What it does is its first argument; what it found
+// goes to the file rank-N in the folder FSDP_TEST_DIR: "ok DIGEST", or the error's text.
+//   collectives          every operation, type and a range of sizes, checked against the expected
+//   fault KIND VICTIM    a few good operations, then rank VICTIM is killed, stopped, throws or calls
+//                        something else (kill, stop, throw, mismatch)
+//   hold MIB             maps MIB of shared memory and waits to be killed
+#include <ATen/ATen.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <iostream>
+
+#include "fsdp/fsdp.h"
+
+namespace {
+
+using fsdp::Communicator;
+using fsdp::ReduceOp;
+using fsdp::World;
+
+std::string g_dir;
+
+void leave(int rank, const std::string& text) {
+  std::string path = g_dir + "/rank-" + std::to_string(rank);
+  std::ofstream(path + ".part") << text;
+  std::rename((path + ".part").c_str(), path.c_str());
+}
+
+void require(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error("wrong result: " + what);
+}
+
+// Small whole numbers: exact in every type, so that expectations need no tolerance.
+at::Tensor values(int rank, int64_t count, at::ScalarType type, int salt) {
+  auto numbers = (at::arange(count, at::kLong) * 7 + rank * 3 + salt).remainder(5) - 1;
+  return numbers.to(type);
+}
+
+class Digest {  // FNV-1a over all results, to compare backends bit for bit
+ public:
+  void add(const at::Tensor& tensor) {
+    at::Tensor bytes = tensor.cpu().contiguous();
+    auto* data = static_cast<const unsigned char*>(bytes.data_ptr());
+    for (size_t i = 0; i < bytes.nbytes(); ++i) hash_ = (hash_ ^ data[i]) * 1099511628211ull;
+  }
+  std::string text() const { return std::to_string(hash_); }
+
+ private:
+  uint64_t hash_ = 1469598103934665603ull;
+};
+
+void check_type(const World& world, at::ScalarType type, int64_t count, bool async, Digest& digest) {
+  const Communicator& comm = world.comm();
+  int rank = comm.rank(), size = comm.size();
+  std::string what = std::string(c10::toString(type)) + " x " + std::to_string(count);
+  auto on_device = [&](const at::Tensor& tensor) { return tensor.to(world.device()); };
+  fsdp::CallOptions options{.async = async, .label = "a test"};
+
+  at::Tensor full = on_device(at::zeros({count * size}, type));
+  comm.all_gather(full, on_device(values(rank, count, type, 0)), options).wait();
+  for (int r = 0; r < size; ++r)
+    require(full.narrow(0, r * count, count).cpu().equal(values(r, count, type, 0)),
+            "all_gather of " + what);
+
+  auto expected = [&](int64_t n, ReduceOp op) {
+    at::Tensor sum = values(0, n, type, 1).to(at::kDouble);
+    for (int r = 1; r < size; ++r) {
+      at::Tensor next = values(r, n, type, 1).to(at::kDouble);
+      sum = op == ReduceOp::MAX ? at::maximum(sum, next) : sum + next;
+    }
+    return sum.to(type);
+  };
+  for (ReduceOp op : {ReduceOp::SUM, ReduceOp::MAX}) {
+    at::Tensor out = on_device(at::zeros({count}, type));
+    comm.reduce_scatter(out, on_device(values(rank, count * size, type, 1)), op, options).wait();
+    require(out.cpu().equal(expected(count * size, op).narrow(0, rank * count, count)),
+            "reduce_scatter of " + what);
+    at::Tensor all = on_device(values(rank, count, type, 1));
+    comm.all_reduce(all, op, options).wait();
+    require(all.cpu().equal(expected(count, op)), "all_reduce of " + what);
+  }
+  at::Tensor sent = on_device(values(rank, count, type, 2));
+  comm.broadcast(sent, size - 1, options).wait();
+  require(sent.cpu().equal(values(size - 1, count, type, 2)), "broadcast of " + what);
+
+  at::Tensor out = on_device(at::zeros({count * size}, type));
+  comm.all_to_all(out, on_device(values(rank, count * size, type, 3)), {}, {}, options).wait();
+  for (int r = 0; r < size; ++r)
+    require(out.narrow(0, r * count, count)
+                .cpu()
+                .equal(values(r, count * size, type, 3).narrow(0, rank * count, count)),
+            "all_to_all of " + what);
+
+  // Values that round: every backend of ours must give the same bits.
+  if (at::isFloatingType(type)) {
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(rank + 1);
+    at::Tensor rough = at::randn({count * size}, generator, at::kFloat).to(type);
+    for (ReduceOp op : {ReduceOp::SUM, ReduceOp::AVG}) {
+      at::Tensor part = on_device(at::zeros({count}, type));
+      comm.reduce_scatter(part, on_device(rough), op, options).wait();
+      at::Tensor all = on_device(rough.clone());
+      comm.all_reduce(all, op, options).wait();
+      require(all.cpu().narrow(0, rank * count, count).equal(part.cpu()) ||
+                  world.backend() == "nccl",
+              "reduce_scatter and all_reduce differ on " + what);
+      digest.add(all);
+    }
+  }
+}
+
+void check_buffers(const World& world) {
+  const Communicator& comm = world.comm();
+  int rank = comm.rank(), size = comm.size();
+  int64_t part = 1001;
+  at::Tensor full = comm.gather_buffer(part * size, at::kFloat, world.device());
+  at::Tensor gradients = comm.reduce_buffer(part * size, at::kFloat, world.device());
+  for (int step = 0; step < 3; ++step) {
+    comm.barrier();  // the others have read the last step's values
+    at::Tensor own = full.narrow(0, rank * part, part);
+    own.fill_(rank + step);
+    comm.all_gather(full, own);
+    for (int r = 0; r < size; ++r)
+      require(full.narrow(0, r * part, part).eq(r + step).all().item<bool>(), "gather_buffer");
+    gradients.fill_(rank + 1);
+    at::Tensor sum = at::zeros({part}, full.options());
+    comm.reduce_scatter(sum, gradients);
+    require(sum.eq(size * (size + 1) / 2).all().item<bool>(), "reduce_buffer");
+    comm.all_reduce(gradients);
+    require(gradients.eq(size * (size + 1) / 2).all().item<bool>(), "all_reduce of reduce_buffer");
+  }
+  // Uneven all_to_all: rank r sends r + 1 rows to everybody.
+  std::vector<int64_t> in_splits(size, rank + 1), out_splits;
+  for (int r = 0; r < size; ++r) out_splits.push_back(r + 1);
+  at::Tensor in = at::full({size * (rank + 1), 2}, rank, full.options());
+  at::Tensor out = at::zeros({size * (size + 1) / 2, 2}, full.options());
+  comm.all_to_all(out, in, out_splits, in_splits);
+  int64_t row = 0;
+  for (int r = 0; r < size; row += r + 1, ++r)
+    require(out.narrow(0, row, r + 1).eq(r).all().item<bool>(), "uneven all_to_all");
+}
+
+void check_mesh(const World& world) {
+  if (world.size() % 2) return;
+  fsdp::DeviceMesh mesh(world, {{"replicate", 2}, {"shard", world.size() / 2}});
+  at::Tensor t = at::full({3}, world.rank(), at::TensorOptions().device(world.device()));
+  mesh.comm("shard", "gather").all_reduce(t);
+  int half = world.size() / 2, first = mesh.coordinate("replicate") * half, sum = 0;
+  for (int r = first; r < first + half; ++r) sum += r;
+  require(t.eq(sum).all().item<bool>(), "a mesh's shard dimension");
+  at::Tensor u = at::full({3}, world.rank(), t.options());
+  mesh.comm("replicate").all_reduce(u, ReduceOp::MAX);
+  require(u.eq(half + mesh.coordinate("shard")).all().item<bool>(), "a mesh's replicate dimension");
+}
+
+std::string collectives(const World& world) {
+  Digest digest;
+  bool nccl = world.backend() == "nccl";
+  for (bool async : {false, true}) {
+    for (at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kByte,
+                                at::kChar, at::kShort, at::kInt, at::kLong}) {
+      if (nccl && type == at::kShort) continue;  // NCCL has no 16-bit integer
+      for (int64_t count : {1, 3, 1000}) check_type(world, type, count, async, digest);
+    }
+    check_type(world, at::kFloat, 300001, async, digest);
+    check_type(world, at::kBFloat16, 1100003, async, digest);
+  }
+  check_buffers(world);
+  check_mesh(world);
+  world.comm().barrier();
+  return digest.text();
+}
+
+void fault(const World& world, const std::string& kind, int victim) {
+  const Communicator& comm = world.comm();
+  at::Tensor data = at::ones({1000}, at::TensorOptions().device(world.device()));
+  for (int i = 0; i < 3; ++i) comm.all_reduce(data, ReduceOp::MAX);
+  comm.barrier();
+  if (world.rank() == victim) {
+    if (kind == "kill") raise(SIGKILL);
+    if (kind == "stop") raise(SIGSTOP);
+    if (kind == "throw") throw std::runtime_error("a planned exception");
+    if (kind == "mismatch") {
+      at::Tensor full = at::zeros({500 * comm.size()}, data.options());
+      comm.all_gather(full, data.narrow(0, 0, 500));
+      comm.barrier();
+      return;
+    }
+  }
+  comm.all_reduce(data, ReduceOp::SUM, {.label = "unit layers.7"});
+  comm.barrier();
+}
+
+int run(int argc, char** argv) {
+  std::string scenario = argc > 1 ? argv[1] : "";
+  World world = fsdp::init();
+  if (scenario == "collectives") {
+    leave(world.rank(), "ok " + collectives(world) + " " + world.launcher());
+  } else if (scenario == "fault") {
+    try {
+      fault(world, argv[2], std::stoi(argv[3]));
+      leave(world.rank(), "ok");
+    } catch (const fsdp::Error& error) {
+      leave(world.rank(), error.what());
+      throw;
+    }
+  } else if (scenario == "hold") {
+    at::Tensor held = world.comm().gather_buffer(std::stoll(argv[2]) << 20, at::kByte, at::kCPU);
+    held.fill_(1);
+    world.comm().barrier();
+    leave(world.rank(), "ok");
+    for (;;) pause();
+  } else {
+    std::cerr << "rank_program: no such scenario\n";
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  g_dir = std::getenv("FSDP_TEST_DIR") ? std::getenv("FSDP_TEST_DIR") : ".";
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "rank_program: " << error.what() << std::endl;
+    return 3;
+  }
+}

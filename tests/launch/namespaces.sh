@@ -1,0 +1,83 @@
+#!/bin/bash
+# fsdp run --nnodes 2 as it is on two machines: two launchers in two network namespaces, joined by a
+# cable (veth) that can be pulled. The namespaces have no names and live as long as their processes, so
+# nothing is left behind whatever ends this script.
+#
+# usage: namespaces.sh /path/to/fsdp      exit: 0 passed, 77 not allowed to make namespaces, else failed
+set -u
+fsdp=$1
+
+for tool in unshare nsenter ip; do
+  command -v $tool > /dev/null || { echo "FAILED: this test needs $tool (util-linux, iproute2)."; exit 1; }
+done
+if [ "${FSDP_IN_NAMESPACE:-}" = "" ]; then
+  export FSDP_IN_NAMESPACE=1
+  if unshare --net true 2> /dev/null; then
+    exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$@"
+  elif unshare --user --map-root-user --net true 2> /dev/null; then
+    exec unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc "$0" "$@"
+  fi
+  echo "SKIPPED, NOT PASSED: making network namespaces needs root, or user namespaces for everybody"
+  echo "  (sysctl kernel.unprivileged_userns_clone=1 or kernel.apparmor_restrict_unprivileged_userns=0)."
+  exit 77
+fi
+
+folder=$(mktemp -d)
+unshare --net sleep infinity &
+other=$!
+trap 'rm -rf "$folder"; kill $other' EXIT
+failures=0
+fail() {
+  echo "FAILED: $*"
+  failures=$((failures + 1))
+  tail -n 30 "$folder"/*.txt
+}
+
+until [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do :; done
+there() { nsenter --target $other --net "$@"; }
+ip link add cable0 type veth peer name cable1 netns $other || { echo "FAILED: no veth here."; exit 1; }
+ip addr add 10.77.0.1/24 dev cable0 && ip link set cable0 up && ip link set lo up
+there ip addr add 10.77.0.2/24 dev cable1 && there ip link set cable1 up && there ip link set lo up
+
+# both CODE FLAGS... -- PROGRAM...: runs it as two nodes and expects CODE from both launchers.
+both() {
+  local expected=$1 first second
+  shift
+  "$fsdp" run --nnodes 2 --node-rank 0 --master 10.77.0.1:29500 "$@" > "$folder/0.txt" 2>&1 &
+  first=$!
+  there "$fsdp" run --nnodes 2 --node-rank 1 --master 10.77.0.1:29500 "$@" > "$folder/1.txt" 2>&1 &
+  second=$!
+  wait $first; first=$?
+  wait $second; second=$?
+  [ $first = "$expected" ] && [ $second = "$expected" ] || fail "codes $first and $second, not $expected"
+}
+shows() { grep -q -- "$2" "$folder/$1.txt" || fail "node $1 does not show: $2"; }
+
+echo "== two nodes of two ranks"
+both 0 -n 2 -- sh -c 'echo $RANK of $WORLD_SIZE, $LOCAL_RANK on $GROUP_RANK, master $MASTER_ADDR'
+for rank in 0 1; do shows 0 "\[$rank\] $rank of 4, $rank on 0, master 10.77.0.1"; done
+for rank in 2 3; do shows 1 "\[$rank\] $rank of 4, $((rank - 2)) on 1, master 10.77.0.1"; done
+
+echo "== a rank of node 1 fails: both end with its code"
+both 9 -n 2 -- sh -c 'if [ $RANK = 3 ]; then echo last words; exit 9; fi; sleep 1000'
+for node in 0 1; do
+  shows $node "error: rank 3 (pid [0-9]*) on node 1 exited with code 9"
+  shows $node "    last words"
+done
+
+echo "== and start again when asked"
+both 0 -n 1 --max-restarts 1 -- sh -c 'test $TORCHELASTIC_RESTART_COUNT = 1 || { test $RANK = 1 && exit 9; sleep 1000; }'
+for node in 0 1; do shows $node "restart 1 of 1"; done
+
+echo "== the cable is pulled: both notice within a minute, and end"
+(
+  until [ -s "$folder/rank-0" ] && [ -s "$folder/rank-1" ]; do sleep 0.05; done
+  ip link set cable0 down
+) &
+both 1 -n 1 -- sh -c "echo \$\$ > $folder/rank-\$RANK; exec sleep 1000"
+shows 0 "the launcher of node 1 (10.77.0.2) is gone"
+shows 1 "the launcher of node 0 (10.77.0.1) is gone"
+for rank in 0 1; do kill -0 "$(cat "$folder/rank-$rank")" 2> /dev/null && fail "rank $rank still runs"; done
+
+[ $failures = 0 ] && echo PASSED
+exit $((failures > 0))
