@@ -1,3 +1,112 @@
+// fsdp doctor: what is on this machine that fsdp uses, one row a thing, and what to do about every
+// row that would hurt. The rows come from probes.h; a probe that fails is a row as well.
 #include <CLI/CLI.hpp>
+#include <cctype>
+#include <iostream>
+#include <memory>
+
+#include "base/table.h"
+#include "base/terminal.h"
 #include "cli/commands.h"
-namespace fsdp::cli { void add_doctor(CLI::App& app, Action& action) { auto* c = app.add_subcommand("doctor"); c->callback([&action]{ action=[]{return 0;}; }); } }
+#include "cli/probes.h"
+#include "fsdp/error.h"
+
+namespace fsdp::cli {
+namespace {
+
+struct Probe {
+  const char* item;  // a stable key of --json
+  Finding (*look)();
+};
+
+constexpr Probe kProbes[] = {
+    {"fsdp", probe_fsdp},
+    {"compiler", probe_compiler},
+    {"LibTorch", probe_libtorch},
+    {"CUDA library", probe_cuda_library},
+    {"GPUs", probe_gpus},
+    {"NCCL", probe_nccl},
+    {"MPI", probe_mpi},
+    {"cores", probe_cores},
+    {"memory", probe_memory},
+    {"shared memory", probe_shared_memory},
+    {"peer watch", probe_peer_watch},
+    {"/dev/shm", probe_dev_shm},
+    {"limits", probe_limits},
+    {"huge pages", probe_huge_pages},
+    {"launcher", probe_launcher},
+    {"environment", probe_environment},
+    {"python peer", probe_python},
+};
+
+struct Look {
+  const char* word;
+  const char* colour;
+};
+
+constexpr Look kLooks[] = {{"ok", "32"}, {"note", "33"}, {"problem", "31"}};  // by Finding::Status
+
+Finding look(const Probe& probe) {
+  try {
+    return probe.look();
+  } catch (const Error& problem) {
+    return {problem.message(), Finding::kProblem,
+            problem.hint().empty() ? "see docs/ for what this needs." : problem.hint()};
+  } catch (const std::exception& surprise) {
+    return {std::string("could not be looked at: ") + surprise.what(), Finding::kProblem,
+            "this is a fault of fsdp doctor itself; please report it with this line."};
+  }
+}
+
+// One line of valid UTF-8: environments and drivers hold anything.
+std::string one_line(std::string raw) {
+  using Json = nlohmann::json;
+  for (char& c : raw)
+    if (std::iscntrl(static_cast<unsigned char>(c))) c = ' ';
+  return Json::parse(Json(raw).dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+int run_doctor(bool json) {
+  Table table({{"item", "item", Table::kLeft},
+               {"found", "found", Table::kLeft},
+               {"status", "status", Table::kLeft},
+               {"hint", ""}});
+  std::string hints;
+  bool problem = false;
+  for (const Probe& probe : kProbes) {
+    Finding finding = look(probe);
+    const Look& shown = kLooks[finding.status];
+    std::string hint = one_line(finding.hint);
+    table.add({text(probe.item),
+               text(one_line(finding.found)),
+               {shown.word, shown.word, shown.colour},
+               text(hint)});
+    if (!hint.empty())
+      hints += "\n" + paint(STDOUT, shown.colour, probe.item) + "\n  HINT: " + hint + "\n";
+    problem |= finding.status == Finding::kProblem;
+  }
+  table.print(std::cout, json);
+  if (!json) std::cout << hints;
+  return problem ? 1 : 0;
+}
+
+}  // namespace
+
+void Finding::complain(Status how, const std::string& what_to_do) {
+  status = std::max(status, how);
+  hint += (hint.empty() ? "" : " ") + what_to_do;
+}
+
+void add_doctor(CLI::App& app, Action& action) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* command =
+      app.add_subcommand("doctor", "Show what this machine has for fsdp, and what would hurt");
+  command->add_flag("--json", *json, "One JSON object a line");
+  command->footer(
+      "Run it where and how the ranks run (in the container, under the launcher).\n"
+      "A note works but could be better; a problem must be solved first, and makes the exit code "
+      "1.");
+  command->callback([json, &action] { action = [json] { return run_doctor(*json); }; });
+}
+
+}  // namespace fsdp::cli

@@ -1,6 +1,7 @@
 // fsdp run: the flags of the launcher (src/launch), torchrun's spellings among them.
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 
 #include "cli/commands.h"

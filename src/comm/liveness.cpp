@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <exception>
+
 #include "comm/store.h"
 #include "fsdp/error.h"
 
@@ -17,7 +19,8 @@ std::string key(const char* what, int rank) { return std::string(what) + "/" + s
 
 Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
                    std::chrono::milliseconds timeout)
-    : store_(store), rank_(rank), store_in_rank0_(store_in_rank0), peers_(size) {
+    : store_(store), rank_(rank), store_in_rank0_(store_in_rank0), timeout_(timeout),
+      peers_(size) {
   std::string host = host_identity();
   store->set(key("process", rank), std::to_string(getpid()) + " " + host);
   await_ranks(*store, "process", size, timeout,
@@ -46,9 +49,24 @@ Liveness::~Liveness() {
   stop_.notify_all();
   if (heart_.joinable()) heart_.join();
   try {
-    store().set(key("ended", static_cast<int>(store().add("endings", 1))), std::to_string(rank_));
+    store().set(key("ended", rank_), "");
+    store().add("endings", 1);  // last: who holds the store may go once everybody did this
+    if (store_in_rank0_ && rank_ == 0 && std::uncaught_exceptions() == 0) hold_store();
   } catch (const std::exception&) {  // who holds the store ended before us
   }
+}
+
+// The others still use the store while they work; it must not go before they do.
+void Liveness::hold_store() {
+  auto deadline = std::chrono::steady_clock::now() + timeout_;
+  auto somebody_runs = [&] {
+    if (store().add("endings", 0) >= static_cast<int64_t>(peers_.size())) return false;
+    for (size_t r = 1; r < peers_.size(); ++r)
+      if (!peers_[r].here || peers_[r].process.alive()) return true;
+    return false;
+  };
+  while (somebody_runs() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }
 
 void Liveness::beat() {
@@ -73,12 +91,10 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
   }
   try {
     if (auto failure = store().get("failure")) return *failure;
-    for (int64_t n = store().add("endings", 0); n > 0; --n) {
-      auto ended = store().get(key("ended", static_cast<int>(n)));
+    if (store().add("endings", 0) > 0)
       for (int r : ranks)
-        if (ended && r != rank_ && *ended == std::to_string(r))
-          return "rank " + *ended + " left (an exception or a normal end)";
-    }
+        if (r != rank_ && store().get(key("ended", r)))
+          return "rank " + std::to_string(r) + " left (an exception or a normal end)";
     for (int r : ranks) {
       Peer& peer = peers_[r];
       if (r == rank_ || peer.here) continue;

@@ -56,11 +56,13 @@ class Liveness {
     std::chrono::steady_clock::time_point changed;
   };
   void beat();
+  void hold_store();
   BoundedStore& store();  // gives up on it once its process is dead
 
   BoundedStore store_;
   int rank_;
   bool store_in_rank0_;
+  std::chrono::milliseconds timeout_;
   std::vector<Peer> peers_;
   bool one_host_ = true;
   std::mutex mutex_;

@@ -3,7 +3,14 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <thread>
 
 #include "comm/modules.h"
 #include "fsdp/error.h"
@@ -12,11 +19,43 @@ namespace fsdp::comm {
 namespace {
 
 using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 
 std::string host_name() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
   return name;
+}
+
+// Waits until somebody listens there: "" or why not. c10d's own retries log a stack trace each.
+std::string await_listener(const std::string& host, int port, milliseconds timeout) {
+  auto deadline = steady_clock::now() + timeout;
+  std::string why;
+  do {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    int problem = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+    if (problem) why = gai_strerror(problem);
+    for (addrinfo* address = found; address; address = address->ai_next) {
+      int fd = socket(address->ai_family, address->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+      int error = connect(fd, address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
+      pollfd waiting{fd, POLLOUT, 0};
+      if (error == EINPROGRESS) {
+        socklen_t length = sizeof error;
+        error = poll(&waiting, 1, 1000) == 1 ? 0 : ETIMEDOUT;
+        if (!error) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+      }
+      close(fd);
+      if (error == 0) {
+        freeaddrinfo(found);
+        return "";
+      }
+      why = std::strerror(error);
+    }
+    if (found) freeaddrinfo(found);
+    std::this_thread::sleep_for(milliseconds(20));
+  } while (steady_clock::now() < deadline);
+  return why;
 }
 
 Store open_store(const std::string& host, int port, bool server, int rank, milliseconds timeout) {
@@ -25,22 +64,23 @@ Store open_store(const std::string& host, int port, bool server, int rank, milli
   options.isServer = server;
   options.waitWorkers = false;  // we wait ourselves, and can say for whom
   options.timeout = timeout;
+  std::string where = host + ":" + std::to_string(port), why;
+  if (!server) why = await_listener(host, port, timeout);
   try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
+    if (why.empty()) return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const std::exception& failure) {
-    std::string where = host + ":" + std::to_string(port);
-    std::string reason = failure.what();
-    reason = reason.substr(0, reason.find('\n'));
-    if (server)
-      throw Error("rank " + std::to_string(rank) + " could not open the store at " + where + ": " +
-                      reason,
-                  "another program may have the port: set MASTER_PORT to a free one (fsdp run finds "
-                  "one by itself).");
-    throw Error("rank " + std::to_string(rank) + " could not reach the store of rank 0 at " + where +
-                    " in " + std::to_string(timeout.count() / 1000) + " s: " + reason,
-                "see whether rank 0 runs, and whether MASTER_ADDR and MASTER_PORT (" + where +
-                    ") can be reached from this host. FSDP_TIMEOUT (seconds) allows more time.");
+    why = failure.what();
+    why = why.substr(0, why.find('\n'));
   }
+  if (server)
+    throw Error("rank " + std::to_string(rank) + " could not open the store at " + where + ": " + why +
+                    ".",
+                "another program may have the port: set MASTER_PORT to a free one (fsdp run finds "
+                "one by itself).");
+  throw Error("rank " + std::to_string(rank) + " could not reach the store of rank 0 at " + where +
+                  " in " + std::to_string(timeout.count() / 1000) + " s: " + why + ".",
+              "see whether rank 0 runs, and whether MASTER_ADDR and MASTER_PORT (" + where +
+                  ") can be reached from this host. FSDP_TIMEOUT (seconds) allows more time.");
 }
 
 }  // namespace

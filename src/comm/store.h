@@ -16,6 +16,11 @@ namespace fsdp::comm {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
 
+// Waits until all keys are there; false at the timeout. Polls: a store's own wait holds its connection,
+// logs a stack trace when it times out, and cannot say which key it was.
+bool await_keys(c10d::Store& store, const std::vector<std::string>& keys,
+                std::chrono::milliseconds timeout);
+
 // Waits until key PREFIX/r is set for every r below `size`; Error names the ranks that are missing.
 // `what` begins the message: "rank 0: joining the world".
 void await_ranks(c10d::Store& store, const std::string& prefix, int size,

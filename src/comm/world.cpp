@@ -9,6 +9,7 @@
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "comm/fake_backend.h"
 #include "comm/liveness.h"
 #include "comm/modules.h"
@@ -75,6 +76,15 @@ at::Device select_device(const comm::LaunchEnvironment& launch) {
     throw Error("the nccl backend needs a GPU, and none is visible.",
                 "see nvidia-smi and CUDA_VISIBLE_DEVICES, or use the shm or mpi backend.");
   int device = launch.local_rank % devices;
+  if (launch.local_size > devices) {
+    // NCCL refuses two ranks on one GPU of one host, so each says it is a host of its own.
+    std::string host = host_identity() + "-" + std::to_string(launch.local_rank);
+    setenv("NCCL_HOSTID", host.c_str(), /*overwrite=*/0);
+    if (launch.local_size == launch.size) setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
+    if (launch.local_rank == 0)
+      log::info(std::to_string(launch.local_size) + " ranks share " + std::to_string(devices) +
+                " GPU(s); they talk over sockets, which is slow.");
+  }
   cuda.select(device);
   return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device));
 }

@@ -1,6 +1,7 @@
 #include "launch/attempt.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -41,7 +41,7 @@ std::vector<Case> cases() {
 #ifdef FSDP_TEST_MPI
   all.insert(all.end(), {{"mpi", 1}, {"mpi", 2}, {"mpi", 3}, {"mpi", 4}});
 #endif
-  if (std::getenv("FSDP_TEST_GPU")) all.insert(all.end(), {{"nccl", 1}, {"nccl", 2}});
+  if (has_gpu()) all.insert(all.end(), {{"nccl", 1}, {"nccl", 2}});
   return all;
 }
 

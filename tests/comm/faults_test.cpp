@@ -60,7 +60,7 @@ std::vector<Case> cases() {
 #ifdef FSDP_TEST_MPI
   backends.push_back("mpi");
 #endif
-  if (std::getenv("FSDP_TEST_GPU")) backends.push_back("nccl");
+  if (has_gpu()) backends.push_back("nccl");
   std::vector<Case> all;
   for (const auto& backend : backends)
     for (const char* kind : {"kill", "stop", "throw", "mismatch"})

@@ -135,6 +135,15 @@ class Ranks {
   std::vector<pid_t> pids_;
 };
 
+// The nccl cells run wherever there is a GPU and the CUDA library was built.
+inline bool has_gpu() {
+#ifdef FSDP_TEST_CUDA
+  return access("/dev/nvidia0", F_OK) == 0;
+#else
+  return false;
+#endif
+}
+
 // mpirun that lets the others go on when one rank dies, so that their errors can be seen.
 inline std::vector<std::string> mpirun(int size) {
   return {"mpirun", "--allow-run-as-root", "--oversubscribe", "--enable-recovery",

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "fsdp/error.h"
 
 namespace fsdp::launch {

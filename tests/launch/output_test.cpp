@@ -6,8 +6,9 @@
 
 #include <cerrno>
 #include <csignal>
-
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+
 #include "launch/failure.h"
 
 namespace fsdp::launch {

@@ -151,6 +151,7 @@ TEST(Run, ARankThatIgnoresSigtermIsKilledAfterTheGrace) {
                          folder.path()}));
   EXPECT_EQ(run.wait(), 3);
   EXPECT_TRUE(has(run.err(), "1 rank did not end within the grace: killing (SIGKILL)."));
+  EXPECT_TRUE(has_not(run.err(), "left behind"));
   EXPECT_TRUE(is_gone(folder.read_pid("pid")));
 }
 

@@ -23,7 +23,9 @@ namespace {
 
 constexpr int64_t kStagingBytes = 256 << 10;  // two of these a rank; fits a second-level cache
 constexpr milliseconds kSlice{50};            // how long a sleeping rank goes without a look around
-constexpr int kSpins = 4000;                  // about 50 microseconds
+// Longer than waking a sleeper takes (some 100 microseconds in a virtual machine): two ranks that both
+// sleep keep each other asleep, one waking the other in turn, for as long as they go on.
+constexpr std::chrono::microseconds kSpin{400};
 
 enum class State : uint32_t { kAbsent, kJoined, kLeft, kFailed };
 
@@ -86,8 +88,8 @@ int64_t slots_bytes(int size) { return round_up(size * int64_t{sizeof(Slot)}, 40
 
 Group::Group(std::string name, int rank, int size, const Exchange& exchange, milliseconds timeout)
     : name_(std::move(name)), rank_(rank), size_(size), timeout_(timeout) {
-  // Spinning while somebody else needs the core only delays what is waited for.
-  spins_ = size <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 0;
+  // With more ranks than cores, the one that is waited for may need this core.
+  yields_ = size > static_cast<int>(std::thread::hardware_concurrency());
   join(exchange);
 }
 
@@ -143,11 +145,15 @@ void Group::publish() {
 
 void Group::await(int peer, uint32_t target) {
   std::atomic<uint32_t>& clock = slot(peer).clock;
-  for (int i = 0; i <= spins_; ++i) {
-    if (reached(clock.load(std::memory_order_acquire), target)) return;
-    relax();
-  }
+  if (reached(clock.load(std::memory_order_acquire), target)) return;
   auto started = steady_clock::now();
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (reached(clock.load(std::memory_order_acquire), target)) return;
+      if (yields_) std::this_thread::yield();
+      else relax();
+    }
+  } while (steady_clock::now() - started < kSpin);
   for (;;) {
     uint32_t seen = clock.load();
     if (reached(seen, target)) return;

@@ -98,7 +98,7 @@ class Group {
   bool compared_ = false;         // descriptions of the operation that runs
   int buffer_ = 0;                // staging buffer of the round that runs
   uint32_t released_[2] = {0, 0}; // clock at which everybody has left staging buffer 0, 1
-  int spins_;
+  bool yields_;                   // while spinning
 
   mutable std::mutex windows_mutex_;
   int32_t next_window_ = 0;

@@ -1,0 +1,293 @@
+// Probes of what this host and the shell allow: cores, memory, what ranks need to share memory,
+// limits, and the environment that launchers and people leave. Files of /proc and /sys may be
+// missing or hold anything.
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "base/environment.h"
+#include "base/table.h"
+#include "cli/probes.h"
+#include "comm/launch_environment.h"
+#include "comm/shm/mapping.h"
+#include "fsdp/error.h"
+#include "launch/environment.h"
+
+extern char** environ;
+
+namespace fsdp::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The number a file starts with; none where it is missing or says "max".
+std::optional<double> number_in(const fs::path& path) {
+  std::ifstream file(path);
+  double value = 0;
+  if (file >> value) return value;
+  return std::nullopt;
+}
+
+// Bytes of a line "MemTotal:  16384 kB".
+std::optional<double> meminfo(const std::string& name) {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string key;
+    double kilobytes = 0;
+    if (words >> key >> kilobytes && key == name + ":") return kilobytes * 1024;
+  }
+  return std::nullopt;
+}
+
+// The tightest memory limit of our cgroup and those above it, infinity if none has one. Inside a
+// container the path may be the host's and missing here; the parents are then what counts.
+double cgroup_memory_limit() {
+  double least = std::numeric_limits<double>::infinity();
+  std::istringstream lines(contents("/proc/self/cgroup"));
+  for (std::string line; std::getline(lines, line);) {  // "0::/path" or "4:memory:/path"
+    bool second = line.starts_with("0::");
+    size_t memory = line.find(":memory:");
+    if (!second && memory == std::string::npos) continue;
+    fs::path base = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    fs::path path = fs::path(line.substr(second ? 3 : memory + 8)).relative_path();
+    for (bool more = true; more; path = path.parent_path()) {
+      auto limit = number_in(base / path / (second ? "memory.max" : "memory.limit_in_bytes"));
+      least = std::min(least, limit.value_or(least));
+      more = !path.empty();
+    }
+  }
+  return least;
+}
+
+rlim_t limit_of(int resource) {
+  rlimit limit{};
+  return getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) == 0 ? limit.rlim_cur
+                                                                            : RLIM_INFINITY;
+}
+
+// A process that does nothing but hold copies of our descriptors, as another rank would.
+class Bystander {
+ public:
+  Bystander() : pid_(fork()) {
+    if (pid_ != 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) pause();
+  }
+  ~Bystander() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_;
+};
+
+void check_backend() {
+  std::string backend = environment::text("FSDP_BACKEND").value_or("auto");
+  for (const char* known : {"shm", "mpi", "nccl", "fake", "auto"})
+    if (backend == known) return;
+  throw Error("FSDP_BACKEND=" + backend + " names no backend:",
+              "choose shm, mpi, nccl, fake or auto, or unset it.");
+}
+
+void check_timeout() {
+  int64_t seconds = environment::integer("FSDP_TIMEOUT").value_or(300);
+  if (seconds < 1 || seconds > 1000000)
+    throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " is no useful time:",
+                "give seconds, from 1 to 1000000, or unset it.");
+}
+
+void check_fake_world() {
+  if (environment::integer("FSDP_FAKE_WORLD").value_or(1) < 1)
+    throw Error("FSDP_FAKE_WORLD holds no ranks:", "give 1 or more, or unset it.");
+}
+
+bool changes_us(const std::string& name) {
+  static const std::set<std::string> names = {"CUDA_VISIBLE_DEVICES", "FSDP_BACKEND",
+                                              "FSDP_FAKE_WORLD",      "FSDP_HOST_ID",
+                                              "FSDP_TIMEOUT",         "OMP_NUM_THREADS"};
+  return names.count(name) || name.starts_with("NCCL_") || name.starts_with("TORCH_NCCL_");
+}
+
+}  // namespace
+
+Finding probe_cores() {
+  int hardware = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), affinity = hardware;
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) == 0) affinity = CPU_COUNT(&mask);
+  int quota = launch::quota_cores("/sys/fs/cgroup", contents("/proc/self/cgroup"));
+  int usable = launch::available_cores();
+  auto n = [](int64_t value) { return std::to_string(value); };
+  Finding finding{n(hardware) + " online, " + n(affinity) + " by affinity, " +
+                  (quota > 0 ? n(quota) + " by cgroup quota" : "no cgroup quota")};
+  if (quota > 0 && quota < affinity)
+    finding.complain(
+        Finding::kNote,
+        "threads beyond the quota are stopped, in the middle of a collective, too: keep "
+        "ranks x OMP_NUM_THREADS at " +
+            n(quota) + " or less, or raise the quota.");
+  // OpenMP also takes a list ("4,2"); the first is what counts here.
+  auto asked = environment::text("OMP_NUM_THREADS");
+  int threads = asked ? std::atoi(asked->c_str()) : 1;
+  if (threads < 1)
+    finding.complain(
+        Finding::kNote,
+        "OMP_NUM_THREADS=" + *asked + " is no number of threads, and " + "is ignored; unset it.");
+  if (threads > usable)
+    finding.complain(Finding::kNote, "OMP_NUM_THREADS=" + n(threads) + " is more than the " +
+                                         n(usable) +
+                                         " usable cores; ranks would take turns. Set it "
+                                         "to cores / ranks, or unset it: fsdp run then does.");
+  return finding;
+}
+
+Finding probe_memory() {
+  auto total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+  if (!total || !available)
+    return {"unknown", Finding::kNote, "/proc/meminfo could not be read; is /proc mounted?"};
+  double limit = cgroup_memory_limit(), usable = std::min(*available, limit);
+  bool limited = limit < *total;  // old cgroups write "none" as a huge number
+  Finding finding{human_bytes(*total) + ", " + human_bytes(*available) + " available, " +
+                  (limited ? human_bytes(limit) + " by cgroup limit" : "no cgroup limit")};
+  if (usable < 2 * kGiB)
+    finding.complain(Finding::kNote,
+                     "only " + human_bytes(usable) +
+                         " are left for every rank on this host together; end other "
+                         "programs or raise the container's limit.");
+  return finding;
+}
+
+Finding probe_shared_memory() {
+  using comm::shm::Mapping;
+  auto memory = Mapping::create(1 << 20, "fsdp doctor");
+  memory->data()[0] = 1;
+  Bystander other;
+  if (other.pid() < 0)
+    return {"no process can be started", Finding::kProblem, "raise the limit on them (ulimit -u)."};
+  auto address = memory->address();
+  address.pid = other.pid();
+  Mapping::open(address, "fsdp doctor");
+  return {"memfd works, between processes too"};
+}
+
+Finding probe_peer_watch() {
+#ifdef SYS_pidfd_open
+  long handle = syscall(SYS_pidfd_open, getpid(), 0);
+  if (handle >= 0) {
+    close(static_cast<int>(handle));
+    return {"pidfd_open works"};
+  }
+#endif
+  return {"no pidfd_open", Finding::kNote,
+          "a rank that dies is then noticed through /proc, which reuse of its number could fool; "
+          "Linux 5.3 or newer has it, if the container's seccomp profile lets it through."};
+}
+
+Finding probe_dev_shm() {
+  struct statvfs info {};
+  bool there = statvfs("/dev/shm", &info) == 0;
+  double bytes =
+      there ? static_cast<double>(info.f_blocks) * static_cast<double>(info.f_frsize) : 0;
+  Finding finding{there ? human_bytes(bytes) : "missing"};
+  if (bytes <= 64 * kMiB)  // what docker gives
+    finding.complain(Finding::kNote,
+                     "fsdp does not use it, but NCCL and PyTorch's data loaders do: start the "
+                     "container with --shm-size=8g.");
+  return finding;
+}
+
+Finding probe_limits() {
+  auto bytes = [](rlim_t limit) {
+    return limit == RLIM_INFINITY ? std::string("unlimited")
+                                  : human_bytes(static_cast<double>(limit));
+  };
+  rlim_t space = limit_of(RLIMIT_AS), locked = limit_of(RLIMIT_MEMLOCK);
+  rlim_t files = limit_of(RLIMIT_NOFILE);
+  Finding finding{"address space " + bytes(space) + ", locked memory " + bytes(locked) +
+                  ", open files " + (files == RLIM_INFINITY ? "unlimited" : std::to_string(files))};
+  if (space != RLIM_INFINITY)
+    finding.complain(Finding::kNote,
+                     "ranks map each other's memory, so the address space fills up long before the "
+                     "memory does: ulimit -v unlimited.");
+  if (gpu_present() && locked < static_cast<rlim_t>(64 * kMiB))
+    finding.complain(Finding::kNote,
+                     "NCCL over InfiniBand registers locked memory: ulimit -l unlimited (docker: "
+                     "--ulimit memlock=-1).");
+  if (files < 1024)
+    finding.complain(Finding::kNote, "every rank opens files of every other: ulimit -n 4096.");
+  return finding;
+}
+
+Finding probe_huge_pages() {
+  constexpr const char* kFile = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+  std::string choices = contents(kFile);  // "always within_size advise [never] deny force"
+  size_t open = choices.find('['), close = choices.find(']');
+  if (open == std::string::npos || close == std::string::npos || close < open)
+    return {"none for shared memory in this kernel"};
+  std::string chosen = choices.substr(open + 1, close - open - 1);
+  Finding finding{chosen + " for shared memory"};
+  if (chosen == "never" || chosen == "deny")
+    finding.complain(
+        Finding::kNote,
+        std::string("large models would be gathered faster with them: echo advise | sudo "
+                    "tee ") +
+            kFile + ".");
+  return finding;
+}
+
+Finding probe_launcher() {
+  comm::LaunchEnvironment found = comm::read_launch_environment();
+  if (found.launcher == "none") return {"none: a world of one rank"};
+  std::string master = found.master_host.empty()
+                           ? "not said"
+                           : found.master_host + ":" + std::to_string(found.master_port);
+  return {found.launcher + ": rank " + std::to_string(found.rank) + " of " +
+          std::to_string(found.size) + " (local " + std::to_string(found.local_rank) + " of " +
+          std::to_string(found.local_size) + "), master " + master};
+}
+
+Finding probe_environment() {
+  std::set<std::string> set;
+  for (char** entry = environ; *entry; ++entry) {
+    std::string text = *entry;
+    if (changes_us(text.substr(0, text.find('=')))) set.insert(text);
+  }
+  Finding finding;
+  for (const std::string& entry : set) finding.found += (finding.found.empty() ? "" : ", ") + entry;
+  if (set.empty()) finding.found = "nothing set that changes fsdp";
+  for (auto check : {check_backend, check_timeout, check_fake_world}) {
+    try {
+      check();
+    } catch (const Error& wrong) {
+      finding.complain(Finding::kProblem, wrong.message() + " " + wrong.hint());
+    }
+  }
+  return finding;
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""includes_test.py SOURCE_DIR [--self-test]: docs/architecture.md, held against the code.
+
+Reads the table of rooms there and looks at every #include in src/ and include/: a room includes
+only what its row allows, public headers include nothing of src/, and rooms without LibTorch's
+libraries stay without them. Also: how files begin, and how long they are. Prints FILE:LINE and a
+sentence for each violation and exits with 1. --self-test plants violations in a copy and expects
+to find each.
+"""
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+
+LONGEST = 600  # lines
+HEADERS = {".h", ".hpp", ".cuh"}
+SOURCES = HEADERS | {".cpp", ".cc", ".cu"}
+PUBLIC = "include/fsdp"
+INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+# Words of the last column that are no rooms, and the headers that they stand for. The first that
+# matches a header decides what it is.
+OUTSIDE = [
+    ("MPI", re.compile(r"mpi\.h$")),
+    ("CUDA", re.compile(r"(ATen|c10)/cuda/|cuda|cu[a-z]+\.h$|nccl|.*/ProcessGroupNCCL")),
+    ("LibTorch headers", re.compile(r"c10/|torch/headeronly/")),
+    ("LibTorch", re.compile(r"ATen/|torch/|caffe2/")),
+]
+IMPLIED = {"LibTorch": {"LibTorch headers"}}
+
+
+class Room:
+    def __init__(self, folder, allowed, planned, line):
+        self.folder = folder    # "src/comm/core"
+        self.allowed = allowed  # {"base", "LibTorch headers"}
+        self.planned = planned
+        self.line = line        # in the document
+
+    @property
+    def name(self):
+        return self.folder.removeprefix("src/")
+
+
+def read_rooms(document):
+    """The rows of the first table whose columns are: room, what lives there, may use."""
+    rooms, inside = {}, False
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if cells == ["room", "what lives there", "may use"]:
+            inside = True
+        elif inside and not line.startswith("|"):
+            break
+        elif inside and len(cells) == 3 and not cells[0].startswith("-"):
+            folder = re.search(r"`([^`]+)`", cells[0])
+            allowed = set(re.findall(r"`([^`]+)`", cells[2]))
+            if folder and (allowed or cells[2] == "nobody"):
+                for word in list(allowed):
+                    allowed |= IMPLIED.get(word, set())
+                room = Room(folder[1], allowed, "*planned*" in cells[0], number)
+                rooms[room.name] = room
+    return rooms
+
+
+class Check:
+    def __init__(self, root):
+        self.root = root
+        self.document = root / "docs/architecture.md"
+        self.rooms = read_rooms(self.document)
+        self.violations = []
+        self.needs_libtorch = {}  # public header: bool
+
+    def report(self, path, line, sentence):
+        self.violations.append(f"{path.relative_to(self.root)}:{line}: {sentence}")
+
+    def run(self):
+        if len(self.rooms) < 2:
+            self.report(self.document, 1, "has no table: room, what lives there, may use.")
+            return self.violations
+        self.check_table()
+        for path in self.files("src", "include"):
+            self.check_includes(path)
+        for path in self.files("src", "include", "tests", "examples"):
+            self.check_shape(path)
+        return self.violations
+
+    def files(self, *folders):
+        for folder in folders:
+            for path in sorted((self.root / folder).rglob("*")):
+                if path.suffix in SOURCES and path.is_file():
+                    yield path
+
+    # --- the table itself ---
+
+    def check_table(self):
+        known = set(self.rooms) | {word for word, _ in OUTSIDE} | {"everything"}
+        for room in self.rooms.values():
+            for word in sorted(room.allowed - known):
+                self.report_row(room, f"may use {word}, which is no room.")
+            there = any(p.suffix in SOURCES for p in (self.root / room.folder).rglob("*"))
+            if there and room.planned:
+                self.report_row(room, "is marked planned and exists.")
+            if not there and not room.planned:
+                self.report_row(room, "has no source file.")
+        self.check_one_way()
+
+    def report_row(self, room, sentence):
+        self.report(self.document, room.line, f"{room.folder} {sentence}")
+
+    def check_one_way(self):
+        """No room may reach itself by the arrows of the table."""
+        def uses(name):
+            return [word for word in sorted(self.rooms[name].allowed) if word in self.rooms]
+
+        for start in self.rooms:
+            seen, waiting = set(), uses(start)
+            while waiting:
+                name = waiting.pop()
+                if name == start:
+                    self.report_row(self.rooms[start], "reaches itself by what it may use.")
+                    break
+                if name not in seen:
+                    seen.add(name)
+                    waiting += uses(name)
+
+    # --- includes ---
+
+    def room_of(self, path):
+        """The innermost room of a path below src/, or None."""
+        parts = path.split("/")[:-1]
+        while parts:
+            if "/".join(parts) in self.rooms:
+                return self.rooms["/".join(parts)]
+            parts.pop()
+        return None
+
+    def includes(self, path):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = INCLUDE.match(line)
+            if match:
+                yield number, match[1] == '"', match[2]
+
+    def public_needs_libtorch(self, name):  # "fsdp/world.h"
+        if name not in self.needs_libtorch:
+            self.needs_libtorch[name] = False  # ends a circle of headers
+            path = self.root / "include" / name
+            self.needs_libtorch[name] = path.exists() and any(
+                inner.startswith("fsdp/") and self.public_needs_libtorch(inner)
+                or any(pattern.match(inner) for _, pattern in OUTSIDE)
+                for _, _, inner in self.includes(path))
+        return self.needs_libtorch[name]
+
+    def check_includes(self, path):
+        inside = str(path.relative_to(self.root))
+        public = inside.startswith("include/")
+        room = self.rooms.get(PUBLIC) if public else self.room_of(inside.removeprefix("src/"))
+        if room is None:
+            self.report(path, 1, "lies in a folder that docs/architecture.md has no row for.")
+            return
+        for line, quoted, name in self.includes(path):
+            sentence = self.judge(room, public, quoted, name)
+            if sentence:
+                self.report(path, line, sentence)
+
+    def judge(self, room, public, quoted, name):
+        """What is wrong with `#include "name"` in this room, or None."""
+        free = "everything" in room.allowed
+        if name.startswith("fsdp/"):
+            if not (self.root / "include" / name).exists():
+                return f"there is no public header {name}."
+            if not free and "LibTorch" not in room.allowed and self.public_needs_libtorch(name):
+                return f"{name} needs LibTorch, and {room.folder} must do without its libraries."
+            return None
+        other = self.room_of(name)
+        if quoted or other:
+            if public:
+                return f"a public header includes {name}, which users do not have."
+            if other is None or not (self.root / "src" / name).exists():
+                return f"{name} names no file in a room; write the path from src/ or include/."
+            if free or other is room or other.name in room.allowed:
+                return None
+            return f"{room.folder} may not use {other.folder} ({name})."
+        for word, pattern in OUTSIDE:
+            if pattern.match(name):
+                allowed = free or word in room.allowed
+                return None if allowed else f"{room.folder} may not use {word} ({name})."
+        return None
+
+    # --- how files look ---
+
+    def check_shape(self, path):
+        lines = path.read_text().splitlines()
+        first = lines[0] if lines else ""
+        if path.suffix in HEADERS and not first.startswith(("//", "/*")):
+            self.report(path, 1, "a header begins with a comment that says what it is.")
+        elif not first.startswith(("//", "/*", "#include")):
+            self.report(path, 1, "a source file begins with a comment or an include.")
+        if len(lines) > LONGEST:
+            sentence = f"has {len(lines)} lines; at most {LONGEST}, then split it."
+            self.report(path, len(lines), sentence)
+
+
+# --- the test of the test ---
+
+# An include, planted as line 2 of a file, and what must be said of it.
+PLANTED = [
+    ("src/base/log.h", '"comm/store.h"', "src/base may not use src/comm ("),
+    ("src/base/log.h", "<comm/store.h>", "src/base may not use src/comm ("),
+    ("src/base/log.h", "<c10/core/Device.h>", "src/base may not use LibTorch headers"),
+    ("src/launch/guard.cpp", '"cli/commands.h"', "src/launch may not use src/cli"),
+    ("src/comm/store.h", '"comm/nccl/nccl_backend.h"', "src/comm may not use src/comm/nccl"),
+    ("src/comm/core/queue.h", '"comm/shm/group.h"', "src/comm/core may not use src/comm/shm"),
+    ("src/comm/core/queue.h", "<torch/csrc/Types.h>", "src/comm/core may not use LibTorch ("),
+    ("src/comm/shm/group.h", "<ATen/ATen.h>", "src/comm/shm may not use LibTorch ("),
+    ("src/comm/shm/group.h", '"fsdp/world.h"', "fsdp/world.h needs LibTorch"),
+    ("src/comm/world.cpp", "<mpi.h>", "src/comm may not use MPI"),
+    ("src/comm/world.cpp", "<ATen/cuda/CUDAEvent.h>", "src/comm may not use CUDA"),
+    ("src/comm/world.cpp", '"store.h"', "store.h names no file"),
+    ("include/fsdp/mesh.h", '"base/log.h"', "a public header includes base/log.h"),
+    ("include/fsdp/mesh.h", "<base/log.h>", "a public header includes base/log.h"),
+]
+
+
+def planted(root):
+    """(file, its text with a violation, the violation that must be found)."""
+    for name, header, sentence in PLANTED:
+        text = f"// Planted.\n#include {header}\n" + (root / name).read_text()
+        yield name, text, f"{name}:2: {sentence}"
+    long = LONGEST + 1
+    yield "src/base/log.h", "#pragma once\n", "src/base/log.h:1: a header begins with a comment"
+    yield "src/base/log.cpp", "\nint x;\n", "src/base/log.cpp:1: a source file begins"
+    yield "src/base/log.cpp", "// Long.\n" * long, f"src/base/log.cpp:{long}: has {long} lines"
+    yield "src/attic/old.cpp", "// Old.\n", "src/attic/old.cpp:1: lies in a folder"
+    document = "docs/architecture.md"
+    rows = (root / document).read_text().splitlines(keepends=True)
+    base = next(i for i, row in enumerate(rows) if row.startswith("| `src/base` "))
+
+    def with_base(row):
+        return "".join(rows[:base] + [row + "\n"] + rows[base + 1:])
+
+    yield document, with_base("| `src/attic` | old | nobody |"), "src/attic has no source file"
+    yield document, with_base("| `src/base` *planned* | b | nobody |"), "marked planned and exists"
+    yield document, with_base("| `src/base` | b | `comm` |"), "src/base reaches itself"
+    yield document, with_base("| `src/base` | b | `attic` |"), "may use attic, which is no room"
+    yield document, "# Nothing\n", f"{document}:1: has no table"
+
+
+def self_test(root):
+    failures = 0
+    known = set(Check(root).run())
+    for name, text, expected in planted(root):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder)
+            for part in ("src", "include", "docs"):
+                shutil.copytree(root / part, copy / part)
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_text(text)
+            found = [line for line in Check(copy).run() if line not in known]
+        if not any(expected in line for line in found):
+            failures += 1
+            print(f"planted in {name}, not found: {expected}\n  found: {found}")
+    return failures
+
+
+def main(arguments):
+    folders = [argument for argument in arguments if not argument.startswith("-")]
+    if len(folders) != 1 or set(arguments) - set(folders) - {"--self-test"}:
+        print("usage: includes_test.py SOURCE_DIR [--self-test]", file=sys.stderr)
+        return 2
+    root = pathlib.Path(folders[0]).resolve()
+    if "--self-test" in arguments:
+        return 1 if self_test(root) else 0
+    violations = Check(root).run()
+    for violation in violations:
+        print(violation)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
