@@ -24,6 +24,7 @@
 #include "base/table.h"
 #include "cli/probes.h"
 #include "comm/launch_environment.h"
+#include "comm/settings.h"
 #include "comm/shm/mapping.h"
 #include "fsdp/error.h"
 #include "launch/environment.h"
@@ -106,26 +107,6 @@ class Bystander {
  private:
   pid_t pid_;
 };
-
-void check_backend() {
-  std::string backend = environment::text("FSDP_BACKEND").value_or("auto");
-  for (const char* known : {"shm", "mpi", "nccl", "fake", "auto"})
-    if (backend == known) return;
-  throw Error("FSDP_BACKEND=" + backend + " names no backend:",
-              "choose shm, mpi, nccl, fake or auto, or unset it.");
-}
-
-void check_timeout() {
-  int64_t seconds = environment::integer("FSDP_TIMEOUT").value_or(300);
-  if (seconds < 1 || seconds > 1000000)
-    throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " is no useful time:",
-                "give seconds, from 1 to 1000000, or unset it.");
-}
-
-void check_fake_world() {
-  if (environment::integer("FSDP_FAKE_WORLD").value_or(1) < 1)
-    throw Error("FSDP_FAKE_WORLD holds no ranks:", "give 1 or more, or unset it.");
-}
 
 bool changes_us(const std::string& name) {
   static const std::set<std::string> names = {"CUDA_VISIBLE_DEVICES", "FSDP_BACKEND",
@@ -280,7 +261,9 @@ Finding probe_environment() {
   Finding finding;
   for (const std::string& entry : set) finding.found += (finding.found.empty() ? "" : ", ") + entry;
   if (set.empty()) finding.found = "nothing set that changes fsdp";
-  for (auto check : {check_backend, check_timeout, check_fake_world}) {
+  using Check = void (*)();
+  for (Check check : {Check([] { comm::asked_backend(); }), Check([] { comm::asked_timeout(); }),
+                      Check([] { comm::asked_fake_size(); })}) {
     try {
       check();
     } catch (const Error& wrong) {

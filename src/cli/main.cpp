@@ -6,7 +6,34 @@
 #include "base/log.h"
 #include "base/terminal.h"
 #include "cli/commands.h"
+#include "fsdp/error.h"
 #include "fsdp/version.h"
+
+namespace {
+
+// CLI11 would only say that a command is missing, not which word it did not know.
+void refuse_unknown_command(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* at = &app;
+  std::string path = "fsdp";
+  for (int i = 1; i < argc; ++i) {
+    auto commands = at->get_subcommands([](const CLI::App*) { return true; });
+    std::string word = argv[i];
+    if (commands.empty() || word.starts_with("-")) return;
+    std::string known;
+    const CLI::App* next = nullptr;
+    for (const CLI::App* command : commands) {
+      known += (known.empty() ? "" : ", ") + command->get_name();
+      if (command->check_name(word)) next = command;
+    }
+    if (!next)
+      throw fsdp::Error("there is no command \"" + path + " " + word + "\".",
+                        path + " has: " + known + "; " + path + " --help tells more.");
+    path += " " + word;
+    at = next;
+  }
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"fsdp: Fully Sharded Data Parallel for C++.", "fsdp"};
@@ -20,6 +47,12 @@ int main(int argc, char** argv) {
   if (argc == 1) {
     std::cout << app.help();
     return 0;
+  }
+  try {
+    refuse_unknown_command(app, argc, argv);
+  } catch (const fsdp::Error& problem) {
+    fsdp::log::error(problem);
+    return 2;
   }
   try {
     app.parse(argc, argv);

@@ -7,13 +7,13 @@
 #include <mutex>
 #include <set>
 
-#include "base/environment.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "comm/fake_backend.h"
 #include "comm/liveness.h"
 #include "comm/modules.h"
 #include "comm/rendezvous.h"
+#include "comm/settings.h"
 #include "comm/shm_backend.h"
 
 namespace fsdp {
@@ -45,28 +45,18 @@ bool gpu_present() {
          access("/dev/dxg", F_OK) == 0;
 }
 
-std::string choose_backend(const InitOptions& options, const comm::LaunchEnvironment& launch) {
-  std::string asked = options.backend;
-  if (asked.empty()) asked = environment::text("FSDP_BACKEND").value_or("auto");
-  if (asked == "auto") {
-    const comm::Module* cuda = gpu_present() ? comm::find_module("cuda") : nullptr;
-    if (cuda && cuda->devices() > 0) return "nccl";
-    bool mpi_launched = launch.launcher == "OpenMPI" || launch.launcher == "MPICH";
-    if (mpi_launched && launch.local_size != launch.size && comm::find_module("mpi")) return "mpi";
-    return "shm";
-  }
-  for (const char* known : {"shm", "mpi", "nccl", "fake"})
-    if (asked == known) return asked;
-  throw Error("there is no backend \"" + asked + "\".", "choose shm, mpi, nccl, fake or auto.");
+bool launched_by_mpi(const comm::LaunchEnvironment& launch) {
+  return launch.launcher == "OpenMPI" || launch.launcher == "MPICH";
 }
 
-milliseconds choose_timeout(const InitOptions& options) {
-  if (options.timeout.count() > 0) return options.timeout;
-  int64_t seconds = environment::integer("FSDP_TIMEOUT").value_or(300);
-  if (seconds < 1 || seconds > 1000000)
-    throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " is no useful time.",
-                "give seconds, from 1 to 1000000.");
-  return std::chrono::seconds(seconds);
+std::string choose_backend(const std::string& option, const comm::LaunchEnvironment& launch) {
+  std::string asked = comm::asked_backend(option);
+  if (asked != "auto") return asked;
+  const comm::Module* cuda = gpu_present() ? comm::find_module("cuda") : nullptr;
+  if (cuda && cuda->devices() > 0) return "nccl";
+  bool several_hosts = launch.local_size != launch.size;
+  if (launched_by_mpi(launch) && several_hosts && comm::find_module("mpi")) return "mpi";
+  return "shm";
 }
 
 at::Device select_device(const comm::LaunchEnvironment& launch) {
@@ -107,26 +97,23 @@ World init(InitOptions options) {
   });
   state->launch = comm::read_launch_environment();
   comm::LaunchEnvironment& launch = state->launch;
-  state->backend = choose_backend(options, launch);
-  state->timeout = choose_timeout(options);
+  state->backend = choose_backend(options.backend, launch);
+  state->timeout = comm::asked_timeout(options.timeout);
   if (state->backend == "fake") {
-    int64_t size = options.fake_size > 0
-                       ? options.fake_size
-                       : environment::integer("FSDP_FAKE_WORLD").value_or(launch.size);
+    int size = comm::asked_fake_size(options.fake_size, launch.size);
     int rank = options.fake_size > 0 ? options.fake_rank : launch.rank;
-    if (size < 1 || rank < 0 || rank >= size)
+    if (rank < 0 || rank >= size)
       throw Error("a fake world of " + std::to_string(size) + " ranks has no rank " +
                       std::to_string(rank) + ".",
-                  "set fake_size (or FSDP_FAKE_WORLD) and a fake_rank below it.");
+                  "give a fake_rank from 0 to " + std::to_string(size - 1) + ".");
     launch = comm::LaunchEnvironment{};  // alone, whatever started this process
     launch.rank = launch.local_rank = rank;
-    launch.size = launch.local_size = static_cast<int>(size);
+    launch.size = launch.local_size = size;
   } else {
     log::set_rank(launch.rank, launch.size);
     if (state->backend == "nccl") state->device = select_device(launch);
-    bool mpi_launched = launch.launcher == "OpenMPI" || launch.launcher == "MPICH";
-    bool over_mpi = state->backend == "mpi" ||
-                    (mpi_launched && launch.master_host.empty() && comm::find_module("mpi"));
+    bool over_mpi = state->backend == "mpi" || (launched_by_mpi(launch) && launch.master_host.empty() &&
+                                                comm::find_module("mpi"));
     state->store = comm::rendezvous(launch, over_mpi, state->timeout);
     state->liveness = std::make_shared<comm::Liveness>(
         c10::make_intrusive<c10d::PrefixStore>("liveness", state->store), launch.rank, launch.size,

@@ -3,7 +3,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 
 #include "base/table.h"
@@ -12,6 +11,22 @@ namespace fsdp::comm {
 namespace {
 
 thread_local std::string t_label;
+
+// As PyTorch's users write it.
+std::string type_name(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Float: return "float32";
+    case c10::ScalarType::Double: return "float64";
+    case c10::ScalarType::Half: return "float16";
+    case c10::ScalarType::BFloat16: return "bfloat16";
+    case c10::ScalarType::Byte: return "uint8";
+    case c10::ScalarType::Char: return "int8";
+    case c10::ScalarType::Short: return "int16";
+    case c10::ScalarType::Int: return "int32";
+    case c10::ScalarType::Long: return "int64";
+    default: return c10::toString(type);
+  }
+}
 
 }  // namespace
 
@@ -33,10 +48,7 @@ std::string Description::text() const {
   if (operation == Operation::kAllocate) {
     out += " of " + with_separators(count) + " bytes";
   } else if (operation != Operation::kBarrier && operation != Operation::kNone) {
-    std::string type_name = c10::toString(type);
-    std::transform(type_name.begin(), type_name.end(), type_name.begin(),
-                   [](unsigned char c) { return std::tolower(c); });
-    out += " of " + with_separators(count) + " " + type_name;
+    out += " of " + with_separators(count) + " " + type_name(type);
     if (operation == Operation::kBroadcast) out += " from rank " + std::to_string(root);
     if (path) out += " in shared memory";
   }

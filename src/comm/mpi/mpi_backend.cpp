@@ -7,7 +7,7 @@
 //   reduce_scatter  MPI_Ialltoall in chunks, the next one in flight  S(W-1)/W received, then summed
 //                   while one is summed
 //   all_reduce      reduce_scatter, then all_gather; small ones gather everything and add
-// Each operation starts by exchanging its Description (112 bytes a rank), which finds ranks that call
+// Each operation starts by exchanging its Description (64 bytes a rank), which finds ranks that call
 // something else, and is all that a barrier needs.
 #include <mpi.h>
 

@@ -9,7 +9,7 @@
 //   all_reduce      S read, S written to the peers           reduce_scatter, then all_gather
 //   broadcast       as private                               S in at the root, S out elsewhere
 //   all_to_all      as private                               as reduce_scatter
-// A small all_reduce (one staging buffer) is one round: everybody reads everything and adds by itself.
+// An all_reduce of at most 8 KiB is one round: everybody reads everything and adds by itself.
 // Sums are in rank order whichever way the data travels.
 #pragma once
 

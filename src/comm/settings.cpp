@@ -1,0 +1,37 @@
+#include "comm/settings.h"
+
+#include <climits>
+
+#include "base/environment.h"
+#include "fsdp/error.h"
+
+namespace fsdp::comm {
+
+std::string asked_backend(const std::string& option) {
+  std::string asked = option;
+  if (asked.empty()) asked = environment::text("FSDP_BACKEND").value_or("auto");
+  for (const char* known : {"auto", "shm", "mpi", "nccl", "fake"})
+    if (asked == known) return asked;
+  throw Error("there is no backend \"" + asked + "\".",
+              "choose shm, mpi, nccl, fake or auto (FSDP_BACKEND, or InitOptions::backend).");
+}
+
+std::chrono::milliseconds asked_timeout(std::chrono::milliseconds option) {
+  if (option.count() > 0) return option;
+  int64_t seconds = environment::integer("FSDP_TIMEOUT").value_or(300);
+  if (seconds < 1 || seconds > 1000000)
+    throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " is no useful time.",
+                "give seconds, from 1 to 1000000, or unset it.");
+  return std::chrono::seconds(seconds);
+}
+
+int asked_fake_size(int option, int otherwise) {
+  if (option > 0) return option;
+  int64_t size = environment::integer("FSDP_FAKE_WORLD").value_or(otherwise);
+  if (size < 1 || size > INT_MAX)
+    throw Error("FSDP_FAKE_WORLD=" + std::to_string(size) + " is no number of ranks.",
+                "give 1 or more, or unset it.");
+  return static_cast<int>(size);
+}
+
+}  // namespace fsdp::comm

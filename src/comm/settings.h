@@ -1,0 +1,18 @@
+// What the user may set for init(): read and checked in one place, for init() and fsdp doctor alike.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace fsdp::comm {
+
+// The backend that was asked for: `option`, or FSDP_BACKEND, or "auto". Error if there is no such.
+std::string asked_backend(const std::string& option = "");
+
+// `option` where it is above 0, or FSDP_TIMEOUT (seconds), or 300 s.
+std::chrono::milliseconds asked_timeout(std::chrono::milliseconds option = {});
+
+// `option` where it is above 0, or FSDP_FAKE_WORLD, or `otherwise`.
+int asked_fake_size(int option = 0, int otherwise = 1);
+
+}  // namespace fsdp::comm
