@@ -6,6 +6,8 @@
 // turns into the table.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -69,18 +71,30 @@ std::vector<int64_t> sizes(const Options& options) {
 
 // --- a rank ------------------------------------------------------------------------------------------
 
-// Median seconds of `body`, every repetition started together. `settle` waits for the device.
-double median(const World& world, int repetitions, const std::function<void()>& body,
-              const std::function<void()>& settle) {
-  std::vector<double> times;
-  for (int i = -3; i < repetitions; ++i) {
-    settle();
-    world.comm().barrier();
+// Seconds that `body` takes, from the device's own events where there is one.
+double seconds_of(const std::function<void()>& body, at::Device device) {
+  if (device.is_cpu()) {
     auto start = steady_clock::now();
     body();
-    settle();
-    std::chrono::duration<double> took = steady_clock::now() - start;
-    if (i >= 0) times.push_back(took.count());
+    return std::chrono::duration<double>(steady_clock::now() - start).count();
+  }
+  c10::impl::VirtualGuardImpl gpu(device.type());
+  c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  c10::Event end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  begin.record(gpu.getStream(device));
+  body();
+  end.record(gpu.getStream(device));
+  end.synchronize();
+  return begin.elapsedTime(end) / 1e3;
+}
+
+// Median over repetitions that all ranks start together.
+double median(const World& world, int repetitions, const std::function<void()>& body) {
+  std::vector<double> times;
+  for (int i = -3; i < repetitions; ++i) {
+    world.comm().barrier();
+    double took = seconds_of(body, world.device());
+    if (i >= 0) times.push_back(took);
   }
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
@@ -92,18 +106,12 @@ int run_worker(const Options& options) {
   at::set_num_threads(1);
   bool cpu = world.device().is_cpu();
   auto plain = at::TensorOptions().dtype(at::kFloat).device(world.device());
-  at::Tensor probe = at::zeros({1}, plain);
-  // On a GPU the host reads a value, so that everything on the stream is done.
-  auto settle = [&] {
-    if (!cpu) probe.cpu();
-  };
-  double idle = cpu ? 0 : median(world, 50, [] {}, settle);
   for (int64_t bytes : sizes(options)) {
     int64_t part = std::max<int64_t>(1, bytes / 4 / world.size()), full = part * world.size();
     int repetitions = bytes > (1 << 22) ? 11 : 101;
     at::Tensor from = at::zeros({full}, plain), to = at::zeros({full}, plain);
     auto time = [&](const std::function<void()>& body) {
-      return std::max(1e-9, median(world, repetitions, body, settle) - idle);
+      return median(world, repetitions, body);
     };
     double copy = time([&] {
       if (cpu) std::memcpy(to.data_ptr(), from.data_ptr(), full * 4);

@@ -45,9 +45,9 @@ const Module* find_module(const std::string& name, std::string* why) {
   return known->second.module;
 }
 
-const Module& require_module(const std::string& name) {
+const Module* require_module(const std::string& name) {
   std::string why;
-  if (const Module* module = find_module(name, &why)) return *module;
+  if (const Module* module = find_module(name, &why)) return module;
   bool mpi = name == "mpi";
   throw Error(std::string(mpi ? "the mpi backend" : "CUDA") + " is not available: " + why + ".",
               mpi ? "install libopenmpi-dev and openmpi-bin, then build again (./fsdp does both)."

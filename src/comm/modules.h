@@ -37,6 +37,6 @@ struct Module {
 // "mpi" or "cuda". Loaded once. `find` returns null where it was not built or cannot be loaded and
 // says why; `require` throws that.
 const Module* find_module(const std::string& name, std::string* why = nullptr);
-const Module& require_module(const std::string& name);
+const Module* require_module(const std::string& name);
 
 }  // namespace fsdp::comm

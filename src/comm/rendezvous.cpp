@@ -101,7 +101,7 @@ Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, milliseconds ti
                                                      : host_name();
       address = host + ":" + std::to_string(static_cast<c10d::TCPStore&>(*own).getPort());
     }
-    address = require_module("mpi").agree(address, launch.size);
+    address = require_module("mpi")->agree(address, launch.size);
     size_t colon = address.rfind(':');
     store = launch.rank == 0 ? own
                              : open_store(address.substr(0, colon),

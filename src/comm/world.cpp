@@ -60,8 +60,8 @@ std::string choose_backend(const std::string& option, const comm::LaunchEnvironm
 }
 
 at::Device select_device(const comm::LaunchEnvironment& launch) {
-  const comm::Module& cuda = comm::require_module("cuda");
-  int devices = cuda.devices();
+  const comm::Module* cuda = comm::require_module("cuda");
+  int devices = cuda->devices();
   if (devices == 0)
     throw Error("the nccl backend needs a GPU, and none is visible.",
                 "see nvidia-smi and CUDA_VISIBLE_DEVICES, or use the shm or mpi backend.");
@@ -75,7 +75,7 @@ at::Device select_device(const comm::LaunchEnvironment& launch) {
       log::info(std::to_string(launch.local_size) + " ranks share " + std::to_string(devices) +
                 " GPU(s); they talk over sockets, which is slow.");
   }
-  cuda.select(device);
+  cuda->select(device);
   return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device));
 }
 
@@ -163,8 +163,8 @@ Communicator World::communicator(const std::vector<int>& ranks, const std::strin
     if (state_->backend == "shm") {
       backend = c10::make_intrusive<comm::ShmBackend>(store, name, own, count, state_->timeout);
     } else {
-      const comm::Module& module = comm::require_module(state_->backend == "mpi" ? "mpi" : "cuda");
-      backend = module.make({store, name, own, count, ranks, state_->timeout, state_->liveness,
+      const comm::Module* module = comm::require_module(state_->backend == "mpi" ? "mpi" : "cuda");
+      backend = module->make({store, name, own, count, ranks, state_->timeout, state_->liveness,
                              state_->device});
     }
   }

@@ -51,7 +51,9 @@ TEST(Cli, AloneItPrintsHelp) {
 }
 
 TEST(Cli, AnUnknownCommandIsRefused) {
-  expect_refusal(fsdp({"nonsense"}), 2, "fsdp: error: ", "fsdp --help");
+  expect_refusal(fsdp({"nonsense"}), 2, "there is no command \"fsdp nonsense\"", "fsdp has: run");
+  expect_refusal(fsdp({"bench", "x"}), 2, "there is no command \"fsdp bench x\"",
+                 "fsdp bench has: comm");
 }
 
 TEST(Cli, EveryCommandHasHelp) {

@@ -145,7 +145,7 @@ TEST(Doctor, PeopleGetATableWithoutColoursInAPipeAndHintsBelow) {
   std::string out = doctor.out();
   EXPECT_EQ(out.find('\x1b'), std::string::npos);
   EXPECT_EQ(out.rfind("item", 0), 0u) << out;
-  size_t hint = out.find("\nenvironment\n  HINT: FSDP_BACKEND=nonsense names no backend");
+  size_t hint = out.find("\nenvironment\n  HINT: there is no backend \"nonsense\".");
   EXPECT_NE(hint, std::string::npos) << out;
   EXPECT_LT(out.find("FSDP_BACKEND=nonsense"), hint);
 }

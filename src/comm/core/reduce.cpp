@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "fsdp/error.h"
@@ -39,23 +40,43 @@ A combine(A a, A b) {
   }
 }
 
+// The loops below read and write only element i in step i, so that `to` may be any of the sources;
+// the pragma tells the compiler, which would otherwise give up vectorising when they overlap.
 template <typename T, ReduceOp kOp>
 void reduce_typed(T* to, std::span<const void* const> from, int64_t count) {
   using A = Accumulator<T>;
+  const size_t sources = from.size();
+  auto source = [&](size_t s) { return static_cast<const T*>(from[s]); };
+  auto finish = [&](A sum) {
+    if constexpr (kOp == ReduceOp::AVG && !std::is_same_v<A, bool>)
+      sum = static_cast<A>(sum / static_cast<A>(sources));
+    return static_cast<T>(sum);
+  };
+  if (sources == 1) {
+    std::memmove(to, from[0], count * sizeof(T));
+    return;
+  }
   A sum[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
-    int64_t n = std::min(kBlock, count - begin);
-    const T* first = static_cast<const T*>(from[0]) + begin;
-    for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(first[i]);
-    for (size_t s = 1; s < from.size(); ++s) {
-      const T* next = static_cast<const T*>(from[s]) + begin;
+    const int64_t n = std::min(kBlock, count - begin);
+    const T *first = source(0) + begin, *second = source(1) + begin;
+    T* out = to + begin;
+    if (sources == 2) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i)
+        out[i] = finish(combine<kOp>(static_cast<A>(first[i]), static_cast<A>(second[i])));
+      continue;
+    }
+    for (int64_t i = 0; i < n; ++i)
+      sum[i] = combine<kOp>(static_cast<A>(first[i]), static_cast<A>(second[i]));
+    for (size_t s = 2; s + 1 < sources; ++s) {
+      const T* next = source(s) + begin;
       for (int64_t i = 0; i < n; ++i) sum[i] = combine<kOp>(sum[i], static_cast<A>(next[i]));
     }
-    if constexpr (kOp == ReduceOp::AVG && !std::is_same_v<A, bool>) {
-      A divisor = static_cast<A>(from.size());
-      for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(sum[i] / divisor);
-    }
-    for (int64_t i = 0; i < n; ++i) to[begin + i] = static_cast<T>(sum[i]);
+    const T* last = source(sources - 1) + begin;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i)
+      out[i] = finish(combine<kOp>(sum[i], static_cast<A>(last[i])));
   }
 }
 

@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <cstdlib>
+#include <optional>
+#include <utility>
 
 #include "comm/store.h"
 #include "fsdp/error.h"
@@ -81,21 +83,39 @@ void NcclBackend::check() {
 template <typename Issue>
 NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) {
   check();
-  Work work = issue();
   // A captured call runs when the graph is replayed; the graph's owner watches that.
   bool capturing =
       c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-  std::lock_guard lock(mutex_);
-  ++operations_;
-  block_ += what.text() + "\n";
-  if (operations_ % kBlock == 0) finished_.push_back(std::move(block_)), block_.clear();
-  if (!capturing) {
-    Pending pending{what, operations_, steady_clock::now(), nullptr, async ? work : Work()};
-    if (!async) {
-      pending.event = std::make_shared<at::cuda::CUDAEvent>(cudaEventDisableTiming);
-      pending.event->record(c10::cuda::getCurrentCUDAStream(device_.index()));
+  std::shared_ptr<Pending> pending;
+  {
+    // Under watch before it is issued: NCCL connects at the first use of an algorithm, on this thread,
+    // and waits there for peers that may never come.
+    std::lock_guard lock(mutex_);
+    ++operations_;
+    block_ += what.text() + "\n";
+    if (operations_ % kBlock == 0) finished_.push_back(std::exchange(block_, ""));
+    if (!capturing) {
+      pending = std::make_shared<Pending>(Pending{what, operations_, steady_clock::now()});
+      pending_.push_back(pending);
     }
-    pending_.push_back(std::move(pending));
+  }
+  Work work;
+  try {
+    work = issue();
+  } catch (const std::exception& failure) {
+    std::string why = failure.what();
+    fail(what.text() + " on communicator \"" + name_ + "\" (operation " +
+         std::to_string(operations_) + "): " + why.substr(0, why.find('\n')) + ".");
+    check();  // throws this, or what the watch found first
+  }
+  if (!pending) return work;
+  std::lock_guard lock(mutex_);
+  pending->issued = steady_clock::now();
+  if (async) {
+    pending->work = work;
+  } else {
+    pending->event = std::make_shared<at::cuda::CUDAEvent>(cudaEventDisableTiming);
+    pending->event->record(c10::cuda::getCurrentCUDAStream(device_.index()));
   }
   return work;
 }
@@ -107,13 +127,13 @@ void NcclBackend::watch() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     stop_.wait_for(lock, kTick, [&] { return stopping_; });
-    auto done = [](Pending& call) {
-      return call.event ? call.event->query() : call.work->isCompleted();
+    auto done = [](const Pending& call) {
+      return call.event ? call.event->query() : call.work && call.work->isCompleted();
     };
-    while (!pending_.empty() && done(pending_.front())) pending_.pop_front();
+    while (!pending_.empty() && done(*pending_.front())) pending_.pop_front();
     if (!failure_.empty() || stopping_) continue;
-    Pending oldest;
-    if (!pending_.empty()) oldest = pending_.front();
+    std::optional<Pending> oldest;
+    if (!pending_.empty()) oldest = *pending_.front();
     lock.unlock();
     std::string why;
     try {
@@ -121,7 +141,7 @@ void NcclBackend::watch() {
         why = compare_blocks();
       } catch (const std::exception&) {  // no answer from the store: look() tells why
       }
-      if (why.empty() && (oldest.event || oldest.work)) why = look(oldest);
+      if (why.empty() && oldest) why = look(*oldest);
     } catch (const std::exception& failure) {
       why = std::string("the watch failed: ") + failure.what();
     }
@@ -134,14 +154,20 @@ void NcclBackend::watch() {
   }
 }
 
-std::string NcclBackend::look(Pending& oldest) {
+std::string NcclBackend::look(const Pending& oldest) {
   auto age = steady_clock::now() - oldest.issued;
   std::string call = oldest.what.text() + " on communicator \"" + name_ + "\" (operation " +
                      std::to_string(oldest.number) + "): ";
-  if (group_->getError() != c10d::ErrorType::SUCCESS)
-    return call + "NCCL reported an asynchronous error (a peer died, or the network failed).";
-  if (age < kSuspicious) return "";
+  bool error = group_->getError() != c10d::ErrorType::SUCCESS;
+  if (!error && age < kSuspicious) return "";
   std::string trouble = liveness_->trouble(ranks_);
+  // NCCL hears of a lost connection before anybody can say whose it was: ask again for a while.
+  for (int i = 0; error && trouble.empty() && i < 20; ++i) {
+    std::this_thread::sleep_for(kTick);
+    trouble = liveness_->trouble(ranks_);
+  }
+  if (error && trouble.empty())
+    trouble = "NCCL reported an asynchronous error (a lost connection, or a fault of the device)";
   if (!trouble.empty()) return call + trouble + ".";
   if (age < kHanging) return "";
   std::string differs = compare_hanging(oldest);

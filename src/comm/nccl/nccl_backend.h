@@ -6,7 +6,8 @@
 // communicator (ncclCommAbort lets its kernels go), and the next call or check() throws the reason.
 // c10d's own watchdog would end the process instead; it is switched off unless the user set it.
 //
-// Calls are compared across ranks behind the caller's back, in blocks of kBlock through the store, and as soon as one hangs for seconds.
+// Calls are compared across ranks behind the caller's back: in blocks through the store, and as soon
+// as one hangs for seconds.
 #pragma once
 
 #include <ATen/cuda/CUDAEvent.h>
@@ -49,14 +50,14 @@ class NcclBackend : public Backend {
     Description what;
     uint64_t number;
     std::chrono::steady_clock::time_point issued;
-    std::shared_ptr<at::cuda::CUDAEvent> event;  // on the stream it ran on
-    Work work;                                   // or, asynchronous, c10d's own
-    bool posted = false;
+    // Once issued, one of them: an event on the stream it ran on, or c10d's own work.
+    std::shared_ptr<at::cuda::CUDAEvent> event = nullptr;
+    Work work = {};
   };
   template <typename Issue>
   Work issue(Description what, bool async, Issue issue);
   void watch();
-  std::string look(Pending& oldest);   // what is wrong, or ""
+  std::string look(const Pending& oldest);  // what is wrong, or ""
   std::string compare_hanging(const Pending& oldest);
   std::string compare_blocks();
   void fail(const std::string& why);
@@ -73,7 +74,7 @@ class NcclBackend : public Backend {
   std::condition_variable stop_;
   bool stopping_ = false;
   std::string failure_, hint_;
-  std::deque<Pending> pending_;
+  std::deque<std::shared_ptr<Pending>> pending_;
   uint64_t operations_ = 0;
   std::string block_;                  // the calls of the block that is filling, a line each
   std::deque<std::string> finished_;   // blocks not yet compared

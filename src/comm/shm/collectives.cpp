@@ -13,7 +13,7 @@ enum Path : uint8_t { kStaged = 0, kDirect = 1, kInPlace = 2 };
 
 // Elements that fit into `parts` equal parts of a staging buffer, each part cache-line aligned.
 int64_t elements_per_round(const Group& group, int parts, int64_t element_size) {
-  return group.staging_bytes() / parts / 64 * 64 / element_size;
+  return std::min(kPartBytes, group.staging_bytes() / parts / 64 * 64) / element_size;
 }
 
 int64_t rounds_for(int64_t count, int64_t per_round) {

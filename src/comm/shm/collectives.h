@@ -2,7 +2,7 @@
 //
 // With S bytes the full buffer and W ranks, each rank moves (through memory, beyond what it must read
 // and write):
-//   operation       in shared memory (Group::allocate)       in private memory (staged in 256 KiB rounds)
+//   operation       in shared memory (Group::allocate)       in private memory (staged in 64 KiB rounds)
 //   all_gather      in place: nothing, one wait              S/W in, S/W per peer out
 //                   into private memory: S read
 //   reduce_scatter  S read directly, S/W written             S(W-1)/W in, S(W-1)/W read

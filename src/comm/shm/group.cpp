@@ -21,7 +21,6 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr int64_t kStagingBytes = 256 << 10;  // two of these a rank; fits a second-level cache
 constexpr milliseconds kSlice{50};            // how long a sleeping rank goes without a look around
 // Longer than waking a sleeper takes (some 100 microseconds in a virtual machine): two ranks that both
 // sleep keep each other asleep, one waking the other in turn, for as long as they go on.
@@ -83,7 +82,12 @@ struct Group::Trouble {
 };
 
 namespace {
+
+// A rank has two buffers of these bytes. A part for each peer where there are few of them.
+int64_t staging_bytes_for(int size) { return kPartBytes * std::clamp(size, 2, 8); }
+
 int64_t slots_bytes(int size) { return round_up(size * int64_t{sizeof(Slot)}, 4096); }
+
 }  // namespace
 
 Group::Group(std::string name, int rank, int size, const Exchange& exchange, milliseconds timeout)
@@ -113,7 +117,7 @@ void Group::join(const Exchange& exchange) {
                       ", which runs on another host or in another PID namespace.",
                   "use the mpi backend (CPU clusters) or nccl (GPUs) for ranks on several hosts.");
   }
-  int64_t bytes = slots_bytes(size_) + size_ * 2 * kStagingBytes;
+  int64_t bytes = slots_bytes(size_) + size_ * 2 * staging_bytes();
   if (rank_ == 0) {
     control_ = Mapping::create(bytes, what);
     for (int r = 0; r < size_; ++r) new (&slot(r)) Slot{};
@@ -250,10 +254,10 @@ void Group::compare_descriptions() {
 }
 
 char* Group::staging(int peer) const {
-  return control_->data() + slots_bytes(size_) + (int64_t{peer} * 2 + buffer_) * kStagingBytes;
+  return control_->data() + slots_bytes(size_) + (int64_t{peer} * 2 + buffer_) * staging_bytes();
 }
 
-int64_t Group::staging_bytes() const { return kStagingBytes; }
+int64_t Group::staging_bytes() const { return staging_bytes_for(size_); }
 
 void Group::raise(const std::string& what, const std::string& hint) {
   std::string call = operations_ == 0
