@@ -47,11 +47,11 @@ template <typename Result>
 Result BoundedStore::call(std::function<Result(c10d::Store&)> body) {
   constexpr std::chrono::seconds kLimit{2};
   if (state_->gone) throw std::runtime_error("the store is gone");
-  if (state_->busy.exchange(true)) throw std::runtime_error("the store does not answer");
+  if (!state_->free.try_acquire_for(kLimit)) throw std::runtime_error("the store does not answer");
   auto task = std::make_shared<std::packaged_task<Result()>>([state = state_, body] {
     struct Release {
       State& state;
-      ~Release() { state.busy = false; }
+      ~Release() { state.free.release(); }
     } release{*state};
     try {
       return body(*state->store);

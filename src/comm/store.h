@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <semaphore>
 #include <string>
 
 #include "comm/shm/group.h"
@@ -44,7 +45,7 @@ class BoundedStore {
  private:
   struct State {
     Store store;
-    std::atomic<bool> busy{false};  // with a call that has not returned
+    std::binary_semaphore free{1};  // taken while a call has not returned
     std::atomic<bool> gone{false};
     explicit State(Store given) : store(std::move(given)) {}
   };

@@ -22,6 +22,7 @@ constexpr milliseconds kTick{100};
 constexpr milliseconds kSuspicious{500};  // after it the peers are looked at
 constexpr milliseconds kHanging{2000};    // after it calls are compared with the others' at once
 constexpr uint64_t kBlock = 16;           // calls compared at a time
+constexpr size_t kRecent = 16;            // calls compared at a barrier
 
 // c10d's watchdog and monitor end the process on trouble, without a word about who and what.
 void quiet_c10d() {
@@ -35,6 +36,24 @@ const char* kLook = "see what that rank printed last; fsdp run shows it with its
 
 std::string numbered(const Description& what, uint64_t number) {
   return what.text() + " (operation " + std::to_string(number) + ")";
+}
+
+// Calls are texts, a line each. Where two lists differ as far as both go: the two lines; else nothing.
+std::optional<std::pair<std::string, std::string>> first_difference(const std::string& a,
+                                                                    const std::string& b) {
+  size_t line = 0, i = 0;
+  for (; i < a.size() && i < b.size() && a[i] == b[i]; ++i)
+    if (a[i] == '\n') line = i + 1;
+  if (i == a.size() || i == b.size()) return std::nullopt;
+  auto at_line = [&](const std::string& text) {
+    return text.substr(line, text.find('\n', line) - line);
+  };
+  return std::pair(at_line(a), at_line(b));
+}
+
+std::string different_calls(int a, const std::string& call_a, int b, const std::string& call_b) {
+  return "ranks made different calls: rank " + std::to_string(a) + " " + call_a + ", rank " +
+         std::to_string(b) + " " + call_b + ".";
 }
 
 }  // namespace
@@ -93,6 +112,8 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
     std::lock_guard lock(mutex_);
     ++operations_;
     block_ += what.text() + "\n";
+    recent_.push_back(std::to_string(operations_) + ": " + what.text());
+    if (recent_.size() > kRecent) recent_.pop_front();
     if (operations_ % kBlock == 0) finished_.push_back(std::exchange(block_, ""));
     if (!capturing) {
       pending = std::make_shared<Pending>(Pending{what, operations_, steady_clock::now()});
@@ -138,7 +159,7 @@ void NcclBackend::watch() {
     std::string why;
     try {
       try {
-        why = compare_blocks();
+        why = compare_calls();
       } catch (const std::exception&) {  // no answer from the store: look() tells why
       }
       if (why.empty() && oldest) why = look(*oldest);
@@ -186,50 +207,79 @@ std::string NcclBackend::compare_hanging(const Pending& oldest) {
     if (r == rank_) continue;
     std::string said = liveness_->posted(name_, ranks_[r]);
     if (said.empty() || said == mine || !said.ends_with(suffix)) continue;
-    return "ranks made different calls: rank " + std::to_string(rank_) + " " + mine + ", rank " +
-           std::to_string(r) + " " + said + ".";
+    return different_calls(rank_, mine, r, said);
   }
   return "";
 }
 
-// The first line in which two blocks differ, from each.
-static std::pair<std::string, std::string> first_difference(const std::string& a,
-                                                            const std::string& b) {
-  size_t line = 0;
-  for (size_t i = 0; i < a.size() && i < b.size() && a[i] == b[i]; ++i)
-    if (a[i] == '\n') line = i + 1;
-  auto at_line = [&](const std::string& text) {
-    return text.substr(line, text.find('\n', line) - line);
-  };
-  return {at_line(a), at_line(b)};
-}
-
-// Every rank compares its blocks with those of rank 0; one that rank 0 has not reached stays for later.
-std::string NcclBackend::compare_blocks() {
+// Every rank compares its calls with those of rank 0, as far as both have come.
+std::string NcclBackend::compare_calls() {
   for (;;) {
     std::string mine, block = "calls/" + std::to_string(compared_) + "/";
+    bool full;
     {
       std::lock_guard lock(mutex_);
-      if (finished_.empty()) return "";
-      mine = finished_.front();
+      full = !finished_.empty();
+      mine = full ? finished_.front() : block_;
     }
+    if (mine == compared_part_) return "";
     if (rank_ == 0) {
       calls_.set(block + "0", mine);
       // The others may be some blocks behind, not many: a rank that hangs is found within seconds.
-      if (compared_ >= 64) calls_.erase("calls/" + std::to_string(compared_ - 64) + "/0");
+      if (full && compared_ >= 64) calls_.erase("calls/" + std::to_string(compared_ - 64) + "/0");
     } else {
       auto theirs = calls_.get(block + "0");
       if (!theirs) return "";
-      if (*theirs != mine) {
-        auto [rank0, here] = first_difference(*theirs, mine);
-        return "ranks made different calls on communicator \"" + name_ + "\": rank 0 " + rank0 +
-               ", rank " + std::to_string(rank_) + " " + here + ".";
-      }
+      if (auto differ = first_difference(*theirs, mine))
+        return "communicator \"" + name_ + "\": " +
+               different_calls(0, differ->first, rank_, differ->second);
+      if (theirs->size() < mine.size()) return "";  // rank 0 is behind
     }
+    compared_part_ = full ? "" : mine;
+    if (!full) return "";
     std::lock_guard lock(mutex_);
     finished_.pop_front();
     ++compared_;
   }
+}
+
+// Compares the last calls with everybody's, on the host, before a barrier is issued: what was wrong
+// so far must not pass it.
+void NcclBackend::meet() {
+  std::string mine, prefix;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& call : recent_) mine += call + "\n";
+    prefix = "barrier/" + std::to_string(++barriers_) + "/";
+  }
+  std::string call = "barrier on communicator \"" + name_ + "\" (operation " +
+                     std::to_string(operations_ + 1) + "): ";
+  calls_.set(prefix + std::to_string(rank_), mine);
+  if (barriers_ > 2)
+    calls_.erase("barrier/" + std::to_string(barriers_ - 2) + "/" + std::to_string(rank_));
+  auto begun = steady_clock::now(), looked = begun;
+  for (int peer = 0; peer < size_; ++peer) {
+    std::optional<std::string> theirs;
+    while (peer != rank_ && !(theirs = calls_.get(prefix + std::to_string(peer)))) {
+      check();
+      auto now = steady_clock::now();
+      if (now - looked > kSuspicious) {
+        looked = now;
+        std::string trouble = liveness_->trouble(ranks_);
+        if (!trouble.empty()) fail(call + trouble + ".");
+      }
+      if (now - begun > timeout_)
+        fail(call + "no answer in " + std::to_string(timeout_.count() / 1000) + " s from rank " +
+             std::to_string(peer) + ".");
+      std::this_thread::sleep_for(milliseconds(now - begun < kTick ? 0 : 5));
+    }
+    if (!theirs) continue;
+    if (auto differ = first_difference(mine, *theirs))
+      fail(call + different_calls(rank_, differ->first, peer, differ->second));
+    else if (mine.size() != theirs->size())
+      fail(call + "ranks made different numbers of calls before it.");
+  }
+  check();
 }
 
 void NcclBackend::fail(const std::string& why) {
@@ -297,6 +347,8 @@ NcclBackend::Work NcclBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
 }
 
 NcclBackend::Work NcclBackend::barrier(const c10d::BarrierOptions& options) {
+  check();
+  meet();
   at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device_));
   Tensors tensors{token};
   c10d::AllreduceOptions reduce_options;

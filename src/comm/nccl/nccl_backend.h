@@ -6,8 +6,9 @@
 // communicator (ncclCommAbort lets its kernels go), and the next call or check() throws the reason.
 // c10d's own watchdog would end the process instead; it is switched off unless the user set it.
 //
-// Calls are compared across ranks behind the caller's back: in blocks through the store, and as soon
-// as one hangs for seconds.
+// Calls are compared across ranks through the store: behind the caller's back every 100 ms, and at
+// every barrier before it is issued. The device may already have computed with what a wrong call gave
+// it; the error comes with the next call, check() or barrier.
 #pragma once
 
 #include <ATen/cuda/CUDAEvent.h>
@@ -59,7 +60,8 @@ class NcclBackend : public Backend {
   void watch();
   std::string look(const Pending& oldest);  // what is wrong, or ""
   std::string compare_hanging(const Pending& oldest);
-  std::string compare_blocks();
+  std::string compare_calls();
+  void meet();
   void fail(const std::string& why);
 
   const std::string name_;
@@ -77,8 +79,11 @@ class NcclBackend : public Backend {
   std::deque<std::shared_ptr<Pending>> pending_;
   uint64_t operations_ = 0;
   std::string block_;                  // the calls of the block that is filling, a line each
-  std::deque<std::string> finished_;   // blocks not yet compared
-  uint64_t compared_ = 0;              // blocks compared
+  std::deque<std::string> finished_;   // full blocks not yet compared
+  uint64_t compared_ = 0;              // full blocks compared, by the watch
+  std::string compared_part_;          // of the block that is filling, by the watch
+  std::deque<std::string> recent_;     // the last calls, numbered
+  uint64_t barriers_ = 0;
   std::thread watch_;
 };
 
