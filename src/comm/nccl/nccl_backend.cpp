@@ -31,14 +31,16 @@ void quiet_c10d() {
     setenv(name, "0", /*overwrite=*/0);
 }
 
-const char* kOrder = "every rank must call the same operations with the same sizes in the same order.";
+const char* kOrder =
+    "every rank must call the same operations with the same sizes in the same order.";
 const char* kLook = "see what that rank printed last; fsdp run shows it with its exit code.";
 
 std::string numbered(const Description& what, uint64_t number) {
   return what.text() + " (operation " + std::to_string(number) + ")";
 }
 
-// Calls are texts, a line each. Where two lists differ as far as both go: the two lines; else nothing.
+// Calls are texts, a line each. Where two lists differ as far as both go: the two lines; else
+// nothing.
 std::optional<std::pair<std::string, std::string>> first_difference(const std::string& a,
                                                                     const std::string& b) {
   size_t line = 0, i = 0;
@@ -90,8 +92,10 @@ NcclBackend::~NcclBackend() {
   stop_.notify_all();
   watch_.join();
   pending_.clear();
-  if (broken) group_->abort();  // a normal shutdown would wait for peers that are gone
-  else group_->shutdown();
+  if (broken)
+    group_->abort();  // a normal shutdown would wait for peers that are gone
+  else
+    group_->shutdown();
 }
 
 void NcclBackend::check() {
@@ -106,17 +110,18 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
   bool capturing =
       c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   std::shared_ptr<Pending> pending;
+  uint64_t number;
   {
-    // Under watch before it is issued: NCCL connects at the first use of an algorithm, on this thread,
-    // and waits there for peers that may never come.
+    // Under watch before it is issued: NCCL connects at the first use of an algorithm, on this
+    // thread, and waits there for peers that may never come.
     std::lock_guard lock(mutex_);
-    ++operations_;
+    number = ++operations_;
     block_ += what.text() + "\n";
-    recent_.push_back(std::to_string(operations_) + ": " + what.text());
+    recent_.push_back(std::to_string(number) + ": " + what.text());
     if (recent_.size() > kRecent) recent_.pop_front();
     if (operations_ % kBlock == 0) finished_.push_back(std::exchange(block_, ""));
     if (!capturing) {
-      pending = std::make_shared<Pending>(Pending{what, operations_, steady_clock::now()});
+      pending = std::make_shared<Pending>(Pending{what, number, steady_clock::now()});
       pending_.push_back(pending);
     }
   }
@@ -125,8 +130,8 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
     work = issue();
   } catch (const std::exception& failure) {
     std::string why = failure.what();
-    fail(what.text() + " on communicator \"" + name_ + "\" (operation " +
-         std::to_string(operations_) + "): " + why.substr(0, why.find('\n')) + ".");
+    fail(what.text() + " on communicator \"" + name_ + "\" (operation " + std::to_string(number) +
+         "): " + why.substr(0, why.find('\n')) + ".");
     check();  // throws this, or what the watch found first
   }
   if (!pending) return work;
@@ -141,7 +146,8 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
   return work;
 }
 
-// --- the watch ---------------------------------------------------------------------------------------
+// --- the watch
+// ---------------------------------------------------------------------------------------
 
 void NcclBackend::watch() {
   c10::cuda::CUDAGuard guard(device_);
@@ -231,8 +237,8 @@ std::string NcclBackend::compare_calls() {
       auto theirs = calls_.get(block + "0");
       if (!theirs) return "";
       if (auto differ = first_difference(*theirs, mine))
-        return "communicator \"" + name_ + "\": " +
-               different_calls(0, differ->first, rank_, differ->second);
+        return "communicator \"" + name_ +
+               "\": " + different_calls(0, differ->first, rank_, differ->second);
       if (theirs->size() < mine.size()) return "";  // rank 0 is behind
     }
     compared_part_ = full ? "" : mine;
@@ -243,8 +249,8 @@ std::string NcclBackend::compare_calls() {
   }
 }
 
-// Compares the last calls with everybody's, on the host, before a barrier is issued: what was wrong
-// so far must not pass it.
+// Compares the last calls with everybody's, on the host, before a barrier is given to the device:
+// what was wrong so far must not pass it. The watch ends it when a rank does not come.
 void NcclBackend::meet() {
   std::string mine, prefix;
   {
@@ -252,34 +258,34 @@ void NcclBackend::meet() {
     for (const auto& call : recent_) mine += call + "\n";
     prefix = "barrier/" + std::to_string(++barriers_) + "/";
   }
-  std::string call = "barrier on communicator \"" + name_ + "\" (operation " +
-                     std::to_string(operations_ + 1) + "): ";
-  calls_.set(prefix + std::to_string(rank_), mine);
-  if (barriers_ > 2)
-    calls_.erase("barrier/" + std::to_string(barriers_ - 2) + "/" + std::to_string(rank_));
-  auto begun = steady_clock::now(), looked = begun;
-  for (int peer = 0; peer < size_; ++peer) {
-    std::optional<std::string> theirs;
-    while (peer != rank_ && !(theirs = calls_.get(prefix + std::to_string(peer)))) {
+  // Asks until there is an answer; a store that is silent for now is the watch's business.
+  auto ask = [&](auto question) {
+    for (milliseconds pause(0);; pause = std::min(pause + milliseconds(1), milliseconds(10))) {
       check();
-      auto now = steady_clock::now();
-      if (now - looked > kSuspicious) {
-        looked = now;
-        std::string trouble = liveness_->trouble(ranks_);
-        if (!trouble.empty()) fail(call + trouble + ".");
+      try {
+        if (question()) return;
+      } catch (const std::exception&) {
+        pause = kTick;
       }
-      if (now - begun > timeout_)
-        fail(call + "no answer in " + std::to_string(timeout_.count() / 1000) + " s from rank " +
-             std::to_string(peer) + ".");
-      std::this_thread::sleep_for(milliseconds(now - begun < kTick ? 0 : 5));
+      std::this_thread::sleep_for(pause);
     }
-    if (!theirs) continue;
+  };
+  ask([&] { return calls_.set(prefix + std::to_string(rank_), mine), true; });
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    std::optional<std::string> theirs;
+    ask([&] { return (theirs = calls_.get(prefix + std::to_string(peer))).has_value(); });
+    std::string call = "communicator \"" + name_ + "\": ";
     if (auto differ = first_difference(mine, *theirs))
       fail(call + different_calls(rank_, differ->first, peer, differ->second));
     else if (mine.size() != theirs->size())
-      fail(call + "ranks made different numbers of calls before it.");
+      fail(call + "ranks made different calls: another number of them before this barrier.");
+    check();
   }
-  check();
+  if (barriers_ > 2) {  // everybody has read those of two barriers ago
+    std::string old = "barrier/" + std::to_string(barriers_ - 2) + "/" + std::to_string(rank_);
+    ask([&] { return calls_.erase(old), true; });
+  }
 }
 
 void NcclBackend::fail(const std::string& why) {
@@ -297,7 +303,8 @@ void NcclBackend::fail(const std::string& why) {
   group_->abort();
 }
 
-// --- c10d's calls ------------------------------------------------------------------------------------
+// --- c10d's calls
+// ------------------------------------------------------------------------------------
 
 NcclBackend::Work NcclBackend::_allgather_base(at::Tensor& out, at::Tensor& in,
                                                const c10d::AllgatherOptions& options) {
@@ -341,20 +348,19 @@ NcclBackend::Work NcclBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
                                              std::vector<int64_t>& out_splits,
                                              std::vector<int64_t>& in_splits,
                                              const c10d::AllToAllOptions& options) {
-  return issue(describe(Operation::kAllToAll, in.scalar_type(), 0), options.asyncOp, [&] {
-    return group_->alltoall_base(out, in, out_splits, in_splits, options);
-  });
+  return issue(describe(Operation::kAllToAll, in.scalar_type(), 0), options.asyncOp,
+               [&] { return group_->alltoall_base(out, in, out_splits, in_splits, options); });
 }
 
 NcclBackend::Work NcclBackend::barrier(const c10d::BarrierOptions& options) {
-  check();
-  meet();
   at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device_));
   Tensors tensors{token};
   c10d::AllreduceOptions reduce_options;
   reduce_options.asyncOp = false;
-  Work work = issue(describe(Operation::kBarrier, c10::ScalarType::Byte, 0), false,
-                    [&] { return group_->allreduce(tensors, reduce_options); });
+  Work work = issue(describe(Operation::kBarrier, c10::ScalarType::Byte, 0), false, [&] {
+    meet();
+    return group_->allreduce(tensors, reduce_options);
+  });
   // Polled, because the watch must be able to end it.
   at::cuda::CUDAEvent reached(cudaEventDisableTiming);
   reached.record(c10::cuda::getCurrentCUDAStream(device_.index()));
@@ -366,7 +372,8 @@ NcclBackend::Work NcclBackend::barrier(const c10d::BarrierOptions& options) {
   return work;
 }
 
-// --- the module --------------------------------------------------------------------------------------
+// --- the module
+// --------------------------------------------------------------------------------------
 
 namespace {
 
@@ -374,9 +381,13 @@ c10::intrusive_ptr<Backend> make(const BackendRequest& request) {
   return c10::make_intrusive<NcclBackend>(request);
 }
 
-int devices() { return c10::cuda::device_count(); }
+int devices() {
+  return c10::cuda::device_count();
+}
 
-void select(int device) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(device)); }
+void select(int device) {
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+}
 
 std::string describe_nccl() {
   int version = 0;
@@ -390,4 +401,6 @@ constexpr Module kModule{make, devices, select, nullptr, describe_nccl};
 }  // namespace
 }  // namespace fsdp::comm
 
-extern "C" const fsdp::comm::Module* fsdp_module() { return &fsdp::comm::kModule; }
+extern "C" const fsdp::comm::Module* fsdp_module() {
+  return &fsdp::comm::kModule;
+}

@@ -1,14 +1,14 @@
 // The nccl backend: c10d's ProcessGroupNCCL under our own watch.
 //
 // Collectives run on the current stream (asyncOp false) or on the process group's (true); the host
-// never waits for the device here. A watch thread looks at what is under way: an operation that takes
-// too long, a peer that died, an asynchronous NCCL error, or ranks whose calls differ end the
+// never waits for the device here. A watch thread looks at what is under way: an operation that
+// takes too long, a peer that died, an asynchronous NCCL error, or ranks whose calls differ end the
 // communicator (ncclCommAbort lets its kernels go), and the next call or check() throws the reason.
 // c10d's own watchdog would end the process instead; it is switched off unless the user set it.
 //
 // Calls are compared across ranks through the store: behind the caller's back every 100 ms, and at
-// every barrier before it is issued. The device may already have computed with what a wrong call gave
-// it; the error comes with the next call, check() or barrier.
+// every barrier before it is issued. The device may already have computed with what a wrong call
+// gave it; the error comes with the next call, check() or barrier.
 #pragma once
 
 #include <ATen/cuda/CUDAEvent.h>
@@ -78,11 +78,11 @@ class NcclBackend : public Backend {
   std::string failure_, hint_;
   std::deque<std::shared_ptr<Pending>> pending_;
   uint64_t operations_ = 0;
-  std::string block_;                  // the calls of the block that is filling, a line each
-  std::deque<std::string> finished_;   // full blocks not yet compared
-  uint64_t compared_ = 0;              // full blocks compared, by the watch
-  std::string compared_part_;          // of the block that is filling, by the watch
-  std::deque<std::string> recent_;     // the last calls, numbered
+  std::string block_;                 // the calls of the block that is filling, a line each
+  std::deque<std::string> finished_;  // full blocks not yet compared
+  uint64_t compared_ = 0;             // full blocks compared, by the watch
+  std::string compared_part_;         // of the block that is filling, by the watch
+  std::deque<std::string> recent_;    // the last calls, numbered
   uint64_t barriers_ = 0;
   std::thread watch_;
 };
