@@ -2,6 +2,7 @@
 // whatever escapes into one line and a non-zero exit.
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <string_view>
 
 #include "base/log.h"
 #include "base/terminal.h"
@@ -44,7 +45,7 @@ int main(int argc, char** argv) {
   fsdp::cli::add_run(app, action);
   fsdp::cli::add_doctor(app, action);
   fsdp::cli::add_bench(app, action);
-  if (argc == 1) {
+  if (argc == 1 || (argc == 2 && std::string_view(argv[1]) == "help")) {
     std::cout << app.help();
     return 0;
   }

@@ -5,12 +5,15 @@
 //                        something else (kill, stop, throw, mismatch)
 //   hold MIB             maps MIB of shared memory and waits to be killed
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <chrono>
 #include <fstream>
 #include <iostream>
+#include <thread>
 
 #include "fsdp/fsdp.h"
 
@@ -141,6 +144,29 @@ void check_buffers(const World& world) {
     require(out.narrow(0, row, r + 1).eq(r).all().item<bool>(), "uneven all_to_all");
 }
 
+// An asynchronous call goes on while this thread does something else, without a wait().
+void check_overlap(const World& world) {
+  at::Tensor x = at::ones({200000}, at::TensorOptions().device(world.device()));
+  fsdp::Work work = world.comm().all_reduce(x, ReduceOp::SUM, {.async = true});
+  for (int i = 0; i < 60000 && !work.done(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  require(work.done(), "an asynchronous all_reduce that nobody waits for");
+  require(x.eq(world.size()).all().item<bool>(), "an asynchronous all_reduce");
+}
+
+// On a GPU a call is ordered on the current stream, whichever that is.
+void check_stream(const World& world) {
+  if (world.device().is_cpu()) return;
+  c10::impl::VirtualGuardImpl gpu(world.device().type());
+  c10::StreamGuard guard(gpu.getStreamFromGlobalPool(world.device(), false));
+  at::Tensor slow = at::ones({2048, 2048}, at::TensorOptions().device(world.device()));
+  for (int i = 0; i < 20; ++i) slow = slow.mm(slow).clamp(0, 1);
+  at::Tensor x = slow.mul(world.rank() + 1);
+  world.comm().all_reduce(x);
+  require(x.mul(2).cpu().eq(world.size() * (world.size() + 1)).all().item<bool>(),
+          "an all_reduce on a stream of its own");
+}
+
 void check_mesh(const World& world) {
   if (world.size() % 2) return;
   fsdp::DeviceMesh mesh(world, {{"replicate", 2}, {"shard", world.size() / 2}});
@@ -167,6 +193,8 @@ std::string collectives(const World& world) {
     check_type(world, at::kBFloat16, 1100003, async, digest);
   }
   check_buffers(world);
+  check_overlap(world);
+  check_stream(world);
   check_mesh(world);
   world.comm().barrier();
   return digest.text();
