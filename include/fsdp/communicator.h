@@ -2,9 +2,9 @@
 //
 // A thin face over a c10d::Backend: ours (shm, mpi, nccl, fake) or any other. Every rank of the
 // communicator must make the same calls in the same order. A call returns when it is done, or with
-// `async` at once with a Work to wait for; tensors must then stay untouched until it is done. On a GPU
-// "done" means ordered on the current stream, as everything there. A failure anywhere (a rank that
-// died, stopped or called something else, a timeout) is an Error on every rank, and ends the
+// `async` at once with a Work to wait for; tensors must then stay untouched until it is done. On a
+// GPU "done" means ordered on the current stream, as everything there. A failure anywhere (a rank
+// that died, stopped or called something else, a timeout) is an Error on every rank, and ends the
 // communicator.
 #pragma once
 
@@ -63,13 +63,13 @@ class Communicator {
                   std::vector<int64_t> in_splits = {}, CallOptions options = {}) const;
   void barrier() const;
 
-  // A buffer for all-gathers in place: rank r writes its part r and passes it as the input. With shm
-  // it is one memory for all ranks and the gather copies nothing, so between a gather and the next
-  // one a rank may write its part only when the others have stopped reading it. Elsewhere it is plain
-  // memory on `device`. Collective; zeroed.
+  // A buffer for all-gathers in place: rank r writes its part r and passes it as the input. With
+  // shm it is one memory for all ranks and the gather copies nothing, so between a gather and the
+  // next one a rank may write its part only when the others have stopped reading it. Elsewhere it
+  // is plain memory on `device`. Collective; zeroed.
   at::Tensor gather_buffer(int64_t numel, at::ScalarType type, at::Device device) const;
-  // A buffer for the input of reduce_scatter and for all_reduce: every rank has its own, and with shm
-  // the others read it where it lies. Collective; zeroed.
+  // A buffer for the input of reduce_scatter and for all_reduce: every rank has its own, and with
+  // shm the others read it where it lies. Collective; zeroed.
   at::Tensor reduce_buffer(int64_t numel, at::ScalarType type, at::Device device) const;
 
   // Throws what went wrong in the background since the last call (nccl; nothing elsewhere).

@@ -28,11 +28,12 @@ class DeviceMesh {
   bool has(const std::string& dimension) const;
   int size(const std::string& dimension) const;
   int coordinate(const std::string& dimension) const;  // this rank's place along it
-  std::vector<int> ranks(const std::string& dimension) const;  // of the world, along it through here
+  std::vector<int> ranks(
+      const std::string& dimension) const;  // of the world, along it through here
 
-  // This rank's communicator along a dimension. `purpose` makes independent ones for operations that
-  // must not queue behind each other ("gather", "reduce"). Made at first use, then kept; collective
-  // over the ranks of the dimension.
+  // This rank's communicator along a dimension. `purpose` makes independent ones for operations
+  // that must not queue behind each other ("gather", "reduce"). Made at first use, then kept;
+  // collective over the ranks of the dimension.
   const Communicator& comm(const std::string& dimension, const std::string& purpose = "") const;
 
   explicit operator bool() const { return state_ != nullptr; }

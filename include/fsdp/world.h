@@ -23,10 +23,10 @@ class Store;
 namespace fsdp {
 
 struct InitOptions {
-  std::string backend = "";               // shm, mpi, nccl, fake; empty: FSDP_BACKEND, or what fits
-  std::chrono::milliseconds timeout{0};   // of every wait; 0: FSDP_TIMEOUT (seconds), or 300 s
-  int fake_rank = 0;                      // backend "fake" takes its world from here
-  int fake_size = 0;                      //   (0: FSDP_FAKE_WORLD, or the launcher's)
+  std::string backend = "";              // shm, mpi, nccl, fake; empty: FSDP_BACKEND, or what fits
+  std::chrono::milliseconds timeout{0};  // of every wait; 0: FSDP_TIMEOUT (seconds), or 300 s
+  int fake_rank = 0;                     // backend "fake" takes its world from here
+  int fake_size = 0;                     //   (0: FSDP_FAKE_WORLD, or the launcher's)
 };
 
 class World {

@@ -42,7 +42,9 @@ Process::Process(pid_t pid) : pid_(pid) {
 #endif
 }
 
-Process::Process(Process&& other) noexcept { *this = std::move(other); }
+Process::Process(Process&& other) noexcept {
+  *this = std::move(other);
+}
 
 Process& Process::operator=(Process&& other) noexcept {
   std::swap(pid_, other.pid_);
@@ -57,7 +59,7 @@ Process::~Process() {
 bool Process::alive() const {
   if (handle_ >= 0) {
     pollfd watched{handle_, POLLIN, 0};
-    return poll(&watched, 1, 0) == 0;  // readable once the process has ended
+    return poll(&watched, 1, 0) <= 0;  // readable once the process has ended
   }
   char state = state_of(pid_);
   return state != 0 && state != 'Z' && state != 'X';

@@ -23,8 +23,8 @@ class Process {
   ~Process();
 
   pid_t pid() const { return pid_; }
-  bool alive() const;     // false once it exited or was killed, also as a zombie
-  bool stopped() const;   // SIGSTOP, a terminal's stop, or a debugger
+  bool alive() const;    // false once it exited or was killed, also as a zombie
+  bool stopped() const;  // SIGSTOP, a terminal's stop, or a debugger
 
  private:
   pid_t pid_ = 0;

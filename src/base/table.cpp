@@ -58,8 +58,10 @@ void Table::print(std::ostream& out, bool json) const {
       std::string cell = cell_of(c), pad(widths[c] - width(cell), ' ');
       bool last = c == shown.back();
       std::string painted = paint(STDOUT, colour_of(c), cell);
-      if (columns_[c].align == kRight) text += pad + painted;
-      else text += painted + (last ? "" : pad);
+      if (columns_[c].align == kRight)
+        text += pad + painted;
+      else
+        text += painted + (last ? "" : pad);
       if (!last) text += "  ";
     }
     out << text << "\n";

@@ -1,5 +1,5 @@
-// Table: what every command that reports something prints. The same rows come out as aligned columns
-// for people, or as one JSON object a line with stable keys (--json) for programs.
+// Table: what every command that reports something prints. The same rows come out as aligned
+// columns for people, or as one JSON object a line with stable keys (--json) for programs.
 #pragma once
 
 #include <iosfwd>
@@ -38,7 +38,7 @@ class Table {
   std::vector<std::vector<Cell>> rows_;
 };
 
-std::string human_bytes(double bytes);                // "64 MiB", "1.5 GiB"
-std::string with_separators(int64_t number);          // "50,331,648"
+std::string human_bytes(double bytes);        // "64 MiB", "1.5 GiB"
+std::string with_separators(int64_t number);  // "50,331,648"
 
 }  // namespace fsdp

@@ -1,5 +1,6 @@
-// fsdp bench comm: the time of all-gather and reduce-scatter over sizes, for each backend, as a share
-// of what a plain copy of the same bytes takes, and beside torch's Gloo where a python3 has torch.
+// fsdp bench comm: the time of all-gather and reduce-scatter over sizes, for each backend, as a
+// share of what a plain copy of the same bytes takes, and beside torch's Gloo where a python3 has
+// torch.
 //
 // The command starts its own ranks (fsdp run for shm and nccl, mpirun for mpi), each of which runs
 // this command again with --worker; rank 0 prints one JSON object a measurement, which the parent
@@ -33,7 +34,7 @@ struct Options {
   std::vector<std::string> backends;
   int ranks = 2;
   std::string smallest = "1K", largest = "256M";
-  bool peer = true;
+  bool no_peer = false;
   bool json = false;
   bool worker = false;
 };
@@ -48,7 +49,7 @@ int64_t parse_size(const std::string& text) {
   std::string unit = text.substr(used);
   for (const char* suffix : {"iB", "B", "b", "ib"})
     if (unit.size() > 1 && unit.ends_with(suffix)) unit.resize(unit.size() - std::strlen(suffix));
-  int64_t scale = unit.empty() || unit == "B" ? 1
+  int64_t scale = unit.empty() || unit == "B"  ? 1
                   : unit == "K" || unit == "k" ? 1 << 10
                   : unit == "M" || unit == "m" ? 1 << 20
                   : unit == "G" || unit == "g" ? 1 << 30
@@ -69,10 +70,11 @@ std::vector<int64_t> sizes(const Options& options) {
   return all;
 }
 
-// --- a rank ------------------------------------------------------------------------------------------
+// --- a rank
+// ------------------------------------------------------------------------------------------
 
-// Seconds that `body` takes. On a GPU by its own events, of several in a row, so that the first one's
-// launch does not count.
+// Seconds that `body` takes. On a GPU by its own events, of several in a row, so that the first
+// one's launch does not count.
 double seconds_of(const std::function<void()>& body, at::Device device) {
   if (device.is_cpu()) {
     auto start = steady_clock::now();
@@ -113,20 +115,26 @@ int run_worker(const Options& options) {
     int64_t part = std::max<int64_t>(1, bytes / 4 / world.size()), full = part * world.size();
     int repetitions = !cpu || bytes > (1 << 22) ? 11 : 101;
     at::Tensor from = at::zeros({full}, plain), to = at::zeros({full}, plain);
-    auto time = [&](const std::function<void()>& body) {
-      return median(world, repetitions, body);
-    };
+    auto time = [&](const std::function<void()>& body) { return median(world, repetitions, body); };
     double copy = time([&] {
-      if (cpu) std::memcpy(to.data_ptr(), from.data_ptr(), full * 4);
-      else to.copy_(from);
+      if (cpu)
+        std::memcpy(to.data_ptr(), from.data_ptr(), full * 4);
+      else
+        to.copy_(from);
     });
     auto report = [&](const char* operation, const char* buffers, double seconds) {
       if (world.rank() != 0) return;
       double moved = static_cast<double>(full * 4);
-      std::cout << Json{{"backend", world.backend()}, {"ranks", world.size()}, {"bytes", full * 4},
-                        {"operation", operation}, {"buffers", buffers},
-                        {"time_us", seconds * 1e6}, {"gb_s", moved / seconds / 1e9},
-                        {"copy_us", copy * 1e6}, {"share_of_copy", copy / seconds}}.dump()
+      std::cout << Json{{"backend", world.backend()},
+                        {"ranks", world.size()},
+                        {"bytes", full * 4},
+                        {"operation", operation},
+                        {"buffers", buffers},
+                        {"time_us", seconds * 1e6},
+                        {"gb_s", moved / seconds / 1e9},
+                        {"copy_us", copy * 1e6},
+                        {"share_of_copy", copy / seconds}}
+                       .dump()
                 << std::endl;
     };
     bool shared = world.backend() == "shm";
@@ -147,17 +155,20 @@ int run_worker(const Options& options) {
   return 0;
 }
 
-// --- the parent --------------------------------------------------------------------------------------
+// --- the parent
+// --------------------------------------------------------------------------------------
 
 std::vector<std::string> worker_command(const Options& options, const std::string& backend) {
   std::string n = std::to_string(options.ranks), self = own_binary();
   std::vector<std::string> command;
-  if (backend == "mpi") command = {"mpirun", "-n", n, "--oversubscribe"};
-  else command = {self, "run", "-n", n, "--no-prefix", "--"};
-  for (const std::string& word : {self, std::string("bench"), std::string("comm"),
-                                  std::string("--worker"), std::string("--backend"), backend,
-                                  std::string("--from"), options.smallest, std::string("--to"),
-                                  options.largest})
+  if (backend == "mpi")
+    command = {"mpirun", "-n", n, "--oversubscribe"};
+  else
+    command = {self, "run", "-n", n, "--no-prefix", "--"};
+  for (const std::string& word :
+       {self, std::string("bench"), std::string("comm"), std::string("--worker"),
+        std::string("--backend"), backend, std::string("--from"), options.smallest,
+        std::string("--to"), options.largest})
     command.push_back(word);
   return command;
 }
@@ -172,9 +183,8 @@ std::vector<Json> measure(const std::vector<std::string>& command, const std::st
     if (shown)
       std::cerr << "\r" << what << ": " << human_bytes(parsed["bytes"].get<double>()) << "        ";
   };
-  Finished finished =
-      run_program(command, /*quiet=*/false, on_line,
-                  {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
+  Finished finished = run_program(command, /*quiet=*/false, on_line,
+                                  {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
   if (shown) std::cerr << "\r" << std::string(40, ' ') << "\r";
   if (finished.code == 127 && command[0] == "mpirun")
     throw Error("mpirun was not found.", "install openmpi-bin, or leave mpi out of --backend.");
@@ -201,8 +211,8 @@ std::map<std::string, double> measure_gloo(const Options& options) {
     log::info("Gloo is left out: " + python + " has no torch (FSDP_TEST_PYTHON names another).");
     return {};
   }
-  std::vector<std::string> command = {own_binary(), "run", "-n", std::to_string(options.ranks),
-                                      "--no-prefix", "--", python, script};
+  std::vector<std::string> command = {own_binary(),  "run", "-n",   std::to_string(options.ranks),
+                                      "--no-prefix", "--",  python, script};
   for (int64_t bytes : sizes(options)) command.push_back(std::to_string(bytes));
   std::map<std::string, double> times;
   for (const Json& line : measure(command, "gloo"))
@@ -220,18 +230,26 @@ int run_parent(Options options) {
   sizes(options);  // complain before anything starts
   if (options.ranks < 1)
     throw Error("--ranks " + std::to_string(options.ranks) + " makes no sense.", "give 1 or more.");
-  bool cpu = std::find(options.backends.begin(), options.backends.end(), "nccl") ==
-             options.backends.end();
-  auto gloo = options.peer && cpu && options.ranks > 1 ? measure_gloo(options)
-                                                       : std::map<std::string, double>{};
-  Table table({{"backend", "backend", Table::kLeft}, {"ranks", "ranks"}, {"bytes", "size"},
-               {"operation", "operation", Table::kLeft}, {"buffers", "buffers", Table::kLeft},
-               {"time_us", "time us"}, {"gb_s", "GB/s"}, {"copy_us", "copy us"},
-               {"share_of_copy", "of copy"}, {"gloo_us", gloo.empty() ? "" : "gloo us"},
+  bool cpu =
+      std::find(options.backends.begin(), options.backends.end(), "nccl") == options.backends.end();
+  auto gloo = !options.no_peer && cpu && options.ranks > 1 ? measure_gloo(options)
+                                                           : std::map<std::string, double>{};
+  Table table({{"backend", "backend", Table::kLeft},
+               {"ranks", "ranks"},
+               {"bytes", "size"},
+               {"operation", "operation", Table::kLeft},
+               {"buffers", "buffers", Table::kLeft},
+               {"time_us", "time us"},
+               {"gb_s", "GB/s"},
+               {"copy_us", "copy us"},
+               {"share_of_copy", "of copy"},
+               {"gloo_us", gloo.empty() ? "" : "gloo us"},
                {"times_gloo", gloo.empty() ? "" : "x gloo"}});
   for (const std::string& backend : options.backends) {
     for (const Json& row : measure(worker_command(options, backend), backend)) {
-      auto real = [&](const char* key, int digits) { return number(row[key].get<double>(), digits); };
+      auto real = [&](const char* key, int digits) {
+        return number(row[key].get<double>(), digits);
+      };
       double us = row["time_us"].get<double>();
       int64_t bytes = row["bytes"].get<int64_t>();
       auto peer = gloo.find(row["operation"].get<std::string>() + std::to_string(bytes));
@@ -239,18 +257,25 @@ int run_parent(Options options) {
       bool free = row["buffers"] == "shared" && row["operation"] == "all_gather";
       Cell share = free ? Cell{row["share_of_copy"], "no copy"} : real("share_of_copy", 2);
       Cell rate = free ? Cell{row["gb_s"], "-"} : real("gb_s", 2);
-      table.add({text(row["backend"]), {row["ranks"], std::to_string(row["ranks"].get<int>())},
-                 {bytes, human_bytes(static_cast<double>(bytes))}, text(row["operation"]),
-                 text(row["buffers"]), real("time_us", 1), rate, real("copy_us", 1), share,
+      table.add({text(row["backend"]),
+                 {row["ranks"], std::to_string(row["ranks"].get<int>())},
+                 {bytes, human_bytes(static_cast<double>(bytes))},
+                 text(row["operation"]),
+                 text(row["buffers"]),
+                 real("time_us", 1),
+                 rate,
+                 real("copy_us", 1),
+                 share,
                  beside ? number(peer->second, 1) : Cell{nullptr, "-"},
                  beside ? number(peer->second / us, 1) : Cell{nullptr, "-"}});
     }
   }
   table.print(std::cout, options.json);
   if (!options.json)
-    std::cout << "\nGB/s: bytes of the full buffer over the time. copy: every rank copies as many bytes "
-                 "at once.\nshared: buffers every rank has mapped (gather_buffer, reduce_buffer); an "
-                 "all-gather there is a wait and no copy.\n";
+    std::cout
+        << "\nGB/s: bytes of the full buffer over the time. copy: every rank copies as many bytes "
+           "at once.\nshared: buffers every rank has mapped (gather_buffer, reduce_buffer); an "
+           "all-gather there is a wait and no copy.\n";
   return 0;
 }
 
@@ -266,7 +291,7 @@ void add_bench_comm(CLI::App& bench, Action& action) {
   command->add_option("--ranks", options->ranks, "Ranks on this host")->capture_default_str();
   command->add_option("--from", options->smallest, "Smallest full buffer")->capture_default_str();
   command->add_option("--to", options->largest, "Largest full buffer")->capture_default_str();
-  command->add_flag("!--no-peer", options->peer, "Leave Gloo out");
+  command->add_flag("--no-peer", options->no_peer, "Leave Gloo out");
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_flag("--worker", options->worker, "")->group("");  // a rank of the above
   command->footer(

@@ -28,8 +28,8 @@ class QueuedWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     std::lock_guard lock(mutex_);
     if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()));
+      future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
       if (completed_) settle();
     }
     return future_;
@@ -46,8 +46,10 @@ class QueuedWork : public c10d::Work {
 
  private:
   void settle() {
-    if (exception_) future_->setError(exception_);
-    else future_->markCompleted(c10::IValue(result_));
+    if (exception_)
+      future_->setError(exception_);
+    else
+      future_->markCompleted(c10::IValue(result_));
   }
 
   std::shared_ptr<Queue> queue_;
@@ -63,11 +65,16 @@ int64_t sum(const std::vector<int64_t>& counts) {
 
 ReduceOp from_c10d(const c10d::ReduceOp& op) {
   switch (op.op_) {
-    case c10d::ReduceOp::SUM: return ReduceOp::SUM;
-    case c10d::ReduceOp::AVG: return ReduceOp::AVG;
-    case c10d::ReduceOp::MAX: return ReduceOp::MAX;
-    case c10d::ReduceOp::MIN: return ReduceOp::MIN;
-    case c10d::ReduceOp::PRODUCT: return ReduceOp::PRODUCT;
+    case c10d::ReduceOp::SUM:
+      return ReduceOp::SUM;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::AVG;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::MAX;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::MIN;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::PRODUCT;
     default:
       throw Error("this reduction is not supported.", "use SUM, AVG, MAX, MIN or PRODUCT.");
   }
@@ -75,11 +82,16 @@ ReduceOp from_c10d(const c10d::ReduceOp& op) {
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
-    case ReduceOp::SUM: return c10d::ReduceOp::SUM;
-    case ReduceOp::AVG: return c10d::ReduceOp::AVG;
-    case ReduceOp::MAX: return c10d::ReduceOp::MAX;
-    case ReduceOp::MIN: return c10d::ReduceOp::MIN;
-    default: return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::SUM:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::AVG:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::MAX:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::MIN:
+      return c10d::ReduceOp::MIN;
+    default:
+      return c10d::ReduceOp::PRODUCT;
   }
 }
 
@@ -90,7 +102,9 @@ CpuBackend::CpuBackend(std::string backend, std::string name, int rank, int size
       backend_(std::move(backend)),
       timeout_(timeout) {}
 
-void CpuBackend::drain() { queue_->close(); }
+void CpuBackend::drain() {
+  queue_->close();
+}
 
 void CpuBackend::refuse(const Call& call, const std::string& why, const std::string& hint) const {
   throw Error("rank " + std::to_string(rank_) + ": " + call.what.text() + " on communicator \"" +
@@ -100,7 +114,8 @@ void CpuBackend::refuse(const Call& call, const std::string& why, const std::str
 
 void CpuBackend::require(const Call& call, const at::Tensor& tensor, const char* role,
                          int64_t count) const {
-  if (!tensor.defined()) refuse(call, std::string("the ") + role + " is undefined", "pass a tensor.");
+  if (!tensor.defined())
+    refuse(call, std::string("the ") + role + " is undefined", "pass a tensor.");
   if (!tensor.device().is_cpu())
     refuse(call, std::string("the ") + role + " is on " + tensor.device().str(),
            "the " + backend_ + " backend moves CPU tensors; use nccl for GPUs.");
@@ -161,7 +176,8 @@ CpuBackend::Work CpuBackend::allgather(std::vector<Tensors>& out, Tensors& in,
   auto copy_out = [flat, outputs = out[0]] {
     at::NoGradGuard no_grad;
     for (size_t r = 0; r < outputs.size(); ++r)
-      outputs[r].copy_(flat.narrow(0, r * outputs[r].numel(), outputs[r].numel()).view_as(outputs[r]));
+      outputs[r].copy_(
+          flat.narrow(0, r * outputs[r].numel(), outputs[r].numel()).view_as(outputs[r]));
   };
   return issue(c10d::OpType::ALLGATHER, std::move(call), {options.asyncOp, options.timeout},
                {flat, input}, out[0], copy_out);
@@ -228,7 +244,8 @@ CpuBackend::Work CpuBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
                                            const c10d::AllToAllOptions& options) {
   Call call{describe(Operation::kAllToAll, in.scalar_type(), in.numel())};
   // Splits count rows of the first dimension; none means equal parts.
-  auto counts = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* role) {
+  auto counts = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                    const char* role) {
     std::vector<int64_t> parts(size_, tensor.numel() / size_);
     int64_t row = tensor.dim() > 0 && tensor.size(0) > 0 ? tensor.numel() / tensor.size(0) : 1;
     if (!splits.empty()) {

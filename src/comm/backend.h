@@ -1,8 +1,8 @@
 // Backend: what our communicators are to c10d, and what they can do beyond it.
 //
-// CpuBackend turns c10d's calls into Calls over plain memory, checks tensors, keeps order (Queue) and
-// makes Work objects; shm, mpi and fake only say how one Call is carried out. nccl stands on c10d's
-// own ProcessGroupNCCL and derives from Backend directly.
+// CpuBackend turns c10d's calls into Calls over plain memory, checks tensors, keeps order (Queue)
+// and makes Work objects; shm, mpi and fake only say how one Call is carried out. nccl stands on
+// c10d's own ProcessGroupNCCL and derives from Backend directly.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -54,8 +54,8 @@ class CpuBackend : public Backend {
   Work barrier(const c10d::BarrierOptions&) override;
 
  protected:
-  // Carries out one call; blocks until it is done or throws within call.timeout. Calls come one at a
-  // time, in the order they were issued, from any thread.
+  // Carries out one call; blocks until it is done or throws within call.timeout. Calls come one at
+  // a time, in the order they were issued, from any thread.
   virtual void run(const Call& call) = 0;
 
   // Runs a call of the backend's own in its turn among the others.

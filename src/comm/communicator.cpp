@@ -14,7 +14,9 @@ void Work::wait() const {
   if (work_) (*work_)->wait();
 }
 
-bool Work::done() const { return !work_ || (*work_)->isCompleted(); }
+bool Work::done() const {
+  return !work_ || (*work_)->isCompleted();
+}
 
 struct Communicator::State {
   c10::intrusive_ptr<c10d::Backend> backend;
@@ -27,11 +29,21 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::strin
   state_ = std::make_shared<State>(State{std::move(backend), ours, std::move(name)});
 }
 
-const std::string& Communicator::name() const { return state_->name; }
-std::string Communicator::backend_name() const { return state_->backend->getBackendName(); }
-int Communicator::rank() const { return state_->backend->getRank(); }
-int Communicator::size() const { return state_->backend->getSize(); }
-c10::intrusive_ptr<c10d::Backend> Communicator::backend() const { return state_->backend; }
+const std::string& Communicator::name() const {
+  return state_->name;
+}
+std::string Communicator::backend_name() const {
+  return state_->backend->getBackendName();
+}
+int Communicator::rank() const {
+  return state_->backend->getRank();
+}
+int Communicator::size() const {
+  return state_->backend->getSize();
+}
+c10::intrusive_ptr<c10d::Backend> Communicator::backend() const {
+  return state_->backend;
+}
 
 void Communicator::check() const {
   if (state_->ours) state_->ours->check();
@@ -87,8 +99,8 @@ Work Communicator::all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t
   comm::ScopedLabel label(options.label);
   c10d::AllToAllOptions c10d_options;
   c10d_options.asyncOp = options.async;
-  return Work(finish(
-      state_->backend->alltoall_base(out, in, out_splits, in_splits, c10d_options), options.async));
+  return Work(finish(state_->backend->alltoall_base(out, in, out_splits, in_splits, c10d_options),
+                     options.async));
 }
 
 void Communicator::barrier() const {

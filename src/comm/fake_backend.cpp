@@ -41,7 +41,8 @@ void FakeBackend::run(const Call& call) {
     case Operation::kBroadcast:
     case Operation::kBarrier:
     case Operation::kAllocate:
-    case Operation::kNone: return;
+    case Operation::kNone:
+      return;
   }
 }
 

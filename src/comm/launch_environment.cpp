@@ -15,19 +15,23 @@ using environment::integer;
 using environment::text;
 
 // A port that every local rank computes alike and that other jobs are unlikely to have.
-int port_from(const std::string& job) { return 20000 + static_cast<int>(std::hash<std::string>{}(job) % 30000); }
+int port_from(const std::string& job) {
+  return 20000 + static_cast<int>(std::hash<std::string>{}(job) % 30000);
+}
 
 int required(const char* name, const char* because) {
   if (auto value = integer(name)) return static_cast<int>(*value);
   throw Error(std::string(because) + " is set, but " + name + " is not.",
               "start the program with fsdp run, torchrun, mpirun or srun; they set both. For one "
-              "process alone unset " + std::string(because) + ".");
+              "process alone unset " +
+                  std::string(because) + ".");
 }
 
 void check(const LaunchEnvironment& found) {
   auto refuse = [&](const std::string& why) {
-    throw Error("the environment of " + found.launcher + " makes no sense: " + why + ".",
-                "start the program with fsdp run, torchrun, mpirun or srun, or unset the variables.");
+    throw Error(
+        "the environment of " + found.launcher + " makes no sense: " + why + ".",
+        "start the program with fsdp run, torchrun, mpirun or srun, or unset the variables.");
   };
   auto n = [](int value) { return std::to_string(value); };
   if (found.size < 1) refuse("a world of " + n(found.size) + " ranks");
@@ -95,11 +99,13 @@ LaunchEnvironment read_launch_environment() {
     found.local_rank = static_cast<int>(integer("SLURM_LOCALID").value_or(0));
     int nodes = static_cast<int>(integer("SLURM_STEP_NUM_NODES").value_or(1));
     // "4(x2),3": tasks of the first nodes; ours is the common case where all have as many.
-    found.local_size = std::max(found.local_rank + 1, (found.size + nodes - 1) / std::max(nodes, 1));
+    found.local_size =
+        std::max(found.local_rank + 1, (found.size + nodes - 1) / std::max(nodes, 1));
     if (found.master_host.empty())
       found.master_host = first_host(text("SLURM_STEP_NODELIST").value_or("127.0.0.1"));
     if (found.master_port == 0)
-      found.master_port = port_from(text("SLURM_JOB_ID").value_or("") + "." + *text("SLURM_STEP_ID"));
+      found.master_port =
+          port_from(text("SLURM_JOB_ID").value_or("") + "." + *text("SLURM_STEP_ID"));
   }
   check(found);
   return found;

@@ -11,7 +11,7 @@ struct LaunchEnvironment {
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  std::string master_host;   // empty: not said (mpirun)
+  std::string master_host;  // empty: not said (mpirun)
   int master_port = 0;
   bool agent_store = false;  // torchrun's agent hosts the store: every rank is a client
   int attempt = 0;           // restarts before this one

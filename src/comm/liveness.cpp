@@ -13,14 +13,15 @@ namespace {
 constexpr std::chrono::seconds kBeat{1};
 constexpr std::chrono::seconds kSilence{8};  // without a beat: dead, stopped or cut off
 
-std::string key(const char* what, int rank) { return std::string(what) + "/" + std::to_string(rank); }
+std::string key(const char* what, int rank) {
+  return std::string(what) + "/" + std::to_string(rank);
+}
 
 }  // namespace
 
 Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
                    std::chrono::milliseconds timeout)
-    : store_(store), rank_(rank), store_in_rank0_(store_in_rank0), timeout_(timeout),
-      peers_(size) {
+    : store_(store), rank_(rank), store_in_rank0_(store_in_rank0), timeout_(timeout), peers_(size) {
   std::string host = host_identity();
   store->set(key("process", rank), std::to_string(getpid()) + " " + host);
   await_ranks(*store, "process", size, timeout,
@@ -75,7 +76,8 @@ void Liveness::beat() {
     lock.unlock();
     try {
       store().set(key("beat", rank_), std::to_string(count));
-    } catch (const std::exception&) {  // the store is gone or stopped; trouble() says so to who waits
+    } catch (
+        const std::exception&) {  // the store is gone or stopped; trouble() says so to who waits
     }
     lock.lock();
     stop_.wait_for(lock, kBeat, [&] { return stopping_; });
@@ -86,8 +88,8 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
   for (int r : ranks) {
     Peer& peer = peers_[r];
     if (r != rank_ && peer.here && !peer.process.alive())
-      return "rank " + std::to_string(r) + " died (process " +
-             std::to_string(peer.process.pid()) + " is gone)";
+      return "rank " + std::to_string(r) + " died (process " + std::to_string(peer.process.pid()) +
+             " is gone)";
   }
   try {
     if (auto failure = store().get("failure")) return *failure;
@@ -101,7 +103,8 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
       auto now = std::chrono::steady_clock::now();
       std::string beat = store().get(key("beat", r)).value_or("");
       std::lock_guard lock(mutex_);
-      if (beat != peer.last_beat) peer.last_beat = beat, peer.changed = now;
+      if (beat != peer.last_beat)
+        peer.last_beat = beat, peer.changed = now;
       else if (now - peer.changed > kSilence)
         return "rank " + std::to_string(r) + " has given no sign of life for " +
                std::to_string(kSilence.count()) + " s (dead, stopped, or its host is cut off)";
@@ -147,7 +150,8 @@ std::string Liveness::who_is_missing(const std::string& communicator, const std:
   for (int r : ranks) {
     if (r == rank_) continue;
     std::string who = "rank " + std::to_string(r), state = condition(r);
-    if (!state.empty()) stopped += (stopped.empty() ? "" : ", ") + who + " (" + state + ")";
+    if (!state.empty())
+      stopped += (stopped.empty() ? "" : ", ") + who + " (" + state + ")";
     else if (stopped.empty() && posted(communicator, r) != expected)
       silent += (silent.empty() ? "" : ", ") + who;
   }

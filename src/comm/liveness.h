@@ -22,7 +22,8 @@ namespace fsdp::comm {
 
 class Liveness {
  public:
-  // Collective over the world. `store_in_rank0`: that process holds the store (torchrun's agent may).
+  // Collective over the world. `store_in_rank0`: that process holds the store (torchrun's agent
+  // may).
   Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
            std::chrono::milliseconds timeout);
   ~Liveness();
@@ -37,8 +38,8 @@ class Liveness {
   // Leaves the reason for the others. The first one stays.
   void fail(const std::string& why) noexcept;
 
-  // Leaves a text under the communicator's name, and reads what others left: at a timeout this tells
-  // ranks that wait from ranks that never came.
+  // Leaves a text under the communicator's name, and reads what others left: at a timeout this
+  // tells ranks that wait from ranks that never came.
   void post(const std::string& communicator, const std::string& text) noexcept;
   std::string posted(const std::string& communicator, int rank) noexcept;
 

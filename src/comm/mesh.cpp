@@ -43,8 +43,12 @@ DeviceMesh::DeviceMesh(World world, std::vector<MeshDimension> dimensions) {
   state_->dimensions = std::move(dimensions);
 }
 
-const World& DeviceMesh::world() const { return state_->world; }
-const std::vector<MeshDimension>& DeviceMesh::dimensions() const { return state_->dimensions; }
+const World& DeviceMesh::world() const {
+  return state_->world;
+}
+const std::vector<MeshDimension>& DeviceMesh::dimensions() const {
+  return state_->dimensions;
+}
 
 int DeviceMesh::index(const std::string& dimension) const {
   std::string known;

@@ -1,5 +1,5 @@
-// Parts of the library that are loaded when a backend is asked for: libfsdp_mpi.so, libfsdp_cuda.so.
-// Each exports one C function that returns its table of functions.
+// Parts of the library that are loaded when a backend is asked for: libfsdp_mpi.so,
+// libfsdp_cuda.so. Each exports one C function that returns its table of functions.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -27,11 +27,11 @@ struct BackendRequest {
 
 struct Module {
   c10::intrusive_ptr<Backend> (*make)(const BackendRequest& request);
-  int (*devices)();                              // GPUs this process can use (cuda)
-  void (*select)(int device);                    // makes it the thread's device (cuda)
+  int (*devices)();            // GPUs this process can use (cuda)
+  void (*select)(int device);  // makes it the thread's device (cuda)
   // Rank 0's text on every rank of mpirun (mpi); Error where MPI's world has another size.
   std::string (*agree)(const std::string& mine, int expected_size);
-  std::string (*describe)();                     // versions, for fsdp doctor
+  std::string (*describe)();  // versions, for fsdp doctor
 };
 
 // "mpi" or "cuda". Loaded once. `find` returns null where it was not built or cannot be loaded and

@@ -1,12 +1,12 @@
 #include "comm/rendezvous.h"
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cerrno>
 #include <cstring>
@@ -73,10 +73,10 @@ Store open_store(const std::string& host, int port, bool server, int rank, milli
     why = why.substr(0, why.find('\n'));
   }
   if (server)
-    throw Error("rank " + std::to_string(rank) + " could not open the store at " + where + ": " + why +
-                    ".",
-                "another program may have the port: set MASTER_PORT to a free one (fsdp run finds "
-                "one by itself).");
+    throw Error(
+        "rank " + std::to_string(rank) + " could not open the store at " + where + ": " + why + ".",
+        "another program may have the port: set MASTER_PORT to a free one (fsdp run finds "
+        "one by itself).");
   throw Error("rank " + std::to_string(rank) + " could not reach the store of rank 0 at " + where +
                   " in " + std::to_string(timeout.count() / 1000) + " s: " + why + ".",
               "see whether rank 0 runs, and whether MASTER_ADDR and MASTER_PORT (" + where +
@@ -103,13 +103,14 @@ Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, milliseconds ti
     }
     address = require_module("mpi")->agree(address, launch.size);
     size_t colon = address.rfind(':');
-    store = launch.rank == 0 ? own
-                             : open_store(address.substr(0, colon),
-                                          std::stoi(address.substr(colon + 1)), false, launch.rank,
-                                          timeout);
+    store = launch.rank == 0
+                ? own
+                : open_store(address.substr(0, colon), std::stoi(address.substr(colon + 1)), false,
+                             launch.rank, timeout);
   } else {
     if (launch.master_host.empty() || launch.master_port == 0)
-      throw Error("the ranks of " + launch.launcher + " run on several hosts, and nobody said where "
+      throw Error("the ranks of " + launch.launcher +
+                      " run on several hosts, and nobody said where "
                       "rank 0 is.",
                   "set MASTER_ADDR and MASTER_PORT (mpirun -x MASTER_ADDR -x MASTER_PORT), or use "
                   "the mpi backend.");

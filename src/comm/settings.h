@@ -1,4 +1,5 @@
-// What the user may set for init(): read and checked in one place, for init() and fsdp doctor alike.
+// What the user may set for init(): read and checked in one place, for init() and fsdp doctor
+// alike.
 #pragma once
 
 #include <chrono>

@@ -20,11 +20,14 @@ void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) 
 ShmBackend::ShmBackend(Store store, std::string name, int rank, int size,
                        std::chrono::milliseconds timeout)
     : CpuBackend("shm", name, rank, size, timeout),
-      group_(name, rank, size,
-             exchange_over(store, "rank " + std::to_string(rank) + ": communicator \"" + name + "\""),
-             timeout) {}
+      group_(
+          name, rank, size,
+          exchange_over(store, "rank " + std::to_string(rank) + ": communicator \"" + name + "\""),
+          timeout) {}
 
-ShmBackend::~ShmBackend() { drain(); }
+ShmBackend::~ShmBackend() {
+  drain();
+}
 
 void ShmBackend::run(const Call& call) {
   const Description& what = call.what;
@@ -44,13 +47,15 @@ void ShmBackend::run(const Call& call) {
       case Operation::kAllToAll:
         return shm::all_to_all(group_, call.out, call.out_counts, call.in, call.in_counts,
                                what.type);
-      case Operation::kBarrier: return shm::barrier(group_);
+      case Operation::kBarrier:
+        return shm::barrier(group_);
       case Operation::kAllocate: {
         auto mapping = group_.allocate(what.count);
         *static_cast<std::shared_ptr<shm::Mapping>*>(call.out) = std::move(mapping);
         return;
       }
-      case Operation::kNone: return;
+      case Operation::kNone:
+        return;
     }
   } catch (const std::exception& failure) {
     group_.fail(failure.what());  // whatever it was, the others must not wait for this rank

@@ -36,11 +36,12 @@ void await_ranks(c10d::Store& store, const std::string& prefix, int size, millis
   }
   if (absent == 0) return;
   if (absent > 16) missing += ", …";
-  throw Error(what + ": " + std::to_string(absent) + " of " + std::to_string(size) +
-                  " ranks did not come in " + std::to_string(timeout.count() / 1000) +
-                  " s: rank " + missing + ".",
-              "see whether those processes run and what they printed; every rank must make the same "
-              "communicators in the same order. FSDP_TIMEOUT (seconds) allows more time.");
+  throw Error(
+      what + ": " + std::to_string(absent) + " of " + std::to_string(size) +
+          " ranks did not come in " + std::to_string(timeout.count() / 1000) + " s: rank " +
+          missing + ".",
+      "see whether those processes run and what they printed; every rank must make the same "
+      "communicators in the same order. FSDP_TIMEOUT (seconds) allows more time.");
 }
 
 template <typename Result>
@@ -91,18 +92,18 @@ void BoundedStore::erase(const std::string& key) {
 }
 
 shm::Exchange exchange_over(Store store, const std::string& what) {
-  return {
-      [store](const std::string& key, const std::string& value) { store->set(key, value); },
-      [store, what](const std::string& key, milliseconds timeout) {
-        if (!await_keys(*store, {key}, timeout)) {
-          std::string who = key.substr(0, 5) == "host/" ? "rank " + key.substr(5) : "rank 0";
-          throw Error(what + ": " + who + " did not come in " +
-                          std::to_string(timeout.count() / 1000) + " s.",
-                      "see whether that process runs and what it printed; every rank must make the "
-                      "same communicators in the same order.");
-        }
-        return store->get_to_str(key);
-      }};
+  return {[store](const std::string& key, const std::string& value) { store->set(key, value); },
+          [store, what](const std::string& key, milliseconds timeout) {
+            if (!await_keys(*store, {key}, timeout)) {
+              std::string who = key.substr(0, 5) == "host/" ? "rank " + key.substr(5) : "rank 0";
+              throw Error(
+                  what + ": " + who + " did not come in " + std::to_string(timeout.count() / 1000) +
+                      " s.",
+                  "see whether that process runs and what it printed; every rank must make the "
+                  "same communicators in the same order.");
+            }
+            return store->get_to_str(key);
+          }};
 }
 
 }  // namespace fsdp::comm

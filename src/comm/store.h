@@ -17,8 +17,8 @@ namespace fsdp::comm {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
 
-// Waits until all keys are there; false at the timeout. Polls: a store's own wait holds its connection,
-// logs a stack trace when it times out, and cannot say which key it was.
+// Waits until all keys are there; false at the timeout. Polls: a store's own wait holds its
+// connection, logs a stack trace when it times out, and cannot say which key it was.
 bool await_keys(c10d::Store& store, const std::vector<std::string>& keys,
                 std::chrono::milliseconds timeout);
 
@@ -27,9 +27,10 @@ bool await_keys(c10d::Store& store, const std::vector<std::string>& keys,
 void await_ranks(c10d::Store& store, const std::string& prefix, int size,
                  std::chrono::milliseconds timeout, const std::string& what);
 
-// A store whose calls return: each within two seconds or with an exception. c10d's own calls wait for
-// ever on a store whose process is stopped, and must not take a watchdog with them. After a call has
-// failed no other is tried: c10d logs a stack trace for each, which would bury the error that matters.
+// A store whose calls return: each within two seconds or with an exception. c10d's own calls wait
+// for ever on a store whose process is stopped, and must not take a watchdog with them. After a
+// call has failed no other is tried: c10d logs a stack trace for each, which would bury the error
+// that matters.
 class BoundedStore {
  public:
   explicit BoundedStore(Store store) : state_(std::make_shared<State>(std::move(store))) {}

@@ -1,7 +1,7 @@
 #include "fsdp/world.h"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <mutex>
@@ -112,8 +112,9 @@ World init(InitOptions options) {
   } else {
     log::set_rank(launch.rank, launch.size);
     if (state->backend == "nccl") state->device = select_device(launch);
-    bool over_mpi = state->backend == "mpi" || (launched_by_mpi(launch) && launch.master_host.empty() &&
-                                                comm::find_module("mpi"));
+    bool over_mpi =
+        state->backend == "mpi" ||
+        (launched_by_mpi(launch) && launch.master_host.empty() && comm::find_module("mpi"));
     state->store = comm::rendezvous(launch, over_mpi, state->timeout);
     state->liveness = std::make_shared<comm::Liveness>(
         c10::make_intrusive<c10d::PrefixStore>("liveness", state->store), launch.rank, launch.size,
@@ -127,16 +128,36 @@ World init(InitOptions options) {
   return world;
 }
 
-int World::rank() const { return state_->launch.rank; }
-int World::size() const { return state_->launch.size; }
-int World::local_rank() const { return state_->launch.local_rank; }
-int World::local_size() const { return state_->launch.local_size; }
-std::string World::backend() const { return state_->backend; }
-std::string World::launcher() const { return state_->launch.launcher; }
-at::Device World::device() const { return state_->device; }
-std::chrono::milliseconds World::timeout() const { return state_->timeout; }
-const Communicator& World::comm() const { return state_->comm; }
-c10::intrusive_ptr<c10d::Store> World::store() const { return state_->store; }
+int World::rank() const {
+  return state_->launch.rank;
+}
+int World::size() const {
+  return state_->launch.size;
+}
+int World::local_rank() const {
+  return state_->launch.local_rank;
+}
+int World::local_size() const {
+  return state_->launch.local_size;
+}
+std::string World::backend() const {
+  return state_->backend;
+}
+std::string World::launcher() const {
+  return state_->launch.launcher;
+}
+at::Device World::device() const {
+  return state_->device;
+}
+std::chrono::milliseconds World::timeout() const {
+  return state_->timeout;
+}
+const Communicator& World::comm() const {
+  return state_->comm;
+}
+c10::intrusive_ptr<c10d::Store> World::store() const {
+  return state_->store;
+}
 
 Communicator World::communicator(const std::vector<int>& ranks, const std::string& name) const {
   std::string what = "rank " + std::to_string(rank()) + ": communicator \"" + name + "\"";
@@ -164,8 +185,8 @@ Communicator World::communicator(const std::vector<int>& ranks, const std::strin
       backend = c10::make_intrusive<comm::ShmBackend>(store, name, own, count, state_->timeout);
     } else {
       const comm::Module* module = comm::require_module(state_->backend == "mpi" ? "mpi" : "cuda");
-      backend = module->make({store, name, own, count, ranks, state_->timeout, state_->liveness,
-                             state_->device});
+      backend = module->make(
+          {store, name, own, count, ranks, state_->timeout, state_->liveness, state_->device});
     }
   }
   return Communicator(std::move(backend), name);

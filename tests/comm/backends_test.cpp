@@ -21,7 +21,8 @@ std::vector<std::string> run_collectives(const Case& test) {
   }
   std::vector<std::string> results;
   for (int rank = 0; rank < test.ranks; ++rank) results.push_back(ranks.result(rank));
-  for (const auto& result : results) EXPECT_TRUE(result.starts_with("ok ")) << result << ranks.logs();
+  for (const auto& result : results)
+    EXPECT_TRUE(result.starts_with("ok ")) << result << ranks.logs();
   return results;
 }
 

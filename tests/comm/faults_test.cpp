@@ -1,5 +1,5 @@
-// What the surviving ranks see when one is killed, stopped, throws or calls something else: an error
-// that names the rank and the operation, on each of them, never a hang.
+// What the surviving ranks see when one is killed, stopped, throws or calls something else: an
+// error that names the rank and the operation, on each of them, never a hang.
 #include "comm/ranks.h"
 
 namespace fsdp::testing {

@@ -16,7 +16,8 @@ void expect_world(Ranks& ranks, int size, const std::string& launcher) {
 
 std::string test_python() {
   const char* python = std::getenv("FSDP_TEST_PYTHON");
-  EXPECT_NE(python, nullptr) << "FSDP_TEST_PYTHON names a python with torch; ./fsdp test makes one.";
+  EXPECT_NE(python, nullptr)
+      << "FSDP_TEST_PYTHON names a python with torch; ./fsdp test makes one.";
   return python ? python : "python3";
 }
 
@@ -29,17 +30,17 @@ TEST(Launchers, FsdpRun) {
 
 TEST(Launchers, TorchrunWhoseAgentHoldsTheStore) {
   Ranks ranks;
-  ranks.start_one({test_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2",
-                   "--no-python", "--master-port", std::to_string(free_port()), FSDP_RANK_PROGRAM,
-                   "collectives"},
-                  {{"FSDP_BACKEND", "shm"}});
+  ranks.start_one(
+      {test_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python",
+       "--master-port", std::to_string(free_port()), FSDP_RANK_PROGRAM, "collectives"},
+      {{"FSDP_BACKEND", "shm"}});
   expect_world(ranks, 2, "torchrun");
 }
 
 TEST(Launchers, TorchrunStandalone) {
   Ranks ranks;
-  ranks.start_one({test_python(), "-m", "torch.distributed.run", "--standalone",
-                   "--nproc-per-node", "3", "--no-python", FSDP_RANK_PROGRAM, "collectives"},
+  ranks.start_one({test_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                   "3", "--no-python", FSDP_RANK_PROGRAM, "collectives"},
                   {{"FSDP_BACKEND", "shm"}});
   expect_world(ranks, 3, "torchrun");
 }
@@ -56,7 +57,8 @@ TEST(Launchers, FsdpRunStartsPythonScriptsOfTorchDistributed) {
                            "os.rename(path + '.part', path)\n"
                            "dist.destroy_process_group()\n";
   ranks.start_one({FSDP_BINARY, "run", "-n", "2", "--", test_python(), script}, {});
-  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(ranks.result(rank), "ok 3.0 python") << ranks.logs();
+  for (int rank = 0; rank < 2; ++rank)
+    EXPECT_EQ(ranks.result(rank), "ok 3.0 python") << ranks.logs();
 }
 
 #ifdef FSDP_TEST_MPI
@@ -72,8 +74,7 @@ TEST(Launchers, MpiWithoutItsLauncherSaysWhatToDo) {
   Ranks ranks;
   ranks.start(2, {FSDP_RANK_PROGRAM, "fault", "none", "0"},
               {{"FSDP_BACKEND", "mpi"}, {"FSDP_TIMEOUT", "20"}});
-  for (pid_t pid : std::vector<pid_t>(ranks.pids()))
-    EXPECT_TRUE(WIFEXITED(ranks.wait_for(pid)));
+  for (pid_t pid : std::vector<pid_t>(ranks.pids())) EXPECT_TRUE(WIFEXITED(ranks.wait_for(pid)));
   EXPECT_NE(ranks.logs().find("mpirun -n 2"), std::string::npos) << ranks.logs();
 }
 #endif
@@ -84,15 +85,17 @@ TEST(Launchers, RanksInTwoPidNamespacesAreTwoHostsForShm) {
   std::string port = std::to_string(free_port());
   for (int rank = 0; rank < 2; ++rank) {
     std::vector<std::string> command = {FSDP_RANK_PROGRAM, "fault", "none", "0"};
-    if (rank == 1)
-      command.insert(command.begin(), {"unshare", "--pid", "--fork", "--mount-proc"});
+    if (rank == 1) command.insert(command.begin(), {"unshare", "--pid", "--fork", "--mount-proc"});
     std::string n = std::to_string(rank);
-    ranks.start_one(command, {{"FSDP_BACKEND", "shm"}, {"RANK", n}, {"LOCAL_RANK", n},
-                              {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"},
-                              {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}});
+    ranks.start_one(command, {{"FSDP_BACKEND", "shm"},
+                              {"RANK", n},
+                              {"LOCAL_RANK", n},
+                              {"WORLD_SIZE", "2"},
+                              {"LOCAL_WORLD_SIZE", "2"},
+                              {"MASTER_ADDR", "127.0.0.1"},
+                              {"MASTER_PORT", port}});
   }
-  for (pid_t pid : std::vector<pid_t>(ranks.pids()))
-    EXPECT_EQ(WEXITSTATUS(ranks.wait_for(pid)), 3);
+  for (pid_t pid : std::vector<pid_t>(ranks.pids())) EXPECT_EQ(WEXITSTATUS(ranks.wait_for(pid)), 3);
   std::string logs = ranks.logs();
   EXPECT_NE(logs.find("cannot reach rank 1"), std::string::npos) << logs;
   EXPECT_NE(logs.find("use the mpi backend (CPU clusters) or nccl (GPUs)"), std::string::npos);

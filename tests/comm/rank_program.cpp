@@ -1,7 +1,8 @@
 // One rank of the tests that need real processes. What it does is its first argument; what it found
 // goes to the file rank-N in the folder FSDP_TEST_DIR: "ok DIGEST", or the error's text.
 //   collectives          every operation, type and a range of sizes, checked against the expected
-//   fault KIND VICTIM    a few good operations, then rank VICTIM is killed, stopped, throws or calls
+//   fault KIND VICTIM    a few good operations, then rank VICTIM is killed, stopped, throws or
+//   calls
 //                        something else (kill, stop, throw, mismatch)
 //   hold MIB             maps MIB of shared memory and waits to be killed
 #include <ATen/ATen.h>
@@ -54,7 +55,8 @@ class Digest {  // FNV-1a over all results, to compare backends bit for bit
   uint64_t hash_ = 1469598103934665603ull;
 };
 
-void check_type(const World& world, at::ScalarType type, int64_t count, bool async, Digest& digest) {
+void check_type(const World& world, at::ScalarType type, int64_t count, bool async,
+                Digest& digest) {
   const Communicator& comm = world.comm();
   int rank = comm.rank(), size = comm.size();
   std::string what = std::string(c10::toString(type)) + " x " + std::to_string(count);
@@ -105,9 +107,9 @@ void check_type(const World& world, at::ScalarType type, int64_t count, bool asy
       comm.reduce_scatter(part, on_device(rough), op, options).wait();
       at::Tensor all = on_device(rough.clone());
       comm.all_reduce(all, op, options).wait();
-      require(all.cpu().narrow(0, rank * count, count).equal(part.cpu()) ||
-                  world.backend() == "nccl",
-              "reduce_scatter and all_reduce differ on " + what);
+      require(
+          all.cpu().narrow(0, rank * count, count).equal(part.cpu()) || world.backend() == "nccl",
+          "reduce_scatter and all_reduce differ on " + what);
       digest.add(all);
     }
   }

@@ -1,5 +1,6 @@
-// The shared-memory collectives against sums computed in one place, with ranks as threads. The tests
-// of real processes, and of what happens when they fail, are in faults_test and backends_test.
+// The shared-memory collectives against sums computed in one place, with ranks as threads. The
+// tests of real processes, and of what happens when they fail, are in faults_test and
+// backends_test.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -18,9 +19,13 @@ using fsdp::testing::LocalExchange;
 using fsdp::testing::run_ranks;
 using std::chrono::milliseconds;
 
-void serial(int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); }
+void serial(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+  body(0, count);
+}
 
-float value(int rank, int64_t i) { return static_cast<float>((rank * 31 + i * 7) % 101) / 8; }
+float value(int rank, int64_t i) {
+  return static_cast<float>((rank * 31 + i * 7) % 101) / 8;
+}
 
 struct Case {
   int ranks;
@@ -113,7 +118,8 @@ TEST_P(ShmCollectives, BroadcastAndAllToAll) {
     int size = group.size(), rank = group.rank();
     for (int root = 0; root < size; ++root) {
       std::vector<float> data(count);
-      if (rank == root) for (int64_t i = 0; i < count; ++i) data[i] = value(root, i);
+      if (rank == root)
+        for (int64_t i = 0; i < count; ++i) data[i] = value(root, i);
       broadcast(group, data.data(), count, c10::ScalarType::Float, root);
       for (int64_t i = 0; i < count; ++i) ASSERT_EQ(data[i], value(root, i));
     }
@@ -134,17 +140,19 @@ TEST_P(ShmCollectives, BroadcastAndAllToAll) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    RanksAndSizes, ShmCollectives,
-    ::testing::Values(Case{1, 7, false}, Case{1, 7, true}, Case{2, 0, false}, Case{2, 1, false},
-                      Case{2, 1, true}, Case{2, 65536, false}, Case{2, 65537, false},
-                      Case{2, 200003, true}, Case{2, 200003, false}, Case{3, 5, true},
-                      Case{3, 70001, false}, Case{5, 33333, true}, Case{5, 33333, false},
-                      Case{8, 1000, false}),
-    [](const auto& info) {
-      return std::to_string(info.param.ranks) + "ranks_" + std::to_string(info.param.count) +
-             (info.param.shared ? "_shared" : "_private");
-    });
+INSTANTIATE_TEST_SUITE_P(RanksAndSizes, ShmCollectives,
+                         ::testing::Values(Case{1, 7, false}, Case{1, 7, true}, Case{2, 0, false},
+                                           Case{2, 1, false}, Case{2, 1, true},
+                                           Case{2, 65536, false}, Case{2, 65537, false},
+                                           Case{2, 200003, true}, Case{2, 200003, false},
+                                           Case{3, 5, true}, Case{3, 70001, false},
+                                           Case{5, 33333, true}, Case{5, 33333, false},
+                                           Case{8, 1000, false}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.ranks) + "ranks_" +
+                                  std::to_string(info.param.count) +
+                                  (info.param.shared ? "_shared" : "_private");
+                         });
 
 TEST(ShmGroup, RanksThatCallDifferentThingsSeeBothCalls) {
   auto errors = run_group(3, [](Group& group) {

@@ -55,7 +55,8 @@ inline std::vector<std::string> run_ranks(int size, const std::function<void(int
 }
 
 inline void expect_no_errors(const std::vector<std::string>& errors) {
-  for (size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "rank " << rank;
+  for (size_t rank = 0; rank < errors.size(); ++rank)
+    EXPECT_EQ(errors[rank], "") << "rank " << rank;
 }
 
 }  // namespace fsdp::testing

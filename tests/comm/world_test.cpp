@@ -28,14 +28,34 @@ class Environment {
 
  private:
   static void clear() {
-    for (const char* name :
-         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-          "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "FSDP_RUN",
-          "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-          "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
-          "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS",
-          "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_JOB_ID",
-          "FSDP_BACKEND", "FSDP_TIMEOUT", "FSDP_FAKE_WORLD"})
+    for (const char* name : {"RANK",
+                             "WORLD_SIZE",
+                             "LOCAL_RANK",
+                             "LOCAL_WORLD_SIZE",
+                             "MASTER_ADDR",
+                             "MASTER_PORT",
+                             "TORCHELASTIC_USE_AGENT_STORE",
+                             "TORCHELASTIC_RESTART_COUNT",
+                             "FSDP_RUN",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_LOCAL_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "PMIX_NAMESPACE",
+                             "PMI_RANK",
+                             "PMI_SIZE",
+                             "MPI_LOCALRANKID",
+                             "MPI_LOCALNRANKS",
+                             "SLURM_PROCID",
+                             "SLURM_STEP_ID",
+                             "SLURM_STEP_NUM_TASKS",
+                             "SLURM_LOCALID",
+                             "SLURM_STEP_NUM_NODES",
+                             "SLURM_STEP_NODELIST",
+                             "SLURM_JOB_ID",
+                             "FSDP_BACKEND",
+                             "FSDP_TIMEOUT",
+                             "FSDP_FAKE_WORLD"})
       unsetenv(name);
   }
 };
@@ -58,9 +78,13 @@ TEST(LaunchEnvironment, NothingSetIsAWorldOfOne) {
 }
 
 TEST(LaunchEnvironment, ReadsTorchrun) {
-  Environment environment({{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"},
-                           {"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "host"},
-                           {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+  Environment environment({{"RANK", "5"},
+                           {"WORLD_SIZE", "8"},
+                           {"LOCAL_RANK", "1"},
+                           {"LOCAL_WORLD_SIZE", "4"},
+                           {"MASTER_ADDR", "host"},
+                           {"MASTER_PORT", "1234"},
+                           {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                            {"TORCHELASTIC_RESTART_COUNT", "2"}});
   auto found = comm::read_launch_environment();
   EXPECT_EQ(found.launcher, "torchrun");
@@ -75,9 +99,10 @@ TEST(LaunchEnvironment, ReadsTorchrun) {
 }
 
 TEST(LaunchEnvironment, ReadsOpenMpiAndMpichAndGivesLocalRanksOnePort) {
-  Environment* environment = new Environment(
-      {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"},
-       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  Environment* environment = new Environment({{"OMPI_COMM_WORLD_RANK", "1"},
+                                              {"OMPI_COMM_WORLD_SIZE", "2"},
+                                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
   auto open = comm::read_launch_environment();
   EXPECT_EQ(open.launcher, "OpenMPI");
   EXPECT_EQ(open.rank, 1);
@@ -86,8 +111,8 @@ TEST(LaunchEnvironment, ReadsOpenMpiAndMpichAndGivesLocalRanksOnePort) {
   setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0", 1);
   EXPECT_EQ(comm::read_launch_environment().master_port, open.master_port);
   delete environment;
-  Environment mpich({{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}, {"MPI_LOCALRANKID", "0"},
-                     {"MPI_LOCALNRANKS", "3"}});
+  Environment mpich(
+      {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "3"}});
   auto found = comm::read_launch_environment();
   EXPECT_EQ(found.launcher, "MPICH");
   EXPECT_EQ(found.rank, 3);
@@ -97,9 +122,12 @@ TEST(LaunchEnvironment, ReadsOpenMpiAndMpichAndGivesLocalRanksOnePort) {
 
 TEST(LaunchEnvironment, ReadsSrunButNotABatchScript) {
   {
-    Environment environment({{"SLURM_PROCID", "5"}, {"SLURM_STEP_ID", "0"},
-                             {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "1"},
-                             {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_JOB_ID", "77"},
+    Environment environment({{"SLURM_PROCID", "5"},
+                             {"SLURM_STEP_ID", "0"},
+                             {"SLURM_STEP_NUM_TASKS", "8"},
+                             {"SLURM_LOCALID", "1"},
+                             {"SLURM_STEP_NUM_NODES", "2"},
+                             {"SLURM_JOB_ID", "77"},
                              {"SLURM_STEP_NODELIST", "gpu[03-04]"}});
     auto found = comm::read_launch_environment();
     EXPECT_EQ(found.launcher, "srun");
@@ -167,8 +195,11 @@ TEST(World, BadSettingsAreNamed) {
 }
 
 TEST(World, RanksThatDoNotComeAreNamed) {
-  Environment environment({{"FSDP_BACKEND", "shm"}, {"RANK", "0"}, {"WORLD_SIZE", "3"},
-                           {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "3"},
+  Environment environment({{"FSDP_BACKEND", "shm"},
+                           {"RANK", "0"},
+                           {"WORLD_SIZE", "3"},
+                           {"LOCAL_RANK", "0"},
+                           {"LOCAL_WORLD_SIZE", "3"},
                            {"MASTER_ADDR", "127.0.0.1"},
                            {"MASTER_PORT", std::to_string(testing::free_port())}});
   std::string error = error_of([] { init({.timeout = std::chrono::milliseconds(500)}); });
@@ -195,7 +226,9 @@ TEST(Communicator, BadTensorsAreNamed) {
             std::string::npos);
   EXPECT_NE(gather_error(full, at::zeros({6}, at::kMeta)).find("meta"), std::string::npos);
   EXPECT_NE(error_of([&] { comm.broadcast(x, 4); }).find("no such rank"), std::string::npos);
-  EXPECT_NE(error_of([&] { comm.all_to_all(full, full, {1, 2}, {}); }).find("wrong length"),
+  EXPECT_NE(error_of([&] {
+              comm.all_to_all(full, full, {1, 2}, {});
+            }).find("wrong length"),
             std::string::npos);
 }
 

@@ -15,16 +15,26 @@ thread_local std::string t_label;
 // As PyTorch's users write it.
 std::string type_name(c10::ScalarType type) {
   switch (type) {
-    case c10::ScalarType::Float: return "float32";
-    case c10::ScalarType::Double: return "float64";
-    case c10::ScalarType::Half: return "float16";
-    case c10::ScalarType::BFloat16: return "bfloat16";
-    case c10::ScalarType::Byte: return "uint8";
-    case c10::ScalarType::Char: return "int8";
-    case c10::ScalarType::Short: return "int16";
-    case c10::ScalarType::Int: return "int32";
-    case c10::ScalarType::Long: return "int64";
-    default: return c10::toString(type);
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::Double:
+      return "float64";
+    case c10::ScalarType::Half:
+      return "float16";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    case c10::ScalarType::Byte:
+      return "uint8";
+    case c10::ScalarType::Char:
+      return "int8";
+    case c10::ScalarType::Short:
+      return "int16";
+    case c10::ScalarType::Int:
+      return "int32";
+    case c10::ScalarType::Long:
+      return "int64";
+    default:
+      return c10::toString(type);
   }
 }
 
@@ -60,9 +70,13 @@ ScopedLabel::ScopedLabel(std::string_view label) : previous_(std::move(t_label))
   t_label = label;
 }
 
-ScopedLabel::~ScopedLabel() { t_label = std::move(previous_); }
+ScopedLabel::~ScopedLabel() {
+  t_label = std::move(previous_);
+}
 
-std::string_view ScopedLabel::current() { return t_label; }
+std::string_view ScopedLabel::current() {
+  return t_label;
+}
 
 Description describe(Operation operation, c10::ScalarType type, int64_t count, ReduceOp reduce,
                      int root) {
@@ -73,7 +87,8 @@ Description describe(Operation operation, c10::ScalarType type, int64_t count, R
   description.reduce = reduce;
   description.root = root;
   std::string_view label = ScopedLabel::current();
-  std::memcpy(description.label, label.data(), std::min(label.size(), sizeof description.label - 1));
+  std::memcpy(description.label, label.data(),
+              std::min(label.size(), sizeof description.label - 1));
   return description;
 }
 

@@ -1,5 +1,6 @@
 // Description: what one rank is about to do, small enough to hand to every other rank before it is
-// done, so that ranks that disagree get an error that shows both calls instead of a hang or garbage.
+// done, so that ranks that disagree get an error that shows both calls instead of a hang or
+// garbage.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -13,7 +14,14 @@
 namespace fsdp::comm {
 
 enum class Operation : uint8_t {
-  kNone, kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier, kAllocate
+  kNone,
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kAllToAll,
+  kBarrier,
+  kAllocate
 };
 
 const char* name(Operation operation);

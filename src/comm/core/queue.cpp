@@ -78,8 +78,10 @@ void Queue::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopping_ || (background_ && !running_); });
-    if (background_ && !running_ && !waiting_.empty()) run_next(lock);
-    else if (stopping_ && !running_) return;
+    if (background_ && !running_ && !waiting_.empty())
+      run_next(lock);
+    else if (stopping_ && !running_)
+      return;
   }
 }
 

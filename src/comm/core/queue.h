@@ -1,8 +1,9 @@
-// Queue: runs the operations of one communicator one after the other, in the order they were issued.
+// Queue: runs the operations of one communicator one after the other, in the order they were
+// issued.
 //
 // A call that must be done on return runs on the caller's thread: no hop to another thread, which
-// would cost more than a small collective. An asynchronous one is picked up by the queue's own thread
-// while the caller computes; whoever waits for it first runs it himself if it has not begun.
+// would cost more than a small collective. An asynchronous one is picked up by the queue's own
+// thread while the caller computes; whoever waits for it first runs it himself if it has not begun.
 #pragma once
 
 #include <chrono>

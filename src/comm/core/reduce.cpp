@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kBlock = 1024;
 
 template <typename T>
-using Accumulator = std::conditional_t<
-    std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>, float, T>;
+using Accumulator =
+    std::conditional_t<std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>, float, T>;
 
 template <ReduceOp kOp, typename A>
 A combine(A a, A b) {
@@ -75,8 +75,7 @@ void reduce_typed(T* to, std::span<const void* const> from, int64_t count) {
     }
     const T* last = source(sources - 1) + begin;
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i)
-      out[i] = finish(combine<kOp>(sum[i], static_cast<A>(last[i])));
+    for (int64_t i = 0; i < n; ++i) out[i] = finish(combine<kOp>(sum[i], static_cast<A>(last[i])));
   }
 }
 
@@ -84,11 +83,16 @@ template <typename T>
 void reduce_op(void* to, std::span<const void* const> from, int64_t count, ReduceOp op) {
   T* out = static_cast<T*>(to);
   switch (op) {
-    case ReduceOp::SUM: return reduce_typed<T, ReduceOp::SUM>(out, from, count);
-    case ReduceOp::AVG: return reduce_typed<T, ReduceOp::AVG>(out, from, count);
-    case ReduceOp::MAX: return reduce_typed<T, ReduceOp::MAX>(out, from, count);
-    case ReduceOp::MIN: return reduce_typed<T, ReduceOp::MIN>(out, from, count);
-    case ReduceOp::PRODUCT: return reduce_typed<T, ReduceOp::PRODUCT>(out, from, count);
+    case ReduceOp::SUM:
+      return reduce_typed<T, ReduceOp::SUM>(out, from, count);
+    case ReduceOp::AVG:
+      return reduce_typed<T, ReduceOp::AVG>(out, from, count);
+    case ReduceOp::MAX:
+      return reduce_typed<T, ReduceOp::MAX>(out, from, count);
+    case ReduceOp::MIN:
+      return reduce_typed<T, ReduceOp::MIN>(out, from, count);
+    case ReduceOp::PRODUCT:
+      return reduce_typed<T, ReduceOp::PRODUCT>(out, from, count);
   }
 }
 
@@ -102,10 +106,12 @@ const char* name(ReduceOp op) {
 int64_t element_size(c10::ScalarType type) {
   switch (type) {
 #define FSDP_SIZE(ctype, name) \
-  case c10::ScalarType::name: return sizeof(ctype);
+  case c10::ScalarType::name:  \
+    return sizeof(ctype);
     AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(FSDP_SIZE)
 #undef FSDP_SIZE
-    default: throw Error("tensors of this type cannot be sent.", "convert the tensor first.");
+    default:
+      throw Error("tensors of this type cannot be sent.", "convert the tensor first.");
   }
 }
 
@@ -113,16 +119,26 @@ void reduce(void* to, std::span<const void* const> from, int64_t count, c10::Sca
             ReduceOp op) {
   using c10::ScalarType;
   switch (type) {
-    case ScalarType::Float: return reduce_op<float>(to, from, count, op);
-    case ScalarType::Double: return reduce_op<double>(to, from, count, op);
-    case ScalarType::BFloat16: return reduce_op<c10::BFloat16>(to, from, count, op);
-    case ScalarType::Half: return reduce_op<c10::Half>(to, from, count, op);
-    case ScalarType::Byte: return reduce_op<uint8_t>(to, from, count, op);
-    case ScalarType::Char: return reduce_op<int8_t>(to, from, count, op);
-    case ScalarType::Short: return reduce_op<int16_t>(to, from, count, op);
-    case ScalarType::Int: return reduce_op<int32_t>(to, from, count, op);
-    case ScalarType::Long: return reduce_op<int64_t>(to, from, count, op);
-    case ScalarType::Bool: return reduce_op<bool>(to, from, count, op);
+    case ScalarType::Float:
+      return reduce_op<float>(to, from, count, op);
+    case ScalarType::Double:
+      return reduce_op<double>(to, from, count, op);
+    case ScalarType::BFloat16:
+      return reduce_op<c10::BFloat16>(to, from, count, op);
+    case ScalarType::Half:
+      return reduce_op<c10::Half>(to, from, count, op);
+    case ScalarType::Byte:
+      return reduce_op<uint8_t>(to, from, count, op);
+    case ScalarType::Char:
+      return reduce_op<int8_t>(to, from, count, op);
+    case ScalarType::Short:
+      return reduce_op<int16_t>(to, from, count, op);
+    case ScalarType::Int:
+      return reduce_op<int32_t>(to, from, count, op);
+    case ScalarType::Long:
+      return reduce_op<int64_t>(to, from, count, op);
+    case ScalarType::Bool:
+      return reduce_op<bool>(to, from, count, op);
     default:
       throw Error(std::string("a reduction of ") + c10::toString(type) + " is not supported.",
                   "reduce float32, float64, bfloat16, float16, bool or an integer type.");

@@ -1,19 +1,19 @@
 // The mpi backend: collectives on the system's MPI, for CPU clusters.
 //
 // MPI moves the data, non-blocking, progressed by the communicator's own thread (comm/core/queue.h)
-// while the caller computes; the sums are ours (comm/core/reduce.h), in rank order, so that they have
-// the bits of the shm backend. With S bytes the full buffer and W ranks:
+// while the caller computes; the sums are ours (comm/core/reduce.h), in rank order, so that they
+// have the bits of the shm backend. With S bytes the full buffer and W ranks:
 //   all_gather      MPI_Iallgather in place                          S(W-1)/W received
 //   reduce_scatter  MPI_Ialltoall in chunks, the next one in flight  S(W-1)/W received, then summed
 //                   while one is summed
 //   all_reduce      reduce_scatter, then all_gather; small ones gather everything and add
-// Each operation starts by exchanging its Description (64 bytes a rank), which finds ranks that call
-// something else, and is all that a barrier needs.
+// Each operation starts by exchanging its Description (64 bytes a rank), which finds ranks that
+// call something else, and is all that a barrier needs.
 #include <mpi.h>
 
 #include <cstring>
 #include <exception>
-#include <numeric>
+#include <memory>
 #include <thread>
 
 #include "comm/core/reduce.h"
@@ -54,10 +54,11 @@ void require_mpi(int expected_size) {
                 "let fsdp::init() start MPI, or call MPI_Init_thread(…, MPI_THREAD_MULTIPLE, …).");
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (expected_size > 0 && size != expected_size)
-    throw Error("MPI sees a world of " + std::to_string(size) + " ranks, the environment one of " +
-                    std::to_string(expected_size) + ".",
-                "the mpi backend needs MPI's own launcher, of the MPI it was built with: mpirun -n " +
-                    std::to_string(expected_size) + " program.");
+    throw Error(
+        "MPI sees a world of " + std::to_string(size) + " ranks, the environment one of " +
+            std::to_string(expected_size) + ".",
+        "the mpi backend needs MPI's own launcher, of the MPI it was built with: mpirun -n " +
+            std::to_string(expected_size) + " program.");
 }
 
 class Datatype {  // `count` elements as one MPI element, at a given distance from the next
@@ -93,6 +94,7 @@ class MpiBackend : public CpuBackend {
  private:
   void run(const Call& call) override;
   void compare(const Description& mine);
+  char* scratch(int64_t slot, int64_t bytes);
   void all_gather(void* out, const void* in, int64_t count, int64_t element);
   void reduce_scatter(void* out, const void* in, int64_t count, c10::ScalarType type, ReduceOp op);
   void all_reduce(void* data, int64_t count, c10::ScalarType type, ReduceOp op);
@@ -106,6 +108,8 @@ class MpiBackend : public CpuBackend {
   std::shared_ptr<Liveness> liveness_;
   std::string broken_;
   uint64_t operations_ = 0;
+  std::unique_ptr<char[]> scratch_[2];  // what peers sent, until it is summed
+  int64_t scratch_bytes_[2] = {0, 0};
   Description current_;
   milliseconds timeout_{};
   steady_clock::time_point started_;
@@ -166,8 +170,10 @@ void MpiBackend::finish(MPI_Request& request, int status) {
     if (done) return;
     auto now = steady_clock::now();
     // A poll, a yield, then short naps: MPI has no wait with a limit.
-    if (now - begun > milliseconds(2)) std::this_thread::sleep_for(std::chrono::microseconds(20));
-    else std::this_thread::yield();
+    if (now - begun > milliseconds(2))
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    else
+      std::this_thread::yield();
     if (now - looked > milliseconds(300)) {
       looked = now;
       std::string trouble = liveness_->trouble(ranks_);
@@ -185,14 +191,23 @@ void MpiBackend::finish(MPI_Request& request, int status) {
 void MpiBackend::compare(const Description& mine) {
   std::vector<Description> all(size_);
   MPI_Request request;
-  int status = MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, comm_,
-                              &request);
+  int status = MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE,
+                              comm_, &request);
   finish(request, status);
   for (int peer = 0; peer < size_; ++peer)
     if (!all[peer].agrees_with(mine))
       raise("ranks made different calls: rank " + std::to_string(rank_) + " " + mine.text() +
                 ", rank " + std::to_string(peer) + " " + all[peer].text(),
             "every rank must call the same operations with the same sizes in the same order.");
+}
+
+// Kept from call to call: fresh memory of this size costs a page fault every 4 KiB.
+char* MpiBackend::scratch(int64_t slot, int64_t bytes) {
+  if (scratch_bytes_[slot] < bytes) {
+    scratch_[slot].reset(new char[bytes]);
+    scratch_bytes_[slot] = bytes;
+  }
+  return scratch_[slot].get();
 }
 
 void MpiBackend::all_gather(void* out, const void* in, int64_t count, int64_t element) {
@@ -207,17 +222,16 @@ void MpiBackend::reduce_scatter(void* out, const void* in, int64_t count, c10::S
                                 ReduceOp op) {
   int64_t element = c10::elementSize(type), per_chunk = std::max<int64_t>(1, kChunkBytes / element);
   int64_t chunks = (count + per_chunk - 1) / per_chunk;
-  std::vector<char> received[2];
   MPI_Request request[2];
   int status[2] = {};
   auto length = [&](int64_t chunk) { return std::min(per_chunk, count - chunk * per_chunk); };
   auto start = [&](int64_t chunk) {
     int64_t n = length(chunk), slot = chunk % 2;
-    received[slot].resize(size_ * n * element);
+    char* received = scratch(slot, size_ * n * element);
     // Part p of this chunk lies count elements after part p-1.
     Datatype sent(n, element, count * element), taken(n, element, n * element);
-    status[slot] = MPI_Ialltoall(static_cast<const char*>(in) + chunk * per_chunk * element, 1, sent,
-                                 received[slot].data(), 1, taken, comm_, &request[slot]);
+    status[slot] = MPI_Ialltoall(static_cast<const char*>(in) + chunk * per_chunk * element, 1,
+                                 sent, received, 1, taken, comm_, &request[slot]);
   };
   if (chunks > 0) start(0);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -225,7 +239,7 @@ void MpiBackend::reduce_scatter(void* out, const void* in, int64_t count, c10::S
     finish(request[slot], status[slot]);
     if (chunk + 1 < chunks) start(chunk + 1);
     std::vector<const void*> sources(size_);
-    for (int r = 0; r < size_; ++r) sources[r] = received[slot].data() + r * n * element;
+    for (int r = 0; r < size_; ++r) sources[r] = scratch_[slot].get() + r * n * element;
     comm::reduce(static_cast<char*>(out) + chunk * per_chunk * element, sources, n, type, op);
   }
 }
@@ -242,10 +256,10 @@ void MpiBackend::all_reduce(void* data, int64_t count, c10::ScalarType type, Red
   }
   int64_t rest = count - done;
   if (rest == 0) return;
-  std::vector<char> everything(size_ * rest * element);
-  all_gather(everything.data(), bytes + done * element, rest, element);
+  char* everything = scratch(0, size_ * rest * element);
+  all_gather(everything, bytes + done * element, rest, element);
   std::vector<const void*> sources(size_);
-  for (int r = 0; r < size_; ++r) sources[r] = everything.data() + r * rest * element;
+  for (int r = 0; r < size_; ++r) sources[r] = everything + r * rest * element;
   comm::reduce(bytes + done * element, sources, rest, type, op);
 }
 
@@ -283,8 +297,8 @@ void MpiBackend::all_to_all(const Call& call) {
 void MpiBackend::run(const Call& call) {
   const Description& what = call.what;
   if (!broken_.empty())
-    throw Error("rank " + std::to_string(rank_) + ": " + what.text() + " on communicator \"" + name_ +
-                    "\", which an earlier failure broke: " + broken_,
+    throw Error("rank " + std::to_string(rank_) + ": " + what.text() + " on communicator \"" +
+                    name_ + "\", which an earlier failure broke: " + broken_,
                 "end the process and start it again from the last checkpoint.");
   current_ = what;
   if (what.operation == Operation::kAllToAll) current_.count = 0;  // each rank's own
@@ -306,14 +320,17 @@ void MpiBackend::run(const Call& call) {
       int status = MPI_Ibcast(call.out, 1, all, what.root, comm_, &request);
       return finish(request, status);
     }
-    case Operation::kAllToAll: return all_to_all(call);
+    case Operation::kAllToAll:
+      return all_to_all(call);
     case Operation::kBarrier:
     case Operation::kAllocate:
-    case Operation::kNone: return;
+    case Operation::kNone:
+      return;
   }
 }
 
-// --- the module ------------------------------------------------------------------------------------
+// --- the module
+// ------------------------------------------------------------------------------------
 
 c10::intrusive_ptr<Backend> make(const BackendRequest& request) {
   return c10::make_intrusive<MpiBackend>(request);
@@ -340,4 +357,6 @@ constexpr Module kModule{make, nullptr, nullptr, agree, describe_mpi};
 }  // namespace
 }  // namespace fsdp::comm
 
-extern "C" const fsdp::comm::Module* fsdp_module() { return &fsdp::comm::kModule; }
+extern "C" const fsdp::comm::Module* fsdp_module() {
+  return &fsdp::comm::kModule;
+}

@@ -67,9 +67,8 @@ void all_gather(Group& group, void* out, const void* in, int64_t count, c10::Sca
     group.begin(description, in_at);
     group.publish();
     group.await_all();
-    for_each_peer(group, [&](int peer) {
-      std::memcpy(full + peer * bytes, group.resolve(peer), bytes);
-    });
+    for_each_peer(group,
+                  [&](int peer) { std::memcpy(full + peer * bytes, group.resolve(peer), bytes); });
     if (in != own) std::memmove(own, in, bytes);
     group.publish();
     group.await_all();  // nobody reads `in` any more
@@ -148,8 +147,8 @@ void reduce_scatter(Group& group, void* out, const void* in, int64_t count, c10:
 namespace {
 
 // Everybody adds its own range of everybody's tensor and writes the sum to all of them.
-void all_reduce_direct(Group& group, void* data, int64_t count, c10::ScalarType type,
-                       ReduceOp op, const Parallel& parallel) {
+void all_reduce_direct(Group& group, void* data, int64_t count, c10::ScalarType type, ReduceOp op,
+                       const Parallel& parallel) {
   int64_t element = element_size(type), size = group.size(), rank = group.rank();
   int64_t share = (count + size - 1) / size;
   int64_t first = std::min(count, rank * share), last = std::min(count, first + share);
@@ -190,8 +189,8 @@ void all_reduce(Group& group, void* data, int64_t count, c10::ScalarType type, R
   }
   int64_t per_round = elements_per_round(group, 1, element);
   std::vector<const void*> sources(size);
-  // Small: everybody adds everything. Large: two waits a round, each rank adds its share of the round
-  // into its own staging buffer, then all copy the shares.
+  // Small: everybody adds everything. Large: two waits a round, each rank adds its share of the
+  // round into its own staging buffer, then all copy the shares.
   bool small = count * element <= 8192 || size == 1;
   group.begin(description);
   for (int64_t round = 0; round < rounds_for(count, per_round); ++round) {

@@ -21,10 +21,13 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr milliseconds kSlice{50};            // how long a sleeping rank goes without a look around
-// Longer than waking a sleeper takes (some 100 microseconds in a virtual machine): two ranks that both
-// sleep keep each other asleep, one waking the other in turn, for as long as they go on.
+constexpr milliseconds kSlice{50};  // how long a sleeping rank goes without a look around
+// Longer than waking a sleeper takes (some 100 microseconds in a virtual machine): two ranks that
+// both sleep keep each other asleep, one waking the other in turn, for as long as they go on.
 constexpr std::chrono::microseconds kSpin{400};
+
+// Clocks wrap after some days of small operations. Starting just below that, every run does.
+constexpr uint32_t kFirstClock = UINT32_MAX - 64;
 
 enum class State : uint32_t { kAbsent, kJoined, kLeft, kFailed };
 
@@ -49,7 +52,9 @@ bool reached(uint32_t clock, uint32_t target) {  // clocks wrap
   return static_cast<int32_t>(clock - target) >= 0;
 }
 
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+int64_t round_up(int64_t n, int64_t to) {
+  return (n + to - 1) / to * to;
+}
 
 std::string seconds(milliseconds time) {
   char text[32];
@@ -84,14 +89,23 @@ struct Group::Trouble {
 namespace {
 
 // A rank has two buffers of these bytes. A part for each peer where there are few of them.
-int64_t staging_bytes_for(int size) { return kPartBytes * std::clamp(size, 2, 8); }
+int64_t staging_bytes_for(int size) {
+  return kPartBytes * std::clamp(size, 2, 8);
+}
 
-int64_t slots_bytes(int size) { return round_up(size * int64_t{sizeof(Slot)}, 4096); }
+int64_t slots_bytes(int size) {
+  return round_up(size * int64_t{sizeof(Slot)}, 4096);
+}
 
 }  // namespace
 
 Group::Group(std::string name, int rank, int size, const Exchange& exchange, milliseconds timeout)
-    : name_(std::move(name)), rank_(rank), size_(size), timeout_(timeout) {
+    : name_(std::move(name)),
+      rank_(rank),
+      size_(size),
+      timeout_(timeout),
+      clock_(kFirstClock),
+      released_{kFirstClock, kFirstClock} {
   // With more ranks than cores, the one that is waited for may need this core.
   yields_ = size > static_cast<int>(std::thread::hardware_concurrency());
   join(exchange);
@@ -104,7 +118,9 @@ Group::~Group() {
   futex_wake_all(slot(rank_).clock);
 }
 
-Slot& Group::slot(int rank) const { return reinterpret_cast<Slot*>(control_->data())[rank]; }
+Slot& Group::slot(int rank) const {
+  return reinterpret_cast<Slot*>(control_->data())[rank];
+}
 
 void Group::join(const Exchange& exchange) {
   std::string what = "communicator \"" + name_ + "\"";
@@ -120,7 +136,7 @@ void Group::join(const Exchange& exchange) {
   int64_t bytes = slots_bytes(size_) + size_ * 2 * staging_bytes();
   if (rank_ == 0) {
     control_ = Mapping::create(bytes, what);
-    for (int r = 0; r < size_; ++r) new (&slot(r)) Slot{};
+    for (int r = 0; r < size_; ++r) (new (&slot(r)) Slot{})->clock = kFirstClock;
     Address address = control_->address();
     exchange.set("control", std::to_string(address.pid) + " " + std::to_string(address.descriptor));
   } else {
@@ -139,11 +155,13 @@ void Group::join(const Exchange& exchange) {
   for (int peer = 0; peer < size_; ++peer) processes_.emplace_back(slot(peer).pid);
 }
 
-// --- waiting ---------------------------------------------------------------------------------------
+// --- waiting
+// ---------------------------------------------------------------------------------------
 
 void Group::publish() {
   Slot& mine = slot(rank_);
-  mine.clock.store(++clock_);  // sequentially consistent, against the sleepers that count themselves
+  mine.clock.store(
+      ++clock_);  // sequentially consistent, against the sleepers that count themselves
   if (mine.sleepers.load() > 0) futex_wake_all(mine.clock);
 }
 
@@ -154,8 +172,10 @@ void Group::await(int peer, uint32_t target) {
   do {
     for (int i = 0; i < 64; ++i) {
       if (reached(clock.load(std::memory_order_acquire), target)) return;
-      if (yields_) std::this_thread::yield();
-      else relax();
+      if (yields_)
+        std::this_thread::yield();
+      else
+        relax();
     }
   } while (steady_clock::now() - started < kSpin);
   for (;;) {
@@ -173,6 +193,7 @@ void Group::await(int peer, uint32_t target) {
 
 void Group::await_all() {
   for (int step = 1; step < size_; ++step) await((rank_ + step) % size_, clock_);
+  released_[0] = released_[1] = clock_;  // they all are past what we waited for before
   if (operations_ > 0 && !compared_) compare_descriptions();
 }
 
@@ -214,12 +235,14 @@ std::string Group::describe_peer(int peer) const {
          " (operation " + std::to_string(done) + ")";
 }
 
-// --- operations ------------------------------------------------------------------------------------
+// --- operations
+// ------------------------------------------------------------------------------------
 
 void Group::begin(const Description& description, Location location) {
   if (!broken_.empty())
-    throw Error("rank " + std::to_string(rank_) + ": " + description.text() + " on communicator \"" +
-                    name_ + "\", which an earlier failure broke: " + broken_,
+    throw Error("rank " + std::to_string(rank_) + ": " + description.text() +
+                    " on communicator \"" + name_ +
+                    "\", which an earlier failure broke: " + broken_,
                 "end the process and start it again from the last checkpoint.");
   Slot& mine = slot(rank_);
   uint64_t number = ++operations_;
@@ -257,12 +280,13 @@ char* Group::staging(int peer) const {
   return control_->data() + slots_bytes(size_) + (int64_t{peer} * 2 + buffer_) * staging_bytes();
 }
 
-int64_t Group::staging_bytes() const { return staging_bytes_for(size_); }
+int64_t Group::staging_bytes() const {
+  return staging_bytes_for(size_);
+}
 
 void Group::raise(const std::string& what, const std::string& hint) {
-  std::string call = operations_ == 0
-                         ? "joining"
-                         : slot(rank_).posted[operations_ % 2].description.text();
+  std::string call =
+      operations_ == 0 ? "joining" : slot(rank_).posted[operations_ % 2].description.text();
   broken_ = call + " on communicator \"" + name_ + "\" (operation " + std::to_string(operations_) +
             "): " + what + ".";
   fail(broken_);
@@ -277,7 +301,8 @@ void Group::fail(const std::string& why) noexcept {
   futex_wake_all(mine.clock);
 }
 
-// --- memory ----------------------------------------------------------------------------------------
+// --- memory
+// ----------------------------------------------------------------------------------------
 
 std::shared_ptr<Mapping> Group::allocate(int64_t bytes) {
   std::string what = "communicator \"" + name_ + "\"";

@@ -1,14 +1,14 @@
 // Group: the ranks of one host that share memory, and how they wait for each other.
 //
-// A control block lies in shared memory, one slot a rank, written by its owner only. Each rank has a
-// clock that counts the phases of its operations; an operation has the same phases on every rank,
+// A control block lies in shared memory, one slot a rank, written by its owner only. Each rank has
+// a clock that counts the phases of its operations; an operation has the same phases on every rank,
 // so "rank 2 has packed round 3" is "rank 2's clock has reached c". Ranks wait for clocks and for
 // nothing else: a short spin, then a futex, in slices between which they look whether the others
 // still live. Before the first phase of an operation a rank leaves its Description in its slot, and
 // everybody compares before touching data.
 //
-// A failure (timeout, death of a peer, calls that differ) throws Error, breaks the group for good and
-// is written into the slot, so that the other ranks fail with the same story at once.
+// A failure (timeout, death of a peer, calls that differ) throws Error, breaks the group for good
+// and is written into the slot, so that the other ranks fail with the same story at once.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@
 
 namespace fsdp::comm::shm {
 
-// What one rank hands to another in one round of a staged operation: small enough that it is still in
-// the writer's cache when the reader comes for it (measured: better than 128 KiB to 1 MiB).
+// What one rank hands to another in one round of a staged operation: small enough that it is still
+// in the writer's cache when the reader comes for it (measured: better than 128 KiB to 1 MiB).
 inline constexpr int64_t kPartBytes = 64 << 10;
 
 // Strings exchanged once, when a group is made. `get` waits until the key is there.
@@ -68,8 +68,8 @@ class Group {
   void begin(const Description& description, Location location = {});
   char* staging(int peer) const;  // `peer`'s buffer of the round that runs
   int64_t staging_bytes() const;
-  void publish();     // this rank has done its phase; what it wrote is visible to who waits for it
-  void await_all();   // until every rank has published as many phases as this one
+  void publish();    // this rank has done its phase; what it wrote is visible to who waits for it
+  void await_all();  // until every rank has published as many phases as this one
   void leave_staging();  // this rank has read everybody's buffer of this round
   void next_round();     // turns to the other buffer, once everybody has left it
 
@@ -97,12 +97,12 @@ class Group {
   std::vector<Process> processes_;
   std::string broken_;  // why; empty while it works
 
-  uint32_t clock_ = 0;            // of this rank
-  uint64_t operations_ = 0;       // begun
-  bool compared_ = false;         // descriptions of the operation that runs
-  int buffer_ = 0;                // staging buffer of the round that runs
-  uint32_t released_[2] = {0, 0}; // clock at which everybody has left staging buffer 0, 1
-  bool yields_;                   // while spinning
+  uint32_t clock_;           // of this rank
+  uint64_t operations_ = 0;  // begun
+  bool compared_ = false;    // descriptions of the operation that runs
+  int buffer_ = 0;           // staging buffer of the round that runs
+  uint32_t released_[2];     // clock at which everybody has left staging buffer 0, 1
+  bool yields_;              // while spinning
 
   mutable std::mutex windows_mutex_;
   int32_t next_window_ = 0;

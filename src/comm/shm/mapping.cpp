@@ -28,8 +28,8 @@ ino_t inode_of(int descriptor) {
 }
 
 [[noreturn]] void fail(const std::string& what, int64_t bytes, const char* hint) {
-  throw Error("shared memory of " + human_bytes(static_cast<double>(bytes)) + " for " + what + ": " +
-                  std::strerror(errno) + ".",
+  throw Error("shared memory of " + human_bytes(static_cast<double>(bytes)) + " for " + what +
+                  ": " + std::strerror(errno) + ".",
               hint);
 }
 
@@ -92,7 +92,9 @@ std::shared_ptr<Mapping> Mapping::open(const Address& address, const std::string
   return mapping;
 }
 
-Address Mapping::address() const { return {getpid(), descriptor_, bytes_}; }
+Address Mapping::address() const {
+  return {getpid(), descriptor_, bytes_};
+}
 
 void Mapping::close() {
   if (descriptor_ >= 0) ::close(descriptor_);

@@ -22,7 +22,8 @@ struct Address {
 
 class Mapping {
  public:
-  // Makes zeroed memory and reserves it, so that lack of memory is an Error here and no crash later.
+  // Makes zeroed memory and reserves it, so that lack of memory is an Error here and no crash
+  // later.
   static std::shared_ptr<Mapping> create(int64_t bytes, const std::string& what);
   // Maps what another rank made. Ranks that are threads of one process share one mapping.
   static std::shared_ptr<Mapping> open(const Address& address, const std::string& what);
