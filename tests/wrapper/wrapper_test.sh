@@ -10,7 +10,7 @@ source=$(realpath "${1:?usage: wrapper_test.sh SOURCE_DIR}")
 top=$(mktemp -d)
 trap 'rm -rf "$top"' EXIT
 export world=$top/world calls=$top/calls bin=$top/bin
-unset CXX FSDP_LIBTORCH FSDP_DEPS FSDP_BUILD_DIR FSDP_CMAKE_ARGS
+unset CXX FSDP_LIBTORCH FSDP_DEPS FSDP_BUILD_DIR FSDP_CMAKE_ARGS FSDP_TEST_PYTHON
 export XDG_CACHE_HOME=$top/cache-home SSL_CERT_FILE=/dev/null TMPDIR=$top
 cache=$XDG_CACHE_HOME/fsdp.cpp
 tree=$top/tree headers=$top/headers
@@ -321,6 +321,9 @@ fact "scripts of that Python name it by where it is"
 call test
 [[ $rc == 0 ]] && ! called "pip .*install"
 fact "that Python is made once"
+FSDP_TEST_PYTHON=/my/python call test
+[[ $rc == 0 ]] && called "ctest .* with /my/python$"
+fact "a Python that the user names is used as it is"
 call test comm
 called "ctest .*-R comm"
 fact "a filter reaches ctest"
