@@ -74,5 +74,21 @@ INSTANTIATE_TEST_SUITE_P(Matrix, Faults, ::testing::ValuesIn(cases()), [](const 
   return info.param.backend + "_" + info.param.kind + "_rank" + std::to_string(info.param.victim);
 });
 
+#ifdef FSDP_TEST_MPI
+// The ranks take each other for other hosts, so that only heartbeats can tell.
+TEST(FaultsAcrossHosts, ARankWithoutASignOfLifeIsNamed) {
+  Ranks ranks;
+  auto command = mpirun(2);
+  command.insert(command.end(), {"sh", "-c",
+                                 "FSDP_HOST_ID=host$OMPI_COMM_WORLD_RANK exec " FSDP_RANK_PROGRAM
+                                 " fault kill 1"});
+  ranks.start_one(command, {{"FSDP_BACKEND", "mpi"}, {"FSDP_TIMEOUT", "600"}});
+  std::string error = ranks.result(0);
+  EXPECT_NE(error.find("rank 1 has given no sign of life"), std::string::npos)
+      << error << ranks.logs();
+  EXPECT_NE(error.find("all_reduce(sum) of 1,000 float32"), std::string::npos) << error;
+}
+#endif
+
 }  // namespace
 }  // namespace fsdp::testing

@@ -3,9 +3,10 @@
 # cable (veth) that can be pulled. The namespaces have no names and live as long as their processes, so
 # nothing is left behind whatever ends this script.
 #
-# usage: namespaces.sh /path/to/fsdp      exit: 0 passed, 77 not allowed to make namespaces, else failed
+# usage: namespaces.sh FSDP RANK_PROGRAM (the binaries)   exit: 0 passed, 77 not allowed to make namespaces, else failed
 set -u
 fsdp=$1
+program=$2
 
 for tool in unshare nsenter ip; do
   command -v $tool > /dev/null || { echo "FAILED: this test needs $tool (util-linux, iproute2)."; exit 1; }
@@ -57,6 +58,17 @@ echo "== two nodes of two ranks"
 both 0 -n 2 -- sh -c 'echo $RANK of $WORLD_SIZE, $LOCAL_RANK on $GROUP_RANK, master $MASTER_ADDR'
 for rank in 0 1; do shows 0 "\[$rank\] $rank of 4, $rank on 0, master 10.77.0.1"; done
 for rank in 2 3; do shows 1 "\[$rank\] $rank of 4, $((rank - 2)) on 1, master 10.77.0.1"; done
+
+echo "== fsdp::init() joins them into one world (one kernel, so shm reaches across)"
+export FSDP_TEST_DIR=$folder FSDP_BACKEND=shm FSDP_TIMEOUT=60
+both 0 -n 2 -- "$program" collectives
+for rank in 0 1 2 3; do grep -q "^ok .* fsdp run" "$folder/rank-$rank" || fail "rank $rank did not finish"; done
+rm -f "$folder"/rank-*
+
+echo "== told that they are two hosts, shm names what to use instead"
+both 3 -n 1 --grace 60 -- sh -c "FSDP_HOST_ID=host\$GROUP_RANK exec $program fault none 0"
+grep -q "use the mpi backend (CPU clusters) or nccl (GPUs)" "$folder/0.txt" "$folder/1.txt" ||
+  fail "nobody names mpi and nccl"
 
 echo "== a rank of node 1 fails: both end with its code"
 both 9 -n 2 -- sh -c 'if [ $RANK = 3 ]; then echo last words; exit 9; fi; sleep 1000'
