@@ -1,9 +1,13 @@
 #include "base/environment.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
+#include <set>
 
 #include "fsdp/error.h"
 
@@ -44,6 +48,18 @@ std::optional<int64_t> first_integer(const std::vector<const char*>& names) {
   for (const char* name : names)
     if (auto value = integer(name)) return value;
   return std::nullopt;
+}
+
+std::vector<std::string> changed(const std::vector<Change>& changes) {
+  std::set<std::string> names;
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : changes) {
+    names.insert(name);
+    if (value) lines.push_back(name + "=" + *value);
+  }
+  for (char** entry = environ; *entry; ++entry)
+    if (!names.count(std::string(*entry, std::strcspn(*entry, "=")))) lines.push_back(*entry);
+  return lines;
 }
 
 }  // namespace fsdp::environment

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::environment {
@@ -15,5 +16,11 @@ bool flag(const char* name, bool otherwise);  // 1/true/yes/on, 0/false/no/off
 
 // The first of `names` that is set.
 std::optional<int64_t> first_integer(const std::vector<const char*>& names);
+
+// A variable and its new value; without one it is taken away.
+using Change = std::pair<std::string, std::optional<std::string>>;
+
+// This process's environment as NAME=VALUE lines, with the changes made: for a process to start.
+std::vector<std::string> changed(const std::vector<Change>& changes);
 
 }  // namespace fsdp::environment

@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstring>
 
-extern char** environ;
-
 namespace fsdp {
 namespace {
 
@@ -20,23 +18,11 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return all;
 }
 
-// Ours with the additions; a later NAME hides an earlier one.
-std::vector<std::string> merged_environment(const std::vector<std::string>& additions) {
-  std::vector<std::string> all = additions;
-  for (char** entry = environ; *entry; ++entry) {
-    size_t name = std::strcspn(*entry, "=") + 1;
-    bool hidden = false;
-    for (const auto& addition : additions) hidden |= addition.compare(0, name, *entry, name) == 0;
-    if (!hidden) all.push_back(*entry);
-  }
-  return all;
-}
-
 }  // namespace
 
 Finished run_program(const std::vector<std::string>& arguments, bool quiet,
                      const std::function<void(const std::string&)>& on_line,
-                     const std::vector<std::string>& environment) {
+                     const std::vector<environment::Change>& changes) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return {127, ""};
   posix_spawn_file_actions_t actions;
@@ -44,7 +30,7 @@ Finished run_program(const std::vector<std::string>& arguments, bool quiet,
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
   if (quiet) posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  auto variables = merged_environment(environment);
+  auto variables = environment::changed(changes);
   pid_t pid = 0;
   int problem = posix_spawnp(&pid, arguments[0].c_str(), &actions, nullptr,
                              pointers(arguments).data(), pointers(variables).data());

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/environment.h"
+
 namespace fsdp {
 
 struct Finished {
@@ -14,10 +16,10 @@ struct Finished {
 };
 
 // Waits for it to end. `on_line` sees each line of stdout as it comes; stderr goes where ours goes
-// unless `quiet`. `environment` adds NAME=VALUE pairs.
+// unless `quiet`. `changes` are made to its environment.
 Finished run_program(const std::vector<std::string>& arguments, bool quiet = true,
                      const std::function<void(const std::string&)>& on_line = {},
-                     const std::vector<std::string>& environment = {});
+                     const std::vector<environment::Change>& changes = {});
 
 // The path of the running binary.
 std::string own_binary();

@@ -70,8 +70,7 @@ std::vector<int64_t> sizes(const Options& options) {
   return all;
 }
 
-// --- a rank
-// ------------------------------------------------------------------------------------------
+// --- a rank ---
 
 // Seconds that `body` takes. On a GPU by its own events, of several in a row, so that the first
 // one's launch does not count.
@@ -155,8 +154,7 @@ int run_worker(const Options& options) {
   return 0;
 }
 
-// --- the parent
-// --------------------------------------------------------------------------------------
+// --- the parent ---
 
 std::vector<std::string> worker_command(const Options& options, const std::string& backend) {
   std::string n = std::to_string(options.ranks), self = own_binary();
@@ -183,8 +181,9 @@ std::vector<Json> measure(const std::vector<std::string>& command, const std::st
     if (shown)
       std::cerr << "\r" << what << ": " << human_bytes(parsed["bytes"].get<double>()) << "        ";
   };
-  Finished finished = run_program(command, /*quiet=*/false, on_line,
-                                  {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
+  Finished finished =
+      run_program(command, /*quiet=*/false, on_line,
+                  {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
   if (shown) std::cerr << "\r" << std::string(40, ' ') << "\r";
   if (finished.code == 127 && command[0] == "mpirun")
     throw Error("mpirun was not found.", "install openmpi-bin, or leave mpi out of --backend.");

@@ -7,12 +7,12 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
-#include <set>
 #include <sstream>
+
+#include "base/environment.h"
 
 namespace fsdp::launch {
 namespace {
@@ -75,18 +75,10 @@ Variables rank_variables(const Plan& plan, int node, int local, int cores,
 }
 
 std::vector<std::string> merged_environment(const Variables& variables) {
+  std::vector<environment::Change> changes(variables.begin(), variables.end());
   // Rank 0 hosts the store; what an outer torchrun says about its agent would make every rank wait.
-  std::set<std::string> ours = {"TORCHELASTIC_USE_AGENT_STORE"};
-  std::vector<std::string> merged;
-  for (const auto& [name, value] : variables) {
-    ours.insert(name);
-    merged.push_back(name + "=" + value);
-  }
-  for (char** entry = environ; *entry; ++entry) {
-    char* end = std::strchr(*entry, '=');
-    if (!end || !ours.count(std::string(*entry, end))) merged.push_back(*entry);
-  }
-  return merged;
+  changes.emplace_back("TORCHELASTIC_USE_AGENT_STORE", std::nullopt);
+  return environment::changed(changes);
 }
 
 int available_cores() {

@@ -329,8 +329,7 @@ void MpiBackend::run(const Call& call) {
   }
 }
 
-// --- the module
-// ------------------------------------------------------------------------------------
+// --- the module ---
 
 c10::intrusive_ptr<Backend> make(const BackendRequest& request) {
   return c10::make_intrusive<MpiBackend>(request);

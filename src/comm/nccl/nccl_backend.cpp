@@ -146,8 +146,7 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
   return work;
 }
 
-// --- the watch
-// ---------------------------------------------------------------------------------------
+// --- the watch ---
 
 void NcclBackend::watch() {
   c10::cuda::CUDAGuard guard(device_);
@@ -303,8 +302,7 @@ void NcclBackend::fail(const std::string& why) {
   group_->abort();
 }
 
-// --- c10d's calls
-// ------------------------------------------------------------------------------------
+// --- c10d's calls ---
 
 NcclBackend::Work NcclBackend::_allgather_base(at::Tensor& out, at::Tensor& in,
                                                const c10d::AllgatherOptions& options) {
@@ -372,8 +370,7 @@ NcclBackend::Work NcclBackend::barrier(const c10d::BarrierOptions& options) {
   return work;
 }
 
-// --- the module
-// --------------------------------------------------------------------------------------
+// --- the module ---
 
 namespace {
 

@@ -148,20 +148,20 @@ void Group::join(const Exchange& exchange) {
   }
   slot(rank_).pid = getpid();
   slot(rank_).state = State::kJoined;
-  // Everybody has mapped it once every clock is 1; from then on processes are watched.
+  // Everybody has mapped it once every clock has moved; from then on processes are watched.
   publish();
   await_all();
   if (rank_ == 0) control_->close();
   for (int peer = 0; peer < size_; ++peer) processes_.emplace_back(slot(peer).pid);
 }
 
-// --- waiting
-// ---------------------------------------------------------------------------------------
+// --- waiting ---
 
 void Group::publish() {
   Slot& mine = slot(rank_);
-  mine.clock.store(
-      ++clock_);  // sequentially consistent, against the sleepers that count themselves
+  // Sequentially consistent, as the sleepers' counting is: either we see the sleeper, or he our
+  // clock.
+  mine.clock.store(++clock_);
   if (mine.sleepers.load() > 0) futex_wake_all(mine.clock);
 }
 
@@ -187,7 +187,6 @@ void Group::await(int peer, uint32_t target) {
     slot(peer).sleepers.fetch_add(1);
     futex_wait(clock, seen, kSlice);
     slot(peer).sleepers.fetch_sub(1);
-    if (on_slow_wait) on_slow_wait();
   }
 }
 
@@ -235,8 +234,7 @@ std::string Group::describe_peer(int peer) const {
          " (operation " + std::to_string(done) + ")";
 }
 
-// --- operations
-// ------------------------------------------------------------------------------------
+// --- operations ---
 
 void Group::begin(const Description& description, Location location) {
   if (!broken_.empty())
@@ -301,8 +299,7 @@ void Group::fail(const std::string& why) noexcept {
   futex_wake_all(mine.clock);
 }
 
-// --- memory
-// ----------------------------------------------------------------------------------------
+// --- memory ---
 
 std::shared_ptr<Mapping> Group::allocate(int64_t bytes) {
   std::string what = "communicator \"" + name_ + "\"";

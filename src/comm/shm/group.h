@@ -63,7 +63,7 @@ class Group {
   // This process's pointer to what `peer` described in the operation that runs.
   char* resolve(int peer) const;
 
-  // --- phases of an operation, used by collectives.cpp -------------------------------------------
+  // --- phases of an operation, used by collectives.cpp ---
   // Starts an operation; the first round's staging buffer may be written after it.
   void begin(const Description& description, Location location = {});
   char* staging(int peer) const;  // `peer`'s buffer of the round that runs
@@ -75,9 +75,6 @@ class Group {
 
   // Ends the group for everybody, with the reason.
   void fail(const std::string& why) noexcept;
-
-  // Test seam: called between the slices of a long wait.
-  std::function<void()> on_slow_wait;
 
  private:
   void join(const Exchange& exchange);
