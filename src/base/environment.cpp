@@ -44,12 +44,6 @@ bool flag(const char* name, bool otherwise) {
               "set " + std::string(name) + " to 1 or 0, or unset it.");
 }
 
-std::optional<int64_t> first_integer(const std::vector<const char*>& names) {
-  for (const char* name : names)
-    if (auto value = integer(name)) return value;
-  return std::nullopt;
-}
-
 std::vector<std::string> changed(const std::vector<Change>& changes) {
   std::set<std::string> names;
   std::vector<std::string> lines;

@@ -14,9 +14,6 @@ std::optional<std::string> text(const char* name);  // unset or empty: nullopt
 std::optional<int64_t> integer(const char* name);
 bool flag(const char* name, bool otherwise);  // 1/true/yes/on, 0/false/no/off
 
-// The first of `names` that is set.
-std::optional<int64_t> first_integer(const std::vector<const char*>& names);
-
 // A variable and its new value; without one it is taken away.
 using Change = std::pair<std::string, std::optional<std::string>>;
 

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -15,9 +16,13 @@
 namespace fsdp {
 namespace {
 
-// The state letter of /proc/PID/stat, which follows the command's name in parentheses; 0 if gone.
+// The state letter of /proc/PID/stat, which follows the command's name in parentheses; 0 if gone,
+// and
+// '?' if that cannot be known (no descriptor left to open it).
 char state_of(pid_t pid) {
+  errno = 0;
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  if (!file) return errno == ENOENT || errno == ESRCH ? 0 : '?';
   std::string line;
   if (!std::getline(file, line)) return 0;
   size_t after_name = line.rfind(')');

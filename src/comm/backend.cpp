@@ -16,7 +16,7 @@ class QueuedWork : public c10d::Work {
 
   bool isCompleted() override { return queue_->finished(*item_); }
   bool isSuccess() const override { return queue_->finished(*item_) && !item_->failure; }
-  std::exception_ptr exception() const override { return item_->failure; }
+  std::exception_ptr exception() const override { return queue_->failure(*item_); }
   void synchronize() override { queue_->wait(item_); }
   std::vector<at::Tensor> result() override { return result_; }
 
@@ -26,30 +26,33 @@ class QueuedWork : public c10d::Work {
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    std::lock_guard lock(mutex_);
-    if (!future_) {
-      future_ =
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-      if (completed_) settle();
-    }
-    return future_;
+    std::unique_lock lock(mutex_);
+    if (future_) return future_;
+    auto future = future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    bool completed = completed_;
+    lock.unlock();
+    if (completed) settle(*future);
+    return future;
   }
 
   void complete(std::exception_ptr failure) {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     completed_ = true;
     exception_ = failure;
-    if (future_) settle();
+    auto future = future_;
+    lock.unlock();  // the future's callbacks may ask this work or its queue for more
+    if (future) settle(*future);
   }
 
   std::shared_ptr<Queue::Item> item_ = std::make_shared<Queue::Item>();
 
  private:
-  void settle() {
+  void settle(c10::ivalue::Future& future) {
     if (exception_)
-      future_->setError(exception_);
+      future.setError(exception_);
     else
-      future_->markCompleted(c10::IValue(result_));
+      future.markCompleted(c10::IValue(result_));
   }
 
   std::shared_ptr<Queue> queue_;
@@ -131,6 +134,12 @@ void CpuBackend::require(const Call& call, const at::Tensor& tensor, const char*
            "with " + std::to_string(size_) + " ranks the full side is that many times the other.");
 }
 
+void CpuBackend::require_reducible(const Call& call) const {
+  if (!reducible(call.what.type))
+    refuse(call, "this type has no arithmetic here",
+           "reduce float32, float64, bfloat16, float16, bool or an integer type.");
+}
+
 CpuBackend::Work CpuBackend::issue(c10d::OpType type, Call call, Options options, Tensors held,
                                    Tensors result, std::function<void()> after) {
   auto work = c10::make_intrusive<QueuedWork>(rank_, type, queue_, result);
@@ -139,7 +148,12 @@ CpuBackend::Work CpuBackend::issue(c10d::OpType type, Call call, Options options
   item.run = [this, call = std::move(call), held = std::move(held),
               after = std::move(after)](std::chrono::milliseconds timeout) mutable {
     call.timeout = timeout;
-    run(call);
+    try {
+      run(call);
+    } catch (...) {
+      if (writes_after_failure()) new Tensors(held);  // lost on purpose: something may still write
+      throw;
+    }
     if (after) after();
   };
   item.done = [work](std::exception_ptr failure) { work->complete(failure); };
@@ -187,6 +201,7 @@ CpuBackend::Work CpuBackend::_reduce_scatter_base(at::Tensor& out, at::Tensor& i
                                                   const c10d::ReduceScatterOptions& options) {
   Call call{describe(Operation::kReduceScatter, out.scalar_type(), out.numel(),
                      from_c10d(options.reduceOp))};
+  require_reducible(call);
   require(call, out, "output", out.numel());
   require(call, in, "input", out.numel() * size_);
   call.out = out.data_ptr();
@@ -199,6 +214,7 @@ CpuBackend::Work CpuBackend::reduce_scatter(Tensors& out, std::vector<Tensors>& 
                                             const c10d::ReduceScatterOptions& options) {
   Call call{describe(Operation::kReduceScatter, out.at(0).scalar_type(), out[0].numel(),
                      from_c10d(options.reduceOp))};
+  require_reducible(call);
   if (out.size() != 1 || in.size() != 1 || static_cast<int>(in[0].size()) != size_)
     refuse(call, "it needs one output and one input a rank", "pass {out} and {{in_0, …}}.");
   Tensors flattened;
@@ -218,6 +234,7 @@ CpuBackend::Work CpuBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   at::Tensor tensor = tensors.at(0);
   Call call{describe(Operation::kAllReduce, tensor.scalar_type(), tensor.numel(),
                      from_c10d(options.reduceOp))};
+  require_reducible(call);
   if (tensors.size() != 1) refuse(call, "it takes one tensor", "call it once a tensor.");
   require(call, tensor, "tensor", tensor.numel());
   call.out = tensor.data_ptr();
@@ -251,7 +268,10 @@ CpuBackend::Work CpuBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
     if (!splits.empty()) {
       if (static_cast<int>(splits.size()) != size_)
         refuse(call, std::string(role) + " splits have the wrong length", "give one a rank.");
-      for (int r = 0; r < size_; ++r) parts[r] = splits[r] * row;
+      for (int r = 0; r < size_; ++r) {
+        if (splits[r] < 0) refuse(call, std::string(role) + " splits are negative", "count rows.");
+        parts[r] = splits[r] * row;
+      }
     }
     require(call, tensor, role, sum(parts));
     return parts;

@@ -54,9 +54,12 @@ class CpuBackend : public Backend {
   Work barrier(const c10d::BarrierOptions&) override;
 
  protected:
-  // Carries out one call; blocks until it is done or throws within call.timeout. Calls come one at
-  // a time, in the order they were issued, from any thread.
+  // Carries out one call; blocks until it is done. No wait in it lasts longer than call.timeout.
+  // Calls come one at a time, in the order they were issued, from any thread.
   virtual void run(const Call& call) = 0;
+  // Whether something may still write to a call's tensors after run() failed; they are never freed
+  // then.
+  virtual bool writes_after_failure() const { return false; }
 
   // Runs a call of the backend's own in its turn among the others.
   void issue_and_wait(Call call);
@@ -75,6 +78,7 @@ class CpuBackend : public Backend {
   Work issue(c10d::OpType type, Call call, Options options, Tensors held, Tensors result,
              std::function<void()> after = {});
   [[noreturn]] void refuse(const Call& call, const std::string& why, const std::string& hint) const;
+  void require_reducible(const Call& call) const;
   void require(const Call& call, const at::Tensor& tensor, const char* role, int64_t count) const;
 
   const std::string backend_;

@@ -10,7 +10,6 @@
 namespace fsdp::comm {
 namespace {
 
-using environment::first_integer;
 using environment::integer;
 using environment::text;
 
@@ -46,6 +45,12 @@ void check(const LaunchEnvironment& found) {
 void read_local(LaunchEnvironment& found, const char* rank, const char* size) {
   found.local_rank = static_cast<int>(integer(rank).value_or(0));
   found.local_size = static_cast<int>(integer(size).value_or(found.local_rank + 1));
+}
+
+// A batch script has SLURM_PROCID as well; only a step of srun has a number of tasks. With
+// --mpi=pmi2 srun sets MPICH's PMI_RANK, too, but not its local rank.
+bool srun_step() {
+  return integer("SLURM_PROCID") && text("SLURM_STEP_ID") && integer("SLURM_STEP_NUM_TASKS");
 }
 
 // Whether all ranks run on this node, so that a port on loopback serves.
@@ -84,15 +89,14 @@ LaunchEnvironment read_launch_environment() {
     found.rank = required("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK");
     found.size = required("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
     read_local(found, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
-    default_to_loopback(found, text("PMIX_NAMESPACE").value_or(parent) + parent);
-  } else if (integer("PMI_RANK")) {
+    default_to_loopback(found, text("PMIX_NAMESPACE").value_or(parent));
+  } else if (integer("PMI_RANK") && (integer("MPI_LOCALRANKID") || !srun_step())) {
     found.launcher = "MPICH";
     found.rank = required("PMI_RANK", "PMI_RANK");
     found.size = required("PMI_SIZE", "PMI_RANK");
     read_local(found, "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
     default_to_loopback(found, parent);
-  } else if (integer("SLURM_PROCID") && text("SLURM_STEP_ID") && integer("SLURM_STEP_NUM_TASKS")) {
-    // A batch script has SLURM_PROCID as well; only a step of srun has a number of tasks.
+  } else if (srun_step()) {
     found.launcher = "srun";
     found.rank = required("SLURM_PROCID", "SLURM_PROCID");
     found.size = required("SLURM_STEP_NUM_TASKS", "SLURM_PROCID");

@@ -21,10 +21,14 @@ std::string key(const char* what, int rank) {
 
 Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
                    std::chrono::milliseconds timeout)
-    : store_(store), rank_(rank), store_in_rank0_(store_in_rank0), timeout_(timeout), peers_(size) {
+    : store_(store->clone()),  // its own connection: a user's long wait() holds the shared one
+      rank_(rank),
+      store_in_rank0_(store_in_rank0),
+      timeout_(timeout),
+      peers_(size) {
   std::string host = host_identity();
   store->set(key("process", rank), std::to_string(getpid()) + " " + host);
-  await_ranks(*store, "process", size, timeout,
+  await_ranks(store, "process", size, timeout,
               "rank " + std::to_string(rank) + ": joining the world");
   for (int r = 0; r < size; ++r) {
     std::string text = store->get_to_str(key("process", r));

@@ -47,8 +47,6 @@ class Liveness {
   std::string who_is_missing(const std::string& communicator, const std::vector<int>& ranks,
                              const std::string& expected);
 
-  bool one_host() const { return one_host_; }
-
  private:
   struct Peer {
     bool here = false;  // on this host

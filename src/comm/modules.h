@@ -29,8 +29,8 @@ struct Module {
   c10::intrusive_ptr<Backend> (*make)(const BackendRequest& request);
   int (*devices)();            // GPUs this process can use (cuda)
   void (*select)(int device);  // makes it the thread's device (cuda)
-  // Rank 0's text on every rank of mpirun (mpi); Error where MPI's world has another size.
-  std::string (*agree)(const std::string& mine, int expected_size);
+  // Rank 0's text on every rank of mpirun (mpi); Error where MPI sees another rank or size.
+  std::string (*agree)(const std::string& mine, int rank, int size);
   std::string (*describe)();  // versions, for fsdp doctor
 };
 

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -87,7 +88,7 @@ Store open_store(const std::string& host, int port, bool server, int rank, milli
 
 Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, milliseconds timeout) {
   Store store;
-  if (launch.size == 1 && launch.launcher == "none") {
+  if (launch.size == 1 && (launch.master_host.empty() || launch.master_port == 0)) {
     store = c10::make_intrusive<c10d::HashStore>();
   } else if (over_mpi) {
     // Rank 0 opens a free port and tells the others through MPI.
@@ -101,7 +102,7 @@ Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, milliseconds ti
                                                      : host_name();
       address = host + ":" + std::to_string(static_cast<c10d::TCPStore&>(*own).getPort());
     }
-    address = require_module("mpi")->agree(address, launch.size);
+    address = require_module("mpi")->agree(address, launch.rank, launch.size);
     size_t colon = address.rfind(':');
     store = launch.rank == 0
                 ? own
@@ -117,7 +118,10 @@ Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, milliseconds ti
     bool server = launch.rank == 0 && !launch.agent_store;
     store = open_store(launch.master_host, launch.master_port, server, launch.rank, timeout);
   }
-  return c10::make_intrusive<c10d::PrefixStore>("fsdp/" + std::to_string(launch.attempt), store);
+  // A store that outlives a world (torchrun's agent) must not show the keys of the one before.
+  static std::atomic<int> worlds{0};
+  return c10::make_intrusive<c10d::PrefixStore>(
+      "fsdp/" + std::to_string(launch.attempt) + "/" + std::to_string(worlds++), store);
 }
 
 }  // namespace fsdp::comm

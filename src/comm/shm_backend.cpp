@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 
+#include <exception>
+
 #include "comm/shm/collectives.h"
 
 namespace fsdp::comm {
@@ -18,14 +20,18 @@ void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) 
 }  // namespace
 
 ShmBackend::ShmBackend(Store store, std::string name, int rank, int size,
-                       std::chrono::milliseconds timeout)
+                       std::chrono::milliseconds timeout, std::function<std::string()> trouble)
     : CpuBackend("shm", name, rank, size, timeout),
       group_(
           name, rank, size,
-          exchange_over(store, "rank " + std::to_string(rank) + ": communicator \"" + name + "\""),
+          exchange_over(store, "rank " + std::to_string(rank) + ": communicator \"" + name + "\"",
+                        std::move(trouble)),
           timeout) {}
 
 ShmBackend::~ShmBackend() {
+  // What is queued cannot be finished while an exception unwinds: the others may be waiting
+  // elsewhere.
+  if (std::uncaught_exceptions() > 0) group_.abandon();
   drain();
 }
 

@@ -9,7 +9,9 @@ namespace fsdp::comm {
 
 class ShmBackend : public CpuBackend {
  public:
-  ShmBackend(Store store, std::string name, int rank, int size, std::chrono::milliseconds timeout);
+  // `trouble` tells what is known of ranks that may not come while the group is made.
+  ShmBackend(Store store, std::string name, int rank, int size, std::chrono::milliseconds timeout,
+             std::function<std::string()> trouble = {});
   ~ShmBackend() override;
 
   at::Tensor allocate_shared(int64_t bytes) override;

@@ -182,7 +182,9 @@ Communicator World::communicator(const std::vector<int>& ranks, const std::strin
   } else {
     comm::Store store = c10::make_intrusive<c10d::PrefixStore>("comm/" + name, state_->store);
     if (state_->backend == "shm") {
-      backend = c10::make_intrusive<comm::ShmBackend>(store, name, own, count, state_->timeout);
+      backend = c10::make_intrusive<comm::ShmBackend>(
+          store, name, own, count, state_->timeout,
+          [liveness = state_->liveness, ranks] { return liveness->trouble(ranks); });
     } else {
       const comm::Module* module = comm::require_module(state_->backend == "mpi" ? "mpi" : "cuda");
       backend = module->make(

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "fsdp/error.h"
@@ -17,7 +18,6 @@ TEST(Environment, ReadsNumbersAndFlags) {
   EXPECT_EQ(integer("FSDP_TEST_NONE"), std::nullopt);
   EXPECT_TRUE(flag("FSDP_TEST_FLAG", false));
   EXPECT_TRUE(flag("FSDP_TEST_NONE", true));
-  EXPECT_EQ(first_integer({"FSDP_TEST_NONE", "FSDP_TEST_N"}), 42);
 }
 
 TEST(Environment, AValueThatDoesNotParseNamesItsVariable) {
@@ -32,6 +32,20 @@ TEST(Environment, AValueThatDoesNotParseNamesItsVariable) {
   }
   setenv("FSDP_TEST_FLAG", "maybe", 1);
   EXPECT_THROW(flag("FSDP_TEST_FLAG", false), Error);
+}
+
+TEST(Environment, ChangesReplaceAddAndTakeAway) {
+  setenv("FSDP_TEST_OLD", "1", 1);
+  setenv("FSDP_TEST_GONE", "1", 1);
+  auto lines =
+      changed({{"FSDP_TEST_OLD", "2"}, {"FSDP_TEST_NEW", "a=b"}, {"FSDP_TEST_GONE", std::nullopt}});
+  auto count = [&](const std::string& line) {
+    return std::count(lines.begin(), lines.end(), line);
+  };
+  EXPECT_EQ(count("FSDP_TEST_OLD=2"), 1);
+  EXPECT_EQ(count("FSDP_TEST_OLD=1"), 0);
+  EXPECT_EQ(count("FSDP_TEST_NEW=a=b"), 1);
+  EXPECT_EQ(count("FSDP_TEST_GONE=1"), 0);
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ std::shared_ptr<Queue::Item> item(std::function<void()> body) {
 }
 
 TEST(Queue, RunsInTheOrderOfIssue) {
-  Queue queue;
+  auto owner = std::make_shared<Queue>();
+  Queue& queue = *owner;
   std::vector<int> order;
   std::vector<std::shared_ptr<Queue::Item>> items;
   for (int i = 0; i < 100; ++i) {
@@ -30,26 +31,32 @@ TEST(Queue, RunsInTheOrderOfIssue) {
   queue.wait(items.back());
   ASSERT_EQ(order.size(), 100u);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(order[i], i);
+  queue.close();
 }
 
 TEST(Queue, ABlockingItemRunsOnTheCallersThread) {
-  Queue queue;
+  auto owner = std::make_shared<Queue>();
+  Queue& queue = *owner;
   std::thread::id ran;
   auto blocking = item([&] { ran = std::this_thread::get_id(); });
   queue.add(blocking, false);
   queue.wait(blocking);
   EXPECT_EQ(ran, std::this_thread::get_id());
+  queue.close();
 }
 
 TEST(Queue, ABackgroundItemRunsWithoutAWait) {
-  Queue queue;
+  auto owner = std::make_shared<Queue>();
+  Queue& queue = *owner;
   std::promise<std::thread::id> ran;
   queue.add(item([&] { ran.set_value(std::this_thread::get_id()); }), true);
   EXPECT_NE(ran.get_future().get(), std::this_thread::get_id());
+  queue.close();
 }
 
 TEST(Queue, AFailureReachesWhoWaitsAndTheNextItemRuns) {
-  Queue queue;
+  auto owner = std::make_shared<Queue>();
+  Queue& queue = *owner;
   auto bad = item([] { throw std::runtime_error("bad"); });
   bool told = false, next_ran = false;
   bad->done = [&](std::exception_ptr failure) { told = failure != nullptr; };
@@ -60,10 +67,12 @@ TEST(Queue, AFailureReachesWhoWaitsAndTheNextItemRuns) {
   EXPECT_TRUE(next_ran);
   EXPECT_THROW(queue.wait(bad), std::runtime_error);
   EXPECT_TRUE(told);
+  queue.close();
 }
 
 TEST(Queue, AWaitWithALimitEndsWhileTheItemGoesOn) {
-  Queue queue;
+  auto owner = std::make_shared<Queue>();
+  Queue& queue = *owner;
   std::promise<void> started, release;
   auto slow = item([&] {
     started.set_value();
@@ -75,15 +84,51 @@ TEST(Queue, AWaitWithALimitEndsWhileTheItemGoesOn) {
   release.set_value();
   queue.wait(slow);
   EXPECT_TRUE(queue.finished(*slow));
+  queue.close();
 }
 
 TEST(Queue, ClosingRunsWhatIsQueued) {
   std::atomic<int> ran = 0;
-  {
-    Queue queue;
-    for (int i = 0; i < 20; ++i) queue.add(item([&] { ++ran; }), true);
-  }
+  auto queue = std::make_shared<Queue>();
+  for (int i = 0; i < 20; ++i) queue->add(item([&] { ++ran; }), true);
+  queue->close();
   EXPECT_EQ(ran, 20);
+}
+
+TEST(Queue, WhatIsCalledAfterAnItemMayUseTheQueueAgain) {
+  auto queue = std::make_shared<Queue>();
+  bool second_ran = false;
+  auto first = item([] {}), second = item([&] { second_ran = true; });
+  first->done = [&](std::exception_ptr) {
+    queue->wait(first);
+    queue->add(second, false);
+    queue->wait(second);
+  };
+  queue->add(first, false);
+  queue->wait(first);
+  EXPECT_TRUE(second_ran);
+}
+
+TEST(Queue, ClosingWaitsForAnItemThatSomebodyElseRuns) {
+  auto queue = std::make_shared<Queue>();
+  std::promise<void> started, release;
+  std::atomic<bool> ended = false;
+  queue->add(item([] {}), true);  // the queue has its thread
+  auto slow = item([&] {
+    started.set_value();
+    release.get_future().wait();
+    ended = true;
+  });
+  queue->add(slow, false);
+  std::thread runner([&] { queue->wait(slow); });
+  started.get_future().wait();
+  std::thread closer([&] {
+    queue->close();
+    EXPECT_TRUE(ended);
+  });
+  release.set_value();
+  runner.join();
+  closer.join();
 }
 
 }  // namespace

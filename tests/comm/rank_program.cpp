@@ -134,6 +134,14 @@ void check_buffers(const World& world) {
     require(sum.eq(size * (size + 1) / 2).all().item<bool>(), "reduce_buffer");
     comm.all_reduce(gradients);
     require(gradients.eq(size * (size + 1) / 2).all().item<bool>(), "all_reduce of reduce_buffer");
+    // Reduced in place, then gathered in place, in the buffer that every rank has for itself.
+    at::Tensor rows = gradients.view({size, part});
+    for (int r = 0; r < size; ++r) rows[r].fill_((rank + 1) * (r + 1));
+    comm.reduce_scatter(rows[rank], gradients);
+    comm.all_gather(gradients, rows[rank]);
+    for (int r = 0; r < size; ++r)
+      require(rows[r].eq((r + 1) * size * (size + 1) / 2).all().item<bool>(),
+              "all_gather in place in a reduce_buffer");
   }
   // Uneven all_to_all: rank r sends r + 1 rows to everybody.
   std::vector<int64_t> in_splits(size, rank + 1), out_splits;

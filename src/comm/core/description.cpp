@@ -51,7 +51,7 @@ bool Description::agrees_with(const Description& other) const {
          path == other.path && root == other.root && count == other.count;
 }
 
-std::string Description::text() const {
+std::string Description::text(bool with_label) const {
   std::string out = name(operation);
   if (operation == Operation::kReduceScatter || operation == Operation::kAllReduce)
     out += "(" + std::string(name(reduce)) + ")";
@@ -60,9 +60,9 @@ std::string Description::text() const {
   } else if (operation != Operation::kBarrier && operation != Operation::kNone) {
     out += " of " + with_separators(count) + " " + type_name(type);
     if (operation == Operation::kBroadcast) out += " from rank " + std::to_string(root);
-    if (path) out += " in shared memory";
+    if (path) out += path == 1 ? " in shared memory" : " in place in shared memory";
   }
-  if (*label) out += " for " + std::string(label);
+  if (*label && with_label) out += " for " + std::string(label);
   return out;
 }
 

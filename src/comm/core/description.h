@@ -36,7 +36,8 @@ struct Description {
   char label[48] = {};  // what the caller is working on, e.g. a unit's name; not compared
 
   bool agrees_with(const Description& other) const;
-  std::string text() const;  // "all_gather of 1,024 float32", "… for layers.7"
+  std::string text(
+      bool with_label = true) const;  // "all_gather of 1,024 float32", "… for layers.7"
 };
 
 // While alive, descriptions made on this thread carry the label ("unit layers.7").

@@ -17,12 +17,12 @@
 
 namespace fsdp::comm {
 
-class Queue {
+class Queue : public std::enable_shared_from_this<Queue> {
  public:
   struct Item {
     std::function<void(std::chrono::milliseconds timeout)> run;
     std::chrono::milliseconds timeout;
-    std::function<void(std::exception_ptr)> done;  // called once, on the thread that ran it
+    std::function<void(std::exception_ptr)> done;  // called once, after it has finished
     bool finished = false;                         // guarded by the queue's mutex
     std::exception_ptr failure;                    // likewise
   };
@@ -33,13 +33,16 @@ class Queue {
   // Adds an item. `background`: the queue's thread may start it at once.
   void add(std::shared_ptr<Item> item, bool background);
 
-  // Returns when the item has run; throws its failure. A limit above 0 shortens the item's timeout.
+  // Returns when the item has run; throws its failure. With a limit above 0 it is left to the
+  // queue's thread, and an Error comes at the limit; the item goes on.
   void wait(const std::shared_ptr<Item>& item, std::chrono::milliseconds limit = {});
 
   bool finished(const Item& item);
+  std::exception_ptr failure(const Item& item);
 
  private:
   void run_next(std::unique_lock<std::mutex>& lock);  // mutex held, nothing running
+  void start_thread();                                // mutex held
   void work();
 
   std::mutex mutex_;

@@ -115,6 +115,15 @@ int64_t element_size(c10::ScalarType type) {
   }
 }
 
+bool reducible(c10::ScalarType type) {
+  using c10::ScalarType;
+  for (ScalarType known : {ScalarType::Float, ScalarType::Double, ScalarType::BFloat16,
+                           ScalarType::Half, ScalarType::Byte, ScalarType::Char, ScalarType::Short,
+                           ScalarType::Int, ScalarType::Long, ScalarType::Bool})
+    if (type == known) return true;
+  return false;
+}
+
 void reduce(void* to, std::span<const void* const> from, int64_t count, c10::ScalarType type,
             ReduceOp op) {
   using c10::ScalarType;

@@ -25,8 +25,10 @@ int64_t element_size(c10::ScalarType type);
 void reduce(void* to, std::span<const void* const> from, int64_t count, c10::ScalarType type,
             ReduceOp op);
 
+bool reducible(c10::ScalarType type);  // whether reduce() takes it
+
 // Runs body(begin, end) over parts of [0, count), possibly on several threads; returns when all are
-// done. The default runs it as one part on the calling thread.
+// done.
 using Parallel =
     std::function<void(int64_t count, const std::function<void(int64_t, int64_t)>& body)>;
 

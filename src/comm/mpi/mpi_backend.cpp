@@ -11,6 +11,7 @@
 // call something else, and is all that a barrier needs.
 #include <mpi.h>
 
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -28,10 +29,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr int64_t kChunkBytes = 4 << 20;  // of one rank's part, in flight in a reduce_scatter
+constexpr int64_t kChunkBytes = 8 << 20;  // from all ranks together, in flight in a reduce_scatter
 constexpr int64_t kSmallBytes = 8192;     // an all_reduce below it is one gather
 
-bool g_broken = false;  // a failed collective can never be completed, so MPI_Finalize would hang
+std::atomic<bool> g_broken{
+    false};  // a failed collective can never be completed, so MPI_Finalize would hang
 
 void finalize() {
   int done = 0;
@@ -40,8 +42,8 @@ void finalize() {
 }
 
 // MPI, initialised once a process; Error where this process was not started by MPI's launcher.
-void require_mpi(int expected_size) {
-  int initialized = 0, level = 0, size = 0;
+void require_mpi() {
+  int initialized = 0, level = 0;
   MPI_Initialized(&initialized);
   if (initialized) {
     MPI_Query_thread(&level);
@@ -52,18 +54,25 @@ void require_mpi(int expected_size) {
   if (level < MPI_THREAD_MULTIPLE)
     throw Error("MPI runs without MPI_THREAD_MULTIPLE, which the mpi backend needs.",
                 "let fsdp::init() start MPI, or call MPI_Init_thread(…, MPI_THREAD_MULTIPLE, …).");
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (expected_size > 0 && size != expected_size)
-    throw Error(
-        "MPI sees a world of " + std::to_string(size) + " ranks, the environment one of " +
-            std::to_string(expected_size) + ".",
-        "the mpi backend needs MPI's own launcher, of the MPI it was built with: mpirun -n " +
-            std::to_string(expected_size) + " program.");
+}
+
+// The launcher's variables and MPI must speak of one world.
+void require_place(int rank, int size) {
+  int mpi_rank = 0, mpi_size = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &mpi_size);
+  if (mpi_rank == rank && mpi_size == size) return;
+  throw Error("MPI says this is rank " + std::to_string(mpi_rank) + " of " +
+                  std::to_string(mpi_size) + ", the environment rank " + std::to_string(rank) +
+                  " of " + std::to_string(size) + ".",
+              "the mpi backend needs MPI's own launcher, of the MPI it was built with: mpirun -n " +
+                  std::to_string(size) + " program.");
 }
 
 class Datatype {  // `count` elements as one MPI element, at a given distance from the next
  public:
   Datatype(int64_t count, int64_t element_size, int64_t stride_bytes) {
+    if (element_size == 16) count *= 2, element_size = 8;  // complex128
     MPI_Datatype element = element_size == 1   ? MPI_BYTE
                            : element_size == 2 ? MPI_INT16_T
                            : element_size == 4 ? MPI_INT32_T
@@ -93,6 +102,8 @@ class MpiBackend : public CpuBackend {
 
  private:
   void run(const Call& call) override;
+  bool writes_after_failure() const override { return true; }  // a request cannot be taken back
+  void carry_out(const Call& call);
   void compare(const Description& mine);
   char* scratch(int64_t slot, int64_t bytes);
   void all_gather(void* out, const void* in, int64_t count, int64_t element);
@@ -111,6 +122,7 @@ class MpiBackend : public CpuBackend {
   std::unique_ptr<char[]> scratch_[2];  // what peers sent, until it is summed
   int64_t scratch_bytes_[2] = {0, 0};
   Description current_;
+  std::vector<Description> descriptions_;  // everybody's
   milliseconds timeout_{};
   steady_clock::time_point started_;
 };
@@ -119,11 +131,12 @@ MpiBackend::MpiBackend(const BackendRequest& request)
     : CpuBackend("mpi", request.name, request.rank, request.size, request.timeout),
       ranks_(request.ranks),
       liveness_(request.liveness) {
-  require_mpi(0);
+  require_mpi();
   // MPI_Comm_create_group has no timeout, so everybody says first that it will come.
   request.store->set("mpi/" + std::to_string(rank_), "here");
-  await_ranks(*request.store, "mpi", size_, request.timeout,
-              "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"");
+  await_ranks(request.store, "mpi", size_, request.timeout,
+              "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"",
+              [&] { return liveness_->trouble(ranks_); });
   MPI_Group world, group;
   MPI_Comm_group(MPI_COMM_WORLD, &world);
   MPI_Group_incl(world, size_, ranks_.data(), &group);
@@ -164,10 +177,11 @@ void MpiBackend::raise_timeout() {
 
 void MpiBackend::finish(MPI_Request& request, int status) {
   auto begun = steady_clock::now(), looked = begun;
+  std::string suspicion;
   int done = 0;
   while (status == MPI_SUCCESS && !done) {
     status = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    if (done) return;
+    if (done && status == MPI_SUCCESS) return;
     auto now = steady_clock::now();
     // A poll, a yield, then short naps: MPI has no wait with a limit.
     if (now - begun > milliseconds(2))
@@ -176,9 +190,11 @@ void MpiBackend::finish(MPI_Request& request, int status) {
       std::this_thread::yield();
     if (now - looked > milliseconds(300)) {
       looked = now;
+      // Twice, because a rank may end rightly while its last message is still under way to us.
       std::string trouble = liveness_->trouble(ranks_);
-      if (!trouble.empty())
+      if (!trouble.empty() && trouble == suspicion)
         raise(trouble, "see what that rank printed last; mpirun shows how it ended.");
+      suspicion = trouble;
     }
     if (now - started_ > timeout_) raise_timeout();
   }
@@ -189,7 +205,8 @@ void MpiBackend::finish(MPI_Request& request, int status) {
 }
 
 void MpiBackend::compare(const Description& mine) {
-  std::vector<Description> all(size_);
+  std::vector<Description>& all = descriptions_;
+  all.resize(size_);
   MPI_Request request;
   int status = MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE,
                               comm_, &request);
@@ -220,7 +237,8 @@ void MpiBackend::all_gather(void* out, const void* in, int64_t count, int64_t el
 
 void MpiBackend::reduce_scatter(void* out, const void* in, int64_t count, c10::ScalarType type,
                                 ReduceOp op) {
-  int64_t element = c10::elementSize(type), per_chunk = std::max<int64_t>(1, kChunkBytes / element);
+  int64_t element = c10::elementSize(type),
+          per_chunk = std::max<int64_t>(1, kChunkBytes / size_ / element);
   int64_t chunks = (count + per_chunk - 1) / per_chunk;
   MPI_Request request[2];
   int status[2] = {};
@@ -305,6 +323,23 @@ void MpiBackend::run(const Call& call) {
   ++operations_;
   timeout_ = call.timeout;
   started_ = steady_clock::now();
+  try {
+    carry_out(call);
+  } catch (...) {
+    // MPI may still write to all of these.
+    for (auto& buffer : scratch_) (void)buffer.release();
+    new std::vector<Description>(std::move(descriptions_));
+    if (broken_.empty()) {  // not from raise(): tell the others
+      broken_ = current_.text() + " failed in this process";
+      g_broken = true;
+      liveness_->fail(broken_);
+    }
+    throw;
+  }
+}
+
+void MpiBackend::carry_out(const Call& call) {
+  const Description& what = call.what;
   compare(current_);
   switch (what.operation) {
     case Operation::kAllGather:
@@ -335,8 +370,9 @@ c10::intrusive_ptr<Backend> make(const BackendRequest& request) {
   return c10::make_intrusive<MpiBackend>(request);
 }
 
-std::string agree(const std::string& mine, int expected_size) {
-  require_mpi(expected_size);
+std::string agree(const std::string& mine, int rank, int size) {
+  require_mpi();
+  require_place(rank, size);
   char text[512] = {};
   std::strncpy(text, mine.c_str(), sizeof text - 1);
   MPI_Bcast(text, sizeof text, MPI_CHAR, 0, MPI_COMM_WORLD);

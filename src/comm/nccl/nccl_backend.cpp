@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <cstdlib>
+#include <exception>
+#include <future>
 #include <optional>
 #include <utility>
 
@@ -22,6 +24,7 @@ constexpr milliseconds kTick{100};
 constexpr milliseconds kSuspicious{500};  // after it the peers are looked at
 constexpr milliseconds kHanging{2000};    // after it calls are compared with the others' at once
 constexpr uint64_t kBlock = 16;           // calls compared at a time
+constexpr uint64_t kKept = 1024;          // blocks in the store
 constexpr size_t kRecent = 16;            // calls compared at a barrier
 
 // c10d's watchdog and monitor end the process on trouble, without a word about who and what.
@@ -66,13 +69,14 @@ NcclBackend::NcclBackend(const BackendRequest& request)
       ranks_(request.ranks),
       device_(request.device),
       timeout_(request.timeout),
-      calls_(request.store),
+      calls_(request.store->clone()),
       liveness_(request.liveness) {
   quiet_c10d();
   // Connecting has no limit of its own, so everybody says first that it will come.
   request.store->set("nccl/" + std::to_string(rank_), "here");
-  await_ranks(*request.store, "nccl", size_, timeout_,
-              "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"");
+  await_ranks(request.store, "nccl", size_, timeout_,
+              "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"",
+              [&] { return liveness_->trouble(ranks_); });
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = std::chrono::hours(24 * 365);  // ours decides
   options->group_name = name_;
@@ -83,19 +87,38 @@ NcclBackend::NcclBackend(const BackendRequest& request)
 }
 
 NcclBackend::~NcclBackend() {
-  bool broken;
+  bool unwinding = std::uncaught_exceptions() > 0;
   {
-    std::lock_guard lock(mutex_);
+    // The watch ends what does not end by itself.
+    std::unique_lock lock(mutex_);
+    stop_.wait(lock, [&] { return unwinding || !failure_.empty() || pending_.empty(); });
     stopping_ = true;
-    broken = !failure_.empty() || std::uncaught_exceptions() > 0;
   }
   stop_.notify_all();
   watch_.join();
   pending_.clear();
-  if (broken)
+  if (unwinding || !failure_.empty())
     group_->abort();  // a normal shutdown would wait for peers that are gone
   else
-    group_->shutdown();
+    shut_down();
+}
+
+// NCCL's own end waits for the peers without a limit.
+void NcclBackend::shut_down() {
+  auto ended = std::make_shared<std::promise<void>>();
+  std::future<void> end = ended->get_future();
+  std::thread([group = group_, device = device_, ended] {
+    c10::cuda::CUDAGuard guard(device);
+    group->shutdown();
+    ended->set_value();
+  }).detach();
+  auto begun = steady_clock::now();
+  while (end.wait_for(kSuspicious) != std::future_status::ready) {
+    if (liveness_->trouble(ranks_).empty() && steady_clock::now() - begun < timeout_) continue;
+    group_->abort();
+    end.wait_for(std::chrono::seconds(5));
+    return;
+  }
 }
 
 void NcclBackend::check() {
@@ -116,8 +139,9 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
     // thread, and waits there for peers that may never come.
     std::lock_guard lock(mutex_);
     number = ++operations_;
-    block_ += what.text() + "\n";
-    recent_.push_back(std::to_string(number) + ": " + what.text());
+    std::string call = what.text(/*with_label=*/false);
+    block_ += call + "\n";
+    recent_.push_back(std::to_string(number) + ": " + call);
     if (recent_.size() > kRecent) recent_.pop_front();
     if (operations_ % kBlock == 0) finished_.push_back(std::exchange(block_, ""));
     if (!capturing) {
@@ -150,21 +174,31 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
 
 void NcclBackend::watch() {
   c10::cuda::CUDAGuard guard(device_);
+  // Asking about events must not disturb a graph that somebody captures.
+  c10::cuda::CUDAStreamCaptureModeGuard capture(cudaStreamCaptureModeThreadLocal);
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     stop_.wait_for(lock, kTick, [&] { return stopping_; });
-    auto done = [](const Pending& call) {
-      return call.event ? call.event->query() : call.work && call.work->isCompleted();
-    };
-    while (!pending_.empty() && done(*pending_.front())) pending_.pop_front();
     if (!failure_.empty() || stopping_) continue;
-    std::optional<Pending> oldest;
-    if (!pending_.empty()) oldest = *pending_.front();
-    lock.unlock();
     std::string why;
+    std::optional<Pending> oldest;
+    try {
+      auto done = [](const Pending& call) {
+        return call.event ? call.event->query() : call.work && call.work->isCompleted();
+      };
+      while (!pending_.empty() && done(*pending_.front())) pending_.pop_front();
+      if (pending_.empty())
+        stop_.notify_all();  // who waits for the end
+      else
+        oldest = *pending_.front();
+    } catch (const std::exception& fault) {
+      why = std::string("communicator \"") + name_ + "\": the device reports a fault: " +
+            std::string(fault.what()).substr(0, std::string(fault.what()).find('\n')) + ".";
+    }
+    lock.unlock();
     try {
       try {
-        why = compare_calls();
+        if (why.empty()) why = compare_calls();
       } catch (const std::exception&) {  // no answer from the store: look() tells why
       }
       if (why.empty() && oldest) why = look(*oldest);
@@ -231,7 +265,8 @@ std::string NcclBackend::compare_calls() {
     if (rank_ == 0) {
       calls_.set(block + "0", mine);
       // The others may be some blocks behind, not many: a rank that hangs is found within seconds.
-      if (full && compared_ >= 64) calls_.erase("calls/" + std::to_string(compared_ - 64) + "/0");
+      if (full && compared_ >= kKept)
+        calls_.erase("calls/" + std::to_string(compared_ - kKept) + "/0");
     } else {
       auto theirs = calls_.get(block + "0");
       if (!theirs) return "";
@@ -298,6 +333,7 @@ void NcclBackend::fail(const std::string& why) {
                   "raise the timeout (FSDP_TIMEOUT, in seconds)."
                 : kLook;
   }
+  stop_.notify_all();
   liveness_->fail(why);
   group_->abort();
 }

@@ -62,6 +62,7 @@ class NcclBackend : public Backend {
   std::string compare_hanging(const Pending& oldest);
   std::string compare_calls();
   void meet();
+  void shut_down();
   void fail(const std::string& why);
 
   const std::string name_;

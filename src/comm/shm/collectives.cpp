@@ -59,7 +59,14 @@ void all_gather(Group& group, void* out, const void* in, int64_t count, c10::Sca
     description.path = kInPlace;
     group.begin(description, out_at);
     group.publish();
-    group.await_all();  // the owners have written their parts: there is nothing to move
+    group.await_all();
+    if (group.one_location()) return;  // the owners have written their parts: nothing to move
+    // Each rank has a full buffer of its own (reduce_buffer): its part is in the middle of that.
+    for_each_peer(group, [&](int peer) {
+      std::memcpy(full + peer * bytes, group.resolve(peer).get() + peer * bytes, bytes);
+    });
+    group.publish();
+    group.await_all();
     return;
   }
   if (in_at.window >= 0) {
@@ -67,8 +74,9 @@ void all_gather(Group& group, void* out, const void* in, int64_t count, c10::Sca
     group.begin(description, in_at);
     group.publish();
     group.await_all();
-    for_each_peer(group,
-                  [&](int peer) { std::memcpy(full + peer * bytes, group.resolve(peer), bytes); });
+    for_each_peer(group, [&](int peer) {
+      std::memcpy(full + peer * bytes, group.resolve(peer).get(), bytes);
+    });
     if (in != own) std::memmove(own, in, bytes);
     group.publish();
     group.await_all();  // nobody reads `in` any more
@@ -94,9 +102,11 @@ namespace {
 void reduce_scatter_direct(Group& group, void* out, const void* in, int64_t count,
                            c10::ScalarType type, ReduceOp op, const Parallel& parallel) {
   int64_t element = element_size(type);
+  std::vector<std::shared_ptr<char>> held(group.size());
   std::vector<const char*> parts(group.size());
   for (int peer = 0; peer < group.size(); ++peer) {
-    const char* base = peer == group.rank() ? static_cast<const char*>(in) : group.resolve(peer);
+    if (peer != group.rank()) held[peer] = group.resolve(peer);
+    const char* base = peer == group.rank() ? static_cast<const char*>(in) : held[peer].get();
     parts[peer] = base + group.rank() * count * element;
   }
   parallel(count, [&](int64_t begin, int64_t end) {
@@ -152,9 +162,12 @@ void all_reduce_direct(Group& group, void* data, int64_t count, c10::ScalarType 
   int64_t element = element_size(type), size = group.size(), rank = group.rank();
   int64_t share = (count + size - 1) / size;
   int64_t first = std::min(count, rank * share), last = std::min(count, first + share);
+  std::vector<std::shared_ptr<char>> held(size);
   std::vector<char*> tensors(size);
-  for (int peer = 0; peer < size; ++peer)
-    tensors[peer] = peer == rank ? static_cast<char*>(data) : group.resolve(peer);
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer != rank) held[peer] = group.resolve(peer);
+    tensors[peer] = peer == rank ? static_cast<char*>(data) : held[peer].get();
+  }
   parallel(last - first, [&](int64_t begin, int64_t end) {
     // In blocks, so that the sum is still in the cache when it is copied to the others.
     constexpr int64_t kBlock = 16384;
@@ -241,15 +254,20 @@ void all_to_all(Group& group, void* out, const std::vector<int64_t>& out_counts,
   int64_t element = element_size(type), size = group.size(), rank = group.rank();
   // Who sends how much to whom: [from][to].
   std::vector<int64_t> matrix(size * size);
-  all_gather(group, matrix.data(), in_counts.data(), size, c10::ScalarType::Long);
+  staged(
+      group, describe(Operation::kAllToAll, type, 0), size, size,
+      [&](int64_t, int64_t n) { std::memcpy(group.staging(rank), in_counts.data(), n * 8); },
+      [&](int64_t, int64_t n) {
+        for (int64_t peer = 0; peer < size; ++peer)
+          std::memcpy(&matrix[peer * size], group.staging(peer), n * 8);
+      });
   for (int64_t peer = 0; peer < size; ++peer) {
     int64_t sent = matrix[peer * size + rank];
     if (sent == out_counts[peer]) continue;
-    std::string why = "all_to_all: rank " + std::to_string(rank) + " expects " +
-                      std::to_string(out_counts[peer]) + " elements from rank " +
-                      std::to_string(peer) + ", which sends " + std::to_string(sent);
-    group.fail(why);
-    throw Error(why + ".", "a rank's output splits must be what the others send to it.");
+    group.raise("rank " + std::to_string(rank) + " expects " + std::to_string(out_counts[peer]) +
+                    " elements from rank " + std::to_string(peer) + ", which sends " +
+                    std::to_string(sent),
+                "a rank's output splits must be what the others send to it.");
   }
   int64_t largest = *std::max_element(matrix.begin(), matrix.end());
   int64_t per_round = elements_per_round(group, size, element);

@@ -123,6 +123,7 @@ Slot& Group::slot(int rank) const {
 }
 
 void Group::join(const Exchange& exchange) {
+  trouble_ = exchange.trouble;
   std::string what = "communicator \"" + name_ + "\"";
   exchange.set("host/" + std::to_string(rank_), host_identity());
   for (int peer = 0; peer < size_; ++peer) {
@@ -152,6 +153,7 @@ void Group::join(const Exchange& exchange) {
   publish();
   await_all();
   if (rank_ == 0) control_->close();
+  trouble_ = nullptr;
   for (int peer = 0; peer < size_; ++peer) processes_.emplace_back(slot(peer).pid);
 }
 
@@ -198,6 +200,9 @@ void Group::await_all() {
 
 Group::Trouble Group::look_around(int awaited, steady_clock::time_point started) const {
   const std::string see = "see what that rank printed last; fsdp run shows it with its exit code.";
+  if (abandoned_) return {"this rank gave up: an exception ends it", see};
+  if (trouble_)
+    if (std::string known = trouble_(); !known.empty()) return {known, see};
   for (int step = 0; step < size_; ++step) {
     int peer = (awaited + step) % size_;
     if (peer == rank_) continue;
@@ -292,6 +297,7 @@ void Group::raise(const std::string& what, const std::string& hint) {
 }
 
 void Group::fail(const std::string& why) noexcept {
+  if (broken_.empty()) broken_ = why;
   Slot& mine = slot(rank_);
   if (mine.state.load() == State::kFailed) return;
   std::strncpy(mine.failure, why.c_str(), sizeof mine.failure - 1);
@@ -315,7 +321,7 @@ std::shared_ptr<Mapping> Group::allocate(int64_t bytes) {
     await_all();
     if (rank_ != 0) mapping = Mapping::open(maker.posted[operations_ % 2].made, what);
   } catch (const Error& error) {
-    if (broken_.empty()) fail(broken_ = error.message());
+    if (broken_.empty()) fail(error.message());
     throw;
   }
   publish();
@@ -341,7 +347,21 @@ Location Group::locate(const void* data, int64_t bytes) const {
   return {id, begin - base};
 }
 
-char* Group::resolve(int peer) const {
+void Group::abandon() noexcept {
+  abandoned_ = true;
+  State joined = State::kJoined;
+  slot(rank_).state.compare_exchange_strong(joined, State::kLeft);
+  futex_wake_all(slot(rank_).clock);
+}
+
+bool Group::one_location() const {
+  auto at = [&](int rank) { return slot(rank).posted[operations_ % 2].location; };
+  for (int peer = 0; peer < size_; ++peer)
+    if (at(peer).window != at(rank_).window || at(peer).offset != at(rank_).offset) return false;
+  return true;
+}
+
+std::shared_ptr<char> Group::resolve(int peer) const {
   const Location& where = slot(peer).posted[operations_ % 2].location;
   std::lock_guard lock(windows_mutex_);
   auto found = windows_.find(where.window);
@@ -350,7 +370,8 @@ char* Group::resolve(int peer) const {
     throw Error("rank " + std::to_string(rank_) + ": rank " + std::to_string(peer) +
                     " uses shared memory that this rank has already freed.",
                 "keep a shared buffer alive on every rank until no rank uses it.");
-  return window->data() + where.offset;
+  char* data = window->data() + where.offset;
+  return std::shared_ptr<char>(std::move(window), data);
 }
 
 }  // namespace fsdp::comm::shm

@@ -1,11 +1,11 @@
 // Group: the ranks of one host that share memory, and how they wait for each other.
 //
-// A control block lies in shared memory, one slot a rank, written by its owner only. Each rank has
-// a clock that counts the phases of its operations; an operation has the same phases on every rank,
-// so "rank 2 has packed round 3" is "rank 2's clock has reached c". Ranks wait for clocks and for
-// nothing else: a short spin, then a futex, in slices between which they look whether the others
-// still live. Before the first phase of an operation a rank leaves its Description in its slot, and
-// everybody compares before touching data.
+// A control block lies in shared memory, one slot a rank, written by its owner only (but for the
+// count of who sleeps on it). Each rank has a clock that counts the phases of its operations; an
+// operation has the same phases on every rank, so "rank 2 has packed round 3" is "rank 2's clock
+// has reached c". Ranks wait for clocks and for nothing else: a short spin, then a futex, in slices
+// between which they look whether the others still live. Before the first phase of an operation a
+// rank leaves its Description in its slot, and everybody compares before touching data.
 //
 // A failure (timeout, death of a peer, calls that differ) throws Error, breaks the group for good
 // and is written into the slot, so that the other ranks fail with the same story at once.
@@ -34,6 +34,7 @@ inline constexpr int64_t kPartBytes = 64 << 10;
 struct Exchange {
   std::function<void(const std::string& key, const std::string& value)> set;
   std::function<std::string(const std::string& key, std::chrono::milliseconds timeout)> get;
+  std::function<std::string()> trouble = {};  // with a rank that may not come; "": none is known
 };
 
 struct Location {  // a tensor in memory that every rank has mapped
@@ -45,7 +46,7 @@ struct Slot;  // one rank's part of the control block
 
 class Group {
  public:
-  // Collective over the ranks of the group; names every rank that does not come in time.
+  // Collective over the ranks of the group; names a rank that does not come in time.
   Group(std::string name, int rank, int size, const Exchange& exchange,
         std::chrono::milliseconds timeout);
   ~Group();  // the other ranks learn that this one left
@@ -53,15 +54,15 @@ class Group {
   const std::string& name() const { return name_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   // Memory mapped by every rank, zeroed. Collective. Freed when every rank dropped it.
   std::shared_ptr<Mapping> allocate(int64_t bytes);
   // Where `data` lies for the other ranks, if it lies in allocated memory.
   Location locate(const void* data, int64_t bytes) const;
-  // This process's pointer to what `peer` described in the operation that runs.
-  char* resolve(int peer) const;
+  // What `peer` located in the operation that runs, where this process has it; kept mapped.
+  std::shared_ptr<char> resolve(int peer) const;
+  bool one_location() const;  // whether all ranks located the same memory
 
   // --- phases of an operation, used by collectives.cpp ---
   // Starts an operation; the first round's staging buffer may be written after it.
@@ -73,8 +74,12 @@ class Group {
   void leave_staging();  // this rank has read everybody's buffer of this round
   void next_round();     // turns to the other buffer, once everybody has left it
 
-  // Ends the group for everybody, with the reason.
+  // Ends the group for everybody with an Error about the operation that runs.
+  [[noreturn]] void raise(const std::string& what, const std::string& hint);
+  // The same without an Error, for a failure that is already one.
   void fail(const std::string& why) noexcept;
+  // This rank gives up, from any thread: an operation that waits ends with an Error.
+  void abandon() noexcept;
 
  private:
   void join(const Exchange& exchange);
@@ -82,7 +87,6 @@ class Group {
   struct Trouble;
   Trouble look_around(int awaited, std::chrono::steady_clock::time_point started) const;
   void compare_descriptions();
-  [[noreturn]] void raise(const std::string& what, const std::string& hint);
   std::string describe_peer(int peer) const;
   Slot& slot(int rank) const;
 
@@ -93,6 +97,8 @@ class Group {
   std::shared_ptr<Mapping> control_;
   std::vector<Process> processes_;
   std::string broken_;  // why; empty while it works
+  std::atomic<bool> abandoned_{false};
+  std::function<std::string()> trouble_;  // Exchange's, while joining
 
   uint32_t clock_;           // of this rank
   uint64_t operations_ = 0;  // begun

@@ -59,7 +59,10 @@ Mapping::~Mapping() {
 std::shared_ptr<Mapping> Mapping::create(int64_t bytes, const std::string& what) {
   int descriptor = memfd_create("fsdp", MFD_CLOEXEC);
   if (descriptor < 0) fail(what, bytes, "this kernel has no memfd_create (Linux 3.17 or newer).");
-  int problem = posix_fallocate(descriptor, 0, bytes);
+  int problem;
+  do {
+    problem = posix_fallocate(descriptor, 0, bytes);
+  } while (problem == EINTR);
   if (problem == EOPNOTSUPP || problem == EINVAL)
     problem = ftruncate(descriptor, bytes) == 0 ? 0 : errno;
   if (problem) {
