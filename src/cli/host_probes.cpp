@@ -215,7 +215,7 @@ Finding probe_limits() {
     finding.complain(Finding::kNote,
                      "ranks map each other's memory, so the address space fills up long before the "
                      "memory does: ulimit -v unlimited.");
-  if (gpu_present() && locked < static_cast<rlim_t>(64 * kMiB))
+  if (comm::gpu_present() && locked < static_cast<rlim_t>(64 * kMiB))
     finding.complain(Finding::kNote,
                      "NCCL over InfiniBand registers locked memory: ulimit -l unlimited (docker: "
                      "--ulimit memlock=-1).");

@@ -42,7 +42,4 @@ Finding probe_huge_pages();
 Finding probe_launcher();
 Finding probe_environment();
 
-// Device files of an NVIDIA driver, whatever CUDA_VISIBLE_DEVICES hides.
-bool gpu_present();
-
 }  // namespace fsdp::cli

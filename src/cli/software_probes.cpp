@@ -12,6 +12,7 @@
 #include "base/subprocess.h"
 #include "cli/probes.h"
 #include "comm/modules.h"
+#include "comm/settings.h"
 #include "fsdp/version.h"
 
 namespace fsdp::cli {
@@ -36,7 +37,7 @@ bool module_built(const std::string& name) {
 }
 
 const comm::Module* cuda_module(std::string* why = nullptr) {
-  return gpu_present() ? comm::find_module("cuda", why) : nullptr;
+  return comm::gpu_present() ? comm::find_module("cuda", why) : nullptr;
 }
 
 // "13.0", as the wheel's version.py says; empty for other LibTorches.
@@ -59,16 +60,7 @@ bool cuda_flavour() {
   return cuda_module();
 }
 
-bool gpus_hidden() {
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return visible && (!*visible || std::string(visible) == "-1");
-}
-
 }  // namespace
-
-bool gpu_present() {
-  return is_there("/dev/nvidia0") || is_there("/proc/driver/nvidia/gpus") || is_there("/dev/dxg");
-}
 
 Finding probe_fsdp() {
 #ifdef __OPTIMIZE__
@@ -91,7 +83,7 @@ Finding probe_libtorch() {
   if (!is_there(fs::path(FSDP_LIBTORCH_DIR) / "lib/libtorch_cpu.so"))
     finding.complain(Finding::kNote,
                      "the folder this was built with has gone or moved; build again.");
-  if (gpu_present() && !cuda)
+  if (comm::gpu_present() && !cuda)
     finding.complain(Finding::kNote,
                      "this host has a GPU that this LibTorch cannot use; ./fsdp clean removes it, "
                      "and the next call of ./fsdp fetches one with CUDA.");
@@ -102,13 +94,13 @@ Finding probe_cuda_library() {
   if (!module_built("cuda")) {
     std::string why = *FSDP_CUDA_WHY ? FSDP_CUDA_WHY : "its file has gone";
     Finding finding{"not built: " + why};
-    if (gpu_present())
+    if (comm::gpu_present())
       finding.complain(Finding::kNote,
                        "GPUs stay unused without it; install CUDA's toolkit (nvcc) and a LibTorch "
                        "with CUDA, then build again.");
     return finding;
   }
-  if (!gpu_present()) return {"built, not loaded: no GPU"};
+  if (!comm::gpu_present()) return {"built, not loaded: no GPU"};
   std::string why;
   const comm::Module* cuda = cuda_module(&why);
   if (!cuda)
@@ -117,7 +109,7 @@ Finding probe_cuda_library() {
                 ". The LibTorch line says whether its CUDA libraries are there."};
   int devices = cuda->devices();
   Finding finding{"loaded, can use " + std::to_string(devices) + (devices == 1 ? " GPU" : " GPUs")};
-  if (devices == 0 && !gpus_hidden())
+  if (devices == 0 && !comm::gpus_hidden())
     finding.complain(Finding::kProblem,
                      "there is a GPU, but CUDA cannot use it; a driver too old for CUDA " +
                          cuda_version() + " is the usual reason: compare with nvidia-smi.");
@@ -130,7 +122,7 @@ Finding probe_gpus() {
       run_program({"timeout", "20", "nvidia-smi", "--query-gpu=name,memory.total,driver_version",
                    "--format=csv,noheader"});
   if (smi.code != 0 || smi.output.empty()) {
-    if (!gpu_present()) return {"none"};
+    if (!comm::gpu_present()) return {"none"};
     std::string how = smi.code == 127   ? "there is no nvidia-smi"
                       : smi.code == 124 ? "nvidia-smi does not answer"
                                         : "nvidia-smi fails with code " + std::to_string(smi.code);
@@ -150,7 +142,7 @@ Finding probe_gpus() {
                      kind.substr(0, driver);
     if (driver != std::string::npos) finding.found += ", driver " + kind.substr(driver + 2);
   }
-  if (gpus_hidden())
+  if (comm::gpus_hidden())
     finding.complain(Finding::kNote, "CUDA_VISIBLE_DEVICES hides every GPU; unset it to use them.");
   return finding;
 }
@@ -161,7 +153,7 @@ Finding probe_nccl() {
     return {"not loaded", Finding::kProblem,
             "FSDP_BACKEND asks for nccl, which needs a GPU and the CUDA library; see their lines, "
             "or set FSDP_BACKEND to shm or mpi."};
-  if (gpu_present())
+  if (comm::gpu_present())
     return {"not loaded", Finding::kNote, "it comes with the CUDA library; see its line."};
   return {"not loaded: no GPU"};
 }

@@ -1,6 +1,9 @@
 #include "comm/settings.h"
 
+#include <unistd.h>
+
 #include <climits>
+#include <cstdlib>
 
 #include "base/environment.h"
 #include "fsdp/error.h"
@@ -23,6 +26,17 @@ std::chrono::milliseconds asked_timeout(std::chrono::milliseconds option) {
     throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " is no useful time.",
                 "give seconds, from 1 to 1000000, or unset it.");
   return std::chrono::seconds(seconds);
+}
+
+bool gpu_present() {
+  for (const char* path : {"/dev/nvidia0", "/proc/driver/nvidia/gpus", "/dev/dxg"})
+    if (access(path, F_OK) == 0) return true;
+  return false;
+}
+
+bool gpus_hidden() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible && (!*visible || std::string(visible) == "-1");
 }
 
 int asked_fake_size(int option, int otherwise) {

@@ -13,6 +13,10 @@ std::string asked_backend(const std::string& option = "");
 // `option` where it is above 0, or FSDP_TIMEOUT (seconds), or 300 s.
 std::chrono::milliseconds asked_timeout(std::chrono::milliseconds option = {});
 
+// Whether this machine has a GPU, and whether CUDA_VISIBLE_DEVICES hides all of them.
+bool gpu_present();
+bool gpus_hidden();
+
 // `option` where it is above 0, or FSDP_FAKE_WORLD, or `otherwise`.
 int asked_fake_size(int option = 0, int otherwise = 1);
 

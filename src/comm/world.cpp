@@ -1,6 +1,5 @@
 #include "fsdp/world.h"
 
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -38,13 +37,6 @@ using std::chrono::milliseconds;
 std::mutex g_mutex;
 bool g_joined = false;
 
-bool gpu_present() {
-  auto visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible && (!*visible || std::string(visible) == "-1")) return false;
-  return access("/dev/nvidia0", F_OK) == 0 || access("/proc/driver/nvidia/gpus", F_OK) == 0 ||
-         access("/dev/dxg", F_OK) == 0;
-}
-
 bool launched_by_mpi(const comm::LaunchEnvironment& launch) {
   return launch.launcher == "OpenMPI" || launch.launcher == "MPICH";
 }
@@ -52,7 +44,8 @@ bool launched_by_mpi(const comm::LaunchEnvironment& launch) {
 std::string choose_backend(const std::string& option, const comm::LaunchEnvironment& launch) {
   std::string asked = comm::asked_backend(option);
   if (asked != "auto") return asked;
-  const comm::Module* cuda = gpu_present() ? comm::find_module("cuda") : nullptr;
+  bool gpu = comm::gpu_present() && !comm::gpus_hidden();
+  const comm::Module* cuda = gpu ? comm::find_module("cuda") : nullptr;
   if (cuda && cuda->devices() > 0) return "nccl";
   bool several_hosts = launch.local_size != launch.size;
   if (launched_by_mpi(launch) && several_hosts && comm::find_module("mpi")) return "mpi";

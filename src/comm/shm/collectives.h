@@ -1,14 +1,13 @@
 // Collectives over plain memory in a shared-memory group. Blocking; every rank calls the same.
 //
 // With S bytes the full buffer and W ranks, each rank moves (through memory, beyond what it must
-// read and write):
-//   operation       in shared memory (Group::allocate)       in private memory (staged in 64 KiB
-//   rounds) all_gather      in place: nothing, one wait              S/W in, S/W per peer out
-//                   into private memory: S read
-//   reduce_scatter  S read directly, S/W written             S(W-1)/W in, S(W-1)/W read
-//   all_reduce      S read, S written to the peers           reduce_scatter, then all_gather
-//   broadcast       as private                               S in at the root, S out elsewhere
-//   all_to_all      as private                               as reduce_scatter
+// read and write), for buffers in shared memory (Group::allocate) | in private memory, which is
+// staged in rounds of 64 KiB:
+//   all_gather      in place: nothing, one wait    | S/W in, S/W per peer out
+//   reduce_scatter  S read directly, S/W written   | S(W-1)/W in, S(W-1)/W read
+//   all_reduce      S read, S written to the peers | reduce_scatter, then all_gather
+//   broadcast       as private                     | S in at the root, S out elsewhere
+//   all_to_all      as private                     | as reduce_scatter
 // An all_reduce of at most 8 KiB is one round: everybody reads everything and adds by itself.
 // Sums are in rank order whichever way the data travels.
 #pragma once
