@@ -2,6 +2,8 @@
 // happens it is gone when the test is; whatever is waited for is waited for at most a minute.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <sys/types.h>
 
 #include <filesystem>
@@ -66,5 +68,11 @@ class Launched {
   std::string out_, err_;
   std::vector<std::thread> readers_;
 };
+
+// Whether `part` is somewhere in `text`; shows the text where it is not.
+inline testing::AssertionResult has(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "no \"" << part << "\" in:\n" << text;
+}
 
 }  // namespace fsdp::launch

@@ -12,14 +12,6 @@ namespace fsdp::launch {
 namespace {
 
 using Words = std::vector<std::string>;
-using testing::AssertionFailure;
-using testing::AssertionResult;
-using testing::AssertionSuccess;
-
-AssertionResult has(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return AssertionSuccess();
-  return AssertionFailure() << "no \"" << part << "\" in:\n" << text;
-}
 
 // The ports of a run that nobody else has.
 struct Ports {

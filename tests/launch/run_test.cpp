@@ -23,11 +23,6 @@ using testing::AssertionFailure;
 using testing::AssertionResult;
 using testing::AssertionSuccess;
 
-AssertionResult has(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return AssertionSuccess();
-  return AssertionFailure() << "no \"" << part << "\" in:\n" << text;
-}
-
 AssertionResult has_not(const std::string& text, const std::string& part) {
   if (text.find(part) == std::string::npos) return AssertionSuccess();
   return AssertionFailure() << "\"" << part << "\" in:\n" << text;
