@@ -41,6 +41,7 @@ class Work {
 struct CallOptions {
   bool async = false;
   std::string_view label = "";  // what the call is for ("unit layers.7"); errors carry it
+  int64_t identity = 0;  // the same as a number: ranks whose numbers differ get an error
 };
 
 class Communicator {

@@ -50,6 +50,12 @@ class World {
 
   c10::intrusive_ptr<c10d::Store> store() const;
 
+  // The world that this process joined last and still holds; an Error if there is none.
+  static World current();
+  // 1, 2, 3, …: for names that must be the same on every rank and never used twice.
+  int next_number() const;
+  bool operator==(const World& other) const { return state_ == other.state_; }
+
   explicit operator bool() const { return state_ != nullptr; }
 
  private:

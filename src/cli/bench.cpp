@@ -7,9 +7,13 @@
 namespace fsdp::cli {
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure: collectives (comm)");
+  CLI::App* bench = app.add_subcommand(
+      "bench", "Measure: collectives (comm), training (train), unit events (units), strategies");
   bench->require_subcommand(1);
   add_bench_comm(*bench, action);
+  add_bench_train(*bench, action);
+  add_bench_units(*bench, action);
+  add_bench_strategies(*bench, action);
 }
 
 }  // namespace fsdp::cli

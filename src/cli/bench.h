@@ -6,5 +6,8 @@
 namespace fsdp::cli {
 
 void add_bench_comm(CLI::App& bench, Action& action);
+void add_bench_strategies(CLI::App& bench, Action& action);
+void add_bench_train(CLI::App& bench, Action& action);
+void add_bench_units(CLI::App& bench, Action& action);
 
 }  // namespace fsdp::cli

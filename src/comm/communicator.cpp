@@ -61,7 +61,7 @@ c10::intrusive_ptr<c10d::Work> finish(c10::intrusive_ptr<c10d::Work> work, bool 
 }  // namespace
 
 Work Communicator::all_gather(at::Tensor out, at::Tensor in, CallOptions options) const {
-  comm::ScopedLabel label(options.label);
+  comm::ScopedLabel label(options.label, options.identity);
   c10d::AllgatherOptions c10d_options;
   c10d_options.asyncOp = options.async;
   return Work(finish(state_->backend->_allgather_base(out, in, c10d_options), options.async));
@@ -69,7 +69,7 @@ Work Communicator::all_gather(at::Tensor out, at::Tensor in, CallOptions options
 
 Work Communicator::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op,
                                   CallOptions options) const {
-  comm::ScopedLabel label(options.label);
+  comm::ScopedLabel label(options.label, options.identity);
   c10d::ReduceScatterOptions c10d_options;
   c10d_options.asyncOp = options.async;
   c10d_options.reduceOp = comm::to_c10d(op);
@@ -77,7 +77,7 @@ Work Communicator::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op,
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, CallOptions options) const {
-  comm::ScopedLabel label(options.label);
+  comm::ScopedLabel label(options.label, options.identity);
   c10d::AllreduceOptions c10d_options;
   c10d_options.asyncOp = options.async;
   c10d_options.reduceOp = comm::to_c10d(op);
@@ -86,7 +86,7 @@ Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, CallOptions option
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, CallOptions options) const {
-  comm::ScopedLabel label(options.label);
+  comm::ScopedLabel label(options.label, options.identity);
   c10d::BroadcastOptions c10d_options;
   c10d_options.asyncOp = options.async;
   c10d_options.rootRank = root;
@@ -96,7 +96,7 @@ Work Communicator::broadcast(at::Tensor tensor, int root, CallOptions options) c
 
 Work Communicator::all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                               std::vector<int64_t> in_splits, CallOptions options) const {
-  comm::ScopedLabel label(options.label);
+  comm::ScopedLabel label(options.label, options.identity);
   c10d::AllToAllOptions c10d_options;
   c10d_options.asyncOp = options.async;
   return Work(finish(state_->backend->alltoall_base(out, in, out_splits, in_splits, c10d_options),

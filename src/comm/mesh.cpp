@@ -10,6 +10,7 @@ struct DeviceMesh::State {
   World world;
   std::vector<MeshDimension> dimensions;
   std::vector<int> strides;
+  int number = 0;  // tells meshes of one world apart
   std::mutex mutex;
   std::map<std::string, Communicator> communicators;  // by dimension and purpose
 };
@@ -36,6 +37,7 @@ DeviceMesh::DeviceMesh(World world, std::vector<MeshDimension> dimensions) {
                     ", or start another number of ranks.");
   state_ = std::make_shared<State>();
   state_->world = std::move(world);
+  state_->number = state_->world.next_number();
   state_->strides.resize(dimensions.size());
   int stride = 1;
   for (size_t d = dimensions.size(); d-- > 0; stride *= dimensions[d].size)
@@ -90,8 +92,9 @@ const Communicator& DeviceMesh::comm(const std::string& dimension,
   if (!known) {
     auto along = ranks(dimension);
     // The ranks tell the rows of one dimension apart.
-    std::string name = key + "@" + std::to_string(along.front());
-    if (along.size() > 1) name += "+" + std::to_string(along[1] - along[0]);
+    std::string name = "mesh";
+    name += std::to_string(state_->number) + "." + key + "@" + std::to_string(along.front());
+    if (along.size() > 1) name.append("+").append(std::to_string(along[1] - along[0]));
     known = state_->world.communicator(along, name);
   }
   return known;

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "comm/shm/collectives.h"
+#include "kernels/cpu/parallel.h"
 
 namespace fsdp::comm {
 namespace {
@@ -14,7 +15,8 @@ namespace {
 constexpr int64_t kGrain = 1 << 16;
 
 void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-  if (count > 0) at::parallel_for(0, count, kGrain, body);
+  if (count < kGrain || at::get_num_threads() == 1) return body(0, count);
+  kernels::cpu::parallel(count, [&](int64_t, int64_t begin, int64_t end) { body(begin, end); });
 }
 
 }  // namespace
@@ -37,7 +39,7 @@ ShmBackend::~ShmBackend() {
 
 void ShmBackend::run(const Call& call) {
   const Description& what = call.what;
-  ScopedLabel label(what.label);
+  ScopedLabel label(what.label, what.identity);
   group_.set_timeout(call.timeout);
   try {
     switch (what.operation) {

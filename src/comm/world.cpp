@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <set>
 
@@ -27,6 +28,7 @@ struct World::State {
   std::mutex mutex;
   std::set<std::string> names;  // of communicators made so far
   Communicator comm;
+  std::atomic<int> numbers{0};
 };
 
 namespace {
@@ -36,6 +38,7 @@ using std::chrono::milliseconds;
 // One world a process: a second init() would look for the first one's store.
 std::mutex g_mutex;
 bool g_joined = false;
+std::weak_ptr<void> g_current;  // its state
 
 bool launched_by_mpi(const comm::LaunchEnvironment& launch) {
   return launch.launcher == "OpenMPI" || launch.launcher == "MPICH";
@@ -73,6 +76,20 @@ at::Device select_device(const comm::LaunchEnvironment& launch) {
 }
 
 }  // namespace
+
+World World::current() {
+  std::lock_guard lock(g_mutex);
+  World world;
+  world.state_ = std::static_pointer_cast<State>(g_current.lock());
+  if (!world)
+    throw Error("this process has not joined a world.",
+                "call `auto world = fsdp::init();` first and keep what it returns.");
+  return world;
+}
+
+int World::next_number() const {
+  return ++state_->numbers;
+}
 
 World init(InitOptions options) {
   {
@@ -115,6 +132,10 @@ World init(InitOptions options) {
   }
   World world;
   world.state_ = state;
+  {
+    std::lock_guard lock(g_mutex);
+    g_current = state;
+  }
   std::vector<int> everybody(launch.size);
   for (int r = 0; r < launch.size; ++r) everybody[r] = r;
   state->comm = world.communicator(everybody, "world");

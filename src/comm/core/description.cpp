@@ -11,6 +11,7 @@ namespace fsdp::comm {
 namespace {
 
 thread_local std::string t_label;
+thread_local int64_t t_identity = 0;
 
 // As PyTorch's users write it.
 std::string type_name(c10::ScalarType type) {
@@ -48,7 +49,8 @@ const char* name(Operation operation) {
 
 bool Description::agrees_with(const Description& other) const {
   return operation == other.operation && type == other.type && reduce == other.reduce &&
-         path == other.path && root == other.root && count == other.count;
+         path == other.path && root == other.root && count == other.count &&
+         identity == other.identity;
 }
 
 std::string Description::text(bool with_label) const {
@@ -63,19 +65,27 @@ std::string Description::text(bool with_label) const {
     if (path) out += path == 1 ? " in shared memory" : " in place in shared memory";
   }
   if (*label && with_label) out += " for " + std::string(label);
+  if (identity != 0 && !with_label) out += " #" + std::to_string(identity);
   return out;
 }
 
-ScopedLabel::ScopedLabel(std::string_view label) : previous_(std::move(t_label)) {
+ScopedLabel::ScopedLabel(std::string_view label, int64_t identity)
+    : previous_(std::move(t_label)), previous_identity_(t_identity) {
   t_label = label;
+  t_identity = identity;
 }
 
 ScopedLabel::~ScopedLabel() {
   t_label = std::move(previous_);
+  t_identity = previous_identity_;
 }
 
 std::string_view ScopedLabel::current() {
   return t_label;
+}
+
+int64_t ScopedLabel::identity() {
+  return t_identity;
 }
 
 Description describe(Operation operation, c10::ScalarType type, int64_t count, ReduceOp reduce,
@@ -86,6 +96,7 @@ Description describe(Operation operation, c10::ScalarType type, int64_t count, R
   description.count = count;
   description.reduce = reduce;
   description.root = root;
+  description.identity = ScopedLabel::identity();
   std::string_view label = ScopedLabel::current();
   std::memcpy(description.label, label.data(),
               std::min(label.size(), sizeof description.label - 1));

@@ -33,25 +33,28 @@ struct Description {
   uint8_t path = 0;     // how the data travels where there are several ways; ranks must agree
   int32_t root = 0;     // broadcast
   int64_t count = 0;    // elements on each rank's side of the operation that is the same everywhere
-  char label[48] = {};  // what the caller is working on, e.g. a unit's name; not compared
+  int64_t identity = 0;  // what the caller is working on; ranks must agree
+  char label[48] = {};   // the same in words, e.g. a unit's name; not compared
 
   bool agrees_with(const Description& other) const;
   std::string text(
       bool with_label = true) const;  // "all_gather of 1,024 float32", "… for layers.7"
 };
 
-// While alive, descriptions made on this thread carry the label ("unit layers.7").
+// While alive, descriptions made on this thread carry the label ("unit layers.7") and identity.
 class ScopedLabel {
  public:
-  explicit ScopedLabel(std::string_view label);
+  explicit ScopedLabel(std::string_view label, int64_t identity = 0);
   ~ScopedLabel();
   ScopedLabel(const ScopedLabel&) = delete;
   ScopedLabel& operator=(const ScopedLabel&) = delete;
 
   static std::string_view current();
+  static int64_t identity();
 
  private:
   std::string previous_;
+  int64_t previous_identity_;
 };
 
 Description describe(Operation operation, c10::ScalarType type, int64_t count,

@@ -1,0 +1,158 @@
+// Optimizers over a sharded model: each rank updates its own part of every parameter, in one pass
+// over memory.
+//
+//   fsdp::AdamW optimizer(sharded, {.lr = 3e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1,
+//                                   .groups = {fsdp::no_decay()}});
+//   loss.backward();
+//   sharded.clip_grad_norm_(1.0);   // its factor is applied by step(), not in a pass of its own
+//   optimizer.step();
+//   optimizer.zero_grad();
+//
+// Results equal those of torch::optim on the whole model, to within rounding. What differs: the
+// parameters of a unit that share a dtype have one gradient buffer, so a parameter that took no
+// part in a backward of its unit counts as having a gradient of zero, not none. A unit that took no
+// part at all is left alone, and so are frozen parameters (requires_grad false).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp {
+
+class Sharded;
+namespace shard {
+class Flat;
+class Model;
+}  // namespace shard
+
+// Parameters that are updated with other numbers than the rest.
+struct ParamGroup {
+  using Where = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
+
+  Where where = {};    // by name, sizes or dtype; values must not be read (they are sharded)
+  bool norms = false;  // parameters of normalisation layers too
+  std::optional<double> lr = {};            // default: the optimizer's
+  std::optional<double> weight_decay = {};  // likewise
+};
+
+// Norms, biases and everything else of at most one dimension, without weight decay.
+ParamGroup no_decay();
+
+class Optimizer {
+ public:
+  // A group as it is used. Group 0 holds what no ParamGroup chose; 1 is the first of these.
+  struct Group {
+    double lr;
+    double weight_decay;
+    std::vector<std::string> parameters;  // the module's own names
+  };
+
+  virtual ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // Updates what has a gradient. Gives up gathered units; collective where ranks share memory.
+  void step();
+  void zero_grad(bool set_to_none = true);
+
+  // A parameter belongs to the first ParamGroup that wants it.
+  const std::vector<Group>& groups() const { return groups_; }
+  double lr(size_t group = 0) const;
+  // Of every group that has no learning rate of its own. May be called at any time.
+  void set_lr(double lr);
+  void set_lr(double lr, size_t group);
+  void set_weight_decay(double weight_decay, size_t group);
+
+  // --- for checkpoints ---
+  // The model that is updated.
+  const std::shared_ptr<shard::Model>& model() const { return model_; }
+  // Names of the states, torch's own ("exp_avg").
+  const std::vector<std::string>& state_names() const { return state_names_; }
+  // A flat's states by name: tensors like its master, so what Layout says of a shard holds for
+  // them. Empty before the flat's first update.
+  std::map<std::string, at::Tensor> state(const shard::Flat& flat) const;
+  int64_t steps(const shard::Flat& flat) const;  // updates the flat has had
+  // Sets the number of updates and returns the states to be filled, made if there are none.
+  std::map<std::string, at::Tensor> restore(const shard::Flat& flat, int64_t steps);
+  int64_t state_bytes() const;
+
+ protected:
+  // A stretch of a flat whose parameters are of one group, as views.
+  struct Piece {
+    at::Tensor master;
+    at::Tensor low;                  // the shard that is gathered; undefined if that is the master
+    std::vector<at::Tensor> states;  // in the order of state_names
+    at::Tensor grad;
+  };
+
+  Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, double lr, double weight_decay,
+            std::vector<std::string> state_names);
+
+  // One update, the step-th (from 1), of pieces of one dtype. `factor`: see kernels/update.h.
+  virtual void update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
+                      const at::Tensor& factor) = 0;
+
+ private:
+  struct Entry;
+  Entry& entry(const shard::Flat& flat);
+  size_t group_of(const shard::Flat& flat, size_t parameter) const;
+  void refresh(Entry& entry) const;
+
+  std::shared_ptr<shard::Model> model_;
+  std::vector<ParamGroup> wanted_;
+  std::vector<std::string> state_names_;
+  std::vector<Group> groups_;
+  std::map<const shard::Flat*, std::unique_ptr<Entry>> entries_;
+};
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  std::pair<double, double> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  double weight_decay = 1e-2;  // decoupled
+  bool maximize = false;
+  std::vector<ParamGroup> groups = {};
+};
+
+// Adam with decoupled weight decay. States: "exp_avg", "exp_avg_sq".
+class AdamW : public Optimizer {
+ public:
+  explicit AdamW(const Sharded& sharded, AdamWOptions options = {});
+
+ private:
+  void update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
+              const at::Tensor& factor) override;
+
+  AdamWOptions options_;
+};
+
+struct SGDOptions {
+  double lr = 1e-3;
+  double momentum = 0.0;
+  double dampening = 0.0;
+  double weight_decay = 0.0;
+  bool nesterov = false;
+  bool maximize = false;
+  std::vector<ParamGroup> groups = {};
+};
+
+// Stochastic gradient descent. State: "momentum_buffer", if there is momentum.
+class SGD : public Optimizer {
+ public:
+  explicit SGD(const Sharded& sharded, SGDOptions options = {});
+
+ private:
+  void update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
+              const at::Tensor& factor) override;
+
+  SGDOptions options_;
+};
+
+}  // namespace fsdp

@@ -1,0 +1,436 @@
+// fsdp bench train: the time of a training step, sharded by us, by PyTorch's FSDP2, and without
+// sharding as many independent processes side by side, in C++ (the same model code) and in Python.
+//
+// All run in one invocation, in rounds that alternate between them, so that a machine that is slow
+// for a while is slow for each. The command starts its own ranks, which run this command again with
+// --worker; rank 0 prints one JSON object, which the parent turns into the table.
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <map>
+
+#include "base/log.h"
+#include "base/subprocess.h"
+#include "base/table.h"
+#include "cli/bench.h"
+#include "cli/bench_training.h"
+#include "fsdp/error.h"
+#include "fsdp/fully_shard.h"
+#include "fsdp/optim.h"
+
+namespace fsdp::cli {
+namespace {
+
+struct Options {
+  Shape shape;
+  std::string rows;            // "cpu": both rows that have a goal
+  std::string device = "cpu";  // or cuda
+  std::string backend;         // empty: shm on the CPU, nccl on a GPU
+  std::string strategy = "FULL_SHARD";
+  int ranks = 2, threads = 1;
+  int steps = 10, warmup = 3, rounds = 3;
+  double clip = 1.0;  // 0: none
+  std::string only;   // ours, none, peer; empty: all
+  bool json = false;
+  std::string worker;  // ours, none: this process is a rank
+};
+
+constexpr double kLearningRate = 1e-4, kBeta1 = 0.9, kBeta2 = 0.95, kWeightDecay = 0.1;
+
+// --- a rank ---
+
+// What torch.optim.AdamW(fused=True) and torch.nn.utils.clip_grad_norm_ do, over parameters that
+// are whole.
+class PlainAdamW {
+ public:
+  explicit PlainAdamW(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+    for (const at::Tensor& parameter : parameters_) {
+      averages_.push_back(at::zeros_like(parameter));
+      squares_.push_back(at::zeros_like(parameter));
+      steps_.push_back(at::zeros({}, parameter.options().dtype(at::kFloat)));
+    }
+  }
+
+  void clip(double max_norm) {
+    torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> norms;
+    for (const at::Tensor& grad : gradients()) norms.push_back(at::linalg_vector_norm(grad));
+    at::Tensor total = at::linalg_vector_norm(at::stack(norms));
+    at::Tensor factor = (max_norm / (total + 1e-6)).clamp_max(1.0);
+    for (at::Tensor& grad : gradients()) grad.mul_(factor);
+  }
+
+  void step() {
+    torch::NoGradGuard no_grad;
+    at::_foreach_add_(steps_, 1);
+    at::_fused_adamw_(parameters_, gradients(), averages_, squares_, {}, steps_, kLearningRate,
+                      kBeta1, kBeta2, kWeightDecay, /*eps=*/1e-8, /*amsgrad=*/false,
+                      /*maximize=*/false);
+    for (at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
+  }
+
+ private:
+  std::vector<at::Tensor> gradients() const {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& parameter : parameters_) all.push_back(parameter.grad());
+    return all;
+  }
+
+  std::vector<at::Tensor> parameters_, averages_, squares_, steps_;
+};
+
+// torch.autocast for one forward: how a model that is not sharded computes in bf16.
+class Autocast {
+ public:
+  Autocast(at::DeviceType device, bool on) : device_(device), on_(on) {
+    if (!on_) return;
+    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+    at::autocast::set_autocast_enabled(device_, true);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (!on_) return;
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device_, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  at::DeviceType device_;
+  bool on_;
+};
+
+Timing train_sharded(const Options& options, const World& world) {
+  Workload work = make_workload(options.shape, world);
+  auto sharded = fully_shard(work.module, {.wrap = work.wrap,
+                                           .strategy = parse_strategy(options.strategy),
+                                           .mixed_precision = mixed_precision(options.shape),
+                                           .device = world.device()});
+  AdamW optimizer(sharded,
+                  {.lr = kLearningRate, .betas = {kBeta1, kBeta2}, .weight_decay = kWeightDecay});
+  auto clip = [&] {
+    if (options.clip > 0) sharded.clip_grad_norm_(options.clip);
+  };
+  auto update = [&] {
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  return time_steps({work.loss, clip, update}, options.warmup, options.steps, world);
+}
+
+Timing train_plain(const Options& options, const World& world) {
+  Workload work = make_workload(options.shape, world);
+  work.module->to(world.device());
+  PlainAdamW optimizer(work.module->parameters());
+  auto forward = [&] {
+    Autocast autocast(world.device().type(), options.shape.dtype == "bf16");
+    return work.loss();
+  };
+  auto clip = [&] {
+    if (options.clip > 0) optimizer.clip(options.clip);
+  };
+  return time_steps({forward, clip, [&] { optimizer.step(); }}, options.warmup, options.steps,
+                    world);
+}
+
+int run_worker(const Options& options) {
+  // Independent processes join a world too: it gives each its device and lets them start together.
+  World world = init({.backend = options.backend});
+  at::set_num_threads(options.threads);
+  Timing timing =
+      options.worker == "ours" ? train_sharded(options, world) : train_plain(options, world);
+  if (world.rank() == 0)
+    std::cout << Json{{"step_ms", timing.step * 1e3},
+                      {"forward_ms", timing.forward * 1e3},
+                      {"backward_ms", timing.backward * 1e3},
+                      {"clip_ms", timing.clip * 1e3},
+                      {"update_ms", timing.update * 1e3},
+                      {"loss0", timing.first_loss},
+                      {"loss", timing.last_loss},
+                      {"maxrss_mb", peak_rss_mb()}}
+                     .dump()
+              << std::endl;
+  world.comm().barrier();
+  return 0;
+}
+
+// --- the parent ---
+
+struct Row {
+  Shape shape;
+  double goal = 0;  // at most this times the time without FSDP; 0: none
+};
+
+// Who is measured, and what each round gave.
+struct Contender {
+  std::string key, title;
+  std::function<Json(const Row& row, const std::string& what)> measure;
+  std::vector<Json> rounds = {};
+
+  double middle(const char* field) const {
+    std::vector<double> values;
+    for (const Json& round : rounds)
+      if (round.contains(field)) values.push_back(round[field].get<double>());
+    return values.empty() ? std::nan("") : median(values);
+  }
+  double extreme(bool largest) const {
+    std::vector<double> values;
+    for (const Json& round : rounds) values.push_back(round["step_ms"].get<double>());
+    auto [low, high] = std::minmax_element(values.begin(), values.end());
+    return largest ? *high : *low;
+  }
+};
+
+std::vector<Row> rows_of(const Options& options, bool model_given) {
+  if (model_given && options.rows.empty()) return {{options.shape}};
+  Shape llama, mlp;
+  mlp.model = "mlp";
+  mlp.batch = 8;
+  return {{llama, 1.0}, {mlp, 0.9}};
+}
+
+std::vector<std::string> common_flags(const Options& options) {
+  return {"--device", options.device,
+          "--steps",  std::to_string(options.steps),
+          "--warmup", std::to_string(options.warmup),
+          "--clip",   std::to_string(options.clip)};
+}
+
+void append(std::vector<std::string>& to, const std::vector<std::string>& more) {
+  to.insert(to.end(), more.begin(), more.end());
+}
+
+Json measure_cpp(const Options& options, const std::string& worker, const Row& row,
+                 const std::string& what) {
+  std::vector<std::string> program = {own_binary(),
+                                      "bench",
+                                      "train",
+                                      "--worker",
+                                      worker,
+                                      "--threads",
+                                      std::to_string(options.threads),
+                                      "--strategy",
+                                      options.strategy};
+  append(program, common_flags(options));
+  append(program, flags_of(row.shape));
+  if (!options.backend.empty()) append(program, {"--backend", options.backend});
+  return run_ranks({options.ranks, options.threads, program, what}).front();
+}
+
+Json measure_python(const Options& options, const std::string& python, const std::string& mode,
+                    const Row& row, const std::string& what) {
+  bool keeps = parse_strategy(options.strategy) == ShardingStrategy::SHARD_GRAD_OP;
+  std::vector<std::string> program = {
+      python, peer_script("peer_fsdp2.py"), "--mode", mode, "--reshard", keeps ? "0" : "1"};
+  append(program, common_flags(options));
+  append(program, peer_flags_of(row.shape));
+  Ranks ranks = {options.ranks, options.threads, program, what};
+  bool share = options.device == "cuda" && options.ranks > 1;
+  return (share ? run_peers_on_gpu(ranks) : run_ranks(ranks)).front();
+}
+
+// In the order in which they run within a round.
+std::vector<Contender> contenders(const Options& options) {
+  auto wanted = [&](const char* kind) { return options.only.empty() || options.only == kind; };
+  auto cpp = [&options](const char* worker) {
+    return [&options, worker](const Row& row, const std::string& what) {
+      return measure_cpp(options, worker, row, what);
+    };
+  };
+  ShardingStrategy strategy = parse_strategy(options.strategy);
+  std::vector<Contender> all;
+  if (wanted("ours"))
+    all.push_back({"ours", std::string("fsdp.cpp, ") + name(strategy), cpp("ours")});
+  if (wanted("none")) all.push_back({"none_cpp", "no FSDP, C++", cpp("none")});
+  auto python = wanted("none") || wanted("peer")
+                    ? python_with_torch("FSDP2 and no FSDP in Python are")
+                    : std::nullopt;
+  if (!python) return all;
+  auto python_in = [&options, python](const char* mode) {
+    return [&options, python, mode](const Row& row, const std::string& what) {
+      return measure_python(options, *python, mode, row, what);
+    };
+  };
+  if (wanted("none")) all.push_back({"none_python", "no FSDP, Python", python_in("none")});
+  if (wanted("peer") && strategy == ShardingStrategy::NO_SHARD)
+    all.push_back({"ddp", "PyTorch's DDP", python_in("ddp")});
+  else if (wanted("peer") && strategy == ShardingStrategy::HYBRID_SHARD)
+    log::info("FSDP2 is left out: the peer has no HYBRID_SHARD.");
+  else if (wanted("peer"))
+    all.push_back({"fsdp2", "PyTorch's FSDP2", python_in("fsdp2")});
+  return all;
+}
+
+Cell optional_number(double value, int digits) {
+  return std::isnan(value) ? Cell{nullptr, "-"} : number(value, digits);
+}
+
+// The faster of C++ and Python; NaN when neither ran.
+double without_fsdp(const std::vector<Contender>& all) {
+  double best = std::nan("");
+  for (const Contender& one : all)
+    if (one.key.starts_with("none")) best = std::fmin(best, one.middle("step_ms"));
+  return best;
+}
+
+void add_rows(Table& table, const Options& options, const Row& row,
+              const std::vector<Contender>& all) {
+  double none = without_fsdp(all);
+  for (const Contender& one : all) {
+    double ms = one.middle("step_ms"), ratio = ms / none;
+    bool has_goal = one.key == "ours" && row.goal > 0;
+    Cell times = optional_number(ratio, 3);
+    if (has_goal && !std::isnan(ratio)) times.colour = ratio <= row.goal ? "32" : "31";
+    Cell range = text(number(one.extreme(false), 1).text + "-" + number(one.extreme(true), 1).text);
+    table.add(
+        {text(title(row.shape)),
+         text(one.title),
+         {options.ranks, std::to_string(options.ranks) + " x " + std::to_string(options.threads)},
+         {options.threads, ""},
+         number(ms, 1),
+         range,
+         times,
+         has_goal ? Cell{row.goal, "<= " + number(row.goal, 1).text} : Cell{nullptr, ""},
+         optional_number(one.middle("forward_ms"), 1),
+         optional_number(one.middle("backward_ms"), 1),
+         optional_number(one.middle("clip_ms"), 1),
+         optional_number(one.middle("update_ms"), 1),
+         optional_number(one.middle("loss0"), 4),
+         optional_number(one.middle("loss"), 4),
+         optional_number(one.middle("maxrss_mb"), 0)});
+  }
+}
+
+// Ours and FSDP2 began with the same weights and saw the same data, so they must have come to the
+// same loss. On a GPU the peer draws its weights there, and they differ.
+void compare_losses(const Options& options, const Row& row, const std::vector<Contender>& all) {
+  double ours = std::nan(""), peer = std::nan("");
+  for (const Contender& one : all) {
+    if (one.key == "ours") ours = one.middle("loss");
+    if (one.key == "fsdp2" || one.key == "ddp") peer = one.middle("loss");
+  }
+  double allowed = (row.shape.dtype == "fp32" ? 1e-3 : 2e-2) * std::abs(peer);
+  if (options.device == "cpu" && std::abs(ours - peer) > allowed)
+    log::warn("after " + std::to_string(options.warmup + options.steps) + " steps of " +
+              title(row.shape) + " the losses differ: ours " + number(ours, 6).text +
+              ", PyTorch's " + number(peer, 6).text + ".");
+}
+
+int run_parent(const Options& options, bool model_given) {
+  parse_strategy(options.strategy);  // complain before anything starts
+  std::vector<Contender> all = contenders(options);
+  if (all.empty()) throw Error("there is nobody to measure.", "leave out --only.");
+  bool cpu = options.device == "cpu";
+  Table table({{"model", "model", Table::kLeft},
+               {"what", "what", Table::kLeft},
+               {"ranks", "ranks x threads"},
+               {"threads", ""},
+               {"step_ms", "step ms"},
+               {"range", "over rounds", Table::kLeft},
+               {"times_none", options.only.empty() ? "x no FSDP" : ""},
+               {"goal", options.only.empty() && !model_given ? "goal" : "", Table::kLeft},
+               {"forward_ms", "forward"},
+               {"backward_ms", "backward"},
+               {"clip_ms", "clip"},
+               {"update_ms", "update"},
+               {"first_loss", "first loss"},
+               {"last_loss", "last loss"},
+               {"peak_rss_mb", cpu ? "peak MiB" : ""}});
+  std::vector<Row> rows = rows_of(options, model_given);
+  for (const Row& row : rows) {
+    for (Contender& one : all) one.rounds.clear();
+    for (int round = 1; round <= options.rounds; ++round)
+      for (Contender& one : all)
+        one.rounds.push_back(
+            one.measure(row, title(row.shape) + ", round " + std::to_string(round) + " of " +
+                                 std::to_string(options.rounds) + ", " + one.title));
+    add_rows(table, options, row, all);
+    compare_losses(options, row, all);
+  }
+  table.print(std::cout, options.json);
+  if (options.json) return 0;
+  std::cout << "\n";
+  for (const Row& row : rows) std::cout << description(row.shape) << "\n";
+  std::cout << "step ms: rank 0's median of " << options.steps << " steps after " << options.warmup
+            << ", then the median of " << options.rounds << " rounds; the rest of a row likewise."
+            << "\nno FSDP: " << options.ranks
+            << " processes side by side that do not talk; ratios are to the faster of the two."
+            << "\nA step: forward, backward, clip" << (options.clip > 0 ? "" : " (off)")
+            << ", AdamW, gradients away"
+            << (cpu ? ".\n"
+                    : "; the parts are the host's time, the step has the device's in it.\n");
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_train(CLI::App& bench, Action& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = bench.add_subcommand(
+      "train", "Time training steps: ours, PyTorch's FSDP2 and no sharding at all, side by side");
+  auto count = [&](const char* name, int& value, const char* help, int least) {
+    command->add_option(name, value, help)
+        ->check(CLI::Range(least, 1 << 20).description(""))
+        ->type_name("N")
+        ->capture_default_str();
+  };
+  command->add_option("--device", options->device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option("--rows", options->rows,
+                   "cpu: the Llama of 13.8M and the MLP of 8 x 2048 that have goals; what runs "
+                   "when no flag of the model is given")
+      ->check(CLI::IsMember({"cpu"}));
+  command
+      ->add_option("--strategy", options->strategy,
+                   "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (beside DDP) or HYBRID_SHARD")
+      ->capture_default_str();
+  command->add_option("--backend", options->backend, "shm, mpi or nccl; what fits the device");
+  count("--ranks", options->ranks, "Ranks on this host", 1);
+  count("--threads", options->threads, "Threads of each rank", 1);
+  count("--steps", options->steps, "Steps that are timed", 1);
+  count("--warmup", options->warmup, "Steps before them", 1);
+  count("--rounds", options->rounds, "Times that each is started, in turn", 1);
+  command->add_option("--clip", options->clip, "Largest norm of the gradients; 0: no clipping")
+      ->check(CLI::Range(0.0, 1e30).description(""))
+      ->capture_default_str();
+  command->add_option("--only", options->only, "Only ours, only none (no FSDP), or only the peer")
+      ->check(CLI::IsMember({"ours", "none", "peer"}));
+  command->add_flag("--json", options->json, "One JSON object a line");
+  command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
+  add_shape_flags(*command, options->shape);
+  command->footer(
+      "Examples:\n  fsdp bench train\n  fsdp bench train --ranks 4 --threads 4\n"
+      "  fsdp bench train --model mlp --width 4096 --batch 8 --only ours --rounds 1\n"
+      "  fsdp bench train --device cuda --ranks 1 --model llama --layers 24 --dim 768 --heads 12 "
+      "\\\n"
+      "    --seq 256 --batch 1 --vocab 8192 --dtype bf16\n"
+      "The peers need a python3 with torch 2.11 (FSDP_TEST_PYTHON names one); without it they are "
+      "left out.");
+  command->callback([options, command, &action] {
+    if (options->backend.empty()) options->backend = options->device == "cuda" ? "nccl" : "shm";
+    auto in_model = [](const CLI::Option* option) {
+      return option->get_group() == "The model" && option->count() > 0;
+    };
+    auto given = command->get_options(in_model);
+    bool model_given = !given.empty() || options->device == "cuda";
+    action = [options, model_given] {
+      return options->worker.empty() ? run_parent(*options, model_given) : run_worker(*options);
+    };
+  });
+}
+
+}  // namespace fsdp::cli

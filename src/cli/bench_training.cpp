@@ -1,0 +1,211 @@
+#include "cli/bench_training.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <sys/resource.h>
+#include <torch/utils.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+
+#include "base/table.h"
+#include "fsdp/error.h"
+#include "fsdp/models.h"
+
+namespace fsdp::cli {
+namespace {
+
+using std::chrono::steady_clock;
+
+models::LlamaConfig llama_config(const Shape& shape) {
+  return models::checked({.vocab = shape.vocab,
+                          .dim = shape.dim,
+                          .layers = shape.layers,
+                          .heads = shape.heads,
+                          .kv_heads = shape.kv_heads,
+                          .ffn = shape.ffn});
+}
+
+int64_t parameter_count(const Shape& shape) {
+  return shape.model == "mlp" ? models::parameter_count(models::MLPConfig{.width = shape.width})
+                              : models::parameter_count(llama_config(shape));
+}
+
+std::string millions(int64_t number) {
+  double value = static_cast<double>(number) / 1e6;
+  return fsdp::number(value, value < 100 ? 1 : 0).text + "M";
+}
+
+Workload llama_workload(const Shape& shape, const at::Generator& random, at::Device device) {
+  models::Llama model(llama_config(shape));
+  at::Tensor data =
+      at::randint(0, shape.vocab, {shape.batch, shape.seq + 1}, random, at::kLong).to(device);
+  at::Tensor ids = data.slice(1, 0, shape.seq).contiguous(),
+             targets = data.slice(1, 1).contiguous();
+  return {.module = model.ptr(),
+          .wrap = wrap::modules<models::LlamaBlock>(),
+          .loss = [model, ids, targets]() mutable { return model->forward(ids, targets); }};
+}
+
+Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Device device) {
+  models::MLP model(models::MLPConfig{.width = shape.width});
+  at::Tensor x = at::randn({shape.batch, shape.width}, random, at::kFloat).to(device);
+  at::Tensor targets = at::randn({shape.batch, shape.width}, random, at::kFloat).to(device);
+  return {.module = model.ptr(),
+          .wrap = wrap::modules<torch::nn::Linear>(),
+          .loss = [model, x, targets]() mutable { return model->forward(x, targets); }};
+}
+
+}  // namespace
+
+void add_shape_flags(CLI::App& command, Shape& shape) {
+  const char* group = "The model";
+  auto size = [&](const char* name, int64_t& value, const char* help, int64_t least) {
+    command.add_option(name, value, help)
+        ->check(CLI::Range(least, int64_t{1} << 40).description(""))
+        ->type_name("N")
+        ->capture_default_str()
+        ->group(group);
+  };
+  command.add_option("--model", shape.model, "llama, or mlp: 8 linears with ReLU between them")
+      ->check(CLI::IsMember({"llama", "mlp"}))
+      ->capture_default_str()
+      ->group(group);
+  size("--layers", shape.layers, "llama: blocks", 1);
+  size("--dim", shape.dim, "llama: width of the residual stream", 1);
+  size("--heads", shape.heads, "llama: heads of queries", 1);
+  size("--kv-heads", shape.kv_heads, "llama: heads of keys and values (0: as --heads)", 0);
+  size("--ffn", shape.ffn, "llama: width of the feed-forward (0: 8/3 of --dim)", 0);
+  size("--vocab", shape.vocab, "llama: vocabulary", 1);
+  size("--seq", shape.seq, "llama: tokens in a sequence", 1);
+  size("--width", shape.width, "mlp: width of each linear", 1);
+  size("--batch", shape.batch, "Sequences (llama) or rows (mlp) a rank and step", 1);
+  command.add_option("--dtype", shape.dtype, "Of parameters in forward and backward: fp32 or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str()
+      ->group(group);
+}
+
+std::vector<std::string> flags_of(const Shape& shape) {
+  auto text = [](int64_t value) { return std::to_string(value); };
+  return {"--model", shape.model,       "--layers",   text(shape.layers),
+          "--dim",   text(shape.dim),   "--heads",    text(shape.heads),
+          "--ffn",   text(shape.ffn),   "--kv-heads", text(shape.kv_heads),
+          "--vocab", text(shape.vocab), "--seq",      text(shape.seq),
+          "--width", text(shape.width), "--batch",    text(shape.batch),
+          "--dtype", shape.dtype};
+}
+
+std::vector<std::string> peer_flags_of(const Shape& shape) {
+  auto text = [](int64_t value) { return std::to_string(value); };
+  std::vector<std::string> flags = {"--batch", text(shape.batch), "--dtype", shape.dtype};
+  std::vector<std::string> model = {"--mlp", text(shape.width)};
+  if (shape.model == "llama")
+    model = {"--layers", text(shape.layers), "--dim",      text(shape.dim),
+             "--heads",  text(shape.heads),  "--kv-heads", text(shape.kv_heads),
+             "--ffn",    text(shape.ffn),    "--vocab",    text(shape.vocab),
+             "--seq",    text(shape.seq)};
+  flags.insert(flags.end(), model.begin(), model.end());
+  return flags;
+}
+
+std::string title(const Shape& shape) {
+  return (shape.model == "mlp" ? "MLP " : "Llama ") + millions(parameter_count(shape));
+}
+
+std::string description(const Shape& shape) {
+  auto text = [](int64_t value) { return std::to_string(value); };
+  std::string end = ", batch " + text(shape.batch) + " a rank, " + shape.dtype;
+  if (shape.model == "mlp") return title(shape) + ": 8 linears of width " + text(shape.width) + end;
+  models::LlamaConfig config = llama_config(shape);
+  return title(shape) + ": " + text(config.layers) + " layers, dim " + text(config.dim) + ", " +
+         text(config.heads) + " heads (" + text(config.kv_heads) + " of keys and values), ffn " +
+         text(config.ffn) + ", vocabulary " + text(config.vocab) + ", " + text(shape.seq) +
+         " tokens" + end;
+}
+
+Workload make_workload(const Shape& shape, const World& world) {
+  torch::manual_seed(0);
+  at::Generator random = at::detail::createCPUGenerator(1234 + world.rank());
+  return shape.model == "mlp" ? mlp_workload(shape, random, world.device())
+                              : llama_workload(shape, random, world.device());
+}
+
+MixedPrecision mixed_precision(const Shape& shape) {
+  if (shape.dtype == "fp32") return {};
+  return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+}
+
+ShardingStrategy parse_strategy(const std::string& name) {
+  std::string upper = name;
+  std::transform(upper.begin(), upper.end(), upper.begin(),
+                 [](unsigned char c) { return c == '-' ? '_' : std::toupper(c); });
+  using enum ShardingStrategy;
+  for (ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD})
+    if (upper == fsdp::name(strategy)) return strategy;
+  throw Error("there is no strategy \"" + name + "\".",
+              "choose from FULL_SHARD, SHARD_GRAD_OP, NO_SHARD and HYBRID_SHARD.");
+}
+
+Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
+  std::vector<double> whole, forward, backward, clip, update;
+  Timing timing;
+  at::Tensor loss;
+  for (int i = -warmup; i < steps; ++i) {
+    if (i == 0) {
+      synchronize(world.device());
+      world.comm().barrier();
+    }
+    std::vector<double> at;
+    auto start = steady_clock::now();
+    auto mark = [&] {
+      at.push_back(std::chrono::duration<double>(steady_clock::now() - start).count());
+    };
+    loss = step.forward();
+    mark();
+    loss.backward();
+    mark();
+    step.clip();
+    mark();
+    step.update();
+    mark();
+    synchronize(world.device());
+    mark();
+    if (i == -warmup) timing.first_loss = loss.item<double>();
+    if (i < 0) continue;
+    forward.push_back(at[0]);
+    backward.push_back(at[1] - at[0]);
+    clip.push_back(at[2] - at[1]);
+    update.push_back(at[3] - at[2]);
+    whole.push_back(at[4]);
+  }
+  timing.last_loss = loss.item<double>();
+  timing.step = median(whole);
+  timing.forward = median(forward);
+  timing.backward = median(backward);
+  timing.clip = median(clip);
+  timing.update = median(update);
+  return timing;
+}
+
+void synchronize(at::Device device) {
+  if (!device.is_cpu())
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double peak_rss_mb() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,69 @@
+// What benchmarks train: a model of src/models by its shape with a batch of random data, the same
+// weights and data as bench/peers/peer_fsdp2.py has on the CPU; and the steps, timed as it times
+// them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/bench_ranks.h"
+#include "fsdp/fully_shard.h"
+#include "fsdp/world.h"
+
+namespace CLI {
+class App;
+}
+
+namespace fsdp::cli {
+
+struct Shape {
+  std::string model = "llama";  // or mlp
+  int64_t layers = 6, dim = 384, heads = 6, kv_heads = 0, ffn = 0, vocab = 4096, seq = 128;
+  int64_t width = 2048;        // of an mlp, which has 8 linears
+  int64_t batch = 4;           // a rank
+  std::string dtype = "fp32";  // bf16: parameters and gradients' way; the optimizer sees fp32
+};
+
+// Declares a flag for each field, named as the peer names it where it has one.
+void add_shape_flags(CLI::App& command, Shape& shape);
+std::vector<std::string> flags_of(const Shape& shape);
+std::vector<std::string> peer_flags_of(const Shape& shape);
+std::string title(const Shape& shape);        // "Llama 13.8M"
+std::string description(const Shape& shape);  // "Llama 13.8M: 6 layers, dim 384, …"
+
+struct Workload {
+  std::shared_ptr<torch::nn::Module> module;  // on the CPU, in float32
+  WrapPolicy wrap;                            // blocks of the Llama, linears of the MLP
+  std::function<at::Tensor()> loss;           // forward on this rank's batch, on `world`'s device
+};
+
+Workload make_workload(const Shape& shape, const World& world);
+
+MixedPrecision mixed_precision(const Shape& shape);
+
+ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in either case
+
+struct Step {
+  std::function<at::Tensor()> forward;  // returns the loss
+  std::function<void()> clip;
+  std::function<void()> update;  // and away with the gradients
+};
+
+// Seconds are medians over the steps, on the host's clock. On a GPU only `step` has the device's
+// work in it; the parts are how long the host took to give it its orders.
+struct Timing {
+  double step = 0, forward = 0, backward = 0, clip = 0, update = 0;
+  double first_loss = 0, last_loss = 0;
+};
+
+Timing time_steps(const Step& step, int warmup, int steps, const World& world);
+
+void synchronize(at::Device device);
+double median(std::vector<double> values);
+double peak_rss_mb();
+
+}  // namespace fsdp::cli

@@ -1,0 +1,21 @@
+// parallel: runs a loop over chunks on LibTorch's own threads.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
+
+namespace fsdp::kernels::cpu {
+
+// Elements a thread takes at a time: some ten kilobytes of each array, a few microseconds.
+constexpr int64_t kChunk = 4096;
+
+constexpr int64_t chunks(int64_t count) {
+  return (count + kChunk - 1) / kChunk;
+}
+
+// Calls body(chunk, begin, end) for every chunk of [0, count); returns when all are done. Where
+// chunks begin depends on nothing but kChunk; which thread takes which is open.
+void parallel(int64_t count, c10::function_ref<void(int64_t, int64_t, int64_t)> body);
+
+}  // namespace fsdp::kernels::cpu

@@ -1,0 +1,307 @@
+// The CPU's updates: each reads and writes every array once (28 bytes an element for AdamW in
+// float32), threaded, the copy in the dtype of forward written on the way.
+#include "kernels/update.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "fsdp/error.h"
+#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/parallel.h"
+
+namespace fsdp::kernels::cpu {
+namespace {
+
+// Calls body(T{}) with the C++ type of a dtype.
+template <typename Body>
+auto with_type(at::ScalarType type, const Body& body) {
+  switch (type) {
+    case at::ScalarType::Float:
+      return body(float{});
+    case at::ScalarType::Double:
+      return body(double{});
+    case at::ScalarType::BFloat16:
+      return body(c10::BFloat16{});
+    case at::ScalarType::Half:
+      return body(c10::Half{});
+    default:
+      throw Error(std::string("no kernel for ") + toString(type) + " on CPU.",
+                  "masters and gradients are float32, float64, bfloat16 or float16.");
+  }
+}
+
+template <typename T>
+T* data(const at::Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+template <typename T>
+const T* values(const at::Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+// Elements after which the copy is written: the master is still in the first cache then, and a loop
+// of its own overlaps better with the divisions than if it waited for each.
+constexpr int64_t kBlock = 1024;
+
+// Writes low[begin, end) from the master.
+template <typename T>
+void write_low(const at::Tensor& low, const T* master, int64_t begin, int64_t end) {
+  using C = Compute<T>;
+  with_type(low.scalar_type(), [&]<typename L>(L) {
+    const auto convert = [](L* to, const T* from) { store<C>(to, load<C>(from)); };
+    over<C>(end - begin, convert, data<L>(low) + begin, master + begin);
+  });
+}
+
+// Calls body(begin, end) for blocks of the flats, threaded, and writes the copy after each.
+template <typename T, typename Body>
+void update(const at::Tensor& master, const at::Tensor& low, const Body& body) {
+  const T* written = values<T>(master);
+  parallel(master.numel(), [&](int64_t, int64_t begin, int64_t end) {
+    if (!low.defined()) return body(begin, end);
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t stop = std::min(end, at + kBlock);
+      body(at, stop);
+      write_low(low, written, at, stop);
+    }
+  });
+}
+
+// The constants of a step, rounded once from float64.
+template <typename C>
+struct AdamWConstants {
+  AdamWConstants(const AdamWStep& step, float factor)
+      : scale(static_cast<C>(step.maximize ? -factor : factor)),
+        beta1(static_cast<C>(step.beta1)),
+        rest1(static_cast<C>(1 - step.beta1)),
+        beta2(static_cast<C>(step.beta2)),
+        rest2(static_cast<C>(1 - step.beta2)),
+        eps(static_cast<C>(step.eps)),
+        keep(static_cast<C>(1 - step.lr * step.weight_decay)),
+        size(static_cast<C>(step.lr / (1 - std::pow(step.beta1, step.step)))),
+        correction(static_cast<C>(1 / std::sqrt(1 - std::pow(step.beta2, step.step)))) {}
+
+  C scale, beta1, rest1, beta2, rest2, eps, keep, size, correction;
+};
+
+template <typename T>
+void adamw(const AdamWTensors& t, const AdamWStep& step, float factor) {
+  using C = Compute<T>;
+  const AdamWConstants<C> k(step, factor);
+  T* master = data<T>(t.master);
+  T* exp_avg = data<T>(t.exp_avg);
+  T* exp_avg_sq = data<T>(t.exp_avg_sq);
+  const T* grad = values<T>(t.grad);
+  const auto lanes = [k](T* w_at, const T* g_at, T* m_at, T* v_at) {
+    const Lanes<C> g = load<C>(g_at) * k.scale;
+    const Lanes<C> m = load<C>(m_at) * k.beta1 + g * k.rest1;
+    const Lanes<C> v = load<C>(v_at) * k.beta2 + g * g * k.rest2;
+    const Lanes<C> w =
+        load<C>(w_at) * k.keep - k.size * m / (square_root(v) * k.correction + k.eps);
+    store<C>(m_at, m);
+    store<C>(v_at, v);
+    store<C>(w_at, w);
+  };
+  update<T>(t.master, t.low, [&](int64_t begin, int64_t end) {
+    over<C>(end - begin, lanes, master + begin, grad + begin, exp_avg + begin, exp_avg_sq + begin);
+  });
+}
+
+template <typename C>
+struct SGDConstants {
+  SGDConstants(const SGDStep& step, float factor)
+      : scale(static_cast<C>(step.maximize ? -factor : factor)),
+        lr(static_cast<C>(step.lr)),
+        momentum(static_cast<C>(step.momentum)),
+        take(static_cast<C>(1 - step.dampening)),
+        decay(static_cast<C>(step.weight_decay)),
+        nesterov(step.nesterov),
+        first(step.first) {}
+
+  C scale, lr, momentum, take, decay;
+  bool nesterov, first;
+};
+
+template <typename T>
+void plain_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
+  using C = Compute<T>;
+  const SGDConstants<C> k(step, factor);
+  T* master = data<T>(t.master);
+  const T* grad = values<T>(t.grad);
+  const auto lanes = [k](T* w_at, const T* g_at) {
+    const Lanes<C> w = load<C>(w_at);
+    store<C>(w_at, w - k.lr * (load<C>(g_at) * k.scale + w * k.decay));
+  };
+  update<T>(t.master, t.low, [&](int64_t begin, int64_t end) {
+    over<C>(end - begin, lanes, master + begin, grad + begin);
+  });
+}
+
+template <typename T>
+void momentum_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
+  using C = Compute<T>;
+  const SGDConstants<C> k(step, factor);
+  T* master = data<T>(t.master);
+  T* buffer = data<T>(t.momentum_buffer);
+  const T* grad = values<T>(t.grad);
+  const auto lanes = [k](T* w_at, const T* g_at, T* m_at) {
+    const Lanes<C> w = load<C>(w_at);
+    const Lanes<C> g = load<C>(g_at) * k.scale + w * k.decay;
+    // The first buffer is the gradient itself, undamped; what lies in memory may be anything.
+    const Lanes<C> m = k.first ? g : load<C>(m_at) * k.momentum + g * k.take;
+    const Lanes<C> next = w - k.lr * (k.nesterov ? g + m * k.momentum : m);
+    store<C>(m_at, m);
+    store<C>(w_at, next);
+  };
+  update<T>(t.master, t.low, [&](int64_t begin, int64_t end) {
+    over<C>(end - begin, lanes, master + begin, grad + begin, buffer + begin);
+  });
+}
+
+// Adds |x|^p (or keeps the largest |x|) in float64, in lanes of their own: the order of additions
+// is fixed by the chunk, and a product of two float32 is exact.
+struct Squares {
+  template <typename V>
+  V operator()(V sum, V x) const {
+    return sum + x * x;
+  }
+};
+
+struct Magnitudes {
+  template <typename V>
+  V operator()(V sum, V x) const {
+    return sum + (x < 0 ? -x : x);
+  }
+};
+
+struct Largest {
+  template <typename V>
+  V operator()(V most, V x) const {
+    const V size = x < 0 ? -x : x;
+    return ((size <= most) | (most != most)) ? most : size;  // so that a NaN is taken, and stays
+  }
+};
+
+struct Powers {
+  double p;
+  Lanes<double> operator()(Lanes<double> sum, Lanes<double> x) const {
+    for (int i = 0; i < kLanes<double>; ++i) sum[i] += std::pow(std::abs(x[i]), p);
+    return sum;
+  }
+};
+
+template <typename T, typename Add>
+void add_four(const T* from, const Add& add, Lanes<double>& a, Lanes<double>& b) {
+  if constexpr (std::is_same_v<T, double>) {
+    a = add(a, load<double>(from));
+    b = add(b, load<double>(from + 2));
+  } else {
+    const auto x = load<float>(from);
+    a = add(a, first_two(x));
+    b = add(b, last_two(x));
+  }
+}
+
+// The value of one chunk: eight running values, combined in a fixed order.
+template <typename T, typename Add, typename Combine>
+double chunk_value(const T* from, int64_t count, const Add& add, const Combine& combine) {
+  Lanes<double> a = {}, b = {}, c = {}, d = {};
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    add_four(from + i, add, a, b);
+    add_four(from + i + 4, add, c, d);
+  }
+  if (i < count) {
+    T rest[8] = {};
+    std::copy(from + i, from + count, rest);
+    add_four(rest, add, a, b);
+    add_four(rest + 4, add, c, d);
+  }
+  double total = 0;
+  for (const auto& lanes : {a, b, c, d}) total = combine(combine(total, lanes[0]), lanes[1]);
+  return total;
+}
+
+template <typename Add, typename Combine>
+double reduce(const at::Tensor& tensor, const Add& add, const Combine& combine) {
+  std::vector<double> parts(chunks(tensor.numel()));
+  with_type(tensor.scalar_type(), [&]<typename T>(T) {
+    const T* from = values<T>(tensor);
+    parallel(tensor.numel(), [&](int64_t chunk, int64_t begin, int64_t end) {
+      parts[chunk] = chunk_value(from + begin, end - begin, add, combine);
+    });
+  });
+  double total = 0;
+  for (double part : parts) total = combine(total, part);
+  return total;
+}
+
+// Bits of the exponent, all set in infinities and NaN only.
+template <typename T>
+struct Exponent;
+template <>
+struct Exponent<float> {
+  using Bits = uint32_t;
+  static constexpr Bits kAll = 0x7f800000u;
+};
+template <>
+struct Exponent<double> {
+  using Bits = uint64_t;
+  static constexpr Bits kAll = 0x7ff0000000000000u;
+};
+template <>
+struct Exponent<c10::BFloat16> {
+  using Bits = uint16_t;
+  static constexpr Bits kAll = 0x7f80u;
+};
+template <>
+struct Exponent<c10::Half> {
+  using Bits = uint16_t;
+  static constexpr Bits kAll = 0x7c00u;
+};
+
+}  // namespace
+
+void adamw(const AdamWTensors& tensors, const AdamWStep& step, float factor) {
+  with_type(tensors.master.scalar_type(), [&]<typename T>(T) { adamw<T>(tensors, step, factor); });
+}
+
+void sgd(const SGDTensors& tensors, const SGDStep& step, float factor) {
+  with_type(tensors.master.scalar_type(), [&]<typename T>(T) {
+    if (step.momentum != 0)
+      momentum_sgd<T>(tensors, step, factor);
+    else
+      plain_sgd<T>(tensors, step, factor);
+  });
+}
+
+double sum_of_powers(const at::Tensor& tensor, double p) {
+  const auto plus = [](double a, double b) { return a + b; };
+  if (p == 2) return reduce(tensor, Squares{}, plus);
+  if (p == 1) return reduce(tensor, Magnitudes{}, plus);
+  if (std::isinf(p))
+    return reduce(tensor, Largest{}, [](double a, double b) { return b <= a || a != a ? a : b; });
+  return reduce(tensor, Powers{p}, plus);
+}
+
+int64_t count_not_finite(const at::Tensor& tensor) {
+  std::vector<int64_t> parts(chunks(tensor.numel()));
+  with_type(tensor.scalar_type(), [&]<typename T>(T) {
+    using Bits = typename Exponent<T>::Bits;
+    const auto* from = static_cast<const Bits*>(tensor.const_data_ptr());
+    parallel(tensor.numel(), [&](int64_t chunk, int64_t begin, int64_t end) {
+      int32_t count = 0;
+      for (int64_t i = begin; i < end; ++i)
+        count += (from[i] & Exponent<T>::kAll) == Exponent<T>::kAll;
+      parts[chunk] = count;
+    });
+  });
+  int64_t total = 0;
+  for (int64_t part : parts) total += part;
+  return total;
+}
+
+}  // namespace fsdp::kernels::cpu

@@ -1,0 +1,33 @@
+// The MLP of bench/peers/peer_fsdp2.py: as little computation for its parameters as a model can
+// have, so that what sharding costs shows.
+#include <ATen/ops/mse_loss.h>
+#include <torch/nn/modules/activation.h>
+
+#include "fsdp/error.h"
+#include "fsdp/models.h"
+
+namespace fsdp::models {
+
+int64_t parameter_count(const MLPConfig& config) {
+  return config.layers * (config.width + 1) * config.width;
+}
+
+MLPImpl::MLPImpl(const MLPConfig& config) {
+  if (config.width < 1 || config.layers < 1)
+    throw Error("an MLP's width and layers must be positive.", "give 1 or more for each.");
+  for (int64_t i = 0; i < config.layers; ++i) {
+    if (i > 0) layers->push_back(torch::nn::ReLU());
+    layers->push_back(torch::nn::Linear(config.width, config.width));
+  }
+  register_module("layers", layers);
+}
+
+at::Tensor MLPImpl::forward(const at::Tensor& x, const at::Tensor& targets) {
+  return at::mse_loss(predict(x).to(at::kFloat), targets.to(at::kFloat));
+}
+
+at::Tensor MLPImpl::predict(const at::Tensor& x) {
+  return layers->forward(x);
+}
+
+}  // namespace fsdp::models

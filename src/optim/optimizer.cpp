@@ -1,0 +1,240 @@
+// What all optimizers share: which stretch of which flat belongs to which group, states that are
+// made when they are first needed, and the two ends of an update.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "fsdp/fully_shard.h"
+#include "fsdp/optim.h"
+#include "optim/require.h"
+#include "shard/model.h"
+#include "shard/update.h"
+
+namespace fsdp {
+
+using optim::require;
+
+ParamGroup no_decay() {
+  return {
+      .where = [](const std::string&, const at::Tensor& parameter) { return parameter.dim() <= 1; },
+      .norms = true,
+      .weight_decay = 0.0};
+}
+
+// What is known of one flat. The pieces are views made once; a gradient is looked up at every step,
+// because a view kept here would keep its memory after zero_grad.
+struct Optimizer::Entry {
+  explicit Entry(const shard::Flat& of) : flat(of) {}
+
+  struct Stretch {
+    int64_t begin, end;  // in the shard
+    size_t group;
+  };
+
+  const shard::Flat& flat;
+  int64_t steps = 0;
+  std::vector<at::Tensor> states;  // empty before the first update
+  std::vector<Stretch> stretches;
+  std::vector<Piece> pieces;  // of the stretches
+  // What they were made from.
+  at::Tensor master, shard;
+  std::vector<bool> trained;
+};
+
+namespace {
+
+std::vector<bool> trained_parameters(const shard::Flat& flat) {
+  std::vector<bool> trained;
+  for (const auto& parameter : flat.parameters())
+    trained.push_back(parameter.handle.requires_grad());
+  return trained;
+}
+
+std::map<std::string, at::Tensor> by_name(const std::vector<std::string>& names,
+                                          const std::vector<at::Tensor>& states) {
+  std::map<std::string, at::Tensor> map;
+  for (size_t i = 0; i < states.size(); ++i) map[names[i]] = states[i];
+  return map;
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, double lr,
+                     double weight_decay, std::vector<std::string> state_names)
+    : model_(shard::live(sharded.model())),
+      wanted_(std::move(groups)),
+      state_names_(std::move(state_names)) {
+  groups_.push_back({lr, weight_decay, {}});
+  for (const auto& group : wanted_)
+    groups_.push_back({group.lr.value_or(lr), group.weight_decay.value_or(weight_decay), {}});
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const auto field = i == 0 ? std::string() : fmt::format("groups[{}].", i - 1);
+    require(groups_[i].lr >= 0, "optimizer", field + "lr", groups_[i].lr, "0 or more",
+            "a usual learning rate is 3e-4; set maximize to climb.");
+    require(groups_[i].weight_decay >= 0, "optimizer", field + "weight_decay",
+            groups_[i].weight_decay, "0 or more", "0 switches it off; 0.1 is usual.");
+    if (i > 0 && !wanted_[i - 1].where && !wanted_[i - 1].norms)
+      throw Error(fmt::format("optimizer: groups[{}] chooses no parameters.", i - 1),
+                  "set its `where`, or `norms`.");
+  }
+  const auto flats = shard::trainable_flats(*model_);
+  if (flats.empty())
+    throw Error("an optimizer was given a model without trainable parameters.",
+                "parameters need requires_grad before the optimizer is made.");
+  for (const auto* flat : flats) {
+    const auto trained = trained_parameters(*flat);
+    for (size_t p = 0; p < trained.size(); ++p)
+      if (trained[p])
+        groups_[group_of(*flat, p)].parameters.push_back(flat->parameters()[p].name());
+  }
+  shard::attach_optimizer(*model_, this, [this] { return state_bytes(); });
+}
+
+Optimizer::~Optimizer() {
+  shard::detach_optimizer(*model_, this);
+}
+
+void Optimizer::step() {
+  if (shard::live(model_) != model_)
+    throw Error("the model was sharded as a part of a larger one after its optimizer was made.",
+                "make the optimizer after the last call of fully_shard.");
+  at::NoGradGuard no_grad;
+  const at::Tensor factor = shard::begin_update(*model_);
+  // Pieces that are updated alike go in one call, which on a GPU is one launch.
+  using Alike = std::tuple<size_t, int64_t, at::ScalarType>;  // group, step, dtype
+  std::map<Alike, std::vector<Piece>> batches;
+  for (const auto* flat : shard::trainable_flats(*model_)) {
+    if (!flat->grad.defined()) continue;
+    Entry& known = entry(*flat);
+    refresh(known);
+    ++known.steps;
+    for (size_t i = 0; i < known.pieces.size(); ++i) {
+      const auto& stretch = known.stretches[i];
+      auto& batch = batches[{stretch.group, known.steps, flat->master.scalar_type()}];
+      batch.push_back(known.pieces[i]);
+      batch.back().grad = flat->grad.narrow(0, stretch.begin, stretch.end - stretch.begin);
+    }
+  }
+  for (const auto& [alike, pieces] : batches)
+    update(groups_[std::get<0>(alike)], std::get<1>(alike), pieces, factor);
+  shard::end_update(*model_, /*shards_written=*/true);
+}
+
+void Optimizer::zero_grad(bool set_to_none) {
+  shard::zero_gradients(*model_, set_to_none);
+}
+
+double Optimizer::lr(size_t group) const {
+  return groups_.at(group).lr;
+}
+
+void Optimizer::set_lr(double lr) {
+  for (size_t i = 0; i < groups_.size(); ++i)
+    if (i == 0 || !wanted_[i - 1].lr) set_lr(lr, i);
+}
+
+void Optimizer::set_lr(double lr, size_t group) {
+  require(lr >= 0, "set_lr", "lr", lr, "0 or more", "a usual learning rate is 3e-4.");
+  require(group < groups_.size(), "set_lr", "group", group, "one of groups()",
+          "0 is the default group, 1 the first of the options' groups.");
+  groups_[group].lr = lr;
+}
+
+void Optimizer::set_weight_decay(double weight_decay, size_t group) {
+  require(weight_decay >= 0, "set_weight_decay", "weight_decay", weight_decay, "0 or more",
+          "0 switches it off.");
+  require(group < groups_.size(), "set_weight_decay", "group", group, "one of groups()",
+          "0 is the default group, 1 the first of the options' groups.");
+  groups_[group].weight_decay = weight_decay;
+}
+
+std::map<std::string, at::Tensor> Optimizer::state(const shard::Flat& flat) const {
+  const auto found = entries_.find(&flat);
+  if (found == entries_.end()) return {};
+  return by_name(state_names_, found->second->states);
+}
+
+int64_t Optimizer::steps(const shard::Flat& flat) const {
+  const auto found = entries_.find(&flat);
+  return found == entries_.end() ? 0 : found->second->steps;
+}
+
+std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, int64_t steps) {
+  require(steps >= 0, "optimizer restore", "steps", steps, "0 or more",
+          "it is the number of updates that the states have seen.");
+  if (!flat.master.defined())
+    throw Error("optimizer states were restored for a model without values.",
+                "call sharded.materialize(device) before a checkpoint is loaded.");
+  Entry& known = entry(flat);
+  refresh(known);
+  known.steps = steps;
+  return by_name(state_names_, known.states);
+}
+
+int64_t Optimizer::state_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [flat, known] : entries_)
+    for (const auto& state : known->states) bytes += static_cast<int64_t>(state.nbytes());
+  return bytes;
+}
+
+Optimizer::Entry& Optimizer::entry(const shard::Flat& flat) {
+  auto& known = entries_[&flat];
+  if (!known) known = std::make_unique<Entry>(flat);
+  return *known;
+}
+
+size_t Optimizer::group_of(const shard::Flat& flat, size_t parameter) const {
+  const auto& asked = flat.parameters()[parameter];
+  for (size_t i = 0; i < wanted_.size(); ++i) {
+    if (wanted_[i].norms && asked.is_norm) return i + 1;
+    if (!wanted_[i].where) continue;
+    for (const auto& name : asked.names)
+      if (wanted_[i].where(name, asked.handle)) return i + 1;
+  }
+  return 0;
+}
+
+// Makes states and pieces, if they are not there or not those of the flat's tensors any more.
+void Optimizer::refresh(Entry& entry) const {
+  const auto& flat = entry.flat;
+  auto trained = trained_parameters(flat);
+  if (entry.master.is_same(flat.master) && entry.shard.is_same(flat.shard) &&
+      entry.trained == trained)
+    return;
+  if (entry.states.empty())
+    for (size_t i = 0; i < state_names_.size(); ++i)
+      entry.states.push_back(at::zeros_like(flat.master));
+
+  entry.stretches.clear();
+  bool joined = false;  // whether nothing frozen lies between the last stretch and here
+  for (size_t p = 0; p < trained.size(); ++p) {
+    const auto slice = flat.layout().slice(p, flat.rank());
+    if (slice.numel == 0) continue;
+    const size_t group = group_of(flat, p);
+    const int64_t end = slice.offset + slice.numel;
+    if (trained[p] && joined && entry.stretches.back().group == group)
+      entry.stretches.back().end = end;  // over the padding between the two
+    else if (trained[p])
+      entry.stretches.push_back({slice.offset, end, group});
+    joined = trained[p];
+  }
+
+  entry.pieces.clear();
+  for (const auto& stretch : entry.stretches) {
+    const auto view = [&](const at::Tensor& tensor) {
+      return tensor.narrow(0, stretch.begin, stretch.end - stretch.begin);
+    };
+    Piece piece{.master = view(flat.master)};
+    if (!flat.shard.is_same(flat.master)) piece.low = view(flat.shard);
+    for (const auto& state : entry.states) piece.states.push_back(view(state));
+    entry.pieces.push_back(std::move(piece));
+  }
+  entry.master = flat.master;
+  entry.shard = flat.shard;
+  entry.trained = std::move(trained);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,18 @@
+// require: checks of what users pass, as Errors that name the field and its value.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "fsdp/error.h"
+
+namespace fsdp::optim {
+
+template <typename Value>
+void require(bool holds, const char* who, const std::string& field, Value value, const char* must,
+             const std::string& hint) {
+  if (!holds) throw Error(fmt::format("{}: {} = {} must be {}.", who, field, value, must), hint);
+}
+
+}  // namespace fsdp::optim

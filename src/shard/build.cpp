@@ -1,0 +1,393 @@
+// fully_shard itself: plans the units, gives each rank its shard, and leaves the module's parameters
+// without memory. One parameter at a time is whole.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "fsdp/fully_shard.h"
+#include "shard/deferred.h"
+#include "shard/gradients.h"
+#include "shard/model.h"
+#include "shard/plan.h"
+#include "shard/registry.h"
+
+namespace fsdp {
+
+const char* name(ShardingStrategy strategy) {
+  constexpr const char* kNames[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"};
+  return kNames[static_cast<int>(strategy)];
+}
+
+namespace shard {
+namespace {
+
+DeviceMesh default_mesh(const World& world, ShardingStrategy strategy) {
+  if (strategy == ShardingStrategy::NO_SHARD)
+    return DeviceMesh(world, {{"replicate", world.size()}});
+  if (strategy != ShardingStrategy::HYBRID_SHARD)
+    return DeviceMesh(world, {{"shard", world.size()}});
+  int node = world.local_size();
+  if (node < 1 || world.size() % node != 0)
+    throw Error("HYBRID_SHARD shards inside a node and copies across nodes, but " +
+                    std::to_string(world.size()) + " ranks do not make whole nodes of " +
+                    std::to_string(node) + ".",
+                "give a mesh: {{\"replicate\", r}, {\"shard\", s}} with r·s = " +
+                    std::to_string(world.size()) + ".");
+  return DeviceMesh(world, {{"replicate", world.size() / node}, {"shard", node}});
+}
+
+// Calls with the same mesh share communicators: a model sharded bottom-up has one set of them.
+std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options,
+                                 at::Device device) {
+  static std::mutex mutex;
+  static std::vector<std::pair<std::string, std::weak_ptr<Group>>> known;
+  bool sharded = options.strategy != ShardingStrategy::NO_SHARD;
+  std::string key = options.mesh ? "" : std::string(name(options.strategy)) + device.str();
+  std::lock_guard lock(mutex);
+  std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
+  if (!key.empty())
+    for (const auto& [other, weak] : known)
+      if (auto group = weak.lock(); group && other == key && group->mesh.world() == world)
+        return group;
+
+  auto group = std::make_shared<Group>();
+  group->mesh = options.mesh ? options.mesh : default_mesh(world, options.strategy);
+  group->number = world.next_number();
+  std::string shard = "shard", replicate = "replicate";
+  if (!sharded && !group->mesh.has("replicate")) std::swap(shard, replicate);
+  for (const MeshDimension& dimension : group->mesh.dimensions()) {
+    if (dimension.name != "shard" && dimension.name != "replicate")
+      throw Error("the mesh has a dimension \"" + dimension.name + "\".",
+                  "fully_shard knows \"shard\" and \"replicate\".");
+    group->text += (group->text.empty() ? "" : " x ") + dimension.name + "=" +
+                   std::to_string(dimension.size);
+  }
+  if (sharded && group->mesh.has(shard)) {
+    group->shard_size = group->mesh.size(shard);
+    group->shard_rank = group->mesh.coordinate(shard);
+    group->gather = group->mesh.comm(shard, "gather");
+    group->reduce = group->mesh.comm(shard, "reduce");
+  } else if (sharded) {
+    throw Error("the mesh " + group->text + " has no dimension \"shard\".",
+                "add it, or use ShardingStrategy::NO_SHARD.");
+  } else if (group->mesh.has(shard)) {
+    throw Error("NO_SHARD on the mesh " + group->text + ": there is nothing to shard over.",
+                "use a mesh with \"replicate\" only, or HYBRID_SHARD.");
+  }
+  if (group->mesh.has(replicate)) {
+    group->replicate_size = group->mesh.size(replicate);
+    group->replicate = group->mesh.comm(replicate, "replicate");
+  }
+  group->shares_memory = group->gather && device.is_cpu() && options.share_host_memory &&
+                         group->gather.backend_name() == "shm";
+  if (!key.empty()) known.emplace_back(key, group);
+  return group;
+}
+
+struct Dtypes {
+  at::ScalarType param, master, reduce;
+  bool trainable;
+  auto operator<=>(const Dtypes&) const = default;
+};
+
+Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
+  at::ScalarType own = p.handle.scalar_type();
+  bool trainable = p.handle.requires_grad();
+  if (!at::isFloatingType(own)) return {own, own, own, trainable};
+  bool fp32 = (precision.norms_in_fp32 && p.is_norm) ||
+              (precision.keep_fp32 && precision.keep_fp32(p.name(), p.handle)) ||
+              (p.is_batch_norm && precision.param_dtype);
+  at::ScalarType param = fp32 ? at::kFloat : precision.param_dtype.value_or(own);
+  return {param, precision.master_dtype.value_or(own), precision.reduce_dtype.value_or(param),
+          trainable};
+}
+
+std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& options,
+                                const std::shared_ptr<Group>& group, at::Device device) {
+  auto unit = std::make_shared<Unit>();
+  unit->name = planned.name;
+  unit->root = planned.root;
+  unit->group = group;
+  unit->precision = planned.options.mixed_precision.value_or(options.mixed_precision);
+  ReshardAfterForward reshard =
+      planned.options.reshard_after_forward.value_or(options.reshard_after_forward);
+  bool kept = options.strategy == ShardingStrategy::SHARD_GRAD_OP ||
+              options.strategy == ShardingStrategy::NO_SHARD || planned.root;
+  unit->keep_parts = reshard.keep_parts.value_or(kept ? 1 : 0);
+  if (unit->keep_parts > 1 && unit->keep_parts >= group->shard_size)
+    unit->keep_parts = unit->keep_parts == group->shard_size ? 0 : unit->keep_parts;
+  if (unit->keep_parts > 1 && !group->shares_memory) group->neighbours(unit->keep_parts);
+  unit->cast_inputs = unit->precision.param_dtype && unit->precision.cast_forward_inputs;
+  for (ModuleTree* top : planned.tops) unit->tops.push_back(top->identity);
+
+  // In order of first appearance, so that every rank has the same.
+  std::vector<std::pair<Dtypes, std::vector<Parameter>>> kinds;
+  for (Parameter& p : planned.parameters) {
+    Dtypes dtypes = dtypes_of(p, unit->precision);
+    auto known = std::find_if(kinds.begin(), kinds.end(),
+                              [&](const auto& kind) { return kind.first == dtypes; });
+    if (known == kinds.end()) known = kinds.insert(kinds.end(), {dtypes, {}});
+    known->second.push_back(std::move(p));
+  }
+  for (auto& [dtypes, parameters] : kinds)
+    unit->flats.push_back(std::make_unique<Flat>(*unit, std::move(parameters), group->shard_size,
+                                                 group->shard_rank, options.cut, dtypes.param,
+                                                 dtypes.master, dtypes.reduce, device));
+  return unit;
+}
+
+void allocate(Flat& flat, const Group& group) {
+  at::TensorOptions on = at::TensorOptions().device(flat.device());
+  int64_t numel = flat.layout().shard_numel();
+  if (group.shares_memory && group.shard_size > 1) {
+    flat.window =
+        group.gather.gather_buffer(flat.layout().full_numel(), flat.param_dtype(), flat.device());
+    flat.shard = flat.window.narrow(0, group.shard_rank * numel, numel);
+  } else {
+    flat.shard = at::zeros({numel}, on.dtype(flat.param_dtype()));
+  }
+  flat.master = flat.master_dtype() == flat.param_dtype()
+                    ? flat.shard
+                    : at::zeros({numel}, on.dtype(flat.master_dtype()));
+}
+
+// A number that two different tensors hardly share, to find ranks that were built differently.
+int64_t checksum(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  at::ScalarType bits = tensor.element_size() == 1   ? at::kChar
+                        : tensor.element_size() == 2 ? at::kShort
+                        : tensor.element_size() == 4 ? at::kInt
+                                                     : at::kLong;
+  return tensor.contiguous().view(bits).sum(at::kLong).item<int64_t>();
+}
+
+struct Loading {  // what filling the shards needs to know and finds out
+  const World& world;
+  bool broadcast;
+  std::vector<std::string> names;
+  std::vector<int64_t> checksums;
+
+  // The whole value of a parameter or buffer as this rank should have it; undefined on meta.
+  at::Tensor value(const std::string& name, const at::Tensor& tensor) {
+    at::Tensor whole = deferred::is_deferred(tensor) ? deferred::value(tensor) : tensor.detach();
+    if (whole.is_meta()) return {};
+    if (world.size() == 1) return whole;
+    if (!broadcast) {
+      names.push_back(name);
+      checksums.push_back(checksum(whole));
+      return whole;
+    }
+    at::Tensor sent = whole.contiguous().to(world.device());
+    if (sent.is_same(whole) && world.rank() != 0) sent = sent.clone();
+    if (sent.numel() > 0) world.comm().broadcast(sent, 0, {.label = name});
+    return sent;
+  }
+
+  void compare() const {
+    if (checksums.empty()) return;
+    at::Tensor mine = at::tensor(checksums, at::kLong).to(world.device());
+    auto count = static_cast<int64_t>(checksums.size());
+    at::Tensor all = at::empty({world.size() * count}, mine.options());
+    world.comm().all_gather(all, mine, {.label = "checksums of the parameters"});
+    all = all.cpu().view({world.size(), count});
+    for (int64_t i = 0; i < count; ++i)
+      for (int rank = 1; rank < world.size(); ++rank) {
+        if (all[rank][i].item<int64_t>() == all[0][i].item<int64_t>()) continue;
+        if (world.rank() == 0)
+          log::warn("ranks 0 and " + std::to_string(rank) + " built different models: \"" +
+                    names[i] + "\" is the first parameter or buffer that differs. Seed every rank "
+                    "alike, or set .sync_module_states = true.");
+        return;
+      }
+  }
+};
+
+void fill(const std::shared_ptr<Unit>& unit, Loading& loading) {
+  Unseen unseen;
+  for (size_t f = 0; f < unit->flats.size(); ++f) {
+    Flat& flat = *unit->flats[f];
+    allocate(flat, *unit->group);
+    for (size_t i = 0; i < flat.parameters().size(); ++i) {
+      const Parameter& p = flat.parameters()[i];
+      at::Tensor whole = loading.value(p.name(), p.handle);
+      if (whole.defined()) {
+        flat.keep_part(i, whole, flat.master);
+      } else {
+        unit->meta = true;
+      }
+      p.handle.mutable_grad() = at::Tensor();
+      flat.bind(i);
+      watch_gradient(unit, f, i);
+    }
+    if (!flat.shard.is_same(flat.master)) flat.shard.copy_(flat.master);
+  }
+}
+
+void move_buffers(ModuleTree& tree, const ShardOptions& options, at::Device device,
+                  Loading& loading) {
+  Unseen unseen;
+  for_each_module(tree, [&](ModuleTree& node) {
+    for (auto& [name, buffer] : node.buffers) {
+      if (tag_of(buffer) && tag_of(buffer)->kind == StorageTag::kParameters) continue;
+      if (buffer.is_meta()) continue;  // materialize() fills it
+      bool was_deferred = deferred::is_deferred(buffer);
+      at::Tensor value = loading.value(name, buffer).to(device);
+      if (options.mixed_precision.buffer_dtype && at::isFloatingType(value.scalar_type()))
+        value = value.to(*options.mixed_precision.buffer_dtype);
+      if (was_deferred) set_key(buffer, false);
+      if (!value.is_same(buffer)) become(buffer, value);
+    }
+  });
+}
+
+void give_names(Model& model, std::vector<ModuleTree*> trees) {
+  for (auto& [tensor, names] : names_of(trees)) {
+    StorageTag* tag = tag_of(tensor);
+    if (!tag || tag->kind != StorageTag::kParameters) continue;
+    static_cast<Flat*>(tag->owner)->rename(tensor, names);
+  }
+  for (ModuleTree* tree : trees)
+    for_each_module(*tree, [&](ModuleTree& node) {
+      for (const auto& unit : model.units)
+        if (!unit->tops.empty() && unit->tops.front() == node.identity) {
+          node.unit = unit.get();
+          if (!unit->root && !node.view.path.empty()) unit->name = node.view.path;
+        }
+    });
+  for (ModuleTree* tree : trees)
+    for_each_module(*tree, [&](ModuleTree& node) {
+      std::set<Unit*> here;
+      for (const auto& [name, tensor] : node.parameters)
+        if (StorageTag* tag = tag_of(tensor); tag && tag->kind == StorageTag::kParameters)
+          here.insert(&static_cast<Flat*>(tag->owner)->unit());
+      for (Unit* unit : here) {
+        auto known = std::find_if(unit->modules.begin(), unit->modules.end(), [&](const auto& m) {
+          return m.module && m.module == node.module;
+        });
+        if (known == unit->modules.end())
+          unit->modules.push_back({node.view.path, node.module});
+        else
+          known->path = node.view.path;
+      }
+    });
+  for (size_t i = 0; i < model.units.size(); ++i) model.units[i]->id = static_cast<int>(i);
+}
+
+// Models whose units lie beneath these modules (bottom-up use).
+std::vector<std::shared_ptr<Model>> models_beneath(const std::vector<ModuleTree*>& trees) {
+  std::vector<std::shared_ptr<Model>> found;
+  for (ModuleTree* tree : trees)
+    for_each_module(*tree, [&](ModuleTree& node) {
+      for (const auto& [name, tensor] : node.parameters) {
+        StorageTag* tag = tag_of(tensor);
+        if (!tag || tag->kind != StorageTag::kParameters) continue;
+        Model* model = static_cast<Flat*>(tag->owner)->unit().model;
+        if (!model) continue;
+        auto held = model->shared_from_this();
+        if (std::find(found.begin(), found.end(), held) == found.end()) found.push_back(held);
+      }
+    });
+  return found;
+}
+
+void warn_of_large_root(const Model& model) {
+  int64_t all = 0, root = 0;
+  for (const auto& unit : model.units) {
+    all += unit->numel();
+    if (unit->root) root += unit->numel();
+  }
+  if (model.units.size() > 1 && root * 2 > all && model.world.rank() == 0)
+    log::warn("the root unit holds " + std::to_string(root * 100 / all) +
+              " % of the parameters, and stays gathered from forward to backward; wrap more of it "
+              "(sharded.describe() shows what is where).");
+}
+
+std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
+                                   std::vector<ModuleTree*> trees, ShardOptions options) {
+  World world = options.mesh ? options.mesh.world() : World::current();
+  at::Device device = options.device.value_or(world.device());
+  if (options.forward_prefetch < 0 || options.backward_prefetch < 0)
+    throw Error("a prefetch depth is negative.", "use 0 for no prefetch.");
+  std::vector<PlannedUnit> planned = plan_units(trees, options);
+  auto beneath = models_beneath(trees);
+  auto group = group_for(world, options, device);
+  auto model = std::make_shared<Model>(world, device);
+  model->options = options;
+  model->tree = std::move(holder);
+  for (const auto& other : beneath) model->take_over(other);
+  Loading loading{world, options.sync_module_states, {}, {}};
+  for (PlannedUnit& plan : planned) {
+    if (plan.parameters.empty() && !plan.root) continue;
+    auto unit = make_unit(plan, options, group, device);
+    fill(unit, loading);
+    model->add(unit);
+  }
+  for (ModuleTree* tree : trees) move_buffers(*tree, options, device, loading);
+  loading.compare();
+  give_names(*model, trees);
+  model->shards_written();
+  registry::add(model);
+  warn_of_large_root(*model);
+  return model;
+}
+
+}  // namespace
+
+std::shared_ptr<Model> shard_modules(const std::vector<ModuleRef>& modules, ShardOptions options) {
+  auto holder = std::make_shared<ModuleTree>();
+  for (const ModuleRef& module : modules) {
+    if (!module.get())
+      throw Error("fully_shard was given an empty module.", "construct the module first.");
+    holder->children.push_back(tree_of(module.get()));
+  }
+  std::vector<ModuleTree*> trees;
+  for (ModuleTree& tree : holder->children) trees.push_back(&tree);
+  return shard_trees(holder, trees, std::move(options));
+}
+
+}  // namespace shard
+
+Sharded fully_shard(std::initializer_list<ModuleRef> modules, ShardOptions options) {
+  return Sharded(shard::shard_modules(modules, std::move(options)));
+}
+
+Sharded fully_shard(const torch::jit::Module& module, ShardOptions options) {
+  if (torch::jit::getGraphExecutorOptimize()) {
+    torch::jit::setGraphExecutorOptimize(false);
+    log::info("TorchScript's profiling executor is switched off in this process "
+              "(torch::jit::setGraphExecutorOptimize(false)): its own differentiation would read "
+              "parameters that are not gathered.");
+  }
+  auto holder = std::make_shared<shard::ModuleTree>();
+  holder->children.push_back(shard::tree_of(module));
+  return Sharded(shard::shard_trees(holder, {&holder->children.front()}, std::move(options)));
+}
+
+bool is_sharded(const ModuleRef& module) {
+  for (const auto& model : shard::registry::models())
+    for (const auto& unit : model->units)
+      if (std::find(unit->tops.begin(), unit->tops.end(), module.get().get()) != unit->tops.end())
+        return true;
+  return false;
+}
+
+Unit unit_of(const ModuleRef& module) {
+  std::string known;
+  for (const auto& model : shard::registry::models())
+    for (const auto& unit : model->units) {
+      if (std::find(unit->tops.begin(), unit->tops.end(), module.get().get()) != unit->tops.end())
+        return Unit(unit);
+      if (known.size() < 200) known += (known.empty() ? "\"" : ", \"") + unit->name + "\"";
+    }
+  throw Error("this module is not a unit.",
+              known.empty() ? "nothing has been sharded yet." : "units are " + known + ".");
+}
+
+}  // namespace fsdp

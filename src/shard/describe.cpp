@@ -1,0 +1,221 @@
+// What a person sees of a sharded model: the tree with its units, and where the bytes are.
+#include <algorithm>
+#include <iomanip>
+#include <set>
+#include <sstream>
+
+#include "base/table.h"
+#include "fsdp/fully_shard.h"
+#include "shard/model.h"
+#include "shard/tree.h"
+
+namespace fsdp {
+namespace {
+
+using shard::Flat;
+using shard::live;
+using shard::ModuleTree;
+
+std::string dtype_text(at::ScalarType type) {
+  std::string text = c10::toString(type);
+  if (text == "Float") return "fp32";
+  if (text == "BFloat16") return "bf16";
+  if (text == "Half") return "fp16";
+  if (text == "Double") return "fp64";
+  std::transform(text.begin(), text.end(), text.begin(), ::tolower);
+  return text;
+}
+
+std::string dtypes_of(const shard::Unit& unit) {
+  std::string text;
+  std::set<std::string> seen;
+  for (const auto& flat : unit.flats) {
+    std::string one = dtype_text(flat->param_dtype());
+    if (flat->param_dtype() != flat->master_dtype())
+      one += " (master " + dtype_text(flat->master_dtype()) + ")";
+    if (!flat->trainable()) one += " frozen";
+    if (seen.insert(one).second) text += (text.empty() ? "" : ", ") + one;
+  }
+  return text;
+}
+
+struct Line {
+  std::string tree, unit, parameters, dtype, share;
+};
+
+// Modules that are alike in a row (layers.1 … layers.30) are shown once.
+bool alike(const ModuleTree& a, const ModuleTree& b) {
+  if (a.view.type != b.view.type || a.view.numel != b.view.numel ||
+      (a.unit == nullptr) != (b.unit == nullptr) || a.children.size() != b.children.size())
+    return false;
+  for (size_t i = 0; i < a.children.size(); ++i)
+    if (!alike(a.children[i], b.children[i])) return false;
+  return true;
+}
+
+void draw(const ModuleTree& node, const std::string& label, const std::string& indent, int64_t all,
+          std::vector<Line>& lines) {
+  Line line{.tree = indent + label + " " + node.view.type};
+  if (node.unit) {
+    line.unit = "unit";
+    line.parameters = with_separators(node.unit->numel());
+    line.dtype = dtypes_of(*node.unit);
+    std::stringstream share;
+    share << std::fixed << std::setprecision(1)
+          << (all ? 100.0 * static_cast<double>(node.unit->numel()) / static_cast<double>(all) : 0)
+          << " %";
+    line.share = share.str();
+  }
+  lines.push_back(line);
+  for (size_t i = 0; i < node.children.size(); ++i) {
+    const ModuleTree& child = node.children[i];
+    if (child.view.numel == 0 && child.children.empty()) continue;
+    size_t last = i;
+    while (last + 1 < node.children.size() && alike(child, node.children[last + 1])) ++last;
+    auto step = [](const ModuleTree& module) {
+      return module.view.path.substr(module.view.path.rfind('.') + 1);
+    };
+    std::string text = step(child);
+    if (last > i) text += " … " + step(node.children[last]);
+    draw(child, text, indent + "  ", all, lines);
+    i = last;
+  }
+}
+
+std::string columns(const std::vector<Line>& lines) {
+  auto width = [](const std::string& text) {  // characters, not bytes
+    return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
+  };
+  size_t tree = 0, parameters = 0, share = 0;
+  for (const Line& line : lines) {
+    tree = std::max<size_t>(tree, width(line.tree));
+    parameters = std::max<size_t>(parameters, line.parameters.size());
+    share = std::max<size_t>(share, line.share.size());
+  }
+  std::stringstream out;
+  for (const Line& line : lines) {
+    std::string row = line.tree;
+    if (!line.unit.empty()) {
+      row += std::string(tree - width(line.tree) + 2, ' ') + line.unit + "  " +
+             std::string(parameters - line.parameters.size(), ' ') + line.parameters + "  " +
+             std::string(share - line.share.size(), ' ') + line.share + "  " + line.dtype;
+    }
+    out << row << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace
+
+std::string Sharded::describe() const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  int64_t all = 0, padding = 0, root = 0;
+  for (const auto& unit : model->units) {
+    all += unit->numel();
+    if (unit->root) root += unit->numel();
+  }
+  std::vector<Line> lines;
+  for (const ModuleTree& tree : model->tree->children) draw(tree, "model", "", all, lines);
+  std::stringstream out;
+  out << columns(lines);
+
+  // Every rank can work out what every other holds: the layout is the same everywhere.
+  int64_t most = 0, least = INT64_MAX, shard_bytes = 0;
+  std::set<std::string> meshes;
+  for (const auto& unit : model->units) meshes.insert(unit->group->text);
+  int ranks = 1;
+  for (const auto& unit : model->units) ranks = std::max(ranks, unit->group->shard_size);
+  for (int rank = 0; rank < ranks; ++rank) {
+    int64_t held = 0;
+    for (Flat* flat : model->flats())
+      for (size_t i = 0; i < flat->parameters().size(); ++i)
+        held += flat->layout().slice(i, rank % flat->layout().world()).numel *
+                static_cast<int64_t>(c10::elementSize(flat->master_dtype()));
+    most = std::max(most, held);
+    least = std::min(least, held);
+  }
+  for (Flat* flat : model->flats()) {
+    auto bytes = static_cast<int64_t>(c10::elementSize(flat->master_dtype()));
+    shard_bytes += flat->layout().shard_numel() * bytes;
+    padding += flat->layout().padding();
+  }
+  out << "\n"
+      << name(model->options.strategy) << " over";
+  for (const std::string& mesh : meshes) out << " " << mesh;
+  out << ": " << with_separators(all) << " parameters in " << model->units.size() << " unit"
+      << (model->units.size() == 1 ? "" : "s") << "\n";
+  out << "each rank: " << human_bytes(static_cast<double>(shard_bytes))
+      << " of masters; filled with parameters: " << human_bytes(static_cast<double>(most))
+      << " on the fullest rank, " << human_bytes(static_cast<double>(least))
+      << " on the emptiest; padding " << std::fixed << std::setprecision(2)
+      << (all ? 100.0 * static_cast<double>(padding) / static_cast<double>(all + padding) : 0.0)
+      << " %\n";
+  if (model->units.size() > 1 && root * 2 > all)
+    out << "WARNING: the root unit holds most of the model and stays gathered from forward to "
+           "backward; wrap more of it.\n";
+  if (model->units.size() == 1 && model->world.size() > 1)
+    out << "NOTE: one unit: the whole model is gathered at once. A wrap policy makes more of it.\n";
+  return out.str();
+}
+
+// --- memory ---
+
+namespace shard {
+
+MemoryReport Model::memory() const {
+  MemoryReport report;
+  auto bytes = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : int64_t{0};
+  };
+  for (Flat* flat : flats()) {
+    report.parameters += bytes(flat->master);
+    if (!flat->shard.is_same(flat->master)) report.gathered_from += bytes(flat->shard);
+    if (flat->window.defined()) report.shared_window += bytes(flat->shard);
+    report.gradients += bytes(flat->grad_memory);
+    report.secondary += bytes(flat->secondary);
+    int64_t held = 0;
+    for (size_t i = 0; i < flat->parameters().size(); ++i)
+      held += flat->layout().slice(i, flat->rank()).numel;
+    report.padding += (flat->layout().shard_numel() - held) *
+                      static_cast<int64_t>(c10::elementSize(flat->master_dtype()));
+  }
+  for (const auto& slot : ring_) report.ring += bytes(slot->bytes);
+  report.unsharded = report.ring;
+  for (const auto& unit : units)
+    if (unit->own) report.unsharded += bytes(unit->own->bytes);
+  for (const auto& slot : gradient_slots_)
+    (slot->ring ? report.reduce_buffers : report.accumulated) += bytes(slot->bytes);
+  for (const auto& [optimizer, states] : optimizers) report.optimizer += states();
+  return report;
+}
+
+}  // namespace shard
+
+MemoryReport Sharded::memory() const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  return model->memory();
+}
+
+std::string MemoryReport::table() const {
+  Table table({{"kind", "kind", Table::kLeft}, {"bytes", "bytes", Table::kRight}});
+  auto add = [&](const char* kind, int64_t bytes) {
+    table.add({text(kind), text(with_separators(bytes))});
+  };
+  add("master shards", parameters);
+  add("shards in param_dtype", gathered_from);
+  add("gradient shards", gradients);
+  add("optimizer states", optimizer);
+  add("gathered units", unsharded);
+  add("  of these the ring", ring);
+  add("kept for backward (1/n)", secondary);
+  add("gradients on their way", reduce_buffers);
+  add("gradients accumulated whole", accumulated);
+  add("total", total());
+  std::stringstream out;
+  table.print(out, /*json=*/false);
+  return out.str();
+}
+
+}  // namespace fsdp

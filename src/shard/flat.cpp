@@ -1,0 +1,212 @@
+#include "shard/flat.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "shard/unit.h"
+
+namespace fsdp::shard {
+namespace {
+
+Extent extent_of(const Parameter& p) {
+  int64_t numel = 1;
+  for (int64_t size : p.sizes) numel *= size;
+  int64_t outer = p.order.empty() ? 1 : p.sizes[p.order[0]];
+  return {numel, numel == 0 ? 1 : numel / outer};
+}
+
+std::vector<Extent> extents_of(const std::vector<Parameter>& parameters) {
+  std::vector<Extent> extents;
+  for (const Parameter& p : parameters) extents.push_back(extent_of(p));
+  return extents;
+}
+
+int64_t element(at::ScalarType type) {
+  return static_cast<int64_t>(c10::elementSize(type));
+}
+
+}  // namespace
+
+void describe_memory(Parameter& p) {
+  const at::Tensor& t = p.handle;
+  p.sizes = t.sizes().vec();
+  bool dense = t.is_meta() || t.is_non_overlapping_and_dense();
+  p.order.resize(t.dim());
+  std::iota(p.order.begin(), p.order.end(), 0);
+  if (dense && !t.is_contiguous())
+    std::stable_sort(p.order.begin(), p.order.end(), [&](int64_t a, int64_t b) {
+      return t.stride(a) == t.stride(b) ? t.size(a) > t.size(b) : t.stride(a) > t.stride(b);
+    });
+  p.strides.resize(t.dim());
+  int64_t stride = 1;
+  for (size_t i = p.order.size(); i-- > 0;) {
+    p.strides[p.order[i]] = stride;
+    stride *= std::max<int64_t>(1, p.sizes[p.order[i]]);
+  }
+}
+
+Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, Cut cut,
+           at::ScalarType param_dtype, at::ScalarType master_dtype, at::ScalarType reduce_dtype,
+           at::Device device)
+    : unit_(unit),
+      parameters_(std::move(parameters)),
+      layout_(extents_of(parameters_), world, cut),
+      rank_(rank),
+      param_dtype_(param_dtype),
+      master_dtype_(master_dtype),
+      reduce_dtype_(reduce_dtype),
+      device_(device),
+      tag_{StorageTag::kParameters, this},
+      gradient_tag_{StorageTag::kGradients, this},
+      versions_(parameters_.size()) {
+  std::string message = "fsdp: unit \"" + unit.name +
+                        "\": this parameter is sharded, and its memory was read behind the "
+                        "operators (data_ptr, torch::save, an accessor).\n  HINT: use "
+                        "sharded.full_tensor(name), full_state_dict() or summon_full_params().";
+  storage_ = make_storage(full_bytes(), device, &tag_, message);
+  gradient_storage_ = make_storage(full_bytes(), device, &gradient_tag_,
+                                   "fsdp: unit \"" + unit.name +
+                                       "\": this gradient is sharded.\n  HINT: use "
+                                       "sharded.full_grad(name), or shard_of(name).local_grad.");
+  arrived.resize(parameters_.size());
+  filled.resize(parameters_.size());
+}
+
+Flat::~Flat() {
+  std::string message = "fsdp: unit \"" + unit_.name +
+                        "\": the handle that fully_shard returned is gone.\n  HINT: keep it as "
+                        "long as the model is used.";
+  orphan(*storage_, message);
+  orphan(*gradient_storage_, message);
+  for (Parameter& p : parameters_) {
+    if (!p.handle.has_storage() || p.handle.storage().unsafeGetStorageImpl() != storage_.get())
+      continue;
+    set_key(p.handle, false);
+    p.handle.mutable_grad() = at::Tensor();
+  }
+}
+
+int64_t Flat::full_bytes() const {
+  return layout_.full_numel() * element(param_dtype_);
+}
+
+bool Flat::trainable() const {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const Parameter& p) { return p.handle.requires_grad(); });
+}
+
+void Flat::bind(size_t parameter) {
+  const Parameter& p = parameters_[parameter];
+  become(p.handle, tensor_over(storage_, param_dtype_, p.sizes, p.strides,
+                               layout_.offset(parameter)));
+  set_key(p.handle, true);
+}
+
+void Flat::rename(const at::Tensor& handle, std::vector<std::string> names) {
+  for (Parameter& p : parameters_)
+    if (p.handle.is_same(handle)) p.names = std::move(names);
+}
+
+void Flat::point_at(const at::Tensor& full) {
+  shard::point_at(*storage_, full.data_ptr());
+}
+
+void Flat::take_away() {
+  shard::take_away(*storage_);
+}
+
+void Flat::set_keys(bool on) {
+  for (const Parameter& p : parameters_) set_key(p.handle, on);
+}
+
+bool Flat::pinned() const {
+  auto held = static_cast<int64_t>(storage_.use_count());
+  return held > 1 + static_cast<int64_t>(parameters_.size()) + saved.load();
+}
+
+std::string Flat::moved() const {
+  for (const Parameter& p : parameters_)
+    if (!p.handle.has_storage() || p.handle.storage().unsafeGetStorageImpl() != storage_.get())
+      return p.name();
+  return "";
+}
+
+void Flat::remember_versions() {
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    versions_[i] = parameters_[i].handle.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+bool Flat::was_written(size_t parameter) const {
+  return parameters_[parameter].handle.unsafeGetTensorImpl()->version_counter().current_version() !=
+         versions_[parameter];
+}
+
+std::string Flat::written() const {
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    if (was_written(i)) return parameters_[i].name();
+  return "";
+}
+
+size_t Flat::index_of(const at::Tensor& handle) const {
+  size_t i = 0;
+  while (i < parameters_.size() && !parameters_[i].handle.is_same(handle)) ++i;
+  return i;
+}
+
+void Flat::bump_versions() {
+  for (const Parameter& p : parameters_) p.handle.unsafeGetTensorImpl()->bump_version();
+}
+
+at::Tensor Flat::view_of(size_t parameter, const at::Tensor& full) const {
+  const Parameter& p = parameters_[parameter];
+  return full.as_strided(p.sizes, p.strides, full.storage_offset() + layout_.offset(parameter));
+}
+
+at::Tensor Flat::part_of(size_t parameter, const at::Tensor& shard) const {
+  Slice slice = layout_.slice(parameter, rank_);
+  return shard.narrow(0, slice.offset, slice.numel);
+}
+
+void Flat::keep_part(size_t parameter, const at::Tensor& whole, const at::Tensor& shard) const {
+  Slice slice = layout_.slice(parameter, rank_);
+  if (slice.numel == 0) return;
+  at::Tensor flat = whole.permute(parameters_[parameter].order).reshape({-1});
+  shard.narrow(0, slice.offset, slice.numel).copy_(flat.narrow(0, slice.begin, slice.numel));
+}
+
+std::vector<std::pair<int64_t, int64_t>> Flat::gaps() const {
+  std::vector<std::pair<int64_t, int64_t>> gaps;
+  int64_t at = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (layout_.offset(i) > at) gaps.emplace_back(at, layout_.offset(i) - at);
+    at = layout_.offset(i) + layout_.numel(i);
+  }
+  if (layout_.full_numel() > at) gaps.emplace_back(at, layout_.full_numel() - at);
+  return gaps;
+}
+
+at::Tensor Flat::slot_view() const {
+  int64_t bytes = layout_.full_numel() * element(reduce_dtype_);
+  return slot->bytes.narrow(0, 0, bytes).view(reduce_dtype_);
+}
+
+at::Tensor Flat::gradient_view(size_t parameter) const {
+  return view_of(parameter, slot_view());
+}
+
+at::Tensor Flat::stand_in(size_t parameter) const {
+  const Parameter& p = parameters_[parameter];
+  at::Tensor tensor = tensor_over(gradient_storage_, param_dtype_, p.sizes, p.strides,
+                                  layout_.offset(parameter));
+  set_key(tensor, true);
+  return tensor;
+}
+
+bool Flat::is_stand_in(const at::Tensor& gradient) const {
+  return gradient.defined() && gradient.has_storage() &&
+         gradient.storage().unsafeGetStorageImpl() == gradient_storage_.get();
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,344 @@
+#include "shard/gradients.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "shard/model.h"
+
+namespace fsdp::shard {
+namespace {
+
+class Arrival : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Arrival(const std::shared_ptr<Unit>& unit, size_t flat, size_t parameter,
+          std::unique_ptr<PostAccumulateGradHook> users)
+      : unit_(unit), flat_(flat), parameter_(parameter), users_(std::move(users)) {}
+
+  void operator()(const torch::autograd::Variable& variable) override {
+    if (users_) (*users_)(variable);
+    auto unit = unit_.lock();
+    if (unit && unit->model) unit->model->gradient_arrived(*unit->flats[flat_], parameter_);
+  }
+
+ private:
+  std::weak_ptr<Unit> unit_;
+  size_t flat_, parameter_;
+  std::unique_ptr<PostAccumulateGradHook> users_;
+};
+
+int64_t element(at::ScalarType type) {
+  return static_cast<int64_t>(c10::elementSize(type));
+}
+
+}  // namespace
+
+void watch_gradient(const std::shared_ptr<Unit>& unit, size_t flat, size_t parameter) {
+  const at::Tensor& handle = unit->flats[flat]->parameters()[parameter].handle;
+  auto users = std::move(torch::autograd::impl::post_acc_grad_hooks(handle));
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      handle, std::make_unique<Arrival>(unit, flat, parameter, std::move(users)));
+}
+
+// --- the ends of a backward ---
+
+// .grad of the handles tells what the user did since the last backward: a stand-in that is gone (or
+// a leaf's gradient) was cleared by a zero_grad() that is not ours.
+void Model::forget_cleared_gradients() {
+  Unseen unseen;
+  for (Flat* flat : flats()) {
+    if (!flat->grad.defined()) continue;
+    bool kept = false;
+    for (size_t i = 0; i < flat->parameters().size(); ++i) {
+      const Parameter& p = flat->parameters()[i];
+      if (!p.handle.requires_grad()) continue;
+      if (flat->is_stand_in(p.handle.grad()))
+        kept = true;
+      else
+        flat->part_of(i, flat->grad).zero_();
+    }
+    if (!kept || (flat->leaf.defined() && !flat->leaf.grad().defined())) flat->grad.reset();
+  }
+}
+
+void Model::begin_backward() {
+  std::lock_guard lock(mutex);
+  for (const auto& unit : units) check_handles(*unit, "backward");
+  forget_cleared_gradients();
+  settle_factor();
+  in_backward_ = true;
+  for (Flat* flat : flats()) {
+    // Autograd would add to a stand-in.
+    for (const Parameter& p : flat->parameters())
+      if (flat->is_stand_in(p.handle.grad())) p.handle.mutable_grad() = at::Tensor();
+    std::fill(flat->arrived.begin(), flat->arrived.end(), 0);
+  }
+}
+
+void Model::end_backward(bool failed) {
+  std::lock_guard lock(mutex);
+  Unseen unseen;
+  if (failed) {
+    drop_gradients();
+  } else if (sync_gradients) {
+    // Units whose gradients came only in part: parameters that were not used count as zero.
+    for (Flat* flat : flats())
+      if (flat->slot) reduce(*flat);
+  }
+  finish_reductions();
+  for (Flat* flat : flats()) {
+    if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
+    if (!flat->grad.defined()) continue;
+    for (size_t i = 0; i < flat->parameters().size(); ++i)
+      if (flat->parameters()[i].handle.requires_grad())
+        flat->parameters()[i].handle.mutable_grad() = flat->stand_in(i);
+  }
+  for (const auto& unit : units)
+    if (may_leave(*unit)) {
+      // A write that is found now must not hide the failure that ended the backward.
+      try {
+        give_up(*unit);
+      } catch (const Error&) {
+        if (!failed) throw;
+      }
+    }
+  order_.cut();
+  in_backward_ = false;
+  last_calls_ = std::exchange(calls_, {});
+}
+
+void Model::drop_gradients() {
+  for (Flat* flat : flats()) {
+    for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
+    if (flat->slot) give_back(*flat);
+  }
+}
+
+// --- one gradient ---
+
+void Model::gradient_arrived(Flat& flat, size_t parameter) {
+  std::lock_guard lock(mutex);
+  Unseen unseen;
+  at::Tensor handle = flat.parameters()[parameter].handle;
+  at::Tensor gradient = handle.grad();
+  handle.mutable_grad() = at::Tensor();
+  if (flat.is_stand_in(gradient)) return;
+  flat.arrived[parameter] = 1;
+  if (gradient.defined()) {
+    if (!flat.slot) flat.slot = take_gradient_slot(flat);
+    if (gradient.is_sparse()) gradient = gradient.to_dense();
+    at::Tensor target = flat.gradient_view(parameter);
+    if (flat.filled[parameter]) {
+      target.add_(gradient);
+    } else {
+      target.copy_(gradient);
+      flat.filled[parameter] = 1;
+    }
+  }
+  if (!sync_gradients || !flat.slot) return;
+  for (size_t i = 0; i < flat.parameters().size(); ++i)
+    if (!flat.arrived[i] && flat.parameters()[i].handle.requires_grad()) return;
+  reduce(flat);
+}
+
+GradientSlot* Model::take_gradient_slot(Flat& flat) {
+  int64_t bytes = flat.layout().full_numel() * element(flat.reduce_dtype());
+  Unit& unit = flat.unit();
+  const Group& group = *unit.group;
+  const Communicator& comm = group.shard_size > 1 ? group.reduce : group.replicate;
+  auto make = [&](int64_t size, bool ring) {
+    auto slot = std::make_unique<GradientSlot>();
+    // Where ranks can see each other's memory, they read gradients where they lie.
+    slot->bytes = comm && comm.size() > 1
+                      ? comm.reduce_buffer(size, at::kByte, device)
+                      : at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device));
+    slot->ring = ring;
+    slot->group = &group;
+    gradient_slots_.push_back(std::move(slot));
+    return gradient_slots_.back().get();
+  };
+  GradientSlot* slot = nullptr;
+  // The root's gradients come first and last in backward; accumulated ones stay for several.
+  if (unit.root || !sync_gradients) {
+    GradientSlot*& own = own_gradient_slots_[&flat];
+    if (!own) own = make(bytes, false);
+    slot = own;
+  } else if (auto known = own_gradient_slots_.find(&flat); known != own_gradient_slots_.end()) {
+    slot = known->second;
+  } else {
+    for (const auto& candidate : gradient_slots_)
+      if (candidate->ring && !candidate->taken && candidate->group == &group &&
+          candidate->bytes.numel() >= bytes && (!slot || slot->last_use > candidate->last_use))
+        slot = candidate.get();
+    size_t count = std::count_if(gradient_slots_.begin(), gradient_slots_.end(),
+                                 [](const auto& s) { return s->ring; });
+    if (!slot || (count < kGradientSlots && slot->busy())) {
+      int64_t largest = bytes;
+      for (Flat* other : flats())
+        if (!other->unit().root && other->unit().group.get() == &group)
+          largest = std::max(largest,
+                             other->layout().full_numel() * element(other->reduce_dtype()));
+      slot = make(largest, true);
+    }
+  }
+  slot->reduction.wait();
+  slot->reduction = Work();
+  slot->free_after.wait(device);
+  slot->taken = true;
+  slot->last_use = ++uses_;
+  flat.slot = slot;
+  std::fill(flat.filled.begin(), flat.filled.end(), 0);
+  at::Tensor view = flat.slot_view();
+  for (auto [from, count] : flat.gaps()) view.narrow(0, from, count).zero_();
+  return slot;
+}
+
+void Model::give_back(Flat& flat) {
+  flat.slot->taken = false;
+  flat.slot = nullptr;
+  std::fill(flat.filled.begin(), flat.filled.end(), 0);
+}
+
+// --- reduction ---
+
+void Model::reduce(Flat& flat) {
+  Unit& unit = flat.unit();
+  Group& group = *unit.group;
+  for (size_t i = 0; i < flat.parameters().size(); ++i)
+    if (!flat.filled[i]) flat.gradient_view(i).zero_();
+  std::string label = unit.label("gradients");
+  CallOptions call{.label = label, .identity = unit.id + 1};
+  ReduceOp op = divide_factor > 0 ? ReduceOp::SUM : ReduceOp::AVG;
+  at::Tensor full = flat.slot_view();
+  calls_.push_back({&unit, &flat});
+  log_event(Event::kReduceIssued, unit, true);
+
+  Moment ready;
+  ready.record(device);
+  OnStream on(reduce_stream_);
+  ready.wait(device);
+  bool fresh = !flat.grad.defined();
+  if (!flat.grad_memory.defined())
+    flat.grad_memory = at::empty({flat.layout().shard_numel()},
+                                 flat.master.options().dtype(flat.master_dtype()));
+  at::Tensor reduced = full;
+  if (group.shard_size > 1) {
+    bool direct = fresh && flat.reduce_dtype() == flat.master_dtype();
+    reduced = direct ? flat.grad_memory
+                     : at::empty({flat.layout().shard_numel()}, full.options());
+    group.reduce.reduce_scatter(reduced, full, op, call);
+    traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
+  }
+  if (group.replicate_size > 1) {
+    Moment scattered;
+    scattered.record(device);
+    OnStream beside(replicate_stream_);
+    scattered.wait(device);
+    group.replicate.all_reduce(reduced, op, call);
+    traffic.all_reduce += 2 * reduced.nbytes() * (group.replicate_size - 1) / group.replicate_size;
+    accumulate(flat, reduced);
+    reduced_.record(device);
+    flat.slot->free_after.record(device);
+  } else {
+    accumulate(flat, reduced);
+    reduced_.record(device);
+    flat.slot->free_after.record(device);
+  }
+  give_back(flat);
+  log_event(Event::kReduced, unit, true);
+}
+
+// On the stream of the reduction.
+void Model::accumulate(Flat& flat, at::Tensor reduced) {
+  if (reduce_hook) reduce_hook(reduced, flat.unit().name);
+  if (divide_factor > 0) reduced.div_(divide_factor);
+  if (flat.grad.defined()) {
+    flat.grad.add_(reduced);
+    return;
+  }
+  if (!reduced.is_same(flat.grad_memory)) flat.grad_memory.copy_(reduced);
+  flat.grad = flat.grad_memory;
+}
+
+void Model::finish_reductions() {
+  for (const auto& slot : gradient_slots_) {
+    slot->reduction.wait();
+    slot->reduction = Work();
+  }
+  reduced_.wait(device);
+}
+
+void Model::zero_gradients(bool set_to_none) {
+  std::lock_guard lock(mutex);
+  Unseen unseen;
+  factor.reset();
+  for (Flat* flat : flats()) {
+    if (flat->slot) give_back(*flat);
+    if (set_to_none) {
+      flat->grad.reset();
+      for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
+    } else if (flat->grad.defined()) {
+      flat->grad.zero_();
+    }
+    if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
+  }
+}
+
+void Model::settle_factor() {
+  if (!factor.defined()) return;
+  Unseen unseen;
+  for (Flat* flat : flats())
+    if (flat->grad.defined()) flat->grad.mul_(factor.to(flat->grad.scalar_type()));
+  factor.reset();
+}
+
+void Model::hand_out_masters() {
+  std::lock_guard lock(mutex);
+  Unseen unseen;
+  settle_factor();
+  masters_handed_out = true;
+  for (Flat* flat : flats()) {
+    if (flat->leaf.defined() || !flat->trainable() || !flat->master.defined()) continue;
+    // Others may still read what is shared when an optimizer we know nothing of writes.
+    if (flat->window.defined() && flat->master.is_same(flat->shard))
+      flat->master = flat->shard.clone();
+    flat->leaf = flat->master.detach();
+    flat->leaf.set_requires_grad(true);
+    flat->leaf.mutable_grad() = flat->grad;
+  }
+}
+
+void Model::zero_weight_step() {
+  std::lock_guard lock(mutex);
+  if (last_calls_.empty() && std::any_of(units.begin(), units.end(), [](const auto& unit) {
+        return unit->group->shard_size * unit->group->replicate_size > 1;
+      }))
+    throw Error("rank " + std::to_string(world.rank()) +
+                    ": zero_weight_step() repeats the communication of the step before, and there "
+                    "was none.",
+                "take at least one step with data on every rank first.");
+  begin_backward();
+  try {
+    Unseen unseen;
+    std::vector<Call> calls = last_calls_;
+    if (stale_readers_) synchronize_readers("zero_weight_step");
+    for (const Call& call : calls) {
+      if (call.flat) {
+        call.flat->slot = take_gradient_slot(*call.flat);
+        reduce(*call.flat);
+      } else {
+        give_up(*call.unit);
+        issue(*call.unit, "zero_weight_step");
+      }
+    }
+  } catch (...) {
+    end_backward(/*failed=*/true);
+    throw;
+  }
+  end_backward(/*failed=*/false);
+}
+
+}  // namespace fsdp::shard

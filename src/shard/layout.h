@@ -1,0 +1,58 @@
+// Layout: where each parameter lies in a unit's flat buffer, and where the buffer is cut into
+// shards.
+//
+// Parameters are packed in order, each in one piece; the buffer is cut into `world` equal shards of
+// a multiple of 64 elements (128 bytes in bf16). The gathered buffer *is* the parameters, so a
+// parameter that spans several shards has its cuts at a fixed distance, and they can only all fall
+// between rows if the shard is a multiple of its row. Where that would cost too much padding (many
+// ranks, small units, rows of different length), Cut::AUTO cuts inside rows instead. Offsets are in
+// elements.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fsdp/sharding.h"
+
+namespace fsdp::shard {
+
+struct Extent {   // of a parameter
+  int64_t numel;
+  int64_t row;  // elements of one row (of the outermost dimension in memory); at least 1
+};
+
+struct Slice {      // a rank's part of one parameter
+  int64_t begin;    // first element, in the parameter's memory order
+  int64_t numel;    // 0 when this rank has none of it
+  int64_t offset;   // in the rank's shard
+};
+
+class Layout {
+ public:
+  static constexpr int64_t kAlign = 64;
+
+  Layout() = default;
+  Layout(std::vector<Extent> parameters, int world, Cut cut);
+
+  int world() const { return world_; }
+  Cut cut() const { return cut_; }  // ROW, ELEMENT or TENSOR: what AUTO became
+  int64_t shard_numel() const { return shard_; }
+  int64_t full_numel() const { return shard_ * world_; }
+  int64_t padding() const { return full_numel() - used_; }
+  int64_t offset(size_t parameter) const { return offsets_[parameter]; }
+  int64_t numel(size_t parameter) const { return parameters_[parameter].numel; }
+  Slice slice(size_t parameter, int rank) const;
+
+ private:
+  bool place(int64_t shard, Cut cut, std::vector<int64_t>& offsets) const;
+  int64_t search(Cut cut, int64_t limit, std::vector<int64_t>& offsets) const;
+
+  std::vector<Extent> parameters_;
+  int world_ = 1;
+  Cut cut_ = Cut::ROW;
+  int64_t shard_ = 0;
+  int64_t used_ = 0;
+  std::vector<int64_t> offsets_;
+};
+
+}  // namespace fsdp::shard

@@ -1,0 +1,372 @@
+#include "shard/model.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "shard/registry.h"
+
+namespace fsdp::shard {
+namespace {
+
+at::Tensor bytes_on(at::Device device, int64_t bytes) {
+  return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+}  // namespace
+
+Model::Model(World joined, at::Device on)
+    : world(std::move(joined)),
+      device(on),
+      gather_stream_(on),
+      reduce_stream_(on),
+      replicate_stream_(on) {}
+
+Model::~Model() {
+  for (auto& unit : units)
+    if (unit->model == this) unit->model = nullptr;
+  registry::remove(this);
+}
+
+std::shared_ptr<Model> live(const std::shared_ptr<Model>& model) {
+  if (!model)
+    throw Error("this handle holds no sharded model.", "use what fully_shard returned.");
+  std::shared_ptr<Model> last = model;
+  while (last->successor) last = last->successor;
+  return last;
+}
+
+void Model::add(std::shared_ptr<Unit> unit) {
+  unit->model = this;
+  units.push_back(std::move(unit));
+}
+
+void Model::take_over(const std::shared_ptr<Model>& other) {
+  std::lock_guard lock(other->mutex);
+  other->give_up_all();
+  other->finish_reductions();
+  for (auto& unit : other->units) {
+    unit->root = false;
+    unit->slot = nullptr;
+    add(unit);
+  }
+  other->units.clear();
+  other->successor = shared_from_this();
+  // A handle to the other keeps this one alive; this one keeps the other's gradient slots.
+  taken_over.push_back(other);
+}
+
+std::vector<Flat*> Model::flats() const {
+  std::vector<Flat*> all;
+  for (const auto& unit : units)
+    for (const auto& flat : unit->flats) all.push_back(flat.get());
+  return all;
+}
+
+void Model::log_event(Event::Kind kind, const Unit& unit, bool backward) {
+  if (recording_events)
+    events.push_back({kind, unit.name, backward, std::chrono::steady_clock::now()});
+}
+
+// --- gathering ---
+
+void Model::ensure(Unit& unit, const char* by, bool backward) {
+  std::lock_guard lock(mutex);
+  unit.last_use = ++uses_;
+  if (unit.state == Unit::State::kReady) return;
+  if (unit.meta)
+    throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet (" +
+                    by + " reads it).",
+                "call sharded.materialize(device) or load a state dict first.");
+  Unseen unseen;
+  check_handles(unit, by);
+  if (stale_readers_) synchronize_readers(by);
+  ++unit.busy;  // its own prefetches must not evict it
+  try {
+    issue(unit, by);
+    finish(unit);
+    log_event(Event::kReady, unit, backward);
+    order_.note(&unit, backward);
+    prefetch(unit, backward);
+  } catch (...) {
+    --unit.busy;
+    throw;
+  }
+  --unit.busy;
+}
+
+void Model::issue(Unit& unit, const char* by) {
+  if (unit.state != Unit::State::kSharded) return;
+  if (masters_handed_out) follow_masters(unit);
+  if (unit.needs_slot()) {
+    Slot* slot = find_slot(unit, by != nullptr);
+    if (!slot) return;  // a prefetch for which there is no room
+    int64_t identity = unit.id + 1;
+    std::string label = unit.label(by ? by : "prefetch");
+    CallOptions call{.async = !has_streams(device), .label = label, .identity = identity};
+    OnStream on(gather_stream_);
+    slot->free_after.wait(device);
+    written_.wait(device);
+    unit.in_secondary = unit.keep_parts > 1 && unit.flats.front()->secondary_valid;
+    for (const auto& flat : unit.flats) {
+      at::Tensor full = full_view(unit, *flat, slot->bytes);
+      const Communicator& comm =
+          unit.in_secondary ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
+      at::Tensor part = unit.in_secondary ? flat->secondary : flat->shard;
+      unit.works.push_back(comm.all_gather(full, part, call));
+      traffic.all_gather += part.nbytes() * (comm.size() - 1);
+    }
+    unit.gathered.record(device);
+    slot->tenant = &unit;
+    unit.slot = slot;
+    calls_.push_back({&unit, nullptr});
+  }
+  unit.state = Unit::State::kGathering;
+  log_event(Event::kGatherIssued, unit, in_backward_);
+}
+
+void Model::issue_ahead(Unit& unit) {
+  if (unit.meta) return;
+  Unseen unseen;
+  if (stale_readers_) synchronize_readers("unshard");
+  issue(unit, "unshard");
+}
+
+void Model::finish(Unit& unit) {
+  try {
+    for (Work& work : unit.works) work.wait();
+  } catch (...) {
+    unit.works.clear();
+    unit.state = Unit::State::kSharded;
+    if (unit.slot) unit.slot->tenant = nullptr;
+    unit.slot = nullptr;
+    throw;
+  }
+  unit.works.clear();
+  unit.gathered.wait(device);
+  for (const auto& flat : unit.flats) {
+    at::Tensor full = unit.slot               ? full_view(unit, *flat, unit.slot->bytes)
+                      : flat->window.defined() ? flat->window
+                                               : flat->shard;
+    flat->point_at(full);
+    flat->remember_versions();
+    flat->set_keys(unit.cast_inputs);
+  }
+  unit.state = Unit::State::kReady;
+}
+
+at::Tensor Model::full_view(const Unit& unit, const Flat& flat, const at::Tensor& bytes) const {
+  int64_t at = 0;
+  for (const auto& other : unit.flats) {
+    if (other.get() == &flat) break;
+    at += (other->full_bytes() + 255) / 256 * 256;
+  }
+  return bytes.narrow(0, at, flat.full_bytes()).view(flat.param_dtype());
+}
+
+void Model::prefetch(Unit& unit, bool backward) {
+  const auto& by_hand = backward ? unit.backward_next : unit.forward_next;
+  int depth = backward ? options.backward_prefetch : options.forward_prefetch;
+  std::vector<Unit*> next = by_hand.empty() ? order_.next(depth) : by_hand;
+  if (!by_hand.empty() && !unit.next_checked) {
+    std::vector<Unit*> known = order_.next(static_cast<int>(by_hand.size()));
+    if (!known.empty()) {
+      unit.next_checked = true;
+      if (known.front() != by_hand.front())
+        log::warn("unit \"" + unit.name + "\": its prefetch list begins with \"" +
+                  by_hand.front()->name + "\", but \"" + known.front()->name + "\" came next.");
+    }
+  }
+  for (Unit* other : next)
+    if (other->needs_slot() && !other->meta) issue(*other, nullptr);
+}
+
+bool Model::may_leave(const Unit& unit) const {
+  return unit.busy == 0 && !unit.held && unit.state != Unit::State::kSharded && !unit.pinned();
+}
+
+Slot* Model::find_slot(Unit& unit, bool may_grow) {
+  int64_t bytes = unit.full_bytes();
+  if (unit.root || unit.keep_parts == 1 || unit.held) {
+    if (!unit.own) unit.own = std::make_unique<Slot>(Slot{bytes_on(device, bytes), nullptr, false});
+    return unit.own.get();
+  }
+  for (const auto& slot : ring_)
+    if (!slot->tenant && slot->bytes.numel() >= bytes) return slot.get();
+  size_t capacity = 2 + std::max({0, options.forward_prefetch, options.backward_prefetch});
+  if (ring_.size() >= capacity && options.limit_all_gathers) {
+    Slot* oldest = nullptr;
+    for (const auto& slot : ring_)
+      if (slot->bytes.numel() >= bytes && slot->tenant && may_leave(*slot->tenant) &&
+          (!oldest || slot->tenant->last_use < oldest->tenant->last_use))
+        oldest = slot.get();
+    if (oldest) {
+      give_up(*oldest->tenant);
+      return oldest;
+    }
+    if (!may_grow) return nullptr;
+    if (!grown_) {
+      grown_ = true;
+      log::info("unit \"" + unit.name + "\": all " + std::to_string(ring_.size()) +
+                " buffers for gathered units are in use at once; one more of " +
+                human_bytes(static_cast<double>(bytes)) + " is made.");
+    }
+  }
+  for (const auto& other : units)
+    if (!other->root && other->keep_parts != 1 && other->needs_slot())
+      bytes = std::max(bytes, other->full_bytes());
+  ring_.push_back(std::make_unique<Slot>(Slot{bytes_on(device, bytes), nullptr, true}));
+  return ring_.back().get();
+}
+
+void Model::give_up(Unit& unit) {
+  std::lock_guard lock(mutex);
+  if (unit.state == Unit::State::kSharded) return;
+  Unseen unseen;
+  bool was_ready = unit.state == Unit::State::kReady;
+  for (Work& work : unit.works) work.wait();
+  unit.works.clear();
+  if (was_ready && unit.slot && !in_backward_ && unit.keep_parts > 1) keep_secondary(unit);
+  std::string written;
+  for (const auto& flat : unit.flats) {
+    if (was_ready && !unit.writable && written.empty()) written = flat->written();
+    flat->take_away();
+    flat->set_keys(true);
+  }
+  if (unit.slot) {
+    unit.gathered.wait(device);
+    unit.slot->free_after.record(device);
+    unit.slot->tenant = nullptr;
+    unit.slot = nullptr;
+  }
+  unit.state = Unit::State::kSharded;
+  log_event(Event::kResharded, unit, in_backward_);
+  if (!written.empty())
+    throw Error("rank " + std::to_string(world.rank()) + ": unit \"" + unit.name +
+                    "\": parameter \"" + written +
+                    "\" was written in place while it was gathered; what was written is lost.",
+                "write parameters inside sharded.summon_full_params().");
+  check_handles(unit, "the end of its use");
+}
+
+void Model::give_up_all() {
+  for (const auto& unit : units)
+    if (!unit->held) give_up(*unit);
+}
+
+void Model::keep_secondary(Unit& unit) {
+  for (const auto& flat : unit.flats) {
+    int64_t numel = flat->layout().full_numel() / unit.keep_parts;
+    if (!flat->secondary.defined())
+      flat->secondary = at::empty({numel}, flat->shard.options());
+    int64_t place = unit.group->shard_rank % unit.keep_parts;
+    flat->secondary.copy_(
+        full_view(unit, *flat, unit.slot->bytes).narrow(0, place * numel, numel));
+    flat->secondary_valid = true;
+  }
+  written_.record(device);
+}
+
+// set_data cannot be seen when it happens: a parameter that it took out of its unit would silently
+// train alone.
+void Model::check_handles(const Unit& unit, const char* when) const {
+  for (const auto& flat : unit.flats) {
+    std::string moved = flat->moved();
+    if (moved.empty()) continue;
+    throw Error("rank " + std::to_string(world.rank()) + ": unit \"" + unit.name +
+                    "\": parameter \"" + moved + "\" no longer belongs to it (found at " + when +
+                    "): module->to(), torch::load or set_data replaced its memory.",
+                "convert and load the module before fully_shard, or use .device, .mixed_precision "
+                "and sharded.load_full_state_dict().");
+  }
+}
+
+// --- writing ---
+
+void Model::synchronize_readers(const char*) {
+  std::set<Group*> met;
+  for (const auto& unit : units)
+    if (unit->group->shares_memory && unit->group->shard_size > 1 &&
+        met.insert(unit->group.get()).second)
+      unit->group->gather.barrier();
+  stale_readers_ = false;
+}
+
+// Whoever was given the masters may have updated them, and nothing tells (torch::optim writes through
+// .data()): the shard is compared before each gather.
+void Model::follow_masters(Unit& unit) {
+  const Group& group = *unit.group;
+  bool meet = group.shares_memory && group.shard_size > 1;
+  if (meet) group.gather.barrier();  // nobody reads
+  for (const auto& flat : unit.flats) {
+    if (!flat->leaf.defined() || flat->shard.is_same(flat->master)) continue;
+    if (device.is_cpu() && at::equal(flat->shard, flat->master.to(flat->param_dtype()))) continue;
+    flat->shard.copy_(flat->master);
+    flat->secondary_valid = false;
+    if (device.is_cpu()) flat->bump_versions();
+  }
+  if (meet) group.gather.barrier();  // everybody has written
+  written_.record(device);
+}
+
+void Model::changed(Unit& unit) {
+  Unseen unseen;
+  for (const auto& flat : unit.flats) {
+    if (!flat->shard.is_same(flat->master)) flat->shard.copy_(flat->master);
+    flat->bump_versions();
+    flat->secondary_valid = false;
+  }
+  stale_readers_ = true;
+  written_.record(device);
+}
+
+void Model::shards_written() {
+  for (Flat* flat : flats()) {
+    flat->bump_versions();
+    flat->secondary_valid = false;
+  }
+  stale_readers_ = true;
+  written_.record(device);
+}
+
+void Model::hold(Unit& unit, bool writable) {
+  std::lock_guard lock(mutex);
+  if (unit.held) return;
+  give_up(unit);
+  unit.held = true;
+  unit.writable = writable;
+  if (writable && !unit.needs_slot() && !unit.flats.empty()) {
+    // In private memory: others read what is shared, and the shard keeps the master's precision.
+    Unseen unseen;
+    if (unit.meta)
+      throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet.",
+                  "call sharded.materialize(device) first.");
+    if (stale_readers_) synchronize_readers("summon_full_params");
+    unit.own = std::make_unique<Slot>(Slot{bytes_on(device, unit.full_bytes()), &unit, false});
+    unit.slot = unit.own.get();
+    for (const auto& flat : unit.flats)
+      full_view(unit, *flat, unit.slot->bytes)
+          .copy_(flat->window.defined() ? flat->window : flat->shard);
+    unit.state = Unit::State::kGathering;
+    finish(unit);
+    for (const auto& flat : unit.flats) flat->set_keys(unit.cast_inputs);
+    return;
+  }
+  ensure(unit, "unshard", in_backward_);
+}
+
+void Model::release(Unit& unit) {
+  std::lock_guard lock(mutex);
+  if (!unit.held) return;
+  bool temporary = unit.own && !(unit.root || unit.keep_parts == 1) ;
+  unit.held = false;
+  give_up(unit);
+  unit.writable = false;
+  if (temporary || !unit.needs_slot()) unit.own.reset();
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,141 @@
+#include "shard/plan.h"
+
+#include <unordered_map>
+
+#include "fsdp/error.h"
+
+namespace fsdp::shard {
+namespace {
+
+struct Seen {
+  Parameter parameter;
+  int places = 0;  // modules that have it
+};
+
+class Planner {
+ public:
+  Planner(const std::vector<ModuleTree*>& trees, const ShardOptions& options) : options_(options) {
+    for (const at::Tensor& tensor : options.ignored_parameters)
+      ignored_.insert(tensor.unsafeGetTensorImpl());
+    for (ModuleTree* tree : trees)
+      for_each_module(*tree, [&](ModuleTree& node) {
+        bool norm = node.view.type.find("Norm") != std::string::npos;
+        bool batch_norm = node.view.type.find("BatchNorm") != std::string::npos ||
+                          node.view.type.find("InstanceNorm") != std::string::npos;
+        for (const auto& [name, tensor] : node.parameters) {
+          if (!wanted(tensor)) continue;
+          Seen& seen = seen_[tensor.unsafeGetTensorImpl()];
+          seen.parameter.handle = tensor;
+          seen.parameter.names.push_back(name);
+          seen.parameter.is_norm |= norm;
+          seen.parameter.is_batch_norm |= batch_norm;
+          ++seen.places;
+        }
+      });
+  }
+
+  void root(const std::vector<ModuleTree*>& trees) {
+    std::vector<Seen*> left;
+    for (ModuleTree* tree : trees)
+      for (Seen* seen : descend(*tree, /*top=*/true)) left.push_back(seen);
+    PlannedUnit unit{.name = trees.size() == 1 ? "root" : "", .root = true, .tops = trees};
+    for (ModuleTree* tree : trees)
+      if (trees.size() > 1) unit.name += (unit.name.empty() ? "" : " + ") + tree->view.type;
+    take(left, unit, /*everything=*/true);
+    units.push_back(std::move(unit));
+  }
+
+  std::vector<PlannedUnit> units;
+
+ private:
+  bool wanted(const at::Tensor& tensor) const {
+    StorageTag* tag = tag_of(tensor);
+    return !ignored_.count(tensor.unsafeGetTensorImpl()) &&
+           !(tag && tag->kind == StorageTag::kParameters);
+  }
+
+  // Children first, so that the innermost module that a policy names gets the parameter. Returns
+  // what no unit has taken, once for each place it appears in.
+  std::vector<Seen*> descend(ModuleTree& node, bool top) {
+    std::vector<Seen*> left;
+    node.view.numel = 0;
+    for (const auto& [name, tensor] : node.parameters) {
+      node.view.numel += tensor.numel();
+      if (wanted(tensor)) left.push_back(&seen_[tensor.unsafeGetTensorImpl()]);
+    }
+    for (ModuleTree& child : node.children) {
+      for (Seen* seen : descend(child, /*top=*/false)) left.push_back(seen);
+      node.view.numel += child.view.numel;
+    }
+    node.view.remaining = 0;
+    for (Seen* seen : left) node.view.remaining += seen->parameter.handle.numel();
+    if (top || left.empty()) return left;
+    if (auto decision = options_.wrap(node.view)) {
+      PlannedUnit unit{.name = node.view.path, .options = *decision, .tops = {&node}};
+      left = take(left, unit, /*everything=*/false);
+      if (!unit.parameters.empty()) units.push_back(std::move(unit));
+    }
+    return left;
+  }
+
+  // Moves parameters into the unit; returns those that have a place outside of it too.
+  std::vector<Seen*> take(const std::vector<Seen*>& candidates, PlannedUnit& unit,
+                          bool everything) {
+    std::unordered_map<Seen*, int> inside;
+    for (Seen* seen : candidates) ++inside[seen];
+    std::vector<Seen*> shared;
+    std::unordered_set<Seen*> taken;
+    for (Seen* seen : candidates) {
+      if (!everything && inside[seen] < seen->places) {
+        shared.push_back(seen);
+      } else if (taken.insert(seen).second) {
+        unit.parameters.push_back(seen->parameter);
+      }
+    }
+    return shared;
+  }
+
+  const ShardOptions& options_;
+  std::unordered_set<c10::TensorImpl*> ignored_;
+  std::unordered_map<c10::TensorImpl*, Seen> seen_;
+};
+
+}  // namespace
+
+std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardOptions& options) {
+  Planner planner(trees, options);
+  planner.root(trees);
+  std::unordered_map<const void*, std::string> storages;
+  for (PlannedUnit& unit : planner.units)
+    for (Parameter& p : unit.parameters) {
+      describe_memory(p);
+      if (!p.handle.has_storage() || p.handle.layout() != at::kStrided)
+        throw Error("parameter \"" + p.name() + "\" is not a dense tensor.",
+                    "leave it out with .ignored_parameters.");
+      if (p.handle.is_meta()) continue;
+      auto [known, fresh] =
+          storages.emplace(p.handle.storage().unsafeGetStorageImpl(), p.name());
+      if (!fresh && p.handle.numel() > 0)
+        throw Error("parameters \"" + known->second + "\" and \"" + p.name() +
+                        "\" are views of one memory.",
+                    "register the whole tensor as the parameter and take views in forward.");
+    }
+  return std::move(planner.units);
+}
+
+std::vector<std::pair<at::Tensor, std::vector<std::string>>> names_of(
+    const std::vector<ModuleTree*>& trees) {
+  std::vector<std::pair<at::Tensor, std::vector<std::string>>> all;
+  std::unordered_map<c10::TensorImpl*, size_t> index;
+  for (ModuleTree* tree : trees)
+    for_each_module(*tree, [&](ModuleTree& node) {
+      for (const auto& [name, tensor] : node.parameters) {
+        auto [at, fresh] = index.emplace(tensor.unsafeGetTensorImpl(), all.size());
+        if (fresh) all.push_back({tensor, {}});
+        all[at->second].second.push_back(name);
+      }
+    });
+  return all;
+}
+
+}  // namespace fsdp::shard

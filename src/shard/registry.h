@@ -1,0 +1,26 @@
+// The sharded models of this process, for what LibTorch has only one of: the autograd engine and the
+// operators' fallback. Modules know nothing of their units; who asks by module finds them here.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdp::shard {
+
+class Model;
+class Unit;
+
+namespace registry {
+
+void add(const std::shared_ptr<Model>& model);
+void remove(const Model* model);
+bool empty();  // cheap: asked for every saved tensor
+std::vector<std::shared_ptr<Model>> models();
+
+}  // namespace registry
+}  // namespace fsdp::shard

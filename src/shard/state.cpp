@@ -1,0 +1,352 @@
+// Whole tensors out of shards and back: full_tensor, state dicts, summon_full_params, materialize.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <exception>
+#include <sstream>
+
+#include "fsdp/fully_shard.h"
+#include "shard/model.h"
+#include "shard/rectangles.h"
+#include "shard/reset.h"
+#include "shard/tree.h"
+
+namespace fsdp {
+
+using shard::Flat;
+using shard::live;
+using shard::Model;
+using shard::Parameter;
+using shard::Unseen;
+
+namespace {
+
+// A whole parameter from everybody's part of `shard` (master or gradient).
+at::Tensor whole(Flat& flat, size_t parameter, const at::Tensor& shard, const char* what) {
+  const shard::Group& group = *flat.unit().group;
+  if (group.shard_size == 1) return flat.view_of(parameter, shard).clone();
+  at::Tensor full = at::empty({flat.layout().full_numel()}, shard.options());
+  std::string label = flat.unit().label(what);
+  group.gather.all_gather(full, shard, {.label = label, .identity = flat.unit().id + 1});
+  return flat.view_of(parameter, full).clone();
+}
+
+void require_values(const shard::Unit& unit) {
+  if (unit.meta)
+    throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet.",
+                "call sharded.materialize(device) first.");
+}
+
+template <typename Visit>
+void for_each_parameter(Model& model, Visit visit) {
+  for (const auto& unit : model.units)
+    for (const auto& flat : unit->flats)
+      for (size_t i = 0; i < flat->parameters().size(); ++i) visit(*unit, *flat, i);
+}
+
+}  // namespace
+
+// --- looking ---
+
+std::pair<Flat*, size_t> shard::Model::find(const std::string& parameter) {
+  std::string close;
+  std::pair<Flat*, size_t> found{nullptr, 0};
+  for_each_parameter(*this, [&](shard::Unit&, Flat& flat, size_t i) {
+    const auto& names = flat.parameters()[i].names;
+    if (std::find(names.begin(), names.end(), parameter) != names.end()) found = {&flat, i};
+    size_t dot = parameter.rfind('.');
+    std::string last = dot == std::string::npos ? parameter : parameter.substr(dot);
+    if (close.size() < 200 && names[0].ends_with(last))
+      close += (close.empty() ? "\"" : ", \"") + names[0] + "\"";
+  });
+  if (!found.first)
+    throw Error("the sharded model has no parameter \"" + parameter + "\".",
+                close.empty() ? "sharded.describe() shows the names." : "did you mean " + close + "?");
+  return found;
+}
+
+ShardInfo Sharded::shard_of(const std::string& parameter) const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  model->settle_factor();
+  auto [flat, i] = model->find(parameter);
+  const Parameter& p = flat->parameters()[i];
+  shard::Slice slice = flat->layout().slice(i, flat->rank());
+  ShardInfo info;
+  info.name = parameter;
+  info.unit = flat->unit().name;
+  info.global_shape = p.sizes;
+  info.mesh = flat->unit().group->text;
+  info.rectangles = shard::rectangles_of(p.sizes, p.order, slice.begin, slice.numel);
+  bool rows = flat->layout().cut() != Cut::ELEMENT;
+  info.placement = flat->unit().group->shard_size == 1 ? "Replicate()"
+                   : p.sizes.empty() || !rows
+                       ? (p.sizes.size() <= 1 ? "Shard(0)" : "Ragged")
+                       : "Shard(" + std::to_string(p.order.empty() ? 0 : p.order[0]) + ")";
+  auto shaped = [&](const at::Tensor& shard) {
+    at::Tensor part = flat->part_of(i, shard).detach();
+    if (info.rectangles.size() != 1 || p.sizes.empty()) return part;
+    std::vector<int64_t> in_memory, back(p.order.size());
+    for (size_t d = 0; d < p.order.size(); ++d) {
+      in_memory.push_back(info.rectangles[0].sizes[p.order[d]]);
+      back[p.order[d]] = static_cast<int64_t>(d);
+    }
+    return part.view(in_memory).permute(back);
+  };
+  Unseen unseen;
+  if (flat->master.defined()) info.local = shaped(flat->master);
+  if (flat->grad.defined()) info.local_grad = shaped(flat->grad);
+  return info;
+}
+
+at::Tensor Sharded::full_tensor(const std::string& parameter) const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  auto [flat, i] = model->find(parameter);
+  require_values(flat->unit());
+  Unseen unseen;
+  return whole(*flat, i, flat->master, "full_tensor");
+}
+
+at::Tensor Sharded::full_grad(const std::string& parameter) const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  model->forget_cleared_gradients();
+  model->settle_factor();
+  auto [flat, i] = model->find(parameter);
+  if (!flat->grad.defined()) return {};
+  Unseen unseen;
+  return whole(*flat, i, flat->grad, "full_grad");
+}
+
+// --- state dicts ---
+
+StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  Unseen unseen;
+  bool keep = !rank0_only || model->world.rank() == 0;
+  StateDict state;
+  auto add = [&](const std::string& name, at::Tensor value) {
+    if (keep) state.emplace_back(name, offload_to_cpu ? value.cpu() : value);
+  };
+  shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
+    for (const auto& [name, tensor] : node.parameters) {
+      shard::StorageTag* tag = shard::tag_of(tensor);
+      if (!tag || tag->kind != shard::StorageTag::kParameters) {
+        add(name, tensor.detach().clone());
+        continue;
+      }
+      Flat& flat = *static_cast<Flat*>(tag->owner);
+      require_values(flat.unit());
+      add(name, whole(flat, flat.index_of(tensor), flat.master, "full_state_dict"));
+    }
+    for (const auto& [name, tensor] : node.buffers) add(name, tensor.detach().clone());
+  });
+  return state;
+}
+
+std::map<std::string, ShardInfo> Sharded::sharded_state_dict() const {
+  std::map<std::string, ShardInfo> state;
+  for_each_parameter(*live(model_), [&](shard::Unit&, Flat& flat, size_t i) {
+    const std::string& name = flat.parameters()[i].name();
+    state.emplace(name, shard_of(name));
+  });
+  return state;
+}
+
+void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  std::map<std::string, at::Tensor> given(state.begin(), state.end());
+  std::string missing, unknown;
+  auto find = [&](const std::string& name, at::IntArrayRef sizes) -> at::Tensor {
+    auto entry = given.find(name);
+    if (entry == given.end()) {
+      if (missing.size() < 200) missing += (missing.empty() ? "\"" : ", \"") + name + "\"";
+      return {};
+    }
+    at::Tensor value = entry->second;
+    if (value.sizes() != sizes) {
+      std::stringstream text;
+      text << "\"" << name << "\" has shape " << value.sizes() << " in the state dict and " << sizes
+           << " in the model.";
+      throw Error(text.str(), "load a state dict of the same model configuration.");
+    }
+    return value;
+  };
+  // Everything is checked before anything is written.
+  std::vector<std::pair<at::Tensor, at::Tensor>> found;  // the module's tensor, its new value
+  shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
+    for (const auto* tensors : {&node.parameters, &node.buffers})
+      for (const auto& [name, tensor] : *tensors) {
+        at::Tensor value = find(name, tensor.sizes());
+        if (value.defined()) found.emplace_back(tensor, value);
+      }
+  });
+  if (strict && !missing.empty())
+    throw Error("the state dict has no " + missing + ".",
+                "load_full_state_dict(state, /*strict=*/false) leaves them as they are.");
+  if (strict) {
+    for (const auto& [name, value] : given) {
+      bool known = false;
+      shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
+        for (const auto* tensors : {&node.parameters, &node.buffers})
+          for (const auto& entry : *tensors) known |= entry.first == name;
+      });
+      if (!known && unknown.size() < 200)
+        unknown += (unknown.empty() ? "\"" : ", \"") + name + "\"";
+    }
+    if (!unknown.empty())
+      throw Error("the model has no " + unknown + ".",
+                  "load_full_state_dict(state, /*strict=*/false) ignores them.");
+  }
+  Unseen unseen;
+  model->give_up_all();
+  model->synchronize_readers("load_full_state_dict");
+  for (auto& [tensor, value] : found) {
+    shard::StorageTag* tag = shard::tag_of(tensor);
+    if (!tag || tag->kind != shard::StorageTag::kParameters) {
+      tensor.copy_(value);
+      continue;
+    }
+    Flat& flat = *static_cast<Flat*>(tag->owner);
+    flat.keep_part(flat.index_of(tensor), value.to(flat.master_dtype()), flat.master);
+    if (missing.empty()) flat.unit().meta = false;
+  }
+  for (const auto& unit : model->units) model->changed(*unit);
+}
+
+// --- summon_full_params ---
+
+FullParams::FullParams(std::shared_ptr<Model> model, SummonOptions options)
+    : model_(std::move(model)), options_(options), exceptions_(std::uncaught_exceptions()) {
+  std::lock_guard lock(model_->mutex);
+  bool keep = !options_.rank0_only || model_->world.rank() == 0;
+  for (const auto& unit : model_->units) {
+    require_values(*unit);
+    model_->hold(*unit, /*writable=*/true);
+    for (const auto& flat : unit->flats)
+      for (const Parameter& p : flat->parameters())
+        for (const std::string& name : p.names) {
+          if (!keep) continue;
+          Unseen unseen;
+          values_[name] = options_.offload_to_cpu ? p.handle.detach().cpu().clone() : p.handle;
+        }
+    if (options_.offload_to_cpu || !keep) model_->release(*unit);
+  }
+}
+
+FullParams::~FullParams() noexcept(false) {
+  std::lock_guard lock(model_->mutex);
+  Unseen unseen;
+  bool unwinding = std::uncaught_exceptions() > exceptions_;
+  bool write = options_.writeback && !unwinding;
+  struct Written {
+    Flat* flat;
+    size_t parameter;
+    at::Tensor value;
+  };
+  std::vector<Written> written;
+  if (write) {
+    // From rank 0 only where the others saw nothing.
+    for_each_parameter(*model_, [&](shard::Unit& unit, Flat& flat, size_t i) {
+      const Parameter& p = flat.parameters()[i];
+      at::Tensor value = values_.count(p.name()) ? values_[p.name()] : at::Tensor();
+      bool changed = options_.offload_to_cpu || (value.defined() && flat.was_written(i));
+      if (options_.rank0_only && model_->world.size() > 1) {
+        at::Tensor sent = value.defined() ? value.detach().to(model_->device).contiguous()
+                                          : at::empty(p.sizes, flat.shard.options());
+        if (sent.numel() > 0) model_->world.comm().broadcast(sent, 0, {.label = p.name()});
+        value = sent;
+        changed = true;
+      }
+      if (changed) written.push_back({&flat, i, value.detach().clone()});
+    });
+    model_->synchronize_readers("summon_full_params");
+  }
+  for (const auto& unit : model_->units) model_->release(*unit);
+  for (auto& [flat, i, value] : written) {
+    // What was only read keeps the master's precision.
+    at::Tensor part = flat->part_of(i, flat->master), before = part.to(flat->param_dtype());
+    at::Tensor fresh = at::empty_like(flat->master);
+    flat->keep_part(i, value.to(flat->device()), fresh);
+    at::Tensor after = flat->part_of(i, fresh);
+    part.copy_(at::where(after.to(flat->param_dtype()) == before, part, after));
+  }
+  if (write)
+    for (const auto& unit : model_->units) model_->changed(*unit);
+}
+
+std::unique_ptr<FullParams> Sharded::summon_full_params(SummonOptions options) const {
+  return std::make_unique<FullParams>(live(model_), options);
+}
+
+// --- models built on the meta device ---
+
+void Sharded::materialize(at::Device device,
+                          const std::function<void(torch::nn::Module&)>& init) const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  if (device.type() != model->device.type())
+    throw Error("materialize on " + device.str() + ": the model was sharded on " +
+                    model->device.str() + ".",
+                "give fully_shard the device: .device = …");
+  model->give_up_all();
+  model->synchronize_readers("materialize");
+  for (const auto& unit : model->units) {
+    if (!unit->meta) continue;
+    at::NoGradGuard no_grad;
+    // Whole in the master's dtype while the module's own code writes to it.
+    std::vector<at::Tensor> fulls;
+    for (const auto& flat : unit->flats) {
+      fulls.push_back(at::zeros({flat->layout().full_numel()}, flat->master.options()));
+      for (size_t i = 0; i < flat->parameters().size(); ++i) {
+        shard::set_key(flat->parameters()[i].handle, false);
+        shard::become(flat->parameters()[i].handle, flat->view_of(i, fulls.back()));
+      }
+    }
+    auto bind = [&] {
+      for (const auto& flat : unit->flats)
+        for (size_t i = 0; i < flat->parameters().size(); ++i) flat->bind(i);
+    };
+    try {
+      for (const shard::OwnedModule& owned : unit->modules) {
+        if (!owned.module)
+          throw Error("unit \"" + unit->name + "\": a TorchScript module cannot be initialised.",
+                      "load its values with load_full_state_dict().");
+        for (const auto& buffer : owned.module->named_buffers(false))
+          if (buffer.value().is_meta())
+            shard::become(buffer.value(),
+                          at::zeros(buffer.value().sizes(), buffer.value().options().device(device)));
+        if (init)
+          init(*owned.module);
+        else
+          shard::reset_parameters(*owned.module, owned.path);
+      }
+    } catch (...) {
+      bind();
+      throw;
+    }
+    Unseen unseen;
+    for (size_t f = 0; f < unit->flats.size(); ++f) {
+      Flat& flat = *unit->flats[f];
+      for (size_t i = 0; i < flat.parameters().size(); ++i)
+        flat.keep_part(i, flat.view_of(i, fulls[f]), flat.master);
+    }
+    bind();
+    unit->meta = false;
+    model->changed(*unit);
+  }
+  // Modules without parameters of their own may have buffers.
+  shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
+    for (const auto& [name, buffer] : node.buffers)
+      if (buffer.is_meta())
+        shard::become(buffer, at::zeros(buffer.sizes(), buffer.options().device(device)));
+  });
+}
+
+}  // namespace fsdp

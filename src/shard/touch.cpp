@@ -1,0 +1,271 @@
+// Where LibTorch calls us: the fallback of the key that sharded parameters carry, the autograd
+// engine that hands out hooks for saved tensors, and the ends of a backward. All of it is installed
+// when this library is loaded, which is before the first backward.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/library.h>
+
+#include "shard/deferred.h"
+#include "shard/model.h"
+#include "shard/registry.h"
+
+namespace fsdp::shard {
+namespace {
+
+bool in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+Model& model_of(const Unit& unit) {
+  if (!unit.model)
+    throw Error("unit \"" + unit.name + "\": the handle that fully_shard returned is gone.",
+                "keep it as long as the model and its graphs are used.");
+  return *unit.model;
+}
+
+// --- operators ---
+
+// What one operator reads of ours.
+class Touched {
+ public:
+  explicit Touched(const c10::OperatorHandle& op) : op_(op) {}
+  ~Touched() {
+    if (!counted_) return;
+    for (const auto& unit : units_) {
+      if (!unit->model) continue;
+      std::lock_guard lock(unit->model->mutex);
+      --unit->busy;
+    }
+  }
+  Touched(const Touched&) = delete;
+  Touched& operator=(const Touched&) = delete;
+
+  void see(const at::Tensor& tensor, bool write) {
+    if (!has_key(tensor)) return;
+    StorageTag* tag = tag_of(tensor);
+    if (!tag) return;  // an alias whose owner is gone; its storage says so when it is read
+    switch (tag->kind) {
+      case StorageTag::kDeferred:
+        if (!deferred::recording()) deferred::materialize(tensor);
+        return;
+      case StorageTag::kGradients:
+        return see_gradient(*static_cast<Flat*>(tag->owner), tensor);
+      case StorageTag::kParameters:
+        return see_parameter(*static_cast<Flat*>(tag->owner), tensor, write);
+    }
+  }
+
+  // Gathers everything; nothing of it may leave until the operator has returned.
+  void gather() {
+    for (const auto& unit : units_) model_of(*unit);
+    for (const auto& unit : units_) {
+      std::lock_guard lock(unit->model->mutex);
+      ++unit->busy;
+    }
+    counted_ = true;
+    for (const auto& unit : units_)
+      model_of(*unit).ensure(*unit, op_.schema().name().c_str(), in_backward());
+  }
+
+  // The dtype that the operator's other floating-point inputs are cast to, if one is.
+  std::optional<at::ScalarType> cast_to() const { return mixed_ ? std::nullopt : cast_to_; }
+  bool done() const { return done_; }  // the operator's work; its result is its first argument
+
+ private:
+  void see_parameter(Flat& flat, const at::Tensor& tensor, bool write) {
+    Unit& unit = flat.unit();
+    if (write && !unit.writable) refuse_write(flat, tensor);
+    if (unit.cast_inputs && at::isFloatingType(flat.param_dtype())) {
+      if (cast_to_ && *cast_to_ != flat.param_dtype()) mixed_ = true;
+      cast_to_ = flat.param_dtype();
+    }
+    for (const auto& known : units_)
+      if (known.get() == &unit) return;
+    units_.push_back(unit.shared_from_this());
+  }
+
+  [[noreturn]] void refuse_write(const Flat& flat, const at::Tensor& tensor) const {
+    std::string name = "a parameter";
+    for (const Parameter& p : flat.parameters())
+      if (p.handle.is_same(tensor)) name = "parameter \"" + p.name() + "\"";
+    throw Error("unit \"" + flat.unit().name + "\": " + op_.schema().name() + " writes to " + name +
+                    ", which is sharded.",
+                "update it with fsdp::AdamW(sharded, …) or torch::optim on sharded.parameters(); "
+                "write it by hand inside sharded.summon_full_params().");
+  }
+
+  // A stand-in for a gradient that is sharded. model->zero_grad() is the one thing that works on it.
+  void see_gradient(Flat& flat, const at::Tensor& tensor) {
+    const std::string& name = op_.schema().name();
+    if (name == "aten::detach" || name == "aten::detach_") return;
+    std::string parameter;
+    for (size_t i = 0; i < flat.parameters().size(); ++i) {
+      if (flat.layout().offset(i) != tensor.storage_offset()) continue;
+      parameter = flat.parameters()[i].name();
+      if (name != "aten::zero_" || !flat.grad.defined()) continue;
+      Unseen unseen;
+      flat.part_of(i, flat.grad).zero_();
+      done_ = true;
+      return;
+    }
+    throw Error("unit \"" + flat.unit().name + "\": " + name + " reads the gradient of \"" +
+                    parameter + "\", which is sharded.",
+                "clip with sharded.clip_grad_norm_(…), update with fsdp::AdamW(sharded, …) or "
+                "torch::optim on sharded.parameters(), look with sharded.full_grad(name).");
+  }
+
+  const c10::OperatorHandle& op_;
+  c10::SmallVector<std::shared_ptr<Unit>, 4> units_;
+  std::optional<at::ScalarType> cast_to_;
+  bool mixed_ = false;
+  bool counted_ = false;  // as busy
+  bool done_ = false;
+};
+
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+      if (tensor) visit(*tensor);
+  }
+}
+
+bool writes(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
+at::Tensor cast(const at::Tensor& tensor, at::ScalarType type) {
+  bool castable = tensor.defined() && at::isFloatingType(tensor.scalar_type()) &&
+                  tensor.scalar_type() != type && !has_key(tensor) &&
+                  !tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
+                  tensor.layout() == at::kStrided;
+  return castable ? tensor.to(type) : tensor;
+}
+
+// Modules of the C++ frontend have no boundary at which their inputs could be cast, so the operators
+// that read a parameter have it.
+void cast_inputs(const c10::OperatorHandle& op, at::ScalarType type, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  size_t first = stack->size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    c10::IValue& value = (*stack)[first + i];
+    if (writes(arguments[i])) continue;
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      at::Tensor other = cast(tensor, type);
+      if (!other.is_same(tensor)) value = std::move(other);
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> tensors = value.toTensorVector();
+      for (at::Tensor& tensor : tensors) tensor = cast(tensor, type);
+      value = std::move(tensors);
+    }
+  }
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  Touched touched(op);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = torch::jit::peek(*stack, i, arguments.size());
+    bool write = writes(arguments[i]);
+    for_each_tensor(value, [&](const at::Tensor& tensor) { touched.see(tensor, write); });
+  }
+  if (touched.done()) return;
+  touched.gather();
+  if (deferred::recording()) return deferred::record(op, keys, stack);
+  if (auto type = touched.cast_to()) cast_inputs(op, *type, stack);
+  // Below the key, never from the top: an alias taken while sharded keeps the key for ever.
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+// --- saved tensors ---
+
+// Keeps a tensor for backward as autograd would, but a parameter without its memory. With hooks,
+// autograd no longer notices that a saved tensor was changed in place; this does.
+class SavedTensor : public torch::autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor& tensor) override {
+    data_ = tensor.tensor_data();
+    version_ = tensor._version();
+    StorageTag* tag = tag_of(tensor);
+    if (!tag || tag->kind != StorageTag::kParameters) return;
+    flat_ = static_cast<Flat*>(tag->owner);
+    unit_ = flat_->unit().shared_from_this();
+    ++flat_->saved;
+    set_key(data_, false);
+  }
+
+  at::Tensor call_unpack_hook() override {
+    if (data_._version() != version_)
+      throw Error(
+          (unit_ ? "unit \"" + unit_->name + "\": a parameter" : std::string("a tensor")) +
+              " that backward needs was changed in place after forward saved it: version " +
+              std::to_string(data_._version()) + ", expected " + std::to_string(version_) + ".",
+          unit_ ? "call optimizer.step() after backward, not between forward and backward."
+                : "replace the in-place operation (add_, relu_, …) by one that returns a result.");
+    if (unit_) model_of(*unit_).ensure(*unit_, "backward", true);
+    return data_;
+  }
+
+  ~SavedTensor() override {
+    if (!unit_) return;
+    data_.reset();  // before the count, or the unit looks pinned
+    --flat_->saved;
+  }
+
+ private:
+  at::Tensor data_;
+  uint32_t version_ = 0;
+  std::shared_ptr<Unit> unit_;  // a graph may outlive the model
+  Flat* flat_ = nullptr;
+};
+
+class Engine : public torch::autograd::Engine {
+ public:
+  static torch::autograd::Engine& get() {
+    static Engine* engine = new Engine;  // its threads end with the process
+    return *engine;
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return registry::empty() ? nullptr : std::make_unique<SavedTensor>();
+  }
+
+  // A backward inside a backward belongs to the outer one, which ends when all of it has.
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    auto run = [&] {
+      return torch::autograd::Engine::execute(roots, inputs, keep_graph, create_graph,
+                                              accumulate_grad, outputs);
+    };
+    if (registry::empty() || in_backward()) return run();
+    auto models = registry::models();
+    for (const auto& model : models) model->begin_backward();
+    try {
+      auto result = run();
+      for (const auto& model : models) model->end_backward(/*failed=*/false);
+      return result;
+    } catch (...) {
+      for (const auto& model : models) model->end_backward(/*failed=*/true);
+      throw;
+    }
+  }
+};
+
+const bool installed = (torch::autograd::set_default_engine_stub(&Engine::get), true);
+
+}  // namespace
+}  // namespace fsdp::shard

@@ -1,0 +1,56 @@
+#include "fsdp/wrap.h"
+
+#include <algorithm>
+
+namespace fsdp::wrap {
+namespace {
+
+// `*` stands for any characters within a step of the path, `**` across steps.
+bool matches(std::string_view pattern, std::string_view path) {
+  if (pattern.empty()) return path.empty();
+  if (pattern[0] != '*')
+    return !path.empty() && pattern[0] == path[0] && matches(pattern.substr(1), path.substr(1));
+  bool across = pattern.starts_with("**");
+  std::string_view rest = pattern.substr(across ? 2 : 1);
+  for (size_t taken = 0;; ++taken) {
+    if (matches(rest, path.substr(taken))) return true;
+    if (taken == path.size() || (!across && path[taken] == '.')) return false;
+  }
+}
+
+template <typename Test>
+WrapPolicy where(Test test, UnitOptions options) {
+  return [test = std::move(test), options](const ModuleView& module) -> WrapPolicy::Decision {
+    return test(module) ? WrapPolicy::Decision(options) : std::nullopt;
+  };
+}
+
+}  // namespace
+
+WrapPolicy types(std::vector<std::string> names, UnitOptions options) {
+  return where(
+      [names](const ModuleView& module) {
+        return std::find(names.begin(), names.end(), module.type) != names.end();
+      },
+      options);
+}
+
+WrapPolicy names(std::vector<std::string> patterns, UnitOptions options) {
+  return where(
+      [patterns](const ModuleView& module) {
+        return std::any_of(patterns.begin(), patterns.end(),
+                           [&](const std::string& p) { return matches(p, module.path); });
+      },
+      options);
+}
+
+WrapPolicy min_params(int64_t elements, UnitOptions options) {
+  return where([elements](const ModuleView& module) { return module.remaining >= elements; },
+               options);
+}
+
+WrapPolicy always(UnitOptions options) {
+  return where([](const ModuleView& module) { return module.remaining > 0; }, options);
+}
+
+}  // namespace fsdp::wrap

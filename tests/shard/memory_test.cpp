@@ -1,0 +1,253 @@
+// Bytes and times: what a rank holds is its share, gathered units stay within the ring, what is
+// sent follows the formulas, and the next unit is on its way while this one computes.
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <map>
+
+#include "fsdp/optim.h"
+#include "shard/oracle.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr int64_t kWidth = 64, kDepth = 8;  // units of 4160 elements
+constexpr int64_t kUnit = kWidth * kWidth + kWidth;
+
+using Clock = std::chrono::steady_clock;
+
+ShardOptions options(ShardingStrategy strategy = ShardingStrategy::FULL_SHARD) {
+  return {.wrap = wrap::modules<nn::Linear>(),
+          .strategy = strategy,
+          .device = test_device(),
+          .share_host_memory = false};
+}
+
+struct Subject {
+  explicit Subject(const ShardOptions& options)
+      : model(kWidth, kDepth), sharded(fully_shard(model, options)) {}
+
+  void step(Optimizer* optimizer = nullptr) {
+    model->forward(at::ones({2, kWidth}, test_device())).square().mean().backward();
+    if (optimizer) optimizer->step();
+    sharded.zero_grad();
+  }
+
+  Mlp model;
+  Sharded sharded;
+};
+
+// --- what a rank holds ---
+
+TEST(Memory, ParametersAreAnEqualShareWithLittlePadding) {
+  Subject subject(options());
+  auto report = subject.sharded.memory();
+  double whole = 4.0 * kUnit * kDepth;
+  EXPECT_EQ(sum_over_ranks(static_cast<double>(report.parameters - report.padding)), whole);
+  EXPECT_GE(report.parameters, whole / world_size());
+  // Shards are multiples of 64 elements, and AUTO spends 1 % on whole rows at most.
+  EXPECT_LE(report.parameters, 1.01 * whole / world_size() + 4 * 64 * kDepth);
+}
+
+TEST(Memory, GradientsAndStatesAreAnEqualShareToo) {
+  Subject subject(options());
+  AdamW optimizer(subject.sharded, {.lr = 1e-3});
+  subject.step(&optimizer);
+  subject.model->forward(at::ones({2, kWidth}, test_device())).sum().backward();
+  auto report = subject.sharded.memory();
+  EXPECT_EQ(report.gradients, report.parameters);
+  EXPECT_GE(report.optimizer, 2 * (report.parameters - report.padding));
+  EXPECT_LE(report.optimizer, 2 * report.parameters + 64 * kDepth);
+  EXPECT_EQ(report.accumulated, 0);
+}
+
+TEST(Memory, WithNoShardEverybodyHoldsEverything) {
+  Subject subject(options(ShardingStrategy::NO_SHARD));
+  auto report = subject.sharded.memory();
+  EXPECT_EQ(report.parameters - report.padding, 4 * kUnit * kDepth);
+}
+
+TEST(Memory, AccumulationWithoutCommunicationKeepsWholeGradients) {
+  Subject subject(options());
+  {
+    auto guard = subject.sharded.no_sync();
+    subject.model->forward(at::ones({2, kWidth}, test_device())).sum().backward();
+  }
+  EXPECT_GE(subject.sharded.memory().accumulated, 4 * kUnit * kDepth);
+}
+
+// --- gathered units ---
+
+TEST(Memory, GatheredUnitsStayWithinTheRing) {
+  for (int depth : {0, 1, 2}) {
+    SCOPED_TRACE(depth);
+    auto shard_options = options();
+    shard_options.forward_prefetch = shard_options.backward_prefetch = depth;
+    Subject subject(shard_options);
+    for (int i = 0; i < 4; ++i) subject.step();
+    auto report = subject.sharded.memory();
+    int64_t unit = static_cast<int64_t>(1.01 * 4 * kUnit) + 4 * 64 * world_size();
+    EXPECT_LE(report.ring, (2 + depth) * unit);
+    EXPECT_EQ(report.unsharded, report.ring);  // the root has no parameters, nothing is pinned
+    EXPECT_EQ(world_size() > 1, report.ring > 0);
+  }
+}
+
+TEST(Memory, IsTheSameInStep3AndInStep60) {
+  for (bool share : {false, true}) {
+    for (auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP,
+                          ShardingStrategy::NO_SHARD}) {
+      SCOPED_TRACE(std::string(name(strategy)) + (share ? " shared" : " gathered"));
+      auto shard_options = options(strategy);
+      shard_options.share_host_memory = share;
+      Subject subject(shard_options);
+      AdamW optimizer(subject.sharded, {.lr = 1e-4});
+      for (int i = 0; i < 3; ++i) subject.step(&optimizer);
+      auto early = subject.sharded.memory();
+      for (int i = 3; i < 60; ++i) subject.step(&optimizer);
+      auto late = subject.sharded.memory();
+      EXPECT_EQ(early.table(), late.table());
+      EXPECT_EQ(early.total(), late.total());
+      EXPECT_EQ(early.shared_window, late.shared_window);
+    }
+  }
+}
+
+TEST(Memory, TheTableNamesEveryKind) {
+  Subject subject(options());
+  subject.step();
+  std::string table = subject.sharded.memory().table();
+  for (const char* word : {"parameters", "gradients", "unsharded"})
+    EXPECT_TRUE(contains(table, word)) << table;
+}
+
+TEST(Memory, AnOperatorThatNeedsMoreUnitsThanTheRingHasGrowsItAndSaysSo) {
+  if (world_size() == 1) GTEST_SKIP() << "nothing is gathered";
+  Subject subject(options());
+  std::vector<at::Tensor> weights;
+  for (int64_t i = 0; i < kDepth; ++i) weights.push_back(subject.model->layer(i)->weight);
+  ::testing::internal::CaptureStderr();
+  auto sum = at::stack(weights).sum();
+  std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(on_any_rank(contains(said, "buffer"))) << said;
+  EXPECT_GE(subject.sharded.memory().ring, kDepth * 4 * kUnit);
+}
+
+// --- what is sent ---
+
+TEST(Traffic, FollowsTheFormulas) {
+  int64_t ranks = world_size();
+  for (auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP,
+                        ShardingStrategy::NO_SHARD}) {
+    SCOPED_TRACE(name(strategy));
+    Subject subject(options(strategy));
+    AdamW optimizer(subject.sharded, {.lr = 1e-4});
+    for (int i = 0; i < 2; ++i) subject.step(&optimizer);
+    subject.sharded.reset_traffic();
+    subject.step(&optimizer);
+    auto sent = subject.sharded.traffic();
+    int64_t shards = subject.sharded.memory().parameters;  // padding included
+    if (strategy == ShardingStrategy::NO_SHARD) {
+      EXPECT_EQ(sent.all_reduce, 2 * shards * (ranks - 1) / ranks);
+      EXPECT_EQ(sent.all_gather + sent.reduce_scatter, 0);
+      continue;
+    }
+    EXPECT_EQ(sent.reduce_scatter, shards * (ranks - 1));
+    EXPECT_EQ(sent.all_reduce, 0);
+    if (strategy == ShardingStrategy::SHARD_GRAD_OP) {
+      EXPECT_EQ(sent.all_gather, shards * (ranks - 1));
+      continue;
+    }
+    // Every unit once in forward; in backward those that have left the ring (of 3) meanwhile. The
+    // first layer's weight is not read by backward.
+    int64_t unit = shards / kDepth * (ranks - 1);
+    EXPECT_GE(sent.all_gather, unit * (kDepth + kDepth - 1 - 3));
+    EXPECT_LE(sent.all_gather, unit * 2 * kDepth);
+  }
+}
+
+// --- what overlaps ---
+
+struct Times {
+  std::map<std::string, Clock::time_point> issued, ready;  // of each unit's last gather
+};
+
+Times times_of(const std::vector<Event>& events, bool backward) {
+  Times times;
+  for (const auto& event : events) {
+    if (event.backward != backward) continue;
+    if (event.kind == Event::kGatherIssued) times.issued[event.unit] = event.at;
+    if (event.kind == Event::kReady) times.ready[event.unit] = event.at;
+  }
+  return times;
+}
+
+TEST(Overlap, TheNextUnitIsOnItsWayBeforeThisOneHasComputed) {
+  if (world_size() == 1) GTEST_SKIP() << "nothing is gathered";
+  Subject subject(options());
+  for (int i = 0; i < 3; ++i) subject.step();
+  subject.sharded.record_events(true);
+  std::map<int64_t, Clock::time_point> forward_done, backward_done;  // of each layer
+  auto x = at::ones({2, kWidth}, test_device());
+  for (int64_t i = 0; i < kDepth; ++i) {
+    x = subject.model->layer(i)->forward(x);
+    forward_done[i] = Clock::now();
+    // The gradient of layer i's output comes when layer i + 1 is through with its backward.
+    x.register_hook(
+        [&backward_done, i](const at::Tensor&) { backward_done[i + 1] = Clock::now(); });
+    x = x.tanh();
+  }
+  x.square().mean().backward();
+  auto events = subject.sharded.events();
+  subject.sharded.record_events(false);
+
+  auto unit = [](int64_t i) { return "layers." + std::to_string(i); };
+  auto forward = times_of(events, false);
+  for (int64_t i = 0; i + 1 < kDepth; ++i) {
+    ASSERT_TRUE(forward.ready.count(unit(i + 1))) << unit(i + 1);
+    if (!forward.issued.count(unit(i + 1))) continue;  // it was there from the step before
+    EXPECT_LT(forward.issued[unit(i + 1)], forward_done[i]) << unit(i + 1);
+  }
+  auto backward = times_of(events, true);
+  int gathered = 0;
+  for (int64_t i = kDepth - 1; i > 1; --i) {
+    if (!backward.issued.count(unit(i - 1))) continue;  // still there from forward
+    EXPECT_LT(backward.issued[unit(i - 1)], backward_done[i]) << unit(i - 1);
+    ++gathered;
+  }
+  EXPECT_GE(gathered, 3);
+}
+
+TEST(Overlap, WithoutPrefetchAUnitIsGatheredWhenItIsTouched) {
+  if (world_size() == 1) GTEST_SKIP() << "nothing is gathered";
+  auto shard_options = options();
+  shard_options.forward_prefetch = shard_options.backward_prefetch = 0;
+  Subject subject(shard_options);
+  for (int i = 0; i < 3; ++i) subject.step();
+  subject.sharded.record_events(true);
+  subject.step();
+  std::string last;
+  for (const auto& event : subject.sharded.events()) {
+    if (event.kind == Event::kGatherIssued) last = event.unit;
+    if (event.kind == Event::kReady) {
+      EXPECT_EQ(event.unit, last);
+    }
+  }
+  EXPECT_FALSE(last.empty());
+}
+
+TEST(Overlap, GradientsAreReducedWhileBackwardGoesOn) {
+  Subject subject(options());
+  for (int i = 0; i < 2; ++i) subject.step();
+  subject.sharded.record_events(true);
+  subject.step();
+  std::vector<std::string> reduced;
+  for (const auto& event : subject.sharded.events())
+    if (event.kind == Event::kReduceIssued) reduced.push_back(event.unit);
+  ASSERT_EQ(reduced.size(), static_cast<size_t>(kDepth));
+  for (int64_t i = 0; i < kDepth; ++i)
+    EXPECT_EQ(reduced[i], "layers." + std::to_string(kDepth - 1 - i));
+}
+
+}  // namespace
+}  // namespace fsdp::testing

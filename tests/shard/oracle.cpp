@@ -1,0 +1,254 @@
+#include "shard/oracle.h"
+
+#include <ATen/ATen.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace fsdp::testing {
+namespace {
+
+at::Tensor in_double(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU, at::kDouble);
+}
+
+double norm_of(const at::Tensor& tensor) {
+  return tensor.norm().item<double>();
+}
+
+NamedTensors clones(const NamedTensors& tensors) {
+  NamedTensors copies;
+  for (const auto& [name, tensor] : tensors) copies.emplace_back(name, tensor.detach().clone());
+  return copies;
+}
+
+void copy(const NamedTensors& from, const NamedTensors& to) {
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < from.size(); ++i) to[i].second.copy_(from[i].second);
+}
+
+// A BatchNorm's parameters stay in float32, as its buffers do: LibTorch has no kernel for less.
+bool is_of_batch_norm(const std::string& parameter, const NamedTensors& buffers) {
+  std::string owner = parameter.substr(0, parameter.rfind('.') + 1);
+  return std::any_of(buffers.begin(), buffers.end(),
+                     [&](const auto& buffer) { return buffer.first == owner + "running_mean"; });
+}
+
+// The same random numbers for a rank, whether it is the sharded model's or the oracle's turn.
+void seed_work(int run, int rank) {
+  torch::manual_seed(1000 * run + rank);
+}
+
+}  // namespace
+
+torch::optim::SGDOptions sgd_options(const ModelCase& model) {
+  return torch::optim::SGDOptions(kLearningRate)
+      .momentum(model.momentum)
+      .weight_decay(model.weight_decay);
+}
+
+Built build_seeded(const ModelCase& model, uint64_t seed) {
+  torch::manual_seed(seed);
+  return model.build();
+}
+
+Built build_reference(const ModelCase& model, const MixedPrecision& precision, at::Device device) {
+  torch::manual_seed(kSeed);
+  bool casting = precision.param_dtype && model.build_casting;
+  auto plain = casting ? model.build_casting() : model.build();
+  if (device.type() != at::kCPU) plain.module->to(device);
+  return plain;
+}
+
+MixedPrecision bf16_precision() {
+  return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+}
+
+Oracle::Oracle(const ModelCase& model, int world, const MixedPrecision& precision,
+               at::Device device)
+    : Oracle(model, build_reference(model, precision, device), world, precision) {}
+
+Oracle::Oracle(const ModelCase& model, Built plain, int world, const MixedPrecision& precision)
+    : model_(model), precision_(precision), plain_(std::move(plain)), losses_(world) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> trained;
+  for (auto& [name, parameter] : plain_.parameters) {
+    auto master = parameter.detach().clone();
+    masters_.emplace_back(name, master.set_requires_grad(parameter.requires_grad()));
+    if (parameter.requires_grad()) trained.push_back(master);
+    gradients_.push_back(at::zeros(parameter.sizes(), at::kDouble));
+    if (precision.param_dtype && !is_of_batch_norm(name, plain_.buffers))
+      parameter.set_data(parameter.to(*precision.param_dtype));
+  }
+  for (int r = 0; r < world; ++r) buffers_.push_back(clones(plain_.buffers));
+  optimizer_ = std::make_unique<torch::optim::SGD>(trained, sgd_options(model));
+}
+
+void Oracle::work_as(int rank, const RankWork& work) {
+  copy(buffers_[rank], plain_.buffers);
+  for (auto& [name, parameter] : plain_.parameters) parameter.mutable_grad() = at::Tensor();
+  seed_work(runs_, rank);
+  auto loss = work(plain_, rank);
+  losses_[rank] = loss.defined() ? in_double(loss) : at::Tensor();
+  copy(plain_.buffers, buffers_[rank]);
+}
+
+void Oracle::run(const RankWork& work, std::vector<double> weights) {
+  int world = static_cast<int>(losses_.size());
+  if (weights.empty()) weights.assign(world, 1.0);
+  double sum = 0;
+  for (double weight : weights) sum += weight;
+  for (int r = 0; r < world; ++r) {
+    work_as(r, work);
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      const auto& gradient = plain_.parameters[i].second.grad();
+      if (gradient.defined()) gradients_[i] += in_double(gradient) * (weights[r] / sum);
+    }
+  }
+  ++runs_;
+}
+
+void Oracle::step() {
+  for (size_t i = 0; i < masters_.size(); ++i) {
+    auto& master = masters_[i].second;
+    if (master.requires_grad()) master.mutable_grad() = gradients_[i].to(master.options());
+  }
+  optimizer_->step();
+  copy(masters_, plain_.parameters);
+}
+
+void Oracle::zero_grad() {
+  for (auto& gradient : gradients_) gradient.zero_();
+}
+
+void Oracle::scale_gradients(double factor) {
+  for (auto& gradient : gradients_) gradient.mul_(factor);
+}
+
+double Oracle::gradient_norm() const {
+  double squares = 0;
+  for (const auto& gradient : gradients_) squares += std::pow(norm_of(gradient), 2);
+  return std::sqrt(squares);
+}
+
+SideBySide::SideBySide(const ModelCase& model, ShardOptions options)
+    : model_(model),
+      mine_(build_seeded(model)),
+      oracle_(model, world_size(), options.mixed_precision, test_device()) {
+  if (!options.wrap) options.wrap = model.wrap;
+  if (!options.device) options.device = test_device();
+  sharded_ = fully_shard(mine_.module, std::move(options));
+  optimizer_ = std::make_unique<torch::optim::SGD>(sharded_.parameters(), sgd_options(model));
+}
+
+SideBySide::SideBySide(const ModelCase& model, Built mine, Sharded sharded, Oracle oracle)
+    : model_(model),
+      mine_(std::move(mine)),
+      sharded_(std::move(sharded)),
+      oracle_(std::move(oracle)),
+      optimizer_(std::make_unique<torch::optim::SGD>(sharded_.parameters(), sgd_options(model))) {}
+
+double SideBySide::tolerance() const {
+  return oracle_.type() ? kBf16Epsilon : model_.tolerance;
+}
+
+Batch SideBySide::batch(int step, int rank) const {
+  return moved(model_.batch(step, rank), test_device());
+}
+
+RankWork SideBySide::work(int step) const {
+  return [this, step](Built& model, int rank) {
+    // The plain copy gets its inputs as its parameters are; the sharded one must cast by itself.
+    auto type = &model == &mine_ ? std::nullopt : oracle_.type();
+    auto loss = model.loss(moved(batch(step, rank), test_device(), type));
+    loss.backward();
+    return loss;
+  };
+}
+
+at::Tensor SideBySide::run_mine(const RankWork& work) {
+  seed_work(runs_++, rank());
+  return work(mine_, rank());
+}
+
+void SideBySide::run(const RankWork& mine, const RankWork& reference, std::vector<double> weights) {
+  auto loss = run_mine(mine);
+  oracle_.run(reference, std::move(weights));
+  expect_same_loss(loss);
+  expect_same_gradients();
+}
+
+void SideBySide::step() {
+  optimizer_->step();
+  oracle_.step();
+  drift_ += kLearningRate / (1 - model_.momentum) * tolerance() * oracle_.gradient_norm();
+  expect_same_parameters();
+  expect_same_buffers();
+}
+
+void SideBySide::zero_grad() {
+  sharded_.zero_grad();
+  oracle_.zero_grad();
+}
+
+void SideBySide::train(int steps, int first) {
+  for (int i = first; i < first + steps; ++i) {
+    SCOPED_TRACE("step " + std::to_string(i));
+    run(work(i));
+    step();
+    zero_grad();
+  }
+}
+
+void SideBySide::expect_same_loss(const at::Tensor& loss) {
+  auto reference = oracle_.loss(rank());
+  ASSERT_EQ(loss.defined(), reference.defined());
+  if (!loss.defined()) return;
+  double value = in_double(loss).item<double>(), expected = reference.item<double>();
+  EXPECT_NEAR(value, expected, tolerance() * std::abs(expected)) << "loss of rank " << rank();
+}
+
+void SideBySide::expect_same_gradients() {
+  double limit = tolerance() * oracle_.gradient_norm();
+  for (size_t i = 0; i < oracle_.masters().size(); ++i) {
+    const auto& [name, master] = oracle_.masters()[i];
+    auto gradient = sharded_.full_grad(name);
+    auto expected = oracle_.gradient(i);
+    if (!gradient.defined()) {
+      EXPECT_EQ(norm_of(expected), 0) << "no gradient of " << name;
+      continue;
+    }
+    ASSERT_EQ(gradient.sizes(), expected.sizes()) << name;
+    double difference = norm_of(in_double(gradient) - expected);
+    EXPECT_LE(difference, limit) << "gradient of " << name << ", whose norm is "
+                                 << norm_of(expected) << " of " << oracle_.gradient_norm();
+  }
+}
+
+void SideBySide::expect_same_parameters() {
+  for (const auto& [name, master] : oracle_.masters()) {
+    auto value = sharded_.full_tensor(name);
+    ASSERT_EQ(value.sizes(), master.sizes()) << name;
+    auto expected = in_double(master);
+    double difference = norm_of(in_double(value) - expected);
+    // The update itself is rounded to the master's type.
+    double rounding = master.scalar_type() == at::kBFloat16 ? kBf16Epsilon : 1e-6;
+    double limit = master.requires_grad() ? drift_ + rounding * norm_of(expected) : 0;
+    EXPECT_LE(difference, limit) << "parameter " << name << ", whose norm is " << norm_of(expected);
+  }
+}
+
+void SideBySide::expect_same_buffers() {
+  const auto& expected = oracle_.buffers(rank());
+  double relative = oracle_.type() ? 4 * kBf16Epsilon : 1e-5;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto& [name, buffer] = mine_.buffers[i];
+    ASSERT_EQ(name, expected[i].first);
+    auto reference = in_double(expected[i].second);
+    EXPECT_LE(norm_of(in_double(buffer) - reference), relative * norm_of(reference))
+        << "buffer " << name;
+  }
+}
+
+}  // namespace fsdp::testing

@@ -1,0 +1,190 @@
+// Mixed precision beyond the table of models: which parameter has which type, what is cast, and in
+// which type gradients are summed.
+#include <ATen/ATen.h>
+#include <torch/utils.h>
+
+#include "fsdp/grad_scaler.h"
+#include "fsdp/optim.h"
+#include "shard/oracle.h"
+
+namespace fsdp::testing {
+namespace {
+
+ShardOptions options(MixedPrecision precision) {
+  return {.wrap = wrap::modules<Block, nn::Linear>(),
+          .mixed_precision = std::move(precision),
+          .device = test_device()};
+}
+
+at::Tensor input(int64_t width = 16) {
+  return random_normal(0, rank(), 0, {4, width}).to(test_device());
+}
+
+double relative(const at::Tensor& value, const at::Tensor& expected) {
+  auto reference = expected.detach().to(at::kDouble);
+  return ((value.detach().to(at::kDouble) - reference).norm() / reference.norm()).item<double>();
+}
+
+TEST(Precision, TheOutputOfForwardIsCast) {
+  torch::manual_seed(7);
+  Mlp model;
+  auto precision = bf16_precision();
+  precision.output_dtype = at::kFloat;
+  auto sharded = fully_shard(model, options(precision));
+  EXPECT_EQ(model->forward(input()).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(sharded.forward(input()).scalar_type(), at::kFloat);
+}
+
+TEST(Precision, ParametersHaveTheParamTypeAndMastersTheirOwn) {
+  Mlp model;
+  auto sharded = fully_shard(model, options(bf16_precision()));
+  EXPECT_EQ(model->layer(0)->weight.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(sharded.full_tensor("layers.0.weight").scalar_type(), at::kFloat);
+  for (const auto& shard : sharded.parameters()) EXPECT_EQ(shard.scalar_type(), at::kFloat);
+}
+
+TEST(Precision, NormsAndChosenParametersStayInFloat32) {
+  torch::manual_seed(7);
+  Transformer model, plain;
+  auto precision = bf16_precision();
+  precision.norms_in_fp32 = true;
+  precision.keep_fp32 = [](const std::string& name, const at::Tensor&) {
+    return name == "position";
+  };
+  torch::manual_seed(7);
+  model = Transformer();
+  torch::manual_seed(7);
+  plain = Transformer();
+  plain->to(test_device());
+  auto shard_options = options(precision);
+  shard_options.wrap = wrap::modules<Block>();
+  auto sharded = fully_shard(model, shard_options);
+  EXPECT_EQ(model->norm->weight.scalar_type(), at::kFloat);
+  EXPECT_EQ(model->block(0)->attention_norm->bias.scalar_type(), at::kFloat);
+  EXPECT_EQ(model->position.scalar_type(), at::kFloat);
+  EXPECT_EQ(model->block(0)->up->weight.scalar_type(), at::kBFloat16);
+  auto batch = moved(model_case("transformer").batch(0, 0), test_device());  // every rank the same
+  auto loss = model->loss(batch.x, batch.y), expected = plain->loss(batch.x, batch.y);
+  loss.backward();
+  expected.backward();
+  EXPECT_LE(relative(loss, expected), 4 * kBf16Epsilon);
+  EXPECT_LE(relative(sharded.full_grad("blocks.1.up.weight"), plain->block(1)->up->weight.grad()),
+            16 * kBf16Epsilon);
+}
+
+TEST(Precision, UnitsMayHavePoliciesOfTheirOwn) {
+  torch::manual_seed(7);
+  Mlp model;
+  ShardOptions shard_options{.wrap = [](const ModuleView& view) -> std::optional<UnitOptions> {
+                               if (view.type != "Linear") return std::nullopt;
+                               if (view.path == "layers.3")
+                                 return UnitOptions{.mixed_precision = MixedPrecision{}};
+                               return UnitOptions{};
+                             },
+                             .mixed_precision = bf16_precision(),
+                             .device = test_device()};
+  auto sharded = fully_shard(model, shard_options);
+  EXPECT_EQ(model->layer(2)->weight.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(model->layer(3)->weight.scalar_type(), at::kFloat);
+  // A unit without a policy casts nothing: its input must come as its parameters are.
+  auto h = model->layer(2)->forward(input());
+  EXPECT_EQ(h.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(model->layer(3)->forward(h.to(at::kFloat)).scalar_type(), at::kFloat);
+  EXPECT_EQ(model->layer(4)->forward(h.to(at::kFloat)).scalar_type(), at::kBFloat16);
+}
+
+TEST(Precision, InputsAreLeftAloneWhenThatIsAsked) {
+  Mlp model;
+  auto precision = bf16_precision();
+  precision.cast_forward_inputs = false;
+  auto sharded = fully_shard(model, options(precision));
+  EXPECT_THROW(model->forward(input()), std::exception);
+  EXPECT_EQ(model->forward(input().to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+}
+
+struct WithBufferImpl : nn::Module {
+  nn::Linear linear = register_module("linear", nn::Linear(16, 16));
+  at::Tensor scale = register_buffer("scale", at::ones({16}));
+  at::Tensor count = register_buffer("count", at::zeros({1}, at::kLong));
+  at::Tensor forward(at::Tensor x) { return linear(x) * scale; }
+};
+TORCH_MODULE(WithBuffer);
+
+TEST(Precision, BuffersAreCastWhenThatIsAsked) {
+  WithBuffer cast, left;
+  auto precision = bf16_precision();
+  auto left_sharded = fully_shard(left, options(precision));
+  precision.buffer_dtype = at::kBFloat16;
+  auto cast_sharded = fully_shard(cast, options(precision));
+  EXPECT_EQ(left->scale.scalar_type(), at::kFloat);
+  EXPECT_EQ(cast->scale.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(cast->count.scalar_type(), at::kLong);
+  EXPECT_EQ(cast->forward(input()).scalar_type(), at::kBFloat16);
+}
+
+TEST(Precision, AModelBuiltInBf16KeepsBf16MastersUnlessToldOtherwise) {
+  Mlp low, high;
+  low->to(at::kBFloat16);
+  high->to(at::kBFloat16);
+  auto low_sharded = fully_shard(low, options({}));
+  auto high_sharded = fully_shard(high, options({.master_dtype = at::kFloat}));
+  EXPECT_EQ(low_sharded.full_tensor("layers.0.weight").scalar_type(), at::kBFloat16);
+  EXPECT_EQ(high_sharded.full_tensor("layers.0.weight").scalar_type(), at::kFloat);
+  EXPECT_EQ(high->layer(0)->weight.scalar_type(), at::kBFloat16);
+}
+
+TEST(Precision, SmallUpdatesAreNotLostInAFloat32Master) {
+  Mlp model;
+  auto sharded = fully_shard(model, options(bf16_precision()));
+  auto before = sharded.full_tensor("layers.7.bias").clone();
+  SGD optimizer(sharded, {.lr = 1e-6});
+  double step = 0;
+  for (int i = 0; i < 20; ++i) {
+    model->forward(input()).sum().backward();  // the bias' gradient is 4 everywhere
+    optimizer.step();
+    optimizer.zero_grad();
+    step += 4e-6;
+  }
+  auto moved = before - sharded.full_tensor("layers.7.bias");
+  EXPECT_LE((moved - step).abs().max().item<double>(), 0.02 * step);
+}
+
+TEST(Precision, GradientsThatAreKeptUnshardedAreSummedInTheReduceType) {
+  constexpr int kTimes = 65;
+  SideBySide both(model_case("mlp"), {.mixed_precision = bf16_precision()});
+  both.run(both.work(0));
+  auto once = both.sharded().full_grad("layers.5.weight").clone();
+  both.zero_grad();
+  {
+    auto guard = both.sharded().no_sync();
+    for (int i = 1; i < kTimes; ++i) both.run_mine(both.work(0));
+  }
+  both.run_mine(both.work(0));
+  EXPECT_LE(relative(both.sharded().full_grad("layers.5.weight"), kTimes * once), 1e-5);
+}
+
+TEST(Precision, Float16WithAScalerSkipsAStepThatOverflowedOnAnyRank) {
+  torch::manual_seed(7);
+  Mlp model;
+  MixedPrecision precision{.param_dtype = at::kHalf, .reduce_dtype = at::kFloat};
+  auto sharded = fully_shard(model, options(precision));
+  AdamW optimizer(sharded, {.lr = 1e-3});
+  GradScaler scaler({.init_scale = 128});
+  auto step = [&](double factor) {
+    auto x = input();
+    scaler.scale(model->forward(x).to(at::kFloat).square().mean() * factor).backward();
+    bool stepped = scaler.step(optimizer);
+    scaler.update();
+    optimizer.zero_grad();
+    return stepped;
+  };
+  auto before = sharded.full_tensor("layers.0.weight").clone();
+  EXPECT_FALSE(step(rank() == 0 ? INFINITY : 1.0));
+  EXPECT_TRUE(at::equal(sharded.full_tensor("layers.0.weight"), before));
+  EXPECT_EQ(scaler.scale(), 64);
+  EXPECT_TRUE(step(1.0));
+  EXPECT_FALSE(at::equal(sharded.full_tensor("layers.0.weight"), before));
+}
+
+}  // namespace
+}  // namespace fsdp::testing
