@@ -41,7 +41,7 @@ class Work {
 struct CallOptions {
   bool async = false;
   std::string_view label = "";  // what the call is for ("unit layers.7"); errors carry it
-  int64_t identity = 0;  // the same as a number: ranks whose numbers differ get an error
+  int64_t identity = 0;         // the same as a number: ranks whose numbers differ get an error
 };
 
 class Communicator {
@@ -62,7 +62,7 @@ class Communicator {
   // Equal parts, or rows of the first dimension by the given splits.
   Work all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits = {},
                   std::vector<int64_t> in_splits = {}, CallOptions options = {}) const;
-  void barrier() const;
+  void barrier(CallOptions options = {}) const;
 
   // A buffer for all-gathers in place: rank r writes its part r and passes it as the input. With
   // shm it is one memory for all ranks and the gather copies nothing, so between a gather and the

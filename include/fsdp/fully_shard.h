@@ -10,8 +10,8 @@
 //   optimizer.step();
 //
 // The module's parameters lose their memory; the first operator that reads one gathers its unit.
-// The handle (Sharded) must live as long as the model is used; when it is gone, reading a parameter
-// is an error. Every rank must run the same modules in the same order.
+// The module stays sharded as long as it lives, whether or not the handle (Sharded) is kept. Every
+// rank must run the same modules in the same order.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -43,13 +43,13 @@ struct ShardOptions {
   ShardingStrategy strategy = ShardingStrategy::FULL_SHARD;
   MixedPrecision mixed_precision = {};
   ReshardAfterForward reshard_after_forward = {};
-  DeviceMesh mesh = {};                      // {"shard"} or {"replicate", "shard"}; default: all
-  std::optional<at::Device> device = {};     // parameters move there, unit by unit
+  DeviceMesh mesh = {};                   // {"shard"} or {"replicate", "shard"}; default: all
+  std::optional<at::Device> device = {};  // parameters move there, unit by unit
   std::vector<at::Tensor> ignored_parameters = {};  // stay as they are on every rank
-  bool sync_module_states = false;  // rank 0's parameters and buffers for everybody
-  int forward_prefetch = 1;         // units gathered ahead in forward …
-  int backward_prefetch = 1;        // … and in backward
-  bool limit_all_gathers = true;    // false: gathered units are not evicted to make room
+  bool sync_module_states = false;                  // rank 0's parameters and buffers for everybody
+  int forward_prefetch = 1;                         // units gathered ahead in forward …
+  int backward_prefetch = 1;                        // … and in backward
+  bool limit_all_gathers = true;  // false: gathered units are not evicted to make room
   Cut cut = Cut::AUTO;
   bool share_host_memory = true;  // shm: ranks of a host read one copy of the parameters
 };
@@ -104,8 +104,8 @@ class NoSync {
 };
 
 struct SummonOptions {
-  bool writeback = true;  // what is written to the parameters meanwhile is kept
-  bool rank0_only = false;  // the other ranks see empty memory (and write nothing back)
+  bool writeback = true;        // what is written to the parameters meanwhile is kept
+  bool rank0_only = false;      // the other ranks see empty memory (and write nothing back)
   bool offload_to_cpu = false;  // values() lie in CPU memory
 };
 
@@ -136,8 +136,8 @@ class Sharded {
   // This rank's flat shards of the trainable parameters, with their gradients after backward: what
   // any elementwise optimizer of torch::optim can update.
   std::vector<at::Tensor> parameters() const;
-  // Scales gradients so that their norm over all ranks is at most max_norm; returns the norm before,
-  // as a tensor of one float32 on the model's device. Collective; waits for no device.
+  // Scales gradients so that their norm over all ranks is at most max_norm; returns the norm
+  // before, as a tensor of one float32 on the model's device. Collective; waits for no device.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0) const;
   void zero_grad(bool set_to_none = true) const;
   [[nodiscard]] std::unique_ptr<NoSync> no_sync() const;
@@ -150,7 +150,7 @@ class Sharded {
   // average over everything, each rank weighing `weight` (its tokens). Collective.
   at::Tensor scale_loss(const at::Tensor& loss, double weight) const;
   // For a rank without data while the others take a step: takes part in their gathers and
-  // reductions with gradients of zero. Needs one step of the same shape before it.
+  // reductions with gradients of zero. Needs two steps of the same shape before it.
   void zero_weight_step() const;
 
   // --- units ---
@@ -219,8 +219,8 @@ class ModuleRef {
  public:
   ModuleRef(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}  // NOLINT
   template <typename M>
-    requires std::derived_from<M, torch::nn::Module>
-  ModuleRef(const std::shared_ptr<M>& module) : module_(module) {}  // NOLINT
+  requires std::derived_from<M, torch::nn::Module> ModuleRef(const std::shared_ptr<M>& module)
+      : module_(module) {}  // NOLINT
   template <typename M>
   ModuleRef(const torch::nn::ModuleHolder<M>& holder) : module_(holder.ptr()) {}  // NOLINT
 
@@ -234,11 +234,11 @@ namespace shard {
 std::shared_ptr<Model> shard_modules(const std::vector<ModuleRef>& modules, ShardOptions options);
 }
 
-// Shards `module`: units by options.wrap, the rest as the root unit. Modules in it that were sharded
-// before keep their units (bottom-up use). Collective over the mesh.
+// Shards `module`: units by options.wrap, the rest as the root unit. Modules in it that were
+// sharded before keep their units (bottom-up use). Collective over the mesh.
 template <typename M>
-  requires std::constructible_from<ModuleRef, const M&>
-ShardedModule<M> fully_shard(M module, ShardOptions options = {}) {
+requires std::constructible_from<ModuleRef, const M&> ShardedModule<M> fully_shard(
+    M module, ShardOptions options = {}) {
   return ShardedModule<M>(shard::shard_modules({ModuleRef(module)}, std::move(options)), module);
 }
 

@@ -1,5 +1,5 @@
-// What can be seen of a sharded model: where a parameter lies, which bytes the engine holds, what it
-// did.
+// What can be seen of a sharded model: where a parameter lies, which bytes the engine holds, what
+// it did.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +23,8 @@ struct ShardInfo {
   std::string name;
   std::string unit;
   std::vector<int64_t> global_shape;
-  std::string mesh;       // "shard=4" or "replicate=2 x shard=4"
-  std::string placement;  // "Shard(0)", "Replicate()", "Ragged" (cut inside rows)
+  std::string mesh;                   // "shard=4" or "replicate=2 x shard=4"
+  std::string placement;              // "Shard(0)", "Replicate()", "Ragged" (cut inside rows)
   std::vector<Rectangle> rectangles;  // this rank's part; empty where it has none, one when cut on
                                       // rows, up to three a dimension when cut inside them
   at::Tensor local;  // this rank's part of the master, in memory order; shaped as the rectangle
@@ -36,17 +36,17 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;  // in the mo
 
 // Every byte the engine holds on this rank, by kind.
 struct MemoryReport {
-  int64_t parameters = 0;        // master shards
-  int64_t gathered_from = 0;     // shards in param_dtype, where that is not the master's
-  int64_t gradients = 0;         // reduced shards
-  int64_t optimizer = 0;         // states
-  int64_t unsharded = 0;         // gathered units: the ring and the units that have their own buffer
-  int64_t ring = 0;              //   of these, the ring
-  int64_t secondary = 0;         // kept by reshard_after_forward = n
-  int64_t reduce_buffers = 0;    // gradients on their way
-  int64_t accumulated = 0;       // whole gradients kept by no_sync
-  int64_t shared_window = 0;     // this rank's share of windows it reads the others' shards through
-  int64_t padding = 0;           // of `parameters`, what belongs to no parameter
+  int64_t parameters = 0;      // master shards
+  int64_t gathered_from = 0;   // shards in param_dtype, where that is not the master's
+  int64_t gradients = 0;       // reduced shards
+  int64_t optimizer = 0;       // states
+  int64_t unsharded = 0;       // gathered units: the ring and the units that have their own buffer
+  int64_t ring = 0;            //   of these, the ring
+  int64_t secondary = 0;       // kept by reshard_after_forward = n
+  int64_t reduce_buffers = 0;  // gradients on their way
+  int64_t accumulated = 0;     // whole gradients kept by no_sync
+  int64_t shared_window = 0;   // this rank's share of windows it reads the others' shards through
+  int64_t padding = 0;         // of `parameters`, what belongs to no parameter
   int64_t total() const {
     return parameters + gathered_from + gradients + optimizer + unsharded + secondary +
            reduce_buffers + accumulated;

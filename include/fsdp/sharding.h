@@ -49,8 +49,8 @@ struct MixedPrecision {
 
 // How a flat buffer is cut into shards.
 enum class Cut {
-  AUTO,  // ROW where that costs at most 1 % of padding, else ELEMENT
-  ROW,   // between rows: a rank's part of a parameter is one rectangle
+  AUTO,     // ROW where that costs at most 1 % of padding, else ELEMENT
+  ROW,      // between rows: a rank's part of a parameter is one rectangle
   ELEMENT,  // anywhere: a part may begin and end inside a row
   TENSOR,   // between parameters: each is whole on one rank
 };

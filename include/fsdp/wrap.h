@@ -37,9 +37,9 @@ class WrapPolicy {
   WrapPolicy() = default;  // no unit but the root
 
   template <typename F>
-    requires(!std::same_as<std::remove_cvref_t<F>, WrapPolicy> &&
-             std::invocable<const F&, const ModuleView&>)
-  WrapPolicy(F decide) {  // NOLINT: meant to convert
+  requires(!std::same_as<std::remove_cvref_t<F>, WrapPolicy> &&
+           std::invocable<const F&, const ModuleView&>)
+      WrapPolicy(F decide) {  // NOLINT: meant to convert
     if constexpr (std::is_same_v<std::invoke_result_t<const F&, const ModuleView&>, bool>) {
       decide_ = [decide = std::move(decide)](const ModuleView& module) {
         return decide(module) ? Decision(UnitOptions{}) : Decision();
@@ -66,19 +66,21 @@ struct Contained {
   using type = M;
 };
 template <typename M>
-  requires requires { typename M::ContainedType; }
+requires requires {
+  typename M::ContainedType;
+}
 struct Contained<M> {
   using type = typename M::ContainedType;
 };
 }  // namespace detail
 
-// Modules of these types; either the holder (Linear) or the module itself (LinearImpl) may be named.
+// Modules of these types; either the holder (Linear) or the module itself (LinearImpl) may be
+// named.
 template <typename... Modules>
 WrapPolicy modules(UnitOptions options = {}) {
   return [options](const ModuleView& view) -> WrapPolicy::Decision {
-    bool is_one =
-        view.module &&
-        (dynamic_cast<typename detail::Contained<Modules>::type*>(view.module) || ...);
+    bool is_one = view.module &&
+                  (dynamic_cast<typename detail::Contained<Modules>::type*>(view.module) || ...);
     return is_one ? WrapPolicy::Decision(options) : std::nullopt;
   };
 }

@@ -103,10 +103,11 @@ Work Communicator::all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t
                      options.async));
 }
 
-void Communicator::barrier() const {
-  c10d::BarrierOptions options;
-  options.asyncOp = false;
-  finish(state_->backend->barrier(options), false);
+void Communicator::barrier(CallOptions options) const {
+  comm::ScopedLabel label(options.label, options.identity);
+  c10d::BarrierOptions c10d_options;
+  c10d_options.asyncOp = false;
+  finish(state_->backend->barrier(c10d_options), false);
 }
 
 namespace {

@@ -31,7 +31,7 @@ struct Slot {
 struct GradientSlot {
   at::Tensor bytes;
   bool taken = false;
-  bool ring = true;  // false: it belongs to one flat
+  bool ring = true;              // false: it belongs to one flat
   const Group* group = nullptr;  // whose ranks can read it
   uint64_t last_use = 0;
   Moment free_after;

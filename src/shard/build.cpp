@@ -1,5 +1,5 @@
-// fully_shard itself: plans the units, gives each rank its shard, and leaves the module's parameters
-// without memory. One parameter at a time is whole.
+// fully_shard itself: plans the units, gives each rank its shard, and leaves the module's
+// parameters without memory. One parameter at a time is whole.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "base/log.h"
 #include "base/table.h"
@@ -66,8 +67,8 @@ std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options
     if (dimension.name != "shard" && dimension.name != "replicate")
       throw Error("the mesh has a dimension \"" + dimension.name + "\".",
                   "fully_shard knows \"shard\" and \"replicate\".");
-    group->text += (group->text.empty() ? "" : " x ") + dimension.name + "=" +
-                   std::to_string(dimension.size);
+    group->text +=
+        (group->text.empty() ? "" : " x ") + dimension.name + "=" + std::to_string(dimension.size);
   }
   if (sharded && group->mesh.has(shard)) {
     group->shard_size = group->mesh.size(shard);
@@ -202,7 +203,8 @@ struct Loading {  // what filling the shards needs to know and finds out
         if (all[rank][i].item<int64_t>() == all[0][i].item<int64_t>()) continue;
         if (world.rank() == 0)
           log::warn("ranks 0 and " + std::to_string(rank) + " built different models: \"" +
-                    names[i] + "\" is the first parameter or buffer that differs. Seed every rank "
+                    names[i] +
+                    "\" is the first parameter or buffer that differs. Seed every rank "
                     "alike, or set .sync_module_states = true.");
         return;
       }
@@ -297,6 +299,51 @@ std::vector<std::shared_ptr<Model>> models_beneath(const std::vector<ModuleTree*
   return found;
 }
 
+uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 1469598103934665603ull;
+  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
+  return hash;
+}
+
+// Ranks that shard different models would gather each other's bytes as something else.
+void compare_plans(const World& world, const std::vector<PlannedUnit>& planned) {
+  if (world.size() == 1) return;
+  std::vector<std::string> texts;
+  std::vector<int64_t> hashes;
+  for (const PlannedUnit& unit : planned)
+    for (const Parameter& p : unit.parameters) {
+      std::stringstream text;
+      text << "\"" << p.name() << "\" " << c10::toString(p.handle.scalar_type()) << " "
+           << p.handle.sizes() << (p.handle.requires_grad() ? "" : " frozen") << " in unit \""
+           << unit.name << "\"";
+      texts.push_back(text.str());
+      hashes.push_back(static_cast<int64_t>(hash_of(texts.back())));
+    }
+  auto gather = [&](std::vector<int64_t> values) {
+    at::Tensor mine = at::tensor(values, at::kLong).to(world.device());
+    at::Tensor all = at::empty({world.size() * mine.numel()}, mine.options());
+    world.comm().all_gather(all, mine, {.label = "fully_shard"});
+    return all.cpu().view({world.size(), -1});
+  };
+  std::string all_texts;
+  for (const std::string& text : texts) all_texts += text + "\n";
+  at::Tensor totals =
+      gather({static_cast<int64_t>(texts.size()), static_cast<int64_t>(hash_of(all_texts))});
+  if (totals.eq(totals[0]).all().item<bool>()) return;
+  std::string what = "rank " + std::to_string(world.rank()) + ": ranks shard different models: ";
+  if (totals.select(1, 0).eq(totals[0][0]).all().item<bool>()) {
+    at::Tensor each = gather(hashes);
+    for (int64_t i = 0; i < each.size(1); ++i) {
+      if (each.select(1, i).eq(each[0][i]).all().item<bool>()) continue;
+      what += "parameter " + std::to_string(i) + " is " + texts[i] + " here.";
+      break;
+    }
+  } else {
+    what += "this one has " + std::to_string(texts.size()) + " parameters to shard.";
+  }
+  throw Error(what, "build the same model on every rank and give fully_shard the same options.");
+}
+
 void warn_of_large_root(const Model& model) {
   int64_t all = 0, root = 0;
   for (const auto& unit : model.units) {
@@ -317,6 +364,13 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
     throw Error("a prefetch depth is negative.", "use 0 for no prefetch.");
   std::vector<PlannedUnit> planned = plan_units(trees, options);
   auto beneath = models_beneath(trees);
+  for (const auto& other : beneath)
+    for (const auto& unit : other->units)
+      for (ModuleTree* tree : trees)
+        if (std::find(unit->tops.begin(), unit->tops.end(), tree->identity) != unit->tops.end())
+          throw Error("this module (" + tree->view.type + ") is sharded already.",
+                      "call fully_shard once for each module, children before parents.");
+  compare_plans(world, planned);
   auto group = group_for(world, options, device);
   auto model = std::make_shared<Model>(world, device);
   model->options = options;
@@ -334,8 +388,10 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   give_names(*model, trees);
   model->shards_written();
   registry::add(model);
+  for (const auto& other : beneath) registry::unpark(other.get());
   warn_of_large_root(*model);
-  return model;
+  // What users hold. When the last of them is gone, the model stays as long as its module.
+  return std::shared_ptr<Model>(model.get(), [model](Model*) { registry::park(model); });
 }
 
 }  // namespace
@@ -361,9 +417,10 @@ Sharded fully_shard(std::initializer_list<ModuleRef> modules, ShardOptions optio
 Sharded fully_shard(const torch::jit::Module& module, ShardOptions options) {
   if (torch::jit::getGraphExecutorOptimize()) {
     torch::jit::setGraphExecutorOptimize(false);
-    log::info("TorchScript's profiling executor is switched off in this process "
-              "(torch::jit::setGraphExecutorOptimize(false)): its own differentiation would read "
-              "parameters that are not gathered.");
+    log::info(
+        "TorchScript's profiling executor is switched off in this process "
+        "(torch::jit::setGraphExecutorOptimize(false)): its own differentiation would read "
+        "parameters that are not gathered.");
   }
   auto holder = std::make_shared<shard::ModuleTree>();
   holder->children.push_back(shard::tree_of(module));

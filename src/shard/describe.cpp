@@ -140,8 +140,7 @@ std::string Sharded::describe() const {
     shard_bytes += flat->layout().shard_numel() * bytes;
     padding += flat->layout().padding();
   }
-  out << "\n"
-      << name(model->options.strategy) << " over";
+  out << "\n" << name(model->options.strategy) << " over";
   for (const std::string& mesh : meshes) out << " " << mesh;
   out << ": " << with_separators(all) << " parameters in " << model->units.size() << " unit"
       << (model->units.size() == 1 ? "" : "s") << "\n";
@@ -185,7 +184,9 @@ MemoryReport Model::memory() const {
   for (const auto& unit : units)
     if (unit->own) report.unsharded += bytes(unit->own->bytes);
   for (const auto& slot : gradient_slots_)
-    (slot->ring ? report.reduce_buffers : report.accumulated) += bytes(slot->bytes);
+    if (slot->ring) report.reduce_buffers += bytes(slot->bytes);
+  for (const auto& [flat, slot] : own_gradient_slots_)
+    (flat->unit().root ? report.reduce_buffers : report.accumulated) += bytes(slot->bytes);
   for (const auto& [optimizer, states] : optimizers) report.optimizer += states();
   return report;
 }

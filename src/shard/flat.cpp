@@ -76,8 +76,8 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
 
 Flat::~Flat() {
   std::string message = "fsdp: unit \"" + unit_.name +
-                        "\": the handle that fully_shard returned is gone.\n  HINT: keep it as "
-                        "long as the model is used.";
+                        "\": its sharded model is gone.\n  HINT: keep the module as "
+                        "long as its tensors are used.";
   orphan(*storage_, message);
   orphan(*gradient_storage_, message);
   for (Parameter& p : parameters_) {
@@ -99,8 +99,8 @@ bool Flat::trainable() const {
 
 void Flat::bind(size_t parameter) {
   const Parameter& p = parameters_[parameter];
-  become(p.handle, tensor_over(storage_, param_dtype_, p.sizes, p.strides,
-                               layout_.offset(parameter)));
+  become(p.handle,
+         tensor_over(storage_, param_dtype_, p.sizes, p.strides, layout_.offset(parameter)));
   set_key(p.handle, true);
 }
 
@@ -198,8 +198,8 @@ at::Tensor Flat::gradient_view(size_t parameter) const {
 
 at::Tensor Flat::stand_in(size_t parameter) const {
   const Parameter& p = parameters_[parameter];
-  at::Tensor tensor = tensor_over(gradient_storage_, param_dtype_, p.sizes, p.strides,
-                                  layout_.offset(parameter));
+  at::Tensor tensor =
+      tensor_over(gradient_storage_, param_dtype_, p.sizes, p.strides, layout_.offset(parameter));
   set_key(tensor, true);
   return tensor;
 }

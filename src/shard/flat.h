@@ -1,9 +1,9 @@
 // Flat: the parameters of a unit that share a dtype. One storage, one layout, one shard a rank.
 //
 // The module's handles are views of the storage for good; gathering points the storage at memory
-// that holds the whole buffer, giving up takes it away. The shard is what is gathered; the master is
-// what the optimizer updates. They are one tensor where the dtypes are equal, unless somebody else
-// (torch::optim) was given the master.
+// that holds the whole buffer, giving up takes it away. The shard is what is gathered; the master
+// is what the optimizer updates. They are one tensor where the dtypes are equal, unless somebody
+// else (torch::optim) was given the master.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,12 +21,12 @@ namespace fsdp::shard {
 class Unit;
 
 struct Parameter {
-  std::vector<std::string> names;   // the module's own; several when it is shared
-  at::Tensor handle;                // the module's tensor
+  std::vector<std::string> names;  // the module's own; several when it is shared
+  at::Tensor handle;               // the module's tensor
   std::vector<int64_t> sizes, strides;
-  std::vector<int64_t> order;       // dimensions by falling stride: the order of memory
-  bool is_norm = false;             // of a normalisation layer
-  bool is_batch_norm = false;       // of one that needs float32 beside low-precision inputs
+  std::vector<int64_t> order;  // dimensions by falling stride: the order of memory
+  bool is_norm = false;        // of a normalisation layer
+  bool is_batch_norm = false;  // of one that needs float32 beside low-precision inputs
   const std::string& name() const { return names.front(); }
 };
 
@@ -56,13 +56,13 @@ class Flat {
   int64_t full_bytes() const;
   bool trainable() const;  // some parameter wants a gradient
 
-  at::Tensor shard;       // [shard_numel] param_dtype; undefined on the meta device
-  at::Tensor master;      // [shard_numel] master_dtype; may be `shard`
-  at::Tensor window;      // [full_numel] shared by the ranks of a host, `shard` a part of it
-  at::Tensor grad;        // [shard_numel] master_dtype; undefined: none since zero_grad
+  at::Tensor shard;        // [shard_numel] param_dtype; undefined on the meta device
+  at::Tensor master;       // [shard_numel] master_dtype; may be `shard`
+  at::Tensor window;       // [full_numel] shared by the ranks of a host, `shard` a part of it
+  at::Tensor grad;         // [shard_numel] master_dtype; undefined: none since zero_grad
   at::Tensor grad_memory;  // what `grad` lies in; kept from step to step
-  at::Tensor leaf;        // what parameters() handed out: the master as a leaf of autograd
-  at::Tensor secondary;   // reshard_after_forward = n: this rank's 1/n while the unit is given up
+  at::Tensor leaf;         // what parameters() handed out: the master as a leaf of autograd
+  at::Tensor secondary;    // reshard_after_forward = n: this rank's 1/n while the unit is given up
   bool secondary_valid = false;
 
   // --- the module's handles ---
@@ -71,7 +71,7 @@ class Flat {
   void point_at(const at::Tensor& full);  // [full_numel] param_dtype; handles read it from now on
   void take_away();
   void set_keys(bool on);
-  bool pinned() const;  // somebody holds a view of a parameter
+  bool pinned() const;          // somebody holds a view of a parameter
   std::string moved() const;    // name of a parameter whose handle left the storage; "" is good
   std::string written() const;  // name of a parameter written since remember_versions
   void remember_versions();
@@ -89,11 +89,11 @@ class Flat {
 
   // --- gradients (gradients.cpp) ---
   GradientSlot* slot = nullptr;
-  std::vector<char> arrived;  // per parameter, in this backward
-  std::vector<char> filled;   // per parameter: the slot holds something
+  std::vector<char> arrived;                              // per parameter, in this backward
+  std::vector<char> filled;                               // per parameter: the slot holds something
   std::vector<std::pair<int64_t, int64_t>> gaps() const;  // padding in the full buffer: from, count
-  at::Tensor gradient_view(size_t parameter) const;  // into the slot
-  at::Tensor slot_view() const;                      // [full_numel] reduce_dtype
+  at::Tensor gradient_view(size_t parameter) const;       // into the slot
+  at::Tensor slot_view() const;                           // [full_numel] reduce_dtype
   // Handles' .grad while the gradient is sharded: reads of it say what to write instead.
   at::Tensor stand_in(size_t parameter) const;
   bool is_stand_in(const at::Tensor& gradient) const;

@@ -107,7 +107,7 @@ void Model::end_backward(bool failed) {
     }
   order_.cut();
   in_backward_ = false;
-  last_calls_ = std::exchange(calls_, {});
+  if (!calls_.empty()) last_calls_ = std::exchange(calls_, {});
 }
 
 void Model::drop_gradients() {
@@ -179,8 +179,8 @@ GradientSlot* Model::take_gradient_slot(Flat& flat) {
       int64_t largest = bytes;
       for (Flat* other : flats())
         if (!other->unit().root && other->unit().group.get() == &group)
-          largest = std::max(largest,
-                             other->layout().full_numel() * element(other->reduce_dtype()));
+          largest =
+              std::max(largest, other->layout().full_numel() * element(other->reduce_dtype()));
       slot = make(largest, true);
     }
   }
@@ -216,27 +216,25 @@ void Model::reduce(Flat& flat) {
   calls_.push_back({&unit, &flat});
   log_event(Event::kReduceIssued, unit, true);
 
-  Moment ready;
-  ready.record(device);
+  before_.record(device);
   OnStream on(reduce_stream_);
-  ready.wait(device);
+  before_.wait(device);
   bool fresh = !flat.grad.defined();
   if (!flat.grad_memory.defined())
-    flat.grad_memory = at::empty({flat.layout().shard_numel()},
-                                 flat.master.options().dtype(flat.master_dtype()));
+    flat.grad_memory =
+        at::empty({flat.layout().shard_numel()}, flat.master.options().dtype(flat.master_dtype()));
   at::Tensor reduced = full;
   if (group.shard_size > 1) {
     bool direct = fresh && flat.reduce_dtype() == flat.master_dtype();
-    reduced = direct ? flat.grad_memory
-                     : at::empty({flat.layout().shard_numel()}, full.options());
+    reduced = direct ? flat.grad_memory : at::empty({flat.layout().shard_numel()}, full.options());
     group.reduce.reduce_scatter(reduced, full, op, call);
     traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
   }
   if (group.replicate_size > 1) {
-    Moment scattered;
-    scattered.record(device);
+    scattered_.record(device);
     OnStream beside(replicate_stream_);
-    scattered.wait(device);
+    scattered_.wait(device);
+    if (has_streams(device)) reduced.record_stream(current_stream(device));
     group.replicate.all_reduce(reduced, op, call);
     traffic.all_reduce += 2 * reduced.nbytes() * (group.replicate_size - 1) / group.replicate_size;
     accumulate(flat, reduced);

@@ -44,8 +44,7 @@ void Sharded::set_gradient_divide_factor(double factor) const {
   live(model_)->divide_factor = factor;
 }
 
-void Sharded::set_reduce_hook(
-    std::function<void(at::Tensor, const std::string&)> hook) const {
+void Sharded::set_reduce_hook(std::function<void(at::Tensor, const std::string&)> hook) const {
   live(model_)->reduce_hook = std::move(hook);
 }
 
@@ -137,10 +136,11 @@ Unit::Unit(std::shared_ptr<shard::Unit> unit) : unit_(std::move(unit)) {}
 namespace {
 
 shard::Model& model_of(const std::shared_ptr<shard::Unit>& unit) {
-  if (!unit) throw Error("this handle holds no unit.", "use sharded.unit(name) or unit_of(module).");
+  if (!unit)
+    throw Error("this handle holds no unit.", "use sharded.unit(name) or unit_of(module).");
   if (!unit->model)
-    throw Error("unit \"" + unit->name + "\": the handle that fully_shard returned is gone.",
-                "keep it as long as its units are used.");
+    throw Error("unit \"" + unit->name + "\": its sharded model is gone.",
+                "keep the module as long as its units are used.");
   return *unit->model;
 }
 

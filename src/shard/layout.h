@@ -16,15 +16,15 @@
 
 namespace fsdp::shard {
 
-struct Extent {   // of a parameter
+struct Extent {  // of a parameter
   int64_t numel;
   int64_t row;  // elements of one row (of the outermost dimension in memory); at least 1
 };
 
-struct Slice {      // a rank's part of one parameter
-  int64_t begin;    // first element, in the parameter's memory order
-  int64_t numel;    // 0 when this rank has none of it
-  int64_t offset;   // in the rank's shard
+struct Slice {     // a rank's part of one parameter
+  int64_t begin;   // first element, in the parameter's memory order
+  int64_t numel;   // 0 when this rank has none of it
+  int64_t offset;  // in the rank's shard
 };
 
 class Layout {

@@ -33,8 +33,7 @@ Model::~Model() {
 }
 
 std::shared_ptr<Model> live(const std::shared_ptr<Model>& model) {
-  if (!model)
-    throw Error("this handle holds no sharded model.", "use what fully_shard returned.");
+  if (!model) throw Error("this handle holds no sharded model.", "use what fully_shard returned.");
   std::shared_ptr<Model> last = model;
   while (last->successor) last = last->successor;
   return last;
@@ -56,8 +55,6 @@ void Model::take_over(const std::shared_ptr<Model>& other) {
   }
   other->units.clear();
   other->successor = shared_from_this();
-  // A handle to the other keeps this one alive; this one keeps the other's gradient slots.
-  taken_over.push_back(other);
 }
 
 std::vector<Flat*> Model::flats() const {
@@ -77,7 +74,16 @@ void Model::log_event(Event::Kind kind, const Unit& unit, bool backward) {
 void Model::ensure(Unit& unit, const char* by, bool backward) {
   std::lock_guard lock(mutex);
   unit.last_use = ++uses_;
-  if (unit.state == Unit::State::kReady) return;
+  if (unit.state == Unit::State::kReady) {
+    if (order_.last() == &unit) return;
+    // Not everything that is used is gathered for it; what comes next is known all the same.
+    Unseen unseen;
+    ++unit.busy;
+    order_.note(&unit, backward);
+    prefetch(unit, backward);
+    --unit.busy;
+    return;
+  }
   if (unit.meta)
     throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet (" +
                     by + " reads it).",
@@ -101,7 +107,7 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
 
 void Model::issue(Unit& unit, const char* by) {
   if (unit.state != Unit::State::kSharded) return;
-  if (masters_handed_out) follow_masters(unit);
+  if (masters_handed_out) follow_masters(unit, by ? by : "prefetch");
   if (unit.needs_slot()) {
     Slot* slot = find_slot(unit, by != nullptr);
     if (!slot) return;  // a prefetch for which there is no room
@@ -149,7 +155,7 @@ void Model::finish(Unit& unit) {
   unit.works.clear();
   unit.gathered.wait(device);
   for (const auto& flat : unit.flats) {
-    at::Tensor full = unit.slot               ? full_view(unit, *flat, unit.slot->bytes)
+    at::Tensor full = unit.slot                ? full_view(unit, *flat, unit.slot->bytes)
                       : flat->window.defined() ? flat->window
                                                : flat->shard;
     flat->point_at(full);
@@ -232,6 +238,7 @@ void Model::give_up(Unit& unit) {
   unit.works.clear();
   if (was_ready && unit.slot && !in_backward_ && unit.keep_parts > 1) keep_secondary(unit);
   std::string written;
+  bool had_slot = unit.slot != nullptr;
   for (const auto& flat : unit.flats) {
     if (was_ready && !unit.writable && written.empty()) written = flat->written();
     flat->take_away();
@@ -248,7 +255,8 @@ void Model::give_up(Unit& unit) {
   if (!written.empty())
     throw Error("rank " + std::to_string(world.rank()) + ": unit \"" + unit.name +
                     "\": parameter \"" + written +
-                    "\" was written in place while it was gathered; what was written is lost.",
+                    "\" was written in place while it was gathered; what was written " +
+                    (had_slot ? "is lost." : "is not undone, and no other rank knows of it."),
                 "write parameters inside sharded.summon_full_params().");
   check_handles(unit, "the end of its use");
 }
@@ -261,11 +269,9 @@ void Model::give_up_all() {
 void Model::keep_secondary(Unit& unit) {
   for (const auto& flat : unit.flats) {
     int64_t numel = flat->layout().full_numel() / unit.keep_parts;
-    if (!flat->secondary.defined())
-      flat->secondary = at::empty({numel}, flat->shard.options());
+    if (!flat->secondary.defined()) flat->secondary = at::empty({numel}, flat->shard.options());
     int64_t place = unit.group->shard_rank % unit.keep_parts;
-    flat->secondary.copy_(
-        full_view(unit, *flat, unit.slot->bytes).narrow(0, place * numel, numel));
+    flat->secondary.copy_(full_view(unit, *flat, unit.slot->bytes).narrow(0, place * numel, numel));
     flat->secondary_valid = true;
   }
   written_.record(device);
@@ -285,23 +291,43 @@ void Model::check_handles(const Unit& unit, const char* when) const {
   }
 }
 
+at::Tensor Model::gather_shard(Flat& flat, const at::Tensor& shard, const char* what) {
+  const Group& group = *flat.unit().group;
+  if (group.shard_size == 1) return shard;
+  std::string label = flat.unit().label(what);
+  at::Tensor full;
+  before_.record(device);
+  {
+    OnStream on(gather_stream_);
+    before_.wait(device);
+    full = at::empty({flat.layout().full_numel()}, shard.options());
+    group.gather.all_gather(full, shard, {.label = label, .identity = flat.unit().id + 1});
+    before_.record(device);
+  }
+  before_.wait(device);
+  if (has_streams(device)) full.record_stream(current_stream(device));
+  return full;
+}
+
 // --- writing ---
 
-void Model::synchronize_readers(const char*) {
+void Model::synchronize_readers(const char* why) {
   std::set<Group*> met;
   for (const auto& unit : units)
     if (unit->group->shares_memory && unit->group->shard_size > 1 &&
         met.insert(unit->group.get()).second)
-      unit->group->gather.barrier();
+      unit->group->gather.barrier({.label = why});
   stale_readers_ = false;
 }
 
-// Whoever was given the masters may have updated them, and nothing tells (torch::optim writes through
-// .data()): the shard is compared before each gather.
-void Model::follow_masters(Unit& unit) {
+// Whoever was given the masters may have updated them, and nothing tells (torch::optim writes
+// through .data()): the shard is compared before each gather.
+void Model::follow_masters(Unit& unit, const char* by) {
   const Group& group = *unit.group;
   bool meet = group.shares_memory && group.shard_size > 1;
-  if (meet) group.gather.barrier();  // nobody reads
+  std::string label = unit.label(by);
+  CallOptions call{.label = label, .identity = unit.id + 1};
+  if (meet) group.gather.barrier(call);  // nobody reads
   for (const auto& flat : unit.flats) {
     if (!flat->leaf.defined() || flat->shard.is_same(flat->master)) continue;
     if (device.is_cpu() && at::equal(flat->shard, flat->master.to(flat->param_dtype()))) continue;
@@ -309,7 +335,7 @@ void Model::follow_masters(Unit& unit) {
     flat->secondary_valid = false;
     if (device.is_cpu()) flat->bump_versions();
   }
-  if (meet) group.gather.barrier();  // everybody has written
+  if (meet) group.gather.barrier(call);  // everybody has written
   written_.record(device);
 }
 
@@ -331,12 +357,13 @@ void Model::shards_written() {
   }
   stale_readers_ = true;
   written_.record(device);
+  calls_.clear();  // of evaluation since the last backward
 }
 
 void Model::hold(Unit& unit, bool writable) {
   std::lock_guard lock(mutex);
   if (unit.held) return;
-  give_up(unit);
+  if (writable) give_up(unit);  // for memory of its own
   unit.held = true;
   unit.writable = writable;
   if (writable && !unit.needs_slot() && !unit.flats.empty()) {
@@ -362,7 +389,7 @@ void Model::hold(Unit& unit, bool writable) {
 void Model::release(Unit& unit) {
   std::lock_guard lock(mutex);
   if (!unit.held) return;
-  bool temporary = unit.own && !(unit.root || unit.keep_parts == 1) ;
+  bool temporary = unit.own && !(unit.root || unit.keep_parts == 1);
   unit.held = false;
   give_up(unit);
   unit.writable = false;

@@ -1,6 +1,6 @@
-// Model: the engine of one sharded model. It gathers units when they are touched, gives them up when
-// others need the room, takes gradients from autograd, reduces them, and knows what optimizers and
-// onlookers need.
+// Model: the engine of one sharded model. It gathers units when they are touched, gives them up
+// when others need the room, takes gradients from autograd, reduces them, and knows what optimizers
+// and onlookers need.
 //
 // Everything that happens to it comes from five places: an operator that reads a parameter
 // (touch.cpp), a saved parameter that backward unpacks (touch.cpp), a gradient that arrives
@@ -38,7 +38,6 @@ class Model : public std::enable_shared_from_this<Model> {
   std::shared_ptr<ModuleTree> tree;
   ShardOptions options;
   std::shared_ptr<Model> successor;  // who took the units over (bottom-up use)
-  std::vector<std::shared_ptr<Model>> taken_over;  // their buffers must live on
 
   void add(std::shared_ptr<Unit> unit);
   void take_over(const std::shared_ptr<Model>& other);
@@ -65,7 +64,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void begin_backward();
   void end_backward(bool failed);
   void reduce(Flat& flat);
-  void drop_gradients();  // of a backward that failed
+  void drop_gradients();            // of a backward that failed
   void forget_cleared_gradients();  // by a zero_grad that is not ours
   void zero_gradients(bool set_to_none);
   void settle_factor();  // applies a clip factor that no update has taken
@@ -80,6 +79,8 @@ class Model : public std::enable_shared_from_this<Model> {
 
   // --- looking ---
   MemoryReport memory() const;
+  // The whole buffer from everybody's `shard` (the flat's master or gradient). Collective.
+  at::Tensor gather_shard(Flat& flat, const at::Tensor& shard, const char* what);
   std::pair<Flat*, size_t> find(const std::string& parameter);  // an Error suggests names
   void log_event(Event::Kind kind, const Unit& unit, bool backward);
   bool recording_events = false;
@@ -96,7 +97,7 @@ class Model : public std::enable_shared_from_this<Model> {
   at::Tensor full_view(const Unit& unit, const Flat& flat, const at::Tensor& bytes) const;
   void finish(Unit& unit);
   void prefetch(Unit& unit, bool backward);
-  void follow_masters(Unit& unit);
+  void follow_masters(Unit& unit, const char* by);
   void check_handles(const Unit& unit, const char* when) const;
   void keep_secondary(Unit& unit);
   GradientSlot* take_gradient_slot(Flat& flat);
@@ -114,8 +115,9 @@ class Model : public std::enable_shared_from_this<Model> {
   bool stale_readers_ = false;  // shards were written since the ranks last met
   bool in_backward_ = false;
   bool grown_ = false;
-  Moment written_;  // every write to a shard so far
-  Moment reduced_;  // every reduction so far
+  Moment written_;             // every write to a shard so far
+  Moment reduced_;             // every reduction so far
+  Moment before_, scattered_;  // handed from one stream to the next
 };
 
 // The model behind a handle: the one that took it over, if one did.

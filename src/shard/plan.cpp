@@ -113,8 +113,7 @@ std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardO
         throw Error("parameter \"" + p.name() + "\" is not a dense tensor.",
                     "leave it out with .ignored_parameters.");
       if (p.handle.is_meta()) continue;
-      auto [known, fresh] =
-          storages.emplace(p.handle.storage().unsafeGetStorageImpl(), p.name());
+      auto [known, fresh] = storages.emplace(p.handle.storage().unsafeGetStorageImpl(), p.name());
       if (!fresh && p.handle.numel() > 0)
         throw Error("parameters \"" + known->second + "\" and \"" + p.name() +
                         "\" are views of one memory.",

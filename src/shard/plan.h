@@ -19,9 +19,9 @@ struct PlannedUnit {
   std::vector<ModuleTree*> tops;
 };
 
-// Units of `trees` (one unit of several roots where there are several), in the order of the modules,
-// the root last. Parameters that are sharded already or ignored are left out; a parameter that two
-// units share goes to the unit above both.
+// Units of `trees` (one unit of several roots where there are several), in the order of the
+// modules, the root last. Parameters that are sharded already or ignored are left out; a parameter
+// that two units share goes to the unit above both.
 std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardOptions& options);
 
 // Names of every parameter in the trees by its tensor, in order.

@@ -1,6 +1,7 @@
 #include "shard/registry.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 
 #include "shard/model.h"
@@ -11,6 +12,7 @@ namespace {
 struct Known {
   std::mutex mutex;
   std::vector<std::pair<const Model*, std::weak_ptr<Model>>> models;
+  std::vector<std::shared_ptr<Model>> parked;
   std::atomic<int> count{0};
 };
 
@@ -19,9 +21,48 @@ Known& known() {
   return *all;
 }
 
+// Whether somebody but the model itself still has its parameters.
+bool in_use(const Model& model) {
+  for (Flat* flat : model.flats())
+    for (const Parameter& p : flat->parameters())
+      if (p.handle.use_count() > 1) return true;
+  return false;
+}
+
+// Moves out those that `done` names. They are destroyed by the caller, without the lock.
+template <typename Done>
+std::vector<std::shared_ptr<Model>> take_parked(Done done) {
+  std::lock_guard lock(known().mutex);
+  std::vector<std::shared_ptr<Model>> taken;
+  std::erase_if(known().parked, [&](std::shared_ptr<Model>& model) {
+    bool leaves = done(*model);
+    if (leaves) taken.push_back(std::move(model));
+    return leaves;
+  });
+  return taken;
+}
+
 }  // namespace
 
+void park(std::shared_ptr<Model> model) {
+  if (model->successor) return;
+  // What would keep the module alive.
+  model->tree.reset();
+  for (const auto& unit : model->units) unit->modules.clear();
+  if (!in_use(*model)) return;
+  // A world must be left before the process ends.
+  static const int at_exit = std::atexit([] { take_parked([](const Model&) { return true; }); });
+  (void)at_exit;
+  std::lock_guard lock(known().mutex);
+  known().parked.push_back(std::move(model));
+}
+
+void unpark(const Model* model) {
+  take_parked([&](const Model& other) { return &other == model; });
+}
+
 void add(const std::shared_ptr<Model>& model) {
+  take_parked([](const Model& other) { return !in_use(other); });
   std::lock_guard lock(known().mutex);
   known().models.emplace_back(model.get(), model);
   ++known().count;

@@ -24,16 +24,6 @@ using shard::Unseen;
 
 namespace {
 
-// A whole parameter from everybody's part of `shard` (master or gradient).
-at::Tensor whole(Flat& flat, size_t parameter, const at::Tensor& shard, const char* what) {
-  const shard::Group& group = *flat.unit().group;
-  if (group.shard_size == 1) return flat.view_of(parameter, shard).clone();
-  at::Tensor full = at::empty({flat.layout().full_numel()}, shard.options());
-  std::string label = flat.unit().label(what);
-  group.gather.all_gather(full, shard, {.label = label, .identity = flat.unit().id + 1});
-  return flat.view_of(parameter, full).clone();
-}
-
 void require_values(const shard::Unit& unit) {
   if (unit.meta)
     throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet.",
@@ -63,8 +53,9 @@ std::pair<Flat*, size_t> shard::Model::find(const std::string& parameter) {
       close += (close.empty() ? "\"" : ", \"") + names[0] + "\"";
   });
   if (!found.first)
-    throw Error("the sharded model has no parameter \"" + parameter + "\".",
-                close.empty() ? "sharded.describe() shows the names." : "did you mean " + close + "?");
+    throw Error(
+        "the sharded model has no parameter \"" + parameter + "\".",
+        close.empty() ? "sharded.describe() shows the names." : "did you mean " + close + "?");
   return found;
 }
 
@@ -88,7 +79,7 @@ ShardInfo Sharded::shard_of(const std::string& parameter) const {
                        : "Shard(" + std::to_string(p.order.empty() ? 0 : p.order[0]) + ")";
   auto shaped = [&](const at::Tensor& shard) {
     at::Tensor part = flat->part_of(i, shard).detach();
-    if (info.rectangles.size() != 1 || p.sizes.empty()) return part;
+    if (info.rectangles.size() != 1) return part;
     std::vector<int64_t> in_memory, back(p.order.size());
     for (size_t d = 0; d < p.order.size(); ++d) {
       in_memory.push_back(info.rectangles[0].sizes[p.order[d]]);
@@ -108,7 +99,7 @@ at::Tensor Sharded::full_tensor(const std::string& parameter) const {
   auto [flat, i] = model->find(parameter);
   require_values(flat->unit());
   Unseen unseen;
-  return whole(*flat, i, flat->master, "full_tensor");
+  return flat->view_of(i, model->gather_shard(*flat, flat->master, "full_tensor")).clone();
 }
 
 at::Tensor Sharded::full_grad(const std::string& parameter) const {
@@ -119,7 +110,7 @@ at::Tensor Sharded::full_grad(const std::string& parameter) const {
   auto [flat, i] = model->find(parameter);
   if (!flat->grad.defined()) return {};
   Unseen unseen;
-  return whole(*flat, i, flat->grad, "full_grad");
+  return flat->view_of(i, model->gather_shard(*flat, flat->grad, "full_grad")).clone();
 }
 
 // --- state dicts ---
@@ -130,6 +121,8 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
   Unseen unseen;
   bool keep = !rank0_only || model->world.rank() == 0;
   StateDict state;
+  Flat* gathered = nullptr;  // its parameters mostly come in a row
+  at::Tensor full;
   auto add = [&](const std::string& name, at::Tensor value) {
     if (keep) state.emplace_back(name, offload_to_cpu ? value.cpu() : value);
   };
@@ -142,7 +135,9 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
       }
       Flat& flat = *static_cast<Flat*>(tag->owner);
       require_values(flat.unit());
-      add(name, whole(flat, flat.index_of(tensor), flat.master, "full_state_dict"));
+      if (&flat != gathered) full = model->gather_shard(flat, flat.master, "full_state_dict");
+      gathered = &flat;
+      if (keep) add(name, flat.view_of(flat.index_of(tensor), full).clone());
     }
     for (const auto& [name, tensor] : node.buffers) add(name, tensor.detach().clone());
   });
@@ -320,8 +315,8 @@ void Sharded::materialize(at::Device device,
                       "load its values with load_full_state_dict().");
         for (const auto& buffer : owned.module->named_buffers(false))
           if (buffer.value().is_meta())
-            shard::become(buffer.value(),
-                          at::zeros(buffer.value().sizes(), buffer.value().options().device(device)));
+            shard::become(buffer.value(), at::zeros(buffer.value().sizes(),
+                                                    buffer.value().options().device(device)));
         if (init)
           init(*owned.module);
         else

@@ -8,13 +8,13 @@ namespace fsdp::shard {
 namespace {
 
 struct Keys : c10::TensorImpl {  // key_set_ is protected
-  static c10::DispatchKeySet c10::TensorImpl::* pointer() { return &Keys::key_set_; }
+  static c10::DispatchKeySet c10::TensorImpl::*pointer() { return &Keys::key_set_; }
 };
 
 // The flag that makes raw reads throw can be set in public but not cleared. An explicit
 // instantiation may name private members.
 bool& raw_reads_throw(c10::StorageImpl& storage);
-template <bool c10::StorageImpl::* Member>
+template <bool c10::StorageImpl::*Member>
 struct Reach {
   friend bool& raw_reads_throw(c10::StorageImpl& storage) { return storage.*Member; }
 };
@@ -41,9 +41,9 @@ void set_key(const at::Tensor& tensor, bool on) {
 
 c10::intrusive_ptr<c10::StorageImpl> make_storage(size_t bytes, at::Device device, StorageTag* tag,
                                                   const std::string& message) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, tagged(nullptr, tag, device),
-      /*allocator=*/nullptr, /*resizable=*/false);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       tagged(nullptr, tag, device),
+                                                       /*allocator=*/nullptr, /*resizable=*/false);
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
   return storage;
 }

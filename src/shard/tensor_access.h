@@ -1,5 +1,5 @@
-// What the engine does to LibTorch's tensors behind their backs, in one place: the dispatch key that
-// makes operators on a tensor pass by us, and storages whose memory comes and goes.
+// What the engine does to LibTorch's tensors behind their backs, in one place: the dispatch key
+// that makes operators on a tensor pass by us, and storages whose memory comes and goes.
 //
 // A storage of ours carries a tag where other storages keep their deleter's context, so that any
 // tensor can be asked whose it is without a table or a lock. While its memory is away, a raw read

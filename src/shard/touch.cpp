@@ -21,8 +21,8 @@ bool in_backward() {
 
 Model& model_of(const Unit& unit) {
   if (!unit.model)
-    throw Error("unit \"" + unit.name + "\": the handle that fully_shard returned is gone.",
-                "keep it as long as the model and its graphs are used.");
+    throw Error("unit \"" + unit.name + "\": its sharded model is gone.",
+                "keep the module as long as graphs made with it are used.");
   return *unit.model;
 }
 
@@ -97,7 +97,8 @@ class Touched {
                 "write it by hand inside sharded.summon_full_params().");
   }
 
-  // A stand-in for a gradient that is sharded. model->zero_grad() is the one thing that works on it.
+  // A stand-in for a gradient that is sharded. model->zero_grad() is the one thing that works on
+  // it.
   void see_gradient(Flat& flat, const at::Tensor& tensor) {
     const std::string& name = op_.schema().name();
     if (name == "aten::detach" || name == "aten::detach_") return;
@@ -149,8 +150,8 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType type) {
   return castable ? tensor.to(type) : tensor;
 }
 
-// Modules of the C++ frontend have no boundary at which their inputs could be cast, so the operators
-// that read a parameter have it.
+// Modules of the C++ frontend have no boundary at which their inputs could be cast, so the
+// operators that read a parameter have it.
 void cast_inputs(const c10::OperatorHandle& op, at::ScalarType type, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   size_t first = stack->size() - arguments.size();

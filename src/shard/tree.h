@@ -18,8 +18,8 @@ class Unit;
 
 struct ModuleTree {
   ModuleView view;
-  std::shared_ptr<torch::nn::Module> module;  // null for TorchScript
-  const void* identity = nullptr;             // of the module object
+  std::shared_ptr<torch::nn::Module> module;                            // null for TorchScript
+  const void* identity = nullptr;                                       // of the module object
   std::vector<std::pair<std::string, at::Tensor>> parameters, buffers;  // its own, full names
   std::vector<ModuleTree> children;
   Unit* unit = nullptr;  // that begins here

@@ -31,6 +31,11 @@ at::Tensor begin_update(Model& model) {
     if (unit->meta)
       throw Error("unit \"" + unit->name + "\" was built on the meta device and has no values yet.",
                   "call sharded.materialize(device) before training.");
+    for (const auto& flat : unit->flats)
+      if (flat->slot)
+        throw Error("unit \"" + unit->name +
+                        "\": its gradients were accumulated under no_sync() and never reduced.",
+                    "run the last backward before an update outside of no_sync().");
     if (unit->group->gather) unit->group->gather.check();
     if (unit->group->reduce) unit->group->reduce.check();
   }

@@ -21,8 +21,9 @@ std::vector<Flat*> trainable_flats(Model& model);
 void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t()> state_bytes);
 void detach_optimizer(Model& model, const void* optimizer);
 
-// Gives up every gathered unit. Returns the factor that gradients must still be multiplied with (one
-// float32 on the model's device, from clip_grad_norm_), undefined for none; it is taken with that.
+// Gives up every gathered unit. Returns the factor that gradients must still be multiplied with
+// (one float32 on the model's device, from clip_grad_norm_), undefined for none; it is taken with
+// that.
 at::Tensor begin_update(Model& model);
 // The masters have changed. `shards_written`: whether the shards (where they are tensors of their
 // own) were written too; else they are written from the masters before the next gather.

@@ -58,9 +58,9 @@ TEST(Cli, AnUnknownCommandIsRefused) {
 
 TEST(Cli, EveryCommandHasHelp) {
   using Words = std::vector<std::string>;
-  for (Words words : {Words{"run"}, Words{"doctor"}, Words{"bench"}, Words{"bench", "comm"},
-                      Words{"bench", "train"}, Words{"bench", "units"},
-                      Words{"bench", "strategies"}}) {
+  for (Words words :
+       {Words{"run"}, Words{"doctor"}, Words{"bench"}, Words{"bench", "comm"},
+        Words{"bench", "train"}, Words{"bench", "units"}, Words{"bench", "strategies"}}) {
     words.push_back("--help");
     Said said = fsdp(words);
     EXPECT_EQ(said.code, 0) << words[0];

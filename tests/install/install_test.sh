@@ -38,7 +38,7 @@ fact "the installed binary runs and says its version"
 # The examples are copied away, so that nothing of the tree can be found beside them.
 cp -r "$source/examples" "$top/examples"
 cd "$top"
-for example in hello collectives; do
+for example in hello collectives train; do
   out=$(configure "$example" "$example" "$compiler" && cmake --build "$example" -j 2 2>&1)
   fact "example $example is built against the installed package"
 done

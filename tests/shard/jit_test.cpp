@@ -25,7 +25,10 @@ std::string exported() {
         mine = folder + "/net.pt";
         std::string command = std::string(python ? python : "python3") + " " + FSDP_EXPORT_JIT +
                               " " + mine + " > " + folder + "/log 2>&1";
-        if (std::system(command.c_str()) != 0 || !std::filesystem::exists(mine)) mine.clear();
+        if (std::system(command.c_str()) != 0) {
+          std::filesystem::remove_all(folder);
+          mine.clear();
+        }
       }
     }
     return text_of_rank_0(mine);
@@ -59,6 +62,11 @@ class Jit : public ::testing::Test {
     if (exported().empty())
       GTEST_SKIP() << "no Python with torch: FSDP_TEST_PYTHON names one; ./fsdp test makes it";
     module_ = torch::jit::load(exported(), test_device());
+  }
+
+  static void TearDownTestSuite() {
+    if (on_every_rank(!exported().empty()) && rank() == 0)  // nobody reads it any more
+      std::filesystem::remove_all(std::filesystem::path(exported()).parent_path());
   }
 
   // Trains it beside a plain copy.

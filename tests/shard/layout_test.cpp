@@ -63,9 +63,12 @@ std::vector<ModelShape> models() {
   auto mlp = [](const char* name, int64_t width) {
     return ModelShape{name, 8, matrices({{width, width}, {width, 1}}), {}};
   };
-  return {llama("182M", 24, 768, 768, 2048, 8192),      llama("953M", 16, 2048, 2048, 5632, 32000),
-          llama("3.6B", 28, 3072, 1024, 8192, 128256), llama("117M", 4, 1024, 1024, 2816, 32000),
-          llama("13.8M", 6, 384, 384, 1024, 4096),     mlp("MLP 20480", 20480),
+  return {llama("182M", 24, 768, 768, 2048, 8192),
+          llama("953M", 16, 2048, 2048, 5632, 32000),
+          llama("3.6B", 28, 3072, 1024, 8192, 128256),
+          llama("117M", 4, 1024, 1024, 2816, 32000),
+          llama("13.8M", 6, 384, 384, 1024, 4096),
+          mlp("MLP 20480", 20480),
           mlp("MLP 2048", 2048)};
 }
 
@@ -128,7 +131,8 @@ TEST(Layout, HoldsNothingAndScalarsAndPrimes) {
 TEST(Rectangles, CoverARunExactly) {
   std::vector<int64_t> sizes{4, 3, 5};
   for (const std::vector<int64_t>& order :
-       {std::vector<int64_t>{0, 1, 2}, std::vector<int64_t>{2, 0, 1}, std::vector<int64_t>{1, 2, 0}})
+       {std::vector<int64_t>{0, 1, 2}, std::vector<int64_t>{2, 0, 1},
+        std::vector<int64_t>{1, 2, 0}})
     for (int64_t begin = 0; begin <= 60; ++begin)
       for (int64_t end = begin; end <= 60; ++end) {
         std::vector<int> covered(60);

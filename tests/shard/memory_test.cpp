@@ -1,6 +1,7 @@
 // Bytes and times: what a rank holds is its share, gathered units stay within the ring, what is
 // sent follows the formulas, and the next unit is on its way while this one computes.
 #include <ATen/ATen.h>
+#include <torch/utils.h>
 
 #include <chrono>
 #include <map>
@@ -24,8 +25,14 @@ ShardOptions options(ShardingStrategy strategy = ShardingStrategy::FULL_SHARD) {
 }
 
 struct Subject {
-  explicit Subject(const ShardOptions& options)
-      : model(kWidth, kDepth), sharded(fully_shard(model, options)) {}
+  explicit Subject(const ShardOptions& options) : model(seeded()) {
+    sharded = fully_shard(model, options);
+  }
+
+  static Mlp seeded() {
+    torch::manual_seed(kSeed);
+    return Mlp(kWidth, kDepth);
+  }
 
   void step(Optimizer* optimizer = nullptr) {
     model->forward(at::ones({2, kWidth}, test_device())).square().mean().backward();
@@ -117,7 +124,7 @@ TEST(Memory, TheTableNamesEveryKind) {
   Subject subject(options());
   subject.step();
   std::string table = subject.sharded.memory().table();
-  for (const char* word : {"parameters", "gradients", "unsharded"})
+  for (const char* word : {"master", "gradient", "gathered", "optimizer", "total"})
     EXPECT_TRUE(contains(table, word)) << table;
 }
 
@@ -168,18 +175,16 @@ TEST(Traffic, FollowsTheFormulas) {
 
 // --- what overlaps ---
 
-struct Times {
-  std::map<std::string, Clock::time_point> issued, ready;  // of each unit's last gather
-};
-
-Times times_of(const std::vector<Event>& events, bool backward) {
-  Times times;
+// When the gather was issued that made each unit ready, in one of the two phases.
+std::map<std::string, Clock::time_point> gathers_of(const std::vector<Event>& events,
+                                                    bool backward) {
+  std::map<std::string, Clock::time_point> issued, gathers;
   for (const auto& event : events) {
-    if (event.backward != backward) continue;
-    if (event.kind == Event::kGatherIssued) times.issued[event.unit] = event.at;
-    if (event.kind == Event::kReady) times.ready[event.unit] = event.at;
+    if (event.kind == Event::kGatherIssued) issued[event.unit] = event.at;
+    if (event.kind == Event::kReady && event.backward == backward && issued.count(event.unit))
+      gathers[event.unit] = issued[event.unit];
   }
-  return times;
+  return gathers;
 }
 
 TEST(Overlap, TheNextUnitIsOnItsWayBeforeThisOneHasComputed) {
@@ -202,17 +207,16 @@ TEST(Overlap, TheNextUnitIsOnItsWayBeforeThisOneHasComputed) {
   subject.sharded.record_events(false);
 
   auto unit = [](int64_t i) { return "layers." + std::to_string(i); };
-  auto forward = times_of(events, false);
+  auto forward = gathers_of(events, false);
   for (int64_t i = 0; i + 1 < kDepth; ++i) {
-    ASSERT_TRUE(forward.ready.count(unit(i + 1))) << unit(i + 1);
-    if (!forward.issued.count(unit(i + 1))) continue;  // it was there from the step before
-    EXPECT_LT(forward.issued[unit(i + 1)], forward_done[i]) << unit(i + 1);
+    ASSERT_TRUE(forward.count(unit(i + 1))) << unit(i + 1);
+    EXPECT_LT(forward[unit(i + 1)], forward_done[i]) << unit(i + 1);
   }
-  auto backward = times_of(events, true);
+  auto backward = gathers_of(events, true);
   int gathered = 0;
   for (int64_t i = kDepth - 1; i > 1; --i) {
-    if (!backward.issued.count(unit(i - 1))) continue;  // still there from forward
-    EXPECT_LT(backward.issued[unit(i - 1)], backward_done[i]) << unit(i - 1);
+    if (!backward.count(unit(i - 1))) continue;  // still there from forward
+    EXPECT_LT(backward[unit(i - 1)], backward_done[i]) << unit(i - 1);
     ++gathered;
   }
   EXPECT_GE(gathered, 3);

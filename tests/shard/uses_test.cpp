@@ -7,6 +7,7 @@
 
 #include <thread>
 
+#include "fsdp/optim.h"
 #include "shard/uses.h"
 
 namespace fsdp::testing {
@@ -156,8 +157,8 @@ TEST_P(Uses, AnOptimizerStepBetweenForwardAndBackwardIsAnError) {
       auto first = both.mine().loss(batch(1, rank()));
       auto second = both.mine().loss(batch(2, rank()));
       first.backward();
-      torch::optim::SGD optimizer(both.sharded().parameters(), torch::optim::SGDOptions(0.0));
-      optimizer.step();  // of no length: numbers stay
+      SGD optimizer(both.sharded(), {.lr = 0});  // numbers stay
+      optimizer.step();
       second.backward();
     };
     EXPECT_TRUE(contains(error_of(act), "in place"));

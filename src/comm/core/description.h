@@ -30,9 +30,9 @@ struct Description {
   Operation operation = Operation::kNone;
   c10::ScalarType type = c10::ScalarType::Byte;
   ReduceOp reduce = ReduceOp::SUM;
-  uint8_t path = 0;     // how the data travels where there are several ways; ranks must agree
-  int32_t root = 0;     // broadcast
-  int64_t count = 0;    // elements on each rank's side of the operation that is the same everywhere
+  uint8_t path = 0;   // how the data travels where there are several ways; ranks must agree
+  int32_t root = 0;   // broadcast
+  int64_t count = 0;  // elements on each rank's side of the operation that is the same everywhere
   int64_t identity = 0;  // what the caller is working on; ranks must agree
   char label[48] = {};   // the same in words, e.g. a unit's name; not compared
 
