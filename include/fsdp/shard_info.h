@@ -60,6 +60,7 @@ struct Traffic {
   int64_t all_gather = 0;
   int64_t reduce_scatter = 0;
   int64_t all_reduce = 0;
+  std::chrono::nanoseconds host_time{0};  // spent inside the communicators' calls
 };
 
 struct Event {

@@ -1,5 +1,5 @@
 // fsdp bench units: the host's time of each event of a unit (touch, gather, reshard, reduce), and
-// beside it what the collective's own call takes with buffers of the same size. What is left is
+// beside it what of that was spent inside the collective's own call. What is left is
 // ours.
 //
 // Two ways are taken. One event at a time, each the difference between a call that has the event in
@@ -85,32 +85,38 @@ void settle(const World& world) {
 struct Found {
   std::string event;
   double call = 0;                     // µs of a call with the event in it, less one without
+  double theirs = 0;                   // of that, inside the communicators' calls
   double gathers = 0, reductions = 0;  // collectives in it
 };
 
-// Host time of the collectives' own calls, in buffers as the engine uses them.
-struct Collectives {
-  double all_gather = 0, reduce_scatter = 0;
+// Host time of a call, and how much of it the engine spent inside communicators.
+struct Cost {
+  double host = 0, theirs = 0;
 };
 
-Collectives time_collectives(const Options& options, const World& world) {
-  const Communicator& comm = world.comm();
-  int64_t part = (options.numel + world.size() - 1) / world.size(), full = part * world.size();
-  at::Tensor gathered = comm.gather_buffer(full, at::kFloat, world.device());
-  at::Tensor mine = gathered.narrow(0, world.rank() * part, part);
-  at::Tensor gradients = comm.reduce_buffer(full, at::kFloat, world.device());
-  at::Tensor sum = at::zeros({part}, gathered.options());
-  std::vector<double> gathers, reductions;
-  for (int i = -10; i < options.events; ++i) {
-    settle(world);
-    double gather = microseconds([&] { comm.all_gather(gathered, mine); });
-    settle(world);
-    double reduction = microseconds([&] { comm.reduce_scatter(sum, gradients); });
-    if (i < 0) continue;
-    gathers.push_back(gather);
-    reductions.push_back(reduction);
-  }
-  return {median(gathers), median(reductions)};
+Cost cost_of(const Sharded& sharded, const std::function<void()>& call) {
+  sharded.reset_traffic();
+  double host = microseconds(call);
+  return {host, std::chrono::duration<double, std::micro>(sharded.traffic().host_time).count()};
+}
+
+double median_theirs(const std::vector<Cost>& costs) {
+  std::vector<double> times;
+  for (const Cost& cost : costs) times.push_back(cost.theirs);
+  return median(times);
+}
+
+double median_host(const std::vector<Cost>& costs) {
+  std::vector<double> times;
+  for (const Cost& cost : costs) times.push_back(cost.host);
+  return median(times);
+}
+
+// The medians of `costs`, less what the same call takes without sharding.
+Found found(std::string event, const std::vector<Cost>& costs, double gathers = 0,
+            double reductions = 0, double without = 0, double share = 1) {
+  return {std::move(event), (median_host(costs) - without) / share, median_theirs(costs) / share,
+          gathers, reductions};
 }
 
 // Touch, gather and reshard, of units one after the other.
@@ -121,60 +127,64 @@ std::vector<Found> time_one_by_one(const Options& options, const World& world) {
                                      .device = world.device(),
                                      .forward_prefetch = 0,
                                      .backward_prefetch = 0});
-  std::vector<double> touch, ready_touch, gather, reshard;
+  std::vector<Cost> touch, ready_touch, gather, reshard;
+  double there = world.size() > 1 && unit_of(chain->links[0]).numel() > 0 ? 1 : 0;
   int rounds = (options.events + options.units - 1) / options.units;
   for (int round = -1; round < rounds; ++round) {
     for (Link& link : chain->links) {
       Unit unit = unit_of(link);
-      auto use = [&] { return microseconds([&] { link->weight.sum(); }); };
+      auto use = [&] { return cost_of(sharded, [&] { link->weight.sum(); }); };
       unit.reshard();
       settle(world);
-      double gathers = microseconds([&] { unit.unshard(); });
+      Cost gathers = cost_of(sharded, [&] { unit.unshard(); });
       settle(world);
-      double plain = use();  // nothing of ours in it: a gathered unit's parameters are plain
+      double plain = use().host;  // nothing of ours in it: a gathered unit's parameters are plain
       settle(world);
-      double reshards = microseconds([&] { unit.reshard(); });
+      Cost reshards = cost_of(sharded, [&] { unit.reshard(); });
       settle(world);
-      double touches = use();
+      Cost touches = use();
       unit.reshard();
       settle(world);
       UnshardWork ahead = unit.unshard(/*async=*/true);
       settle(world);
-      double ready_touches = use();
+      Cost ready_touches = use();
       ahead.wait();
       if (round < 0) continue;
       gather.push_back(gathers);
       reshard.push_back(reshards);
-      touch.push_back(touches - plain);
-      ready_touch.push_back(ready_touches - plain);
+      touch.push_back({touches.host - plain, touches.theirs});
+      ready_touch.push_back({ready_touches.host - plain, ready_touches.theirs});
     }
   }
-  return {{"gather: unit.unshard()", median(gather), 1},
-          {"reshard: unit.reshard()", median(reshard)},
-          {"touch, gathered ahead", median(ready_touch)},
-          {"touch that gathers", median(touch), 1}};
+  return {found("gather: unit.unshard()", gather, there), found("reshard: unit.reshard()", reshard),
+          found("touch, gathered ahead", ready_touch), found("touch that gathers", touch, there)};
 }
 
 // Backward through one unit that was used once.
 Found time_reduce(const Options& options, const World& world) {
-  auto time = [&](Link& link, const std::function<void()>& zero_grad) {
+  auto time = [&](Link& link, const std::function<Cost(const std::function<void()>&)>& measure,
+                  const std::function<void()>& zero_grad) {
     at::Tensor x = at::ones({options.numel}, at::TensorOptions().device(world.device()));
-    std::vector<double> times;
+    std::vector<Cost> costs;
     for (int i = -10; i < options.events; ++i) {
       at::Tensor loss = link->forward(x).sum();
       settle(world);
-      double took = microseconds([&] { loss.backward(); });
+      Cost cost = measure([&] { loss.backward(); });
       zero_grad();
-      if (i >= 0) times.push_back(took);
+      if (i >= 0) costs.push_back(cost);
     }
-    return median(times);
+    return costs;
   };
   Link plain(options.numel), link(options.numel);
   plain->to(world.device());
   auto sharded = fully_shard(link, {.device = world.device()});
-  double without = time(plain, [&] { plain->zero_grad(); });
-  double with = time(link, [&] { sharded.zero_grad(); });
-  return {"reduce: end of a unit's backward", with - without, 0, 1};
+  auto without = time(
+      plain, [](const auto& call) { return Cost{microseconds(call)}; },
+      [&] { plain->zero_grad(); });
+  auto with = time(
+      link, [&](const auto& call) { return cost_of(sharded, call); }, [&] { sharded.zero_grad(); });
+  return found("reduce: end of a unit's backward", with, 0, world.size() > 1 ? 1 : 0,
+               median_host(without));
 }
 
 // Whole forwards and backwards; `gathers` and `reductions` as they were recorded.
@@ -183,13 +193,13 @@ std::vector<Found> time_steps_of_many(const Options& options, const World& world
   plain->to(world.device());
   auto sharded = fully_shard(chain, {.wrap = wrap::modules<Link>(), .device = world.device()});
   at::Tensor x = at::ones({options.numel}, at::TensorOptions().device(world.device()));
-  std::vector<double> forward, backward, plain_forward, plain_backward;
-  auto step = [&](Chain& model, std::vector<double>& forwards, std::vector<double>& backwards) {
+  std::vector<Cost> forward, backward, plain_forward, plain_backward;
+  auto step = [&](Chain& model, std::vector<Cost>& forwards, std::vector<Cost>& backwards) {
     at::Tensor loss;
     settle(world);
-    forwards.push_back(microseconds([&] { loss = model->forward(x); }));
+    forwards.push_back(cost_of(sharded, [&] { loss = model->forward(x); }));
     settle(world);
-    backwards.push_back(microseconds([&] { loss.backward(); }));
+    backwards.push_back(cost_of(sharded, [&] { loss.backward(); }));
   };
   int rounds = std::max(5, options.events / options.units);
   for (int round = -3; round < rounds; ++round) {
@@ -205,32 +215,29 @@ std::vector<Found> time_steps_of_many(const Options& options, const World& world
   synchronize(world.device());
   double n = options.units, gathers[2] = {0, 0}, reductions = 0;
   for (const Event& event : sharded.events()) {
+    if (world.size() == 1) break;
     if (event.kind == Event::kGatherIssued) gathers[event.backward] += 1 / n;
     if (event.kind == Event::kReduceIssued) reductions += 1 / n;
   }
   sharded.record_events(false);
-  return {{"a unit's share of forward", (median(forward) - median(plain_forward)) / n, gathers[0]},
-          {"a unit's share of backward", (median(backward) - median(plain_backward)) / n,
-           gathers[1], reductions}};
+  return {found("a unit's share of forward", forward, gathers[0], 0, median_host(plain_forward), n),
+          found("a unit's share of backward", backward, gathers[1], reductions,
+                median_host(plain_backward), n)};
 }
 
 int run_worker(const Options& options) {
   World world = init({.backend = options.backend});
   at::set_num_threads(1);
-  Collectives collectives = time_collectives(options, world);
   std::vector<Found> all = time_one_by_one(options, world);
   all.push_back(time_reduce(options, world));
   for (Found& found : time_steps_of_many(options, world)) all.push_back(found);
-  for (const Found& found : all) {
-    double call =
-        found.gathers * collectives.all_gather + found.reductions * collectives.reduce_scatter;
+  for (const Found& found : all)
     if (world.rank() == 0)
-      std::cout << Json{{"event", found.event},         {"call_us", found.call},
-                        {"all_gathers", found.gathers}, {"reduce_scatters", found.reductions},
-                        {"collective_us", call},        {"own_us", found.call - call}}
+      std::cout << Json{{"event", found.event},          {"call_us", found.call},
+                        {"all_gathers", found.gathers},  {"reduce_scatters", found.reductions},
+                        {"collective_us", found.theirs}, {"own_us", found.call - found.theirs}}
                        .dump()
                 << std::endl;
-  }
   world.comm().barrier();
   return 0;
 }
@@ -276,7 +283,7 @@ int run_parent(const Options& options) {
             << options.ranks << " ranks, " << options.backend << ", " << options.units
             << " units of " << with_separators(options.numel)
             << " float32. Medians of rank 0's host time, in microseconds, less the same call\n"
-               "without sharding; their calls: the communicator's own, with buffers of that size. "
+               "without sharding; their calls: what of it was spent inside the communicators. "
                "A unit's share of a whole\nforward or backward has several events in it: touch, "
                "gather (of the next one), reshard, and in backward\nthe gradient and its "
                "reduction.\n";

@@ -187,13 +187,28 @@ std::vector<std::pair<int64_t, int64_t>> Flat::gaps() const {
   return gaps;
 }
 
-at::Tensor Flat::slot_view() const {
-  int64_t bytes = layout_.full_numel() * element(reduce_dtype_);
-  return slot->bytes.narrow(0, 0, bytes).view(reduce_dtype_);
+void Flat::take(GradientSlot* taken) {
+  slot = taken;
+  auto [known, fresh] = slot_views_.try_emplace(taken);
+  SlotViews& views = known->second;
+  if (fresh) {
+    int64_t bytes = layout_.full_numel() * element(reduce_dtype_);
+    views.full = taken->bytes.narrow(0, 0, bytes).view(reduce_dtype_);
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      views.parameters.push_back(view_of(i, views.full));
+    for (auto [from, count] : gaps()) views.gaps.push_back(views.full.narrow(0, from, count));
+  }
+  views_ = &views;
+  for (const at::Tensor& gap : views.gaps) gap.zero_();
+  std::fill(filled.begin(), filled.end(), 0);
 }
 
-at::Tensor Flat::gradient_view(size_t parameter) const {
-  return view_of(parameter, slot_view());
+const at::Tensor& Flat::slot_view() const {
+  return views_->full;
+}
+
+const at::Tensor& Flat::gradient_view(size_t parameter) const {
+  return views_->parameters[parameter];
 }
 
 at::Tensor Flat::stand_in(size_t parameter) const {

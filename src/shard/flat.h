@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -89,11 +90,12 @@ class Flat {
 
   // --- gradients (gradients.cpp) ---
   GradientSlot* slot = nullptr;
-  std::vector<char> arrived;                              // per parameter, in this backward
-  std::vector<char> filled;                               // per parameter: the slot holds something
-  std::vector<std::pair<int64_t, int64_t>> gaps() const;  // padding in the full buffer: from, count
-  at::Tensor gradient_view(size_t parameter) const;       // into the slot
-  at::Tensor slot_view() const;                           // [full_numel] reduce_dtype
+  std::vector<char> arrived;  // per parameter, in this backward
+  std::vector<char> filled;   // per parameter: the slot holds something
+  // The slot's padding becomes zero; the places of its parameters stay as they are.
+  void take(GradientSlot* taken);
+  const at::Tensor& gradient_view(size_t parameter) const;  // into the slot
+  const at::Tensor& slot_view() const;                      // [full_numel] reduce_dtype
   // Handles' .grad while the gradient is sharded: reads of it say what to write instead.
   at::Tensor stand_in(size_t parameter) const;
   bool is_stand_in(const at::Tensor& gradient) const;
@@ -108,6 +110,15 @@ class Flat {
   StorageTag tag_, gradient_tag_;
   c10::intrusive_ptr<c10::StorageImpl> storage_, gradient_storage_;
   std::vector<uint32_t> versions_;
+
+  // Views into a slot, made when it is first taken: a few slots come again and again.
+  struct SlotViews {
+    at::Tensor full;
+    std::vector<at::Tensor> parameters, gaps;
+  };
+  std::vector<std::pair<int64_t, int64_t>> gaps() const;  // padding in the full buffer: from, count
+  std::map<GradientSlot*, SlotViews> slot_views_;
+  const SlotViews* views_ = nullptr;  // of `slot`
 };
 
 }  // namespace fsdp::shard

@@ -128,9 +128,9 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
   if (flat.is_stand_in(gradient)) return;
   flat.arrived[parameter] = 1;
   if (gradient.defined()) {
-    if (!flat.slot) flat.slot = take_gradient_slot(flat);
+    if (!flat.slot) take_gradient_slot(flat);
     if (gradient.is_sparse()) gradient = gradient.to_dense();
-    at::Tensor target = flat.gradient_view(parameter);
+    const at::Tensor& target = flat.gradient_view(parameter);
     if (flat.filled[parameter]) {
       target.add_(gradient);
     } else {
@@ -144,7 +144,7 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
   reduce(flat);
 }
 
-GradientSlot* Model::take_gradient_slot(Flat& flat) {
+void Model::take_gradient_slot(Flat& flat) {
   int64_t bytes = flat.layout().full_numel() * element(flat.reduce_dtype());
   Unit& unit = flat.unit();
   const Group& group = *unit.group;
@@ -189,11 +189,7 @@ GradientSlot* Model::take_gradient_slot(Flat& flat) {
   slot->free_after.wait(device);
   slot->taken = true;
   slot->last_use = ++uses_;
-  flat.slot = slot;
-  std::fill(flat.filled.begin(), flat.filled.end(), 0);
-  at::Tensor view = flat.slot_view();
-  for (auto [from, count] : flat.gaps()) view.narrow(0, from, count).zero_();
-  return slot;
+  flat.take(slot);
 }
 
 void Model::give_back(Flat& flat) {
@@ -212,7 +208,7 @@ void Model::reduce(Flat& flat) {
   std::string label = unit.label("gradients");
   CallOptions call{.label = label, .identity = unit.id + 1};
   ReduceOp op = divide_factor > 0 ? ReduceOp::SUM : ReduceOp::AVG;
-  at::Tensor full = flat.slot_view();
+  const at::Tensor& full = flat.slot_view();
   calls_.push_back({&unit, &flat});
   log_event(Event::kReduceIssued, unit, true);
 
@@ -227,7 +223,7 @@ void Model::reduce(Flat& flat) {
   if (group.shard_size > 1) {
     bool direct = fresh && flat.reduce_dtype() == flat.master_dtype();
     reduced = direct ? flat.grad_memory : at::empty({flat.layout().shard_numel()}, full.options());
-    group.reduce.reduce_scatter(reduced, full, op, call);
+    theirs([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
     traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
   }
   if (group.replicate_size > 1) {
@@ -235,7 +231,7 @@ void Model::reduce(Flat& flat) {
     OnStream beside(replicate_stream_);
     scattered_.wait(device);
     if (has_streams(device)) reduced.record_stream(current_stream(device));
-    group.replicate.all_reduce(reduced, op, call);
+    theirs([&] { return group.replicate.all_reduce(reduced, op, call); });
     traffic.all_reduce += 2 * reduced.nbytes() * (group.replicate_size - 1) / group.replicate_size;
     accumulate(flat, reduced);
     reduced_.record(device);
@@ -325,7 +321,7 @@ void Model::zero_weight_step() {
     if (stale_readers_) synchronize_readers("zero_weight_step");
     for (const Call& call : calls) {
       if (call.flat) {
-        call.flat->slot = take_gradient_slot(*call.flat);
+        take_gradient_slot(*call.flat);
         reduce(*call.flat);
       } else {
         give_up(*call.unit);

@@ -123,7 +123,7 @@ void Model::issue(Unit& unit, const char* by) {
       const Communicator& comm =
           unit.in_secondary ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
       at::Tensor part = unit.in_secondary ? flat->secondary : flat->shard;
-      unit.works.push_back(comm.all_gather(full, part, call));
+      unit.works.push_back(theirs([&] { return comm.all_gather(full, part, call); }));
       traffic.all_gather += part.nbytes() * (comm.size() - 1);
     }
     unit.gathered.record(device);
@@ -144,7 +144,7 @@ void Model::issue_ahead(Unit& unit) {
 
 void Model::finish(Unit& unit) {
   try {
-    for (Work& work : unit.works) work.wait();
+    for (Work& work : unit.works) theirs([&] { work.wait(); });
   } catch (...) {
     unit.works.clear();
     unit.state = Unit::State::kSharded;

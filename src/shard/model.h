@@ -93,6 +93,17 @@ class Model : public std::enable_shared_from_this<Model> {
     Flat* flat;  // null: a gather
   };
 
+  // A call of a communicator, whose host time is not our own.
+  template <typename Function>
+  auto theirs(Function call) {
+    struct Clock {
+      std::chrono::nanoseconds& total;
+      std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+      ~Clock() { total += std::chrono::steady_clock::now() - start; }
+    } clock{traffic.host_time};
+    return call();
+  }
+
   Slot* find_slot(Unit& unit, bool may_grow);
   at::Tensor full_view(const Unit& unit, const Flat& flat, const at::Tensor& bytes) const;
   void finish(Unit& unit);
@@ -100,7 +111,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void follow_masters(Unit& unit, const char* by);
   void check_handles(const Unit& unit, const char* when) const;
   void keep_secondary(Unit& unit);
-  GradientSlot* take_gradient_slot(Flat& flat);
+  void take_gradient_slot(Flat& flat);
   void give_back(Flat& flat);
   void finish_reductions();
   void accumulate(Flat& flat, at::Tensor reduced);

@@ -15,6 +15,7 @@
 #include <set>
 #include <thread>
 
+#include "comm/modules.h"
 #include "fsdp/error.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/update.h"
@@ -476,6 +477,7 @@ TEST(Parallel, TakesEveryChunkOnceOnLibTorchsThreads) {
 }
 
 TEST(Gpu, GivesWhatTheCpuGives) {
+  comm::find_module("cuda");  // loads LibTorch's part for GPUs
   if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
   const auto gpu = at::Device(at::kCUDA);
   const auto to_gpu = [&](const at::Tensor& t) { return t.defined() ? t.to(gpu) : t; };

@@ -1,52 +1,18 @@
 // deferred_init's memory: there is none until it is asked for, then at most one parameter's, and a
 // tensor that got its memory is like any other.
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
 #include <atomic>
 #include <thread>
 
 #include "fsdp/deferred_init.h"
+#include "shard/counting_allocator.h"
 #include "shard/deferred_oracle.h"
 
 namespace fsdp::shard {
 namespace {
 
-// Counts what the CPU allocator gives out, while alive.
-class CountingAllocator final : public c10::Allocator {
- public:
-  CountingAllocator() { c10::SetCPUAllocator(this, /*priority=*/1); }
-
-  c10::DataPtr allocate(size_t bytes) override {
-    size_t now = live += bytes;
-    peak = std::max<size_t>(peak, now);
-    auto* block = new Block{this, plain_->allocate(bytes), bytes};
-    return {block->data.get(), block, &release, at::kCPU};
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-
-  std::atomic<size_t> live = 0, peak = 0;
-
- private:
-  struct Block {
-    CountingAllocator* owner;
-    c10::DataPtr data;
-    size_t bytes;
-  };
-  static void release(void* context) {
-    auto* block = static_cast<Block*>(context);
-    block->owner->live -= block->bytes;
-    delete block;
-  }
-  c10::Allocator* plain_ = c10::GetDefaultCPUAllocator();
-};
-
-CountingAllocator& counted() {
-  static auto* allocator = new CountingAllocator;  // never goes: memory outlives any test
-  return *allocator;
-}
+using testing::counted;
+using testing::CountingAllocator;
 
 TEST(DeferredMemory, AtMostOneParameterHasMemory) {
   constexpr size_t kWeight = 512 * 512 * 4;

@@ -1,5 +1,6 @@
 // deferred_init against plain construction with the same seed: the same bits in every parameter and
 // buffer, and the same generator afterwards.
+#include "comm/modules.h"
 #include "fsdp/deferred_init.h"
 
 #include <algorithm>
@@ -539,6 +540,7 @@ TEST(DeferredInit, AModuleLoadedInsideHasTheLoadedValues) {
 }
 
 TEST(DeferredInit, ModulesOnAGpuAreTheSame) {
+  comm::find_module("cuda");  // loads LibTorch's part for GPUs
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   expect_same_custom([](Custom& m) {
     m.register_module("linear", nn::Linear(70, 50))->to(torch::kCUDA);
