@@ -128,7 +128,6 @@ std::vector<Found> time_one_by_one(const Options& options, const World& world) {
                                      .forward_prefetch = 0,
                                      .backward_prefetch = 0});
   std::vector<Cost> touch, ready_touch, gather, reshard;
-  double there = world.size() > 1 && unit_of(chain->links[0]).numel() > 0 ? 1 : 0;
   int rounds = (options.events + options.units - 1) / options.units;
   for (int round = -1; round < rounds; ++round) {
     for (Link& link : chain->links) {
@@ -156,6 +155,10 @@ std::vector<Found> time_one_by_one(const Options& options, const World& world) {
       ready_touch.push_back({ready_touches.host - plain, ready_touches.theirs});
     }
   }
+  sharded.reset_traffic();
+  unit_of(chain->links[0]).reshard();
+  unit_of(chain->links[0]).unshard();
+  double there = sharded.traffic().all_gather > 0 ? 1 : 0;  // over shared memory nothing is sent
   return {found("gather: unit.unshard()", gather, there), found("reshard: unit.reshard()", reshard),
           found("touch, gathered ahead", ready_touch), found("touch that gathers", touch, there)};
 }
@@ -211,12 +214,14 @@ std::vector<Found> time_steps_of_many(const Options& options, const World& world
     sharded.zero_grad();
   }
   sharded.record_events(true);
+  sharded.reset_traffic();
   chain->forward(x).backward();
   synchronize(world.device());
+  bool sent = sharded.traffic().all_gather > 0;
   double n = options.units, gathers[2] = {0, 0}, reductions = 0;
   for (const Event& event : sharded.events()) {
     if (world.size() == 1) break;
-    if (event.kind == Event::kGatherIssued) gathers[event.backward] += 1 / n;
+    if (event.kind == Event::kGatherIssued && sent) gathers[event.backward] += 1 / n;
     if (event.kind == Event::kReduceIssued) reductions += 1 / n;
   }
   sharded.record_events(false);

@@ -144,18 +144,17 @@ shard::Model& model_of(const std::shared_ptr<shard::Unit>& unit) {
   return *unit->model;
 }
 
-std::vector<shard::Unit*> checked(const std::shared_ptr<shard::Unit>& unit,
-                                  const std::vector<Unit>& others,
-                                  const std::vector<std::shared_ptr<shard::Unit>>& raw) {
+// The units of a prefetch list; an Error if one is of another model.
+std::vector<shard::Unit*> prefetch_list(const shard::Unit& unit,
+                                        const std::vector<std::shared_ptr<shard::Unit>>& others) {
   std::vector<shard::Unit*> units;
-  for (size_t i = 0; i < others.size(); ++i) {
-    if (!raw[i] || raw[i]->model != unit->model)
-      throw Error("unit \"" + unit->name + "\": its prefetch list names " +
-                      (raw[i] ? "unit \"" + raw[i]->name + "\" of another model." : "no unit."),
+  for (const auto& other : others) {
+    if (!other || other->model != unit.model)
+      throw Error("unit \"" + unit.name + "\": its prefetch list names " +
+                      (other ? "unit \"" + other->name + "\" of another model." : "no unit."),
                   "use units of the same sharded model (sharded.units(), unit_of(module)).");
-    units.push_back(raw[i].get());
+    units.push_back(other.get());
   }
-  unit->next_checked = false;
   return units;
 }
 
@@ -209,16 +208,18 @@ void Unit::set_reshard_after_forward(ReshardAfterForward reshard) const {
 
 void Unit::set_modules_to_forward_prefetch(const std::vector<Unit>& units) const {
   model_of(unit_);
-  std::vector<std::shared_ptr<shard::Unit>> raw;
-  for (const Unit& unit : units) raw.push_back(unit.unit_);
-  unit_->forward_next = checked(unit_, units, raw);
+  std::vector<std::shared_ptr<shard::Unit>> others;
+  for (const Unit& unit : units) others.push_back(unit.unit_);
+  unit_->forward_next = prefetch_list(*unit_, others);
+  unit_->next_checked = false;
 }
 
 void Unit::set_modules_to_backward_prefetch(const std::vector<Unit>& units) const {
   model_of(unit_);
-  std::vector<std::shared_ptr<shard::Unit>> raw;
-  for (const Unit& unit : units) raw.push_back(unit.unit_);
-  unit_->backward_next = checked(unit_, units, raw);
+  std::vector<std::shared_ptr<shard::Unit>> others;
+  for (const Unit& unit : units) others.push_back(unit.unit_);
+  unit_->backward_next = prefetch_list(*unit_, others);
+  unit_->next_checked = false;
 }
 
 }  // namespace fsdp

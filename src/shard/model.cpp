@@ -13,6 +13,14 @@
 namespace fsdp::shard {
 namespace {
 
+struct Busy {  // while alive, nothing evicts the unit: its own prefetches would
+  explicit Busy(Unit& used) : unit(used) { ++unit.busy; }
+  ~Busy() { --unit.busy; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+  Unit& unit;
+};
+
 at::Tensor bytes_on(at::Device device, int64_t bytes) {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
 }
@@ -78,11 +86,9 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
     if (order_.last() == &unit) return;
     // Not everything that is used is gathered for it; what comes next is known all the same.
     Unseen unseen;
-    ++unit.busy;
+    Busy busy(unit);
     order_.note(&unit, backward);
-    prefetch(unit, backward);
-    --unit.busy;
-    return;
+    return prefetch(unit, backward);
   }
   if (unit.meta)
     throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet (" +
@@ -91,18 +97,12 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
   Unseen unseen;
   check_handles(unit, by);
   if (stale_readers_) synchronize_readers(by);
-  ++unit.busy;  // its own prefetches must not evict it
-  try {
-    issue(unit, by);
-    finish(unit);
-    log_event(Event::kReady, unit, backward);
-    order_.note(&unit, backward);
-    prefetch(unit, backward);
-  } catch (...) {
-    --unit.busy;
-    throw;
-  }
-  --unit.busy;
+  Busy busy(unit);
+  issue(unit, by);
+  finish(unit);
+  log_event(Event::kReady, unit, backward);
+  order_.note(&unit, backward);
+  prefetch(unit, backward);
 }
 
 void Model::issue(Unit& unit, const char* by) {
