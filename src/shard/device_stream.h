@@ -32,7 +32,6 @@ class Moment {
   void wait(at::Device device) const {
     if (recorded_) event_->block(current_stream(device));
   }
-  void forget() { recorded_ = false; }
   bool recorded() const { return recorded_; }
 
  private:

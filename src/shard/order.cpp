@@ -30,11 +30,4 @@ void Order::cut() {
   place_ = {};
 }
 
-void Order::forget(Unit* unit) {
-  std::erase_if(next_, [&](const auto& entry) {
-    return entry.first.before == unit || entry.first.unit == unit || entry.second.first == unit;
-  });
-  if (place_.unit == unit || place_.before == unit) place_ = {};
-}
-
 }  // namespace fsdp::shard

@@ -19,7 +19,6 @@ class Order {
   std::vector<Unit*> next(int depth) const;
   // What follows next has nothing to do with what came before (a step has ended).
   void cut();
-  void forget(Unit* unit);
 
  private:
   struct Place {
