@@ -205,7 +205,10 @@ void Model::reduce(Flat& flat) {
   Group& group = *unit.group;
   for (size_t i = 0; i < flat.parameters().size(); ++i)
     if (!flat.filled[i]) flat.gradient_view(i).zero_();
-  std::string label = unit.label("gradients");
+  // Over shared memory this is where ranks that took different branches meet first.
+  std::string what = "gradients";
+  if (*unit.touched_by) what.append(" of ").append(unit.touched_by);
+  std::string label = unit.label(what.c_str());
   CallOptions call{.label = label, .identity = unit.id + 1};
   ReduceOp op = divide_factor > 0 ? ReduceOp::SUM : ReduceOp::AVG;
   const at::Tensor& full = flat.slot_view();

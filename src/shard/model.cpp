@@ -82,6 +82,7 @@ void Model::log_event(Event::Kind kind, const Unit& unit, bool backward) {
 void Model::ensure(Unit& unit, const char* by, bool backward) {
   std::lock_guard lock(mutex);
   unit.last_use = ++uses_;
+  if (!backward) unit.touched_by = by;
   if (unit.state == Unit::State::kReady) {
     if (order_.last() == &unit) return;
     // Not everything that is used is gathered for it; what comes next is known all the same.

@@ -72,6 +72,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Work> works;
   Moment gathered;
   uint64_t last_use = 0;
+  const char* touched_by = "";                     // the operator that last brought it in forward
   std::vector<Unit*> forward_next, backward_next;  // set by hand
   bool next_checked = false;
 
