@@ -11,7 +11,6 @@
 #include <memory>
 #include <vector>
 
-#include "fsdp/communicator.h"
 #include "shard/device_stream.h"
 
 namespace fsdp::shard {
@@ -35,8 +34,6 @@ struct GradientSlot {
   const Group* group = nullptr;  // whose ranks can read it
   uint64_t last_use = 0;
   Moment free_after;
-  Work reduction;  // in flight; done before the slot is taken again
-  bool busy() const { return free_after.recorded() || !reduction.done(); }
 };
 
 }  // namespace fsdp::shard

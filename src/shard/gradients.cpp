@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "shard/model.h"
 
@@ -175,7 +176,7 @@ void Model::take_gradient_slot(Flat& flat) {
         slot = candidate.get();
     size_t count = std::count_if(gradient_slots_.begin(), gradient_slots_.end(),
                                  [](const auto& s) { return s->ring; });
-    if (!slot || (count < kGradientSlots && slot->busy())) {
+    if (!slot || (count < kGradientSlots && slot->free_after.recorded())) {
       int64_t largest = bytes;
       for (Flat* other : flats())
         if (!other->unit().root && other->unit().group.get() == &group)
@@ -184,8 +185,6 @@ void Model::take_gradient_slot(Flat& flat) {
       slot = make(largest, true);
     }
   }
-  slot->reduction.wait();
-  slot->reduction = Work();
   slot->free_after.wait(device);
   slot->taken = true;
   slot->last_use = ++uses_;
@@ -229,21 +228,18 @@ void Model::reduce(Flat& flat) {
     theirs([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
     traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
   }
+  std::optional<OnStream> beside;
   if (group.replicate_size > 1) {
     scattered_.record(device);
-    OnStream beside(replicate_stream_);
+    beside.emplace(replicate_stream_);
     scattered_.wait(device);
     if (has_streams(device)) reduced.record_stream(current_stream(device));
     theirs([&] { return group.replicate.all_reduce(reduced, op, call); });
     traffic.all_reduce += 2 * reduced.nbytes() * (group.replicate_size - 1) / group.replicate_size;
-    accumulate(flat, reduced);
-    reduced_.record(device);
-    flat.slot->free_after.record(device);
-  } else {
-    accumulate(flat, reduced);
-    reduced_.record(device);
-    flat.slot->free_after.record(device);
   }
+  accumulate(flat, reduced);
+  (beside ? replicated_ : reduced_).record(device);
+  flat.slot->free_after.record(device);
   give_back(flat);
   log_event(Event::kReduced, unit, true);
 }
@@ -261,11 +257,8 @@ void Model::accumulate(Flat& flat, at::Tensor reduced) {
 }
 
 void Model::finish_reductions() {
-  for (const auto& slot : gradient_slots_) {
-    slot->reduction.wait();
-    slot->reduction = Work();
-  }
   reduced_.wait(device);
+  replicated_.wait(device);
 }
 
 void Model::zero_gradients(bool set_to_none) {

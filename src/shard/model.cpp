@@ -118,12 +118,12 @@ void Model::issue(Unit& unit, const char* by) {
     OnStream on(gather_stream_);
     slot->free_after.wait(device);
     written_.wait(device);
-    unit.in_secondary = unit.keep_parts > 1 && unit.flats.front()->secondary_valid;
+    bool from_neighbours = unit.keep_parts > 1 && unit.flats.front()->secondary_valid;
     for (const auto& flat : unit.flats) {
       at::Tensor full = full_view(unit, *flat, slot->bytes);
       const Communicator& comm =
-          unit.in_secondary ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
-      at::Tensor part = unit.in_secondary ? flat->secondary : flat->shard;
+          from_neighbours ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
+      at::Tensor part = from_neighbours ? flat->secondary : flat->shard;
       unit.works.push_back(theirs([&] { return comm.all_gather(full, part, call); }));
       traffic.all_gather += part.nbytes() * (comm.size() - 1);
     }

@@ -126,9 +126,9 @@ class Model : public std::enable_shared_from_this<Model> {
   bool stale_readers_ = false;  // shards were written since the ranks last met
   bool in_backward_ = false;
   bool grown_ = false;
-  Moment written_;             // every write to a shard so far
-  Moment reduced_;             // every reduction so far
-  Moment before_, scattered_;  // handed from one stream to the next
+  Moment written_;               // every write to a shard so far
+  Moment reduced_, replicated_;  // every reduction so far, on either stream
+  Moment before_, scattered_;    // handed from one stream to the next
 };
 
 // The model behind a handle: the one that took it over, if one did.

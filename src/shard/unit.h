@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/communicator.h"
 #include "fsdp/mesh.h"
 #include "fsdp/sharding.h"
 #include "shard/buffers.h"
@@ -63,10 +64,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool meta = false;  // built on the meta device and not yet materialised
 
   State state = State::kSharded;
-  int busy = 0;               // operators that run on it
-  bool held = false;          // by unshard() or summon_full_params(): not given up by itself
-  bool writable = false;      // summon_full_params(writeback)
-  bool in_secondary = false;  // the gather under way comes from the neighbours
+  int busy = 0;           // operators that run on it
+  bool held = false;      // by unshard() or summon_full_params(): not given up by itself
+  bool writable = false;  // summon_full_params(writeback)
   Slot* slot = nullptr;
   std::unique_ptr<Slot> own;
   std::vector<Work> works;
