@@ -10,6 +10,9 @@ function(fsdp_flags target)
     # in LibTorch's Function::apply, and on references into what a temporary only points to.
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overflow
       -Wno-dangling-reference)
+  else()
+    # g++ 12, as -Wno-restrict
+    target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-stringop-overflow)
   endif()
   if(FSDP_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${FSDP_SANITIZE} -fno-omit-frame-pointer)

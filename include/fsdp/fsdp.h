@@ -1,7 +1,9 @@
 // fsdp.cpp: Fully Sharded Data Parallel for C++. The umbrella; each header can be included alone.
 #pragma once
 
+#include "fsdp/checkpoint.h"
 #include "fsdp/communicator.h"
+#include "fsdp/data.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
@@ -12,6 +14,7 @@
 #include "fsdp/reduce_op.h"
 #include "fsdp/shard_info.h"
 #include "fsdp/sharding.h"
+#include "fsdp/tokenizer.h"
 #include "fsdp/version.h"
 #include "fsdp/world.h"
 #include "fsdp/wrap.h"

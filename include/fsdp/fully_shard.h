@@ -180,8 +180,10 @@ class Sharded {
   // --- what happened, for tests and traces ---
   void record_events(bool on) const;
   std::vector<Event> events() const;
-  Traffic traffic() const;  // since reset_traffic()
+  Traffic traffic() const;  // since reset_traffic(); waits for the device while it is measured
   void reset_traffic() const;
+  // On a GPU Traffic::exposed is measured only while this is on: two events a wait.
+  void measure_exposed(bool on) const;
 
   const std::shared_ptr<shard::Model>& model() const { return model_; }
   explicit operator bool() const { return model_ != nullptr; }

@@ -125,6 +125,7 @@ struct AdamWOptions {
 class AdamW : public Optimizer {
  public:
   explicit AdamW(const Sharded& sharded, AdamWOptions options = {});
+  const AdamWOptions& options() const { return options_; }
 
  private:
   void update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
@@ -147,6 +148,7 @@ struct SGDOptions {
 class SGD : public Optimizer {
  public:
   explicit SGD(const Sharded& sharded, SGDOptions options = {});
+  const SGDOptions& options() const { return options_; }
 
  private:
   void update(const Group& group, int64_t step, const std::vector<Piece>& pieces,

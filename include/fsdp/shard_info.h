@@ -61,12 +61,16 @@ struct Traffic {
   int64_t reduce_scatter = 0;
   int64_t all_reduce = 0;
   std::chrono::nanoseconds host_time{0};  // spent inside the communicators' calls
+  // How long computation stood still for communication. On the CPU that is host_time; on a GPU it
+  // is the time that the compute stream waited, while Sharded::measure_exposed is on.
+  std::chrono::nanoseconds exposed{0};
 };
 
 struct Event {
   enum Kind { kGatherIssued, kReady, kResharded, kReduceIssued, kReduced } kind;
   std::string unit;
   bool backward;
+  bool ahead;  // a gather that was started before anybody asked for the unit
   std::chrono::steady_clock::time_point at;
 };
 

@@ -1,14 +1,26 @@
 #include "base/terminal.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 namespace fsdp {
 
+int terminal_width(Stream stream) {
+  winsize size{};
+  if (isatty(stream)) {
+    bool known = ioctl(stream, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    return known ? size.ws_col : 80;
+  }
+  const char* launcher = stream == STDOUT ? std::getenv("FSDP_TERMINAL") : nullptr;
+  return launcher ? std::max(0, std::atoi(launcher)) : 0;
+}
+
 bool has_colour(Stream stream) {
-  if (!isatty(stream) || std::getenv("NO_COLOR")) return false;
+  if (terminal_width(stream) == 0 || std::getenv("NO_COLOR")) return false;
   const char* term = std::getenv("TERM");
   return term && std::strcmp(term, "dumb") != 0;
 }

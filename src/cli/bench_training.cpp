@@ -21,12 +21,12 @@ namespace {
 using std::chrono::steady_clock;
 
 models::LlamaConfig llama_config(const Shape& shape) {
-  return models::checked({.vocab = shape.vocab,
-                          .dim = shape.dim,
-                          .layers = shape.layers,
-                          .heads = shape.heads,
-                          .kv_heads = shape.kv_heads,
-                          .ffn = shape.ffn});
+  return models::checked(models::LlamaConfig{.vocab = shape.vocab,
+                                             .dim = shape.dim,
+                                             .layers = shape.layers,
+                                             .heads = shape.heads,
+                                             .kv_heads = shape.kv_heads,
+                                             .ffn = shape.ffn});
 }
 
 int64_t parameter_count(const Shape& shape) {

@@ -13,8 +13,12 @@ namespace fsdp::cli {
 // Set by the chosen command's callback while parsing; main runs it after parsing succeeded.
 using Action = std::function<int()>;
 
+void add_train(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
+void add_tokenize(CLI::App& app, Action& action);
+void add_explain(CLI::App& app, Action& action);
 void add_run(CLI::App& app, Action& action);
-void add_doctor(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_doctor(CLI::App& app, Action& action);
 
 }  // namespace fsdp::cli

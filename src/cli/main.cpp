@@ -39,12 +39,16 @@ void refuse_unknown_command(const CLI::App& app, int argc, char** argv) {
 int main(int argc, char** argv) {
   CLI::App app{"fsdp: Fully Sharded Data Parallel for C++.", "fsdp"};
   app.set_version_flag("--version", "fsdp " FSDP_VERSION);
-  app.footer("Every command has its own --help. Start with: fsdp doctor");
+  app.footer("Every command has its own --help. Start with: fsdp train");
   app.require_subcommand(1);
   fsdp::cli::Action action;
+  fsdp::cli::add_train(app, action);
+  fsdp::cli::add_generate(app, action);
+  fsdp::cli::add_tokenize(app, action);
+  fsdp::cli::add_explain(app, action);
   fsdp::cli::add_run(app, action);
-  fsdp::cli::add_doctor(app, action);
   fsdp::cli::add_bench(app, action);
+  fsdp::cli::add_doctor(app, action);
   if (argc == 1 || (argc == 2 && std::string_view(argv[1]) == "help")) {
     std::cout << app.help();
     return 0;

@@ -31,7 +31,8 @@ struct Module {
   void (*select)(int device);  // makes it the thread's device (cuda)
   // Rank 0's text on every rank of mpirun (mpi); Error where MPI sees another rank or size.
   std::string (*agree)(const std::string& mine, int rank, int size);
-  std::string (*describe)();  // versions, for fsdp doctor
+  std::string (*describe)();               // versions, for fsdp doctor
+  std::string (*device_name)(int device);  // as the driver has it (cuda)
 };
 
 // "mpi" or "cuda". Loaded once. `find` returns null where it was not built or cannot be loaded and

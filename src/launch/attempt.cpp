@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/terminal.h"
 #include "fsdp/error.h"
 
 namespace fsdp::launch {
@@ -100,6 +101,9 @@ void Attempt::start_ranks() {
       auto& rank = ranks_[local];
       rank_failed = rank.rank;
       auto variables = rank_variables(nodes_.plan(), options_.node_rank, local, cores, is_set);
+      int width = terminal_width(STDOUT) - static_cast<int>(rank.prefix.size());
+      if (width > 0 && options_.log_dir.empty())  // a log is no place for a line that is redrawn
+        variables.emplace_back("FSDP_TERMINAL", std::to_string(width));
       rank.process = start(options_.command, merged_environment(variables), rank.rank == 0,
                            signals_, exec_errno);
       guard_.watch(rank.process.pid);
@@ -153,7 +157,7 @@ void Attempt::take_signals() {
       failure.signal = signal;
       nodes_.failed(failure);
       if (!stopping_) stop(signal == SIGINT ? SIGINT : SIGTERM);
-    } else if (signal == SIGINT && Clock::now() - stopped_at_ > kDoubleSignal) {
+    } else if (Clock::now() - stopped_at_ > kDoubleSignal) {
       hurry_ = true;
     }
   }
@@ -316,6 +320,12 @@ void Attempt::finish_node() {
 
 void Attempt::say(const std::string& text) {
   screens_.err.say(text);
+}
+
+bool Attempt::all_clean() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.process.exit && rank.process.exit->clean();
+  });
 }
 
 int Attempt::running() const {

@@ -30,6 +30,7 @@ class Attempt {
   Verdict run();
 
   bool interrupted() const { return interrupted_; }   // this launcher was told to end
+  bool all_clean() const;                             // every rank of this node exited with 0
   int ended_others() const { return ended_others_; }  // ranks that ran when a failure ended the run
 
  private:

@@ -89,6 +89,9 @@ int run(const Options& options) {
     Attempt attempt(options, nodes, signals, guard, screens);
     verdict = attempt.run();
     interrupted = attempt.interrupted();
+    // Ranks that were asked to end and did so in good order have not failed.
+    if (verdict.failure && verdict.failure->kind == Failure::kInterrupted && attempt.all_clean())
+      verdict.failure.reset();
     if (!verdict.failure) break;
     const Failure& failure = *verdict.failure;
     bool told_enough = failure.kind == Failure::kInterrupted ||

@@ -1,28 +1,39 @@
 // Llama, operator by operator as bench/peers/peer_fsdp2.py computes it and in its order of
 // construction, so that both begin with the same weights and lose the same.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/cross_entropy_loss.h>
+#include "fsdp/models/llama.h"
+
 #include <ATen/ops/empty.h>
-#include <ATen/ops/outer.h>
-#include <ATen/ops/pow.h>
 #include <ATen/ops/rms_norm.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/init.h>
 
+#include <bit>
 #include <string>
 
 #include "fsdp/error.h"
-#include "fsdp/models.h"
 
 namespace fsdp::models {
 namespace {
 
-torch::nn::Linear linear(int64_t in, int64_t out) {
-  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false));
+torch::nn::Linear linear(int64_t in, int64_t out, bool bias = false) {
+  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+}
+
+// Of one block: weights in matrix products.
+int64_t products_of_block(const LlamaConfig& config) {
+  int64_t heads = 2 * config.heads + 2 * config.kv_heads;  // of q, k, v and o
+  return config.dim * config.head_dim * heads + 3 * config.dim * config.ffn;
+}
+
+void check_scaling(const RopeScaling& scaling) {
+  if (!(scaling.factor > 0) || !(scaling.low_freq_factor > 0) ||
+      !(scaling.high_freq_factor > scaling.low_freq_factor) ||
+      scaling.original_max_position_embeddings < 1)
+    throw Error("a Llama's rope scaling does not fit together.",
+                "factor, low_freq_factor and original_max_position_embeddings must be positive, "
+                "and high_freq_factor above low_freq_factor; Llama 3.1 has 8, 1, 8192 and 4.");
 }
 
 }  // namespace
@@ -33,36 +44,42 @@ LlamaConfig checked(LlamaConfig config) {
   for (int64_t size : {config.vocab, config.dim, config.heads, config.kv_heads, config.ffn})
     if (size < 1) throw Error("a Llama's sizes must be positive.", "give 1 or more for each.");
   if (config.layers < 0) throw Error("a Llama cannot have fewer than 0 layers.", "");
-  if (config.dim % config.heads != 0 || config.dim / config.heads % 2 != 0)
-    throw Error("a Llama of dim " + std::to_string(config.dim) + " cannot have " +
-                    std::to_string(config.heads) + " heads.",
-                "dim / heads must be a whole, even number: rotary positions turn pairs.");
+  if (config.head_dim == 0) {
+    if (config.dim % config.heads != 0 || config.dim / config.heads % 2 != 0)
+      throw Error("a Llama of dim " + std::to_string(config.dim) + " cannot have " +
+                      std::to_string(config.heads) + " heads.",
+                  "dim / heads must be a whole, even number: rotary positions turn pairs.");
+    config.head_dim = config.dim / config.heads;
+  }
+  if (config.head_dim < 2 || config.head_dim % 2 != 0)
+    throw Error("a Llama's head_dim cannot be " + std::to_string(config.head_dim) + ".",
+                "it must be even and positive: rotary positions turn pairs.");
   if (config.heads % config.kv_heads != 0)
     throw Error(std::to_string(config.heads) + " heads cannot share " +
                     std::to_string(config.kv_heads) + " heads of keys and values.",
                 "kv_heads must divide heads.");
+  if (!(config.norm_eps >= 0) || !(config.rope_base > 0) || !(config.init_std >= 0))
+    throw Error("a Llama's norm_eps, rope_base and init_std must not be negative.",
+                "usual are 1e-5, 10000 and 0.02.");
+  if (config.rope_scaling) check_scaling(*config.rope_scaling);
   return config;
 }
 
 int64_t parameter_count(const LlamaConfig& config) {
   LlamaConfig c = checked(config);
-  int64_t head_dim = c.dim / c.heads;
-  int64_t attention = 2 * c.dim * c.dim + 2 * c.dim * c.kv_heads * head_dim;
-  int64_t block = attention + 3 * c.dim * c.ffn + 2 * c.dim;
-  return 2 * c.vocab * c.dim + c.layers * block + c.dim;
+  int64_t bias = c.qkv_bias ? (c.heads + 2 * c.kv_heads) * c.head_dim : 0;
+  int64_t block = products_of_block(c) + bias + 2 * c.dim;
+  return (c.tied ? 1 : 2) * c.vocab * c.dim + c.layers * block + c.dim;
 }
 
-void init_weights(torch::nn::Module& module, double std) {
-  torch::NoGradGuard no_grad;
-  for (at::Tensor& parameter : module.parameters(/*recurse=*/false)) {
-    if (parameter.dim() > 1)
-      torch::nn::init::normal_(parameter, 0.0, std);
-    else
-      torch::nn::init::ones_(parameter);
-  }
+LlamaConfig qwen2(LlamaConfig sizes) {
+  sizes.qkv_bias = true;
+  sizes.rope_base = 1e6;
+  sizes.norm_eps = 1e-6;
+  return sizes;
 }
 
-// --- RMSNorm ---
+// --- the parts ---
 
 RMSNormImpl::RMSNormImpl(int64_t dim, double eps) : eps_(eps) {
   weight = register_parameter("weight", at::empty({dim}));
@@ -77,105 +94,114 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
   return at::rms_norm(x, weight.sizes(), weight, eps_);
 }
 
-// --- rotary positions ---
-
-RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::Device device) {
-  auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-  at::Tensor frequencies = 1.0 / at::pow(base, at::arange(0, head_dim, 2, options) / head_dim);
-  at::Tensor half = at::outer(at::arange(tokens, options), frequencies);
-  at::Tensor angles = at::cat({half, half}, -1);
-  return {angles.cos(), angles.sin()};
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, int64_t layer)
+    : heads_(config.heads), kv_heads_(config.kv_heads), head_dim_(config.head_dim), layer_(layer) {
+  bool bias = config.qkv_bias;
+  q_proj = register_module("q_proj", linear(config.dim, heads_ * head_dim_, bias));
+  k_proj = register_module("k_proj", linear(config.dim, kv_heads_ * head_dim_, bias));
+  v_proj = register_module("v_proj", linear(config.dim, kv_heads_ * head_dim_, bias));
+  o_proj = register_module("o_proj", linear(heads_ * head_dim_, config.dim));
 }
 
-at::Tensor rotate(const at::Tensor& x, const RotaryTables& tables) {
-  at::Tensor cos = tables.cos.to(x.scalar_type()), sin = tables.sin.to(x.scalar_type());
-  std::vector<at::Tensor> halves = x.chunk(2, -1);
-  return x * cos + at::cat({-halves[1], halves[0]}, -1) * sin;
-}
-
-// --- attention and feed-forward ---
-
-LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
-    : heads_(config.heads), kv_heads_(config.kv_heads), head_dim_(config.dim / config.heads) {
-  q = register_module("q", linear(config.dim, heads_ * head_dim_));
-  k = register_module("k", linear(config.dim, kv_heads_ * head_dim_));
-  v = register_module("v", linear(config.dim, kv_heads_ * head_dim_));
-  o = register_module("o", linear(config.dim, config.dim));
-}
-
-at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTables& tables) {
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTables& tables,
+                                       const Attending& attending) {
   int64_t batch = x.size(0), tokens = x.size(1);
   auto split = [&](const at::Tensor& t, int64_t heads) {  // → [batch, heads, tokens, head_dim]
     return t.view({batch, tokens, heads, head_dim_}).transpose(1, 2);
   };
-  at::Tensor queries = rotate(split(q(x), heads_), tables);
-  at::Tensor keys = rotate(split(k(x), kv_heads_), tables);
-  at::Tensor values = split(v(x), kv_heads_);
-  at::Tensor mixed = at::scaled_dot_product_attention(
-      queries, keys, values, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
-      /*scale=*/std::nullopt, /*enable_gqa=*/kv_heads_ != heads_);
-  return o(mixed.transpose(1, 2).reshape({batch, tokens, heads_ * head_dim_}));
+  at::Tensor queries = rotate(split(q_proj(x), heads_), tables);
+  at::Tensor keys = rotate(split(k_proj(x), kv_heads_), tables);
+  at::Tensor values = split(v_proj(x), kv_heads_);
+  at::Tensor mixed = attend(queries, keys, values, attending, layer_);
+  return o_proj(mixed.transpose(1, 2).reshape({batch, tokens, heads_ * head_dim_}));
 }
 
 SwiGLUImpl::SwiGLUImpl(int64_t dim, int64_t width) {
-  gate = register_module("gate", linear(dim, width));
-  up = register_module("up", linear(dim, width));
-  down = register_module("down", linear(width, dim));
+  gate_proj = register_module("gate_proj", linear(dim, width));
+  up_proj = register_module("up_proj", linear(dim, width));
+  down_proj = register_module("down_proj", linear(width, dim));
 }
 
 at::Tensor SwiGLUImpl::forward(const at::Tensor& x) {
-  return down(at::silu(gate(x)) * up(x));
+  return down_proj(at::silu(gate_proj(x)) * up_proj(x));
 }
 
-LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config) {
-  attn_norm = register_module("attn_norm", RMSNorm(config.dim, config.norm_eps));
-  attn = register_module("attn", LlamaAttention(config));
-  ffn_norm = register_module("ffn_norm", RMSNorm(config.dim, config.norm_eps));
-  ffn = register_module("ffn", SwiGLU(config.dim, config.ffn));
+LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config, int64_t layer) {
+  auto norm = [&] { return RMSNorm(config.dim, config.norm_eps); };
+  input_layernorm = register_module("input_layernorm", norm());
+  self_attn = register_module("self_attn", LlamaAttention(config, layer));
+  post_attention_layernorm = register_module("post_attention_layernorm", norm());
+  mlp = register_module("mlp", SwiGLU(config.dim, config.ffn));
 }
 
-at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const RotaryTables& tables) {
-  at::Tensor attended = x + attn(attn_norm(x), tables);
-  return attended + ffn(ffn_norm(attended));
+at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const RotaryTables& tables,
+                                   const Attending& attending) {
+  at::Tensor attended = x + self_attn(input_layernorm(x), tables, attending);
+  return attended + mlp(post_attention_layernorm(attended));
 }
 
 // --- the whole ---
 
-LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(checked(config)) {
-  embedding = register_module("embedding", torch::nn::Embedding(config_.vocab, config_.dim));
+LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) : config_(config) {
+  embed_tokens = register_module("embed_tokens", torch::nn::Embedding(config.vocab, config.dim));
   register_module("layers", layers);
-  for (int64_t i = 0; i < config_.layers; ++i) layers->push_back(LlamaBlock(config_));
-  norm = register_module("norm", RMSNorm(config_.dim, config_.norm_eps));
-  head = register_module("head", linear(config_.dim, config_.vocab));
-  apply([this](torch::nn::Module& module) { init_weights(module, config_.init_std); });
+  for (int64_t i = 0; i < config.layers; ++i) layers->push_back(LlamaBlock(config, i));
+  norm = register_module("norm", RMSNorm(config.dim, config.norm_eps));
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& ids, const at::Tensor& targets) {
-  at::Tensor scores = logits(ids).to(at::kFloat);
-  return at::cross_entropy_loss(scores.flatten(0, 1), targets.flatten());
-}
-
-at::Tensor LlamaImpl::logits(const at::Tensor& ids) {
-  at::Tensor x = embedding(ids);
-  const RotaryTables& tables = tables_for(x);
-  for (const auto& layer : *layers) x = layer->as<LlamaBlock>()->forward(x, tables);
-  return head(norm(x));
+at::Tensor LlamaModelImpl::forward(const TextInputs& inputs) {
+  Attending attending = plan_attention(inputs, config_.layers);
+  at::Tensor x = embed_tokens(inputs.ids);
+  RotaryTables tables = tables_for(x, attending);
+  for (const auto& layer : *layers) x = layer->as<LlamaBlock>()->forward(x, tables, attending);
+  if (inputs.cache) inputs.cache->advance(inputs.ids.size(1));
+  return norm(x);
 }
 
 // Made at the first use, not in the constructor: there the model may be on its way to another
-// device or have no memory at all.
-const RotaryTables& LlamaImpl::tables_for(const at::Tensor& x) {
-  int64_t tokens = x.size(1);
+// device or have no memory at all. With a cache every pass needs other positions: then there is
+// room for more, and the pass takes its part.
+RotaryTables LlamaModelImpl::tables_for(const at::Tensor& x, const Attending& attending) {
+  int64_t tokens = x.size(1), end = attending.past + tokens;
   const at::Tensor& cos = tables_.cos;
-  if (!cos.defined() || cos.size(0) != tokens || cos.dtype() != x.dtype() ||
-      cos.device() != x.device()) {
+  bool fits = cos.defined() && (attending.cache ? cos.size(0) >= end : cos.size(0) == end) &&
+              cos.dtype() == x.dtype() && cos.device() == x.device();
+  if (!fits) {
     c10::InferenceMode normal(false);  // what is made here must serve later training steps too
     torch::NoGradGuard no_grad;
-    RotaryTables made =
-        rotary_tables(tokens, config_.dim / config_.heads, config_.rope_base, x.device());
+    auto room = attending.cache ? std::bit_ceil(static_cast<uint64_t>(end)) : end;
+    RotaryTables made = rotary_tables(static_cast<int64_t>(room), config_.head_dim,
+                                      config_.rope_base, x.device(), config_.rope_scaling);
     tables_ = {made.cos.to(x.scalar_type()), made.sin.to(x.scalar_type())};
   }
-  return tables_;
+  if (attending.positions.defined()) {
+    at::Tensor positions = attending.positions.flatten();
+    auto of = [&](const at::Tensor& table) {
+      return table.index_select(0, positions).view({x.size(0), 1, tokens, config_.head_dim});
+    };
+    return {of(tables_.cos), of(tables_.sin)};
+  }
+  if (!attending.cache) return tables_;
+  return {tables_.cos.slice(0, attending.past, end), tables_.sin.slice(0, attending.past, end)};
+}
+
+LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(checked(config)) {
+  model = register_module("model", LlamaModel(config_));
+  lm_head = register_module("lm_head", config_.tied ? LMHead(model->embed_tokens->weight)
+                                                    : LMHead(config_.dim, config_.vocab));
+  apply([this](torch::nn::Module& module) { init_weights(module, config_.init_std); });
+}
+
+at::Tensor LlamaImpl::logits(const TextInputs& inputs) {
+  return lm_head(model(inputs));
+}
+
+double LlamaImpl::flops_per_token(int64_t tokens) const {
+  double products = static_cast<double>(config_.layers) * products_of_block(config_) +
+                    static_cast<double>(config_.vocab) * config_.dim;
+  double attention = static_cast<double>(config_.layers) * config_.heads * config_.head_dim *
+                     static_cast<double>(tokens);
+  return 6 * products + 6 * attention;
 }
 
 }  // namespace fsdp::models

@@ -1,23 +1,28 @@
 // The MLP of bench/peers/peer_fsdp2.py: as little computation for its parameters as a model can
 // have, so that what sharding costs shows.
+#include "fsdp/models/mlp.h"
+
 #include <ATen/ops/mse_loss.h>
 #include <torch/nn/modules/activation.h>
 
 #include "fsdp/error.h"
-#include "fsdp/models.h"
 
 namespace fsdp::models {
+
+MLPConfig checked(MLPConfig config) {
+  if (config.width < 1 || config.layers < 1)
+    throw Error("an MLP's width and layers must be positive.", "give 1 or more for each.");
+  return config;
+}
 
 int64_t parameter_count(const MLPConfig& config) {
   return config.layers * (config.width + 1) * config.width;
 }
 
-MLPImpl::MLPImpl(const MLPConfig& config) {
-  if (config.width < 1 || config.layers < 1)
-    throw Error("an MLP's width and layers must be positive.", "give 1 or more for each.");
-  for (int64_t i = 0; i < config.layers; ++i) {
+MLPImpl::MLPImpl(const MLPConfig& config) : config_(checked(config)) {
+  for (int64_t i = 0; i < config_.layers; ++i) {
     if (i > 0) layers->push_back(torch::nn::ReLU());
-    layers->push_back(torch::nn::Linear(config.width, config.width));
+    layers->push_back(torch::nn::Linear(config_.width, config_.width));
   }
   register_module("layers", layers);
 }
@@ -28,6 +33,11 @@ at::Tensor MLPImpl::forward(const at::Tensor& x, const at::Tensor& targets) {
 
 at::Tensor MLPImpl::predict(const at::Tensor& x) {
   return layers->forward(x);
+}
+
+double MLPImpl::flops_per_row() const {
+  auto width = static_cast<double>(config_.width);
+  return 6 * static_cast<double>(config_.layers) * width * width;
 }
 
 }  // namespace fsdp::models

@@ -6,7 +6,10 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace fsdp::shard {
 
@@ -37,6 +40,38 @@ class Moment {
  private:
   std::optional<c10::Event> event_;
   bool recorded_ = false;
+};
+
+// How long the current stream stood still in waits for others: a timed event on either side of each
+// wait. Off unless asked for.
+class Stalls {
+ public:
+  bool on = false;
+
+  void wait(const Moment& moment, at::Device device) {
+    if (!on || !moment.recorded()) return moment.wait(device);
+    std::pair<c10::Event, c10::Event> ends{timed(device), timed(device)};
+    ends.first.record(current_stream(device));
+    moment.wait(device);
+    ends.second.record(current_stream(device));
+    open_.push_back(std::move(ends));
+  }
+  // Of the waits since the last call. Waits for the device to get there.
+  std::chrono::nanoseconds take() {
+    double ms = 0;
+    for (auto& [before, after] : open_) {
+      after.synchronize();
+      ms += before.elapsedTime(after);
+    }
+    open_.clear();
+    return std::chrono::nanoseconds(static_cast<int64_t>(ms * 1e6));
+  }
+
+ private:
+  static c10::Event timed(at::Device device) {
+    return c10::Event(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  }
+  std::vector<std::pair<c10::Event, c10::Event>> open_;
 };
 
 // A stream of our own beside the compute stream.

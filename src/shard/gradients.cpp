@@ -179,13 +179,13 @@ void Model::take_gradient_slot(Flat& flat) {
     if (!slot || (count < kGradientSlots && slot->free_after.recorded())) {
       int64_t largest = bytes;
       for (Flat* other : flats())
-        if (!other->unit().root && other->unit().group.get() == &group)
+        if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
           largest =
               std::max(largest, other->layout().full_numel() * element(other->reduce_dtype()));
       slot = make(largest, true);
     }
   }
-  slot->free_after.wait(device);
+  stalls.wait(slot->free_after, device);
   slot->taken = true;
   slot->last_use = ++uses_;
   flat.take(slot);
@@ -257,8 +257,8 @@ void Model::accumulate(Flat& flat, at::Tensor reduced) {
 }
 
 void Model::finish_reductions() {
-  reduced_.wait(device);
-  replicated_.wait(device);
+  stalls.wait(reduced_, device);
+  stalls.wait(replicated_, device);
 }
 
 void Model::zero_gradients(bool set_to_none) {

@@ -122,11 +122,23 @@ std::vector<Event> Sharded::events() const {
 }
 
 Traffic Sharded::traffic() const {
-  return live(model_)->traffic;
+  std::shared_ptr<shard::Model> model = live(model_);
+  std::lock_guard lock(model->mutex);
+  model->traffic.exposed += model->stalls.take();
+  Traffic traffic = model->traffic;
+  if (!shard::has_streams(model->device)) traffic.exposed = traffic.host_time;
+  return traffic;
+}
+
+void Sharded::measure_exposed(bool on) const {
+  live(model_)->stalls.on = on;
 }
 
 void Sharded::reset_traffic() const {
-  live(model_)->traffic = {};
+  std::shared_ptr<shard::Model> model = live(model_);
+  std::lock_guard lock(model->mutex);
+  model->stalls.take();
+  model->traffic = {};
 }
 
 // --- Unit ---

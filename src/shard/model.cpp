@@ -72,9 +72,9 @@ std::vector<Flat*> Model::flats() const {
   return all;
 }
 
-void Model::log_event(Event::Kind kind, const Unit& unit, bool backward) {
+void Model::log_event(Event::Kind kind, const Unit& unit, bool backward, bool ahead) {
   if (recording_events)
-    events.push_back({kind, unit.name, backward, std::chrono::steady_clock::now()});
+    events.push_back({kind, unit.name, backward, ahead, std::chrono::steady_clock::now()});
 }
 
 // --- gathering ---
@@ -133,7 +133,7 @@ void Model::issue(Unit& unit, const char* by) {
     calls_.push_back({&unit, nullptr});
   }
   unit.state = Unit::State::kGathering;
-  log_event(Event::kGatherIssued, unit, in_backward_);
+  log_event(Event::kGatherIssued, unit, in_backward_, /*ahead=*/by == nullptr);
 }
 
 void Model::issue_ahead(Unit& unit) {
@@ -154,7 +154,7 @@ void Model::finish(Unit& unit) {
     throw;
   }
   unit.works.clear();
-  unit.gathered.wait(device);
+  stalls.wait(unit.gathered, device);
   for (const auto& flat : unit.flats) {
     at::Tensor full = unit.slot                ? full_view(unit, *flat, unit.slot->bytes)
                       : flat->window.defined() ? flat->window

@@ -82,10 +82,11 @@ class Model : public std::enable_shared_from_this<Model> {
   // The whole buffer from everybody's `shard` (the flat's master or gradient). Collective.
   at::Tensor gather_shard(Flat& flat, const at::Tensor& shard, const char* what);
   std::pair<Flat*, size_t> find(const std::string& parameter);  // an Error suggests names
-  void log_event(Event::Kind kind, const Unit& unit, bool backward);
+  void log_event(Event::Kind kind, const Unit& unit, bool backward, bool ahead = false);
   bool recording_events = false;
   std::vector<Event> events;
   Traffic traffic;
+  Stalls stalls;  // of the compute stream, in waits for gathers and reductions
 
  private:
   struct Call {  // what was sent in a step, so that a rank without data can do the same

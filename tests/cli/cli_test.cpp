@@ -45,13 +45,13 @@ TEST(Cli, VersionIsThatOfTheProject) {
 TEST(Cli, AloneItPrintsHelp) {
   Said said = fsdp({});
   EXPECT_EQ(said.code, 0);
-  for (const char* command : {"run", "doctor", "bench"})
+  for (const char* command : {"train", "generate", "tokenize", "explain", "run", "bench", "doctor"})
     EXPECT_NE(said.out.find("\n  " + std::string(command) + " "), std::string::npos) << said.out;
   EXPECT_EQ(said.out, fsdp({"--help"}).out);
 }
 
 TEST(Cli, AnUnknownCommandIsRefused) {
-  expect_refusal(fsdp({"nonsense"}), 2, "there is no command \"fsdp nonsense\"", "fsdp has: run");
+  expect_refusal(fsdp({"nonsense"}), 2, "there is no command \"fsdp nonsense\"", "fsdp has: train");
   expect_refusal(fsdp({"bench", "x"}), 2, "there is no command \"fsdp bench x\"",
                  "fsdp bench has: comm");
 }
@@ -59,8 +59,9 @@ TEST(Cli, AnUnknownCommandIsRefused) {
 TEST(Cli, EveryCommandHasHelp) {
   using Words = std::vector<std::string>;
   for (Words words :
-       {Words{"run"}, Words{"doctor"}, Words{"bench"}, Words{"bench", "comm"},
-        Words{"bench", "train"}, Words{"bench", "units"}, Words{"bench", "strategies"}}) {
+       {Words{"train"}, Words{"generate"}, Words{"tokenize"}, Words{"explain"}, Words{"run"},
+        Words{"doctor"}, Words{"bench"}, Words{"bench", "comm"}, Words{"bench", "train"},
+        Words{"bench", "units"}, Words{"bench", "strategies"}}) {
     words.push_back("--help");
     Said said = fsdp(words);
     EXPECT_EQ(said.code, 0) << words[0];

@@ -38,7 +38,7 @@ fact "the installed binary runs and says its version"
 # The examples are copied away, so that nothing of the tree can be found beside them.
 cp -r "$source/examples" "$top/examples"
 cd "$top"
-for example in hello collectives train; do
+for example in hello collectives quickstart; do
   out=$(configure "$example" "$example" "$compiler" && cmake --build "$example" -j 2 2>&1)
   fact "example $example is built against the installed package"
 done
@@ -48,6 +48,9 @@ fact "two ranks of hello add up their numbers"
 out=$("$fsdp" run -n 4 collectives/collectives 2>&1)
 [[ $out == *"mean loss 2.5, gathered sum 6144, ranks in my row 2"* ]]
 fact "four ranks of collectives print what they must"
+out=$("$fsdp" run -n 2 quickstart/quickstart here 2>&1)
+[[ $? == 0 && -f here/step-100/.metadata && $out == *"saved to here/step-100"* ]]
+fact "two ranks of quickstart train and leave a checkpoint"
 out=$(hello/hello 2>&1)
 [[ $out == "hello from 1 ranks over shm: their numbers add up to 0" ]]
 fact "one process without a launcher is a world of its own"

@@ -187,6 +187,20 @@ TEST(Run, ASecondInterruptKillsAtOnce) {
   EXPECT_FALSE(is_alive(second));
 }
 
+TEST(Run, RanksThatAnswerAnInterruptWithZeroHaveNotFailed) {
+  Folder folder;
+  Launched run(fsdp_run({"-n", "2", "sh", "-c",
+                         "trap 'echo saved; exit 0' INT; echo $$ > $0/rank-$RANK; "
+                         "while :; do sleep 0.05; done",
+                         folder.path()}));
+  folder.read_pid("rank-0");
+  folder.read_pid("rank-1");
+  run.signal(SIGINT);
+  EXPECT_EQ(run.wait(), 0);
+  EXPECT_TRUE(has(run.out(), "[0] saved"));
+  EXPECT_TRUE(has(run.out(), "[1] saved"));
+}
+
 TEST(Run, RanksDieWithAKilledLauncher) {
   Folder folder;
   Launched run(fsdp_run({"-n", "2", "sh", "-c", kWaits, folder.path()}));

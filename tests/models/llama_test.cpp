@@ -82,8 +82,9 @@ Row rotated(const Row& x, size_t position, double base) {
 
 Rows attention(const Weights& weights, const std::string& name, const Rows& x,
                const LlamaConfig& config) {
-  Rows q = linear(weights, name + ".q.weight", x), k = linear(weights, name + ".k.weight", x),
-       v = linear(weights, name + ".v.weight", x);
+  Rows q = linear(weights, name + ".q_proj.weight", x),
+       k = linear(weights, name + ".k_proj.weight", x),
+       v = linear(weights, name + ".v_proj.weight", x);
   size_t width = config.dim / config.heads;
   auto part = [&](const Row& row, int64_t head) {
     return Row(row.begin() + head * width, row.begin() + (head + 1) * width);
@@ -103,16 +104,16 @@ Rows attention(const Weights& weights, const std::string& name, const Rows& x,
           mixed[t][head * width + i] += shares[s] / sum * part(v[s], shared)[i];
     }
   }
-  return linear(weights, name + ".o.weight", mixed);
+  return linear(weights, name + ".o_proj.weight", mixed);
 }
 
 Rows feed_forward(const Weights& weights, const std::string& name, const Rows& x) {
-  Rows gate = linear(weights, name + ".gate.weight", x),
-       up = linear(weights, name + ".up.weight", x);
+  Rows gate = linear(weights, name + ".gate_proj.weight", x),
+       up = linear(weights, name + ".up_proj.weight", x);
   for (size_t t = 0; t < x.size(); ++t)
     for (size_t i = 0; i < gate[t].size(); ++i)
       gate[t][i] = gate[t][i] / (1.0 + std::exp(-gate[t][i])) * up[t][i];
-  return linear(weights, name + ".down.weight", gate);
+  return linear(weights, name + ".down_proj.weight", gate);
 }
 
 void add(Rows& x, const Rows& y) {
@@ -124,16 +125,17 @@ Rows reference_logits(const Llama& model, const std::vector<int64_t>& ids) {
   const LlamaConfig& config = model->config();
   Weights weights(*model);
   Rows x;
-  for (int64_t id : ids) x.push_back(weights.row("embedding.weight", id));
+  for (int64_t id : ids) x.push_back(weights.row("model.embed_tokens.weight", id));
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    std::string name = "layers." + std::to_string(layer);
+    std::string name = "model.layers." + std::to_string(layer);
     double eps = config.norm_eps;
-    add(x, attention(weights, name + ".attn", rms_norm(weights, name + ".attn_norm.weight", x, eps),
-                     config));
-    add(x,
-        feed_forward(weights, name + ".ffn", rms_norm(weights, name + ".ffn_norm.weight", x, eps)));
+    add(x, attention(weights, name + ".self_attn",
+                     rms_norm(weights, name + ".input_layernorm.weight", x, eps), config));
+    add(x, feed_forward(weights, name + ".mlp",
+                        rms_norm(weights, name + ".post_attention_layernorm.weight", x, eps)));
   }
-  return linear(weights, "head.weight", rms_norm(weights, "norm.weight", x, config.norm_eps));
+  return linear(weights, "lm_head.weight",
+                rms_norm(weights, "model.norm.weight", x, config.norm_eps));
 }
 
 double reference_loss(const Rows& logits, const std::vector<int64_t>& targets) {
@@ -173,7 +175,7 @@ TEST(Llama, LogitsAndLossAreThoseOfTheFormulas) {
   for (int64_t kv_heads : {4, 2, 1}) {
     Llama model = small(kv_heads);
     Rows expected = reference_logits(model, ids);
-    at::Tensor logits = model->logits(sequence(ids)).detach().to(at::kDouble);
+    at::Tensor logits = model->logits({.ids = sequence(ids)}).detach().to(at::kDouble);
     ASSERT_EQ(logits.sizes(), (std::vector<int64_t>{1, 7, 31}));
     for (size_t t = 0; t < ids.size(); ++t)
       for (int64_t i = 0; i < 31; ++i)
@@ -189,7 +191,7 @@ TEST(Llama, GradientsAreThoseOfFiniteDifferences) {
   model->to(at::kDouble);
   at::Tensor ids = sequence({3, 30, 7, 7, 0}), targets = sequence({30, 7, 7, 0, 12});
   auto loss = [&] {  // in double up to the scores, so that a difference of 1e-4 is seen
-    at::Tensor scores = model->logits(ids)[0];
+    at::Tensor scores = model->logits({.ids = ids})[0];
     return -scores.log_softmax(-1).gather(-1, targets[0].unsqueeze(-1)).mean();
   };
   loss().backward();
@@ -197,7 +199,7 @@ TEST(Llama, GradientsAreThoseOfFiniteDifferences) {
   for (auto& item : model->named_parameters()) {
     at::Tensor flat = item.value().view(-1);
     int64_t at = flat.numel() / 3;
-    if (item.key() == "embedding.weight") at = 7 * 24;  // a token that occurs
+    if (item.key() == "model.embed_tokens.weight") at = 7 * 24;  // a token that occurs
     double step = 1e-5, before = flat[at].item<double>();
     flat[at] = before + step;
     double up = loss().item<double>();
@@ -220,7 +222,7 @@ TEST(Llama, ParameterCountIsTheFormula) {
   }
   EXPECT_EQ(parameter_count(LlamaConfig{.vocab = 4096, .dim = 384, .layers = 6, .heads = 6}),
             13'767'552);
-  EXPECT_EQ(checked({.dim = 384, .heads = 6}).ffn, 1024);
+  EXPECT_EQ(checked(LlamaConfig{.dim = 384, .heads = 6}).ffn, 1024);
 }
 
 TEST(Llama, BeginsAtTheLossOfGuessing) {
@@ -244,8 +246,8 @@ TEST(Llama, MatricesBeginWithTheGivenSpreadAndNormsAtOne) {
 TEST(Llama, ALaterTokenChangesNoEarlierScore) {
   torch::NoGradGuard no_grad;
   Llama model = small();
-  at::Tensor before = model->logits(sequence({3, 30, 7, 7, 0, 12}));
-  at::Tensor after = model->logits(sequence({3, 30, 7, 7, 1, 12}));
+  at::Tensor before = model->logits({.ids = sequence({3, 30, 7, 7, 0, 12})});
+  at::Tensor after = model->logits({.ids = sequence({3, 30, 7, 7, 1, 12})});
   EXPECT_TRUE(at::allclose(before.slice(1, 0, 4), after.slice(1, 0, 4), 0, 1e-6));
   for (int64_t t : {4, 5}) EXPECT_FALSE(at::allclose(before[0][t], after[0][t], 0, 1e-3)) << t;
 }
@@ -254,9 +256,10 @@ TEST(Llama, SequencesOfABatchDoNotMix) {
   torch::NoGradGuard no_grad;
   Llama model = small();
   at::Tensor both = at::tensor({1, 2, 3, 4, 9, 8, 7, 6}, at::kLong).view({2, 4});
-  at::Tensor together = model->logits(both);
+  at::Tensor together = model->logits({.ids = both});
   for (int64_t i : {0, 1})
-    EXPECT_TRUE(at::allclose(together[i], model->logits(both.slice(0, i, i + 1))[0], 0, 1e-5));
+    EXPECT_TRUE(
+        at::allclose(together[i], model->logits({.ids = both.slice(0, i, i + 1)})[0], 0, 1e-5));
 }
 
 TEST(Llama, TrainsAfterAForwardInInferenceMode) {
@@ -264,7 +267,7 @@ TEST(Llama, TrainsAfterAForwardInInferenceMode) {
   at::Tensor ids = sequence({1, 2, 3}), targets = sequence({2, 3, 4});
   {
     c10::InferenceMode inference;
-    model->logits(ids);
+    model->logits({.ids = ids});
   }
   model->forward(ids, targets).backward();
   for (const auto& item : model->named_parameters())
@@ -273,12 +276,12 @@ TEST(Llama, TrainsAfterAForwardInInferenceMode) {
 
 TEST(Llama, NothingButParametersIsSaved) {
   Llama model = small();
-  model->logits(sequence({1, 2}));
+  model->logits({.ids = sequence({1, 2})});
   EXPECT_TRUE(model->buffers().empty());
   auto names = model->named_parameters().keys();
-  EXPECT_EQ(names[0], "embedding.weight");
-  EXPECT_EQ(names[2], "layers.0.attn.q.weight");
-  EXPECT_EQ(names.back(), "head.weight");
+  EXPECT_EQ(names[0], "model.embed_tokens.weight");
+  EXPECT_EQ(names[2], "model.layers.0.self_attn.q_proj.weight");
+  EXPECT_EQ(names.back(), "lm_head.weight");
 }
 
 TEST(Llama, RefusesNumbersThatDoNotFit) {
@@ -324,6 +327,7 @@ TEST(Mlp, LossIsThatOfTheFormula) {
   int64_t sum = 0;
   for (const at::Tensor& parameter : model->parameters()) sum += parameter.numel();
   EXPECT_EQ(parameter_count(MLPConfig{.width = 12}), sum);
+  EXPECT_EQ(model->flops_per_row(), 6 * 8 * 12 * 12);
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 // Every model × strategy × precision: W ranks compute what one process computes on all their
 // batches. The rows of docs' table of models are these tests.
+#include <ATen/ATen.h>
+
+#include "fsdp/models.h"
 #include "shard/oracle.h"
 
 namespace fsdp::testing {
@@ -63,6 +66,27 @@ TEST(ModelTable, LossesFallSoThatTrainingMeansSomething) {
     if (i == 0) first = last;
   }
   EXPECT_LT(last, 0.8 * first);
+}
+
+TEST(ModelTable, ShardedModelsGenerateWithACacheBetweenSteps) {
+  for (const char* name : {"llama_tied", "gpt2"}) {
+    SCOPED_TRACE(name);
+    SideBySide both(model_case(name));
+    both.train(1);
+    auto scores = [](Built& built) {  // of the last token, read piece by piece
+      torch::NoGradGuard no_grad;
+      auto& model = dynamic_cast<models::CausalLMImpl&>(*built.module);
+      at::Tensor ids =
+          at::arange(8, at::TensorOptions(test_device()).dtype(at::kLong)).view({2, 4});
+      models::KVCache cache(model.layers());
+      model.logits({.ids = ids.slice(1, 0, 2), .cache = &cache});
+      model.logits({.ids = ids.slice(1, 2, 3), .cache = &cache});
+      return model.logits({.ids = ids.slice(1, 3), .cache = &cache});
+    };
+    at::Tensor expected = scores(both.oracle().plain());
+    EXPECT_TRUE(at::allclose(scores(both.mine()), expected, 0, 1e-5));
+    both.train(1, 1);
+  }
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformerlayer.h>
 
+#include "fsdp/models.h"
+
 // libtorch_cpu of the aarch64 wheel exports this function with SVE code in it, which ends a process
 // on a CPU without SVE when an LSTM is built. Ours takes its place.
 #ifdef __aarch64__
@@ -170,6 +172,34 @@ struct EncoderImpl : nn::Module {
   nn::Linear out = register_module("out", nn::Linear(16, 3));
 };
 TORCH_MODULE(Encoder);
+
+// --- the language models of src/models ---
+
+template <typename Model, typename Block, typename Config>
+ModelCase language_model(std::string name, Config config) {
+  auto build = [config] {
+    Model model(config);
+    return built(model.ptr(),
+                 [model](const Batch& batch) mutable { return model->forward(batch.x, batch.y); });
+  };
+  auto batch = [vocab = config.vocab](int step, int rank) {
+    return Batch{step, random_integers(step, rank, 0, vocab, {2, 7}),
+                 random_integers(step, rank, 1, vocab, {2, 7})};
+  };
+  return {.name = std::move(name), .build = build, .batch = batch, .wrap = wrap::modules<Block>()};
+}
+
+std::vector<ModelCase> language_models() {
+  using namespace models;
+  LlamaConfig llama{.vocab = 29, .dim = 16, .layers = 3, .heads = 4, .kv_heads = 2, .ffn = 20};
+  LlamaConfig tied = llama;
+  tied.tied = true;
+  GPT2Config gpt2{.vocab = 29, .max_tokens = 9, .dim = 16, .layers = 3, .heads = 4};
+  return {language_model<Llama, LlamaBlock>("llama", llama),
+          language_model<Llama, LlamaBlock>("llama_tied", tied),
+          language_model<Llama, LlamaBlock>("qwen2", qwen2(llama)),
+          language_model<GPT2, GPT2Block>("gpt2", gpt2)};
+}
 
 // --- a module called several times in one forward ---
 
@@ -339,6 +369,7 @@ std::vector<ModelCase> more_model_cases() {
       regression_case<MixedTypes>("mixed_types", {4, 10}, {4, 5}, wrap::names({"low"}))};
   all.back().bf16 = false;
   all.back().tolerance = 1.0 / 128;  // that of its bf16 layer, whose gradients are summed in bf16
+  for (auto& model : language_models()) all.push_back(std::move(model));
   return all;
 }
 

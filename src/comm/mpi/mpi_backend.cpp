@@ -387,7 +387,7 @@ std::string describe_mpi() {
   return version.substr(0, version.find_first_of(",\n"));
 }
 
-constexpr Module kModule{make, nullptr, nullptr, agree, describe_mpi};
+constexpr Module kModule{make, nullptr, nullptr, agree, describe_mpi, nullptr};
 
 }  // namespace
 }  // namespace fsdp::comm

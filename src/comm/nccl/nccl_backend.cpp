@@ -1,5 +1,6 @@
 #include "comm/nccl/nccl_backend.h"
 
+#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -429,7 +430,11 @@ std::string describe_nccl() {
          "." + std::to_string(version % 100);
 }
 
-constexpr Module kModule{make, devices, select, nullptr, describe_nccl};
+std::string device_name(int device) {
+  return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device))->name;
+}
+
+constexpr Module kModule{make, devices, select, nullptr, describe_nccl, device_name};
 
 }  // namespace
 }  // namespace fsdp::comm

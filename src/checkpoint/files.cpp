@@ -1,0 +1,232 @@
+#include "checkpoint/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "fsdp/error.h"
+
+#ifndef RENAME_EXCHANGE
+#define RENAME_EXCHANGE (1 << 1)
+#endif
+
+namespace fsdp::checkpoint::files {
+namespace {
+
+constexpr size_t kCollected = 8 << 20;  // bytes of small pieces before they are written
+constexpr size_t kLarge = 1 << 20;      // what is written from where it lies
+constexpr size_t kMostInACall = 256
+                                << 20;  // the kernel takes at most 2 GiB; so an error comes soon
+
+Seam seam = nullptr;
+
+std::string hint_for(int code) {
+  switch (code) {
+    case ENOSPC:
+    case EDQUOT:
+      return "free some space, or save to another disk; older checkpoints are intact.";
+    case EROFS:
+    case EACCES:
+    case EPERM:
+      return "check the permissions of the directory, and that it may be written.";
+    case ENOENT:
+      return "check the path; was the directory moved or deleted meanwhile?";
+    default:
+      return "see the system's log (dmesg) if this is a disk that fails.";
+  }
+}
+
+[[noreturn]] void fail(const Path& path, const std::string& what, int code) {
+  throw Error(path.string() + ": " + what + ": " + std::generic_category().message(code) + ".",
+              hint_for(code));
+}
+
+// A system call that changes something: tried again when a signal came in between.
+template <typename Call>
+auto change(const char* name, const Path& path, Call call) {
+  decltype(call()) result;
+  do {
+    errno = seam ? seam(name, path) : 0;
+    result = errno == 0 ? call() : -1;
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+template <typename Call>
+void change_or_fail(const char* name, const Path& path, Call call) {
+  if (change(name, path, call) < 0) fail(path, std::string(name) + " failed", errno);
+}
+
+}  // namespace
+
+void set_seam(Seam fresh) {
+  seam = fresh;
+}
+
+// --- Output ---
+
+Output::Output(Path path, int64_t expected) : path_(std::move(path)) {
+  file_ = change("create", path_, [&] {
+    return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  });
+  if (file_ < 0) fail(path_, "cannot be created", errno);
+  if (expected <= 0) return;
+  const int result = change("reserve", path_,
+                            [&] { return ::fallocate(file_, FALLOC_FL_KEEP_SIZE, 0, expected); });
+  reserved_ = result == 0;
+  if (result == 0 || (errno != ENOSPC && errno != EDQUOT)) return;  // many file systems cannot
+  const int code = errno;
+  ::close(std::exchange(file_, -1));
+  fail(path_, "there is no room for " + std::to_string(expected) + " bytes", code);
+}
+
+Output::~Output() {
+  if (file_ >= 0) ::close(file_);
+}
+
+void Output::append(const void* data, size_t size) {
+  position_ += static_cast<int64_t>(size);
+  if (size >= kLarge) {
+    flush();
+    write(static_cast<const char*>(data), size);
+    return;
+  }
+  const auto* bytes = static_cast<const char*>(data);
+  pending_.insert(pending_.end(), bytes, bytes + size);
+  if (pending_.size() >= kCollected) flush();
+}
+
+void Output::align(int64_t boundary) {
+  const auto missing = static_cast<size_t>((boundary - position_ % boundary) % boundary);
+  append(std::string(missing, '\0'));
+}
+
+void Output::flush() {
+  write(pending_.data(), pending_.size());
+  pending_.clear();
+}
+
+void Output::write(const char* data, size_t size) {
+  while (size > 0) {
+    const size_t part = std::min(size, kMostInACall);
+    const ssize_t written = change("write", path_, [&] { return ::write(file_, data, part); });
+    if (written < 0) fail(path_, "writing failed", errno);
+    data += written;
+    size -= static_cast<size_t>(written);
+  }
+}
+
+void Output::close() {
+  flush();
+  if (reserved_)  // gives back what was reserved and not used
+    change_or_fail("truncate", path_, [&] { return ::ftruncate(file_, position_); });
+  change_or_fail("fsync", path_, [&] { return ::fsync(file_); });
+  if (::close(std::exchange(file_, -1)) < 0) fail(path_, "closing failed", errno);
+}
+
+// --- Input ---
+
+Input::Input(Path path) : path_(std::move(path)) {
+  file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file_ < 0) fail(path_, "cannot be opened", errno);
+  struct stat status {};
+  if (::fstat(file_, &status) < 0 || !S_ISREG(status.st_mode)) {
+    ::close(file_);
+    throw Error(path_.string() + ": is no file.", "check the path.");
+  }
+  size_ = status.st_size;
+}
+
+Input::~Input() {
+  if (file_ >= 0) ::close(file_);
+}
+
+void Input::read(int64_t offset, void* into, size_t size) const {
+  auto* bytes = static_cast<char*>(into);
+  while (size > 0) {
+    const ssize_t got = ::pread(file_, bytes, std::min(size, kMostInACall), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(path_, "reading failed", errno);
+    if (got == 0)
+      throw Error(path_.string() + ": ends at byte " + std::to_string(offset) + ", " +
+                      std::to_string(size) + " bytes too early.",
+                  "the file is damaged or was not copied to its end; load another checkpoint.");
+    bytes += got;
+    offset += got;
+    size -= static_cast<size_t>(got);
+  }
+}
+
+// --- whole files and directories ---
+
+std::string read_whole(const Path& path, int64_t at_most) {
+  const Input file(path);
+  if (file.size() > at_most)
+    throw Error(path.string() + ": has " + std::to_string(file.size()) + " bytes; at most " +
+                    std::to_string(at_most) + " make sense.",
+                "this is no such file, or it is damaged.");
+  std::string bytes(static_cast<size_t>(file.size()), '\0');
+  file.read(0, bytes.data(), bytes.size());
+  return bytes;
+}
+
+void write_whole(const Path& path, std::string_view bytes) {
+  Output file(path);
+  file.append(bytes);
+  file.close();
+}
+
+void make_directories(const Path& path) {
+  std::error_code problem;
+  if (path.empty() || std::filesystem::is_directory(path, problem)) return;
+  make_directories(path.parent_path());
+  if (change("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); }) < 0 && errno != EEXIST)
+    fail(path, "cannot be created", errno);
+}
+
+void sync_directory(const Path& path) {
+  const Path named = path.empty() ? Path(".") : path;
+  const int directory = ::open(named.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) fail(named, "cannot be opened", errno);
+  const int result = change("fsync", named, [&] { return ::fsync(directory); });
+  const int code = errno;
+  ::close(directory);
+  // Some network file systems cannot, and need not.
+  if (result < 0 && code != EINVAL && code != ENOTSUP) fail(named, "fsync failed", code);
+}
+
+void rename(const Path& from, const Path& to) {
+  change_or_fail("rename", to, [&] { return ::rename(from.c_str(), to.c_str()); });
+}
+
+bool exchange(const Path& one, const Path& other) {
+  const int result = change("exchange", other, [&] {
+    return ::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE);
+  });
+  if (result == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) return false;
+  fail(other, "rename failed", errno);
+}
+
+void remove_file(const Path& path) {
+  if (change("unlink", path, [&] { return ::unlink(path.c_str()); }) < 0 && errno != ENOENT)
+    fail(path, "cannot be removed", errno);
+}
+
+void remove_directory(const Path& path) {
+  if (change("rmdir", path, [&] { return ::rmdir(path.c_str()); }) < 0 && errno != ENOENT)
+    fail(path, "cannot be removed", errno);
+}
+
+void make_link(const Path& target, const Path& link) {
+  change_or_fail("symlink", link, [&] { return ::symlink(target.c_str(), link.c_str()); });
+}
+
+}  // namespace fsdp::checkpoint::files

@@ -1,0 +1,234 @@
+#include "checkpoint/folder.h"
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+#include "checkpoint/files.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr const char* kLatest = "latest";
+constexpr const char* kFreshLink = "latest.partial";  // before it takes the place of the old one
+
+Path with_suffix(const Path& path, const char* suffix) {
+  return path.parent_path() / (path.filename().string() + suffix);
+}
+
+bool is_complete(const Path& dir) {
+  std::error_code problem;
+  return std::filesystem::is_regular_file(dir / ".metadata", problem);
+}
+
+bool all_digits(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(),
+                                      [](unsigned char c) { return std::isdigit(c) != 0; });
+}
+
+// Whether a file of this name is one of a checkpoint: ".metadata" or "__0_0.distcp".
+bool is_ours(const std::string& name) {
+  constexpr std::string_view kEnd = ".distcp";
+  if (name == ".metadata") return true;
+  if (!name.starts_with("__") || !name.ends_with(kEnd)) return false;
+  const std::string_view middle(name.data() + 2, name.size() - 2 - kEnd.size());
+  const size_t cut = middle.find('_');
+  return cut != std::string_view::npos && all_digits(middle.substr(0, cut)) &&
+         all_digits(middle.substr(cut + 1));
+}
+
+struct Contents {
+  std::vector<Path> ours;
+  std::string foreign;  // the name of something that is in there and not ours; "" if nothing is
+};
+
+// Of a directory; nothing if there is nothing at this path. A link or a file is foreign itself.
+Contents contents_of(const Path& path) {
+  Contents found;
+  const auto kind = std::filesystem::symlink_status(path).type();
+  if (kind == std::filesystem::file_type::not_found) return found;
+  if (kind != std::filesystem::file_type::directory) {
+    found.foreign = path.filename().string();
+    return found;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    const std::string name = entry.path().filename().string();
+    if (is_ours(name) && entry.symlink_status().type() == std::filesystem::file_type::regular)
+      found.ours.push_back(entry.path());
+    else
+      found.foreign = name;
+  }
+  return found;
+}
+
+void require_ours(const Path& path) {
+  const auto contents = contents_of(path);
+  if (contents.foreign.empty()) return;
+  throw Error(path.string() + ": exists and is more than a checkpoint (\"" + contents.foreign +
+                  "\"), so it is not replaced.",
+              "give the checkpoint a directory of its own, as in \"run/checkpoints/step-100\".");
+}
+
+void require_link(const Path& path) {
+  using std::filesystem::file_type;
+  const auto kind = std::filesystem::symlink_status(path).type();
+  if (kind == file_type::not_found || kind == file_type::symlink) return;
+  throw Error(path.string() + ": is in the way of the link that names the newest checkpoint.",
+              "give the checkpoints a folder of their own, as \"run/checkpoints\".");
+}
+
+// Removes a checkpoint, whole or not.
+void remove_checkpoint(const Path& path) {
+  std::error_code problem;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, problem))) return;
+  require_ours(path);
+  for (const auto& file : contents_of(path).ours) files::remove_file(file);
+  files::remove_directory(path);
+}
+
+// The number that a name ends in; -1 if it ends in none.
+int64_t number_of(const std::string& name) {
+  size_t begin = name.size();
+  while (begin > 0 && std::isdigit(static_cast<unsigned char>(name[begin - 1]))) --begin;
+  if (begin == name.size() || name.size() - begin > 18) return -1;
+  return std::stoll(name.substr(begin));
+}
+
+std::optional<Path> linked(const Path& folder) {
+  std::error_code problem;
+  const Path target = std::filesystem::read_symlink(folder / kLatest, problem);
+  if (problem || target.empty()) return std::nullopt;
+  const Path dir = folder / target;  // an absolute target stays what it is
+  if (is_complete(dir)) return dir;
+  if (is_complete(with_suffix(dir, ".replaced"))) return with_suffix(dir, ".replaced");
+  return std::nullopt;
+}
+
+}  // namespace
+
+Path checked_name(const Path& dir) {
+  // The last step as it is written: ".." would lead to a directory that nobody named.
+  const Path name = dir.has_filename() ? dir : dir.parent_path();
+  const std::string last = name.filename().string();
+  if (last.empty() || last == "." || last == "..")
+    throw Error("\"" + dir.string() + "\" is no name for a checkpoint.",
+                "give it a directory of its own, as in \"run/checkpoints/step-100\".");
+  for (const char* taken : {".partial", ".replaced", ".deleted"})
+    if (last.ends_with(taken) || last == kLatest)
+      throw Error("\"" + dir.string() + "\": a checkpoint cannot have this name.",
+                  "\"latest\" and names that end as \".partial\" have a meaning of their own; "
+                  "choose another one, as \"step-100\".");
+  return name;
+}
+
+Path partial_of(const Path& dir) {
+  return with_suffix(dir, ".partial");
+}
+
+void begin_partial(const Path& dir) {
+  const Path partial = partial_of(dir);
+  require_ours(dir);
+  require_link(dir.parent_path() / kLatest);
+  require_link(dir.parent_path() / kFreshLink);
+  remove_checkpoint(partial);
+  files::make_directories(partial);
+}
+
+void publish_partial(const Path& dir) {
+  const Path partial = partial_of(dir), replaced = with_suffix(dir, ".replaced");
+  const Path folder = dir.parent_path();
+  files::sync_directory(partial);
+  require_ours(dir);
+  std::error_code problem;
+  bool leftover = false;  // whether the old checkpoint lies at `partial` now
+  if (!std::filesystem::exists(dir, problem)) {
+    files::rename(partial, dir);
+  } else if (files::exchange(partial, dir)) {
+    leftover = true;
+  } else {
+    remove_checkpoint(replaced);
+    files::rename(dir, replaced);
+    try {
+      files::rename(partial, dir);
+    } catch (...) {
+      files::rename(replaced, dir);
+      throw;
+    }
+  }
+  files::sync_directory(folder);
+
+  const Path link = folder / kLatest, fresh = folder / kFreshLink;
+  files::remove_file(fresh);
+  files::make_link(dir.filename(), fresh);
+  files::rename(fresh, link);
+  files::sync_directory(folder);
+  if (leftover) remove_checkpoint(partial);
+  remove_checkpoint(replaced);
+}
+
+void drop_partial(const Path& dir) noexcept {
+  try {
+    remove_checkpoint(partial_of(dir));
+  } catch (const std::exception&) {  // the next save of this name tries again
+  }
+}
+
+// --- what is there ---
+
+std::vector<Path> list(const Path& folder) {
+  std::error_code problem;
+  std::vector<Path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, problem)) {
+    const std::string name = entry.path().filename().string();
+    if (name == kLatest || name.ends_with(".partial") || name.ends_with(".deleted")) continue;
+    if (!entry.is_directory(problem) || !is_complete(entry.path())) continue;
+    // One that was about to be replaced counts only while its successor is not there.
+    if (name.ends_with(".replaced") && is_complete(folder / name.substr(0, name.size() - 9)))
+      continue;
+    found.push_back(entry.path());
+  }
+  const auto key = [](const Path& path) {
+    std::string name = path.filename().string();
+    if (name.ends_with(".replaced")) name.resize(name.size() - 9);
+    return std::pair(number_of(name), name);
+  };
+  std::sort(found.begin(), found.end(),
+            [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  return found;
+}
+
+std::optional<Path> latest(const Path& folder) {
+  if (auto named = linked(folder)) return named;
+  const auto all = list(folder);
+  if (all.empty()) return std::nullopt;
+  return all.back();
+}
+
+void keep_last(const Path& folder, int64_t count) {
+  if (count < 1)
+    throw Error("keep_last(" + std::to_string(count) + "): there must be one left.",
+                "1 keeps just the newest checkpoint.");
+  std::error_code problem;
+  std::vector<Path> condemned;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, problem))
+    if (entry.path().filename().string().ends_with(".deleted") &&
+        contents_of(entry.path()).foreign.empty())
+      condemned.push_back(entry.path());
+  const auto named = linked(folder);
+  const auto all = list(folder);
+  for (size_t i = 0; i + static_cast<size_t>(count) < all.size(); ++i) {
+    if (named && named->filename() == all[i].filename()) continue;
+    if (!contents_of(all[i]).foreign.empty()) continue;
+    const Path away = with_suffix(all[i], ".deleted");
+    remove_checkpoint(away);
+    files::rename(all[i], away);
+    condemned.push_back(away);
+  }
+  for (const auto& path : condemned) remove_checkpoint(path);
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,237 @@
+#include "checkpoint/item.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "checkpoint/dtype.h"
+#include "checkpoint/zip.h"
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr int64_t kLargestPickle = 64 << 20;
+constexpr int64_t kCopied = 16 << 20;     // bytes a copy from a GPU or through a buffer
+constexpr int64_t kSmallRead = 64 << 10;  // bytes that are not worth a second read
+
+// --- writing ---
+
+void put_sizes(pickle::Writer& writer, at::IntArrayRef sizes) {
+  writer.mark();
+  for (int64_t size : sizes) writer.integer(size);
+  writer.tuple();
+}
+
+void put_tensor(pickle::Writer& writer, const at::Tensor& tensor) {
+  const auto type = tensor.scalar_type();
+  const char* storage = storage_name(type);
+  writer.global("torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+  writer.mark();
+  writer.mark();
+  writer.string("storage");
+  writer.global(storage ? "torch" : "torch.storage", storage ? storage : "UntypedStorage");
+  writer.string("0");
+  writer.string("cpu");
+  writer.integer(storage ? tensor.numel() : static_cast<int64_t>(tensor.nbytes()));
+  writer.tuple();
+  writer.persistent();
+  writer.integer(0);
+  put_sizes(writer, tensor.sizes());
+  put_sizes(writer, tensor.strides());
+  writer.boolean(false);
+  writer.global("collections", "OrderedDict");
+  writer.empty_tuple();
+  writer.call();
+  if (!storage) writer.global("torch", dtype_name(type));
+  writer.tuple();
+  writer.call();
+}
+
+void write_elements(ArchiveWriter& archive, const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return;
+  // In the order of memory, whatever the order of the dimensions.
+  const at::Tensor flat = tensor.as_strided({tensor.numel()}, {1});
+  if (flat.is_cpu()) return archive.data(flat.const_data_ptr(), flat.nbytes());
+  const auto step = kCopied / static_cast<int64_t>(flat.element_size());
+  for (int64_t at = 0; at < flat.numel(); at += step) {
+    const at::Tensor part = flat.narrow(0, at, std::min(step, flat.numel() - at)).cpu();
+    archive.data(part.const_data_ptr(), part.nbytes());
+  }
+}
+
+std::string digits(uint64_t number, size_t width) {
+  std::string text = std::to_string(number);
+  return std::string(width - std::min(width, text.size()), '0') + text;
+}
+
+// The records around the data are those of torch.save, in its order.
+Place write_item(files::Output& out, std::string pickled, const at::Tensor* tensor) {
+  out.align(kRecordAlignment);
+  Place place{out.path().filename().string(), out.position(), 0};
+  ArchiveWriter archive(out);
+  archive.add("data.pkl", pickled);
+  uint64_t identity = archive.last_sum();
+  archive.add(".format_version", "1");
+  archive.add(".storage_alignment", std::to_string(kRecordAlignment));
+  archive.add("byteorder", "little");
+  if (tensor) {
+    archive.begin("data/0", static_cast<int64_t>(tensor->nbytes()));
+    write_elements(archive, *tensor);
+    archive.end();
+    identity = identity << 32 | archive.last_sum();
+  }
+  archive.add("version", "3\n");
+  archive.add(".data/serialization_id", digits(identity, 40));
+  place.length = archive.finish();
+  return place;
+}
+
+// --- reading ---
+
+bool allowed(const std::string& name) {
+  static const std::vector<std::string> kNames = {
+      "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3",
+      "torch._utils._rebuild_parameter", "torch.storage.UntypedStorage",
+      "torch.storage.TypedStorage",      "collections.OrderedDict",
+  };
+  if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return true;
+  if (!name.starts_with("torch.")) return false;
+  return dtype_of(name.substr(6)) || dtype_of_storage(name.substr(6));
+}
+
+struct Shown {  // the item's own words in errors
+  const files::Input& file;
+  const std::string& where;
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(file.path().string() + ": " + where + " " + what + ".",
+                "the file is damaged, or was written by a program that stores tensors in another "
+                "way; load another checkpoint.");
+  }
+};
+
+std::vector<int64_t> numbers(const pickle::Value& value, const Shown& shown) {
+  if (!value.is(pickle::Value::kTuple)) shown.fail("has sizes that are no tuple");
+  std::vector<int64_t> found;
+  for (const auto& item : value.items) {
+    if (!item->is(pickle::Value::kInteger) || item->integer < 0)
+      shown.fail("has sizes that are no numbers");
+    found.push_back(item->integer);
+  }
+  return found;
+}
+
+// The number of elements from the first to the last; 0 if there are none. An overflow fails.
+int64_t span_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                const Shown& shown) {
+  int64_t span = 1;
+  for (int64_t size : sizes)
+    if (size == 0) return 0;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(sizes[d] - 1, strides[d], &reach) ||
+        __builtin_add_overflow(span, reach, &span))
+      shown.fail("has sizes that cannot be right");
+  }
+  return span;
+}
+
+}  // namespace
+
+Place write_tensor(files::Output& out, const at::Tensor& tensor) {
+  pickle::Writer writer;
+  put_tensor(writer, tensor);
+  return write_item(out, writer.finish(), &tensor);
+}
+
+Place write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put) {
+  pickle::Writer writer;
+  put(writer);
+  return write_item(out, writer.finish(), nullptr);
+}
+
+StoredTensor find_tensor(const files::Input& file, const Place& place, const std::string& where) {
+  using pickle::Value;
+  const Shown shown{file, where};
+  const ArchiveReader archive(file, place.offset, place.length, where);
+  if (const auto order = archive.find("byteorder"))
+    if (archive.read(*order, 64) != "little") shown.fail("was written on a big-endian machine");
+  const auto text = archive.read(archive.need("data.pkl"), kLargestPickle);
+  auto root = pickle::read(text, file.path().string() + ": " + where, allowed);
+  const Value* tensor = root.get();
+  if (tensor->is(Value::kObject) && tensor->text == "torch._utils._rebuild_parameter" &&
+      !tensor->arguments().empty())
+    tensor = tensor->arguments()[0].get();
+  const bool v3 = tensor->text == "torch._utils._rebuild_tensor_v3";
+  if (!tensor->is(Value::kObject) || (!v3 && tensor->text != "torch._utils._rebuild_tensor_v2") ||
+      tensor->arguments().size() < (v3 ? 7 : 6))
+    shown.fail("is no tensor");
+  const auto& arguments = tensor->arguments();
+
+  // ("storage", class, key, device, elements)
+  if (!arguments[0]->is(Value::kPersistent) || !arguments[0]->items[0]->is(Value::kTuple) ||
+      arguments[0]->items[0]->items.size() < 5)
+    shown.fail("has no storage");
+  const auto& storage = arguments[0]->items[0]->items;
+  if (!storage[1]->is(Value::kClass) || !storage[2]->is(Value::kString) ||
+      !arguments[1]->is(Value::kInteger))
+    shown.fail("has a storage that cannot be right");
+  const std::string& type_name = v3 ? arguments[6]->text : storage[1]->text;
+  if (!type_name.starts_with("torch.")) shown.fail("has no dtype");
+  const auto type = v3 ? dtype_of(type_name.substr(6)) : dtype_of_storage(type_name.substr(6));
+  if (!type) shown.fail("has the unknown dtype \"" + type_name + "\"");
+
+  StoredTensor found{*type, numbers(*arguments[2], shown), numbers(*arguments[3], shown), 0};
+  if (found.sizes.size() != found.strides.size())
+    shown.fail("has more or fewer strides than sizes");
+  const auto data = archive.need("data/" + storage[2]->text);
+  const auto element = static_cast<int64_t>(c10::elementSize(*type));
+  const int64_t first = arguments[1]->integer, span = span_of(found.sizes, found.strides, shown);
+  const int64_t held = data.size / element;
+  if (first < 0 || first > held || span > held - first) shown.fail("is larger than its storage");
+  found.offset = data.offset + first * element;
+  return found;
+}
+
+pickle::Ref read_value(const files::Input& file, const Place& place, const std::string& where) {
+  const ArchiveReader archive(file, place.offset, place.length, where);
+  const auto text = archive.read(archive.need("data.pkl"), kLargestPickle);
+  return pickle::read(text, file.path().string() + ": " + where, allowed);
+}
+
+void read_part(const files::Input& file, const StoredTensor& tensor,
+               const std::vector<int64_t>& from, const at::Tensor& into) {
+  if (into.numel() == 0) return;
+  int64_t first = 0, span = 1, widest = -1;
+  bool same_order = into.is_cpu() && into.scalar_type() == tensor.dtype;
+  for (int64_t d = 0; d < into.dim(); ++d) {
+    const int64_t stride = tensor.strides[static_cast<size_t>(d)];
+    first += from[static_cast<size_t>(d)] * stride;
+    if (into.size(d) == 1) continue;
+    span += (into.size(d) - 1) * stride;
+    same_order &= into.stride(d) == stride;
+    if (widest < 0 || stride > tensor.strides[static_cast<size_t>(widest)]) widest = d;
+  }
+  const auto element = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  const int64_t begin = tensor.offset + first * element, bytes = span * element;
+  if (same_order && span == into.numel())
+    return file.read(begin, into.data_ptr(), static_cast<size_t>(bytes));
+
+  const bool dense = span <= 2 * into.numel();
+  if (widest < 0 || bytes <= kSmallRead || (dense && bytes <= kCopied)) {
+    const std::unique_ptr<char[]> buffer(new char[static_cast<size_t>(bytes)]);
+    file.read(begin, buffer.get(), static_cast<size_t>(bytes));
+    into.copy_(at::from_blob(buffer.get(), into.sizes(), tensor.strides,
+                             at::TensorOptions().dtype(tensor.dtype)));
+    return;
+  }
+  // Two halves, until they are dense and small enough, or there are only rows left.
+  const int64_t half = into.size(widest) / 2;
+  read_part(file, tensor, from, into.narrow(widest, 0, half));
+  std::vector<int64_t> behind = from;
+  behind[static_cast<size_t>(widest)] += half;
+  read_part(file, tensor, behind, into.narrow(widest, half, into.size(widest) - half));
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,46 @@
+// Items: what torch.save writes for one tensor or one plain value. A file of a checkpoint is a row
+// of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/files.h"
+#include "checkpoint/pickle.h"
+#include "fsdp/shard_info.h"
+
+namespace fsdp::checkpoint {
+
+struct Place {  // of an item
+  std::string file;
+  int64_t offset = 0;
+  int64_t length = 0;
+};
+
+// Appends `tensor`, which must be dense in some order of its dimensions; its bytes are written as
+// they lie in memory. Returns where.
+Place write_tensor(files::Output& out, const at::Tensor& tensor);
+
+// Appends a plain value; `put` writes it.
+Place write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put);
+
+struct StoredTensor {  // a tensor in a file
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes, strides;  // in elements
+  int64_t offset;                       // of its first element, in the file, in bytes
+};
+
+// Looks at an item without reading its elements. `where` names it in errors.
+StoredTensor find_tensor(const files::Input& file, const Place& place, const std::string& where);
+pickle::Ref read_value(const files::Input& file, const Place& place, const std::string& where);
+
+// Copies the part of a stored tensor that begins at `from` into `into`, which has that part's
+// sizes. Reads just the bytes of that part (or little more, where it is scattered), straight into
+// place where type and order are the same.
+void read_part(const files::Input& file, const StoredTensor& tensor,
+               const std::vector<int64_t>& from, const at::Tensor& into);
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,315 @@
+// load: finds for each tensor of a model where the checkpoint has it, checks all of it, then reads.
+#include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "base/log.h"
+#include "checkpoint/source.h"
+#include "checkpoint/together.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/fully_shard.h"
+#include "fsdp/optim.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// Finds names and keeps account of what does not fit.
+class Matching {
+ public:
+  explicit Matching(Source& source) : source_(source) {}
+
+  // The name, of several that one tensor has, under which the checkpoint holds it; "" if there is
+  // none, or one of another shape.
+  std::string find(const std::string& prefix, const std::vector<std::string>& names,
+                   const std::vector<int64_t>& sizes, bool may_be_missing) {
+    std::string found;
+    for (const auto& name : names) {
+      const auto* entry = source_.tensor(prefix + name);
+      if (!entry) continue;
+      used_.insert(prefix + name);
+      if (entry->sizes != sizes)
+        note("\"" + prefix + name + "\" has shape " + shape_text(entry->sizes) +
+                 " in the checkpoint and " + shape_text(sizes) + " in the model",
+             prefix + name);
+      else if (found.empty())
+        found = prefix + name;
+    }
+    const bool known = std::any_of(names.begin(), names.end(), [&](const auto& name) {
+      return source_.tensor(prefix + name) != nullptr;
+    });
+    if (!known && !may_be_missing)
+      note("\"" + prefix + names.front() + "\" is in the model and not in the checkpoint",
+           prefix + names.front());
+    return found;
+  }
+
+  void use(const std::string& name) { used_.insert(name); }
+
+  // Notes what the checkpoint has below `prefix` and nobody asked for.
+  void note_unused(const std::string& prefix, const std::string& whose) {
+    for (const auto& [name, entry] : source_.metadata().tensors)
+      if (name.starts_with(prefix) && !used_.contains(name))
+        note("\"" + name + "\" is in the checkpoint and not in the " + whose, name);
+  }
+
+  void note(const std::string& problem, const std::string& name) {
+    problems_.push_back(problem);
+    skipped_.push_back(name);
+  }
+
+  // The names that did not fit; with `strict` an Error that shows the first of them.
+  std::vector<std::string> finish(bool strict) const {
+    if (problems_.empty() || !strict) return skipped_;
+    constexpr size_t kShown = 5;
+    std::string text = source_.dir().string() + " does not fit: ";
+    for (size_t i = 0; i < std::min(problems_.size(), kShown); ++i)
+      text += (i ? "; " : "") + problems_[i];
+    if (problems_.size() > kShown)
+      text += "; and " + std::to_string(problems_.size() - kShown) + " more";
+    throw Error(text + ".",
+                "load it into a model of the same configuration, or with .strict = false to skip "
+                "what does not fit.");
+  }
+
+ private:
+  Source& source_;
+  std::set<std::string> used_;
+  std::vector<std::string> problems_, skipped_;
+};
+
+// A prefix that is not there at all is another kind of mistake than single tensors.
+void require_prefix(const Source& source, const std::string& prefix, const std::string& hint) {
+  const auto begins = [&](const auto& entry) { return entry.first.starts_with(prefix); };
+  const auto& metadata = source.metadata();
+  if (std::any_of(metadata.tensors.begin(), metadata.tensors.end(), begins) ||
+      std::any_of(metadata.values.begin(), metadata.values.end(), begins))
+    return;
+  const std::string first = metadata.tensors.empty() ? "nothing" : metadata.tensors.begin()->first;
+  throw Error(source.dir().string() + ": nothing in it is named \"" + prefix +
+                  "…\"; the first tensor is \"" + first + "\".",
+              hint);
+}
+
+constexpr const char* kModelHint =
+    "in Python, save it as {\"model\": model's state_dict, \"optim\": optimizer's state_dict}.";
+constexpr const char* kOptimizerHint =
+    "load it with .optimizer = false to begin with fresh optimizer states.";
+
+struct Fill {  // a tensor of the checkpoint and the memory it goes to
+  std::string name;
+  Part part;
+};
+
+void check_all(Source& source, const std::vector<Fill>& fills) {
+  for (const auto& fill : fills) source.check(fill.name, fill.part.rectangle);
+}
+
+void read_all(Source& source, const std::vector<Fill>& fills) {
+  for (const auto& fill : fills) source.read(fill.name, fill.part);
+}
+
+// --- a sharded model ---
+
+struct FlatStates {  // of one flat in the checkpoint
+  struct Found {
+    size_t parameter;
+    std::string state;  // "exp_avg"
+    std::string name;
+  };
+  int64_t steps = 0;
+  std::vector<Found> found;
+};
+
+struct ShardedPlan {
+  std::vector<Fill> fills;
+  std::set<shard::Unit*> incomplete;          // units that do not get all of their values
+  std::map<shard::Flat*, FlatStates> states;  // of all flats that the optimizer updates
+  std::vector<std::pair<std::string, at::Tensor>> replicated;
+  std::vector<std::string> skipped;
+};
+
+int64_t read_steps(Source& source, const std::string& name) {
+  const at::Tensor step = source.read_whole(name);
+  const double value = step.numel() == 1 ? step.item().toDouble() : -1;
+  if (!(value >= 0) || value > 1e15)
+    throw Error(source.dir().string() + ": \"" + name + "\" is no number of updates.",
+                "the checkpoint is damaged; load another one.");
+  return static_cast<int64_t>(value);
+}
+
+void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::Model& model,
+                 const Optimizer& optimizer) {
+  require_prefix(source, "optim.", kOptimizerHint);
+  for (const auto& sharded : sharded_parameters(model)) {
+    const auto& p = sharded.parameter();
+    if (!p.handle.requires_grad()) continue;
+    FlatStates& states = plan.states[sharded.flat];
+    int64_t steps = 0;
+    bool any = false;
+    for (const auto& state : optimizer.state_names()) {
+      std::vector<std::string> names;
+      for (const auto& name : p.names) names.push_back(name + "." + state);
+      const auto found = matching.find("optim.state.", names, p.sizes, /*may_be_missing=*/true);
+      if (found.empty()) continue;
+      any = true;
+      states.found.push_back({sharded.index, state, found});
+      for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->master))
+        source.check(found, part.rectangle);
+    }
+    for (const auto& name : p.names) {
+      const std::string step = "optim.state." + name + ".step";
+      if (!source.tensor(step)) continue;
+      matching.use(step);
+      steps = std::max(steps, read_steps(source, step));
+    }
+    // SGD of torch does not count; what matters there is whether there was a first update.
+    if (any && steps == 0) steps = 1;
+    // A flat's parameters are updated together. Where they were not (other units then), the most
+    // updates count, and a parameter without states has had gradients of zero.
+    if (states.steps != 0 && steps != 0 && steps != states.steps && model.world.rank() == 0)
+      log::warn("\"" + p.name() + "\" has had " + std::to_string(steps) +
+                " updates, and others of its unit " + std::to_string(states.steps) +
+                ": from now on they count together.");
+    states.steps = std::max(states.steps, steps);
+  }
+  matching.note_unused("optim.state.", "optimizer");
+}
+
+ShardedPlan make_plan(Source& source, shard::Model& model, const Optimizer* optimizer,
+                      const LoadOptions& options) {
+  ShardedPlan plan;
+  Matching matching(source);
+  require_prefix(source, "model.", kModelHint);
+  for (const auto& sharded : sharded_parameters(model)) {
+    const auto& p = sharded.parameter();
+    const auto found = matching.find("model.", p.names, p.sizes, false);
+    if (found.empty()) {
+      plan.incomplete.insert(&sharded.flat->unit());
+      continue;
+    }
+    for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->master))
+      plan.fills.push_back({found, std::move(part)});
+  }
+  for (const auto& [name, tensor] : replicated_tensors(model)) {
+    const auto found = matching.find("model.", {name}, tensor.sizes().vec(), false);
+    if (found.empty()) continue;
+    source.check(found, whole(tensor).rectangle);
+    plan.replicated.emplace_back(found, tensor);
+  }
+  matching.note_unused("model.", "model");
+  check_all(source, plan.fills);
+  if (optimizer && options.optimizer) plan_states(plan, matching, source, model, *optimizer);
+  plan.skipped = matching.finish(options.strict);
+  return plan;
+}
+
+// Makes the optimizer's states as they were: zero where the checkpoint has none.
+void restore_states(Source& source, const ShardedPlan& plan, Optimizer& optimizer) {
+  for (const auto& [flat, states] : plan.states) {
+    if (states.steps == 0 && optimizer.state(*flat).empty()) continue;
+    auto memory = optimizer.restore(*flat, states.steps);
+    for (auto& [name, state] : memory) state.zero_();
+    for (const auto& found : states.found)
+      for (const auto& part : parts_of(*flat, found.parameter, memory.at(found.state)))
+        source.read(found.name, part);
+  }
+}
+
+void read_model(Source& source, const ShardedPlan& plan, shard::Model& model,
+                Optimizer* optimizer) {
+  read_all(source, plan.fills);
+  for (const auto& [name, tensor] : plan.replicated) {
+    if (tensor.is_meta())
+      shard::become(tensor, at::zeros(tensor.sizes(), tensor.options().device(model.device)));
+    source.read(name, whole(tensor));
+  }
+  for (const auto& unit : model.units)
+    if (!plan.incomplete.contains(unit.get())) unit->meta = false;
+  if (optimizer) restore_states(source, plan, *optimizer);
+}
+
+}  // namespace
+
+Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer* optimizer,
+            const LoadOptions& options) {
+  const auto model = shard::live(sharded.model());
+  const World& world = model->world;
+  const std::string label = "loading the checkpoint " + dir.filename().string();
+  std::lock_guard lock(model->mutex);
+  if (optimizer && shard::live(optimizer->model()) != model)
+    throw Error("checkpoint::load was given a model and the optimizer of another one.",
+                "make the optimizer from the sharded model that is loaded.");
+  shard::Unseen unseen;
+
+  std::optional<Source> source;
+  ShardedPlan plan;
+  Loaded loaded;
+  together(world, label, [&] {
+    source.emplace(dir);
+    plan = make_plan(*source, *model, optimizer, options);
+    loaded.skipped = plan.skipped;
+    auto extras = read_extras(*source, world.rank(), &loaded.skipped);
+    loaded.extra = std::move(extras.run);
+    loaded.per_rank = std::move(extras.rank);
+  });
+
+  model->give_up_all();
+  model->synchronize_readers("checkpoint::load");
+  const auto tell = [&] {
+    for (const auto& unit : model->units) model->changed(*unit);
+  };
+  try {
+    together(world, label + ": data",
+             [&] { read_model(*source, plan, *model, options.optimizer ? optimizer : nullptr); });
+  } catch (...) {
+    tell();  // what was read until then is there
+    throw;
+  }
+  tell();
+  return loaded;
+}
+
+// --- a plain module ---
+
+Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
+            const LoadOptions& options) {
+  shard::Unseen unseen;
+  Source source(dir);
+  Matching matching(source);
+  require_prefix(source, "model.", kModelHint);
+  // A tensor with several names may be in the checkpoint under any of them.
+  std::vector<std::pair<at::Tensor, std::vector<std::string>>> tensors;
+  std::map<const void*, size_t> known;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (tensor.is_meta() || shard::tag_of(tensor))
+      throw Error("\"" + name + "\" has no memory of its own to load into.",
+                  "use checkpoint::load(dir, sharded, optimizer) for a sharded model, or give a "
+                  "deferred one its values first.");
+    const auto [place, fresh] = known.emplace(tensor.unsafeGetTensorImpl(), tensors.size());
+    if (fresh) tensors.emplace_back(tensor, std::vector<std::string>{});
+    tensors[place->second].second.push_back(name);
+  };
+  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+
+  std::vector<Fill> fills;
+  for (const auto& [tensor, names] : tensors) {
+    const auto found = matching.find("model.", names, tensor.sizes().vec(), false);
+    if (!found.empty()) fills.push_back({found, whole(tensor)});
+  }
+  matching.note_unused("model.", "module");
+  Loaded loaded;
+  loaded.skipped = matching.finish(options.strict);
+  check_all(source, fills);
+  auto extras = read_extras(source, 0, &loaded.skipped);
+  loaded.extra = std::move(extras.run);
+  loaded.per_rank = std::move(extras.rank);
+  read_all(source, fills);
+  return loaded;
+}
+
+}  // namespace fsdp::checkpoint

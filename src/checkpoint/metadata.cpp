@@ -1,0 +1,59 @@
+#include "checkpoint/metadata.h"
+
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+
+std::string Metadata::name(const KeyPath& path) {
+  std::string joined;
+  for (const auto& step : path) {
+    if (!joined.empty()) joined += '.';
+    joined += std::holds_alternative<std::string>(step) ? std::get<std::string>(step)
+                                                        : std::to_string(std::get<int64_t>(step));
+  }
+  return joined;
+}
+
+void Metadata::add_chunk(const KeyPath& path, at::ScalarType dtype,
+                         const std::vector<int64_t>& sizes, StoredChunk chunk) {
+  const std::string key = name(path);
+  auto& entry = tensors.try_emplace(key, TensorEntry{dtype, sizes, {}}).first->second;
+  entry.chunks.push_back(std::move(chunk));
+  paths.emplace(key, path);
+}
+
+void Metadata::add_value(const KeyPath& path, Place place) {
+  const std::string key = name(path);
+  values[key] = std::move(place);
+  paths.emplace(key, path);
+}
+
+void Metadata::add(Metadata other) {
+  for (auto& [key, theirs] : other.tensors) {
+    auto [ours, fresh] = tensors.try_emplace(key, std::move(theirs));
+    if (fresh) continue;
+    for (auto& chunk : theirs.chunks) ours->second.chunks.push_back(std::move(chunk));
+  }
+  values.merge(other.values);
+  paths.merge(other.paths);
+}
+
+Metadata read_metadata(const std::filesystem::path& dir) {
+  constexpr int64_t kLargest = int64_t{4} << 30;
+  const auto file = dir / ".metadata";
+  std::error_code problem;
+  if (!std::filesystem::exists(dir, problem))
+    throw Error(dir.string() + ": there is no such checkpoint.", "check the path.");
+  if (!std::filesystem::exists(file, problem))
+    throw Error(file.string() + ": is missing, so " + dir.string() + " is no complete checkpoint.",
+                "a checkpoint is a folder as \"step-100\", with a file .metadata in it.");
+  return decode(files::read_whole(file, kLargest), file.string());
+}
+
+std::string shape_text(const std::vector<int64_t>& sizes) {
+  std::string text = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
+  return text + "]";
+}
+
+}  // namespace fsdp::checkpoint

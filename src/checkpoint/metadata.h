@@ -1,0 +1,52 @@
+// Metadata: what a checkpoint holds and where, as its file `.metadata` says it: a pickle of
+// torch.distributed.checkpoint's class of that name.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "checkpoint/item.h"
+#include "fsdp/shard_info.h"
+
+namespace fsdp::checkpoint {
+
+struct StoredChunk {  // a rectangle of a tensor
+  Rectangle rectangle;
+  Place place;
+};
+
+struct TensorEntry {
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  std::vector<StoredChunk> chunks;
+};
+
+// The keys that lead to something in the nested dicts and lists that were saved.
+using Step = std::variant<std::string, int64_t>;
+using KeyPath = std::vector<Step>;
+
+struct Metadata {
+  std::map<std::string, TensorEntry> tensors;
+  std::map<std::string, Place> values;  // plain Python values
+  std::map<std::string, KeyPath> paths;
+
+  // The keys joined by dots, which is the name everything goes by.
+  static std::string name(const KeyPath& path);
+  void add_chunk(const KeyPath& path, at::ScalarType dtype, const std::vector<int64_t>& sizes,
+                 StoredChunk chunk);
+  void add_value(const KeyPath& path, Place place);
+  void add(Metadata other);  // another rank's
+};
+
+std::string encode(const Metadata& metadata);
+// Everything is checked: sizes, bounds of chunks, names of files. `where` is the file's name.
+Metadata decode(std::string_view bytes, const std::string& where);
+
+Metadata read_metadata(const std::filesystem::path& dir);
+
+std::string shape_text(const std::vector<int64_t>& sizes);  // "[4, 3]"
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,356 @@
+// Metadata as a pickle and back: the classes of torch.distributed.checkpoint.metadata.
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/dtype.h"
+#include "checkpoint/metadata.h"
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using pickle::Value;
+
+const std::string kModule = "torch.distributed.checkpoint.metadata";
+const std::string kFiles = "torch.distributed.checkpoint.filesystem";
+
+bool allowed(const std::string& name) {
+  static const std::vector<std::string> kNames = {
+      kModule + ".Metadata",
+      kModule + ".TensorStorageMetadata",
+      kModule + ".BytesStorageMetadata",
+      kModule + ".ChunkStorageMetadata",
+      kModule + ".TensorProperties",
+      kModule + ".MetadataIndex",
+      kModule + ".StorageMeta",
+      kModule + "._MEM_FORMAT_ENCODING",
+      kFiles + "._StorageInfo",
+      "torch.Size",
+      "torch.serialization._get_layout",
+      "collections.OrderedDict",
+      "pathlib.PosixPath",  // where the checkpoint was once written
+      "pathlib.PurePosixPath",
+      "pathlib.WindowsPath",
+      "pathlib._local.PosixPath",
+      "pathlib._local.WindowsPath",
+  };
+  if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return true;
+  return name.starts_with("torch.") && dtype_of(name.substr(6));
+}
+
+// --- writing ---
+
+// An object whose state is a dict: `fields` writes keys and values.
+template <typename Fields>
+void put_object(pickle::Writer& writer, const std::string& module, const std::string& name,
+                Fields fields) {
+  writer.global(module, name);
+  writer.empty_tuple();
+  writer.new_object();
+  writer.empty_dict();
+  writer.mark();
+  fields();
+  writer.set_all();
+  writer.build();
+}
+
+void put_size(pickle::Writer& writer, const std::vector<int64_t>& sizes) {
+  writer.global("torch", "Size");
+  writer.mark();
+  writer.mark();
+  for (int64_t size : sizes) writer.integer(size);
+  writer.tuple();
+  writer.tuple();
+  writer.call();
+}
+
+void put_properties(pickle::Writer& writer, at::ScalarType dtype) {
+  writer.global(kModule, "TensorProperties");
+  writer.empty_tuple();
+  writer.new_object();
+  writer.mark();
+  writer.global("torch", dtype_name(dtype));
+  writer.global("torch.serialization", "_get_layout");
+  writer.mark();
+  writer.string("torch.strided");
+  writer.tuple();
+  writer.call();
+  writer.boolean(false);  // requires_grad
+  writer.global(kModule, "_MEM_FORMAT_ENCODING");
+  writer.mark();
+  writer.integer(0);  // contiguous
+  writer.tuple();
+  writer.call();
+  writer.boolean(false);  // pin_memory
+  writer.tuple();
+  writer.build();
+}
+
+void put_tensor(pickle::Writer& writer, const TensorEntry& entry) {
+  put_object(writer, kModule, "TensorStorageMetadata", [&] {
+    writer.string("properties");
+    put_properties(writer, entry.dtype);
+    writer.string("size");
+    put_size(writer, entry.sizes);
+    writer.string("chunks");
+    writer.empty_list();
+    writer.mark();
+    for (const auto& chunk : entry.chunks)
+      put_object(writer, kModule, "ChunkStorageMetadata", [&] {
+        writer.string("offsets");
+        put_size(writer, chunk.rectangle.offsets);
+        writer.string("sizes");
+        put_size(writer, chunk.rectangle.sizes);
+      });
+    writer.append_all();
+  });
+}
+
+// A key of storage_data and its value.
+void put_place(pickle::Writer& writer, const std::string& name, const std::vector<int64_t>* offsets,
+               int64_t index, const Place& place) {
+  put_object(writer, kModule, "MetadataIndex", [&] {
+    writer.string("fqn");
+    writer.string(name);
+    writer.string("index");
+    if (!offsets) return writer.none();
+    writer.integer(index);
+    writer.string("offset");
+    put_size(writer, *offsets);
+  });
+  put_object(writer, kFiles, "_StorageInfo", [&] {
+    writer.string("relative_path");
+    writer.string(place.file);
+    writer.string("offset");
+    writer.integer(place.offset);
+    writer.string("length");
+    writer.integer(place.length);
+  });
+}
+
+void put_path(pickle::Writer& writer, const KeyPath& path) {
+  writer.mark();
+  for (const auto& step : path) {
+    if (std::holds_alternative<std::string>(step))
+      writer.string(std::get<std::string>(step));
+    else
+      writer.integer(std::get<int64_t>(step));
+  }
+  writer.tuple();
+}
+
+// --- reading ---
+
+class Decoder {
+ public:
+  Decoder(std::string_view bytes, const std::string& where)
+      : where_(where), chunks_left_(bytes.size()), root_(pickle::read(bytes, where, allowed)) {}
+
+  Metadata run() {
+    const Value& root = state(*root_, kModule + ".Metadata", "the whole");
+    read_places(field(root, "storage_data", Value::kDict, "the whole"));
+    read_entries(field(root, "state_dict_metadata", Value::kDict, "the whole"));
+    const Value* paths = root.find("planner_data");
+    if (paths && paths->is(Value::kDict)) read_paths(*paths);
+    return std::move(metadata_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(where_ + ": " + what + ".",
+                "the file is damaged, or of a version of torch.distributed.checkpoint that stores "
+                "things in another way.");
+  }
+
+  const Value& state(const Value& object, std::string_view name, std::string_view of) const {
+    if (!object.is(Value::kObject) || object.text != name || !object.state)
+      fail(std::string(of) + " is no " + std::string(name));
+    return *object.state;
+  }
+
+  const Value& field(const Value& dict, const char* key, Value::Kind kind,
+                     std::string_view of) const {
+    const Value* found = dict.find(key);
+    const std::string whose(of);
+    if (!found) fail(whose + " has no \"" + key + "\"");
+    if (!found->is(kind)) fail(whose + ": \"" + key + "\" is no " + pickle::name(kind));
+    return *found;
+  }
+
+  std::vector<int64_t> size(const Value* value, const std::string& of) const {
+    if (!value || !value->is(Value::kObject) || value->text != "torch.Size" ||
+        value->arguments().size() > 1)
+      fail(of + " has no size");
+    std::vector<int64_t> sizes;
+    if (value->arguments().empty()) return sizes;
+    if (!value->arguments()[0]->is(Value::kTuple)) fail(of + " has no size");
+    for (const auto& item : value->arguments()[0]->items) {
+      if (!item->is(Value::kInteger) || item->integer < 0) fail(of + " has a size below zero");
+      sizes.push_back(item->integer);
+    }
+    return sizes;
+  }
+
+  void read_places(const Value& places) {
+    for (size_t i = 0; i < places.items.size(); i += 2) {
+      const Value& index = state(*places.items[i], kModule + ".MetadataIndex", "a storage index");
+      const std::string& name = field(index, "fqn", Value::kString, "a storage index").text;
+      const Value* offset = index.find("offset");
+      const bool whole = !offset || offset->is(Value::kNone);
+      Offsets offsets = whole ? Offsets{} : size(offset, "\"" + name + "\"");
+      places_[{name, std::move(offsets)}] = place(*places.items[i + 1], name);
+    }
+  }
+
+  Place place(const Value& value, const std::string& name) const {
+    const std::string of = "the place of \"" + name + "\"";
+    const Value& info = state(value, kFiles + "._StorageInfo", of);
+    Place found{field(info, "relative_path", Value::kString, of).text,
+                field(info, "offset", Value::kInteger, of).integer,
+                field(info, "length", Value::kInteger, of).integer};
+    if (found.file.empty() || found.file == "." || found.file == ".." ||
+        found.file.find('/') != std::string::npos || found.file.find('\0') != std::string::npos)
+      fail(of + " is the file \"" + found.file + "\", which is outside of the checkpoint");
+    if (found.offset < 0 || found.length < 0) fail(of + " is below zero");
+    const Value* changed = info.find("transform_descriptors");
+    if (changed && !changed->is(Value::kNone) && !changed->items.empty())
+      fail("\"" + name + "\" is stored compressed or otherwise transformed");
+    return found;
+  }
+
+  void read_entries(const Value& entries) {
+    for (size_t i = 0; i < entries.items.size(); i += 2) {
+      if (!entries.items[i]->is(Value::kString)) fail("a name is no string");
+      const std::string& name = entries.items[i]->text;
+      const Value& entry = *entries.items[i + 1];
+      if (!entry.is(Value::kObject)) fail("\"" + name + "\" is of no known kind");
+      if (entry.text == kModule + ".BytesStorageMetadata")
+        metadata_.values[name] = find_place(name, {});
+      else
+        metadata_.tensors.insert_or_assign(name, tensor(name, entry));
+    }
+  }
+
+  Place find_place(const std::string& name, const std::vector<int64_t>& offsets) const {
+    const auto found = places_.find({name, offsets});
+    if (found == places_.end())
+      fail("\"" + name + "\" is stored nowhere (its part at " + shape_text(offsets) + ")");
+    return found->second;
+  }
+
+  TensorEntry tensor(const std::string& name, const Value& value) {
+    const std::string of = "\"" + name + "\"";
+    const Value& fields = state(value, kModule + ".TensorStorageMetadata", of);
+    TensorEntry entry{dtype(field(fields, "properties", Value::kObject, of), of),
+                      size(fields.find("size"), of),
+                      {}};
+    int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
+    for (int64_t extent : entry.sizes)
+      if (__builtin_mul_overflow(bytes, extent, &bytes)) fail(of + " is too large to be true");
+    const Value& chunks = field(fields, "chunks", Value::kList, of);
+    // Values may be shared inside of a pickle, so a small file could hold any number of chunks.
+    if (chunks.items.size() > chunks_left_) fail("it has more chunks than it has bytes");
+    chunks_left_ -= chunks.items.size();
+    for (const auto& item : chunks.items) {
+      const Value& chunk = state(*item, kModule + ".ChunkStorageMetadata", of);
+      Rectangle rectangle{size(chunk.find("offsets"), of), size(chunk.find("sizes"), of)};
+      check_bounds(rectangle, entry.sizes, of);
+      Place place = find_place(name, rectangle.offsets);
+      entry.chunks.push_back({std::move(rectangle), std::move(place)});
+    }
+    return entry;
+  }
+
+  at::ScalarType dtype(const Value& properties, const std::string& of) const {
+    const Value& fields = state(properties, kModule + ".TensorProperties", of);
+    if (!fields.is(Value::kTuple) || fields.items.empty() || !fields.items[0]->is(Value::kClass) ||
+        !fields.items[0]->text.starts_with("torch."))
+      fail(of + " has no dtype");
+    const auto type = dtype_of(fields.items[0]->text.substr(6));
+    if (!type) fail(of + " has no dtype");
+    return *type;
+  }
+
+  void check_bounds(const Rectangle& rectangle, const std::vector<int64_t>& sizes,
+                    const std::string& of) const {
+    bool inside =
+        rectangle.offsets.size() == sizes.size() && rectangle.sizes.size() == sizes.size();
+    for (size_t d = 0; inside && d < sizes.size(); ++d)
+      inside =
+          rectangle.sizes[d] <= sizes[d] && rectangle.offsets[d] <= sizes[d] - rectangle.sizes[d];
+    if (!inside)
+      fail(of + " of shape " + shape_text(sizes) + " has a part " + shape_text(rectangle.sizes) +
+           " at " + shape_text(rectangle.offsets));
+  }
+
+  void read_paths(const Value& paths) {
+    for (size_t i = 0; i < paths.items.size(); i += 2) {
+      if (!paths.items[i]->is(Value::kString) || !paths.items[i + 1]->is(Value::kTuple)) continue;
+      KeyPath path;
+      for (const auto& step : paths.items[i + 1]->items) {
+        if (step->is(Value::kString)) path.emplace_back(step->text);
+        if (step->is(Value::kInteger)) path.emplace_back(step->integer);
+      }
+      metadata_.paths[paths.items[i]->text] = std::move(path);
+    }
+  }
+
+  using Offsets = std::vector<int64_t>;
+  const std::string& where_;
+  size_t chunks_left_;
+  pickle::Ref root_;
+  std::map<std::pair<std::string, Offsets>, Place> places_;
+  Metadata metadata_;
+};
+
+}  // namespace
+
+std::string encode(const Metadata& metadata) {
+  pickle::Writer writer;
+  put_object(writer, kModule, "Metadata", [&] {
+    writer.string("state_dict_metadata");
+    writer.empty_dict();
+    writer.mark();
+    for (const auto& [name, entry] : metadata.tensors) {
+      writer.string(name);
+      put_tensor(writer, entry);
+    }
+    for (const auto& [name, place] : metadata.values) {
+      writer.string(name);
+      // Without fields; Python fills such an object with nothing, too.
+      writer.global(kModule, "BytesStorageMetadata");
+      writer.empty_tuple();
+      writer.new_object();
+    }
+    writer.set_all();
+    writer.string("planner_data");
+    writer.empty_dict();
+    writer.mark();
+    for (const auto& [name, path] : metadata.paths) {
+      writer.string(name);
+      put_path(writer, path);
+    }
+    writer.set_all();
+    writer.string("storage_data");
+    writer.empty_dict();
+    writer.mark();
+    for (const auto& [name, entry] : metadata.tensors) {
+      int64_t index = 0;
+      for (const auto& chunk : entry.chunks)
+        put_place(writer, name, &chunk.rectangle.offsets, index++, chunk.place);
+    }
+    for (const auto& [name, place] : metadata.values) put_place(writer, name, nullptr, 0, place);
+    writer.set_all();
+    writer.string("storage_meta");
+    writer.none();
+    writer.string("version");
+    writer.string("1.0.0");
+  });
+  return writer.finish();
+}
+
+Metadata decode(std::string_view bytes, const std::string& where) {
+  return Decoder(bytes, where).run();
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,46 @@
+// Parts: which tensors of a sharded model this rank holds, and which of them it writes.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/shard_info.h"
+#include "shard/model.h"
+
+namespace fsdp::checkpoint {
+
+struct Part {  // memory that is a rectangle of a tensor
+  Rectangle rectangle;
+  at::Tensor memory;  // a view of the rectangle's sizes, dense in some order
+};
+
+// This rank's part of a parameter in `shard` (the flat's master, or a state that is laid out like
+// it), in pieces.
+std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::Tensor& shard);
+
+// The whole of a tensor as one part.
+Part whole(const at::Tensor& tensor);
+
+struct ShardedParameter {
+  shard::Flat* flat;
+  size_t index;
+  const shard::Parameter& parameter() const { return flat->parameters()[index]; }
+};
+std::vector<ShardedParameter> sharded_parameters(const shard::Model& model);
+
+// What every rank has whole, by name: buffers, and parameters that were not sharded.
+std::vector<std::pair<std::string, at::Tensor>> replicated_tensors(const shard::Model& model);
+
+// Tells who writes what several ranks hold: the copies of a shard take turns, by bytes. Every rank
+// must ask about the same parameters in the same order.
+class Turns {
+ public:
+  bool mine(const ShardedParameter& parameter, int64_t bytes);
+
+ private:
+  std::map<const shard::Group*, std::vector<int64_t>> given_;  // bytes to each copy so far
+};
+
+}  // namespace fsdp::checkpoint

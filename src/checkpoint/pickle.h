@@ -1,0 +1,102 @@
+// Pickle: what Python's pickle module writes, read into plain values, and written.
+//
+// The reader knows the opcodes that protocols 2 to 5 use for data and the classes it is given by
+// name; everything else is an Error. Classes are never looked up and nothing is ever called: an
+// object is its class's name, the arguments and the state. Every length is checked against the
+// input, nesting has a limit, and values cannot contain themselves.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint::pickle {
+
+struct Value;
+using Ref = std::shared_ptr<const Value>;
+
+struct Value {
+  enum Kind {
+    kNone,
+    kBoolean,
+    kInteger,
+    kReal,
+    kString,
+    kBytes,
+    kList,
+    kTuple,
+    kDict,
+    kClass,       // or a function: a name, as in "torch.Size"
+    kObject,      // what calling or making one would have given
+    kPersistent,  // something outside of the pickle, by an id
+  };
+
+  Kind kind = kNone;
+  int64_t integer = 0;  // kBoolean, kInteger
+  double real = 0;
+  std::string text;        // kString, kBytes; kClass and kObject: the class's name
+  std::vector<Ref> items;  // kList, kTuple; kDict: key, value, key, …; kPersistent: the id;
+                           // kObject: its arguments as one tuple
+  Ref state;               // kObject: what it was filled with; null if it was not
+  int depth = 1;           // of the nesting beneath, this included
+  bool closed = false;     // others hold it: nothing more is put in
+
+  bool is(Kind what) const { return kind == what; }
+  // A dict's value, by a key that is a string; null if it has none.
+  const Value* find(std::string_view key) const;
+  const std::vector<Ref>& arguments() const { return items.front()->items; }  // of an object
+};
+
+const char* name(Value::Kind kind);
+
+// What a pickle asks for is not allowed.
+class UnknownClass : public Error {
+ public:
+  using Error::Error;
+};
+
+using Allowed = std::function<bool(const std::string& name)>;
+
+// `where` names the input in errors ("run/.metadata").
+Ref read(std::string_view bytes, const std::string& where, const Allowed& allowed);
+
+// Writes protocol 2, one opcode a call; Python's pickletools documents them. Strings and classes
+// that come again are written once.
+class Writer {
+ public:
+  Writer();
+  void none();
+  void boolean(bool value);
+  void integer(int64_t value);
+  void real(double value);
+  void string(std::string_view value);
+  void global(const std::string& module, const std::string& name);  // a class or function
+  void empty_tuple();
+  void empty_list();
+  void empty_dict();
+  void mark();
+  void tuple();       // of everything since the mark
+  void append_all();  // everything since the mark, to the list below it
+  void set_all();     // keys and values since the mark, to the dict below it
+  void new_object();  // of a class and a tuple of arguments
+  void call();        // of a function and a tuple of arguments
+  void build();       // fills the object below with the state on top
+  void persistent();  // the value on top is an id
+  std::string finish();
+
+ private:
+  bool known(const std::string& key);  // then it is on the stack already
+  void remember(const std::string& key);
+  void little(uint64_t value, int bytes);
+
+  std::string out_;
+  std::unordered_map<std::string, uint32_t> memo_;
+};
+
+}  // namespace fsdp::checkpoint::pickle

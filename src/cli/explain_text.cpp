@@ -1,0 +1,40 @@
+#include "cli/explain_text.h"
+
+#include <ostream>
+#include <sstream>
+
+#include "base/table.h"
+#include "base/terminal.h"
+
+namespace fsdp::cli {
+
+std::string count_of(int64_t count, const std::string& thing) {
+  return with_separators(count) + " " + thing + (count == 1 ? "" : "s");
+}
+
+std::string right(const std::string& text, size_t width) {
+  return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
+}
+
+std::string left(const std::string& text, size_t width) {
+  return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
+}
+
+void paragraph(std::ostream& out, const std::string& sentences) {
+  std::istringstream words(sentences);
+  std::string line, word;
+  while (words >> word) {
+    if (!line.empty() && line.size() + 1 + word.size() > 92) {
+      out << "  " << line << "\n";
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  out << "  " << line << "\n";
+}
+
+void heading(std::ostream& out, const std::string& text) {
+  out << "\n" << paint(STDOUT, "1", text) << "\n";
+}
+
+}  // namespace fsdp::cli

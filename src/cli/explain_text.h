@@ -1,0 +1,17 @@
+// How fsdp explain sets its words: columns, paragraphs, headings.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+
+namespace fsdp::cli {
+
+std::string count_of(int64_t count, const std::string& thing);  // "1 rank", "2,048 parameters"
+std::string right(const std::string& text, size_t width);
+std::string left(const std::string& text, size_t width);
+void heading(std::ostream& out, const std::string& text);
+// Sentences in lines of at most 92 characters, two columns in.
+void paragraph(std::ostream& out, const std::string& sentences);
+
+}  // namespace fsdp::cli

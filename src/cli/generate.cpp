@@ -1,0 +1,165 @@
+// fsdp generate: text from a checkpoint, token by token as it comes.
+#include <ATen/Context.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "base/terminal.h"
+#include "cli/commands.h"
+#include "comm/modules.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/deferred_init.h"
+#include "fsdp/error.h"
+#include "fsdp/tokenizer.h"
+#include "train/config_resolve.h"
+#include "train/run_directory.h"
+#include "train/sample.h"
+#include "train/trainee.h"
+
+namespace fsdp::cli {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  From the newest checkpoint of a run:
+    fsdp generate runs/demo --prompt "class "
+  From a certain one, always the likeliest token:
+    fsdp generate runs/demo/checkpoints/step-200 --temperature 0
+  A prompt of several lines, the text alone:
+    fsdp generate runs/demo --prompt - --quiet < prompt.txt
+
+The text goes to stdout as it is written; what else there is to say goes to stderr. With the same
+seed the same text comes out.)";
+
+struct Flags {
+  std::string where, prompt, tokenizer;
+  train::SampleOptions sample;
+  std::string device = "auto";
+  bool quiet = false;
+};
+
+// The config that the run had, from the checkpoint itself.
+train::Config config_of(const std::filesystem::path& checkpoint) {
+  checkpoint::Extra extra = checkpoint::read_extra(checkpoint);
+  auto found = extra.find("config");
+  if (found == extra.end() || !std::holds_alternative<std::string>(found->second))
+    throw Error(checkpoint.string() + " does not say what model it holds.",
+                "it was not written by fsdp train.");
+  train::Config config;
+  train::apply_toml(config, std::get<std::string>(found->second),
+                    checkpoint.string() + ": extra.config");
+  return config;
+}
+
+// Named on the line, kept beside the run, or what the config had.
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const Flags& flags,
+                                                    const train::FoundCheckpoint& found,
+                                                    const train::Config& config) {
+  if (!flags.tokenizer.empty()) return data::Tokenizer::load(flags.tokenizer);
+  train::RunDirectory run{found.run};
+  if (!found.run.empty() && std::filesystem::exists(run.tokenizer()))
+    return data::Tokenizer::load(found.run.string());
+  return data::Tokenizer::load(config.data.tokenizer);
+}
+
+at::Device device_of(const std::string& wanted) {
+  const comm::Module* cuda = wanted == "cpu" ? nullptr : comm::find_module("cuda");
+  bool usable = cuda && cuda->devices() > 0;
+  if (wanted == "cuda" && !usable)
+    throw Error("there is no GPU here that can be used.", "fsdp doctor says why; or --device cpu.");
+  return usable ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+}
+
+std::string prompt_of(const Flags& flags) {
+  if (flags.prompt != "-") return flags.prompt;
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+int run_generate(const Flags& flags) {
+  train::check(flags.sample);
+  train::FoundCheckpoint found = train::find_checkpoint(flags.where);
+  train::Config config = config_of(found.checkpoint);
+  auto tokenizer = tokenizer_of(flags, found, config);
+  // Nothing is initialised: every value comes from the files.
+  train::Trainee trainee = train::make_trainee(config, tokenizer->vocab_size());
+  if (!trainee.text)
+    throw Error("an " + config.model.type + " writes no text.", "give a run of a language model.");
+  checkpoint::load(found.checkpoint, *trainee.module);
+  at::Device device = device_of(flags.device);
+  trainee.module->to(device);
+  if (!flags.quiet)
+    std::cerr << "fsdp: " << trainee.title << ", " << found.checkpoint.string() << "\n";
+
+  std::string text = prompt_of(flags);
+  std::vector<int64_t> prompt;
+  for (int32_t id : tokenizer->encode(text)) prompt.push_back(id);
+  if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));
+  data::StreamDecoder decoder(tokenizer);
+  std::cout << paint(STDOUT, "2", text) << std::flush;
+  int64_t made = 0;
+  auto start = std::chrono::steady_clock::now();
+  auto show = [&](int64_t token) {
+    if (tokenizer->eos() == token) return false;
+    ++made;
+    if (token < tokenizer->vocab_size())  // a vocabulary may be rounded up
+      std::cout << decoder.push(static_cast<int32_t>(token)) << std::flush;
+    return static_cast<bool>(std::cout);
+  };
+  train::generate(*trainee.text, device, prompt, flags.sample, show);
+  std::cout << decoder.finish() << std::endl;
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (!flags.quiet)
+    std::cerr << "fsdp: " << made << " tokens, " << number(double(made) / took.count(), 1).text
+              << " a second\n";
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand("generate", "Let a trained model write.");
+  command->footer(kExamples);
+  command->add_option("checkpoint", flags->where, "A run's directory, or one of its checkpoints")
+      ->type_name("DIR")
+      ->required();
+  command
+      ->add_option("--prompt", flags->prompt,
+                   "Text to go on from; - reads it from stdin; empty: a new document")
+      ->type_name("TEXT");
+  command->add_option("--tokens", flags->sample.tokens, "How many tokens to write at most")
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      ->add_option("--temperature", flags->sample.temperature,
+                   "0: always the likeliest token; 1: the model's own distribution")
+      ->type_name("X")
+      ->capture_default_str();
+  command->add_option("--top-k", flags->sample.top_k, "Only among the K likeliest; 0: all")
+      ->type_name("K")
+      ->capture_default_str();
+  command
+      ->add_option("--top-p", flags->sample.top_p,
+                   "Only among the likeliest that together have this probability")
+      ->type_name("P")
+      ->capture_default_str();
+  command->add_option("--seed", flags->sample.seed, "Of the random numbers")
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      ->add_option("--tokenizer", flags->tokenizer,
+                   "bytes or a tokenizer.json; else the one the run was trained with")
+      ->type_name("FILE");
+  command->add_option("--device", flags->device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_flag("--quiet", flags->quiet, "Only the text");
+  command->callback([flags, &action] { action = [flags] { return run_generate(*flags); }; });
+}
+
+}  // namespace fsdp::cli

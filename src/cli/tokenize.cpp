@@ -1,0 +1,358 @@
+// fsdp tokenize: text to token files, and a look at what a tokenizer makes of a text or a file
+// holds.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "base/table.h"
+#include "cli/commands.h"
+#include "data/files.h"
+#include "data/jsonl.h"
+#include "data/text_source.h"
+#include "data/token_file.h"
+#include "data/token_writer.h"
+#include "data/unicode.h"
+#include "fsdp/error.h"
+#include "fsdp/tokenizer.h"
+
+namespace fsdp::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  fsdp tokenize book.txt notes/ --out books.bin                    bytes as tokens\n"
+    "  fsdp tokenize corpus/ --tokenizer llama3/ --out corpus.bin       with a tokenizer.json\n"
+    "  fsdp tokenize chats.jsonl --jsonl --tokenizer t.json --out chats.bin\n"
+    "                                  {\"text\": ..}, or {\"prompt\": .., \"completion\": ..} a "
+    "line\n"
+    "  fsdp tokenize --tokenizer t.json --show \"How is this cut?\"       look at a text\n"
+    "  fsdp tokenize --tokenizer t.json --decode corpus.bin --first 50  look into a file\n"
+    "\n"
+    "Formats: llmc (a header and uint16, or uint32 for large vocabularies), nanogpt (uint16 "
+    "alone),\n"
+    "megatron (.bin and .idx). fsdp train reads all of them. Each document, a file or a line, ends "
+    "in\n"
+    "the tokenizer's end-of-document token. Prompts and completions also give FILE.mask: only\n"
+    "completions count in the loss.";
+
+struct Flags {
+  std::vector<std::string> inputs;
+  std::string tokenizer = "bytes";
+  std::string out;
+  std::string format = "llmc";
+  bool jsonl = false;
+  data::JsonlOptions fields;
+  double valid_share = 0;
+  int threads = 0;
+  bool force = false;
+  std::string show, decode;
+  int64_t first = 100, skip = 0;
+};
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// How far it is, in one line that is written again and again, for those who watch.
+class Progress {
+ public:
+  explicit Progress(int64_t total) : total_(total), shown_(isatty(STDERR_FILENO)) {}
+  ~Progress() {
+    if (shown_ && printed_) std::fputs("\r\033[K", stderr);
+  }
+  void at(int64_t bytes) {
+    if (!shown_ || (printed_ && seconds_since(last_) < 0.2)) return;
+    last_ = Clock::now();
+    printed_ = true;
+    std::fprintf(stderr, "\r\033[K%3.0f %% of %s, %.0f MB/s",
+                 100.0 * static_cast<double>(bytes) / static_cast<double>(total_),
+                 human_bytes(static_cast<double>(total_)).c_str(),
+                 static_cast<double>(bytes) / 1e6 / seconds_since(begin_));
+  }
+
+ private:
+  int64_t total_;
+  bool shown_, printed_ = false;
+  Clock::time_point begin_ = Clock::now(), last_ = begin_;
+};
+
+std::vector<data::FoundFile> input_files(const Flags& flags) {
+  std::vector<data::FoundFile> files;
+  for (const std::string& path : flags.inputs) {
+    std::error_code ignored;
+    if (fs::is_directory(path, ignored)) {
+      auto below = flags.jsonl ? data::files_below(path) : data::text_files_below(path);
+      if (flags.jsonl)
+        std::erase_if(below,
+                      [](auto& file) { return fs::path(file.path).extension() != ".jsonl"; });
+      files.insert(files.end(), below.begin(), below.end());
+      continue;
+    }
+    files.push_back(data::describe_file(path));
+    if (data::looks_binary(path)) {
+      throw Error(path + " is not text: there is a zero byte in it.",
+                  "name text files, or folders of them.");
+    }
+    if (!flags.jsonl && fs::path(path).extension() == ".jsonl") {
+      throw Error(path + " is JSON lines.", "say --jsonl to take the documents out of it.");
+    }
+  }
+  if (files.empty()) {
+    throw Error("there is no text in what was named.",
+                "empty, hidden and binary files do not count.");
+  }
+  return files;
+}
+
+// FILE.bin becomes FILE.valid.bin.
+std::string valid_path(const std::string& out) {
+  fs::path path = out;
+  return path.replace_extension(".valid" + path.extension().string()).string();
+}
+
+void refuse_to_overwrite(const Flags& flags) {
+  std::vector<std::string> outputs = {flags.out};
+  if (flags.valid_share > 0) outputs.push_back(valid_path(flags.out));
+  for (const std::string& path : outputs) {
+    for (const char* extension : {"", ".idx", ".mask"}) {
+      std::string file = *extension ? data::sibling(path, extension) : path;
+      std::error_code ignored;
+      if (!flags.force && fs::exists(file, ignored)) {
+        throw Error(file + " is there already.", "choose another name, or say --force.");
+      }
+    }
+  }
+}
+
+struct Output {
+  std::unique_ptr<data::TokenWriter> training, validation;
+  int64_t limit = 0;  // bytes after which documents are for validation
+
+  void add(int64_t at, const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts = {}) {
+    (validation && at >= limit ? validation : training)->add(ids, counts);
+  }
+};
+
+void tokenise(const Flags& flags, const std::vector<data::FoundFile>& files,
+              const data::Tokenizer& tokenizer, int64_t bytes, bool mask, Output& output) {
+  Progress progress(bytes);
+  int64_t done = 0;
+  if (!flags.jsonl) {
+    size_t file = 0;
+    auto document = [&](std::vector<int32_t>&& ids) {
+      output.add(done, ids);
+      done += files[file++].bytes;
+    };
+    return data::tokenise_files(files, tokenizer, flags.threads, document,
+                                [&](int64_t at) { progress.at(at); });
+  }
+  data::JsonlOptions fields = flags.fields;
+  fields.threads = flags.threads;
+  for (const data::FoundFile& file : files) {
+    if (data::has_prompts(file.path, fields) != mask) {
+      throw Error(file.path + (mask ? " has no prompts" : " has prompts") + ", unlike " +
+                      files[0].path + ".",
+                  "tokenise them into files of their own.");
+    }
+    data::tokenise_jsonl(file.path, tokenizer, fields, [&](data::JsonlDocument&& document) {
+      if (!mask) document.counts.clear();
+      output.add(done, document.ids, document.counts);
+      done += document.bytes;
+      progress.at(done);
+    });
+  }
+}
+
+int write(const Flags& flags) {
+  if (flags.inputs.empty())
+    throw Error("there is nothing to tokenise.", "fsdp tokenize --help shows examples.");
+  if (flags.out.empty()) throw Error("there is no file to write to.", "name it: --out FILE.bin");
+  if (fs::path(flags.out).extension() != ".bin") {
+    throw Error("token files are named FILE.bin, not " + flags.out + ".",
+                "fsdp train knows them by that name.");
+  }
+  refuse_to_overwrite(flags);
+  auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  auto files = input_files(flags);
+  int64_t bytes = 0;
+  for (const auto& file : files) bytes += file.bytes;
+  bool mask = flags.jsonl && data::has_prompts(files[0].path, flags.fields);
+
+  auto begin = Clock::now();
+  Output output;
+  auto writer = [&](const std::string& path) {
+    return std::make_unique<data::TokenWriter>(path, flags.format, tokenizer->vocab_size(), mask);
+  };
+  output.training = writer(flags.out);
+  if (flags.valid_share > 0) output.validation = writer(valid_path(flags.out));
+  output.limit = static_cast<int64_t>(static_cast<double>(bytes) * (1 - flags.valid_share));
+  tokenise(flags, files, *tokenizer, bytes, mask, output);
+  if (output.validation && (!output.validation->tokens() || !output.training->tokens())) {
+    throw Error("whole documents are kept together, and there are too few of them to split.",
+                "fsdp train can split off any share of the tokens itself.");
+  }
+  output.training->finish();
+  if (output.validation) output.validation->finish();
+
+  double seconds = seconds_since(begin);
+  int64_t tokens =
+      output.training->tokens() + (output.validation ? output.validation->tokens() : 0);
+  auto line = [](const char* name, const std::string& value) {
+    std::printf("%-10s %s\n", name, value.c_str());
+  };
+  char numbers[100];
+  line("files", with_separators(static_cast<int64_t>(files.size())));
+  line("text", human_bytes(static_cast<double>(bytes)));
+  std::snprintf(numbers, sizeof numbers, " (%.2f bytes a token)",
+                static_cast<double>(bytes) / static_cast<double>(tokens));
+  line("tokens", with_separators(tokens) + numbers);
+  std::snprintf(numbers, sizeof numbers, "%.1f s (%.1f MB/s)", seconds,
+                static_cast<double>(bytes) / 1e6 / seconds);
+  line("time", numbers);
+  line("wrote", flags.out + (mask ? ", " + data::sibling(flags.out, ".mask") : ""));
+  if (output.validation) {
+    line("",
+         valid_path(flags.out) + ", " + with_separators(output.validation->tokens()) + " tokens");
+  }
+  return 0;
+}
+
+// Text on one line: what cannot be seen is spelled out.
+std::string visible(std::string_view bytes) {
+  std::string out;
+  char code[8];
+  for (size_t at = 0; at < bytes.size();) {
+    data::Utf8Step step = data::utf8_step(bytes, at);
+    auto byte = static_cast<unsigned char>(bytes[at]);
+    if (step.valid && byte >= 0x20 && byte != 0x7f) {
+      out += bytes.substr(at, step.length);
+      at += step.length;
+      continue;
+    }
+    std::snprintf(code, sizeof code, byte == '\n' ? "\\n" : byte == '\t' ? "\\t" : "\\x%02x", byte);
+    out += code;
+    ++at;
+  }
+  return out;
+}
+
+int show(const Flags& flags) {
+  auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  Table table({{"id", "id"}, {"piece", "piece", Table::kLeft}});
+  auto ids = tokenizer->encode(flags.show);
+  for (int32_t id : ids) {
+    std::string piece = visible(tokenizer->piece(id));
+    table.add({{id, std::to_string(id)}, text("[" + piece + "]")});
+  }
+  table.print(std::cout, false);
+  std::cout << ids.size() << " tokens, " << flags.show.size() << " bytes; the vocabulary has "
+            << with_separators(tokenizer->vocab_size()) << "\n";
+  return 0;
+}
+
+int decode(const Flags& flags) {
+  auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  auto file = data::TokenFile::open(flags.decode);
+  if (flags.skip >= file->tokens()) {
+    throw Error(flags.decode + " has " + with_separators(file->tokens()) + " tokens.",
+                "skip fewer.");
+  }
+  int64_t count = std::min(flags.first, file->tokens() - flags.skip);
+  std::vector<int64_t> ids(count);
+  file->read(flags.skip, count, ids.data());
+  std::vector<int32_t> narrow;
+  for (int64_t id : ids) narrow.push_back(id < 0 || id > INT32_MAX ? -1 : static_cast<int32_t>(id));
+  std::cout << data::repaired(tokenizer->decode(narrow)) << "\n";
+  std::cerr << "tokens " << with_separators(flags.skip) << " to "
+            << with_separators(flags.skip + count) << " of " << with_separators(file->tokens())
+            << " (" << file->format() << ")\n";
+  return 0;
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app.add_subcommand("tokenize", "Make token files from text, and look into them.");
+  command->footer(kExamples);
+  command->add_option("input", flags->inputs, "Files, and folders that are searched for text")
+      ->type_name("PATH");
+  command
+      ->add_option("--tokenizer", flags->tokenizer,
+                   "bytes, a tokenizer.json, or a folder that holds one")
+      ->type_name("T")
+      ->capture_default_str();
+  command->add_option("-o,--out", flags->out, "The token file to write")->type_name("FILE.bin");
+  command->add_option("--format", flags->format, "llmc, nanogpt or megatron")
+      ->check(CLI::IsMember({"llmc", "nanogpt", "megatron"}))
+      ->type_name("F")
+      ->capture_default_str();
+  command
+      ->add_option("--valid-share", flags->valid_share,
+                   "Write the last share of the documents to FILE.valid.bin")
+      ->check(CLI::Range(0.0, 0.99))
+      ->type_name("S");
+  command->add_option("--threads", flags->threads, "Threads; 0: all cores")
+      ->check(CLI::Range(0, 4096))
+      ->type_name("N");
+  command->add_flag("--force", flags->force, "Replace files that are there");
+
+  const char* lines = "JSON lines";
+  command->add_flag("--jsonl", flags->jsonl, "The files are JSON lines: a document a line")
+      ->group(lines);
+  command->add_option("--text-field", flags->fields.text_field, "The field that holds the text")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->group(lines);
+  command
+      ->add_option("--prompt-field", flags->fields.prompt_field,
+                   "A text that does not count in the loss,")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->group(lines);
+  command->add_option("--completion-field", flags->fields.completion_field, "and one that does")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->group(lines);
+
+  const char* looking = "Looking";
+  auto* shown = command->add_option("--show", flags->show, "Show the tokens of a text")
+                    ->type_name("TEXT")
+                    ->group(looking);
+  auto* decoded = command->add_option("--decode", flags->decode, "Show the text of a token file")
+                      ->type_name("FILE")
+                      ->group(looking);
+  decoded->excludes(shown);
+  command->add_option("--first", flags->first, "How many tokens of it")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}))
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(looking);
+  command->add_option("--skip", flags->skip, "How many tokens to leave out before")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N")
+      ->group(looking);
+
+  command->callback([flags, shown, decoded, &action] {
+    if (shown->count())
+      action = [flags] { return show(*flags); };
+    else if (decoded->count())
+      action = [flags] { return decode(*flags); };
+    else
+      action = [flags] { return write(*flags); };
+  });
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,126 @@
+// fsdp train: resolves the config, starts one rank for each GPU or a few on the cores where no
+// launcher has done so, and trains.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "base/log.h"
+#include "base/subprocess.h"
+#include "cli/commands.h"
+#include "comm/launch_environment.h"
+#include "fsdp/error.h"
+#include "fsdp/world.h"
+#include "launch/environment.h"
+#include "launch/launcher.h"
+#include "launch/options.h"
+#include "train/config_check.h"
+#include "train/config_flags.h"
+#include "train/config_ready.h"
+#include "train/config_resolve.h"
+#include "train/config_write.h"
+#include "train/loop.h"
+#include "train/run_directory.h"
+
+namespace fsdp::cli {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  The demo: a small byte-level Llama on text that is already here, about a minute:
+    fsdp train
+  A ready config by name, with a change (fsdp train --list-configs shows all):
+    fsdp train gpt2-124m --data.train tokens.bin --optim.lr 3e-4
+  A config of your own; every flag is also a key of the file ([optim] lr = 1e-4):
+    fsdp train my.toml --steps 1000 --dir runs/mine
+  Go on after an interrupt, a crash, or with more steps; on any number of ranks:
+    fsdp train --dir runs/mine --resume
+  What a run would use, with every default and its meaning:
+    fsdp train llama-1b --print-config
+
+Ranks: one for each GPU, or a few on the cores of a machine without one (--ranks). Under fsdp run,
+torchrun, mpirun or srun each process is a rank. SIGTERM and SIGINT end a run after its step, with a
+checkpoint; a second one ends it at once.)";
+
+constexpr double kGraceToSave = 3600;  // seconds between the first signal and a kill
+
+struct Flags {
+  train::CommandLine line;
+  std::string ranks = "auto";
+  bool print_config = false, list_configs = false;
+};
+
+// Ranks for this machine: GPUs, else 2 or, where there are cores enough for some threads each, 4;
+// as far as they divide the batch.
+int ranks_for_this_machine(int64_t batch) {
+  int gpus = launch::visible_gpus(), cores = launch::available_cores();
+  int ranks = gpus > 0 ? gpus : cores >= 8 ? 4 : std::min(cores, 2);
+  while (ranks > 1 && batch % ranks != 0) --ranks;
+  return ranks;
+}
+
+int parse_ranks(const std::string& text, int64_t batch) {
+  return text == "auto" ? ranks_for_this_machine(batch) : launch::parse_nproc(text);
+}
+
+// The same command once for each rank, the directory chosen before so that all agree on it.
+int launch_ranks(int ranks, const train::Resolved& resolved, const train::CommandLine& line) {
+  launch::Options options;
+  options.nproc = ranks;
+  options.grace_s = kGraceToSave;
+  options.prefix = launch::Options::kNever;
+  options.command = {own_binary(), "train"};
+  options.command.insert(options.command.end(), line.configs.begin(), line.configs.end());
+  auto flag = [&](const std::string& name, const std::string& value) {
+    options.command.insert(options.command.end(), {"--" + name, value});
+  };
+  for (const auto& [name, value] : line.flags) flag(name, value);
+  if (resolved.config.dir.empty()) flag("dir", train::free_directory(resolved.name).string());
+  launch::complete(options);
+  return launch::run(options);
+}
+
+int train_here(const train::Resolved& resolved) {
+  const train::CommConfig& comm = resolved.config.comm;
+  World world =
+      init({.backend = comm.backend == "auto" ? "" : comm.backend,
+            .timeout = std::chrono::milliseconds(static_cast<int64_t>(comm.timeout * 1e3))});
+  train::train(world, {resolved.config, resolved.name, resolved.notes});
+  return 0;
+}
+
+int run_train(const Flags& flags) {
+  if (flags.list_configs) {
+    std::cout << train::list_ready_configs();
+    return 0;
+  }
+  train::Resolved resolved = train::resolve(flags.line);
+  if (flags.print_config) {
+    std::cout << train::to_toml(resolved.config);
+    return 0;
+  }
+  bool launched = comm::read_launch_environment().launcher != "none";
+  if (launched) return train_here(resolved);
+  int ranks = parse_ranks(flags.ranks, resolved.config.train.batch);
+  train::check(resolved.config, ranks);
+  return ranks == 1 ? train_here(resolved) : launch_ranks(ranks, resolved, flags.line);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand("train", "Train a model; without arguments, a demo.");
+  command->footer(kExamples);
+  command
+      ->add_option("--ranks", flags->ranks,
+                   "Processes on this machine: a number, auto, gpu or cpu (one a core)")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_flag("--print-config", flags->print_config,
+                    "Print the resolved config, with the meaning of every key, and end");
+  command->add_flag("--list-configs", flags->list_configs, "List the ready configs and end");
+  train::declare(*command, flags->line);
+  command->callback([flags, &action] { action = [flags] { return run_train(*flags); }; });
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,214 @@
+// One thread loads, one takes. The loader keeps up to `prefetch` batches ready and stops at the
+// first failure, which waits in its place until next() comes to it.
+#include "data/batches.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/table.h"
+#include "data/order.h"
+#include "fsdp/error.h"
+
+namespace fsdp::data {
+namespace {
+
+constexpr int64_t kIgnored = -100;  // what cross_entropy leaves out unless told otherwise
+
+std::string text(int64_t number) {
+  return with_separators(number);
+}
+
+void check(const TokenSource& source, const BatchOptions& options) {
+  if (options.seq < 1 || options.batch < 1) {
+    throw Error("batches of " + text(options.batch) + " samples of " + text(options.seq) +
+                    " tokens cannot be made.",
+                "both are 1 at least.");
+  }
+  if (options.world < 1 || options.rank < 0 || options.rank >= options.world) {
+    throw Error("there is no rank " + text(options.rank) + " of " + text(options.world) + ".", "");
+  }
+  if (options.batch % options.world) {
+    throw Error("a batch of " + text(options.batch) + " samples cannot be shared by " +
+                    text(options.world) + " ranks.",
+                "choose a batch that is a multiple of the ranks.");
+  }
+  if (options.position < 0 || options.prefetch < 0) {
+    throw Error("position and prefetch of batches are 0 at least.", "");
+  }
+  if (source.tokens() < options.seq + 1) {
+    throw Error("the data has " + text(source.tokens()) + " tokens, and a sample needs " +
+                    text(options.seq + 1) + ".",
+                "use more data, or shorter samples.");
+  }
+}
+
+}  // namespace
+
+struct Batches::State {
+  std::shared_ptr<TokenSource> source;
+  BatchOptions options;
+  int64_t samples = 0;   // in an epoch
+  int64_t position = 0;  // of next()
+  std::chrono::nanoseconds waited{0};
+
+  struct Loaded {
+    Batch batch;
+    std::exception_ptr failure;
+  };
+  std::mutex lock;
+  std::condition_variable changed;
+  std::deque<Loaded> ready;
+  bool stopping = false;
+  std::thread loader;
+
+  // Which sample of the source comes at a place of the stream.
+  int64_t sample(int64_t place) const {
+    int64_t epoch = place / samples, i = place % samples;
+    return options.shuffle ? shuffled(i, samples, options.seed, epoch) : i;
+  }
+
+  Batch load(int64_t first) const;
+  void load_row(int64_t sample, Batch& batch, int64_t row, std::vector<int64_t>& ids,
+                std::vector<uint8_t>& counts) const;
+  void number_documents(int64_t first, const int64_t* ids, int64_t* documents) const;
+  void run();
+};
+
+Batch Batches::State::load(int64_t first) const {
+  int64_t rows = options.batch / options.world, seq = options.seq;
+  Batch batch;
+  batch.ids = at::zeros({rows, seq}, at::kLong);
+  batch.targets = at::full({rows, seq}, kIgnored, at::kLong);
+  if (options.document_mask) batch.documents = at::zeros({rows, seq}, at::kLong);
+  batch.all_samples =
+      options.repeat ? options.batch : std::clamp<int64_t>(samples - first, 0, options.batch);
+  // Where the last batch is not full the ranks share what there is, as evenly as it goes.
+  int64_t from = batch.all_samples * options.rank / options.world;
+  int64_t to = batch.all_samples * (options.rank + 1) / options.world;
+  batch.samples = to - from;
+  std::vector<int64_t> ids(seq + 1);
+  std::vector<uint8_t> counts(seq + 1);
+  for (int64_t row = 0; row < batch.samples; ++row) {
+    load_row(sample(first + from + row), batch, row, ids, counts);
+  }
+  return batch;
+}
+
+void Batches::State::load_row(int64_t number, Batch& batch, int64_t row, std::vector<int64_t>& ids,
+                              std::vector<uint8_t>& counts) const {
+  int64_t seq = options.seq, first = number * seq;
+  source->read(first, seq + 1, ids.data());
+  for (int64_t i = 0; options.vocab > 0 && i <= seq; ++i) {
+    if (ids[i] >= 0 && ids[i] < options.vocab) continue;
+    throw Error(
+        source->where(first + i) + " is the id " + text(ids[i]) + ", and the vocabulary has " +
+            text(options.vocab) + ".",
+        "was the file made with another tokenizer, or is it of another format (data.format)?");
+  }
+  std::copy_n(ids.begin(), seq, batch.ids.mutable_data_ptr<int64_t>() + row * seq);
+  source->read_mask(first, seq + 1, counts.data());
+  int64_t* targets = batch.targets.mutable_data_ptr<int64_t>() + row * seq;
+  for (int64_t i = 0; i < seq; ++i) {
+    if (!counts[i + 1]) continue;
+    targets[i] = ids[i + 1];
+    ++batch.tokens;
+  }
+  if (options.document_mask) {
+    number_documents(first, ids.data(), batch.documents.mutable_data_ptr<int64_t>() + row * seq);
+  }
+}
+
+void Batches::State::number_documents(int64_t first, const int64_t* ids, int64_t* documents) const {
+  auto starts = source->document_starts(first, options.seq);
+  auto start = starts.begin();
+  int64_t number = 0;
+  for (int64_t i = 0; i < options.seq; ++i) {
+    bool by_token = i > 0 && options.eos && ids[i - 1] == *options.eos;
+    bool by_index = start != starts.end() && *start == first + i;
+    if (by_index) ++start;
+    if (i > 0 && (by_token || by_index)) ++number;
+    documents[i] = number;
+  }
+}
+
+void Batches::State::run() {
+  for (int64_t at = position;; at += options.batch) {
+    Loaded loaded;
+    try {
+      loaded.batch = load(at);
+    } catch (...) {
+      loaded.failure = std::current_exception();
+    }
+    bool last = loaded.failure || loaded.batch.all_samples == 0;
+    std::unique_lock guard(lock);
+    changed.wait(guard,
+                 [&] { return stopping || static_cast<int64_t>(ready.size()) < options.prefetch; });
+    if (stopping) return;
+    ready.push_back(std::move(loaded));
+    changed.notify_all();
+    if (last) return;
+  }
+}
+
+Batches::Batches(std::shared_ptr<TokenSource> source, BatchOptions options)
+    : state_(std::make_unique<State>()) {
+  check(*source, options);
+  state_->samples = (source->tokens() - 1) / options.seq;
+  state_->source = std::move(source);
+  state_->position = options.position;
+  state_->options = options;
+  if (options.prefetch > 0) state_->loader = std::thread([state = state_.get()] { state->run(); });
+}
+
+Batches::~Batches() {
+  {
+    std::lock_guard guard(state_->lock);
+    state_->stopping = true;
+  }
+  state_->changed.notify_all();
+  if (state_->loader.joinable()) state_->loader.join();
+}
+
+Batch Batches::next() {
+  State& state = *state_;
+  auto begin = std::chrono::steady_clock::now();
+  Batch batch;
+  if (state.options.prefetch == 0) {
+    batch = state.load(state.position);
+  } else {
+    std::unique_lock guard(state.lock);
+    state.changed.wait(guard, [&] { return !state.ready.empty(); });
+    State::Loaded& front = state.ready.front();
+    // The last one, a failure or the end, stays: the loader has gone, and asking again is allowed.
+    if (front.failure) std::rethrow_exception(front.failure);
+    batch = front.batch;
+    if (batch.all_samples > 0) {
+      state.ready.pop_front();
+      state.changed.notify_all();
+    }
+  }
+  state.position += batch.all_samples;
+  state.waited += std::chrono::steady_clock::now() - begin;
+  return batch;
+}
+
+int64_t Batches::position() const {
+  return state_->position;
+}
+int64_t Batches::samples_per_epoch() const {
+  return state_->samples;
+}
+std::chrono::nanoseconds Batches::waited() const {
+  return state_->waited;
+}
+
+}  // namespace fsdp::data

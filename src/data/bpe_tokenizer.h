@@ -1,0 +1,67 @@
+// The tokenizer of a tokenizer.json. See fsdp/tokenizer.h.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "data/added_tokens.h"
+#include "data/tokenizer_json.h"
+#include "fsdp/tokenizer.h"
+
+namespace fsdp::data {
+
+class BpeTokenizer : public Tokenizer {
+ public:
+  // `config` is the tokenizer_config.json beside the tokenizer.json, or empty; it names eos and
+  // bos.
+  BpeTokenizer(std::string name, std::string json, std::string config);
+
+  std::vector<int32_t> encode(std::string_view text, EncodeOptions options) const override;
+  std::vector<std::vector<int32_t>> encode_batch(const std::vector<std::string_view>& texts,
+                                                 EncodeOptions options) const override;
+  std::string_view piece(int32_t id) const override;
+  bool special(int32_t id) const override { return special_.at(id); }
+  int32_t vocab_size() const override { return static_cast<int32_t>(parts_.pieces.size()); }
+  std::optional<int32_t> eos() const override { return eos_; }
+  std::optional<int32_t> bos() const override { return bos_; }
+  std::optional<int32_t> id_of(std::string_view token) const override;
+  std::string name() const override { return name_; }
+  const std::string& json() const override { return json_; }
+  void save(const std::string& folder) const override;
+
+  // How large a text is cut for threads, in bytes. Only tests change it.
+  void set_chunk(size_t bytes) { chunk_ = bytes; }
+
+ private:
+  struct Segment;  // a part of the text, or an added token found in it
+  struct Work;     // what one thread does at a time
+  class Lease;     // a BpeScratch that nobody else uses meanwhile
+
+  // `storage` keeps the texts that had to be changed.
+  std::vector<Segment> segments(std::string_view text, int threads,
+                                std::deque<std::string>& storage) const;
+  std::string_view normalized(std::string_view text, int threads, std::string& storage) const;
+  std::vector<Work> cut(const std::vector<Segment>& segments) const;
+  void run(const std::vector<Segment>& segments, Work& work) const;
+  size_t scan_piece(std::string_view text, size_t from, size_t limit, BpeScratch& scratch,
+                    std::vector<int32_t>& ids) const;
+  void words(std::string_view piece, size_t step, BpeScratch& scratch,
+             std::vector<int32_t>& ids) const;
+  size_t join(const std::vector<Segment>& segments, Work& work, size_t from,
+              std::vector<int32_t>& ids) const;
+
+  std::string name_, json_, config_;
+  TokenizerParts parts_;
+  AddedTokens raw_, normal_;  // looked for before and after normalisation
+  std::vector<bool> special_;
+  std::optional<int32_t> eos_, bos_;
+  size_t chunk_ = size_t{1} << 18;
+
+  mutable std::mutex lock_;
+  mutable std::vector<std::unique_ptr<BpeScratch>> idle_;
+};
+
+}  // namespace fsdp::data

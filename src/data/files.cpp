@@ -1,0 +1,65 @@
+#include "data/files.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "fsdp/error.h"
+
+namespace fsdp::data {
+
+namespace fs = std::filesystem;
+
+FoundFile describe_file(const std::string& path) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) {
+    throw Error("cannot read " + path + ": " + std::strerror(errno) + ".", "is the path right?");
+  }
+  return {path, status.st_size,
+          int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+std::vector<FoundFile> files_below(const std::string& folder) {
+  std::vector<FoundFile> found;
+  std::error_code problem;
+  fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied,
+                                      problem),
+      end;
+  if (problem)
+    throw Error("cannot read " + folder + ": " + problem.message() + ".", "is the path right?");
+  for (; at != end; at.increment(problem)) {
+    if (problem) throw Error("cannot read " + folder + ": " + problem.message() + ".", "");
+    if (at->path().filename().string().starts_with(".")) {
+      if (at->is_directory(problem)) at.disable_recursion_pending();
+      continue;
+    }
+    if (!at->is_regular_file(problem)) continue;
+    FoundFile file = describe_file(at->path().string());
+    if (file.bytes > 0) found.push_back(std::move(file));
+  }
+  std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.path < b.path; });
+  return found;
+}
+
+std::vector<FoundFile> text_files_below(const std::string& folder) {
+  auto files = files_below(folder);
+  std::erase_if(files, [](const FoundFile& file) {
+    std::string extension = fs::path(file.path).extension().string();
+    return extension == ".bin" || extension == ".idx" || extension == ".mask" ||
+           looks_binary(file.path);
+  });
+  return files;
+}
+
+bool looks_binary(const std::string& path) {
+  char front[8192];
+  std::ifstream in(path, std::ios::binary);
+  in.read(front, sizeof front);
+  return std::memchr(front, 0, static_cast<size_t>(in.gcount())) != nullptr;
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,128 @@
+#include "data/jsonl.h"
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "data/mapped_file.h"
+#include "data/parallel.h"
+#include "fsdp/error.h"
+
+namespace fsdp::data {
+namespace {
+
+constexpr size_t kBatch = size_t{32} << 20;  // bytes of lines that are worked on at a time
+
+struct Line {
+  std::string_view text;
+  int64_t number;
+};
+
+struct Parts {
+  std::string prompt, text;
+};
+
+struct Reader {
+  const std::string& path;
+  const JsonlOptions& options;
+
+  [[noreturn]] void refuse(int64_t line, const std::string& why) const {
+    throw Error(
+        path + ": line " + std::to_string(line) + ": " + why + ".",
+        "each line is an object with \"" + options.text_field + "\", or with \"" +
+            options.prompt_field + "\" and \"" + options.completion_field +
+            "\"; other names are given by --text-field, --prompt-field and --completion-field.");
+  }
+
+  nlohmann::json object(const Line& line) const {
+    auto value = nlohmann::json::parse(line.text, nullptr, false);
+    if (value.is_discarded()) refuse(line.number, "is not JSON");
+    if (!value.is_object()) refuse(line.number, "is not an object");
+    return value;
+  }
+
+  bool prompts(const nlohmann::json& value, int64_t line) const {
+    bool both = value.contains(options.prompt_field) && value.contains(options.completion_field);
+    if (!both && !value.contains(options.text_field)) {
+      refuse(line, "has no \"" + options.text_field + "\"");
+    }
+    return both;
+  }
+
+  std::string field(nlohmann::json& value, const std::string& name, int64_t line) const {
+    auto found = value.find(name);
+    if (found == value.end() || !found->is_string()) refuse(line, "\"" + name + "\" is not a text");
+    return std::move(found->get_ref<std::string&>());
+  }
+
+  Parts parts(const Line& line, bool with_prompts) const {
+    auto value = object(line);
+    if (prompts(value, line.number) != with_prompts) {
+      refuse(line.number, with_prompts ? "is no prompt and completion, as the first is"
+                                       : "is a prompt and a completion, unlike the first");
+    }
+    if (!with_prompts) return {"", field(value, options.text_field, line.number)};
+    return {field(value, options.prompt_field, line.number),
+            field(value, options.completion_field, line.number)};
+  }
+};
+
+// The next line that is not empty, or false.
+bool next_line(std::string_view& rest, Line& line) {
+  while (!rest.empty()) {
+    size_t end = rest.find('\n');
+    line.text = rest.substr(0, end);
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+    ++line.number;
+    if (line.text.find_first_not_of(" \t\r") != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool has_prompts(const std::string& path, const JsonlOptions& options) {
+  MappedFile file(path);
+  std::string_view rest = file.bytes();
+  Line line{{}, 0};
+  if (!next_line(rest, line)) throw Error(path + " has no lines.", "was it written to its end?");
+  Reader reader{path, options};
+  return reader.prompts(reader.object(line), line.number);
+}
+
+void tokenise_jsonl(const std::string& path, const Tokenizer& tokenizer,
+                    const JsonlOptions& options,
+                    const std::function<void(JsonlDocument&&)>& document) {
+  bool with_prompts = has_prompts(path, options);
+  MappedFile file(path);
+  Reader reader{path, options};
+  EncodeOptions encode;
+  encode.threads = options.threads;
+  std::string_view rest = file.bytes();
+  Line line{{}, 0};
+  bool more = next_line(rest, line);
+  while (more) {
+    std::vector<Line> lines;
+    for (size_t bytes = 0; more && bytes < kBatch; more = next_line(rest, line)) {
+      lines.push_back(line);
+      bytes += line.text.size();
+    }
+    std::vector<Parts> parts(lines.size());
+    for_each_index(lines.size(), options.threads,
+                   [&](size_t i) { parts[i] = reader.parts(lines[i], with_prompts); });
+    std::vector<std::string_view> texts;
+    for (const Parts& part : parts) texts.insert(texts.end(), {part.prompt, part.text});
+    auto ids = tokenizer.encode_batch(texts, encode);
+    for (size_t i = 0; i < lines.size(); ++i) {
+      JsonlDocument result;
+      result.ids = std::move(ids[2 * i]);
+      result.counts.assign(result.ids.size(), 0);
+      result.ids.insert(result.ids.end(), ids[2 * i + 1].begin(), ids[2 * i + 1].end());
+      if (tokenizer.eos()) result.ids.push_back(*tokenizer.eos());
+      result.counts.resize(result.ids.size(), 1);
+      result.bytes = static_cast<int64_t>(lines[i].text.size()) + 1;
+      document(std::move(result));
+    }
+  }
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,321 @@
+#include "data/token_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+
+#include "base/table.h"
+#include "data/mapped_file.h"
+#include "fsdp/error.h"
+
+namespace fsdp::data {
+namespace {
+
+constexpr int64_t kHeader = 1024;  // bytes, of llm.c
+constexpr uint32_t kMagic16 = 20240520, kMagic32 = 20240801;
+constexpr std::string_view kIndexMagic("MMIDIDX\0\0", 9);
+constexpr int64_t kIndexHeader = 9 + 8 + 1 + 8 + 8;
+
+template <class T>
+T load(std::string_view bytes, int64_t at) {  // files are not aligned
+  T value;
+  std::memcpy(&value, bytes.data() + at, sizeof(T));
+  return value;
+}
+
+std::string count(int64_t number) {
+  return with_separators(number);
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why, const std::string& hint) {
+  throw Error(path + " is not a token file: " + why + ".", hint);
+}
+
+[[noreturn]] void cut_short(const std::string& path, int64_t has, int64_t needs) {
+  throw Error(path + (has < needs ? " is cut short" : " is longer than it should be") +
+                  ": it has " + count(has) + " bytes, and its header says " + count(needs) + ".",
+              "copy or make the file again.");
+}
+
+// What the first bytes say a file is, if it is something that we know and that holds no tokens.
+std::string foreign_kind(std::string_view bytes) {
+  struct Kind {
+    std::string_view start;
+    const char* name;
+  };
+  static const Kind kinds[] = {
+      {"\x7f"
+       "ELF",
+       "a program or library (ELF)"},
+      {"PK\x03\x04", "a zip archive, as torch.save writes"},
+      {"\x1f\x8b\x08", "compressed with gzip"},
+      {"\x28\xb5\x2f\xfd", "compressed with zstd"},
+      {"BZh91AY", "compressed with bzip2"},
+      {"\xfd"
+       "7zXZ",
+       "compressed with xz"},
+      {"\x93NUMPY", "a NumPy file"},
+      {"PAR1", "a Parquet file"},
+      {"ARROW1", "an Arrow file"},
+      {"GGUF", "a GGUF model"},
+      {"SQLite format 3", "an SQLite database"},
+      {"\x89PNG", "an image"},
+      {"\xff\xd8\xff", "an image"},
+      {"%PDF", "a PDF"},
+      {kIndexMagic, "the index of a Megatron file"},
+      {"version https://git-lfs", "a pointer to a file that was not fetched (Git LFS)"},
+  };
+  for (const Kind& kind : kinds) {
+    if (bytes.substr(0, kind.start.size()) == kind.start) return kind.name;
+  }
+  // Two bytes alone could be a token: a pickle also ends in a known one.
+  if (bytes.size() > 2 && bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5 &&
+      bytes.back() == '.') {
+    return "a Python pickle";
+  }
+  // Tokens are two bytes each, and half of those bytes are small numbers.
+  std::string_view front = bytes.substr(0, 4096);
+  bool text = front.size() >= 16;
+  for (unsigned char c : front)
+    text = text && (c >= 0x20 || c == '\n' || c == '\r' || c == '\t') && c != 0x7f;
+  return text ? "text" : "";
+}
+
+uint32_t swapped(uint32_t value) {
+  return __builtin_bswap32(value);
+}
+
+bool has_llmc_magic(std::string_view bytes) {
+  if (bytes.size() < 4) return false;
+  auto magic = load<uint32_t>(bytes, 0);
+  for (uint32_t known : {kMagic16, kMagic32}) {
+    if (magic == known || magic == swapped(known)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string sibling(const std::string& path, const std::string& extension) {
+  return std::filesystem::path(path).replace_extension(extension).string();
+}
+
+TokenFile::TokenFile() = default;
+TokenFile::~TokenFile() = default;
+const std::string& TokenFile::path() const {
+  return file_->path();
+}
+int64_t TokenFile::file_bytes() const {
+  return file_->size() + (index_ ? index_->size() : 0);
+}
+
+std::shared_ptr<TokenFile> TokenFile::open(const std::string& path, const std::string& format) {
+  auto tokens = std::make_shared<TokenFile>();
+  bool named_index = std::filesystem::path(path).extension() == ".idx";
+  tokens->file_ = std::make_unique<MappedFile>(named_index ? sibling(path, ".bin") : path);
+  std::string index = sibling(path, ".idx");
+  std::string chosen = format;
+  if (format == "auto") {
+    std::error_code ignored;
+    chosen = has_llmc_magic(tokens->file_->bytes())                   ? "llmc"
+             : named_index || std::filesystem::exists(index, ignored) ? "megatron"
+                                                                      : "nanogpt";
+  }
+  tokens->format_ = chosen;
+  if (chosen == "llmc") {
+    tokens->open_llmc();
+  } else if (chosen == "megatron") {
+    tokens->open_megatron(index);
+  } else if (chosen == "nanogpt") {
+    tokens->open_nanogpt();
+  } else {
+    throw Error("there is no format of token files \"" + format + "\".",
+                "formats are auto, nanogpt, llmc, megatron.");
+  }
+  return tokens;
+}
+
+void TokenFile::open_nanogpt() {
+  std::string_view bytes = file_->bytes();
+  const std::string hint = "text is made into tokens by: fsdp tokenize";
+  if (bytes.empty()) refuse(path(), "it is empty", hint);
+  std::string kind = foreign_kind(bytes);
+  if (!kind.empty()) refuse(path(), "it is " + kind, hint);
+  if (bytes.size() % 2) {
+    refuse(path(), "tokens have two bytes, and its size of " + count(file_->size()) + " is odd",
+           "it may be cut short; copy or make it again.");
+  }
+  data_ = bytes.data();
+  tokens_ = file_->size() / 2;
+}
+
+void TokenFile::open_llmc() {
+  std::string_view bytes = file_->bytes();
+  const std::string hint =
+      "files of llm.c begin with 1024 bytes of header; is this another format?";
+  if (file_->size() < kHeader) refuse(path(), "it has no whole header of llm.c", hint);
+  auto magic = load<uint32_t>(bytes, 0), version = load<uint32_t>(bytes, 4);
+  if (magic == swapped(kMagic16) || magic == swapped(kMagic32)) {
+    refuse(path(), "its numbers are big-endian", "write it on a little-endian machine.");
+  }
+  if (magic != kMagic16 && magic != kMagic32) refuse(path(), "it lacks the mark of llm.c", hint);
+  uint32_t expected = magic == kMagic16 ? 1 : 7;
+  if (version != expected) {
+    refuse(path(),
+           "its version is " + std::to_string(version) + ", not " + std::to_string(expected), hint);
+  }
+  auto number = load<int32_t>(bytes, 8);
+  if (number <= 0) refuse(path(), "its header says " + count(number) + " tokens", hint);
+  type_ = magic == kMagic16 ? kUint16 : kUint32;
+  int64_t needs = kHeader + int64_t{number} * (type_ == kUint16 ? 2 : 4);
+  if (file_->size() != needs) cut_short(path(), file_->size(), needs);
+  data_ = bytes.data() + kHeader;
+  tokens_ = number;
+}
+
+void TokenFile::open_megatron(const std::string& name) {
+  index_ = std::make_unique<MappedFile>(name);
+  std::string_view bytes = index_->bytes();
+  auto wrong = [&](const std::string& why) {
+    throw Error(name + " is not an index that can be used: " + why + ".",
+                "it is written by Megatron's preprocess_data.py together with " + path() + ".");
+  };
+  if (index_->size() < kIndexHeader || bytes.substr(0, kIndexMagic.size()) != kIndexMagic) {
+    wrong("it lacks the mark of Megatron");
+  }
+  if (auto version = load<uint64_t>(bytes, 9); version != 1) {
+    wrong(version == __builtin_bswap64(1) ? "its numbers are big-endian"
+                                          : "its version is " + std::to_string(version));
+  }
+  struct {
+    Type type;
+    int width;
+  } types[] = {{},          {kUint8, 1}, {kInt8, 1}, {kInt16, 2}, {kInt32, 4},
+               {kInt64, 8}, {},          {},         {kUint16, 2}};
+  int code = static_cast<unsigned char>(bytes[17]);
+  if (code > 8 || !types[code].width)
+    wrong("its type " + std::to_string(code) + " is no type of ids");
+  type_ = types[code].type;
+  int64_t width = types[code].width;
+
+  sequences_ = load<int64_t>(bytes, 18);
+  documents_ = load<int64_t>(bytes, 26);
+  int64_t most = index_->size();  // counts beyond it are nonsense, and would overflow below
+  if (sequences_ < 1 || sequences_ > most || documents_ < 1 || documents_ > most) {
+    wrong("it says " + count(sequences_) + " sequences and " + count(documents_ - 1) +
+          " documents");
+  }
+  int64_t needs = kIndexHeader + sequences_ * 12 + documents_ * 8;
+  if (index_->size() == needs + sequences_) wrong("it is of several kinds of data (multimodal)");
+  if (index_->size() != needs) cut_short(name, index_->size(), needs);
+
+  // The sequences must follow each other in the file: then it is one row of tokens.
+  int64_t at = 0;
+  for (int64_t i = 0; i < sequences_; ++i) {
+    auto length = load<int32_t>(bytes, kIndexHeader + 4 * i);
+    if (length < 0) wrong("sequence " + count(i) + " has a length of " + count(length));
+    if (load<int64_t>(bytes, kIndexHeader + 4 * sequences_ + 8 * i) != at) {
+      wrong("sequence " + count(i) + " does not follow the one before");
+    }
+    at += length * width;
+  }
+  if (file_->size() != at) cut_short(path(), file_->size(), at);
+  int64_t table = kIndexHeader + 12 * sequences_, last = 0;
+  for (int64_t i = 0; i < documents_; ++i) {
+    auto first = load<int64_t>(bytes, table + 8 * i);
+    if (first < last || first > sequences_ || (i == 0 && first != 0))
+      wrong("its documents are out of order");
+    last = first;
+  }
+  data_ = file_->bytes().data();
+  tokens_ = at / width;
+  if (tokens_ == 0) refuse(path(), "it has no tokens", "was the text empty?");
+}
+
+int64_t TokenFile::sequence_start(int64_t sequence) const {
+  if (sequence == sequences_) return tokens_;
+  auto bytes = load<int64_t>(index_->bytes(), kIndexHeader + 4 * sequences_ + 8 * sequence);
+  return bytes / (file_->size() / tokens_);
+}
+
+int64_t TokenFile::document_start(int64_t document) const {
+  return sequence_start(
+      load<int64_t>(index_->bytes(), kIndexHeader + 12 * sequences_ + 8 * document));
+}
+
+std::vector<int64_t> TokenFile::document_starts(int64_t first, int64_t number) const {
+  std::vector<int64_t> starts;
+  if (!index_) return starts;
+  int64_t low = 0, high = documents_;
+  while (low < high) {
+    int64_t middle = low + (high - low) / 2;
+    if (document_start(middle) < first)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  for (; low < documents_; ++low) {
+    int64_t start = document_start(low);
+    if (start >= first + number) break;
+    if (starts.empty() || starts.back() != start) starts.push_back(start);
+  }
+  return starts;
+}
+
+void TokenFile::read(int64_t first, int64_t number, int64_t* ids) const {
+  auto widen = [&]<class T>(T) {
+    const char* from = data_ + first * static_cast<int64_t>(sizeof(T));
+    for (int64_t i = 0; i < number; ++i) {
+      T value;
+      std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+      ids[i] = static_cast<int64_t>(value);
+    }
+  };
+  switch (type_) {
+    case kUint8:
+      return widen(uint8_t{});
+    case kInt8:
+      return widen(int8_t{});
+    case kInt16:
+      return widen(int16_t{});
+    case kUint16:
+      return widen(uint16_t{});
+    case kInt32:
+      return widen(int32_t{});
+    case kUint32:
+      return widen(uint32_t{});
+    case kInt64:
+      return widen(int64_t{});
+  }
+}
+
+MaskFile::MaskFile(const TokenFile& tokens) {
+  std::string name = sibling(tokens.path(), ".mask");
+  std::error_code ignored;
+  if (!std::filesystem::exists(name, ignored)) {
+    throw Error(
+        "there is no loss mask " + name + " for " + tokens.path() + ".",
+        "fsdp tokenize writes one for prompts and completions; or train without loss masks.");
+  }
+  file_ = std::make_unique<MappedFile>(name);
+  if (file_->size() != tokens.tokens()) {
+    throw Error(name + " has " + count(file_->size()) + " bytes for " + count(tokens.tokens()) +
+                    " tokens of " + tokens.path() + ".",
+                "a mask has one byte a token: make both again.");
+  }
+}
+
+MaskFile::~MaskFile() = default;
+
+void MaskFile::read(int64_t first, int64_t number, uint8_t* counts) const {
+  std::memcpy(counts, file_->bytes().data() + first, static_cast<size_t>(number));
+  auto* bad = std::find_if(counts, counts + number, [](uint8_t value) { return value > 1; });
+  if (bad != counts + number) {
+    throw Error(file_->path() + ": byte " + count(first + (bad - counts)) + " is " +
+                    std::to_string(*bad) + ".",
+                "a loss mask holds 0 and 1 alone.");
+  }
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,74 @@
+// TokenFile: a file of token ids as other programs write it, mapped into memory.
+//
+//   nanogpt   FILE.bin: uint16, nothing else
+//   llmc      FILE.bin: 256 int32 (magic 20240520, version 1, count), then uint16;
+//             or magic 20240801, version 7, then uint32, as llm.c writes for Llama 3
+//   megatron  FILE.bin: ids of a type that FILE.idx names; FILE.idx: lengths of sequences, and
+//   which
+//             of them begin documents
+//
+// All numbers are little-endian. Sizes are checked to the byte: a file that was cut short, or is of
+// another kind, is an Error that says so. Ids are not checked here, which would read the whole
+// file.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::data {
+
+class MappedFile;
+
+class TokenFile {
+ public:
+  // `format` is one of the above, or auto. A .idx may be named for its .bin. Throws Error.
+  static std::shared_ptr<TokenFile> open(const std::string& path,
+                                         const std::string& format = "auto");
+  TokenFile();
+  ~TokenFile();
+
+  const std::string& path() const;
+  const std::string& format() const { return format_; }
+  int64_t tokens() const { return tokens_; }
+  int64_t file_bytes() const;
+
+  // Tokens [first, first + count), which must exist. Ids that do not fit into 31 bits come out as
+  // they are: whoever reads compares them with a vocabulary.
+  void read(int64_t first, int64_t count, int64_t* ids) const;
+  // Where documents begin, within [first, first + count). None without an index.
+  std::vector<int64_t> document_starts(int64_t first, int64_t count) const;
+
+ private:
+  enum Type { kUint8, kInt8, kInt16, kUint16, kInt32, kUint32, kInt64 };
+  void open_nanogpt();
+  void open_llmc();
+  void open_megatron(const std::string& index);
+  int64_t sequence_start(int64_t sequence) const;  // in tokens, by the index
+  int64_t document_start(int64_t document) const;
+
+  std::string format_;
+  std::unique_ptr<MappedFile> file_, index_;
+  const char* data_ = nullptr;  // the first token
+  Type type_ = kUint16;
+  int64_t tokens_ = 0;
+  int64_t sequences_ = 0, documents_ = 0;  // of the index
+};
+
+// FILE.mask beside a token file: a byte a token, 1 where it counts in the loss, 0 where not.
+class MaskFile {
+ public:
+  explicit MaskFile(
+      const TokenFile& tokens);  // throws Error if it is missing or has another length
+  ~MaskFile();
+  void read(int64_t first, int64_t count, uint8_t* counts) const;  // throws Error at another value
+
+ private:
+  std::unique_ptr<MappedFile> file_;
+};
+
+// FILE.bin with another extension.
+std::string sibling(const std::string& path, const std::string& extension);
+
+}  // namespace fsdp::data

@@ -1,0 +1,143 @@
+#include "data/token_writer.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "data/token_file.h"
+#include "fsdp/error.h"
+
+namespace fsdp::data {
+namespace {
+
+constexpr int64_t kShort = 65536;  // ids below it have 16 bits
+
+[[noreturn]] void failed(const std::string& path) {
+  int reason = errno;
+  throw Error("cannot write " + path + ": " + std::strerror(reason) + ".",
+              "is there room on the disk, and may you write there?");
+}
+
+}  // namespace
+
+TokenWriter::TokenWriter(const std::string& path, const std::string& format, int64_t vocab,
+                         bool mask)
+    : format_(format), vocab_(vocab), width_(vocab > kShort ? 4 : 2), mask_(mask) {
+  if (format != "nanogpt" && format != "llmc" && format != "megatron") {
+    throw Error("there is no format \"" + format + "\".", "formats are llmc, nanogpt, megatron.");
+  }
+  if (format == "nanogpt" && width_ == 4) {
+    throw Error(
+        "a vocabulary of " + std::to_string(vocab) + " does not fit into nanoGPT's 16 bits.",
+        "write --format llmc or megatron.");
+  }
+  files_.reserve(3);  // references to them are held
+  File& tokens = create(path);
+  if (format == "llmc") {
+    char header[1024] = {};
+    write(tokens, header, sizeof header);
+  }
+  if (mask) create(sibling(path, ".mask"));
+}
+
+TokenWriter::~TokenWriter() {
+  for (File& file : files_) {
+    if (file.stream) std::fclose(file.stream);
+    if (!file.temporary.empty()) std::remove(file.temporary.c_str());
+  }
+}
+
+TokenWriter::File& TokenWriter::create(const std::string& path) {
+  File& file = files_.emplace_back();
+  file.path = path;
+  std::string name = path + ".part-" + std::to_string(getpid());
+  file.stream = std::fopen(name.c_str(), "wb");
+  if (!file.stream) failed(name);
+  file.temporary = name;
+  return file;
+}
+
+void TokenWriter::write(File& file, const void* data, size_t bytes) {
+  if (bytes && std::fwrite(data, 1, bytes, file.stream) != bytes) failed(file.temporary);
+}
+
+void TokenWriter::add(const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts) {
+  if (mask_ && counts.size() != ids.size()) {
+    throw Error("a document has " + std::to_string(ids.size()) + " tokens and a loss mask of " +
+                    std::to_string(counts.size()) + ".",
+                "");
+  }
+  if (format_ == "megatron" && ids.size() > INT32_MAX) {
+    throw Error("a document of " + std::to_string(ids.size()) +
+                    " tokens does not fit into Megatron's index.",
+                "cut the text into several files.");
+  }
+  buffer_.resize(ids.size() * width_);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab_) {
+      throw Error("the id " + std::to_string(ids[i]) + " is beyond the vocabulary of " +
+                      std::to_string(vocab_) + ".",
+                  "");
+    }
+    auto narrow = static_cast<uint16_t>(ids[i]);
+    std::memcpy(buffer_.data() + i * width_,
+                width_ == 2 ? static_cast<const void*>(&narrow) : &ids[i], width_);
+  }
+  write(files_[0], buffer_.data(), buffer_.size());
+  if (mask_) write(files_[1], counts.data(), counts.size());
+  tokens_ += static_cast<int64_t>(ids.size());
+  if (format_ == "megatron") lengths_.push_back(static_cast<int32_t>(ids.size()));
+}
+
+void TokenWriter::write_index() {
+  File& file = create(sibling(files_[0].path, ".idx"));
+  auto put = [&](auto value) { write(file, &value, sizeof value); };
+  write(file, "MMIDIDX\0\0", 9);
+  put(uint64_t{1});
+  put(static_cast<uint8_t>(width_ == 2 ? 8 : 4));
+  put(static_cast<uint64_t>(lengths_.size()));
+  put(static_cast<uint64_t>(lengths_.size() + 1));
+  write(file, lengths_.data(), lengths_.size() * sizeof(int32_t));
+  int64_t at = 0;
+  for (int32_t length : lengths_) {
+    put(at);
+    at += int64_t{length} * width_;
+  }
+  for (int64_t i = 0; i <= static_cast<int64_t>(lengths_.size()); ++i) put(i);
+}
+
+void TokenWriter::finish() {
+  if (tokens_ == 0)
+    throw Error(files_[0].path + ": there are no tokens to write.", "was the text empty?");
+  if (format_ == "megatron") write_index();
+  if (format_ == "llmc") {
+    if (tokens_ > INT32_MAX) {
+      throw Error(files_[0].path + ": " + std::to_string(tokens_) +
+                      " tokens do not fit into one file of llm.c.",
+                  "write --format megatron, or several files.");
+    }
+    int32_t header[3] = {width_ == 2 ? 20240520 : 20240801, width_ == 2 ? 1 : 7,
+                         static_cast<int32_t>(tokens_)};
+    if (std::fseek(files_[0].stream, 0, SEEK_SET)) failed(files_[0].temporary);
+    write(files_[0], header, sizeof header);
+  }
+  for (File& file : files_) {
+    std::FILE* stream = file.stream;
+    file.stream = nullptr;
+    bool flushed = std::fflush(stream) == 0 && fsync(fileno(stream)) == 0;
+    if (std::fclose(stream) != 0 || !flushed) failed(file.temporary);
+  }
+  // What lies beside an older file of that name would be taken for a part of this one.
+  std::error_code ignored;
+  for (const char* extension : {".idx", ".mask"}) {
+    std::filesystem::remove(sibling(files_[0].path, extension), ignored);
+  }
+  for (File& file : files_) {  // the index is the last: where it is, the tokens are
+    if (std::rename(file.temporary.c_str(), file.path.c_str())) failed(file.path);
+    file.temporary.clear();
+  }
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,47 @@
+// TokenWriter: writes token files (see token_file.h). What it writes has another name until it is
+// finished, so a file that is there is whole.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace fsdp::data {
+
+class TokenWriter {
+ public:
+  // `format`: nanogpt, llmc or megatron. Ids must be below `vocab`, which decides how wide they
+  // are; nanogpt has 16 bits and refuses more. `mask`: writes FILE.mask, too.
+  TokenWriter(const std::string& path, const std::string& format, int64_t vocab, bool mask = false);
+  ~TokenWriter();  // takes unfinished files away
+  TokenWriter(const TokenWriter&) = delete;
+  TokenWriter& operator=(const TokenWriter&) = delete;
+
+  // A document. `counts` (1: counts in the loss) must be as long as `ids` if there is a mask.
+  void add(const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts = {});
+  int64_t tokens() const { return tokens_; }
+
+  // Completes the files and gives them their names. Throws Error if there is nothing in them.
+  void finish();
+
+ private:
+  struct File {
+    std::string path, temporary;
+    std::FILE* stream = nullptr;
+  };
+  File& create(const std::string& path);
+  void write(File& file, const void* data, size_t bytes);
+  void write_index();
+
+  std::string format_;
+  int64_t vocab_;
+  int width_;
+  bool mask_;
+  std::vector<File> files_;  // the tokens, then the mask if there is one, then the index
+  int64_t tokens_ = 0;
+  std::vector<int32_t> lengths_;  // of documents, for Megatron's index
+  std::vector<char> buffer_;
+};
+
+}  // namespace fsdp::data

@@ -1,0 +1,321 @@
+#include "data/tokenizer_json.h"
+
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "data/unicode.h"
+#include "fsdp/error.h"
+
+namespace fsdp::data {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMostIds = 1 << 24;  // a table of them is made: more is a damaged file
+
+// What ByteLevel cuts with when it is not told to leave that to others.
+constexpr const char* kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+struct Reader {
+  const std::string& name;
+  TokenizerParts parts;
+  std::unordered_map<std::string, int32_t> vocab;
+
+  [[noreturn]] void refuse(const std::string& what, const std::string& why) const {
+    throw Error(
+        name + ": " + what + ": " + why,
+        "byte-level BPE tokenizers can be used, such as those of GPT-2, Llama 3 and Qwen 2.5; "
+        "docs/data.md lists the parts that are understood.");
+  }
+
+  // A member with a default; null counts as missing.
+  template <class T>
+  T member(const Json& object, const char* key, T otherwise, const std::string& where) const {
+    auto found = object.find(key);
+    if (found == object.end() || found->is_null()) return otherwise;
+    bool right = std::is_same_v<T, bool> ? found->is_boolean() : found->is_string();
+    if (!right) refuse(where + "." + key, "has the wrong type");
+    return found->template get<T>();
+  }
+
+  const Json& required(const Json& object, const char* key, Json::value_t type,
+                       const std::string& where) const {
+    auto found = object.find(key);
+    if (found == object.end() || found->type() != type) refuse(where + "." + key, "is missing");
+    return *found;
+  }
+
+  std::string type_of(const Json& part, const std::string& where) const {
+    if (!part.is_object()) refuse(where, "is not an object");
+    if (where.size() > 500) refuse(where.substr(0, 40) + "...", "holds itself too many times");
+    return member(part, "type", std::string(), where);
+  }
+
+  int32_t id(const Json& value, const std::string& where) const {
+    if (!value.is_number_integer()) refuse(where, "is not a token id");
+    auto number = value.get<int64_t>();
+    if (number < 0 || number >= kMostIds) refuse(where, std::to_string(number) + " is no token id");
+    return static_cast<int32_t>(number);
+  }
+
+  void keep_piece(int32_t token, const std::string& text) {
+    if (static_cast<size_t>(token) >= parts.pieces.size()) {
+      parts.pieces.resize(token + 1);
+      parts.known.resize(token + 1);
+    }
+    parts.pieces[token] = bytes_of_token(text);
+    parts.known[token] = true;
+  }
+
+  void read_vocab(const Json& model) {
+    const Json& entries = required(model, "vocab", Json::value_t::object, "model");
+    for (const auto& [token, value] : entries.items()) {
+      int32_t number = id(value, "model.vocab[" + token + "]");
+      if (static_cast<size_t>(number) < parts.known.size() && parts.known[number]) {
+        refuse("model.vocab[" + token + "]", "another token has the id " + std::to_string(number));
+      }
+      vocab.emplace(token, number);
+      keep_piece(number, token);
+    }
+    if (vocab.empty()) refuse("model.vocab", "is empty");
+  }
+
+  // Both spellings: "a b", and ["a", "b"], which newer versions write.
+  std::vector<Bpe::Merge> read_merges(const Json& model) const {
+    const Json& entries = required(model, "merges", Json::value_t::array, "model");
+    std::vector<Bpe::Merge> merges;
+    merges.reserve(entries.size());
+    for (const Json& entry : entries) {
+      std::string where = "model.merges[" + std::to_string(merges.size()) + "]";
+      std::string left, right;
+      if (entry.is_string()) {
+        const auto& text = entry.get_ref<const std::string&>();
+        size_t space = text.find(' ');
+        if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
+          refuse(where, "\"" + text + "\" is not a pair");
+        }
+        left = text.substr(0, space);
+        right = text.substr(space + 1);
+      } else if (entry.is_array() && entry.size() == 2 && entry[0].is_string() &&
+                 entry[1].is_string()) {
+        left = entry[0].get<std::string>();
+        right = entry[1].get<std::string>();
+      } else {
+        refuse(where, "is not a pair");
+      }
+      auto a = vocab.find(left), b = vocab.find(right), both = vocab.find(left + right);
+      for (const auto& [found, text] : {std::pair{a, left}, {b, right}, {both, left + right}}) {
+        if (found == vocab.end()) refuse(where, "\"" + text + "\" is not in the vocabulary");
+      }
+      merges.push_back({a->second, b->second, both->second});
+    }
+    return merges;
+  }
+
+  void read_model(const Json& root) {
+    const Json& model = required(root, "model", Json::value_t::object, "tokenizer");
+    std::string type = member(model, "type", std::string("BPE"), "model");
+    if (type != "BPE") refuse("model", "the type " + type + " is not understood");
+    auto dropout = model.find("dropout");
+    if (dropout != model.end() && !dropout->is_null() && *dropout != 0) {
+      refuse("model.dropout", "is set: the ids would be random");
+    }
+    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      if (!member(model, key, std::string(), "model").empty()) {
+        refuse(std::string("model.") + key, "is set: byte-level tokenizers have none");
+      }
+    }
+    read_vocab(model);
+    std::array<int32_t, 256> byte_ids;
+    bool complete = true;
+    for (int byte = 0; byte < 256; ++byte) {
+      auto found = vocab.find(token_of_byte(static_cast<unsigned char>(byte)));
+      byte_ids[byte] = found == vocab.end() ? -1 : found->second;
+      complete = complete && found != vocab.end();
+    }
+    // Both say what to do about characters that are in no vocabulary, and then every one is.
+    if (!complete && !member(model, "unk_token", std::string(), "model").empty()) {
+      refuse("model.unk_token", "is set, and not every byte is in the vocabulary");
+    }
+    if (!complete && member(model, "byte_fallback", false, "model")) {
+      refuse("model.byte_fallback", "is set, and not every byte is in the vocabulary");
+    }
+    std::unordered_map<std::string, int32_t> words;
+    if (member(model, "ignore_merges", false, "model")) {
+      for (const auto& [token, number] : vocab) words.emplace(bytes_of_token(token), number);
+    }
+    parts.bpe = std::make_shared<Bpe>(byte_ids, read_merges(model), std::move(words));
+  }
+
+  void read_normalizer(const Json& part, const std::string& where) {
+    std::string type = type_of(part, where);
+    if (type == "Sequence") {
+      for (const Json& inner : required(part, "normalizers", Json::value_t::array, where)) {
+        read_normalizer(inner, where + ".normalizers");
+      }
+    } else if (type == "NFC") {
+      parts.nfc = true;
+    } else {
+      refuse(where, "the type " + type + " is not understood (NFC is)");
+    }
+  }
+
+  void read_split(const Json& part, const std::string& where) {
+    const Json& pattern = required(part, "pattern", Json::value_t::object, where);
+    auto regex = pattern.find("Regex");
+    if (regex == pattern.end() || !regex->is_string()) {
+      refuse(where + ".pattern", "only regular expressions are understood");
+    }
+    std::string behavior = member(part, "behavior", std::string(), where);
+    if (behavior != "Isolated")
+      refuse(where + ".behavior", behavior + " is not understood (Isolated is)");
+    if (member(part, "invert", false, where)) refuse(where + ".invert", "is not understood");
+    try {
+      parts.steps.push_back({false, std::make_shared<Pattern>(regex->get<std::string>())});
+    } catch (const Error& problem) {
+      throw Error(name + ": " + where + ": " + problem.message(), problem.hint());
+    }
+  }
+
+  // True if this was the ByteLevel, which must be the last: from then on words are bytes.
+  bool read_pre_tokenizer(const Json& part, const std::string& where) {
+    std::string type = type_of(part, where);
+    if (type == "Sequence") {
+      bool done = false;
+      for (const Json& inner : required(part, "pretokenizers", Json::value_t::array, where)) {
+        if (done) refuse(where, "something follows ByteLevel");
+        done = read_pre_tokenizer(inner, where + ".pretokenizers");
+      }
+      return done;
+    }
+    if (type == "Split") return read_split(part, where), false;
+    if (type != "ByteLevel")
+      refuse(where, "the type " + type + " is not understood (ByteLevel and Split are)");
+    WordStep step;
+    step.prefix_space = member(part, "add_prefix_space", true, where);
+    if (member(part, "use_regex", true, where))
+      step.pattern = std::make_shared<Pattern>(kGpt2Pattern);
+    parts.steps.push_back(std::move(step));
+    return true;
+  }
+
+  void read_template(const Json& part, const std::string& where) {
+    const Json& tokens = required(part, "special_tokens", Json::value_t::object, where);
+    bool behind = false;
+    for (const Json& item : required(part, "single", Json::value_t::array, where)) {
+      if (item.is_object() && item.contains("Sequence")) {
+        if (behind) refuse(where + ".single", "has the text twice");
+        behind = true;
+        continue;
+      }
+      if (!item.is_object() || !item.contains("SpecialToken"))
+        refuse(where + ".single", "is not understood");
+      std::string token = member(item["SpecialToken"], "id", std::string(), where);
+      auto found = tokens.find(token);
+      if (found == tokens.end()) refuse(where + ".special_tokens", "lacks \"" + token + "\"");
+      for (const Json& value : required(*found, "ids", Json::value_t::array, where)) {
+        (behind ? parts.after : parts.before).push_back(id(value, where + ".special_tokens"));
+      }
+    }
+    if (!behind) refuse(where + ".single", "does not have the text");
+  }
+
+  void read_post_processor(const Json& part, const std::string& where) {
+    std::string type = type_of(part, where);
+    if (type == "Sequence") {
+      for (const Json& inner : required(part, "processors", Json::value_t::array, where)) {
+        read_post_processor(inner, where + ".processors");
+      }
+    } else if (type == "TemplateProcessing") {
+      if (!parts.before.empty() || !parts.after.empty()) refuse(where, "there are two templates");
+      read_template(part, where);
+    } else if (type != "ByteLevel") {  // that one concerns offsets alone
+      refuse(where,
+             "the type " + type + " is not understood (ByteLevel and TemplateProcessing are)");
+    }
+  }
+
+  void read_decoder(const Json& part, const std::string& where) const {
+    std::string type = type_of(part, where);
+    if (type == "Sequence") {
+      for (const Json& inner : required(part, "decoders", Json::value_t::array, where)) {
+        read_decoder(inner, where + ".decoders");
+      }
+    } else if (type != "ByteLevel") {
+      refuse(where, "the type " + type + " is not understood (ByteLevel is)");
+    }
+  }
+
+  void read_added(const Json& entries) {
+    if (!entries.is_array()) refuse("added_tokens", "is not a list");
+    std::unordered_set<std::string> seen;
+    for (const Json& entry : entries) {
+      std::string where = "added_tokens[" + std::to_string(seen.size()) + "]";
+      if (!entry.is_object()) refuse(where, "is not an object");
+      AddedToken token;
+      token.content = member(entry, "content", std::string(), where);
+      token.id = id(required(entry, "id", Json::value_t::number_unsigned, where), where + ".id");
+      token.special = member(entry, "special", false, where);
+      token.single_word = member(entry, "single_word", false, where);
+      token.lstrip = member(entry, "lstrip", false, where);
+      token.rstrip = member(entry, "rstrip", false, where);
+      token.normalized = member(entry, "normalized", !token.special, where);
+      if (token.content.empty() || !seen.insert(token.content).second) {
+        refuse(where + ".content", "is empty, or there twice");
+      }
+      auto in_vocab = vocab.find(token.content);
+      if (in_vocab != vocab.end() && in_vocab->second != token.id) {
+        refuse(where, "\"" + token.content + "\" has another id in the vocabulary");
+      }
+      bool taken = static_cast<size_t>(token.id) < parts.known.size() && parts.known[token.id];
+      if (taken && in_vocab == vocab.end()) {
+        refuse(where, "another token has the id " + std::to_string(token.id));
+      }
+      keep_piece(token.id, token.content);
+      parts.added.push_back(std::move(token));
+    }
+  }
+
+  void read(const Json& root) {
+    if (!root.is_object()) refuse("the file", "is not a tokenizer");
+    read_model(root);
+    auto part = [&](const char* key) -> const Json* {
+      auto found = root.find(key);
+      return found == root.end() || found->is_null() ? nullptr : &*found;
+    };
+    if (auto* normalizer = part("normalizer")) read_normalizer(*normalizer, "normalizer");
+    auto* words = part("pre_tokenizer");
+    if (!words || !read_pre_tokenizer(*words, "pre_tokenizer")) {
+      refuse("pre_tokenizer", "has no ByteLevel: this is not a byte-level tokenizer");
+    }
+    if (auto* after = part("post_processor")) read_post_processor(*after, "post_processor");
+    if (auto* decoder = part("decoder")) read_decoder(*decoder, "decoder");
+    if (auto* added = part("added_tokens")) read_added(*added);
+    for (int32_t token : parts.before) require_known(token);
+    for (int32_t token : parts.after) require_known(token);
+  }
+
+  void require_known(int32_t token) const {
+    if (static_cast<size_t>(token) < parts.known.size() && parts.known[token]) return;
+    refuse("post_processor", "the id " + std::to_string(token) + " is not in the vocabulary");
+  }
+};
+
+}  // namespace
+
+TokenizerParts parse_tokenizer(const std::string& text, const std::string& name) {
+  Json root;
+  try {
+    root = Json::parse(text);
+  } catch (const Json::exception& problem) {
+    throw Error(name + " is not valid JSON: " + problem.what(),
+                "it may be cut short, or a pointer to a file that was not fetched (Git LFS); fetch "
+                "it again.");
+  }
+  Reader reader{name, {}, {}};
+  reader.read(root);
+  return std::move(reader.parts);
+}
+
+}  // namespace fsdp::data

@@ -1,0 +1,157 @@
+// Who sees whom: masks and positions of a pass, the cache of keys and values, and the one call of
+// attention that all models make.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+
+#include "fsdp/error.h"
+#include "fsdp/models/causal_lm.h"
+
+namespace fsdp::models {
+namespace {
+
+std::string shape(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+void check_ids(const at::Tensor& ids) {
+  if (!ids.defined() || ids.dim() != 2 || ids.scalar_type() != at::kLong)
+    throw Error("a language model was given ids that are no int64 [batch, tokens].",
+                "one sequence is ids.unsqueeze(0); other integers need .to(at::kLong).");
+}
+
+void check_like_ids(const char* name, const at::Tensor& tensor, const at::Tensor& ids) {
+  if (tensor.defined() && tensor.sizes() != ids.sizes())
+    throw Error(std::string(name) + " of shape " + shape(tensor) + " came with ids of shape " +
+                    shape(ids) + ".",
+                "both must be [batch, tokens]; with a cache, those of the new tokens alone.");
+}
+
+void check_cache(const KVCache& cache, const TextInputs& inputs, int64_t layers) {
+  if (cache.layers() != layers)
+    throw Error("a cache of " + std::to_string(cache.layers()) +
+                    " layers was given to a model of " + std::to_string(layers) + ".",
+                "make it with KVCache(model->layers()).");
+  if (cache.tokens() > 0 && cache.batch() != inputs.ids.size(0))
+    throw Error("a cache of " + std::to_string(cache.batch()) + " sequences was given " +
+                    std::to_string(inputs.ids.size(0)) + ".",
+                "a cache serves one batch; reset() it for another.");
+  if (inputs.documents.defined())
+    throw Error("a cache and documents cannot be used together.",
+                "generate without documents, or train without a cache.");
+  if (at::GradMode::is_enabled())
+    throw Error("a cache was used while gradients are recorded; what it keeps carries none.",
+                "put a torch::NoGradGuard around generation.");
+}
+
+// Of all tokens, those in the cache first: bool [batch, past + tokens], or undefined.
+at::Tensor whole_padding(const TextInputs& inputs) {
+  at::Tensor padding = inputs.padding;
+  if (padding.defined()) padding = padding.to(inputs.ids.device(), at::kBool);
+  const KVCache* cache = inputs.cache;
+  if (!cache || (!padding.defined() && !cache->padding.defined())) return padding;
+  auto real = [&](int64_t tokens) {
+    return at::ones({inputs.ids.size(0), tokens}, inputs.ids.options().dtype(at::kBool));
+  };
+  // Cut, because a pass that failed may have left more.
+  at::Tensor before = cache->padding.defined() ? cache->padding.slice(1, 0, cache->tokens())
+                                               : real(cache->tokens());
+  if (!padding.defined()) padding = real(inputs.ids.size(1));
+  return at::cat({before, padding}, 1);
+}
+
+}  // namespace
+
+Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_tokens) {
+  const at::Tensor& ids = inputs.ids;
+  check_ids(ids);
+  check_like_ids("padding", inputs.padding, ids);
+  check_like_ids("documents", inputs.documents, ids);
+  if (inputs.cache) check_cache(*inputs.cache, inputs, layers);
+  int64_t past = inputs.cache ? inputs.cache->tokens() : 0;
+  int64_t tokens = ids.size(1), all = past + tokens;
+  if (max_tokens > 0 && all > max_tokens)
+    throw Error("a sequence of " + std::to_string(all) + " tokens was given to a model that has " +
+                    std::to_string(max_tokens) + " positions.",
+                "cut the sequence, or give the model more positions.");
+
+  Attending plan{.past = past, .cache = inputs.cache};
+  at::Tensor padding = whole_padding(inputs);
+  if (plan.cache) plan.cache->padding = padding;
+  bool some_unseen = past > 0 && tokens > 1;  // among the new ones; the operator's own causal mask
+                                              // would begin at the first key
+  if (!padding.defined() && !inputs.documents.defined() && !some_unseen) return plan;
+
+  at::Tensor keys = at::arange(all, ids.options());                         // [all]
+  at::Tensor queries = at::arange(past, all, ids.options()).view({-1, 1});  // [tokens, 1]
+  plan.mask = (keys <= queries).view({1, 1, tokens, all});
+  if (inputs.documents.defined()) {
+    at::Tensor documents = inputs.documents.to(ids.device());
+    plan.mask =
+        plan.mask.logical_and(documents.unsqueeze(1).eq(documents.unsqueeze(2)).unsqueeze(1));
+  }
+  if (padding.defined()) {
+    at::Tensor itself = keys.eq(queries).view({1, 1, tokens, all});
+    plan.mask = plan.mask.logical_and(padding.view({-1, 1, 1, all}).logical_or(itself));
+    plan.positions = (padding.cumsum(1) - 1).clamp_min(0).slice(1, past);
+  }
+  return plan;
+}
+
+at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                  const Attending& plan, int64_t layer, double dropout) {
+  bool grouped = keys.size(1) != queries.size(1);
+  bool causal = !plan.mask.defined() && plan.past == 0;
+  auto mask = plan.mask.defined() ? std::optional<at::Tensor>(plan.mask) : std::nullopt;
+  KVCache::KeysValues seen = {keys, values};
+  if (plan.cache) seen = plan.cache->append(layer, keys, values);
+  return at::scaled_dot_product_attention(queries, seen.first, seen.second, mask, dropout, causal,
+                                          /*scale=*/std::nullopt, grouped);
+}
+
+// --- the cache ---
+
+KVCache::KVCache(int64_t layers) : layers_(layers < 0 ? 0 : layers) {}
+
+int64_t KVCache::batch() const {
+  return tokens_ > 0 && !layers_.empty() ? layers_[0].first.size(0) : 0;
+}
+
+void KVCache::reset() {
+  tokens_ = 0;
+  padding.reset();
+}
+
+KVCache::KeysValues KVCache::append(int64_t layer, const at::Tensor& keys,
+                                    const at::Tensor& values) {
+  c10::InferenceMode normal(false);  // what is made here may be written to outside of it
+  at::NoGradGuard no_grad;
+  int64_t all = tokens_ + keys.size(2);
+  auto put = [&](at::Tensor& kept, const at::Tensor& added) {
+    bool fits = kept.defined() && kept.size(2) >= all && kept.size(0) == added.size(0) &&
+                kept.dtype() == added.dtype() && kept.device() == added.device();
+    if (!fits) {  // twice the room: tokens that come one by one are copied a few times only
+      int64_t room = std::max<int64_t>(64, 2 * all);
+      at::Tensor larger =
+          at::empty({added.size(0), added.size(1), room, added.size(3)}, added.options());
+      if (tokens_ > 0) larger.narrow(2, 0, tokens_).copy_(kept.narrow(2, 0, tokens_));
+      kept = larger;
+    }
+    kept.narrow(2, tokens_, added.size(2)).copy_(added);
+    return kept.narrow(2, 0, all);
+  };
+  auto& [kept_keys, kept_values] = layers_.at(layer);
+  return {put(kept_keys, keys), put(kept_values, values)};
+}
+
+}  // namespace fsdp::models

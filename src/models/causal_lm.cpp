@@ -1,0 +1,60 @@
+// What all language models share: losses, the head, how weights begin.
+#include "fsdp/models/causal_lm.h"
+
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+
+#include "fsdp/models/gpt2.h"
+
+namespace fsdp::models {
+
+at::Tensor CausalLMImpl::forward(const at::Tensor& ids, const at::Tensor& targets) {
+  at::Tensor scores = logits({.ids = ids}).to(at::kFloat);
+  return at::cross_entropy_loss(scores.flatten(0, 1), targets.flatten());
+}
+
+at::Tensor CausalLMImpl::loss_sum(const TextInputs& inputs, const at::Tensor& targets) {
+  at::Tensor scores = logits(inputs).to(at::kFloat);
+  return at::cross_entropy_loss(scores.flatten(0, 1), targets.flatten(), /*weight=*/{},
+                                at::Reduction::Sum);
+}
+
+LMHeadImpl::LMHeadImpl(int64_t dim, int64_t vocab) : tied_(false) {
+  weight = register_parameter("weight", at::empty({vocab, dim}));
+  reset_parameters();
+}
+
+LMHeadImpl::LMHeadImpl(const at::Tensor& embedding) : tied_(true) {
+  weight = register_parameter("weight", embedding);
+}
+
+// As torch::nn::Linear, so that a model draws the same random numbers as one made of those.
+void LMHeadImpl::reset_parameters() {
+  if (!tied_) torch::nn::init::kaiming_uniform_(weight, std::sqrt(5));
+}
+
+at::Tensor LMHeadImpl::forward(const at::Tensor& x) {
+  return at::linear(x, weight);
+}
+
+void init_weights(torch::nn::Module& module, double std) {
+  if (auto* head = dynamic_cast<LMHeadImpl*>(&module); head && head->tied()) return;
+  if (auto* conv = dynamic_cast<Conv1DImpl*>(&module)) std *= conv->init_scale();
+  torch::NoGradGuard no_grad;
+  for (auto& parameter : module.named_parameters(/*recurse=*/false)) {
+    if (parameter.value().dim() > 1)
+      torch::nn::init::normal_(parameter.value(), 0.0, std);
+    else if (parameter.key() == "bias")
+      torch::nn::init::zeros_(parameter.value());
+    else
+      torch::nn::init::ones_(parameter.value());
+  }
+}
+
+}  // namespace fsdp::models

@@ -1,0 +1,164 @@
+// GPT-2 as Hugging Face computes it, with its names and shapes.
+#include "fsdp/models/gpt2.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "fsdp/error.h"
+
+namespace fsdp::models {
+namespace {
+
+at::Tensor dropped(const at::Tensor& x, double share, bool training) {
+  return training && share > 0 ? at::dropout(x, share, /*train=*/true) : x;
+}
+
+// Of the two matrices of a block that end in the residual stream, to which 2 · layers of them add.
+double residual_scale(const GPT2Config& config) {
+  return 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
+}
+
+torch::nn::LayerNorm norm(const GPT2Config& config) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.dim}).eps(config.norm_eps));
+}
+
+// Of one block: weights in matrix products.
+int64_t products_of_block(const GPT2Config& config) {
+  return 4 * config.dim * config.dim + 2 * config.dim * config.ffn;
+}
+
+}  // namespace
+
+GPT2Config checked(GPT2Config config) {
+  if (config.ffn == 0) config.ffn = 4 * config.dim;
+  for (int64_t size : {config.vocab, config.max_tokens, config.dim, config.heads, config.ffn})
+    if (size < 1) throw Error("a GPT-2's sizes must be positive.", "give 1 or more for each.");
+  if (config.layers < 0) throw Error("a GPT-2 cannot have fewer than 0 layers.", "");
+  if (config.dim % config.heads != 0)
+    throw Error("a GPT-2 of dim " + std::to_string(config.dim) + " cannot have " +
+                    std::to_string(config.heads) + " heads.",
+                "heads must divide dim.");
+  for (double share : {config.embd_dropout, config.attn_dropout, config.resid_dropout})
+    if (!(share >= 0 && share < 1))
+      throw Error("a GPT-2 cannot drop " + std::to_string(share) + " of its activations.",
+                  "give each dropout a value from 0 to below 1.");
+  if (!(config.norm_eps >= 0) || !(config.init_std >= 0))
+    throw Error("a GPT-2's norm_eps and init_std must not be negative.",
+                "usual are 1e-5 and 0.02.");
+  return config;
+}
+
+int64_t parameter_count(const GPT2Config& config) {
+  GPT2Config c = checked(config);
+  int64_t biases = 3 * c.dim + c.dim + c.ffn + c.dim;
+  int64_t block = products_of_block(c) + biases + 4 * c.dim;
+  int64_t embeddings = (c.tied ? 1 : 2) * c.vocab * c.dim + c.max_tokens * c.dim;
+  return embeddings + c.layers * block + 2 * c.dim;
+}
+
+// --- the parts ---
+
+Conv1DImpl::Conv1DImpl(int64_t in, int64_t out, double init_scale) : init_scale_(init_scale) {
+  weight = register_parameter("weight", at::empty({in, out}));
+  bias = register_parameter("bias", at::empty({out}));
+  init_weights(*this);
+}
+
+at::Tensor Conv1DImpl::forward(const at::Tensor& x) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  at::Tensor y = at::addmm(bias, x.reshape({-1, sizes.back()}), weight);
+  sizes.back() = y.size(1);
+  return y.view(sizes);
+}
+
+GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
+    : heads_(config.heads),
+      layer_(layer),
+      attn_dropout_(config.attn_dropout),
+      resid_dropout_(config.resid_dropout) {
+  c_attn = register_module("c_attn", Conv1D(config.dim, 3 * config.dim));
+  c_proj = register_module("c_proj", Conv1D(config.dim, config.dim, residual_scale(config)));
+}
+
+at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x, const Attending& attending) {
+  int64_t batch = x.size(0), tokens = x.size(1), dim = x.size(2);
+  auto split = [&](const at::Tensor& t) {  // → [batch, heads, tokens, head_dim]
+    return t.view({batch, tokens, heads_, dim / heads_}).transpose(1, 2);
+  };
+  std::vector<at::Tensor> qkv = c_attn(x).chunk(3, -1);
+  at::Tensor mixed = attend(split(qkv[0]), split(qkv[1]), split(qkv[2]), attending, layer_,
+                            is_training() ? attn_dropout_ : 0.0);
+  at::Tensor out = c_proj(mixed.transpose(1, 2).reshape({batch, tokens, dim}));
+  return dropped(out, resid_dropout_, is_training());
+}
+
+GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : dropout_(config.resid_dropout) {
+  c_fc = register_module("c_fc", Conv1D(config.dim, config.ffn));
+  c_proj = register_module("c_proj", Conv1D(config.ffn, config.dim, residual_scale(config)));
+}
+
+at::Tensor GPT2MLPImpl::forward(const at::Tensor& x) {
+  return dropped(c_proj(at::gelu(c_fc(x), "tanh")), dropout_, is_training());
+}
+
+GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer) {
+  ln_1 = register_module("ln_1", norm(config));
+  attn = register_module("attn", GPT2Attention(config, layer));
+  ln_2 = register_module("ln_2", norm(config));
+  mlp = register_module("mlp", GPT2MLP(config));
+}
+
+at::Tensor GPT2BlockImpl::forward(const at::Tensor& x, const Attending& attending) {
+  at::Tensor attended = x + attn(ln_1(x), attending);
+  return attended + mlp(ln_2(attended));
+}
+
+// --- the whole ---
+
+GPT2ModelImpl::GPT2ModelImpl(const GPT2Config& config) : config_(config) {
+  wte = register_module("wte", torch::nn::Embedding(config.vocab, config.dim));
+  wpe = register_module("wpe", torch::nn::Embedding(config.max_tokens, config.dim));
+  register_module("h", h);
+  for (int64_t i = 0; i < config.layers; ++i) h->push_back(GPT2Block(config, i));
+  ln_f = register_module("ln_f", norm(config));
+}
+
+at::Tensor GPT2ModelImpl::forward(const TextInputs& inputs) {
+  Attending attending = plan_attention(inputs, config_.layers, config_.max_tokens);
+  int64_t past = attending.past, tokens = inputs.ids.size(1);
+  at::Tensor positions = attending.positions;
+  if (!positions.defined()) positions = at::arange(past, past + tokens, inputs.ids.options());
+  at::Tensor x = dropped(wte(inputs.ids) + wpe(positions), config_.embd_dropout, is_training());
+  for (const auto& block : *h) x = block->as<GPT2Block>()->forward(x, attending);
+  if (inputs.cache) inputs.cache->advance(tokens);
+  return ln_f(x);
+}
+
+GPT2Impl::GPT2Impl(const GPT2Config& config) : config_(checked(config)) {
+  transformer = register_module("transformer", GPT2Model(config_));
+  lm_head = register_module("lm_head", config_.tied ? LMHead(transformer->wte->weight)
+                                                    : LMHead(config_.dim, config_.vocab));
+  apply([this](torch::nn::Module& module) { init_weights(module, config_.init_std); });
+}
+
+at::Tensor GPT2Impl::logits(const TextInputs& inputs) {
+  return lm_head(transformer(inputs));
+}
+
+double GPT2Impl::flops_per_token(int64_t tokens) const {
+  double products = static_cast<double>(config_.layers) * products_of_block(config_) +
+                    static_cast<double>(config_.vocab) * config_.dim;
+  double attention =
+      static_cast<double>(config_.layers) * config_.dim * static_cast<double>(tokens);
+  return 6 * products + 6 * attention;
+}
+
+}  // namespace fsdp::models

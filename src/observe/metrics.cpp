@@ -1,0 +1,121 @@
+#include "observe/metrics.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "fsdp/error.h"
+
+namespace fsdp::observe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json number(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value < 0 ? "-Infinity" : "Infinity";
+  return value;
+}
+
+[[noreturn]] void fail(const std::string& what, const std::string& file) {
+  int why = errno;
+  throw Error("cannot " + what + " " + file + ": " + std::strerror(why) + ".",
+              why == ENOSPC ? "make room on the disk." : "look at the run's directory (--dir).");
+}
+
+void write_all(int handle, std::string_view text, const std::string& file) {
+  while (!text.empty()) {
+    ssize_t done = ::write(handle, text.data(), text.size());
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) fail("write", file);
+    text.remove_prefix(static_cast<size_t>(done));
+  }
+}
+
+// The step of a whole line; nullopt: it is none.
+std::optional<int64_t> step_of(const std::string& line) {
+  Json record = Json::parse(line, nullptr, false);
+  if (!record.is_object() || !record.contains("step")) return {};
+  const Json& step = record["step"];
+  if (!step.is_number_integer()) return {};
+  return step.get<int64_t>();
+}
+
+// Lines up to and with step `last`. A run that was killed may have left half a line at the end;
+// lines that are no record are dropped wherever they stand.
+std::string kept_lines(const std::string& file, int64_t last) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) return "";
+  std::string kept;
+  for (std::string line; std::getline(in, line);) {
+    if (in.eof()) break;  // no line end: torn
+    auto step = step_of(line);
+    if (step && *step <= last) kept += line + "\n";
+  }
+  return kept;
+}
+
+void replace(const std::string& file, const std::string& text) {
+  std::string draft = file + ".partial";
+  int handle = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (handle < 0) fail("write", draft);
+  try {
+    write_all(handle, text, draft);
+    if (::fsync(handle) != 0) fail("write", draft);
+  } catch (...) {
+    ::close(handle);
+    ::unlink(draft.c_str());
+    throw;
+  }
+  ::close(handle);
+  if (::rename(draft.c_str(), file.c_str()) != 0) fail("rename " + draft + " to", file);
+}
+
+}  // namespace
+
+std::string to_json(const StepRecord& record) {
+  Json line;
+  auto known = [&](const char* key, const std::optional<double>& value) {
+    if (value) line[key] = number(*value);
+  };
+  line["step"] = record.step;
+  line["loss"] = number(record.loss);
+  known("grad_norm", record.grad_norm);
+  line["lr"] = number(record.lr);
+  line["tokens"] = record.tokens;
+  line["tokens_per_s"] = number(record.tokens_per_s);
+  if (record.tflops > 0) line["tflops"] = number(record.tflops);
+  known("mfu", record.mfu);
+  line["memory_mb"] = number(record.memory_mb);
+  line["step_ms"] = number(record.step_ms);
+  line["data_ms"] = number(record.data_ms);
+  known("comm_ms", record.comm_ms);
+  line["epoch"] = number(record.epoch);
+  line["skipped"] = record.skipped;
+  known("scale", record.scale);
+  known("eval_loss", record.eval_loss);
+  known("eval_perplexity", record.eval_perplexity);
+  return line.dump();
+}
+
+MetricsLog::MetricsLog(std::string file, int64_t resume_step) : file_(std::move(file)) {
+  replace(file_, resume_step > 0 ? kept_lines(file_, resume_step) : "");
+  handle_ = ::open(file_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (handle_ < 0) fail("open", file_);
+}
+
+MetricsLog::~MetricsLog() {
+  ::close(handle_);
+}
+
+void MetricsLog::write(const StepRecord& record) {
+  write_all(handle_, to_json(record) + "\n", file_);
+}
+
+}  // namespace fsdp::observe

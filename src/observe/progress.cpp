@@ -1,0 +1,193 @@
+#include "observe/progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <ostream>
+#include <vector>
+
+#include "observe/throughput.h"
+
+namespace fsdp::observe {
+namespace {
+
+template <typename... Values>
+std::string format(const char* pattern, Values... values) {
+  char text[128];
+  std::snprintf(text, sizeof text, pattern, values...);
+  return text;
+}
+
+std::string memory(double mib) {
+  return mib >= 1024 ? format("%.1f GiB", mib / 1024) : format("%.0f MiB", mib);
+}
+
+// A part of the live line. Where there is no room, those of low rank go first.
+struct Field {
+  int rank;
+  std::string text;
+  const char* colour = "";
+};
+
+std::vector<Field> fields(const StepRecord& record, const ProgressOptions& options,
+                          std::optional<double> left_s) {
+  std::string step = std::to_string(record.step);
+  if (options.steps > 0) {
+    std::string total = std::to_string(options.steps);
+    step =
+        std::string(total.size() - std::min(total.size(), step.size()), ' ') + step + "/" + total;
+  }
+  std::vector<Field> all = {{9, "step " + step}};
+  all.push_back({8, format("loss %.4f", record.loss), "1"});
+  if (record.skipped) all.push_back({8, "skipped", "31"});
+  if (record.grad_norm) all.push_back({3, format("norm %.3g", *record.grad_norm)});
+  all.push_back({4, format("lr %.2e", record.lr)});
+  all.push_back({6, human_count(record.tokens_per_s) + " tok/s"});
+  if (record.tflops > 0) all.push_back({1, format("%.3g TFLOP/s", record.tflops)});
+  if (record.mfu) all.push_back({2, format("MFU %.1f%%", 100 * *record.mfu)});
+  all.push_back({0, memory(record.memory_mb)});
+  if (left_s) all.push_back({7, "ETA " + human_seconds(*left_s), "36"});
+  return all;
+}
+
+constexpr size_t kGap = 2;
+constexpr size_t kLeastBar = 12, kMostBar = 32;  // with its brackets
+constexpr int kBarRank = 5;
+
+size_t width_of(const std::vector<Field>& all) {
+  size_t width = 0;
+  for (const Field& field : all) width += field.text.size() + (width > 0 ? kGap : 0);
+  return width;
+}
+
+std::string bar(double done, size_t width) {
+  size_t inside = width - 2;
+  auto full =
+      static_cast<size_t>(std::floor(std::clamp(done, 0.0, 1.0) * static_cast<double>(inside)));
+  std::string text(full, '=');
+  if (full < inside) text += '>';
+  text.resize(inside, ' ');
+  return "[" + text + "]";
+}
+
+std::string painted(const Field& field, bool colour) {
+  if (!colour || !*field.colour) return field.text;
+  return std::string("\x1b[") + field.colour + "m" + field.text + "\x1b[0m";
+}
+
+}  // namespace
+
+std::string live_line(const StepRecord& record, const ProgressOptions& options,
+                      std::optional<double> left_s) {
+  // The last column stays free: some terminals begin a new line when it is written.
+  size_t room = static_cast<size_t>(std::max(options.width - 1, 1));
+  auto all = fields(record, options, left_s);
+  bool has_bar = options.steps > 0;
+  while (width_of(all) + (has_bar ? kGap + kLeastBar : 0) > room) {
+    auto least =
+        std::min_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.rank < b.rank; });
+    if (has_bar && kBarRank < least->rank) {
+      has_bar = false;
+    } else if (all.size() > 1) {
+      all.erase(least);
+    } else {
+      all[0].text.resize(std::min(all[0].text.size(), room));
+      break;
+    }
+  }
+  if (has_bar) {
+    size_t width = std::min(kMostBar, room - width_of(all) - kGap);
+    double done = static_cast<double>(record.step) / static_cast<double>(options.steps);
+    all.insert(all.begin() + 1, {kBarRank, bar(done, width), "32"});
+  }
+  std::string line;
+  for (const Field& field : all)
+    line += (line.empty() ? "" : std::string(kGap, ' ')) + painted(field, options.colour);
+  return line;
+}
+
+std::string plain_line(const StepRecord& record, const ProgressOptions& options,
+                       std::optional<double> left_s) {
+  std::string step = std::to_string(record.step);
+  if (options.steps > 0) step.append("/").append(std::to_string(options.steps));
+  int widest =
+      options.steps > 0 ? 2 * static_cast<int>(std::to_string(options.steps).size()) + 1 : 7;
+  std::string line = format("step %*s  loss %8.4f", widest, step.c_str(), record.loss);
+  if (record.grad_norm) line += format("  norm %8.3g", *record.grad_norm);
+  line += format("  lr %.2e  %6s tok/s", record.lr, human_count(record.tokens_per_s).c_str());
+  if (record.tflops > 0) line += format("  %6.3g TFLOP/s", record.tflops);
+  if (record.mfu) line += format("  MFU %4.1f%%", 100 * *record.mfu);
+  line += format("  %9s", memory(record.memory_mb).c_str());
+  if (left_s) line += "  ETA " + human_seconds(*left_s);
+  if (record.skipped) line += "  skipped";
+  return line;
+}
+
+Progress::Progress(std::ostream& out, ProgressOptions options) : out_(out), options_(options) {}
+
+Progress::~Progress() {
+  finish();
+}
+
+void Progress::step(const StepRecord& record) {
+  last_ = record;
+  changed_ = true;
+  ++records_;
+  // The first step of a process is slow and says nothing about the rest.
+  constexpr double kNew = 0.1;
+  smooth_ms_ = records_ <= 2 ? record.step_ms : smooth_ms_ + kNew * (record.step_ms - smooth_ms_);
+  undrawn_ms_ += record.step_ms;
+
+  bool is_last = options_.steps > 0 && record.step >= options_.steps;
+  if (options_.width > 0) {
+    // Twenty times a second is as much as anybody sees.
+    constexpr double kBetween = 50;
+    if (!drawn_ || is_last || undrawn_ms_ >= kBetween) draw();
+  } else if (records_ == 1 || is_last || record.skipped || record.step % options_.every == 0) {
+    draw();
+  }
+  if (record.eval_loss) {
+    std::string text = format("step %lld: evaluation: loss %.4f",
+                              static_cast<long long>(record.step), *record.eval_loss);
+    if (record.eval_perplexity) text += format(", perplexity %.4g", *record.eval_perplexity);
+    line(text);
+  }
+}
+
+void Progress::draw() {
+  std::optional<double> left_s;
+  if (options_.steps > 0 && records_ > 1) {
+    double steps = static_cast<double>(std::max<int64_t>(options_.steps - last_->step, 0));
+    left_s = steps * smooth_ms_ / 1000;
+  }
+  if (options_.width > 0) {
+    out_ << "\r" << live_line(*last_, options_, left_s) << "\x1b[K" << std::flush;
+    drawn_ = true;
+  } else {
+    out_ << plain_line(*last_, options_, left_s) << "\n" << std::flush;
+  }
+  changed_ = false;
+  undrawn_ms_ = 0;
+}
+
+void Progress::clear() {
+  if (drawn_) out_ << "\r\x1b[K";
+  drawn_ = false;
+}
+
+void Progress::line(const std::string& text) {
+  bool was_drawn = drawn_;
+  clear();
+  out_ << text << "\n";
+  if (was_drawn) draw();
+  out_ << std::flush;
+}
+
+void Progress::finish() {
+  if (!drawn_) return;
+  if (changed_) draw();
+  out_ << "\n" << std::flush;
+  drawn_ = false;
+}
+
+}  // namespace fsdp::observe

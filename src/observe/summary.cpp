@@ -1,0 +1,101 @@
+#include "observe/summary.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "base/table.h"
+#include "observe/throughput.h"
+
+namespace fsdp::observe {
+namespace {
+
+struct Part {
+  const char* name;
+  double seconds;
+  int tenths = 0;  // of a percent
+};
+
+// Rounded so that they add up to 1000 tenths: what rounding down leaves goes to those that lost
+// most by it.
+void share_out(std::vector<Part>& parts) {
+  double total = 0;
+  for (const Part& part : parts) total += part.seconds;
+  if (total <= 0) return;
+  int left = 1000;
+  std::vector<std::pair<double, Part*>> lost;
+  for (Part& part : parts) {
+    double exact = 1000 * part.seconds / total;
+    part.tenths = static_cast<int>(std::floor(exact));
+    left -= part.tenths;
+    lost.emplace_back(exact - part.tenths, &part);
+  }
+  std::stable_sort(lost.begin(), lost.end(), [](auto& a, auto& b) { return a.first > b.first; });
+  for (int i = 0; i < left; ++i) ++lost[static_cast<size_t>(i)].second->tenths;
+}
+
+template <typename... Values>
+std::string format(const char* pattern, Values... values) {
+  char text[160];
+  std::snprintf(text, sizeof text, pattern, values...);
+  return text;
+}
+
+std::string row(const std::string& name, const std::string& value, bool colour) {
+  std::string title = format("  %-22s", name.c_str());
+  return (colour ? "\x1b[1m" + title + "\x1b[0m" : title) + value + "\n";
+}
+
+}  // namespace
+
+std::string describe(const RunSummary& run, bool colour) {
+  double known = run.compute_s + run.comm_s + run.data_s + run.checkpoint_s + run.evaluation_s;
+  // Clocks are read at different moments: parts may come to a little more than the whole.
+  double total = std::max(run.total_s, known);
+  std::vector<Part> parts = {{"compute", run.compute_s},
+                             {"exposed communication", run.comm_s},
+                             {"data", run.data_s},
+                             {"checkpoint", run.checkpoint_s},
+                             {"evaluation", run.evaluation_s},
+                             {"other", total - known}};
+  share_out(parts);
+
+  std::string out = "The run took " + human_seconds(total) + ":\n";
+  for (const Part& part : parts) {
+    out += row(part.name,
+               format("%10.1f s  %3d.%d %%", part.seconds, part.tenths / 10, part.tenths % 10),
+               colour);
+  }
+  auto number = [](int64_t value) { return with_separators(value); };
+  std::string steps = number(run.steps);
+  if (run.skipped > 0) steps += ", " + number(run.skipped) + " of them skipped (not finite)";
+  out += row("steps", steps, colour);
+  if (run.tokens > 0) {
+    double training_s = run.compute_s + run.comm_s + run.data_s;
+    std::string speed = training_s > 0
+                            ? ", " + human_count(static_cast<double>(run.tokens) / training_s) +
+                                  " tokens/s while training"
+                            : "";
+    out += row("tokens", number(run.tokens) + speed, colour);
+  }
+  if (run.tflops) {
+    std::string text = format("%.3g TFLOP/s", *run.tflops);
+    if (run.mfu) text += format(", %.1f %% of the device's peak", 100 * *run.mfu);
+    out += row("each device", text, colour);
+  }
+  out += row("peak memory", human_bytes(run.peak_memory_mb * 1024 * 1024) + " (rank 0)", colour);
+  if (run.last_loss) {
+    std::string text = format("%.4f", *run.last_loss);
+    if (run.first_loss) text = format("%.4f -> ", *run.first_loss) + text;
+    out += row("loss", text, colour);
+  }
+  if (run.eval_loss) {
+    out +=
+        row("evaluation",
+            format("loss %.4f, perplexity %.4g", *run.eval_loss, std::exp(*run.eval_loss)), colour);
+  }
+  return out;
+}
+
+}  // namespace fsdp::observe

@@ -1,0 +1,258 @@
+#include "train/config_check.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string>
+#include <vector>
+
+#include "fsdp/error.h"
+#include "train/config_values.h"
+
+namespace fsdp::train {
+namespace {
+
+using Words = std::vector<std::string>;
+
+std::string text(int64_t number) {
+  return std::to_string(number);
+}
+
+bool is_one_of(const std::string& word, const Words& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+// Keys that mean something only where another key has one of some values.
+struct OnlyWith {
+  std::string key;
+  std::string other;
+  Words values;
+};
+
+const std::vector<OnlyWith>& conditions() {
+  static const Words rotary = {"llama", "qwen2"}, text_models = {"llama", "qwen2", "gpt2"};
+  static const std::vector<OnlyWith> all = {
+      {"model.vocab", "model.type", text_models},
+      {"model.heads", "model.type", text_models},
+      {"model.kv_heads", "model.type", rotary},
+      {"model.ffn", "model.type", text_models},
+      {"model.max_tokens", "model.type", {"gpt2"}},
+      {"model.tied", "model.type", text_models},
+      {"model.dropout", "model.type", {"gpt2"}},
+      {"model.rope_base", "model.type", rotary},
+      {"model.rope_scaling", "model.type", rotary},
+      {"model.width", "model.type", {"mlp"}},
+      {"model.rope_factor", "model.rope_scaling", {"llama3"}},
+      {"model.rope_low_freq", "model.rope_scaling", {"llama3"}},
+      {"model.rope_high_freq", "model.rope_scaling", {"llama3"}},
+      {"model.rope_original_tokens", "model.rope_scaling", {"llama3"}},
+      {"data.document_mask", "model.type", text_models},
+      {"train.sample_every", "model.type", text_models},
+      {"optim.beta1", "optim.type", {"adamw"}},
+      {"optim.beta2", "optim.type", {"adamw"}},
+      {"optim.eps", "optim.type", {"adamw"}},
+      {"optim.momentum", "optim.type", {"sgd"}},
+      {"optim.decay_steps", "optim.schedule", {"wsd"}},
+      {"optim.final_ratio", "optim.schedule", {"linear", "cosine", "wsd"}},
+      {"shard.wrap_min_params", "shard.wrap", {"size"}},
+      {"shard.shard_ranks", "shard.strategy", {"hybrid_shard"}},
+  };
+  return all;
+}
+
+// A key that would have no effect was set by somebody who expects one. A value that is the default
+// is let pass: configs that were written out hold every key.
+void check_conditions(const Config& config) {
+  Config copy = config, defaults;
+  auto chosen = options(copy), usual = options(defaults);
+  for (const OnlyWith& one : conditions()) {
+    const Option& key = *find(chosen, one.key);
+    const std::string& other = *std::get<std::string*>(find(chosen, one.other)->target);
+    if (is_one_of(other, one.values)) continue;
+    std::string standard = value_text(*find(usual, one.key));
+    if (value_text(key) == standard) continue;
+    std::string values;
+    for (const auto& value : one.values) values += (values.empty() ? "" : " or ") + value;
+    throw Error(
+        one.key + " = " + value_text(key) + " has no effect: " + one.other + " is " + other + ".",
+        "leave it at " + standard + ", or set " + one.other + " to " + values + ".");
+  }
+}
+
+void check_model(const Config& config) {
+  const ModelConfig& model = config.model;
+  if (model.type == "mlp") return;
+  if (model.dim % model.heads != 0) {
+    throw Error("model.dim = " + text(model.dim) +
+                    " is not a multiple of model.heads = " + text(model.heads) + ".",
+                "every head takes an equal part of dim: try dim = " +
+                    text((model.dim / model.heads + 1) * model.heads) + ".");
+  }
+  if (model.type != "gpt2" && model.dim / model.heads % 2 != 0) {
+    throw Error("model.dim / model.heads = " + text(model.dim / model.heads) + " is odd.",
+                "rotary positions turn pairs of elements: choose heads of an even size.");
+  }
+  if (model.kv_heads > 0 && model.heads % model.kv_heads != 0) {
+    throw Error("model.heads = " + text(model.heads) +
+                    " is not a multiple of model.kv_heads = " + text(model.kv_heads) + ".",
+                "every head of keys and values serves the same number of heads.");
+  }
+  if (model.type == "gpt2" && model.max_tokens > 0 && config.data.seq > model.max_tokens) {
+    throw Error("data.seq = " + text(config.data.seq) + " is more than the " +
+                    text(model.max_tokens) + " positions of this gpt2 (model.max_tokens).",
+                "shorten data.seq, or set model.max_tokens to 0: as many as data.seq.");
+  }
+  if (model.rope_scaling == "llama3" && model.rope_low_freq >= model.rope_high_freq) {
+    throw Error("model.rope_low_freq is not below model.rope_high_freq.", "Llama 3 has 1 and 4.");
+  }
+}
+
+bool is_random(const DataConfig& data) {
+  return is_one_of("random", data.train);
+}
+
+void check_data(const Config& config) {
+  const DataConfig& data = config.data;
+  bool has_token_files = is_one_of(data.format, {"nanogpt", "llmc", "megatron"});
+  if (is_random(data) && (data.train.size() > 1 || !data.valid.empty())) {
+    throw Error("data.train has \"random\" and other data beside it.",
+                "made-up tokens stand alone: data.train = [\"random\"], data.valid = [].");
+  }
+  if (is_random(data) && (data.format != "auto" || data.loss_mask || data.document_mask)) {
+    throw Error("data.train = [\"random\"] is in no file, so format and masks have no meaning.",
+                "leave out data.format, data.loss_mask and data.document_mask.");
+  }
+  if (config.model.type == "mlp" && !is_random(data)) {
+    throw Error(
+        "an mlp cannot learn text.",
+        "give it made-up vectors: data.train = [\"random\"]; or choose another model.type.");
+  }
+  if (data.loss_mask && data.format == "text") {
+    throw Error("data.loss_mask is for token files, and data.format is text.",
+                "fsdp tokenize writes token files with a mask beside them.");
+  }
+  if (has_token_files && data.train.empty()) {
+    throw Error("data.format = " + data.format + ", but data.train names no file.",
+                "name one, fsdp tokenize makes them; or leave out data.format.");
+  }
+  if (has_token_files && config.model.vocab == 0 && data.tokenizer == "bytes") {
+    throw Error("data.format = " + data.format + ": token files do not say how many tokens exist.",
+                "set model.vocab, or data.tokenizer to the tokenizer.json that made them.");
+  }
+}
+
+void check_length(const Config& config) {
+  const TrainConfig& train = config.train;
+  int ends = (train.steps > 0) + (train.tokens > 0) + (train.epochs > 0);
+  if (ends == 0) {
+    throw Error("nothing says when the run ends.",
+                "set one of train.steps, train.tokens and train.epochs (--steps 1000).");
+  }
+  if (ends > 1) {
+    throw Error("more than one of train.steps, train.tokens and train.epochs is set.",
+                "leave one of them.");
+  }
+  if (train.epochs > 0 && is_random(config.data)) {
+    throw Error("random data has no epochs.", "set train.steps or train.tokens instead.");
+  }
+  if (train.tokens > 0 && config.model.type == "mlp") {
+    throw Error("an mlp sees no tokens.", "set train.steps instead of train.tokens.");
+  }
+  if (train.tokens > 0 && train.tokens < train.batch * config.data.seq) {
+    throw Error("train.tokens = " + text(train.tokens) + " is less than one step of " +
+                    text(train.batch) + " x " + text(config.data.seq) + " tokens.",
+                "raise train.tokens, or lower train.batch.");
+  }
+}
+
+void check_batch(const TrainConfig& train, int world) {
+  int64_t unit = world * std::max<int64_t>(train.micro_batch, 1);
+  if (train.batch % unit == 0) return;
+  int64_t below = train.batch / unit * unit, above = below + unit;
+  std::string near = (below > 0 ? text(below) + " or " : "") + text(above);
+  if (train.batch % world != 0) {
+    throw Error("train.batch = " + text(train.batch) + " cannot be divided among " + text(world) +
+                    " ranks.",
+                "the nearest that can: --batch " + near + ".");
+  }
+  throw Error("the " + text(train.batch / world) + " samples of a rank (train.batch = " +
+                  text(train.batch) + ", " + text(world) + " ranks) are no multiple of " +
+                  "train.micro_batch = " + text(train.micro_batch) + ".",
+              "--batch " + near + ", or --train.micro_batch 0 for all at once.");
+}
+
+void check_optim(const Config& config) {
+  const OptimConfig& optim = config.optim;
+  if (optim.schedule == "wsd" && optim.decay_steps == 0) {
+    throw Error("optim.schedule = wsd does not say how long the learning rate falls at the end.",
+                "set optim.decay_steps; a tenth to a fifth of all steps is usual.");
+  }
+  auto steps = known_steps(config);
+  if (steps && optim.warmup_steps > *steps) {
+    throw Error("optim.warmup_steps = " + text(optim.warmup_steps) + " is more than the run's " +
+                    text(*steps) + " steps.",
+                "lower it: --optim.warmup_steps " + text(*steps / 10) + ".");
+  }
+  if (steps && optim.schedule == "wsd" && optim.warmup_steps > *steps - optim.decay_steps) {
+    throw Error("optim.warmup_steps and optim.decay_steps are more than the run's " + text(*steps) +
+                    " steps together.",
+                "lower one of them.");
+  }
+}
+
+void check_shard(const ShardConfig& shard, int world) {
+  if (shard.shard_ranks > 0 && world % shard.shard_ranks != 0) {
+    throw Error(text(world) + " ranks cannot be divided into groups of shard.shard_ranks = " +
+                    text(shard.shard_ranks) + ".",
+                "choose a divisor of the number of ranks.");
+  }
+  const std::string& reshard = shard.reshard_after_forward;
+  if (shard.strategy == "no_shard" && reshard != "auto") {
+    throw Error("shard.reshard_after_forward = " + reshard +
+                    " has no effect: no_shard never gives parameters up.",
+                "leave it at \"auto\", or choose another shard.strategy.");
+  }
+  if (shard.strategy == "shard_grad_op" && reshard != "auto" && reshard != "false") {
+    throw Error("shard.reshard_after_forward = " + reshard +
+                    " contradicts shard_grad_op, which keeps parameters until backward.",
+                "leave it at \"auto\", or set shard.strategy to full_shard.");
+  }
+  int64_t parts = 0;
+  std::from_chars(reshard.data(), reshard.data() + reshard.size(), parts);
+  int64_t ranks = shard.shard_ranks > 0 ? shard.shard_ranks : world;
+  if (parts > 0 && ranks % parts != 0) {
+    throw Error("shard.reshard_after_forward = " + reshard + " does not divide the " + text(ranks) +
+                    " ranks that share the model.",
+                "choose a divisor, true or false.");
+  }
+  if (shard.precision == "fp32" && shard.reduce != "fp32") {
+    throw Error("shard.reduce = " + shard.reduce +
+                    " would round gradients that are computed in "
+                    "fp32 (shard.precision).",
+                "set shard.precision to " + shard.reduce + ", or shard.reduce to fp32.");
+  }
+}
+
+}  // namespace
+
+void check(const Config& config, int world) {
+  if (config.resume && config.dir.empty()) {
+    throw Error("--resume does not say which run goes on.", "add --dir runs/NAME.");
+  }
+  check_conditions(config);
+  check_model(config);
+  check_data(config);
+  check_length(config);
+  check_batch(config.train, world);
+  check_optim(config);
+  check_shard(config.shard, world);
+}
+
+std::optional<int64_t> known_steps(const Config& config) {
+  const TrainConfig& train = config.train;
+  if (train.steps > 0) return train.steps;
+  if (train.tokens <= 0 || train.batch <= 0 || config.data.seq <= 0) return {};
+  int64_t step = train.batch * config.data.seq;
+  return train.tokens / step + (train.tokens % step != 0);
+}
+
+}  // namespace fsdp::train

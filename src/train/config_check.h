@@ -1,0 +1,17 @@
+// What no single value can show: choices that contradict each other, or the number of ranks. Each
+// is an Error that names the keys and ends in what to do.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "train/config.h"
+
+namespace fsdp::train {
+
+void check(const Config& config, int world);
+
+// Steps of the run where the config alone says it (steps, tokens); not with epochs.
+std::optional<int64_t> known_steps(const Config& config);
+
+}  // namespace fsdp::train

@@ -1,0 +1,124 @@
+#include "train/config_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "fsdp/error.h"
+#include "train/config_values.h"
+
+namespace fsdp::train {
+namespace {
+
+std::string type_name(const Option& option) {
+  struct Words {
+    const OptionCheck& check;
+    std::string operator()(bool*) const { return "[BOOL]"; }
+    std::string operator()(int64_t*) const { return "N"; }
+    std::string operator()(double*) const { return "X"; }
+    std::string operator()(std::string*) const {
+      std::string all;
+      for (const auto& choice : check.choices) all += (all.empty() ? "" : "|") + choice;
+      return all.empty() ? "TEXT" : all + (check.or_number ? "|N" : "");
+    }
+    std::string operator()(std::vector<std::string>*) const { return "TEXT"; }
+  };
+  return std::visit(Words{option.check}, option.target);
+}
+
+std::string help(const Option& option) {
+  bool is_list = std::holds_alternative<std::vector<std::string>*>(option.target);
+  return option.help + (is_list ? "; once for each" : "") + " (default: " + value_text(option) +
+         ")";
+}
+
+std::string group(const Option& option) {
+  for (const Section& section : sections()) {
+    if (section.name != option.section) continue;
+    return section.name.empty() ? section.help : "[" + section.name + "] " + section.help;
+  }
+  return "Options";
+}
+
+// Every spelling of every flag, without the dashes.
+std::vector<std::string> spellings(const std::vector<Option>& all) {
+  std::vector<std::string> names;
+  for (const Option& option : all) {
+    names.push_back(option.name());
+    if (!option.check.alias.empty()) names.push_back(option.check.alias.substr(2));
+  }
+  return names;
+}
+
+[[noreturn]] void refuse_unknown(const std::string& word, const CLI::App& command) {
+  if (!word.starts_with("-")) {
+    throw Error("\"" + word + "\" is one word too many.", "flags look like --optim.lr 1e-4.");
+  }
+  std::string name = word.substr(word.find_first_not_of('-'));
+  name = name.substr(0, name.find('='));
+  Config defaults;
+  auto all = options(defaults);
+  std::vector<std::string> others;  // short flags, and those of the command itself
+  for (const CLI::Option* option : command.get_options()) {
+    for (const auto& long_name : option->get_lnames()) {
+      if (long_name.find('.') == std::string::npos) others.push_back(long_name);
+    }
+  }
+  std::string near = nearest_word(others, name);
+  if (near.empty()) near = nearest(all, name);
+  throw Error("there is no flag " + word.substr(0, word.find('=')) + ".",
+              (near.empty() ? "" : "the nearest is --" + near + "; ") + command.get_name() +
+                  " --help lists all.");
+}
+
+void add(CLI::App& command, const Option& option, CommandLine& line,
+         const std::shared_ptr<const std::vector<std::string>>& known) {
+  bool is_bool = std::holds_alternative<bool*>(option.target);
+  std::string names = option.flag();
+  if (!option.check.alias.empty()) names = option.check.alias + "," + names;
+  CLI::callback_t take = [&line, known, is_bool,
+                          name = option.name()](const CLI::results_t& words) {
+    const std::string& word = words.back();
+    bool is_flag = word.starts_with("--") &&
+                   std::find(known->begin(), known->end(), word.substr(2)) != known->end();
+    if (is_flag) {  // --dir= --resume: CLI11 takes the next word for an empty one
+      throw Error("--" + name + " has no value: " + word + " follows it.",
+                  "write --" + name + " VALUE.");
+    }
+    // `--resume my.toml`: a switch is on without a value, so the word after it is its own.
+    if (is_bool && !word.empty() && !flag_word(word)) {
+      line.flags.emplace_back(name, "true");
+      line.configs.push_back(word);
+    } else {
+      line.flags.emplace_back(name, is_bool && word.empty() ? "true" : word);
+    }
+    return true;
+  };
+  CLI::Option* added = command.add_option(names, std::move(take), help(option));
+  // One call for every time that it stands on the line: the order is kept, and nothing is joined.
+  added->expected(is_bool ? 0 : 1, 1)->trigger_on_parse()->allow_extra_args(false);
+  added->type_name(type_name(option))->group(group(option));
+}
+
+}  // namespace
+
+void declare(CLI::App& command, CommandLine& line) {
+  Config defaults;
+  auto all = options(defaults);
+  auto known = std::make_shared<const std::vector<std::string>>(spellings(all));
+  command
+      .add_option_function<std::vector<std::string>>(
+          "config",
+          [&line](const std::vector<std::string>& words) {
+            line.configs.insert(line.configs.end(), words.begin(), words.end());
+          },
+          "A TOML file, or the name of a ready config (--list-configs)")
+      ->type_name("CONFIG");
+  for (const Option& option : all) add(command, option, line, known);
+  command.allow_extras();
+  command.parse_complete_callback([&command] {
+    for (const auto& word : command.remaining()) refuse_unknown(word, command);
+  });
+}
+
+}  // namespace fsdp::train

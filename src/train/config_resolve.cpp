@@ -1,0 +1,193 @@
+#include "train/config_resolve.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "fsdp/error.h"
+#include "train/config_check.h"
+#include "train/config_ready.h"
+#include "train/config_toml.h"
+#include "train/config_values.h"
+
+namespace fsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kEnds[] = {"train.steps", "train.tokens", "train.epochs"};
+
+struct Source {
+  std::string file;  // for errors
+  std::string name;
+  std::string text;
+};
+
+std::string read(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw Error("cannot read the config " + file.string() + ".", "is it a file of yours?");
+  return text.str();
+}
+
+Source named_source(const std::string& name) {
+  std::error_code problem;
+  if (fs::is_regular_file(name, problem)) {
+    return {name, fs::path(name).stem().string(), read(name)};
+  }
+  if (const ReadyConfig* ready = ready_config(name)) {
+    return {std::string(ready->name) + " (built in)", fs::path(name).filename().string(),
+            std::string(ready->text)};
+  }
+  // "configs/llama-1b.toml" where there is no checkout is still most likely llama-1b.
+  fs::path path(name);
+  std::string bare = path.filename().string();
+  if (path.extension() == ".toml") bare = path.stem().string();
+  std::vector<std::string> known;
+  for (const auto& ready : ready_configs()) known.emplace_back(ready.name);
+  std::string near = nearest_word(known, bare);
+  throw Error("there is no config \"" + name + "\": neither a file nor a ready config.",
+              (near.empty() ? "" : "the nearest is " + near + "; ") +
+                  "fsdp train --list-configs lists those that are ready.");
+}
+
+// Names that a section or a key may have, for errors: lr belongs to [optim].
+[[noreturn]] void refuse_key(const std::vector<Option>& all, const toml::Entry& entry,
+                             const std::string& where) {
+  size_t dot = entry.name.rfind('.');
+  std::string section = dot == std::string::npos ? "" : entry.name.substr(0, dot);
+  std::string key = entry.name.substr(dot == std::string::npos ? 0 : dot + 1);
+  std::string place = section.empty() ? "outside of all sections" : "in [" + section + "]";
+  const Option* near = find(all, nearest(all, entry.name));
+  std::string hint;
+  if (!near) {
+    hint = "docs/config.md lists every key.";
+  } else if (near->section == section) {
+    hint = "the nearest is " + near->key + ".";
+  } else if (near->section.empty()) {
+    hint = near->key + " stands before the first [section].";
+  } else {
+    hint = near->key + " belongs to [" + near->section + "].";
+  }
+  throw Error(where + ": there is no key \"" + key + "\" " + place + ".", hint);
+}
+
+void refuse_unknown_sections(const toml::Document& document, const std::string& file) {
+  std::vector<std::string> known;
+  for (const Section& section : sections())
+    if (!section.name.empty()) known.push_back(section.name);
+  for (const auto& [name, line] : document.tables) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    std::string near = nearest_word(known, name), all;
+    for (const auto& one : known) all += (all.empty() ? "" : ", ") + one;
+    throw Error(file + ":" + std::to_string(line) + ": there is no section [" + name + "].",
+                near.empty() ? "sections are " + all + "." : "the nearest is [" + near + "].");
+  }
+}
+
+bool is_end(const std::string& name) {
+  return std::find(std::begin(kEnds), std::end(kEnds), name) != std::end(kEnds);
+}
+
+// Flags by option, all words of each. Applied to `config` after the file.
+void apply_flags(Config& config, const CommandLine& line, std::set<std::string>& given) {
+  auto all = options(config);
+  std::map<std::string, std::vector<std::string>> words;
+  for (const auto& [name, word] : line.flags) words[name].push_back(word);
+  bool ends = std::any_of(words.begin(), words.end(), [](auto& one) { return is_end(one.first); });
+  if (ends) config.train.steps = config.train.tokens = 0, config.train.epochs = 0;
+  for (const auto& [name, given_words] : words) {
+    const Option* option = find(all, name);
+    if (!option) throw Error("there is no option " + name + ".", "");
+    set(*option, given_words);
+    given.insert(name);
+  }
+}
+
+// `--steps 10` with a config that warms up for 1000: people who try something out do not want to
+// hear about it, so the file's warm-up shrinks with the run. What a flag says stays.
+void shorten(Resolved& resolved, const CommandLine& line) {
+  auto steps = known_steps(resolved.config);
+  if (!steps) return;
+  auto by_flag = [&](const char* name) {
+    return std::any_of(line.flags.begin(), line.flags.end(),
+                       [&](auto& flag) { return flag.first == name; });
+  };
+  bool ends = std::any_of(std::begin(kEnds), std::end(kEnds), by_flag);
+  OptimConfig& optim = resolved.config.optim;
+  if (!ends || optim.warmup_steps + optim.decay_steps <= *steps) return;
+  auto shrink = [&](const char* name, int64_t& value) {
+    int64_t less = std::min(value, *steps / 10);
+    if (by_flag(name) || less == value) return;
+    resolved.notes.push_back(std::string(name) + " is " + std::to_string(less) + " instead of " +
+                             std::to_string(value) + ": the run has " + std::to_string(*steps) +
+                             (*steps == 1 ? " step." : " steps."));
+    value = less;
+  };
+  shrink("optim.warmup_steps", optim.warmup_steps);
+  shrink("optim.decay_steps", optim.decay_steps);
+}
+
+const std::string* last_flag(const CommandLine& line, const char* name) {
+  const std::string* word = nullptr;
+  for (const auto& [flag, value] : line.flags)
+    if (flag == name) word = &value;
+  return word;
+}
+
+Source source_of(const CommandLine& line) {
+  if (line.configs.size() > 1) {
+    throw Error("two configs are given: " + line.configs[0] + " and " + line.configs[1] + ".",
+                "give one, and change single values by flags.");
+  }
+  if (!line.configs.empty()) return named_source(line.configs[0]);
+  const std::string* resume = last_flag(line, "resume");
+  if (!resume || flag_word(*resume) != true) return named_source("demo");
+  const std::string* dir = last_flag(line, "dir");
+  if (!dir) {
+    throw Error("--resume does not say which run goes on.", "fsdp train --dir runs/NAME --resume.");
+  }
+  fs::path file = fs::path(*dir) / "config.toml";
+  std::error_code problem;
+  if (!fs::is_regular_file(file, problem)) {
+    throw Error("there is no run to go on with in " + *dir + ": it has no config.toml.",
+                "look at --dir; ls runs shows the runs that are there.");
+  }
+  // The trailing part: "runs/a/" is a folder "a", too.
+  fs::path run = (fs::absolute(*dir) / "").lexically_normal().parent_path();
+  return {file.string(), run.filename().string(), read(file)};
+}
+
+}  // namespace
+
+std::vector<std::string> apply_toml(Config& config, std::string_view text,
+                                    const std::string& file) {
+  toml::Document document = toml::parse(text, file);
+  refuse_unknown_sections(document, file);
+  auto all = options(config);
+  std::vector<std::string> names;
+  for (const auto& entry : document.entries) {
+    std::string where = file + ":" + std::to_string(entry.line);
+    const Option* option = find(all, entry.name);
+    if (!option) refuse_key(all, entry, where);
+    set(*option, entry.value, where);
+    names.push_back(entry.name);
+  }
+  return names;
+}
+
+Resolved resolve(const CommandLine& line) {
+  Resolved resolved;
+  Source source = source_of(line);
+  resolved.name = source.name;
+  for (auto& name : apply_toml(resolved.config, source.text, source.file))
+    resolved.given.insert(name);
+  apply_flags(resolved.config, line, resolved.given);
+  shorten(resolved, line);
+  return resolved;
+}
+
+}  // namespace fsdp::train

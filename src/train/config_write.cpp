@@ -1,0 +1,69 @@
+#include "train/config_write.h"
+
+#include <sstream>
+
+#include "train/config_values.h"
+
+namespace fsdp::train {
+namespace {
+
+// `text` in lines of at most `columns`, each after "# ".
+std::string comment(const std::string& text, size_t columns) {
+  std::istringstream words(text);
+  std::string word, out, line = "#";
+  while (words >> word) {
+    if (line.size() > 1 && line.size() + 1 + word.size() > columns) {
+      out += line + "\n";
+      line = "#";
+    }
+    line += " " + word;
+  }
+  return out + line + "\n";
+}
+
+// A | would end a table's cell.
+std::string cell(const std::string& text) {
+  std::string out;
+  for (char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
+  return out;
+}
+
+}  // namespace
+
+std::string to_toml(const Config& config) {
+  Config copy = config;
+  auto all = options(copy);
+  std::string out;
+  for (const Section& section : sections()) {
+    if (!section.name.empty()) out += "\n[" + section.name + "]  # " + section.help + "\n";
+    for (const Option& option : all) {
+      if (option.section != section.name) continue;
+      out += comment(option.help + " (" + expected(option) + ")", 100);
+      out += option.key + " = " + value_text(option) + "\n";
+    }
+  }
+  return out;
+}
+
+std::string describe_options_markdown() {
+  Config defaults;
+  auto all = options(defaults);
+  std::string out;
+  for (const Section& section : sections()) {
+    out += "## " + (section.name.empty() ? "Outside of all sections" : "`[" + section.name + "]`");
+    out +=
+        "\n\n" + section.help + ".\n\n| key | default | takes | what it is |\n|---|---|---|---|\n";
+    for (const Option& option : all) {
+      if (option.section != section.name) continue;
+      out += "| `" + option.key + "` | `" + cell(value_text(option)) + "` | " +
+             cell(expected(option)) + " | " + cell(option.help);
+      if (!option.check.alias.empty()) out += "; short flag `" + option.check.alias + "`";
+      out += " |\n";
+    }
+    out += "\n";
+  }
+  out.pop_back();
+  return out;
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,303 @@
+#include "train/loop.h"
+
+#include <ATen/ops/tensor.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <iostream>
+#include <limits>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "base/terminal.h"
+#include "fsdp/error.h"
+#include "train/config_check.h"
+#include "train/config_write.h"
+#include "train/device.h"
+#include "train/report.h"
+#include "train/sample.h"
+#include "train/step.h"
+#include "train/stop.h"
+#include "train/training.h"
+
+namespace fsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Rank 0's text for everybody, or its error.
+std::string from_rank_0(const World& world, const std::string& key,
+                        const std::function<std::string()>& say) {
+  if (world.size() == 1) return say();
+  c10::intrusive_ptr<c10d::Store> store = world.store();
+  if (world.rank() == 0) {
+    try {
+      std::string text = say();
+      store->set(key, "=" + text);
+      return text;
+    } catch (const std::exception& problem) {
+      store->set(key, std::string("!") + problem.what());
+      throw;
+    }
+  }
+  std::string text = store->get_to_str(key);
+  if (text.starts_with("!"))
+    throw Error("rank 0 could not begin the run.", "its own message says why.");
+  return text.substr(1);
+}
+
+// Where the run lies, and what it goes on from ("" for the beginning).
+struct Begun {
+  RunDirectory directory;
+  std::string checkpoint;
+};
+
+Begun begin(const World& world, const RunRequest& request) {
+  std::string root = from_rank_0(world, "fsdp/train/dir", [&] {
+    if (!request.config.dir.empty()) return request.config.dir;
+    return free_directory(request.name).string();
+  });
+  Begun begun{.directory = {root}};
+  begun.checkpoint = from_rank_0(world, "fsdp/train/from", [&] {
+    auto found = prepare(begun.directory, request.config.resume);
+    return found ? found->string() : std::string();
+  });
+  return begun;
+}
+
+int64_t micro_batch(const Config& config, const World& world) {
+  return config.train.micro_batch > 0 ? config.train.micro_batch
+                                      : config.train.batch / world.size();
+}
+
+void keep_tokenizer(const Training& training) {
+  auto tokenizer = training.corpus->tokenizer();
+  if (training.world.rank() == 0 && tokenizer) tokenizer->save(training.directory.root.string());
+}
+
+void introduce(Report& report, const Training& training, const RunRequest& request,
+               const RunState& start) {
+  const World& world = training.world;
+  const Config& config = training.config;
+  for (const std::string& note : request.notes) report.line(note);
+  std::string device = device_name(world.device());
+  report.line("model      " + training.trainee.title + ", computed in " + config.shard.precision +
+              "\ndata       " + training.corpus->title() + "\nranks      " +
+              std::to_string(world.size()) + " over " + world.backend() + " on " +
+              (device.empty() ? "the CPU" : device) + ", " + config.shard.strategy + " in " +
+              std::to_string(training.sharded.units().size()) + " units\nrun        " +
+              training.directory.root.string());
+  if (start.step > 0) report.line("resumed    after step " + std::to_string(start.step));
+}
+
+// What deterministic operators cost, measured: a few forwards and backwards of one batch with them
+// and without, from the same random state; nothing is updated.
+void show_cost_of_determinism(Report& report, Training& training, const Samples& batch) {
+  auto seconds = [&](bool on) {
+    set_deterministic(on);
+    double best = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < 4; ++i) {  // the first warms up
+      synchronize(training.world.device());
+      auto start = std::chrono::steady_clock::now();
+      Samples part =
+          part_of(batch, 0, std::min(batch.count, micro_batch(training.config, training.world)));
+      training.trainee.loss_sum(on_device(part, training.world.device())).backward();
+      synchronize(training.world.device());
+      std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      training.optimizer->zero_grad();
+      if (i > 0) best = std::min(best, took.count());
+    }
+    return best;
+  };
+  double free = seconds(false), fixed = seconds(true);
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "deterministic operators: %.1f ms a micro-batch, %.1f ms without (%+.1f %%)",
+                fixed * 1e3, free * 1e3, (fixed / free - 1) * 100);
+  report.line(text);
+}
+
+void evaluate_now(Report& report, const Training& training, const RunState& state) {
+  std::unique_ptr<Feed> feed = training.corpus->validation(training.world);
+  if (!feed) return;
+  int64_t batches = training.corpus->validation_batches();
+  if (training.config.train.eval_batches > 0)
+    batches = std::min(batches, training.config.train.eval_batches);
+  Evaluation result;
+  report.timed(Report::kEvaluation, [&] {
+    result = evaluate(training.world, training.trainee, *feed, batches,
+                      micro_batch(training.config, training.world));
+  });
+  report.evaluation(state, result);
+}
+
+void sample_now(Report& report, const Training& training, const RunState& state) {
+  const TrainConfig& config = training.config.train;
+  auto tokenizer = training.corpus->tokenizer();
+  if (!training.trainee.text || !tokenizer || config.sample_tokens == 0) return;
+  std::vector<int64_t> prompt;
+  for (int32_t id : tokenizer->encode(config.sample_prompt)) prompt.push_back(id);
+  if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));  // a document begins
+  data::StreamDecoder decoder(tokenizer);
+  std::string text = config.sample_prompt;
+  const World& world = training.world;
+  auto agree = [&](int64_t token) {
+    at::Tensor shared = at::tensor({token}, at::kLong).to(world.device());
+    world.comm().broadcast(shared, 0, {.label = "sampled token"});
+    return shared.item<int64_t>();
+  };
+  auto take = [&](int64_t token) {
+    if (tokenizer->eos() == token) return false;
+    if (token < tokenizer->vocab_size()) text += decoder.push(static_cast<int32_t>(token));
+    return true;
+  };
+  report.timed(Report::kEvaluation, [&] {
+    generate(*training.trainee.text, world.device(), prompt,
+             {.temperature = config.sample_temperature,
+              .seed = static_cast<uint64_t>(config.seed) + state.step,
+              .tokens = config.sample_tokens},
+             take, world.size() > 1 ? agree : std::function<int64_t(int64_t)>());
+  });
+  report.sample(state, text + decoder.finish());
+}
+
+// Steps in a row whose loss or gradient was not finite.
+class NotFinite {
+ public:
+  explicit NotFinite(const Training& training) : training_(training) {}
+
+  void saw(const RunState& state, const StepOutcome& outcome, Report& report) {
+    if (outcome.updated) {
+      in_a_row_ = 0;
+      return;
+    }
+    // A scaler that is still looking for its scale skips steps as a matter of course.
+    if (training_.scaler && std::isfinite(outcome.loss) && training_.scaler->scale() >= 1) return;
+    ++in_a_row_;
+    char what[160];
+    std::snprintf(what, sizeof what, "step %lld: loss %g, gradient norm %g",
+                  static_cast<long long>(state.step), outcome.loss, outcome.grad_norm);
+    const TrainConfig& config = training_.config.train;
+    if (config.on_nan == "stop")
+      throw Error(std::string(what) + ": not finite, and train.on_nan is stop.",
+                  "the last checkpoint is as it was; try a lower --optim.lr, a --train.clip, or "
+                  "--train.on_nan skip.");
+    if (in_a_row_ > config.max_skips)
+      throw Error(std::string(what) + ": not finite for the " + std::to_string(in_a_row_) +
+                      "th time in a row.",
+                  "the model is beyond repair: go back with --resume and a lower --optim.lr.");
+    report.line(std::string(what) + ": not finite, the step is skipped");
+  }
+
+ private:
+  const Training& training_;
+  int64_t in_a_row_ = 0;
+};
+
+// How to call this program from here.
+std::string fsdp_command() {
+  return access("./fsdp", X_OK) == 0 ? "./fsdp" : "fsdp";
+}
+
+bool due(int64_t every, int64_t step) {
+  return every > 0 && step % every == 0;
+}
+
+}  // namespace
+
+void train(const World& world, RunRequest request) {
+  check(request.config, world.size());
+  StopSignals signals;
+  if (request.config.train.deterministic) set_deterministic(true);
+  Begun begun = begin(world, request);
+  Training training = assemble(world, request.config, begun.directory);
+  RunState state;
+  if (!begun.checkpoint.empty()) state = restore(training, begun.checkpoint);
+  if (state.step >= training.steps && !begun.checkpoint.empty())
+    throw Error("the run in " + begun.directory.root.string() + " is done: it has " +
+                    std::to_string(state.step) + " of " + std::to_string(training.steps) +
+                    " steps.",
+                "--steps N (more than that) goes on.");
+  if (world.rank() == 0) keep_config(begun.directory, to_toml(training.config));
+  keep_tokenizer(training);
+
+  Report report(training, state);
+  introduce(report, training, request, state);
+  const Config& config = training.config;
+  std::unique_ptr<Feed> feed = training.corpus->training(world, state.position);
+  if (config.train.deterministic && !world.device().is_cpu())
+    show_cost_of_determinism(report, training, training.corpus->training(world, 0)->next());
+  StepOptions options{.micro_batch = config.train.micro_batch,
+                      .clip = config.train.clip,
+                      .masked = config.data.loss_mask};
+  NotFinite not_finite(training);
+  int64_t saved_at = state.step;
+  auto save_now = [&] {
+    report
+        .settle();  // a run that is killed right after has the lines that the checkpoint goes with
+    report.timed(Report::kCheckpoint, [&] { save(training, state); });
+    saved_at = state.step;
+  };
+
+  StepOutcome outcome;
+  while (state.step < training.steps && !outcome.stop) {
+    std::chrono::nanoseconds waited = feed->waited();
+    report.timed(Report::kStep, [&] {
+      outcome =
+          take_step(world, training.trainee, training.sharded, *training.optimizer,
+                    training.scaler.get(), feed->next(), options, StopSignals::received() != 0);
+    });
+    ++state.step;
+    state.position = feed->position();
+    state.tokens += config.train.batch * training.trainee.tokens_per_sample;
+    state.skipped += outcome.updated ? 0 : 1;
+    report.step(state, outcome, feed->waited() - waited);
+    training.scheduler->set_steps(state.step);
+    not_finite.saw(state, outcome, report);
+    bool last = state.step == training.steps;
+    if (due(config.train.eval_every, state.step) && !last) evaluate_now(report, training, state);
+    if (due(config.train.sample_every, state.step) && !last) sample_now(report, training, state);
+    if (due(config.checkpoint.every, state.step) && !last) save_now();
+  }
+  if (outcome.stop) {
+    report.line("asked to stop: step " + std::to_string(state.step) + " is the last");
+  } else {
+    evaluate_now(report, training, state);
+    sample_now(report, training, state);
+  }
+  bool wanted = config.checkpoint.at_end || due(config.checkpoint.every, state.step);
+  if (wanted && saved_at != state.step) save_now();
+  report.finish();
+  if (world.rank() != 0) return;
+  fs::path checkpoint = begun.directory.checkpoint(saved_at);
+  if (!fs::exists(checkpoint)) {
+    std::cout << "no checkpoint was written: checkpoint.at_end is false\n";
+  } else {
+    std::cout << "checkpoint: " << checkpoint.string() << "\n";
+    if (outcome.stop)
+      std::cout << "go on with: " << fsdp_command() << " train --dir "
+                << begun.directory.root.string() << " --resume\n";
+    else
+      suggest_next(begun.directory.root.string(), config);
+  }
+  std::cout << std::flush;
+}
+
+void suggest_next(const std::string& run_directory, const Config& config) {
+  std::string fsdp = fsdp_command();
+  int64_t steps = config.train.steps > 0 ? 2 * config.train.steps : 1000;
+  auto row = [&](const std::string& command, const std::string& what) {
+    std::cout << "  " << paint(STDOUT, "1", fsdp + " " + command) << "\n      " << what << "\n";
+  };
+  std::cout << "\nNext:\n";
+  if (config.model.type != "mlp")
+    row("generate " + run_directory + " --prompt \"class \"", "let the model write on");
+  row("train --dir " + run_directory + " --resume --steps " + std::to_string(steps),
+      "train it further, from its last checkpoint");
+  row("explain", "see what sharding did in every step, line by line");
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,25 @@
+// The training loop: a run from its config to its last checkpoint.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fsdp/world.h"
+#include "train/config.h"
+
+namespace fsdp::train {
+
+struct RunRequest {
+  Config config;
+  std::string name;                // of the config: where `dir` is empty, the run is runs/NAME
+  std::vector<std::string> notes;  // what to say first
+};
+
+// Trains in this process, which is one rank of `world`. Collective. Returns when the last step is
+// done, or, having saved, after SIGTERM or SIGINT. Errors are for everything else.
+void train(const World& world, RunRequest request);
+
+// Says what to look at next, in three commands.
+void suggest_next(const std::string& run_directory, const Config& config);
+
+}  // namespace fsdp::train

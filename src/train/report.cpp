@@ -1,0 +1,239 @@
+#include "train/report.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+
+#include "base/environment.h"
+#include "base/log.h"
+#include "base/terminal.h"
+#include "observe/advice.h"
+#include "observe/progress.h"
+#include "observe/tensorboard.h"
+#include "observe/throughput.h"
+#include "train/device.h"
+
+namespace fsdp::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+constexpr int64_t kWarmup = 3;        // steps that say little about the others
+constexpr int64_t kAdviceEvery = 20;  // steps that are looked at together
+constexpr size_t kLosses = 50;
+
+observe::RunFacts facts_of(const Training& training) {
+  const Config& config = training.config;
+  const World& world = training.world;
+  observe::RunFacts facts;
+  facts.world = world.size();
+  facts.ranks_on_host = world.local_size();
+  facts.cores = static_cast<int>(std::thread::hardware_concurrency());
+  facts.gpu = !world.device().is_cpu();
+  facts.torchrun =
+      environment::text("TORCHELASTIC_RUN_ID").has_value() && world.launcher() == "torchrun";
+  if (auto threads = environment::integer("OMP_NUM_THREADS"))
+    facts.omp_threads = static_cast<int>(*threads);
+  facts.precision = config.shard.precision;
+  facts.reduce = config.shard.precision == "fp32" ? "fp32" : config.shard.reduce;
+  facts.reduce_ranks = world.size();
+  facts.grad_scaler = training.scaler != nullptr;
+  facts.clip = config.train.clip;
+  int64_t rows = config.train.batch / world.size();
+  facts.micro_batch = config.train.micro_batch > 0 ? config.train.micro_batch : rows;
+  facts.accumulation = (rows + facts.micro_batch - 1) / facts.micro_batch;
+  int64_t bytes = config.shard.precision == "fp32" ? 4 : 2;
+  std::vector<Unit> units = training.sharded.units();
+  for (size_t i = 1; i < units.size(); ++i)  // the root holds what is left: nobody chose its size
+    facts.units.push_back({units[i].name(), units[i].numel() * bytes});
+  return facts;
+}
+
+}  // namespace
+
+struct Report::Screen {
+  Screen(const Training& training, const RunState& start)
+      : metrics(training.directory.metrics().string(), start.step),
+        progress(std::cout, {.steps = training.steps,
+                             .width = terminal_width(STDOUT),
+                             .colour = has_colour(STDOUT),
+                             .every = training.config.log.every}),
+        adviser(training.config.log.silence),
+        facts(facts_of(training)) {
+    if (training.config.log.tensorboard)
+      events.emplace(training.directory.tensorboard().string(),
+                     start.step > 0 ? std::optional(start.step) : std::nullopt);
+    const Config& config = training.config;
+    double given = config.log.peak_tflops;
+    peak = given > 0
+               ? given
+               : observe::peak_tflops(device_name(training.world.device()), config.shard.precision);
+  }
+
+  observe::MetricsLog metrics;
+  observe::Progress progress;
+  observe::Adviser adviser;
+  observe::RunFacts facts;
+  std::optional<observe::EventWriter> events;
+  std::optional<double> peak;               // TFLOP/s of one device
+  std::optional<observe::StepRecord> held;  // the last step's, until it is known what followed it
+};
+
+Report::Report(const Training& training, const RunState& start)
+    : training_(training), start_(start), begin_(Clock::now()) {
+  if (training.world.rank() == 0) screen_ = std::make_unique<Screen>(training, start);
+  if (screen_)
+    for (const observe::Advice& advice : screen_->adviser.news(screen_->facts))
+      line(observe::describe(advice));
+  training.sharded.reset_traffic();
+}
+
+Report::~Report() = default;
+
+void Report::timed(Part part, const std::function<void()>& work) {
+  auto start = Clock::now();
+  work();
+  double took = seconds(Clock::now() - start);
+  if (part == kStep) last_step_s_ = took;
+  if (part == kCheckpoint) summary_.checkpoint_s += took;
+  if (part == kEvaluation) summary_.evaluation_s += took;
+}
+
+void Report::step(const RunState& state, const StepOutcome& outcome,
+                  std::chrono::nanoseconds waited) {
+  double exposed = seconds(training_.sharded.traffic().exposed), data = seconds(waited);
+  double comm = exposed - exposed_before_s_;
+  exposed_before_s_ = exposed;
+  const Config& config = training_.config;
+  int64_t tokens = config.train.batch * training_.trainee.tokens_per_sample;
+  double flops = training_.trainee.flops_per_sample * static_cast<double>(config.train.batch);
+  double tflops = flops / last_step_s_ / 1e12 / training_.world.size();
+
+  ++summary_.steps;
+  summary_.skipped += outcome.updated ? 0 : 1;
+  summary_.tokens += tokens;
+  summary_.data_s += data;
+  summary_.comm_s += comm;
+  summary_.compute_s += last_step_s_ - data - comm;
+  if (!summary_.first_loss) summary_.first_loss = outcome.loss;
+  summary_.last_loss = outcome.loss;
+  summary_.peak_memory_mb = peak_memory_mb(training_.world.device());
+  if (!screen_) return;
+
+  observe::StepRecord record{
+      .step = state.step,
+      .epoch = double(state.position) / double(training_.corpus->samples_per_epoch()),
+      .loss = outcome.loss,
+      .grad_norm = outcome.grad_norm,
+      .lr = training_.optimizer->lr(),
+      .tokens = state.tokens,
+      .tokens_per_s = double(tokens) / last_step_s_,
+      .tflops = tflops,
+      .mfu = observe::mfu(tflops, screen_->peak),
+      .memory_mb = summary_.peak_memory_mb,
+      .step_ms = last_step_s_ * 1e3,
+      .data_ms = data * 1e3,
+      .comm_ms = comm * 1e3,
+      .skipped = !outcome.updated};
+  if (training_.scaler) record.scale = training_.scaler->scale();
+  settle();
+  screen_->held = record;
+  screen_->progress.step(record);
+  advise(record);
+}
+
+void Report::evaluation(const RunState& state, const Evaluation& evaluation) {
+  summary_.eval_loss = evaluation.loss;
+  if (!screen_) return;
+  if (screen_->held) {
+    screen_->held->eval_loss = evaluation.loss;
+    screen_->held->eval_perplexity = evaluation.perplexity;
+  }
+  char text[160];
+  std::snprintf(text, sizeof text, "evaluation after step %lld: loss %.4f, perplexity %.2f",
+                static_cast<long long>(state.step), evaluation.loss, evaluation.perplexity);
+  line(text);
+}
+
+void Report::sample(const RunState& state, const std::string& text) {
+  if (!screen_) return;
+  if (screen_->events) screen_->events->text("sample", "```\n" + text + "\n```", state.step);
+  line(paint(STDOUT, "1", "the model writes:") + "\n" + text);
+}
+
+void Report::line(const std::string& text) {
+  if (screen_) screen_->progress.line(text);
+}
+
+void Report::settle() {
+  if (!screen_ || !screen_->held) return;
+  write(*screen_->held);
+  screen_->held.reset();
+}
+
+void Report::write(const observe::StepRecord& record) {
+  screen_->metrics.write(record);
+  if (!screen_->events) return;
+  auto scalar = [&](const char* tag, std::optional<double> value) {
+    if (value) screen_->events->scalar(tag, *value, record.step);
+  };
+  scalar("train/loss", record.loss);
+  scalar("train/grad_norm", record.grad_norm);
+  scalar("train/lr", record.lr);
+  scalar("train/epoch", record.epoch);
+  scalar("speed/tokens_per_s", record.tokens_per_s);
+  scalar("speed/tflops", record.tflops);
+  scalar("speed/mfu", record.mfu);
+  scalar("speed/step_ms", record.step_ms);
+  scalar("speed/data_ms", record.data_ms);
+  scalar("speed/comm_ms", record.comm_ms);
+  scalar("memory/peak_mb", record.memory_mb);
+  scalar("eval/loss", record.eval_loss);
+  scalar("eval/perplexity", record.eval_perplexity);
+  scalar("train/scale", record.scale);
+}
+
+void Report::advise(const observe::StepRecord& record) {
+  observe::RunFacts& facts = screen_->facts;
+  facts.losses.push_back(record.loss);
+  if (facts.losses.size() > kLosses) facts.losses.erase(facts.losses.begin());
+  if (summary_.steps > kWarmup) {
+    ++facts.steps;
+    facts.skipped += record.skipped ? 1 : 0;
+    facts.step_s += record.step_ms / 1e3;
+    facts.data_s += record.data_ms / 1e3;
+    facts.exposed_comm_s += record.comm_ms.value_or(0) / 1e3;
+  }
+  facts.memory_share = memory_share(training_.world.device());
+  observe::RunFacts seen = facts;
+  if (facts.steps < kAdviceEvery) {  // too few to judge speed by
+    seen.steps = 0;
+    seen.skipped = 0;
+    seen.step_s = seen.data_s = seen.exposed_comm_s = 0;
+  }
+  for (const observe::Advice& advice : screen_->adviser.news(seen)) line(observe::describe(advice));
+}
+
+void Report::finish() {
+  summary_.total_s = seconds(Clock::now() - begin_);
+  if (!screen_) return;
+  settle();
+  if (screen_->events) screen_->events->flush();
+  screen_->progress.finish();
+  if (summary_.steps > 0) {
+    double steps_s = summary_.compute_s + summary_.comm_s + summary_.data_s;
+    summary_.tflops = training_.trainee.flops_per_sample * double(training_.config.train.batch) *
+                      double(summary_.steps) / steps_s / 1e12 / training_.world.size();
+    summary_.mfu = observe::mfu(*summary_.tflops, screen_->peak);
+  }
+  std::cout << observe::describe(summary_, has_colour(STDOUT)) << std::flush;
+}
+
+}  // namespace fsdp::train

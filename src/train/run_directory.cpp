@@ -1,0 +1,94 @@
+#include "train/run_directory.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "fsdp/checkpoint.h"
+#include "fsdp/error.h"
+
+namespace fsdp::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool holds_run(const fs::path& folder) {
+  std::error_code problem;
+  return fs::exists(folder / "config.toml", problem) ||
+         fs::exists(folder / "metrics.jsonl", problem) ||
+         fs::exists(folder / "checkpoints", problem);
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code problem;
+  fs::create_directories(folder, problem);
+  if (!problem && access(folder.c_str(), W_OK | X_OK) != 0)
+    problem = {errno, std::generic_category()};
+  if (problem)
+    throw Error("the run's directory " + folder.string() +
+                    " cannot be written to: " + problem.message() + ".",
+                "choose another with --dir.");
+}
+
+}  // namespace
+
+fs::path free_directory(const std::string& name) {
+  fs::path first = fs::path("runs") / name, folder = first;
+  for (int number = 2; holds_run(folder); ++number)
+    folder = first.string() + "-" + std::to_string(number);
+  return folder;
+}
+
+std::optional<fs::path> prepare(const RunDirectory& run, bool resume) {
+  if (!resume) {
+    if (holds_run(run.root))
+      throw Error(run.root.string() + " already holds a run.",
+                  "--resume goes on with it; another --dir begins a new one.");
+    make_folder(run.checkpoints());
+    return std::nullopt;
+  }
+  if (!holds_run(run.root))
+    throw Error("there is no run in " + run.root.string() + " to resume.",
+                "leave out --resume to begin one, or give the --dir of one.");
+  make_folder(run.checkpoints());
+  auto found = checkpoint::latest(run.checkpoints());
+  if (!found)
+    throw Error(run.checkpoints().string() + " holds no complete checkpoint.",
+                "the run ended before its first one: begin again in another --dir, with "
+                "--checkpoint.every so that less is lost.");
+  return found;
+}
+
+void keep_config(const RunDirectory& run, const std::string& toml) {
+  fs::path draft = run.config().string() + ".partial";
+  {
+    std::ofstream file(draft, std::ios::trunc);
+    file << toml;
+    file.flush();
+    if (!file)
+      throw Error("cannot write " + draft.string() + ": " + std::strerror(errno) + ".",
+                  "is the disk full?");
+  }
+  fs::rename(draft, run.config());
+}
+
+FoundCheckpoint find_checkpoint(const fs::path& where) {
+  std::error_code problem;
+  fs::path path = fs::weakly_canonical(where, problem);
+  if (!fs::is_directory(path, problem))
+    throw Error("there is no directory " + where.string() + ".",
+                "give a run's directory (runs/NAME) or one of its checkpoints.");
+  auto run_above = [](const fs::path& checkpoints) {
+    return checkpoints.filename() == "checkpoints" ? checkpoints.parent_path() : fs::path();
+  };
+  if (fs::exists(path / ".metadata", problem)) return {path, run_above(path.parent_path())};
+  if (auto found = checkpoint::latest(path / "checkpoints")) return {*found, path};
+  if (auto found = checkpoint::latest(path)) return {*found, run_above(path)};
+  throw Error(where.string() + " holds no complete checkpoint.",
+              "give a run's directory (runs/NAME) or one of its checkpoints.");
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,220 @@
+#include "train/training.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <torch/utils.h>
+
+#include <cmath>
+
+#include "base/log.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/deferred_init.h"
+#include "fsdp/error.h"
+#include "fsdp/mesh.h"
+#include "train/config_write.h"
+
+namespace fsdp::train {
+namespace {
+
+at::ScalarType dtype_of(const std::string& precision) {
+  if (precision == "bf16") return at::kBFloat16;
+  if (precision == "fp16") return at::kHalf;
+  return at::kFloat;
+}
+
+MixedPrecision mixed_precision(const ShardConfig& shard) {
+  if (shard.precision == "fp32") return {};
+  return {.param_dtype = dtype_of(shard.precision), .reduce_dtype = dtype_of(shard.reduce)};
+}
+
+ShardingStrategy strategy_of(const std::string& name) {
+  if (name == "shard_grad_op") return ShardingStrategy::SHARD_GRAD_OP;
+  if (name == "no_shard") return ShardingStrategy::NO_SHARD;
+  if (name == "hybrid_shard") return ShardingStrategy::HYBRID_SHARD;
+  return ShardingStrategy::FULL_SHARD;
+}
+
+ReshardAfterForward reshard_of(const std::string& text) {
+  if (text == "auto") return {};
+  if (text == "true") return true;
+  if (text == "false") return false;
+  return std::stoi(text);
+}
+
+ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee) {
+  const ShardConfig& shard = config.shard;
+  ShardOptions options{.strategy = strategy_of(shard.strategy),
+                       .mixed_precision = mixed_precision(shard),
+                       .reshard_after_forward = reshard_of(shard.reshard_after_forward),
+                       .device = world.device(),
+                       .forward_prefetch = static_cast<int>(shard.forward_prefetch),
+                       .backward_prefetch = static_cast<int>(shard.backward_prefetch),
+                       .limit_all_gathers = shard.limit_all_gathers,
+                       .share_host_memory = shard.share_host_memory};
+  if (shard.wrap == "block") options.wrap = trainee.blocks;
+  if (shard.wrap == "size") options.wrap = wrap::min_params(shard.wrap_min_params);
+  if (options.strategy == ShardingStrategy::HYBRID_SHARD) {
+    int ranks = shard.shard_ranks > 0 ? static_cast<int>(shard.shard_ranks) : world.local_size();
+    options.mesh = DeviceMesh(world, {{"replicate", world.size() / ranks}, {"shard", ranks}});
+  }
+  return options;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded) {
+  if (optim.type == "sgd")
+    return std::make_unique<SGD>(sharded, SGDOptions{.lr = optim.lr,
+                                                     .momentum = optim.momentum,
+                                                     .weight_decay = optim.weight_decay,
+                                                     .groups = {no_decay()}});
+  return std::make_unique<AdamW>(sharded, AdamWOptions{.lr = optim.lr,
+                                                       .betas = {optim.beta1, optim.beta2},
+                                                       .eps = optim.eps,
+                                                       .weight_decay = optim.weight_decay,
+                                                       .groups = {no_decay()}});
+}
+
+LRSchedule schedule_of(const OptimConfig& optim, int64_t steps) {
+  ScheduleOptions options{.total_steps = steps,
+                          .warmup_steps = std::min(optim.warmup_steps, steps),
+                          .final_ratio = optim.final_ratio};
+  if (optim.schedule == "linear") return LRSchedule::linear(options);
+  if (optim.schedule == "cosine") return LRSchedule::cosine(options);
+  if (optim.schedule == "wsd") {
+    options.decay_steps = optim.decay_steps;
+    return LRSchedule::wsd(options);
+  }
+  return LRSchedule::constant({.warmup_steps = options.warmup_steps});
+}
+
+int64_t total_steps(const Config& config, const Corpus& corpus, int64_t tokens_per_sample) {
+  const TrainConfig& train = config.train;
+  auto whole = [](double steps) { return std::max<int64_t>(1, std::llround(std::ceil(steps))); };
+  double batch = static_cast<double>(train.batch);
+  if (train.tokens > 0)
+    return whole(static_cast<double>(train.tokens) / (batch * double(tokens_per_sample)));
+  if (train.epochs > 0)
+    return whole(train.epochs * static_cast<double>(corpus.samples_per_epoch()) / batch);
+  return train.steps;
+}
+
+// Tokenising may take long and leaves its result on the disk: one rank of a host does it.
+std::unique_ptr<Corpus> open_in_turn(const World& world, const Config& config,
+                                     const RunDirectory& directory) {
+  std::unique_ptr<Corpus> corpus;
+  std::string cache = (directory.root / "tokens").string();
+  if (world.local_rank() == 0) corpus = open_corpus(config, cache);
+  world.comm().barrier({.label = "opening the data"});
+  if (!corpus) corpus = open_corpus(config, cache);
+  return corpus;
+}
+
+at::Tensor random_state(at::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state(at::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+// Each rank its own, after the model was built from the seed that all share.
+void seed_rank(const World& world, int64_t seed, int64_t step) {
+  torch::manual_seed(static_cast<uint64_t>(seed) * 1'000'003 + 7919 * step + world.rank());
+}
+
+int64_t integer(const checkpoint::Extra& extra, const std::string& key,
+                const std::filesystem::path& from) {
+  auto found = extra.find(key);
+  if (found == extra.end() || !std::holds_alternative<int64_t>(found->second))
+    throw Error(from.string() + " does not say where a run stood: \"" + key + "\" is missing.",
+                "it was not written by fsdp train; its weights can be loaded with "
+                "fsdp::checkpoint::load.");
+  return std::get<int64_t>(found->second);
+}
+
+}  // namespace
+
+Training assemble(const World& world, const Config& config, const RunDirectory& directory) {
+  Training training{.world = world, .config = config, .directory = directory};
+  Config& chosen = training.config;
+  if (chosen.shard.precision == "auto")
+    chosen.shard.precision = world.device().is_cpu() ? "fp32" : "bf16";
+  training.corpus = open_in_turn(world, chosen, directory);
+  if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();
+  if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != "mlp")
+    throw Error("model.vocab is " + std::to_string(chosen.model.vocab) +
+                    ", but the tokenizer has " + std::to_string(training.corpus->vocab()) +
+                    " tokens.",
+                "give --model.vocab " + std::to_string(training.corpus->vocab()) +
+                    " or more; 0 takes the tokenizer's.");
+
+  torch::manual_seed(static_cast<uint64_t>(chosen.train.seed));
+  training.trainee = deferred_init([&] { return make_trainee(chosen, chosen.model.vocab); });
+  training.sharded =
+      fully_shard(training.trainee.module, shard_options(world, chosen, training.trainee));
+  training.sharded.set_gradient_divide_factor(1.0);  // losses are divided by all targets already
+  training.sharded.measure_exposed(true);
+  training.optimizer = make_optimizer(chosen.optim, training.sharded);
+  if (chosen.shard.precision == "fp16" && chosen.optim.grad_scaler)
+    training.scaler = std::make_unique<GradScaler>();
+  training.steps = total_steps(chosen, *training.corpus, training.trainee.tokens_per_sample);
+  training.scheduler =
+      std::make_unique<LRScheduler>(*training.optimizer, schedule_of(chosen.optim, training.steps));
+  seed_rank(world, chosen.train.seed, 0);
+  return training;
+}
+
+void save(const Training& training, const RunState& state) {
+  checkpoint::SaveOptions options;
+  options.extra = {{"step", state.step},
+                   {"position", state.position},
+                   {"tokens", state.tokens},
+                   {"skipped", state.skipped},
+                   {"seq", training.config.data.seq},
+                   {"config", to_toml(training.config)}};
+  if (training.scaler) {
+    options.extra["scale"] = training.scaler->state().scale;
+    options.extra["scale_good_steps"] = training.scaler->state().good_steps;
+  }
+  options.per_rank["random_cpu"] = random_state(at::kCPU);
+  at::Device device = training.world.device();
+  if (!device.is_cpu()) options.per_rank["random_device"] = random_state(device);
+  checkpoint::save(training.directory.checkpoint(state.step), training.sharded,
+                   training.optimizer.get(), options);
+  if (training.world.rank() == 0 && training.config.checkpoint.keep_last > 0)
+    checkpoint::keep_last(training.directory.checkpoints(), training.config.checkpoint.keep_last);
+}
+
+RunState restore(Training& training, const std::filesystem::path& from) {
+  checkpoint::Loaded loaded = checkpoint::load(from, training.sharded, training.optimizer.get());
+  RunState state{.step = integer(loaded.extra, "step", from),
+                 .position = integer(loaded.extra, "position", from),
+                 .tokens = integer(loaded.extra, "tokens", from),
+                 .skipped = integer(loaded.extra, "skipped", from)};
+  int64_t seq = integer(loaded.extra, "seq", from);
+  if (seq != training.config.data.seq)
+    throw Error("data.seq was " + std::to_string(seq) + " and is " +
+                    std::to_string(training.config.data.seq) +
+                    " now: samples are cut in other places, so the run cannot go on where it was.",
+                "resume with --data.seq " + std::to_string(seq) + ".");
+  training.scheduler->set_steps(state.step);
+  if (training.scaler && loaded.extra.contains("scale"))
+    training.scaler->load_state({std::get<double>(loaded.extra.at("scale")),
+                                 integer(loaded.extra, "scale_good_steps", from)});
+  // With another number of ranks there is nothing to go back to; dropout then differs anyway.
+  seed_rank(training.world, training.config.train.seed, state.step);
+  auto saved = [&](const char* key) -> const at::Tensor* {
+    auto found = loaded.per_rank.find(key);
+    return found == loaded.per_rank.end() ? nullptr : std::get_if<at::Tensor>(&found->second);
+  };
+  if (const at::Tensor* cpu = saved("random_cpu")) set_random_state(at::kCPU, *cpu);
+  at::Device device = training.world.device();
+  if (const at::Tensor* own = saved("random_device"); own && !device.is_cpu())
+    set_random_state(device, *own);
+  return state;
+}
+
+}  // namespace fsdp::train

@@ -1,0 +1,48 @@
+// Training: the parts of one run, put together from its config: corpus, model, optimizer, schedule.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "fsdp/fully_shard.h"
+#include "fsdp/grad_scaler.h"
+#include "fsdp/lr_schedule.h"
+#include "fsdp/optim.h"
+#include "fsdp/world.h"
+#include "train/config.h"
+#include "train/corpus.h"
+#include "train/run_directory.h"
+#include "train/trainee.h"
+
+namespace fsdp::train {
+
+struct Training {
+  World world;
+  Config config;  // precision and the model's vocabulary as they came out
+  RunDirectory directory;
+  std::unique_ptr<Corpus> corpus;
+  Trainee trainee;
+  Sharded sharded;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<LRScheduler> scheduler;
+  std::unique_ptr<GradScaler> scaler;  // float16 only
+  int64_t steps = 0;                   // of the whole run
+};
+
+// Collective. The directory exists.
+Training assemble(const World& world, const Config& config, const RunDirectory& directory);
+
+// Where a run stands between two steps. With the model and the optimizer, all that is needed to go
+// on as if it had never stopped.
+struct RunState {
+  int64_t step = 0;      // steps done
+  int64_t position = 0;  // samples taken
+  int64_t tokens = 0;
+  int64_t skipped = 0;  // steps without an update
+};
+
+// Collective.
+void save(const Training& training, const RunState& state);
+RunState restore(Training& training, const std::filesystem::path& checkpoint);
+
+}  // namespace fsdp::train

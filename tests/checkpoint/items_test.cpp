@@ -1,0 +1,294 @@
+// Items and metadata: what is written is read back, any part of it, and damage is an error.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "checkpoint/crc32.h"
+#include "checkpoint/metadata.h"
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Folder {
+  Folder() {
+    std::string made = fs::temp_directory_path() / "fsdp-items-XXXXXX";
+    if (!mkdtemp(made.data())) throw std::runtime_error("mkdtemp failed");
+    path = made;
+  }
+  ~Folder() { fs::remove_all(path); }
+  fs::path path;
+};
+
+std::string error_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& word) {
+  return text.find(word) != std::string::npos;
+}
+
+// --- sums ---
+
+TEST(Crc32, IsTheOneOfZip) {
+  EXPECT_EQ(crc32(0, "123456789", 9), 0xcbf43926u);
+  EXPECT_EQ(crc32_by_tables(0, "123456789", 9), 0xcbf43926u);
+  EXPECT_EQ(crc32(0, nullptr, 0), 0u);
+}
+
+TEST(Crc32, IsTheSameByTablesByInstructionAndInPieces) {
+  std::mt19937 random(1);
+  std::string bytes(5000, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  for (size_t begin : {0, 1, 7, 8, 13})
+    for (size_t size : {0, 1, 3, 8, 15, 16, 17, 31, 33, 100, 4096}) {
+      const char* data = bytes.data() + begin;
+      const uint32_t whole = crc32_by_tables(0, data, size);
+      EXPECT_EQ(crc32(0, data, size), whole);
+      EXPECT_EQ(crc32(crc32_by_tables(0, data, size / 3), data + size / 3, size - size / 3), whole);
+    }
+}
+
+// --- items ---
+
+std::vector<at::Tensor> samples() {
+  at::manual_seed(3);
+  const auto numbers = at::randn({4, 3, 5, 2});
+  std::vector<at::Tensor> all = {at::full({}, 2.5),
+                                 at::zeros({0, 3}),
+                                 at::randn({7}),
+                                 at::randn({5, 9}),
+                                 numbers,
+                                 numbers.contiguous(at::MemoryFormat::ChannelsLast),
+                                 at::randn({6, 4}).t(),
+                                 at::randn({1, 1, 3})};
+  for (auto type : {at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kShort,
+                    at::kChar, at::kByte, at::kBool, at::kUInt16, at::kFloat8_e4m3fn})
+    all.push_back((at::randn({3, 5}) * 4).abs().to(type));
+  return all;
+}
+
+TEST(Items, TensorsComeBackAsTheyWereInOneFile) {
+  Folder folder;
+  const auto tensors = samples();
+  std::vector<Place> places;
+  files::Output out(folder.path / "items");
+  for (const auto& tensor : tensors) places.push_back(write_tensor(out, tensor));
+  out.close();
+  const files::Input in(folder.path / "items");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(places[i].offset % 64, 0);
+    const auto stored = find_tensor(in, places[i], "it");
+    EXPECT_EQ(stored.dtype, tensors[i].scalar_type());
+    EXPECT_EQ(stored.sizes, tensors[i].sizes().vec());
+    EXPECT_EQ(stored.offset % 64, 0);
+    at::Tensor back = at::empty(tensors[i].sizes(), tensors[i].options());
+    read_part(in, stored, std::vector<int64_t>(back.dim(), 0), back);
+    EXPECT_TRUE(at::equal(back.to(at::kDouble), tensors[i].to(at::kDouble)));
+  }
+}
+
+TEST(Items, AnyPartIsReadIntoAnyMemory) {
+  Folder folder;
+  std::mt19937 random(5);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
+  files::Output out(folder.path / "items");
+  std::vector<at::Tensor> tensors = {
+      at::randn({6, 5, 7}), at::randn({6, 5, 7}).permute({2, 0, 1}),
+      at::randn({5, 4, 3, 2}).contiguous(at::MemoryFormat::ChannelsLast)};
+  std::vector<Place> places;
+  for (const auto& tensor : tensors) places.push_back(write_tensor(out, tensor));
+  out.close();
+  const files::Input in(folder.path / "items");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto stored = find_tensor(in, places[i], "it");
+    for (int trial = 0; trial < 200; ++trial) {
+      std::vector<int64_t> from;
+      at::Tensor expected = tensors[i];
+      for (int64_t d = 0; d < expected.dim(); ++d) {
+        from.push_back(below(tensors[i].size(d)));
+        expected = expected.narrow(d, from[d], 1 + below(tensors[i].size(d) - from[d]));
+      }
+      // Into a piece of something larger, in another order, and perhaps another dtype.
+      std::vector<int64_t> larger;
+      for (int64_t size : expected.sizes()) larger.push_back(size + below(3));
+      at::Tensor memory = at::zeros(larger, trial % 3 == 0 ? at::kDouble : at::kFloat);
+      if (trial % 2 == 0) memory = memory.transpose(0, 1).contiguous().transpose(0, 1);
+      at::Tensor into = memory;
+      for (int64_t d = 0; d < into.dim(); ++d) into = into.narrow(d, 0, expected.size(d));
+      read_part(in, stored, from, into);
+      EXPECT_TRUE(at::equal(into, expected.to(into.scalar_type())));
+      EXPECT_EQ(memory.count_nonzero().item<int64_t>(), into.numel());  // nothing else was written
+    }
+  }
+}
+
+TEST(Items, PartsOfLargeTensorsAreReadInPieces) {
+  Folder folder;
+  const auto large = at::arange(3000 * 2000, at::kFloat).view({3000, 2000});
+  files::Output out(folder.path / "items");
+  const auto place = write_tensor(out, large);
+  out.close();
+  const files::Input in(folder.path / "items");
+  const auto stored = find_tensor(in, place, "it");
+  const auto expect = [&](int64_t row, int64_t rows, int64_t column, int64_t columns,
+                          at::ScalarType type) {
+    at::Tensor into = at::zeros({rows, columns}, type);
+    read_part(in, stored, {row, column}, into);
+    EXPECT_TRUE(at::equal(into, large.narrow(0, row, rows).narrow(1, column, columns).to(type)));
+  };
+  expect(0, 3000, 0, 2000, at::kFloat);   // straight into place
+  expect(0, 3000, 0, 2000, at::kDouble);  // in blocks
+  expect(5, 2900, 0, 2000, at::kFloat);
+  expect(1, 2998, 3, 1900, at::kFloat);  // rows with gaps
+  expect(0, 3000, 7, 1, at::kFloat);     // a column
+}
+
+TEST(Items, ReservedSpaceIsGivenBack) {
+  Folder folder;
+  files::Output out(folder.path / "items", 10 << 20);
+  out.append("text");
+  out.close();
+  EXPECT_EQ(fs::file_size(folder.path / "items"), 4u);
+}
+
+TEST(Items, DamageIsAnErrorThatNamesTheFile) {
+  Folder folder;
+  const auto path = folder.path / "items";
+  files::Output out(path);
+  const auto tensor = at::randn({40, 30});
+  const auto place = write_tensor(out, tensor);
+  out.close();
+  const auto bytes = files::read_whole(path, 1 << 20);
+  const auto look = [&] {
+    return error_of([&] {
+      const files::Input in(path);
+      const auto stored = find_tensor(in, place, "\"it\"");
+      if (stored.sizes.size() > 4 || stored.dtype != at::kFloat) return;  // changed, but in bounds
+      at::Tensor into = at::empty(stored.sizes);
+      read_part(in, stored, std::vector<int64_t>(stored.sizes.size(), 0), into);
+    });
+  };
+  EXPECT_EQ(look(), "");
+  // Every byte around the data, changed in a few ways: an error or another tensor inside of the
+  // file, and nothing worse.
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  const auto put = [&](size_t at, char byte) {
+    file.seekp(static_cast<std::streamoff>(at));
+    file.put(byte).flush();
+  };
+  int errors = 0;
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    if (at > 900 && at + 900 < bytes.size()) continue;
+    for (const int change : {0x01, 0x80, 0xff}) {
+      put(at, static_cast<char>(bytes[at] ^ change));
+      errors += look().empty() ? 0 : 1;
+    }
+    put(at, bytes[at]);
+  }
+  EXPECT_GT(errors, 500);
+  EXPECT_EQ(look(), "");
+  for (size_t length = bytes.size() - 1; length > 37; length -= 37) {
+    fs::resize_file(path, length);
+    const auto error = look();
+    EXPECT_TRUE(has(error, "items") && has(error, "\"it\"")) << length << ": " << error;
+  }
+}
+
+TEST(Items, ACompressedArchiveIsRefused) {
+  Folder folder;
+  const auto path = folder.path / "items";
+  files::Output out(path);
+  const auto place = write_tensor(out, at::randn({4}));
+  out.close();
+  auto bytes = files::read_whole(path, 1 << 20);
+  const size_t entry = bytes.find("PK\x01\x02");
+  ASSERT_NE(entry, std::string::npos);
+  bytes[entry + 10] = 8;  // deflate
+  std::ofstream(path, std::ios::binary) << bytes;
+  const auto error = error_of([&] { find_tensor(files::Input(path), place, "\"it\""); });
+  EXPECT_TRUE(has(error, "compressed")) << error;
+}
+
+// --- metadata ---
+
+Metadata sample() {
+  Metadata metadata;
+  const KeyPath weight = {"model", "layers.0.weight"};
+  metadata.add_chunk(weight, at::kFloat, {4, 3}, {{{0, 0}, {2, 3}}, {"__0_0.distcp", 0, 1000}});
+  metadata.add_chunk(weight, at::kFloat, {4, 3}, {{{2, 0}, {2, 3}}, {"__1_0.distcp", 64, 1000}});
+  metadata.add_chunk({"model", "scale"}, at::kBFloat16, {},
+                     {{{}, {}}, {"__0_0.distcp", int64_t{1} << 40, 10}});
+  metadata.add_value({"optim", "param_groups", int64_t{0}, "lr"}, {"__0_0.distcp", 5, 6});
+  return metadata;
+}
+
+TEST(MetadataFile, ComesBackAsItWas) {
+  const auto back = decode(encode(sample()), "here");
+  ASSERT_EQ(back.tensors.size(), 2u);
+  const auto& weight = back.tensors.at("model.layers.0.weight");
+  EXPECT_EQ(weight.dtype, at::kFloat);
+  EXPECT_EQ(weight.sizes, (std::vector<int64_t>{4, 3}));
+  ASSERT_EQ(weight.chunks.size(), 2u);
+  EXPECT_EQ(weight.chunks[1].rectangle, (Rectangle{{2, 0}, {2, 3}}));
+  EXPECT_EQ(weight.chunks[1].place.file, "__1_0.distcp");
+  EXPECT_EQ(weight.chunks[1].place.offset, 64);
+  EXPECT_EQ(weight.chunks[1].place.length, 1000);
+  EXPECT_EQ(back.tensors.at("model.scale").dtype, at::kBFloat16);
+  EXPECT_EQ(back.tensors.at("model.scale").chunks[0].place.offset, int64_t{1} << 40);
+  EXPECT_EQ(back.values.at("optim.param_groups.0.lr").offset, 5);
+  EXPECT_EQ(back.paths, sample().paths);
+}
+
+TEST(MetadataFile, WhatCannotBeTrueIsRefused) {
+  const auto refused = [](const std::function<void(Metadata&)>& change) {
+    Metadata metadata = sample();
+    change(metadata);
+    const auto bytes = encode(metadata);
+    const auto error = error_of([&] { decode(bytes, "here"); });
+    EXPECT_TRUE(has(error, "here")) << error;
+    return error;
+  };
+  const auto chunk = [](Metadata& metadata) -> StoredChunk& {
+    return metadata.tensors.at("model.layers.0.weight").chunks[1];
+  };
+  for (const std::string file : {"../secret", "/etc/passwd", "", "..", "a/b"})
+    EXPECT_TRUE(has(refused([&](Metadata& m) { chunk(m).place.file = file; }), "outside"));
+  refused([&](Metadata& m) { chunk(m).place.offset = -1; });
+  refused([&](Metadata& m) { chunk(m).place.length = -1; });
+  EXPECT_TRUE(has(refused([&](Metadata& m) { chunk(m).rectangle.offsets = {3, 0}; }), "[4, 3]"));
+  refused([&](Metadata& m) { chunk(m).rectangle.sizes = {2, 4}; });
+  refused([&](Metadata& m) { chunk(m).rectangle.sizes = {2}; });
+  refused([&](Metadata& m) { chunk(m).rectangle.offsets = {-1, 0}; });
+  refused([&](Metadata& m) {
+    m.tensors.at("model.layers.0.weight").sizes = {4, int64_t{1} << 62};
+  });
+  EXPECT_TRUE(has(error_of([&] { decode("\x80\x02N.", "here"); }), "Metadata"));
+}
+
+TEST(MetadataFile, AnyByteChangedOrCutOffComesBack) {
+  const auto bytes = encode(sample());
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    EXPECT_NE(error_of([&] { decode(bytes.substr(0, at), "here"); }), "");
+    for (const int change : {0x01, 0x10, 0x80, 0xff}) {
+      std::string changed = bytes;
+      changed[at] = static_cast<char>(changed[at] ^ change);
+      error_of([&] { decode(changed, "here"); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint

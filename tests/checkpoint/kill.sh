@@ -1,0 +1,33 @@
+#!/bin/sh
+# kill.sh FSDP PROGRAM: two ranks save, one of them is killed at a system call of it; for each rank
+# and each call. What `latest` names must load after every one of them.
+set -u
+fsdp=$1 program=$2
+for rank in 0 1; do
+  call=0
+  while :; do
+    FSDP_TEST_FOLDER=$(mktemp -d "${TMPDIR:-/tmp}/fsdp-kill-XXXXXX")
+    export FSDP_TEST_FOLDER
+    FSDP_TEST_RANK=$rank FSDP_TEST_CALL=$call \
+      "$fsdp" run -n 2 -- "$program" --gtest_brief=1 --gtest_filter=KillRanks.Save >/dev/null 2>&1
+    saved=$?
+    "$program" --gtest_brief=1 --gtest_filter=KillRanks.Check
+    checked=$?
+    rm -rf "$FSDP_TEST_FOLDER"
+    if [ $checked != 0 ]; then
+      echo "rank $rank killed at call $call: no checkpoint loads"
+      exit 1
+    fi
+    [ $saved = 0 ] && break
+    call=$((call + 1))
+    if [ $call -gt 100 ]; then
+      echo "the save never ends well"
+      exit 1
+    fi
+  done
+  echo "rank $rank was killed at each of its $call calls"
+  if [ $call -lt 4 ]; then
+    echo "those were too few"
+    exit 1
+  fi
+done

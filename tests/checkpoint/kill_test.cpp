@@ -1,0 +1,278 @@
+// Killed at any system call of a save, a run leaves a checkpoint that loads: the one before, or the
+// new one. The seam counts the calls that change the disk.
+#include <ATen/ATen.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <torch/utils.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "checkpoint/files.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/trained.h"
+#include "shard/world.h"
+
+namespace fsdp::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+int calls_left = 0;
+
+int kill_at_zero(const char*, const checkpoint::files::Path&) {
+  if (calls_left-- == 0) ::kill(::getpid(), SIGKILL);
+  return 0;
+}
+
+int calls = 0;
+
+int count(const char*, const checkpoint::files::Path&) {
+  ++calls;
+  return 0;
+}
+
+// Every parameter is `value`, and so is the extra value.
+void save_filled(const fs::path& dir, Trained& trained, int64_t value) {
+  StateDict state = trained.sharded.full_state_dict();
+  for (auto& [name, tensor] : state) tensor.fill_(value);
+  trained.sharded.load_full_state_dict(state);
+  checkpoint::save(dir, trained.sharded, trained.optimizer.get(), {.extra = {{"value", value}}});
+}
+
+// What `latest` of the folder holds, all of it alike.
+int64_t value_of_latest(const fs::path& folder) {
+  const auto latest = checkpoint::latest(folder);
+  if (!latest) return -1;
+  Mlp plain;
+  const auto loaded = checkpoint::load(*latest, *plain);
+  const auto value = std::get<int64_t>(loaded.extra.at("value"));
+  for (const auto& item : plain->named_parameters())
+    EXPECT_TRUE(at::equal(item.value(), at::full_like(item.value(), value))) << item.key();
+  EXPECT_FALSE(checkpoint::list(folder).empty());
+  return value;
+}
+
+// In a child of one process, so that it can be done at every call in a moment.
+void kill_at_every_call(const std::string& second) {
+  if (world_size() != 1) GTEST_SKIP() << "a rank alone; kill.sh kills those of a larger world";
+  auto trained = make_trained("mlp", {});
+  int killed = 0;
+  for (bool finished = false; !finished; ++killed) {
+    SCOPED_TRACE("call " + std::to_string(killed));
+    SharedFolder folder;
+    save_filled(folder / "step-1", trained, 1);
+    const pid_t child = fork();
+    if (child == 0) {
+      calls_left = killed;
+      checkpoint::files::set_seam(kill_at_zero);
+      save_filled(folder / second, trained, 2);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    finished = WIFEXITED(status);
+    const auto value = value_of_latest(folder.path());
+    EXPECT_TRUE(finished ? value == 2 : value == 1 || value == 2) << value;
+    // What it left behind is in nobody's way.
+    save_filled(folder / second, trained, 3);
+    EXPECT_EQ(value_of_latest(folder.path()), 3);
+    ASSERT_LT(killed, 200);
+  }
+  EXPECT_GT(killed, 12);
+}
+
+TEST(Kill, AtEveryCallOfASaveLeavesOneThatLoads) {
+  kill_at_every_call("step-2");
+}
+
+TEST(Kill, AtEveryCallOfAReplacementLeavesOneThatLoads) {
+  kill_at_every_call("step-1");
+}
+
+TEST(Kill, AtEveryCallOfADeletionLeavesTheNewest) {
+  if (world_size() != 1) GTEST_SKIP() << "one rank deletes";
+  auto trained = make_trained("mlp", {});
+  bool finished = false;
+  for (int killed = 0; !finished; ++killed) {
+    SharedFolder folder;
+    for (int64_t step : {1, 2, 3})
+      save_filled(folder / ("step-" + std::to_string(step)), trained, step);
+    const pid_t child = fork();
+    if (child == 0) {
+      calls_left = killed;
+      checkpoint::files::set_seam(kill_at_zero);
+      checkpoint::keep_last(folder.path(), 1);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    finished = WIFEXITED(status);
+    EXPECT_EQ(value_of_latest(folder.path()), 3);
+    for (const auto& path : checkpoint::list(folder.path())) {  // none that is half there
+      Mlp plain;
+      checkpoint::load(path, *plain);
+    }
+    checkpoint::keep_last(folder.path(), 1);
+    EXPECT_EQ(checkpoint::list(folder.path()).size(), 1u);
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 2);
+    ASSERT_LT(killed, 200);
+  }
+}
+
+// --- several ranks: kill.sh says which one, and at which call ---
+
+int from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text ? std::atoi(text) : -1;
+}
+
+TEST(KillRanks, Save) {
+  if (from_environment("FSDP_TEST_CALL") < 0) GTEST_SKIP() << "kill.sh sets FSDP_TEST_CALL";
+  const fs::path folder = std::getenv("FSDP_TEST_FOLDER");
+  auto trained = make_trained("mlp", {.wrap = wrap::names({})});
+  save_filled(folder / "step-1", trained, 1);
+  if (rank() == from_environment("FSDP_TEST_RANK")) {
+    calls_left = from_environment("FSDP_TEST_CALL");
+    checkpoint::files::set_seam(kill_at_zero);
+  }
+  save_filled(folder / "step-2", trained, 2);
+  checkpoint::files::set_seam(nullptr);
+}
+
+TEST(KillRanks, Check) {
+  if (!std::getenv("FSDP_TEST_FOLDER")) GTEST_SKIP() << "kill.sh sets FSDP_TEST_FOLDER";
+  EXPECT_GE(value_of_latest(std::getenv("FSDP_TEST_FOLDER")), 1);
+}
+
+// --- the folder ---
+
+TEST(Folders, ListLatestAndKeepLast) {
+  SharedFolder folder;
+  auto trained = make_trained("mlp", {});
+  EXPECT_EQ(checkpoint::latest(folder.path()), std::nullopt);
+  EXPECT_TRUE(checkpoint::list(folder.path()).empty());
+  EXPECT_TRUE(checkpoint::list(folder / "nowhere").empty());
+  for (int64_t step : {9, 10, 100, 20})
+    save_filled(folder / ("step-" + std::to_string(step)), trained, step);
+  test_world().comm().barrier();
+  const auto names = [&] {
+    std::vector<std::string> found;
+    for (const auto& path : checkpoint::list(folder.path())) found.push_back(path.filename());
+    return found;
+  };
+  EXPECT_EQ(names(), (std::vector<std::string>{"step-9", "step-10", "step-20", "step-100"}));
+  EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-20");  // saved last
+  test_world().comm().barrier();
+  if (rank() == 0) {
+    fs::create_directory(folder / "step-200.partial");
+    fs::create_directory(folder / "step-300");  // without .metadata
+    checkpoint::keep_last(folder.path(), 1);
+    EXPECT_EQ(names(), (std::vector<std::string>{"step-20", "step-100"}));
+    fs::remove(folder / "latest");
+    EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-100");
+    fs::create_directory_symlink("step-300", folder / "latest");
+    EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-100");
+    checkpoint::keep_last(folder.path(), 1);
+    EXPECT_EQ(names(), (std::vector<std::string>{"step-100"}));
+    expect_error([&] { checkpoint::keep_last(folder.path(), 0); }, {"one left"});
+  }
+}
+
+TEST(Folders, NamesThatLeadElsewhereAreRefused) {
+  using checkpoint::checked_name;
+  EXPECT_EQ(checked_name("run/step-1"), "run/step-1");
+  EXPECT_EQ(checked_name("run/step-1/"), "run/step-1");
+  EXPECT_EQ(checked_name("../step-1"), "../step-1");
+  EXPECT_EQ(checked_name("step-1"), "step-1");
+  for (const std::string name : {"", "/", ".", "..", "./", "../", "run/..", "run/../", "run/.",
+                                 "run/latest", "run/a.partial", "a.deleted", "a.replaced"})
+    expect_error([&] { checked_name(name); }, {"\"" + name + "\"", "name"});
+}
+
+// What somebody may have given by mistake: his home, or a folder of many things.
+TEST(Folders, OnlyCheckpointsAreReplacedAndDeleted) {
+  SharedFolder folder;
+  auto trained = make_trained("mlp", {});
+  const auto refused = [&](const std::string& file) {
+    const fs::path dir = folder / "home", precious = dir / file;
+    if (rank() == 0) {
+      fs::create_directories(precious.parent_path());
+      std::ofstream(precious) << "mine";
+    }
+    test_world().comm().barrier();
+    expect_error([&] { checkpoint::save(dir, trained.sharded, nullptr); },
+                 {"home", "not replaced"});
+    EXPECT_TRUE(fs::exists(precious)) << file;
+    test_world().comm().barrier();
+    if (rank() == 0) fs::remove_all(dir);
+    test_world().comm().barrier();
+  };
+  for (const std::string file : {"letter.txt", "folder/letter.txt", "__0_0.distcp/letter.txt",
+                                 "__0_x.distcp", "x__0_0.distcp", "__0.distcp", "_.metadata"})
+    refused(file);
+  // In the way of a leftover, in place of a directory, and inside of a checkpoint.
+  if (rank() == 0) {
+    fs::create_directories(folder / "a.partial");
+    std::ofstream(folder / "a.partial/letter.txt") << "mine";
+    std::ofstream(folder / "b") << "mine";
+    fs::create_directories(folder / "elsewhere");
+    fs::create_directory_symlink("elsewhere", folder / "c");
+  }
+  test_world().comm().barrier();
+  for (const std::string name : {"a", "b", "c"})
+    expect_error([&] { checkpoint::save(folder / name, trained.sharded, nullptr); },
+                 {folder / name});
+  EXPECT_TRUE(fs::exists(folder / "a.partial/letter.txt") && fs::exists(folder / "b"));
+  for (int64_t step : {1, 2, 3})
+    save_filled(folder / ("step-" + std::to_string(step)), trained, step);
+  if (rank() == 0) {
+    std::ofstream(folder / "step-1/letter.txt") << "mine";
+    fs::create_directories(folder / "other");
+    std::ofstream(folder / "other/latest") << "mine";
+    fs::create_directories(folder / "old.deleted");
+    std::ofstream(folder / "old.deleted/letter.txt") << "mine";
+    checkpoint::keep_last(folder.path(), 1);
+    EXPECT_TRUE(fs::exists(folder / "step-1/letter.txt"));
+    EXPECT_TRUE(fs::exists(folder / "step-1/.metadata"));
+    EXPECT_FALSE(fs::exists(folder / "step-2"));
+    EXPECT_TRUE(fs::exists(folder / "old.deleted/letter.txt"));
+  }
+  test_world().comm().barrier();
+  expect_error([&] { checkpoint::save(folder / "other/a", trained.sharded, nullptr); }, {"latest"});
+  EXPECT_TRUE(fs::is_regular_file(folder / "other/latest"));
+}
+
+int no_exchange(const char* call, const checkpoint::files::Path&) {
+  return std::string(call) == "exchange" ? EINVAL : 0;
+}
+
+TEST(Folders, AFileSystemThatCannotExchangeReplacesInTwoSteps) {
+  SharedFolder folder;
+  auto trained = make_trained("mlp", {});
+  save_filled(folder / "a", trained, 1);
+  checkpoint::files::set_seam(no_exchange);
+  save_filled(folder / "a", trained, 2);
+  checkpoint::files::set_seam(nullptr);
+  EXPECT_EQ(value_of_latest(folder.path()), 2);
+  test_world().comm().barrier();
+  if (rank() == 0) {  // as between the two steps
+    fs::rename(folder / "a", folder / "a.replaced");
+    EXPECT_EQ(value_of_latest(folder.path()), 2);
+  }
+}
+
+TEST(Folders, APlainSaveTakesFewCalls) {
+  SharedFolder folder;
+  auto trained = make_trained("transformer", {});
+  trained.train(1);
+  calls = 0;
+  checkpoint::files::set_seam(count);
+  checkpoint::save(folder / "a", trained.sharded, trained.optimizer.get());
+  checkpoint::files::set_seam(nullptr);
+  EXPECT_LT(calls, 25);  // hundreds of small items are written at once
+}
+
+}  // namespace
+}  // namespace fsdp::testing

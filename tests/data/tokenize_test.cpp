@@ -1,0 +1,130 @@
+// fsdp tokenize as people run it.
+#include <gtest/gtest.h>
+
+#include "base/subprocess.h"
+#include "data/folders.h"
+#include "data/token_file.h"
+
+namespace fsdp::data {
+namespace {
+
+using test::contains;
+using test::Folder;
+
+// With what it prints on both streams.
+Finished tokenize(const std::vector<std::string>& arguments) {
+  std::vector<std::string> command = {"/bin/sh", "-c",        "exec \"$@\" 2>&1",
+                                      "sh",      FSDP_BINARY, "tokenize"};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return run_program(command, false);
+}
+
+std::vector<int64_t> all(const std::string& path) {
+  auto file = TokenFile::open(path);
+  std::vector<int64_t> ids(file->tokens());
+  file->read(0, file->tokens(), ids.data());
+  return ids;
+}
+
+TEST(Tokenize, WritesEveryFormat) {
+  Folder folder;
+  folder.write("t/1.txt", "hi");
+  folder.write("t/2.txt", "\xff");
+  for (const char* format : {"llmc", "nanogpt", "megatron"}) {
+    std::string out = folder / (std::string(format) + ".bin");
+    Finished result = tokenize({folder / "t", "--out", out, "--format", format});
+    ASSERT_EQ(result.code, 0) << result.output;
+    EXPECT_TRUE(contains(result.output, "tokens     5 (0.60 bytes a token)")) << result.output;
+    EXPECT_EQ(all(out), (std::vector<int64_t>{'h', 'i', 256, 255, 256}));
+    EXPECT_EQ(TokenFile::open(out)->format(), format);
+  }
+}
+
+TEST(Tokenize, ReplacesNothingUnlessTold) {
+  Folder folder;
+  std::string text = folder.write("a.txt", "abc"), out = folder / "a.bin";
+  ASSERT_EQ(tokenize({text, "--out", out, "--format", "megatron"}).code, 0);
+  Finished again = tokenize({text, "--out", out, "--format", "nanogpt"});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_TRUE(contains(again.output, "is there already") && contains(again.output, "--force"));
+  ASSERT_EQ(tokenize({text, "--out", out, "--format", "nanogpt", "--force"}).code, 0);
+  EXPECT_EQ(TokenFile::open(out)->format(), "nanogpt");  // no index of the older file is left
+}
+
+TEST(Tokenize, PromptsAndCompletionsGiveAMask) {
+  Folder folder;
+  std::string lines =
+      folder.write("c.jsonl", "{\"q\": \"ab\", \"a\": \"c\"}\n{\"q\": \"d\", \"a\": \"e\"}\n");
+  std::string out = folder / "c.bin";
+  Finished result =
+      tokenize({lines, "--jsonl", "--prompt-field", "q", "--completion-field", "a", "--out", out});
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_EQ(all(out), (std::vector<int64_t>{'a', 'b', 'c', 256, 'd', 'e', 256}));
+  EXPECT_EQ(test::read_file(folder / "c.mask"), std::string("\0\0\1\1\0\1\1", 7));
+}
+
+TEST(Tokenize, SplitsOffTheLastDocuments) {
+  Folder folder;
+  std::string lines;
+  for (int i = 0; i < 100; ++i)
+    lines += "{\"text\": \"" + std::string(1, static_cast<char>('a' + i % 26)) + "\"}\n";
+  std::string out = folder / "v.bin";
+  Finished result =
+      tokenize({folder.write("v.jsonl", lines), "--jsonl", "--out", out, "--valid-share", "0.1"});
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_EQ(TokenFile::open(out)->tokens(), 180);
+  EXPECT_EQ(TokenFile::open(folder / "v.valid.bin")->tokens(), 20);
+  Finished one = tokenize(
+      {folder.write("one.txt", "text"), "--out", folder / "one.bin", "--valid-share", "0.1"});
+  EXPECT_EQ(one.code, 1);
+  EXPECT_TRUE(contains(one.output, "too few"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "one.bin"));
+}
+
+TEST(Tokenize, ShowsTokensAndDecodesFiles) {
+  Folder folder;
+  Finished shown = tokenize({"--show", "a\n"});
+  EXPECT_EQ(shown.code, 0);
+  EXPECT_TRUE(contains(shown.output, "97  [a]") && contains(shown.output, "10  [\\n]"))
+      << shown.output;
+  EXPECT_TRUE(contains(shown.output, "2 tokens, 2 bytes"));
+  std::string out = folder / "a.bin";
+  ASSERT_EQ(tokenize({folder.write("a.txt", "hello world"), "--out", out}).code, 0);
+  Finished decoded = tokenize({"--decode", out, "--skip", "6", "--first", "5"});
+  EXPECT_EQ(decoded.code, 0);
+  EXPECT_TRUE(contains(decoded.output, "world\n") && contains(decoded.output, "of 12 (llmc)"))
+      << decoded.output;
+}
+
+TEST(Tokenize, ErrorsSayWhatToDo) {
+  Folder folder;
+  std::string text = folder.write("a.txt", "abc");
+  struct Case {
+    std::vector<std::string> arguments;
+    const char* expected;
+  };
+  std::vector<Case> cases = {
+      {{}, "nothing to tokenise"},
+      {{text}, "--out FILE.bin"},
+      {{text, "--out", folder / "a.tok"}, "FILE.bin"},
+      {{folder / "none", "--out", folder / "a.bin"}, "none"},
+      {{folder.write("z.txt", std::string("a\0", 2)), "--out", folder / "a.bin"}, "zero byte"},
+      {{folder.write("l.jsonl", "{}"), "--out", folder / "a.bin"}, "--jsonl"},
+      {{folder.write("e/l.jsonl", "{}"), "--jsonl", "--out", folder / "a.bin"}, "line 1"},
+      {{text, "--tokenizer", "nothing.json", "--out", folder / "a.bin"}, "nothing.json"},
+      {{text, "--out", folder / "no/such/a.bin"}, "cannot write"},
+      {{"--decode", folder.write("long.txt", "A text that no token file looks like.")},
+       "it is text"},
+  };
+  for (const Case& entry : cases) {
+    Finished result = tokenize(entry.arguments);
+    EXPECT_EQ(result.code, 1) << entry.expected;
+    EXPECT_TRUE(contains(result.output, entry.expected) && contains(result.output, "HINT"))
+        << result.output;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.bin"));
+  EXPECT_EQ(tokenize({text, "--format", "csv"}).code, 2);
+}
+
+}  // namespace
+}  // namespace fsdp::data

@@ -1,0 +1,148 @@
+// Our ids against those of the `tokenizers` package, on tokenizers that it trained and on text made
+// to be difficult. Without the package these tests are skipped, and only the rules below them are
+// left.
+#include "fsdp/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "data/folders.h"
+
+namespace fsdp::data {
+namespace {
+
+using test::Folder;
+
+TEST(Bytes, TokensAreBytesAndOneEnd) {
+  auto bytes = Tokenizer::load("bytes");
+  EXPECT_EQ(bytes->vocab_size(), 257);
+  EXPECT_EQ(bytes->eos(), 256);
+  std::string text = "a\xff\x00ü";
+  EXPECT_EQ(bytes->encode(std::string_view("a\xff\0", 3)), (std::vector<int32_t>{97, 255, 0}));
+  EXPECT_EQ(bytes->decode(bytes->encode(text)), text);
+  EXPECT_EQ(bytes->decode({104, 256, 105}, true), "hi");
+  EXPECT_EQ(bytes->decode({104, 256}), "h<|endoftext|>");
+  EXPECT_THROW(bytes->decode({257}), Error);
+  EXPECT_THROW(bytes->decode({-1}), Error);
+}
+
+TEST(Bytes, AStreamHoldsBackHalfACharacter) {
+  StreamDecoder stream(Tokenizer::load("bytes"));
+  EXPECT_EQ(stream.push(0xe2), "");
+  EXPECT_EQ(stream.push(0x82), "");
+  EXPECT_EQ(stream.push(0xac), "€");
+  EXPECT_EQ(stream.push(0xf0), "");
+  EXPECT_EQ(stream.push('x'), "\xef\xbf\xbdx");
+  EXPECT_EQ(stream.push(0xc3), "");
+  EXPECT_EQ(stream.push(256), "");
+  EXPECT_EQ(stream.finish(), "\xef\xbf\xbd");
+  EXPECT_EQ(stream.finish(), "");
+}
+
+// A small tokenizer.json to damage.
+nlohmann::json small() {
+  nlohmann::json vocab = {{"a", 0}, {"b", 1}, {"ab", 2}};
+  return {
+      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"a b"}}}},
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
+      {"decoder", {{"type", "ByteLevel"}}}};
+}
+
+TEST(TokenizerJson, WhatIsNotUnderstoodIsRefusedByName) {
+  using Json = nlohmann::json;
+  struct Case {
+    const char* pointer;
+    Json value;
+    const char* expected;
+  };
+  std::vector<Case> cases = {
+      {"/model/type", "WordPiece", "model: the type WordPiece"},
+      {"/model/type", "Unigram", "the type Unigram"},
+      {"/model/dropout", 0.1, "model.dropout"},
+      {"/model/unk_token", "<unk>", "model.unk_token"},
+      {"/model/byte_fallback", true, "model.byte_fallback"},
+      {"/model/continuing_subword_prefix", "##", "continuing_subword_prefix"},
+      {"/model/end_of_word_suffix", "</w>", "end_of_word_suffix"},
+      {"/model/vocab/c", 2, "another token has the id 2"},
+      {"/model/vocab/c", -1, "is no token id"},
+      {"/model/vocab/c", 1e9, "is not a token id"},
+      {"/model/vocab/c", 1'000'000'000'000, "is no token id"},
+      {"/model/vocab", Json::array(), "model.vocab"},
+      {"/model/merges", {"a c"}, "\"c\" is not in the vocabulary"},
+      {"/model/merges", {"a b a"}, "is not a pair"},
+      {"/model/merges", Json::array({Json::array({"a"})}), "is not a pair"},
+      {"/model/merges", Json::array({7}), "is not a pair"},
+      {"/normalizer", {{"type", "NFKC"}}, "normalizer: the type NFKC"},
+      {"/normalizer",
+       {{"type", "Sequence"}, {"normalizers", {{{"type", "Lowercase"}}}}},
+       "Lowercase"},
+      {"/pre_tokenizer", nullptr, "pre_tokenizer: has no ByteLevel"},
+      {"/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer: the type Metaspace"},
+      {"/pre_tokenizer", 7, "pre_tokenizer: is not an object"},
+      {"/pre_tokenizer",
+       {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "Isolated"}},
+       "only regular expressions"},
+      {"/pre_tokenizer",
+       {{"type", "Split"}, {"pattern", {{"Regex", " "}}}, {"behavior", "Removed"}},
+       "Removed is not understood"},
+      {"/pre_tokenizer",
+       {{"type", "Split"}, {"pattern", {{"Regex", "\\w+"}}}, {"behavior", "Isolated"}},
+       "\\w"},
+      {"/post_processor", {{"type", "BertProcessing"}}, "post_processor: the type BertProcessing"},
+      {"/decoder", {{"type", "Metaspace"}}, "decoder: the type Metaspace"},
+      {"/added_tokens",
+       {{{"id", 0}, {"content", "x"}, {"special", true}}},
+       "another token has the id 0"},
+      {"/added_tokens",
+       {{{"id", 5}, {"content", "a"}, {"special", true}}},
+       "another id in the vocab"},
+      {"/added_tokens", {{{"id", 5}, {"content", ""}}}, "is empty"},
+      {"/added_tokens", {{{"content", "x"}}}, "added_tokens[0].id"},
+  };
+  Folder folder;
+  for (const Case& entry : cases) {
+    Json root = small();
+    root[Json::json_pointer(entry.pointer)] = entry.value;
+    std::string file = folder.write("tokenizer.json", root.dump());
+    std::string error = test::error_of([&] { Tokenizer::load(file); });
+    EXPECT_TRUE(test::contains(error, entry.expected)) << entry.pointer << ": " << error;
+    EXPECT_TRUE(test::contains(error, file) && test::contains(error, "HINT")) << error;
+  }
+  folder.write("tokenizer.json", small().dump());
+  EXPECT_EQ(Tokenizer::load(folder.path())->encode("abba"), (std::vector<int32_t>{2, 1, 0}));
+}
+
+TEST(TokenizerJson, WhatIsNoTokenizerIsRefused) {
+  Folder folder;
+  EXPECT_TRUE(
+      test::contains(test::error_of([&] { Tokenizer::load(folder / "none.json"); }), "none.json"));
+  EXPECT_TRUE(
+      test::contains(test::error_of([&] { Tokenizer::load(folder.path()); }), "tokenizer.json"));
+  EXPECT_TRUE(
+      test::contains(test::error_of([&] { Tokenizer::load(folder.write("merges.txt", "a b")); }),
+                     "save_pretrained"));
+  for (const char* text :
+       {"", "{", "[]", "7", "version https://git-lfs", "{\"model\": {\"vocab\": {\"a\"",
+        "{\"model\": 7}", "{\"model\": {\"vocab\": {}, \"merges\": []}}"}) {
+    std::string file = folder.write("tokenizer.json", text);
+    EXPECT_TRUE(test::contains(test::error_of([&] { Tokenizer::load(file); }), file)) << text;
+  }
+}
+
+TEST(TokenizerJson, TheConfigNamesTheEndOfADocument) {
+  nlohmann::json root = small();
+  root["added_tokens"] = {{{"id", 7}, {"content", "<|endoftext|>"}, {"special", true}},
+                          {{"id", 8}, {"content", "<stop>"}, {"special", true}}};
+  Folder folder;
+  folder.write("tokenizer.json", root.dump());
+  EXPECT_EQ(Tokenizer::load(folder.path())->eos(), 7);
+  EXPECT_EQ(Tokenizer::load(folder.path())->vocab_size(), 9);
+  folder.write("tokenizer_config.json", R"({"eos_token": {"content": "<stop>"}})");
+  EXPECT_EQ(Tokenizer::load(folder.path())->eos(), 8);
+  EXPECT_THROW(Tokenizer::load(folder.path())->decode({3}),
+               Error);  // an id between that nobody has
+}
+
+}  // namespace
+}  // namespace fsdp::data

@@ -1,0 +1,140 @@
+"""export_hf.py FILE: tiny models of Hugging Face's transformers with random weights, and what comes
+out of them: weights, logits, the loss, every gradient, and the tokens that generate() adds. Written
+with torch.save as nested dicts of tensors and numbers, which C++ reads with torch::pickle_load.
+Exits with 77 where transformers cannot be imported."""
+import sys
+
+try:
+    import torch
+    import transformers
+except ImportError as error:
+    print(error, file=sys.stderr)
+    sys.exit(77)
+
+VOCAB, TOKENS, NEW_TOKENS = 61, 12, 10
+LLAMA = dict(vocab=VOCAB, dim=32, layers=2, heads=4, kv_heads=2, ffn=48)
+SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+               original_max_position_embeddings=24)  # three kinds of waves among 8 frequencies
+GPT2 = dict(vocab=VOCAB, max_tokens=40, dim=32, layers=2, heads=4)
+
+# Ours on the left; names of arguments are those of our configs.
+CASES = {
+    "llama": dict(LLAMA),
+    "llama_one_group": dict(LLAMA, kv_heads=1, norm_eps=1e-3, rope_base=500.0),
+    "llama_tied": dict(LLAMA, tied=True),
+    "llama_head_dim": dict(LLAMA, head_dim=14),
+    "llama_scaled": dict(LLAMA, head_dim=16, scaling=SCALING, tokens=40),
+    "llama_right_padded": dict(LLAMA, padding="right"),
+    "llama_left_padded": dict(LLAMA, padding="left"),
+    "llama_documents": dict(LLAMA, documents=True),
+    "qwen2": dict(LLAMA, qwen2=True),
+    "qwen2_tied_left_padded": dict(LLAMA, qwen2=True, tied=True, padding="left"),
+    "gpt2": dict(GPT2, gpt2=True),
+    "gpt2_ffn": dict(GPT2, gpt2=True, ffn=20, norm_eps=1e-3),
+    "gpt2_right_padded": dict(GPT2, gpt2=True, padding="right"),
+    "gpt2_left_padded": dict(GPT2, gpt2=True, padding="left"),
+    "gpt2_documents": dict(GPT2, gpt2=True, documents=True),
+}
+
+
+def llama(case):
+    common = dict(
+        vocab_size=case["vocab"], hidden_size=case["dim"], num_hidden_layers=case["layers"],
+        num_attention_heads=case["heads"], num_key_value_heads=case["kv_heads"],
+        intermediate_size=case["ffn"], tie_word_embeddings=case.get("tied", False))
+    if case.get("qwen2"):
+        rope = dict(rope_type="default", rope_theta=1e6)
+        config = transformers.Qwen2Config(**common, rms_norm_eps=1e-6, rope_parameters=rope)
+        return transformers.Qwen2ForCausalLM(config)
+    rope = dict(rope_type="default", rope_theta=case.get("rope_base", 10000.0))
+    if "scaling" in case:
+        rope.update(case["scaling"], rope_type="llama3")
+    if "head_dim" in case:
+        common["head_dim"] = case["head_dim"]
+    config = transformers.LlamaConfig(**common, rms_norm_eps=case.get("norm_eps", 1e-5),
+                                      rope_parameters=rope)
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2(case):
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=case["vocab"], n_positions=case["max_tokens"], n_embd=case["dim"],
+        n_layer=case["layers"], n_head=case["heads"], n_inner=case.get("ffn"),
+        layer_norm_epsilon=case.get("norm_eps", 1e-5), embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=0.0))
+
+
+def randomize(model):
+    """Weights large enough for every part to matter; what begins at 0, 1 or 0.02 hides mistakes."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            else:
+                parameter.uniform_(0.5, 1.5)
+
+
+def inputs_of(case):
+    """ids, targets, and the masks that a case has."""
+    tokens = case.get("tokens", TOKENS)
+    made = dict(ids=torch.randint(0, VOCAB, (3, tokens)), targets=torch.randint(0, VOCAB, (3, tokens)))
+    made["targets"][0, 2] = -100
+    if "padding" in case:
+        real = torch.arange(tokens).expand(3, -1) < torch.tensor([[tokens], [tokens - 5], [1]])
+        made["padding"] = real.flip(1) if case["padding"] == "left" else real
+        made["targets"][~made["padding"]] = -100
+    if case.get("documents"):
+        breaks = torch.tensor([[4, 9], [1, 2], [tokens, tokens]])  # where the next one begins
+        made["documents"] = (torch.arange(tokens).view(1, -1, 1) >= breaks.view(3, 1, 2)).sum(-1)
+    return made
+
+
+def mask_of(inputs):
+    """What transformers takes: a mask and positions, or nothing."""
+    if "padding" in inputs:
+        positions = (inputs["padding"].long().cumsum(1) - 1).clamp(min=0)
+        return dict(attention_mask=inputs["padding"].long(), position_ids=positions)
+    if "documents" in inputs:
+        documents = inputs["documents"]
+        seen = documents.unsqueeze(1) == documents.unsqueeze(2)
+        seen &= torch.ones_like(seen[0]).tril()
+        blocked = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        return dict(attention_mask=blocked.unsqueeze(1))
+    return {}
+
+
+def export(case):
+    model = (gpt2 if case.get("gpt2") else llama)(case)
+    randomize(model)
+    model.eval()
+    model.set_attn_implementation("eager")
+    inputs = inputs_of(case)
+    logits = model(inputs["ids"], use_cache=False, **mask_of(inputs)).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), inputs["targets"].flatten())
+    loss.backward()
+    result = dict(inputs, logits=logits.detach(), loss=loss.detach(), config=case,
+                  weights={name: value.clone() for name, value in model.state_dict().items()},
+                  gradients={name: p.grad for name, p in model.named_parameters()})
+    if case.get("padding") != "right" and "documents" not in inputs:
+        real = inputs.get("padding", torch.ones_like(inputs["ids"])).long()
+        with torch.no_grad():
+            result["generated"] = model.generate(
+                inputs["ids"], attention_mask=real, do_sample=False, pad_token_id=0,
+                eos_token_id=None, max_new_tokens=NEW_TOKENS)[:, inputs["ids"].size(1):]
+    return result
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    everything = {}
+    for number, (name, case) in enumerate(CASES.items()):
+        torch.manual_seed(number)
+        everything[name] = export(case)
+    torch.save(everything, sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

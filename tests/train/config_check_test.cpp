@@ -1,0 +1,95 @@
+// Combinations: what goes together, and what is refused with a way out.
+#include "train/config_check.h"
+
+#include "train/config_testing.h"
+#include "train/config_values.h"
+
+namespace fsdp::train {
+namespace {
+
+std::string clash(const Words& flags, int world = 1) {
+  return refusal([&] {
+    Config config = from_text("[train]\nsteps = 100\n");
+    auto all = options(config);
+    for (size_t i = 0; i < flags.size(); i += 2) set(*find(all, flags[i]), Words{flags[i + 1]});
+    check(config, world);
+  });
+}
+
+TEST(Check, TakesWhatGoesTogether) {
+  EXPECT_EQ(clash({}), "(it was taken)");
+  EXPECT_EQ(clash({"train.batch", "12", "train.micro_batch", "2"}, 3), "(it was taken)");
+  EXPECT_EQ(clash({"optim.type", "sgd", "optim.momentum", "0"}), "(it was taken)");
+  EXPECT_EQ(clash({"shard.reshard_after_forward", "2"}, 4), "(it was taken)");
+  EXPECT_EQ(clash({"shard.reshard_after_forward", "false", "shard.strategy", "shard_grad_op"}, 4),
+            "(it was taken)");
+  EXPECT_EQ(clash({"optim.schedule", "wsd", "optim.decay_steps", "90", "optim.warmup_steps", "10"}),
+            "(it was taken)");
+}
+
+TEST(Check, NamesTheNearestBatchesThatCanBeDivided) {
+  EXPECT_TRUE(has(clash({"train.batch", "32"}, 3),
+                  "train.batch = 32 cannot be divided among 3 ranks. | the nearest that can: "
+                  "--batch 30 or 33."));
+  EXPECT_TRUE(has(clash({"train.batch", "2"}, 4), "--batch 4."));
+  EXPECT_TRUE(has(clash({"train.batch", "20", "train.micro_batch", "4"}, 2),
+                  "the 10 samples of a rank (train.batch = 20, 2 ranks) are no multiple of "
+                  "train.micro_batch = 4. | --batch 16 or 24"));
+}
+
+TEST(Check, RefusesEveryCombinationThatCannotBe) {
+  struct Case {
+    Words flags;
+    const char* part;
+    int world = 1;
+  };
+  const std::vector<Case> cases = {
+      {{"train.steps", "0"}, "nothing says when the run ends"},
+      {{"train.tokens", "100000"}, "more than one of"},
+      {{"train.epochs", "1"}, "more than one of"},
+      {{"train.steps", "0", "train.tokens", "100"}, "less than one step of 32 x 256 tokens"},
+      {{"train.steps", "0", "train.epochs", "1", "data.train", "random"}, "has no epochs"},
+      {{"model.heads", "3"}, "model.dim = 256 is not a multiple of model.heads = 3"},
+      {{"model.heads", "256"}, "is odd"},
+      {{"model.kv_heads", "3"}, "is not a multiple of model.kv_heads = 3"},
+      {{"model.type", "gpt2", "model.kv_heads", "2"}, "model.kv_heads = 2 has no effect"},
+      {{"model.type", "gpt2", "model.max_tokens", "128"}, "more than the 128 positions"},
+      {{"model.type", "gpt2", "model.rope_base", "5e5"}, "model.rope_base = 5e5 has no effect"},
+      {{"model.dropout", "0.1"}, "set model.type to gpt2"},
+      {{"model.width", "64"}, "set model.type to mlp"},
+      {{"model.rope_factor", "32"}, "set model.rope_scaling to llama3"},
+      {{"model.rope_scaling", "llama3", "model.rope_low_freq", "4"}, "is not below"},
+      {{"model.type", "mlp"}, "an mlp cannot learn text"},
+      {{"model.type", "mlp", "data.train", "random", "model.heads", "8"}, "has no effect"},
+      {{"model.type", "mlp", "data.train", "random", "train.sample_every", "8"}, "has no effect"},
+      {{"model.type", "mlp", "data.train", "random", "train.steps", "0", "train.tokens", "1e6"},
+       "an mlp sees no tokens"},
+      {{"data.train", "random", "data.valid", "x"}, "stand alone"},
+      {{"data.train", "random", "data.format", "text"}, "is in no file"},
+      {{"data.loss_mask", "true", "data.format", "text"}, "is for token files"},
+      {{"data.format", "nanogpt"}, "names no file"},
+      {{"data.format", "nanogpt", "data.train", "x"}, "set model.vocab"},
+      {{"optim.type", "sgd", "optim.beta1", "0.8"}, "set optim.type to adamw"},
+      {{"optim.momentum", "0.8"}, "set optim.type to sgd"},
+      {{"optim.schedule", "wsd"}, "set optim.decay_steps"},
+      {{"optim.decay_steps", "5"}, "set optim.schedule to wsd"},
+      {{"optim.schedule", "constant", "optim.final_ratio", "0.5"}, "has no effect"},
+      {{"optim.warmup_steps", "101"}, "more than the run's 100 steps"},
+      {{"optim.schedule", "wsd", "optim.decay_steps", "60", "optim.warmup_steps", "50"},
+       "together"},
+      {{"shard.shard_ranks", "2"}, "set shard.strategy to hybrid_shard", 4},
+      {{"shard.strategy", "hybrid_shard", "shard.shard_ranks", "3"}, "cannot be divided", 4},
+      {{"shard.reshard_after_forward", "3"}, "does not divide the 4 ranks", 4},
+      {{"shard.reshard_after_forward", "true", "shard.strategy", "shard_grad_op"}, "contradicts"},
+      {{"shard.reshard_after_forward", "false", "shard.strategy", "no_shard"}, "has no effect"},
+      {{"shard.wrap_min_params", "5"}, "set shard.wrap to size"},
+      {{"shard.precision", "fp32", "shard.reduce", "bf16"}, "would round gradients"},
+      {{"resume", "true"}, "does not say which run"},
+  };
+  for (const Case& one : cases) {
+    EXPECT_TRUE(has(clash(one.flags, one.world), one.part)) << testing::PrintToString(one.flags);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::train

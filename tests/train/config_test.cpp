@@ -1,0 +1,317 @@
+// The config of a run: options, flags, ready configs, and which of them wins.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <regex>
+#include <set>
+
+#include "train/config_check.h"
+#include "train/config_ready.h"
+#include "train/config_testing.h"
+#include "train/config_write.h"
+
+namespace fsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// --- options ---
+
+// The fields of the structs in config.h, by name.
+std::multiset<std::string> fields_of_the_header() {
+  std::ifstream in(FSDP_SOURCE_DIR "/src/train/config.h");
+  std::regex field(R"(^  (?:bool|int64_t|double|std::string|std::vector<std::string>) ([^/]*);.*)");
+  std::regex name(R"((\w+)(?: = (?:"[^"]*"|[^,]*))?)");
+  std::multiset<std::string> names;
+  for (std::string line; std::getline(in, line);) {
+    std::smatch match;
+    if (!std::regex_match(line, match, field)) continue;
+    std::string list = match[1];
+    for (std::sregex_iterator one(list.begin(), list.end(), name), end; one != end; ++one)
+      names.insert((*one)[1]);
+  }
+  return names;
+}
+
+TEST(Options, AreTheFieldsOfConfigEachOnce) {
+  Config config;
+  std::multiset<std::string> keys;
+  std::set<std::string> names;
+  std::set<const void*> targets;
+  for (const Option& option : options(config)) {
+    keys.insert(option.key);
+    EXPECT_TRUE(names.insert(option.name()).second) << option.name();
+    std::visit([&](auto* target) { EXPECT_TRUE(targets.insert(target).second); }, option.target);
+    EXPECT_FALSE(option.help.empty()) << option.name();
+    EXPECT_FALSE(option.help.ends_with(".")) << option.name();
+  }
+  Words different;
+  auto fields = fields_of_the_header();
+  std::set_symmetric_difference(keys.begin(), keys.end(), fields.begin(), fields.end(),
+                                std::back_inserter(different));
+  EXPECT_EQ(different, Words{});
+}
+
+TEST(Options, DefaultsPassTheirOwnChecks) {
+  Config config;
+  std::string text = to_toml(config);
+  EXPECT_EQ(differences(from_text(text), Config{}), Words{});
+}
+
+// --- flags ---
+
+TEST(Flags, SetTheOptionTheyName) {
+  Config config = resolved({"--optim.lr", "1e-4", "--model.dim=512", "--data.shuffle", "false",
+                            "--optim.type", "sgd", "--seed", "7", "--dir", "runs/x"});
+  EXPECT_EQ(config.optim.lr, 1e-4);
+  EXPECT_EQ(config.model.dim, 512);
+  EXPECT_FALSE(config.data.shuffle);
+  EXPECT_EQ(config.optim.type, "sgd");
+  EXPECT_EQ(config.train.seed, 7);
+  EXPECT_EQ(config.dir, "runs/x");
+}
+
+TEST(Flags, ShortOnesMeanTheLongOnes) {
+  EXPECT_EQ(resolved({"--steps", "5"}).train.steps, 5);
+  EXPECT_EQ(resolved({"--tokens", "1e9"}).train.tokens, 1'000'000'000);
+  EXPECT_EQ(resolved({"--tokens", "1_000_000"}).train.tokens, 1'000'000);
+  EXPECT_EQ(resolved({"--epochs", "1.5"}).train.epochs, 1.5);
+  EXPECT_EQ(resolved({"--batch", "64"}).train.batch, 64);
+  EXPECT_TRUE(resolved({"--deterministic"}).train.deterministic);
+  EXPECT_TRUE(resolved({"demo", "--resume", "--dir", "x"}).resume);
+}
+
+TEST(Flags, ASwitchTakesAWordOrNone) {
+  for (const char* no : {"false", "no", "off", "0"})
+    EXPECT_FALSE(resolved({"--data.shuffle", no}).data.shuffle) << no;
+  for (const char* yes : {"true", "yes", "on", "1"})
+    EXPECT_TRUE(resolved({"--data.loss_mask", yes}).data.loss_mask) << yes;
+  EXPECT_TRUE(resolved({"--data.loss_mask", "--seed", "3"}).data.loss_mask);
+  EXPECT_FALSE(resolved({"--data.shuffle=false"}).data.shuffle);
+}
+
+TEST(Flags, AWordAfterASwitchThatIsNoTruthIsTheConfig) {
+  CommandLine line = parsed({"--deterministic", "llama-1b"});
+  EXPECT_EQ(line.configs, Words{"llama-1b"});
+  Config config = resolve(line).config;
+  EXPECT_TRUE(config.train.deterministic);
+  EXPECT_EQ(config.model.dim, 2048);
+}
+
+TEST(Flags, AListIsAFlagSeveralTimesAndReplacesTheFiles) {
+  Config config = resolved({"llama-1b", "--data.train", "a b,c", "--data.train", "[d,e]"});
+  EXPECT_EQ(config.data.train, (Words{"a b,c", "[d,e]"}));
+}
+
+TEST(Flags, TheLastOfSeveralWins) {
+  EXPECT_EQ(resolved({"--optim.lr", "1", "--optim.lr", "2"}).optim.lr, 2);
+}
+
+TEST(Flags, TextStaysAsItWasTyped) {
+  for (const char* word :
+       {"", "'quoted'", "\"quoted\"", "[a]", "a=b", "%x", "1e5", "-x", "--not-a-flag", " ", "ä\n"})
+    EXPECT_EQ(resolved({"--train.sample_prompt", word}).train.sample_prompt, word);
+  Words joined = {"--train.sample_prompt=a=b"};
+  EXPECT_EQ(resolved(joined).train.sample_prompt, "a=b");
+}
+
+TEST(Flags, AnUnknownOneNamesTheNearest) {
+  EXPECT_TRUE(has(refused({"--optim.lrr", "1"}),
+                  "there is no flag --optim.lrr. | the nearest is --optim.lr;"));
+  EXPECT_TRUE(has(refused({"--lr", "1"}), "the nearest is --optim.lr;"));
+  EXPECT_TRUE(has(refused({"--lr=1"}), "there is no flag --lr. | the nearest is --optim.lr;"));
+  EXPECT_TRUE(has(refused({"--model.lr", "1"}), "the nearest is --optim.lr;"));
+  EXPECT_TRUE(has(refused({"--learning"}), "there is no flag --learning."));
+  EXPECT_TRUE(has(refused({"--step", "1"}), "the nearest is --steps;"));
+  EXPECT_TRUE(has(refused({"--sed", "1"}), "the nearest is --seed;"));
+  EXPECT_TRUE(has(refused({"--model.heads_kv", "1"}), "--model."));
+  EXPECT_TRUE(has(refused({"-x"}), "there is no flag -x."));
+}
+
+TEST(Flags, AWrongValueSaysWhatIsExpected) {
+  EXPECT_TRUE(has(refused({"--optim.lr", "fast"}),
+                  "--optim.lr is \"fast\", but optim.lr takes a number from 0 on."));
+  EXPECT_TRUE(has(refused({"--optim.lr", "-1"}), "takes a number from 0 on."));
+  EXPECT_TRUE(has(refused({"--optim.lr", "nan"}), "takes a number from 0 on."));
+  EXPECT_TRUE(has(refused({"--optim.lr", "inf"}), "takes a number from 0 on."));
+  EXPECT_TRUE(has(refused({"--optim.lr", "1e-4x"}), "takes a number"));
+  EXPECT_TRUE(has(refused({"--optim.lr", ""}), "takes a number"));
+  EXPECT_TRUE(has(refused({"--model.layers", "1.5"}), "takes a whole number from 1 to 100000."));
+  EXPECT_TRUE(has(refused({"--model.layers", "0"}), "takes a whole number from 1"));
+  EXPECT_TRUE(has(refused({"--steps", "99999999999999999999"}), "takes a whole number"));
+  EXPECT_TRUE(has(refused({"--optim.final_ratio", "1.1"}), "takes a number from 0 to 1."));
+  EXPECT_TRUE(has(refused({"--model.norm_eps", "0"}), "takes a number above 0."));
+  EXPECT_TRUE(
+      has(refused({"--optim.type", "adam"}), "takes one of adamw, sgd. | did you mean adamw?"));
+  EXPECT_TRUE(has(refused({"--shard.reshard_after_forward", "1"}), "or a whole number from 2 on"));
+}
+
+TEST(Flags, AFlagIsNoValueOfTheOneBeforeIt) {
+  EXPECT_TRUE(has(refused({"--dir=", "--resume"}), "--dir has no value"));
+  EXPECT_TRUE(has(refused({"--dir", "--optim.lr"}), "--dir has no value"));
+  EXPECT_THROW(parsed({"--optim.lr"}), CLI::ParseError);
+}
+
+// --- ready configs ---
+
+TEST(ReadyConfigs, AreTheFilesOfTheFolder) {
+  std::map<std::string, std::string> files;
+  fs::path folder = FSDP_SOURCE_DIR "/configs";
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.path().extension() != ".toml") continue;
+    std::ifstream in(entry.path(), std::ios::binary);
+    auto name = fs::relative(entry.path(), folder).replace_extension().string();
+    files[name] = std::string(std::istreambuf_iterator<char>(in), {});
+  }
+  std::map<std::string, std::string> embedded;
+  for (const auto& ready : ready_configs())
+    embedded[std::string(ready.name)] = std::string(ready.text);
+  EXPECT_EQ(embedded, files);
+  for (const char* name :
+       {"demo", "mlp-20480", "mlp-small", "gpt2-124m", "llama-1b", "llama-3b", "llama-8b",
+        "llama-70b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"})
+    EXPECT_TRUE(embedded.contains(name)) << name;
+}
+
+TEST(ReadyConfigs, PassEveryCheckAtTheRanksTheyAreFor) {
+  for (const ReadyConfig& ready : ready_configs()) {
+    Config config = from_text(std::string(ready.text));
+    bool two = ready.name == "bench/llama-117m" || ready.name == "bench/llama-13.8m" ||
+               ready.name == "bench/mlp-2048";
+    std::vector<int> worlds =
+        ready.name.starts_with("bench/") ? std::vector{two ? 2 : 1} : std::vector{1, 2, 4, 8, 32};
+    for (int world : worlds) EXPECT_NO_THROW(check(config, world)) << ready.name << " " << world;
+    EXPECT_FALSE(title(ready).empty()) << ready.name;
+    EXPECT_LT(title(ready).size(), 90u) << ready.name;
+  }
+}
+
+TEST(ReadyConfigs, HaveTheParametersOfThePublishedModels) {
+  std::map<std::string, int64_t> published = {
+      {"gpt2-124m", 124'439'808},      {"llama-1b", 1'235'814'400},
+      {"llama-3b", 3'212'749'824},     {"llama-8b", 8'030'261'248},
+      {"llama-70b", 70'553'706'496},   {"qwen2.5-0.5b", 494'032'768},
+      {"qwen2.5-1.5b", 1'543'714'304}, {"qwen2.5-3b", 3'085'938'688},
+      {"qwen2.5-7b", 7'615'616'512},   {"mlp-20480", 8LL * 20480 * 20481},
+  };
+  for (const auto& [name, count] : published)
+    EXPECT_EQ(parameter_count(from_text(std::string(ready_config(name)->text))), count) << name;
+  // Rows of the design, by their names: 182M, 953M, 3.6B, 117M, 13.8M.
+  std::map<std::string, double> rows = {{"llama-182m", 182e6},
+                                        {"llama-953m", 953e6},
+                                        {"llama-3.6b", 3.6e9},
+                                        {"llama-117m", 117e6},
+                                        {"llama-13.8m", 13.8e6}};
+  for (const auto& [name, count] : rows) {
+    auto config = from_text(std::string(ready_config("bench/" + name)->text));
+    EXPECT_NEAR(static_cast<double>(*parameter_count(config)), count, 0.006 * count) << name;
+  }
+}
+
+TEST(ReadyConfigs, AreListedWithSizeAndTitle) {
+  std::string list = list_ready_configs();
+  EXPECT_TRUE(has(list, "llama-70b"));
+  EXPECT_TRUE(has(list, "70.55B"));
+  EXPECT_TRUE(has(list, "byte by byte"));
+}
+
+// --- layers ---
+
+class Files : public testing::Test {
+ protected:
+  Files() : folder_(fs::temp_directory_path() / ("fsdp-config-" + std::to_string(getpid()))) {
+    fs::create_directories(folder_);
+  }
+  ~Files() override { fs::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& text) {
+    fs::path file = folder_ / name;
+    fs::create_directories(file.parent_path());
+    std::ofstream(file, std::ios::binary) << text;
+    return file.string();
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(Files, FlagsWinOverTheFileAndTheFileOverDefaults) {
+  auto file = write("tiny.toml", "[train]\nsteps = 10\nbatch = 4\n[optim]\nlr = 1.0\n");
+  Resolved run = resolve(parsed({file, "--optim.lr", "2"}));
+  EXPECT_EQ(run.name, "tiny");
+  EXPECT_EQ(run.config.optim.lr, 2.0);
+  EXPECT_EQ(run.config.train.batch, 4);
+  EXPECT_EQ(run.config.optim.beta2, Config{}.optim.beta2);
+  EXPECT_EQ(run.given, (std::set<std::string>{"train.steps", "train.batch", "optim.lr"}));
+  EXPECT_TRUE(has(refused({write("bad.toml", "\n[train]\nsteps = x\n")}), "bad.toml:3:"));
+}
+
+TEST_F(Files, WithoutAConfigItIsTheDemo) {
+  Resolved run = resolve(parsed({}));
+  EXPECT_EQ(run.name, "demo");
+  EXPECT_EQ(differences(run.config, from_text(std::string(ready_config("demo")->text))), Words{});
+  EXPECT_NO_THROW(check(run.config, 2));
+}
+
+TEST_F(Files, AReadyConfigIsFoundByItsName) {
+  EXPECT_EQ(resolve(parsed({"llama-8b"})).config.model.layers, 32);
+  EXPECT_EQ(resolve(parsed({"bench/llama-953m"})).name, "llama-953m");
+  EXPECT_TRUE(has(refused({"lama-8b"}), "the nearest is llama-8b;"));
+  EXPECT_TRUE(has(refused({"configs/llama-8b.toml"}), "the nearest is llama-8b;"));
+  EXPECT_TRUE(has(refused({"llama-1b", "llama-3b"}), "two configs are given"));
+}
+
+TEST_F(Files, AFlagThatEndsTheRunTakesBackWhatTheFileSaid) {
+  Config config = resolve(parsed({"llama-1b", "--steps", "5000"})).config;
+  EXPECT_EQ(config.train.tokens, 0);
+  EXPECT_EQ(config.train.steps, 5000);
+  EXPECT_EQ(config.optim.warmup_steps, 1000);
+  config = resolve(parsed({"--epochs", "2"})).config;
+  EXPECT_EQ(config.train.steps, 0);
+  EXPECT_TRUE(has(refusal([&] {
+                    check(resolved({"--steps", "5", "--tokens", "1e6"}), 1);
+                  }),
+                  "more than one of train.steps"));
+}
+
+TEST_F(Files, AShorterRunShortensTheFilesWarmUpAndSaysSo) {
+  Resolved run = resolve(parsed({"llama-1b", "--steps", "20"}));
+  EXPECT_EQ(run.config.optim.warmup_steps, 2);
+  ASSERT_EQ(run.notes.size(), 1u);
+  EXPECT_TRUE(has(run.notes[0], "optim.warmup_steps is 2 instead of 1000"));
+  EXPECT_TRUE(has(refusal([] {
+                    check(resolved({"--steps", "20", "--optim.warmup_steps", "30"}), 1);
+                  }),
+                  "more than the run's 20 steps"));
+}
+
+TEST_F(Files, AResumedRunTakesItsOwnConfig) {
+  Config config = resolve(parsed({"llama-1b", "--seed", "9"})).config;
+  write("run/config.toml", to_toml(config));
+  std::string dir = (folder_ / "run").string();
+  for (const auto& spelled : {dir, dir + "/"}) {
+    Resolved run = resolve(parsed({"--dir", spelled, "--resume", "--log.every", "1"}));
+    EXPECT_EQ(run.name, "run");
+    EXPECT_EQ(run.config.train.seed, 9);
+    EXPECT_EQ(differences(run.config, config), (Words{"dir", "resume", "log.every"}));
+  }
+  EXPECT_TRUE(has(refused({"--resume"}), "does not say which run"));
+  EXPECT_TRUE(has(refused({"--resume", "--dir", dir + "x"}), "there is no run to go on with"));
+}
+
+// --- the document ---
+
+TEST(Document, HasEveryOptionAsItIs) {
+  std::ifstream in(FSDP_SOURCE_DIR "/docs/config.md", std::ios::binary);
+  std::string document(std::istreambuf_iterator<char>(in), {});
+  ASSERT_FALSE(document.empty());
+  size_t begin = document.find("## Outside of all sections");
+  ASSERT_NE(begin, std::string::npos);
+  EXPECT_EQ(document.substr(begin), describe_options_markdown())
+      << "docs/config.md: replace everything from \"## Outside of all sections\" on by this.";
+}
+
+}  // namespace
+}  // namespace fsdp::train

@@ -1,0 +1,218 @@
+// TOML: what configs may hold, what is refused, and that what is written reads back as it was.
+#include <cmath>
+#include <random>
+
+#include "train/config_ready.h"
+#include "train/config_scalar.h"
+#include "train/config_testing.h"
+#include "train/config_write.h"
+
+namespace fsdp::train {
+namespace {
+
+TEST(Toml, ReadsWhatAConfigNeeds) {
+  Config config = from_text(
+      "\xEF\xBB\xBF# first\r\n"
+      "dir = 'C:\\x#y' # a # b\r\n"
+      "model.dim = 0x1_00\n"
+      "  [ optim ]  # [not] a = header\n"
+      "\tlr=1_0e-0_4\n"
+      "\"beta1\" = 0.5\n"
+      "weight_decay = 1\n"
+      "[data]\n"
+      "train = [ # why\n"
+      "  \"a, b\", 'c] # d',\n"
+      "\n"
+      "  \"\\u00e9\\U0001F600\\t\\\"\\\\\",\n"
+      "]\n"
+      "valid = []\n"
+      "shuffle = false\n"
+      "[train]\n"
+      "tokens = 2e9\n"
+      "seed = +5\n"
+      "sample_prompt = \"x = 1 # no comment\"");
+  EXPECT_EQ(config.dir, "C:\\x#y");
+  EXPECT_EQ(config.model.dim, 256);
+  EXPECT_EQ(config.optim.lr, 10e-4);
+  EXPECT_EQ(config.optim.beta1, 0.5);
+  EXPECT_EQ(config.optim.weight_decay, 1.0);
+  EXPECT_EQ(config.data.train, (Words{"a, b", "c] # d", "é😀\t\"\\"}));
+  EXPECT_EQ(config.data.valid, Words{});
+  EXPECT_FALSE(config.data.shuffle);
+  EXPECT_EQ(config.train.tokens, 2'000'000'000);
+  EXPECT_EQ(config.train.seed, 5);
+  EXPECT_EQ(config.train.sample_prompt, "x = 1 # no comment");
+}
+
+TEST(Toml, RefusesTheRestWithItsLine) {
+  auto check = [](const std::string& text, const std::string& part) {
+    EXPECT_TRUE(has(refused_file(text), part)) << text;
+  };
+  check("\n\nlr", "my.toml:3: a = is missing after \"lr\".");
+  check("dir = x", "my.toml:1: \"x\" is no number");
+  check("dir = \"a\" \"b\"", "the line goes on with \"\"b\"\"");
+  check("dir = \"a\" seed = 1", "where it should end");
+  check("dir = \"a", "does not end in its line");
+  check("dir = \"a\nb\"", "my.toml:1: a string does not end");
+  check("dir = \"\\x\"", "\\x is no escape");
+  check("dir = \"\\u12\"", "is not followed by the 4 digits");
+  check("dir = \"\\uD800\"", "is not followed by");
+  check("dir = \"\\U00110000\"", "is not followed by");
+  check("dir = \"a\x01\"", "control character");
+  check("# a\x07", "control character");
+  check("dir = \"\"\"a\"\"\"", "strings over several lines");
+  check("dir = '''a'''", "strings over several lines");
+  check("dir =", "a value is missing");
+  check("= 1", "a key is missing");
+  check("a b = 1", "a = is missing after \"a\"");
+  check("[optim", "a ] is missing");
+  check("[optim] x", "the line goes on with \"x\"");
+  check("[[optim]]", "lists of tables");
+  check("[]", "a key is missing");
+  check("optim = {lr = 1}", "inline tables");
+  check("[data]\ntrain = [\"a\"\n\"b\"]", "my.toml:3: a comma or ] is missing");
+  check("[data]\ntrain = [\"a\",\n", "that begins in line 2 does not end");
+  check("[data]\ntrain = [1]", "is no text in quotes");
+  check("[data]\ntrain = [[\"a\"]]", "is no text in quotes");
+  check("[data]\ntrain = [,]", "is no text in quotes");
+  check("[train]\nseed = 1\nbatch = 2\nseed = 3", "my.toml:4: \"seed\" stands already in line 2.");
+  check("train.seed = 1\n[train]\nseed = 1", "my.toml:3: \"seed\" stands already in line 1.");
+  check("[train]\n[model]\n[train]\n", "my.toml:3: [train] stands already in line 1.");
+  check("[train]\nseed = 2020-01-01", "is no number");
+  check("[train]\nseed = 01", "\"01\" is no number");
+  check("[train]\nseed = 1__0", "is no number");
+  check("[train]\nseed = _1", "is no number");
+  check("[optim]\nlr = 1.", "is no number");
+  check("[optim]\nlr = .5", "is no number");
+  check("[optim]\nlr = 1e", "is no number");
+  check("[optim]\nlr = 1e999", "is no number");
+  check("[optim]\nlr = 0x1.8p1", "is no number");
+  check("[data]\nshuffle = True", "\"True\" is no number and neither true nor false.");
+}
+
+TEST(Toml, AWrongTypeSaysWhatIsExpectedAndWhere) {
+  auto check = [](const std::string& text, const std::string& part) {
+    EXPECT_TRUE(has(refused_file(text), part)) << text;
+  };
+  check("[optim]\n\nlr = \"fast\"",
+        "my.toml:3: lr is \"fast\", but optim.lr takes a number from 0 on.");
+  check("[optim]\nlr = true", "takes a number");
+  check("[optim]\nlr = inf", "takes a number");
+  check("[optim]\nlr = [\"1\"]", "takes a number");
+  check("[model]\ndim = 0.5", "takes a whole number from 1 to 1000000.");
+  check("[model]\ntied = 1", "takes true or false");
+  check("[model]\ntied = \"true\"", "takes true or false");
+  check("[model]\ntype = \"lama\"", "did you mean llama?");
+  check("[model]\ntype = 1", "takes one of llama, qwen2, gpt2, mlp.");
+  check("[data]\ntrain = \"a.bin\"", "takes a list of texts");
+  check("dir = 1", "takes a text");
+  check("[train]\nseed = 9223372036854775808", "takes a whole number");
+  check("[train]\nsteps = 1e17", "takes a whole number");
+}
+
+TEST(Toml, ATextThatMayBeANumberNeedsNoQuotes) {
+  auto reshard = [](const std::string& value) {
+    return from_text("[shard]\nreshard_after_forward = " + value).shard.reshard_after_forward;
+  };
+  EXPECT_EQ(reshard("4"), "4");
+  EXPECT_EQ(reshard("true"), "true");
+  EXPECT_EQ(reshard("\"auto\""), "auto");
+  EXPECT_EQ(reshard("\"4\""), "4");
+  EXPECT_TRUE(has(refused_file("[shard]\nreshard_after_forward = 1.5"), "takes one of auto"));
+}
+
+TEST(Toml, AnUnknownKeyNamesTheNearestAndItsSection) {
+  auto check = [](const std::string& text, const std::string& part) {
+    EXPECT_TRUE(has(refused_file(text), part)) << text;
+  };
+  check("[optim]\nlrr = 1", "my.toml:2: there is no key \"lrr\" in [optim]. | the nearest is lr.");
+  check("[train]\nlr = 1", "there is no key \"lr\" in [train]. | lr belongs to [optim].");
+  check("lr = 1", "there is no key \"lr\" outside of all sections. | lr belongs to [optim].");
+  check("[train]\ndir = \"x\"", "dir stands before the first [section].");
+  check("[model]\nkvheads = 1", "the nearest is kv_heads.");
+  check("[model.rope]\nbase = 1", "there is no section [model.rope]");
+  check("model.rope.base = 1", "there is no key \"base\" in [model.rope].");
+  check("[optimizer]\n", "my.toml:1: there is no section [optimizer].");
+  check("[modle]\n", "there is no section [modle]. | the nearest is [model].");
+  check("[model]\nxyzzyxyzzy = 1", "docs/config.md lists every key.");
+}
+
+TEST(Toml, NumbersReadAsWritten) {
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 20000; ++i) {
+    uint64_t bits = random();
+    double value;
+    std::memcpy(&value, &bits, sizeof value);
+    if (!std::isfinite(value)) continue;
+    auto read = toml::scalar(toml::written(value));
+    ASSERT_TRUE(std::holds_alternative<double>(read)) << toml::written(value);
+    ASSERT_EQ(std::memcmp(&std::get<double>(read), &value, sizeof value), 0)
+        << toml::written(value);
+  }
+  EXPECT_EQ(toml::written(3e-4), "3e-4");
+  EXPECT_EQ(toml::written(0.02), "0.02");
+  EXPECT_EQ(toml::written(1e-5), "1e-5");
+  EXPECT_EQ(toml::written(1e30), "1e30");
+  EXPECT_EQ(toml::written(-0.0), "-0.0");
+  EXPECT_EQ(toml::written(1), "1.0");
+  EXPECT_EQ(std::get<int64_t>(toml::scalar("-9223372036854775808")), INT64_MIN);
+  EXPECT_EQ(std::get<int64_t>(toml::scalar("0b1_01")), 5);
+  EXPECT_EQ(std::get<int64_t>(toml::scalar("0o17")), 15);
+  EXPECT_TRUE(std::holds_alternative<double>(toml::scalar("9223372036854775808")));
+  for (const char* word : {"", "-", "+", "0x", "0xG", "-0x1", "1_", "e1", "1e+", "1.e1", "--1",
+                           "1 ", " 1", "infinity", "00.5"})
+    EXPECT_TRUE(std::holds_alternative<std::monostate>(toml::scalar(word))) << word;
+}
+
+// --- what is written reads back ---
+
+// A value that the option takes, at random.
+void randomize(const Option& option, std::mt19937_64& random) {
+  auto text = [&] {
+    std::string out;
+    for (int64_t n = random() % 12; n > 0; --n)
+      out += Words{"a", "#", "\"", "\\", "\n", "\r",   "\t",   "'", "=",
+                   "[", "]", ",",  "é",  "😀",  "\x01", "\x7f", " "}[random() % 17];
+    return out;
+  };
+  double least = std::max(option.check.least, -1e6), most = std::min(option.check.most, 1e6);
+  double share = static_cast<double>(random() >> 11) / 9007199254740992.0;
+  double between = least + (most - least) * share * share * share;
+  if (auto* flag = std::get_if<bool*>(&option.target)) **flag = random() % 2;
+  if (auto* number = std::get_if<int64_t*>(&option.target))
+    **number = static_cast<int64_t>(std::ceil(between));
+  if (auto* number = std::get_if<double*>(&option.target)) **number = between;
+  if (auto* word = std::get_if<std::string*>(&option.target)) {
+    const auto& choices = option.check.choices;
+    if (choices.empty()) {
+      **word = text();
+    } else {
+      size_t choice = random() % (choices.size() + option.check.or_number);
+      **word = choice < choices.size() ? choices[choice] : std::to_string(2 + random() % 100);
+    }
+  }
+  if (auto* list = std::get_if<std::vector<std::string>*>(&option.target)) {
+    (*list)->clear();
+    for (size_t n = random() % 4; n > 0; --n) (*list)->push_back(text());
+  }
+}
+
+TEST(ToToml, AnyConfigReadsBackToTheBit) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 300; ++round) {
+    Config config;
+    for (const Option& option : options(config)) randomize(option, random);
+    std::string text = to_toml(config);
+    ASSERT_EQ(differences(from_text(text), config), Words{}) << text;
+  }
+}
+
+TEST(ToToml, EveryReadyConfigReadsBack) {
+  for (const ReadyConfig& ready : ready_configs()) {
+    Config config = from_text(std::string(ready.text));
+    EXPECT_EQ(differences(from_text(to_toml(config)), config), Words{}) << ready.name;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::train

@@ -1,0 +1,35 @@
+// Real runs of `fsdp train` on a small text, for tests: a config that takes seconds, the command
+// under any launcher, and what came out.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "launch/launched.h"
+
+namespace fsdp::train {
+
+using Words = std::vector<std::string>;
+
+// Writes some kilobytes of text to a file, the same every time.
+void write_text(const std::string& file);
+
+// A model of some ten thousand parameters: `steps` steps of 12 samples of 32 bytes from
+// FOLDER/text.
+Words tiny_run(const launch::Folder& folder, const std::string& run, int steps);
+
+struct Said {
+  int code = -1;
+  std::string out, err;
+};
+
+// {FSDP_BINARY, "train", arguments...} with --ranks.
+Said train(int ranks, Words arguments);
+Said run(Words command, Words environment = {});
+Said fsdp(Words arguments);
+
+std::vector<nlohmann::json> metrics(const launch::Folder& folder, const std::string& run);
+std::vector<double> losses(const launch::Folder& folder, const std::string& run);
+
+}  // namespace fsdp::train

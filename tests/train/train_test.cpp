@@ -1,0 +1,356 @@
+// `fsdp train` from the outside: real runs, interrupted, resumed, on other numbers of ranks, under
+// other launchers.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "train/runs.h"
+
+namespace fsdp::train {
+namespace {
+
+using launch::Folder;
+using launch::has;
+using launch::Launched;
+namespace fs = std::filesystem;
+
+void expect_near(const std::vector<double>& a, const std::vector<double>& b, double bound) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], bound) << "step " << i + 1;
+}
+
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// --- the same numbers, however it is run ---
+
+// Of tiny_run: what one process computed when this test was written.
+const std::vector<double> kGolden = {5.57617, 5.53117, 5.46646, 5.37296, 5.25877, 5.12741, 5.00537,
+                                     4.87905, 4.76643, 4.65824, 4.54325, 4.44270, 4.35709, 4.27588,
+                                     4.21191, 4.16362, 4.13159, 4.08096, 4.06820, 4.04630};
+
+TEST(Train, LossesAreTheSameOnOneTwoThreeAndFourRanks) {
+  Folder folder;
+  for (int ranks : {1, 2, 3, 4}) {
+    std::string name = "run-" + std::to_string(ranks);
+    Said said = train(ranks, tiny_run(folder, name, 20));
+    ASSERT_EQ(said.code, 0) << said.err;
+    if (ranks > 1) expect_near(losses(folder, name), losses(folder, "run-1"), 1e-5);
+  }
+  expect_near(losses(folder, "run-1"), kGolden, 2e-4);  // other CPUs round otherwise
+}
+
+TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
+  Folder folder;
+  ASSERT_EQ(train(1, tiny_run(folder, "plain", 6)).code, 0);
+  std::vector<double> plain = losses(folder, "plain");
+  struct Variant {
+    const char* name;
+    int ranks;
+    Words flags;
+  } variants[] = {{"micro", 1, {"--train.micro_batch", "4"}},
+                  {"micro-2", 2, {"--train.micro_batch", "2"}},
+                  {"grad-op", 2, {"--shard.strategy", "shard_grad_op"}},
+                  {"no-shard", 2, {"--shard.strategy", "no_shard"}},
+                  {"hybrid", 4, {"--shard.strategy", "hybrid_shard", "--shard.shard_ranks", "2"}},
+                  {"by-size", 2, {"--shard.wrap", "size", "--shard.wrap_min_params", "5000"}},
+                  {"gathered", 2, {"--shard.share_host_memory", "false"}}};
+  for (const Variant& variant : variants) {
+    Said said = train(variant.ranks, tiny_run(folder, variant.name, 6) + variant.flags);
+    ASSERT_EQ(said.code, 0) << variant.name << said.err;
+    expect_near(losses(folder, variant.name), plain, 1e-5);
+  }
+}
+
+TEST(Train, TheSameSeedGivesTheSameBits) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "a", 6)).code, 0);
+  ASSERT_EQ(train(2, tiny_run(folder, "b", 6)).code, 0);
+  ASSERT_EQ(train(2, tiny_run(folder, "c", 6) + Words{"--seed", "2"}).code, 0);
+  EXPECT_EQ(losses(folder, "a"), losses(folder, "b"));
+  EXPECT_NE(losses(folder, "a"), losses(folder, "c"));
+}
+
+// --- a run is a directory ---
+
+TEST(Train, ARunIsADirectory) {
+  Folder folder;
+  Said said = train(
+      2, tiny_run(folder, "run", 4) + Words{"--checkpoint.every", "2", "--checkpoint.keep_last",
+                                            "0", "--train.eval_every", "2"});
+  ASSERT_EQ(said.code, 0) << said.err;
+  for (const char* name : {"config.toml", "metrics.jsonl", "tensorboard", "checkpoints/step-2",
+                           "checkpoints/step-4/.metadata", "checkpoints/latest"})
+    EXPECT_TRUE(fs::exists(folder / (std::string("run/") + name))) << name;
+  EXPECT_EQ(fs::read_symlink(folder / "run/checkpoints/latest").filename(), "step-4");
+  auto lines = metrics(folder, "run");
+  ASSERT_EQ(lines.size(), 4u);
+  for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "memory_mb"})
+    EXPECT_TRUE(lines[0].contains(key)) << key;
+  EXPECT_EQ(lines[3]["step"], 4);
+  EXPECT_EQ(lines[3]["tokens"], 4 * 12 * 32);
+  EXPECT_FALSE(lines[0].contains("eval_loss"));
+  EXPECT_TRUE(lines[1].contains("eval_loss"));
+  EXPECT_TRUE(lines[3].contains("eval_perplexity"));
+  EXPECT_TRUE(has(said.out, "evaluation after step 2"));
+  EXPECT_TRUE(has(said.out, "the model writes:"));
+  EXPECT_TRUE(has(said.out, "Next:"));
+}
+
+TEST(Train, ADirectoryThatHoldsARunIsNotOverwritten) {
+  Folder folder;
+  ASSERT_EQ(train(1, tiny_run(folder, "run", 2)).code, 0);
+  Said said = train(1, tiny_run(folder, "run", 2));
+  EXPECT_EQ(said.code, 1);
+  EXPECT_TRUE(has(said.err, "already holds a run"));
+  EXPECT_TRUE(has(said.err, "HINT: --resume"));
+  EXPECT_EQ(metrics(folder, "run").size(), 2u);
+}
+
+TEST(Train, OnlySoManyCheckpointsAreKept) {
+  Folder folder;
+  Said said = train(1, tiny_run(folder, "run", 5) +
+                           Words{"--checkpoint.every", "1", "--checkpoint.keep_last", "2"});
+  ASSERT_EQ(said.code, 0) << said.err;
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(folder / "run/checkpoints"))
+    left.push_back(entry.path().filename());
+  std::sort(left.begin(), left.end());
+  EXPECT_EQ(left, (std::vector<std::string>{"latest", "step-4", "step-5"}));
+}
+
+// --- stopping and going on ---
+
+TEST(Train, ResumingGivesTheBitsOfTheRunThatNeverStopped) {
+  Folder folder;
+  Words dropout = {"--model.type", "gpt2", "--model.dropout", "0.1"};  // random state counts too
+  for (int ranks : {1, 2}) {
+    std::string whole = "whole-" + std::to_string(ranks), parts = "parts-" + std::to_string(ranks);
+    auto gpt2 = [&](const std::string& run, int steps) {
+      Words all = tiny_run(folder, run, steps) + dropout;
+      auto at = std::find(all.begin(), all.end(), "--model.kv_heads");
+      all.erase(at, at + 2);
+      return all + Words{"--optim.schedule", "constant"};
+    };
+    ASSERT_EQ(train(ranks, gpt2(whole, 12)).code, 0);
+    ASSERT_EQ(train(ranks, gpt2(parts, 7)).code, 0);
+    Said said = train(ranks, {"--dir", folder / parts, "--resume", "--steps", "12"});
+    ASSERT_EQ(said.code, 0) << said.err;
+    EXPECT_TRUE(has(said.out, "resumed    after step 7"));
+    EXPECT_EQ(losses(folder, parts), losses(folder, whole)) << ranks << " ranks";
+  }
+}
+
+TEST(Train, ARunMayBeResumedOnAnotherNumberOfRanks) {
+  Folder folder;
+  ASSERT_EQ(train(1, tiny_run(folder, "whole", 12)).code, 0);
+  Words often = {"--checkpoint.every", "3", "--checkpoint.keep_last", "0"};
+  ASSERT_EQ(train(4, tiny_run(folder, "parts", 12) + often).code, 0);
+  // Go back to step 3, as after a crash there.
+  for (const char* later : {"step-6", "step-9", "step-12"})
+    fs::remove_all(folder / ("parts/checkpoints/" + std::string(later)));
+  for (int ranks : {2, 3}) {
+    fs::remove(folder / "parts/checkpoints/latest");
+    Said said = train(ranks, {"--dir", folder / "parts", "--resume"});
+    ASSERT_EQ(said.code, 0) << said.err;
+    expect_near(losses(folder, "parts"), losses(folder, "whole"), 1e-5);
+    for (const char* later : {"step-6", "step-9", "step-12"})
+      if (ranks == 2) fs::remove_all(folder / ("parts/checkpoints/" + std::string(later)));
+  }
+}
+
+class Stopped : public testing::TestWithParam<int> {};
+
+TEST_P(Stopped, BySignalItSavesAndGoesOnWithTheSameBits) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "whole", 40)).code, 0);
+  Words command = Words{FSDP_BINARY, "train", "--ranks", "2"} + tiny_run(folder, "parts", 40) +
+                  Words{"--log.every", "1"};
+  int code;
+  {
+    Launched program(command, {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "RANK", "WORLD_SIZE"});
+    ASSERT_TRUE(launch::eventually([&] {
+      return fs::exists(folder / "parts/metrics.jsonl") &&
+             folder.read("parts/metrics.jsonl").find("\"step\":3") != std::string::npos;
+    })) << program.err();
+    program.signal(GetParam());
+    code = program.wait();
+    EXPECT_EQ(code, 0) << program.out() << program.err();
+    if (metrics(folder, "parts").size() < 40) {
+      EXPECT_TRUE(has(program.out(), "asked to stop"));
+      EXPECT_TRUE(has(program.out(), "--resume"));
+    }
+  }
+  if (metrics(folder, "parts").size() < 40) {
+    Said said = train(2, {"--dir", folder / "parts", "--resume"});
+    ASSERT_EQ(said.code, 0) << said.err;
+  }
+  EXPECT_EQ(losses(folder, "parts"), losses(folder, "whole"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Signals, Stopped, testing::Values(SIGINT, SIGTERM),
+                         [](const auto& info) { return std::string(sigabbrev_np(info.param)); });
+
+TEST(Train, AKilledRunGoesOnFromItsLastCheckpoint) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "whole", 60)).code, 0);
+  {
+    Launched program(Words{FSDP_BINARY, "train", "--ranks", "2"} + tiny_run(folder, "parts", 60) +
+                         Words{"--checkpoint.every", "4"},
+                     {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "RANK", "WORLD_SIZE"});
+    ASSERT_TRUE(
+        launch::eventually([&] { return fs::exists(folder / "parts/checkpoints/step-8"); }));
+    program.signal(SIGKILL);
+    program.wait();
+  }
+  Said said = train(2, {"--dir", folder / "parts", "--resume"});
+  ASSERT_TRUE(said.code == 0 || has(said.err, "is done")) << said.err;
+  EXPECT_EQ(losses(folder, "parts"), losses(folder, "whole"));
+}
+
+// --- what goes wrong ---
+
+TEST(Train, ALossThatIsNotFiniteIsSkippedOrStops) {
+  Folder folder;
+  Words explosive = {"--optim.lr",   "1e30", "--train.clip",     "0", "--optim.warmup_steps",  "0",
+                     "--optim.type", "sgd",  "--optim.momentum", "0", "--train.sample_tokens", "0"};
+  Said stopped =
+      train(2, tiny_run(folder, "stop", 8) + explosive + Words{"--train.on_nan", "stop"});
+  EXPECT_NE(stopped.code, 0);
+  EXPECT_TRUE(has(stopped.err, "train.on_nan is stop"));
+  Said skipped =
+      train(2, tiny_run(folder, "skip", 8) + explosive + Words{"--train.max_skips", "3"});
+  EXPECT_NE(skipped.code, 0);
+  EXPECT_TRUE(has(skipped.out, "not finite, the step is skipped"));
+  EXPECT_TRUE(has(skipped.err, "4th time in a row"));
+  auto lines = metrics(folder, "skip");
+  EXPECT_FALSE(lines.empty());
+}
+
+TEST(Train, WhatDoesNotFitIsRefusedBeforeAnythingStarts) {
+  Folder folder;
+  struct Wrong {
+    int ranks;
+    Words flags;
+    const char* reason;
+  } all[] = {{2, {"--train.batch", "13"}, "batch"},
+             {1, {"--optim.lrr", "1"}, "optim.lr"},
+             {1, {"--train.micro_batch", "5"}, "micro_batch"},
+             {1, {"--model.vocab", "100"}, "the tokenizer has 257 tokens"},
+             {1, {"--data.train", folder / "nowhere"}, "nowhere"}};
+  for (const Wrong& wrong : all) {
+    Said said = train(wrong.ranks, tiny_run(folder, "run", 2) + wrong.flags);
+    EXPECT_NE(said.code, 0) << wrong.reason;
+    EXPECT_TRUE(has(said.err, wrong.reason));
+    EXPECT_TRUE(has(said.err, "HINT:"));
+    EXPECT_FALSE(fs::exists(folder / "run/metrics.jsonl"));
+    fs::remove_all(folder / "run");
+  }
+}
+
+TEST(Train, NothingToResumeIsAnError) {
+  Folder folder;
+  Said said = train(1, {"--dir", folder / "none", "--resume"});
+  EXPECT_NE(said.code, 0);
+  EXPECT_TRUE(has(said.err, "HINT:"));
+}
+
+// --- models, precisions, data ---
+
+TEST(Train, EveryModelLearns) {
+  Folder folder;
+  struct Model {
+    const char* name;
+    Words flags;
+  } models[] = {{"gpt2", {"--model.type", "gpt2", "--model.kv_heads", "0"}},
+                {"qwen2", {"--model.type", "qwen2", "--model.tied", "true"}},
+                {"llama3", {"--model.rope_scaling", "llama3", "--model.rope_base", "500000"}},
+                {"documents", {"--data.document_mask", "true"}}};
+  for (const Model& model : models) {
+    Said said = train(2, tiny_run(folder, model.name, 15) + model.flags);
+    ASSERT_EQ(said.code, 0) << model.name << "\n" << said.err;
+    std::vector<double> all = losses(folder, model.name);
+    EXPECT_LT(all.back(), all.front()) << model.name;
+  }
+}
+
+TEST(Train, AnMlpLearnsToMoveVectors) {
+  Folder folder;
+  Said said = train(2, {"mlp-small", "--model.width", "16", "--model.layers", "1", "--train.batch",
+                        "24", "--optim.lr", "0.03", "--steps", "30", "--dir", folder / "mlp"});
+  ASSERT_EQ(said.code, 0) << said.err;
+  std::vector<double> all = losses(folder, "mlp");
+  EXPECT_LT(all.back(), all.front() / 2);
+}
+
+TEST(Train, LowPrecisionFollowsTheFullOne) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "fp32", 10)).code, 0);
+  for (const char* precision : {"bf16", "fp16"}) {
+    Said said = train(2, tiny_run(folder, precision, 10) + Words{"--shard.precision", precision});
+    ASSERT_EQ(said.code, 0) << said.err;
+    expect_near(losses(folder, precision), losses(folder, "fp32"), 0.15);
+  }
+}
+
+// --- launchers ---
+
+TEST(Train, RunsUnderEveryLauncher) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "own", 4)).code, 0);
+  const char* python = std::getenv("FSDP_TEST_PYTHON");
+  ASSERT_NE(python, nullptr) << "FSDP_TEST_PYTHON names a python with torch.";
+  std::vector<std::pair<std::string, Words>> launchers = {
+      {"fsdp-run", {FSDP_BINARY, "run", "-n", "2", "--", FSDP_BINARY, "train"}},
+      {"torchrun",
+       {python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "--no-python", FSDP_BINARY, "train"}}};
+#ifdef FSDP_TEST_MPI
+  launchers.push_back(
+      {"mpirun",
+       {"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", FSDP_BINARY, "train"}});
+#endif
+  for (const auto& [name, launcher] : launchers) {
+    Said said = run(launcher + tiny_run(folder, name, 4), {"OMP_NUM_THREADS=1"});
+    ASSERT_EQ(said.code, 0) << name << said.err;
+    EXPECT_EQ(losses(folder, name), losses(folder, "own")) << name;
+  }
+}
+
+// --- text from a checkpoint ---
+
+TEST(Generate, WritesFromARunAndTheSameSeedWritesTheSame) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "run", 30)).code, 0);
+  auto write = [&](Words flags) {
+    return fsdp(Words{"generate", folder / "run", "--prompt", "shard ", "--tokens", "40"} + flags);
+  };
+  Said first = write({}), again = write({}), other = write({"--seed", "7"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_TRUE(first.out.starts_with("shard "));
+  EXPECT_EQ(first.out, again.out);
+  EXPECT_NE(first.out, other.out);
+  EXPECT_EQ(write({"--temperature", "0"}).out, write({"--top-k", "1", "--seed", "9"}).out);
+  EXPECT_EQ(write({"--temperature", "0"}).out, write({"--top-p", "1e-9", "--seed", "9"}).out);
+  Said one = fsdp({"generate", folder / "run/checkpoints/step-30", "--quiet", "--tokens", "5"});
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(one.err, "");
+}
+
+TEST(Generate, SaysWhatIsWrong) {
+  Folder folder;
+  Said said = fsdp({"generate", folder / "none"});
+  EXPECT_EQ(said.code, 1);
+  EXPECT_TRUE(has(said.err, "HINT: give a run's directory"));
+  Said range = fsdp({"generate", folder.path(), "--top-p", "2"});
+  EXPECT_EQ(range.code, 1);
+  EXPECT_TRUE(has(range.err, "top-p"));
+}
+
+}  // namespace
+}  // namespace fsdp::train
