@@ -1,6 +1,7 @@
 #include "base/terminal.h"
 
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,8 +16,11 @@ int terminal_width(Stream stream) {
     bool known = ioctl(stream, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
     return known ? size.ws_col : 80;
   }
+  // Only a pipe can lead to the launcher; a file that a rank writes to is no terminal.
+  struct stat file {};
   const char* launcher = stream == STDOUT ? std::getenv("FSDP_TERMINAL") : nullptr;
-  return launcher ? std::max(0, std::atoi(launcher)) : 0;
+  bool pipe = launcher && fstat(stream, &file) == 0 && S_ISFIFO(file.st_mode);
+  return pipe ? std::max(0, std::atoi(launcher)) : 0;
 }
 
 bool has_colour(Stream stream) {

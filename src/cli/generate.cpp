@@ -1,20 +1,15 @@
 // fsdp generate: text from a checkpoint, token by token as it comes.
-#include <ATen/Context.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <iostream>
 #include <iterator>
 #include <memory>
 
-#include "base/log.h"
 #include "base/table.h"
 #include "base/terminal.h"
 #include "cli/commands.h"
 #include "comm/modules.h"
 #include "fsdp/checkpoint.h"
-#include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/tokenizer.h"
 #include "train/config_resolve.h"
@@ -44,8 +39,7 @@ struct Flags {
 };
 
 // The config that the run had, from the checkpoint itself.
-train::Config config_of(const std::filesystem::path& checkpoint) {
-  checkpoint::Extra extra = checkpoint::read_extra(checkpoint);
+train::Config config_of(const checkpoint::Extra& extra, const std::filesystem::path& checkpoint) {
   auto found = extra.find("config");
   if (found == extra.end() || !std::holds_alternative<std::string>(found->second))
     throw Error(checkpoint.string() + " does not say what model it holds.",
@@ -56,15 +50,20 @@ train::Config config_of(const std::filesystem::path& checkpoint) {
   return config;
 }
 
-// Named on the line, kept beside the run, or what the config had.
+// Named on the line, kept beside the run, or what the checkpoint names.
 std::shared_ptr<const data::Tokenizer> tokenizer_of(const Flags& flags,
                                                     const train::FoundCheckpoint& found,
-                                                    const train::Config& config) {
+                                                    const checkpoint::Extra& extra) {
   if (!flags.tokenizer.empty()) return data::Tokenizer::load(flags.tokenizer);
   train::RunDirectory run{found.run};
   if (!found.run.empty() && std::filesystem::exists(run.tokenizer()))
     return data::Tokenizer::load(found.run.string());
-  return data::Tokenizer::load(config.data.tokenizer);
+  auto kept = extra.find("tokenizer");
+  const auto* name = kept == extra.end() ? nullptr : std::get_if<std::string>(&kept->second);
+  if (!name || name->empty())
+    throw Error("the model was trained on token files, which do not say how they were made.",
+                "--tokenizer FILE names the tokenizer.json that made them.");
+  return data::Tokenizer::load(*name);
 }
 
 at::Device device_of(const std::string& wanted) {
@@ -83,9 +82,9 @@ std::string prompt_of(const Flags& flags) {
 int run_generate(const Flags& flags) {
   train::check(flags.sample);
   train::FoundCheckpoint found = train::find_checkpoint(flags.where);
-  train::Config config = config_of(found.checkpoint);
-  auto tokenizer = tokenizer_of(flags, found, config);
-  // Nothing is initialised: every value comes from the files.
+  checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
+  train::Config config = config_of(extra, found.checkpoint);
+  auto tokenizer = tokenizer_of(flags, found, extra);
   train::Trainee trainee = train::make_trainee(config, tokenizer->vocab_size());
   if (!trainee.text)
     throw Error("an " + config.model.type + " writes no text.", "give a run of a language model.");
@@ -99,6 +98,11 @@ int run_generate(const Flags& flags) {
   std::vector<int64_t> prompt;
   for (int32_t id : tokenizer->encode(text)) prompt.push_back(id);
   if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));
+  for (int64_t id : prompt)
+    if (id >= trainee.text->vocab())
+      throw Error("the prompt has token " + std::to_string(id) + ", and the model knows " +
+                      std::to_string(trainee.text->vocab()) + " tokens.",
+                  "give the --tokenizer that the model was trained with.");
   data::StreamDecoder decoder(tokenizer);
   std::cout << paint(STDOUT, "2", text) << std::flush;
   int64_t made = 0;

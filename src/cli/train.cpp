@@ -51,27 +51,32 @@ struct Flags {
 
 // Ranks for this machine: GPUs, else 2 or, where there are cores enough for some threads each, 4;
 // as far as they divide the batch.
-int ranks_for_this_machine(int64_t batch) {
+int ranks_for_this_machine(const train::TrainConfig& train) {
   int gpus = launch::visible_gpus(), cores = launch::available_cores();
-  int ranks = gpus > 0 ? gpus : cores >= 8 ? 4 : std::min(cores, 2);
-  while (ranks > 1 && batch % ranks != 0) --ranks;
+  int most = gpus > 0 ? gpus : cores >= 8 ? 4 : std::min(cores, 2), ranks = most;
+  while (ranks > 1 && train.batch % (ranks * std::max<int64_t>(train.micro_batch, 1)) != 0) --ranks;
+  if (ranks < most && gpus > 0)
+    log::info(std::to_string(ranks) + " of " + std::to_string(gpus) +
+              " GPUs are used: a batch of " + std::to_string(train.batch) +
+              " cannot be divided among more.");
   return ranks;
 }
 
-int parse_ranks(const std::string& text, int64_t batch) {
-  return text == "auto" ? ranks_for_this_machine(batch) : launch::parse_nproc(text);
+int parse_ranks(const std::string& text, const train::TrainConfig& train) {
+  return text == "auto" ? ranks_for_this_machine(train) : launch::parse_nproc(text);
 }
 
 // The same command once for each rank, the directory chosen before so that all agree on it.
 int launch_ranks(int ranks, const train::Resolved& resolved, const train::CommandLine& line) {
   launch::Options options;
   options.nproc = ranks;
-  options.grace_s = kGraceToSave;
+  options.interrupt_grace_s = kGraceToSave;
   options.prefix = launch::Options::kNever;
   options.command = {own_binary(), "train"};
   options.command.insert(options.command.end(), line.configs.begin(), line.configs.end());
   auto flag = [&](const std::string& name, const std::string& value) {
-    options.command.insert(options.command.end(), {"--" + name, value});
+    if (!value.empty()) return options.command.push_back("--" + name + "=" + value);
+    options.command.insert(options.command.end(), {"--" + name, ""});  // CLI11 would take the next
   };
   for (const auto& [name, value] : line.flags) flag(name, value);
   if (resolved.config.dir.empty()) flag("dir", train::free_directory(resolved.name).string());
@@ -99,8 +104,11 @@ int run_train(const Flags& flags) {
     return 0;
   }
   bool launched = comm::read_launch_environment().launcher != "none";
+  if (launched && flags.ranks != "auto")
+    throw Error("--ranks " + flags.ranks + " was given, but a launcher has started the ranks.",
+                "leave out --ranks, or start fsdp train without a launcher.");
   if (launched) return train_here(resolved);
-  int ranks = parse_ranks(flags.ranks, resolved.config.train.batch);
+  int ranks = parse_ranks(flags.ranks, resolved.config.train);
   train::check(resolved.config, ranks);
   return ranks == 1 ? train_here(resolved) : launch_ranks(ranks, resolved, flags.line);
 }

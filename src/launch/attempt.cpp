@@ -260,10 +260,11 @@ void Attempt::write_screens() {
 void Attempt::stop(int signal) {
   stopping_ = true;
   stopped_at_ = Clock::now();
-  kill_at_ = stopped_at_ + std::chrono::duration_cast<Clock::duration>(
-                               std::chrono::duration<double>(options_.grace_s));
-  ended_others_ = running();
   const Failure& failure = *nodes_.failure();
+  bool patient = failure.kind == Failure::kInterrupted && options_.interrupt_grace_s >= 0;
+  std::chrono::duration<double> grace(patient ? options_.interrupt_grace_s : options_.grace_s);
+  kill_at_ = stopped_at_ + std::chrono::duration_cast<Clock::duration>(grace);
+  ended_others_ = running();
   bool quiet = failure.kind == Failure::kOutput && failure.signal == SIGPIPE;
   if (ended_others_ > 0 && !quiet) {
     say("fsdp: " + describe(failure, options_.nnodes) + "; ending " + ranks_text(ended_others_) +

@@ -7,8 +7,9 @@
 namespace fsdp::launch {
 
 // Runs to the end; `options` are complete(). Returns the exit code: 0 when every rank of every node
-// exited with 0 (also when that was their answer to an interrupt); else the first failing rank's exit code, or 128 + the signal that killed it or
-// interrupted us. Throws an Error for what goes wrong before any rank is started.
+// exited with 0 (also when that was their answer to an interrupt); else the first failing rank's
+// exit code, or 128 + the signal that killed it or interrupted us. Throws an Error for what goes
+// wrong before any rank is started.
 int run(const Options& options);
 
 }  // namespace fsdp::launch

@@ -15,9 +15,10 @@ struct Options {
   int master_port = 0;      // 0: a free one for each start (one node only)
   int control_port = 0;     // where node 0's launcher listens for the others; used with nnodes > 1
   int max_restarts = 0;
-  double grace_s = 10;        // between SIGTERM and SIGKILL
-  double rendezvous_s = 300;  // for all launchers to find each other
-  std::string log_dir;        // empty: no logs
+  double grace_s = 10;            // between SIGTERM and SIGKILL
+  double interrupt_grace_s = -1;  // the same where we were told to end; negative: as grace_s
+  double rendezvous_s = 300;      // for all launchers to find each other
+  std::string log_dir;            // empty: no logs
   enum Prefix { kAuto, kAlways, kNever } prefix = kAuto;
 };
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <future>
 
 #include "base/table.h"
 #include "data/batches.h"
@@ -133,7 +134,7 @@ class TokenCorpus : public Corpus {
             .seed = static_cast<uint64_t>(config_.train.seed),
             .document_mask = config_.data.document_mask,
             .eos = tokenizer_ ? tokenizer_->eos() : std::nullopt,
-            .vocab = config_.model.vocab};
+            .vocab = config_.model.vocab > 0 ? config_.model.vocab : vocab()};
   }
 
   Config config_;
@@ -149,26 +150,38 @@ constexpr int64_t kVectorsPerEpoch = 65536, kValidationVectors = 1024;
 class VectorFeed : public Feed {
  public:
   VectorFeed(int64_t width, int64_t batch, int64_t seed, const World& world, int64_t position)
-      : width_(width), batch_(batch), seed_(seed), world_(world), position_(position) {}
+      : width_(width), batch_(batch), seed_(seed), world_(world), position_(position) {
+    ahead_ = std::async(std::launch::async, [this, position] { return made(position); });
+  }
 
   Samples next() override {
-    int64_t rows = batch_ / world_.size(), first = position_ + world_.rank() * rows;
+    auto start = std::chrono::steady_clock::now();
+    Samples samples = ahead_.get();
+    waited_ += std::chrono::steady_clock::now() - start;
+    position_ += batch_;
+    ahead_ = std::async(std::launch::async, [this, at = position_] { return made(at); });
+    return samples;
+  }
+  int64_t position() const override { return position_; }
+  std::chrono::nanoseconds waited() const override { return waited_; }
+
+ private:
+  Samples made(int64_t position) const {
+    int64_t rows = batch_ / world_.size(), first = position + world_.rank() * rows;
     at::Tensor x = at::empty({rows, width_}, at::kFloat);
     for (int64_t row = 0; row < rows; ++row) {
       at::Generator random = at::detail::createCPUGenerator(mixed(mixed(seed_) + first + row));
       at::Tensor out = x.select(0, row);
       at::randn_out(out, {width_}, random);
     }
-    position_ += batch_;
     return {.inputs = x, .targets = x.roll(1, 1), .count = rows, .counted = x.numel()};
   }
-  int64_t position() const override { return position_; }
-  std::chrono::nanoseconds waited() const override { return {}; }
 
- private:
   int64_t width_, batch_, seed_;
   World world_;
   int64_t position_;
+  std::chrono::nanoseconds waited_{0};
+  std::future<Samples> ahead_;  // the next batch; last, so that it is done before the rest goes
 };
 
 class VectorCorpus : public Corpus {

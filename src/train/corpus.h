@@ -35,7 +35,8 @@ class Corpus {
   virtual int64_t vocab() const { return 0; }  // ids are below it; 0: not known
 };
 
-// `cache`: a folder for what takes long to make (tokens of text), kept between runs.
+// `cache`: a folder for what takes long to make (tokens of text). Ranks of a host that open the
+// same at once wait for each other.
 std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cache);
 
 // The C++ headers that LibTorch brings: text that is there wherever this library is.

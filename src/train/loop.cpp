@@ -6,12 +6,9 @@
 
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <iostream>
 #include <limits>
 
-#include "base/log.h"
-#include "base/table.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
 #include "train/config_check.h"
@@ -73,11 +70,6 @@ int64_t micro_batch(const Config& config, const World& world) {
                                       : config.train.batch / world.size();
 }
 
-void keep_tokenizer(const Training& training) {
-  auto tokenizer = training.corpus->tokenizer();
-  if (training.world.rank() == 0 && tokenizer) tokenizer->save(training.directory.root.string());
-}
-
 void introduce(Report& report, const Training& training, const RunRequest& request,
                const RunState& start) {
   const World& world = training.world;
@@ -112,7 +104,9 @@ void show_cost_of_determinism(Report& report, Training& training, const Samples&
     }
     return best;
   };
+  RandomState random = random_state(training.world.device());
   double free = seconds(false), fixed = seconds(true);
+  set_random_state(training.world.device(), random);
   char text[160];
   std::snprintf(text, sizeof text,
                 "deterministic operators: %.1f ms a micro-batch, %.1f ms without (%+.1f %%)",
@@ -154,14 +148,19 @@ void sample_now(Report& report, const Training& training, const RunState& state)
     if (token < tokenizer->vocab_size()) text += decoder.push(static_cast<int32_t>(token));
     return true;
   };
-  report.timed(Report::kEvaluation, [&] {
+  auto write = [&] {
     generate(*training.trainee.text, world.device(), prompt,
              {.temperature = config.sample_temperature,
               .seed = static_cast<uint64_t>(config.seed) + state.step,
               .tokens = config.sample_tokens},
              take, world.size() > 1 ? agree : std::function<int64_t(int64_t)>());
-  });
-  report.sample(state, text + decoder.finish());
+  };
+  try {
+    report.timed(Report::kEvaluation, write);
+    report.sample(state, text + decoder.finish());
+  } catch (const Error& problem) {  // logits that are not finite: every rank has the same
+    report.line(std::string("no sample: ") + problem.what());
+  }
 }
 
 // Steps in a row whose loss or gradient was not finite.
@@ -186,9 +185,9 @@ class NotFinite {
                   "the last checkpoint is as it was; try a lower --optim.lr, a --train.clip, or "
                   "--train.on_nan skip.");
     if (in_a_row_ > config.max_skips)
-      throw Error(std::string(what) + ": not finite for the " + std::to_string(in_a_row_) +
-                      "th time in a row.",
-                  "the model is beyond repair: go back with --resume and a lower --optim.lr.");
+      throw Error(
+          std::string(what) + ": not finite, " + std::to_string(in_a_row_) + " times in a row.",
+          "the model is beyond repair: go back with --resume and a lower --optim.lr.");
     report.line(std::string(what) + ": not finite, the step is skipped");
   }
 
@@ -200,6 +199,20 @@ class NotFinite {
 // How to call this program from here.
 std::string fsdp_command() {
   return access("./fsdp", X_OK) == 0 ? "./fsdp" : "fsdp";
+}
+
+// Says what to look at next, in three commands.
+void suggest_next(const Training& training) {
+  std::string fsdp = fsdp_command(), run = training.directory.root.string();
+  auto row = [&](const std::string& command, const std::string& what) {
+    std::cout << "  " << paint(STDOUT, "1", fsdp + " " + command) << "\n      " << what << "\n";
+  };
+  std::cout << "\nNext:\n";
+  if (training.trainee.text && training.corpus->tokenizer())
+    row("generate " + run + " --prompt \"class \"", "let the model write on");
+  row("train --dir " + run + " --resume --steps " + std::to_string(2 * training.steps),
+      "train it further, from its last checkpoint");
+  row("explain", "see what sharding did in every step, line by line");
 }
 
 bool due(int64_t every, int64_t step) {
@@ -221,8 +234,12 @@ void train(const World& world, RunRequest request) {
                     std::to_string(state.step) + " of " + std::to_string(training.steps) +
                     " steps.",
                 "--steps N (more than that) goes on.");
-  if (world.rank() == 0) keep_config(begun.directory, to_toml(training.config));
-  keep_tokenizer(training);
+  from_rank_0(world, "fsdp/train/kept", [&] {
+    keep_config(begun.directory, to_toml(training.config));
+    if (auto tokenizer = training.corpus->tokenizer())
+      tokenizer->save(begun.directory.root.string());
+    return std::string();
+  });
 
   Report report(training, state);
   introduce(report, training, request, state);
@@ -236,8 +253,6 @@ void train(const World& world, RunRequest request) {
   NotFinite not_finite(training);
   int64_t saved_at = state.step;
   auto save_now = [&] {
-    report
-        .settle();  // a run that is killed right after has the lines that the checkpoint goes with
     report.timed(Report::kCheckpoint, [&] { save(training, state); });
     saved_at = state.step;
   };
@@ -246,9 +261,9 @@ void train(const World& world, RunRequest request) {
   while (state.step < training.steps && !outcome.stop) {
     std::chrono::nanoseconds waited = feed->waited();
     report.timed(Report::kStep, [&] {
-      outcome =
-          take_step(world, training.trainee, training.sharded, *training.optimizer,
-                    training.scaler.get(), feed->next(), options, StopSignals::received() != 0);
+      outcome = take_step(world, training.trainee, training.sharded, *training.optimizer,
+                          training.scaler.get(), feed->next(), options,
+                          [] { return StopSignals::received() != 0; });
     });
     ++state.step;
     state.position = feed->position();
@@ -258,18 +273,23 @@ void train(const World& world, RunRequest request) {
     training.scheduler->set_steps(state.step);
     not_finite.saw(state, outcome, report);
     bool last = state.step == training.steps;
-    if (due(config.train.eval_every, state.step) && !last) evaluate_now(report, training, state);
-    if (due(config.train.sample_every, state.step) && !last) sample_now(report, training, state);
-    if (due(config.checkpoint.every, state.step) && !last) save_now();
+    bool goes_on = !last && !outcome.stop;
+    if (due(config.train.eval_every, state.step) && goes_on) evaluate_now(report, training, state);
+    if (due(config.train.sample_every, state.step) && goes_on) sample_now(report, training, state);
+    if (due(config.checkpoint.every, state.step) && goes_on) {
+      report.settle();  // so that a run that is killed later has the lines up to its checkpoint
+      save_now();
+    }
   }
-  if (outcome.stop) {
-    report.line("asked to stop: step " + std::to_string(state.step) + " is the last");
-  } else {
+  // Saved first: what comes after may fail, or be killed.
+  bool stopped = outcome.stop && state.step < training.steps;
+  bool wanted = config.checkpoint.at_end || due(config.checkpoint.every, state.step);
+  if (stopped) report.line("asked to stop: step " + std::to_string(state.step) + " is the last");
+  if (wanted && saved_at != state.step) save_now();
+  if (!stopped) {
     evaluate_now(report, training, state);
     sample_now(report, training, state);
   }
-  bool wanted = config.checkpoint.at_end || due(config.checkpoint.every, state.step);
-  if (wanted && saved_at != state.step) save_now();
   report.finish();
   if (world.rank() != 0) return;
   fs::path checkpoint = begun.directory.checkpoint(saved_at);
@@ -277,27 +297,13 @@ void train(const World& world, RunRequest request) {
     std::cout << "no checkpoint was written: checkpoint.at_end is false\n";
   } else {
     std::cout << "checkpoint: " << checkpoint.string() << "\n";
-    if (outcome.stop)
+    if (stopped)
       std::cout << "go on with: " << fsdp_command() << " train --dir "
                 << begun.directory.root.string() << " --resume\n";
     else
-      suggest_next(begun.directory.root.string(), config);
+      suggest_next(training);
   }
   std::cout << std::flush;
-}
-
-void suggest_next(const std::string& run_directory, const Config& config) {
-  std::string fsdp = fsdp_command();
-  int64_t steps = config.train.steps > 0 ? 2 * config.train.steps : 1000;
-  auto row = [&](const std::string& command, const std::string& what) {
-    std::cout << "  " << paint(STDOUT, "1", fsdp + " " + command) << "\n      " << what << "\n";
-  };
-  std::cout << "\nNext:\n";
-  if (config.model.type != "mlp")
-    row("generate " + run_directory + " --prompt \"class \"", "let the model write on");
-  row("train --dir " + run_directory + " --resume --steps " + std::to_string(steps),
-      "train it further, from its last checkpoint");
-  row("explain", "see what sharding did in every step, line by line");
 }
 
 }  // namespace fsdp::train

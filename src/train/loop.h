@@ -19,7 +19,4 @@ struct RunRequest {
 // done, or, having saved, after SIGTERM or SIGINT. Errors are for everything else.
 void train(const World& world, RunRequest request);
 
-// Says what to look at next, in three commands.
-void suggest_next(const std::string& run_directory, const Config& config);
-
 }  // namespace fsdp::train

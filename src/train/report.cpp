@@ -1,14 +1,9 @@
 #include "train/report.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
-#include <sys/resource.h>
-
-#include <cstdlib>
 #include <iostream>
 #include <thread>
 
 #include "base/environment.h"
-#include "base/log.h"
 #include "base/terminal.h"
 #include "observe/advice.h"
 #include "observe/progress.h"
@@ -87,7 +82,7 @@ struct Report::Screen {
 };
 
 Report::Report(const Training& training, const RunState& start)
-    : training_(training), start_(start), begin_(Clock::now()) {
+    : training_(training), begin_(Clock::now()) {
   if (training.world.rank() == 0) screen_ = std::make_unique<Screen>(training, start);
   if (screen_)
     for (const observe::Advice& advice : screen_->adviser.news(screen_->facts))
@@ -95,9 +90,16 @@ Report::Report(const Training& training, const RunState& start)
   training.sharded.reset_traffic();
 }
 
-Report::~Report() = default;
+Report::~Report() {
+  try {
+    settle();                        // an error ends the run: its step is the one to look at
+  } catch (const std::exception&) {  // that error is the one to show
+  }
+}
 
 void Report::timed(Part part, const std::function<void()>& work) {
+  // What evaluations and samples sent before is not the step's.
+  if (part == kStep) exposed_before_s_ = seconds(training_.sharded.traffic().exposed);
   auto start = Clock::now();
   work();
   double took = seconds(Clock::now() - start);
@@ -110,7 +112,6 @@ void Report::step(const RunState& state, const StepOutcome& outcome,
                   std::chrono::nanoseconds waited) {
   double exposed = seconds(training_.sharded.traffic().exposed), data = seconds(waited);
   double comm = exposed - exposed_before_s_;
-  exposed_before_s_ = exposed;
   const Config& config = training_.config;
   int64_t tokens = config.train.batch * training_.trainee.tokens_per_sample;
   double flops = training_.trainee.flops_per_sample * static_cast<double>(config.train.batch);
@@ -174,8 +175,10 @@ void Report::line(const std::string& text) {
 
 void Report::settle() {
   if (!screen_ || !screen_->held) return;
-  write(*screen_->held);
+  observe::StepRecord record = *screen_->held;
   screen_->held.reset();
+  write(record);
+  if (screen_->events) screen_->events->flush();
 }
 
 void Report::write(const observe::StepRecord& record) {
@@ -225,7 +228,6 @@ void Report::finish() {
   summary_.total_s = seconds(Clock::now() - begin_);
   if (!screen_) return;
   settle();
-  if (screen_->events) screen_->events->flush();
   screen_->progress.finish();
   if (summary_.steps > 0) {
     double steps_s = summary_.compute_s + summary_.comm_s + summary_.data_s;

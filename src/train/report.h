@@ -37,7 +37,6 @@ class Report {
   void advise(const observe::StepRecord& record);
 
   const Training& training_;
-  RunState start_;
   std::unique_ptr<Screen> screen_;
   std::chrono::steady_clock::time_point begin_;
   double last_step_s_ = 0, exposed_before_s_ = 0;

@@ -19,7 +19,8 @@ bool holds_run(const fs::path& folder) {
   std::error_code problem;
   return fs::exists(folder / "config.toml", problem) ||
          fs::exists(folder / "metrics.jsonl", problem) ||
-         fs::exists(folder / "checkpoints", problem);
+         (fs::exists(folder / "checkpoints", problem) &&
+          !fs::is_empty(folder / "checkpoints", problem));
 }
 
 void make_folder(const fs::path& folder) {
@@ -72,7 +73,11 @@ void keep_config(const RunDirectory& run, const std::string& toml) {
       throw Error("cannot write " + draft.string() + ": " + std::strerror(errno) + ".",
                   "is the disk full?");
   }
-  fs::rename(draft, run.config());
+  std::error_code problem;
+  fs::rename(draft, run.config(), problem);
+  if (problem)
+    throw Error("cannot write " + run.config().string() + ": " + problem.message() + ".",
+                "choose another --dir.");
 }
 
 FoundCheckpoint find_checkpoint(const fs::path& where) {

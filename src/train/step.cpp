@@ -38,7 +38,7 @@ int64_t micro_of(int64_t wanted, const Samples& batch) {
 
 StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded& sharded,
                       Optimizer& optimizer, GradScaler* scaler, const Samples& batch,
-                      const StepOptions& options, bool wants_to_stop) {
+                      const StepOptions& options, const std::function<bool()>& wants_to_stop) {
   // With gradients summed over ranks and every loss divided by the number of targets in the whole
   // batch, the gradient is that of the mean, whatever ranks and micro-batches there are.
   double counted = static_cast<double>(batch.counted) * world.size();
@@ -61,14 +61,13 @@ StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded&
 
   // The norm is the same everywhere: each rank adds its share of it.
   std::vector<double> sums = summed(world, {loss, norm.to(at::kDouble) / world.size()},
-                                    {wants_to_stop ? 1.0 : 0.0}, "loss of the step");
+                                    {wants_to_stop() ? 1.0 : 0.0}, "loss of the step");
   StepOutcome outcome{.loss = sums[0] / divisor,
                       .grad_norm = sums[1],
                       .counted = static_cast<int64_t>(counted),
                       .stop = sums[2] > 0};
   if (scaler) {  // it has looked at every gradient
-
-    outcome.updated = scaler->step(optimizer);
+    outcome.updated = std::isfinite(outcome.loss) && scaler->step(optimizer);
     scaler->update();
   } else if (std::isfinite(outcome.loss) && std::isfinite(outcome.grad_norm)) {
     optimizer.step();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "fsdp/fully_shard.h"
@@ -28,10 +29,11 @@ struct StepOutcome {     // the same on every rank
   bool stop = false;     // some rank was asked to stop
 };
 
-// Collective. `wants_to_stop`: this rank got a signal. `scaler` is for float16 only.
+// Collective. `wants_to_stop` is asked when all is computed: did this rank get a signal? `scaler`
+// is for float16 only.
 StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded& sharded,
                       Optimizer& optimizer, GradScaler* scaler, const Samples& batch,
-                      const StepOptions& options, bool wants_to_stop);
+                      const StepOptions& options, const std::function<bool()>& wants_to_stop);
 
 // Mean loss over `batches` batches of the feed (fewer where it ends), without gradients.
 // Collective.

@@ -97,24 +97,13 @@ int64_t total_steps(const Config& config, const Corpus& corpus, int64_t tokens_p
   return train.steps;
 }
 
-// Tokenising may take long and leaves its result on the disk: one rank of a host does it.
-std::unique_ptr<Corpus> open_in_turn(const World& world, const Config& config,
-                                     const RunDirectory& directory) {
-  std::unique_ptr<Corpus> corpus;
-  std::string cache = (directory.root / "tokens").string();
-  if (world.local_rank() == 0) corpus = open_corpus(config, cache);
-  world.comm().barrier({.label = "opening the data"});
-  if (!corpus) corpus = open_corpus(config, cache);
-  return corpus;
-}
-
-at::Tensor random_state(at::Device device) {
+at::Tensor state_of(at::Device device) {
   at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard lock(generator.mutex());
   return generator.get_state();
 }
 
-void set_random_state(at::Device device, const at::Tensor& state) {
+void set_state(at::Device device, const at::Tensor& state) {
   at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard lock(generator.mutex());
   generator.set_state(state);
@@ -137,12 +126,21 @@ int64_t integer(const checkpoint::Extra& extra, const std::string& key,
 
 }  // namespace
 
+RandomState random_state(at::Device device) {
+  return {.cpu = state_of(at::kCPU), .device = device.is_cpu() ? at::Tensor() : state_of(device)};
+}
+
+void set_random_state(at::Device device, const RandomState& state) {
+  if (state.cpu.defined()) set_state(at::kCPU, state.cpu);
+  if (state.device.defined() && !device.is_cpu()) set_state(device, state.device);
+}
+
 Training assemble(const World& world, const Config& config, const RunDirectory& directory) {
   Training training{.world = world, .config = config, .directory = directory};
   Config& chosen = training.config;
   if (chosen.shard.precision == "auto")
     chosen.shard.precision = world.device().is_cpu() ? "fp32" : "bf16";
-  training.corpus = open_in_turn(world, chosen, directory);
+  training.corpus = open_corpus(chosen, (directory.root / "tokens").string());
   if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();
   if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != "mlp")
     throw Error("model.vocab is " + std::to_string(chosen.model.vocab) +
@@ -168,24 +166,32 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
 }
 
 void save(const Training& training, const RunState& state) {
+  auto tokenizer = training.corpus->tokenizer();
   checkpoint::SaveOptions options;
   options.extra = {{"step", state.step},
                    {"position", state.position},
                    {"tokens", state.tokens},
                    {"skipped", state.skipped},
                    {"seq", training.config.data.seq},
+                   {"seed", training.config.train.seed},
+                   {"samples_per_epoch", training.corpus->samples_per_epoch()},
+                   {"tokenizer", tokenizer ? tokenizer->name() : std::string()},
                    {"config", to_toml(training.config)}};
   if (training.scaler) {
     options.extra["scale"] = training.scaler->state().scale;
     options.extra["scale_good_steps"] = training.scaler->state().good_steps;
   }
-  options.per_rank["random_cpu"] = random_state(at::kCPU);
-  at::Device device = training.world.device();
-  if (!device.is_cpu()) options.per_rank["random_device"] = random_state(device);
+  RandomState random = random_state(training.world.device());
+  options.per_rank["random_cpu"] = random.cpu;
+  if (random.device.defined()) options.per_rank["random_device"] = random.device;
   checkpoint::save(training.directory.checkpoint(state.step), training.sharded,
                    training.optimizer.get(), options);
-  if (training.world.rank() == 0 && training.config.checkpoint.keep_last > 0)
+  if (training.world.rank() != 0 || training.config.checkpoint.keep_last == 0) return;
+  try {
     checkpoint::keep_last(training.directory.checkpoints(), training.config.checkpoint.keep_last);
+  } catch (const Error& problem) {  // one too many is no reason to end a run
+    log::warn(std::string("an old checkpoint could not be removed: ") + problem.what());
+  }
 }
 
 RunState restore(Training& training, const std::filesystem::path& from) {
@@ -200,6 +206,12 @@ RunState restore(Training& training, const std::filesystem::path& from) {
                     std::to_string(training.config.data.seq) +
                     " now: samples are cut in other places, so the run cannot go on where it was.",
                 "resume with --data.seq " + std::to_string(seq) + ".");
+  bool same_order =
+      integer(loaded.extra, "seed", from) == training.config.train.seed &&
+      integer(loaded.extra, "samples_per_epoch", from) == training.corpus->samples_per_epoch();
+  if (!same_order && training.world.rank() == 0)
+    log::warn("the seed or the data is not what it was when " + from.string() +
+              " was saved: samples come in another order from here on, some of them twice.");
   training.scheduler->set_steps(state.step);
   if (training.scaler && loaded.extra.contains("scale"))
     training.scaler->load_state({std::get<double>(loaded.extra.at("scale")),
@@ -210,10 +222,10 @@ RunState restore(Training& training, const std::filesystem::path& from) {
     auto found = loaded.per_rank.find(key);
     return found == loaded.per_rank.end() ? nullptr : std::get_if<at::Tensor>(&found->second);
   };
-  if (const at::Tensor* cpu = saved("random_cpu")) set_random_state(at::kCPU, *cpu);
-  at::Device device = training.world.device();
-  if (const at::Tensor* own = saved("random_device"); own && !device.is_cpu())
-    set_random_state(device, *own);
+  RandomState random;
+  if (const at::Tensor* cpu = saved("random_cpu")) random.cpu = *cpu;
+  if (const at::Tensor* device = saved("random_device")) random.device = *device;
+  set_random_state(training.world.device(), random);
   return state;
 }
 

@@ -41,6 +41,13 @@ struct RunState {
   int64_t skipped = 0;  // steps without an update
 };
 
+// Of the generators that dropout and the like draw from.
+struct RandomState {
+  at::Tensor cpu, device;  // `device` is undefined for the CPU
+};
+RandomState random_state(at::Device device);
+void set_random_state(at::Device device, const RandomState& state);
+
 // Collective.
 void save(const Training& training, const RunState& state);
 RunState restore(Training& training, const std::filesystem::path& checkpoint);

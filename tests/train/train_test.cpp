@@ -227,7 +227,7 @@ TEST(Train, ALossThatIsNotFiniteIsSkippedOrStops) {
       train(2, tiny_run(folder, "skip", 8) + explosive + Words{"--train.max_skips", "3"});
   EXPECT_NE(skipped.code, 0);
   EXPECT_TRUE(has(skipped.out, "not finite, the step is skipped"));
-  EXPECT_TRUE(has(skipped.err, "4th time in a row"));
+  EXPECT_TRUE(has(skipped.err, "4 times in a row"));
   auto lines = metrics(folder, "skip");
   EXPECT_FALSE(lines.empty());
 }
