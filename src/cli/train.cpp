@@ -2,6 +2,7 @@
 // launcher has done so, and trains.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 
@@ -19,6 +20,7 @@
 #include "train/config_ready.h"
 #include "train/config_resolve.h"
 #include "train/config_write.h"
+#include "train/corpus.h"
 #include "train/loop.h"
 #include "train/run_directory.h"
 
@@ -80,6 +82,8 @@ int launch_ranks(int ranks, const train::Resolved& resolved, const train::Comman
   };
   for (const auto& [name, value] : line.flags) flag(name, value);
   if (resolved.config.dir.empty()) flag("dir", train::free_directory(resolved.name).string());
+  // When a rank is gone, c10d's warnings about lost connections would bury what it said.
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   launch::complete(options);
   return launch::run(options);
 }
@@ -110,6 +114,7 @@ int run_train(const Flags& flags) {
   if (launched) return train_here(resolved);
   int ranks = parse_ranks(flags.ranks, resolved.config.train);
   train::check(resolved.config, ranks);
+  train::check_paths(resolved.config);
   return ranks == 1 ? train_here(resolved) : launch_ranks(ranks, resolved, flags.line);
 }
 

@@ -228,6 +228,23 @@ std::vector<std::string> libtorch_headers() {
               "name some: --data.train FILE_OR_FOLDER");
 }
 
+void check_paths(const Config& config) {
+  if (config.model.type == "mlp") return;
+  auto check = [](const std::string& key, const std::string& path, const std::string& hint) {
+    std::error_code problem;
+    if (path != "random" && !fs::exists(path, problem))
+      throw Error(key + ": there is no " + path + ".", hint);
+  };
+  for (const std::string& path : config.data.train)
+    check("data.train", path,
+          "fsdp tokenize TEXT... --out FILE makes a token file; --data.train names yours, and "
+          "\"random\" tries a model without data.");
+  for (const std::string& path : config.data.valid)
+    check("data.valid", path, "leave it out to hold back a part of data.train.");
+  if (config.data.tokenizer != "bytes")
+    check("data.tokenizer", config.data.tokenizer, "give a tokenizer.json, or bytes.");
+}
+
 std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cache) {
   if (config.model.type == "mlp") return std::make_unique<VectorCorpus>(config);
   if (is_random(config.data.train)) {

@@ -39,6 +39,10 @@ class Corpus {
 // same at once wait for each other.
 std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cache);
 
+// An Error where a file or folder that the config names is not there. Nothing is opened: for the
+// launcher, so that one process says it before many are started.
+void check_paths(const Config& config);
+
 // The C++ headers that LibTorch brings: text that is there wherever this library is.
 std::vector<std::string> libtorch_headers();
 

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/mse_loss.h>
 
+#include <set>
+
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -119,8 +121,10 @@ Trainee make_trainee(const Config& config, int64_t vocab) {
     models::Llama module(llama_config(model, words));
     trainee = language_model(module.ptr(), wrap::modules<models::LlamaBlock>(), seq);
   }
+  std::set<const void*> seen;  // a tied one has two names
   for (const at::Tensor& parameter : trainee.module->parameters())
-    trainee.parameters += parameter.numel();
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second)
+      trainee.parameters += parameter.numel();
   std::string name = model.type == "mlp"     ? "MLP"
                      : model.type == "gpt2"  ? "GPT-2"
                      : model.type == "qwen2" ? "Qwen2"
