@@ -2,6 +2,7 @@
 // other launchers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -277,6 +278,33 @@ TEST(Train, EveryModelLearns) {
     std::vector<double> all = losses(folder, model.name);
     EXPECT_LT(all.back(), all.front()) << model.name;
   }
+}
+
+// Prompts do not count: ranks then have different numbers of targets, and the mean is over all.
+TEST(Train, AMaskedLossIsTheSameOnAnyNumberOfRanks) {
+  Folder folder;
+  {
+    std::ofstream lines(folder / "chats.jsonl");
+    for (int i = 0; i < 400; ++i)
+      lines << R"({"prompt": "what is )" << std::string(i % 17, 'x') << i << R"( times two? ",)"
+            << R"( "completion": ")" << 2 * i << R"("})" << '\n';
+  }
+  Said made = fsdp({"tokenize", folder / "chats.jsonl", "--jsonl", "--out", folder / "chats.bin"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  auto chats = [&](const std::string& run) {
+    Words all = tiny_run(folder, run, 6) + Words{"--model.vocab", "257"};
+    *std::find(all.begin(), all.end(), folder / "text") = folder / "chats.bin";
+    return all;
+  };
+  Words masked = {"--data.loss_mask", "true", "--train.micro_batch", "2"};
+  for (int ranks : {1, 2, 3}) {
+    std::string name = "masked-" + std::to_string(ranks);
+    Said said = train(ranks, chats(name) + masked);
+    ASSERT_EQ(said.code, 0) << said.err;
+    expect_near(losses(folder, name), losses(folder, "masked-1"), 1e-5);
+  }
+  ASSERT_EQ(train(1, chats("all")).code, 0);
+  EXPECT_NE(losses(folder, "all"), losses(folder, "masked-1"));
 }
 
 TEST(Train, AnMlpLearnsToMoveVectors) {
