@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include "base/table.h"
 #include "fsdp/error.h"
+#include "observe/throughput.h"
 
 namespace fsdp::train {
 namespace {
@@ -44,12 +44,6 @@ models::GPT2Config gpt2_config(const ModelConfig& model, int64_t vocab, int64_t 
           .attn_dropout = model.dropout,
           .resid_dropout = model.dropout,
           .init_std = model.init_std};
-}
-
-std::string count_text(int64_t parameters) {
-  double millions = static_cast<double>(parameters) / 1e6;
-  if (millions >= 1000) return number(millions / 1000, 2).text + "B";
-  return number(millions, millions < 100 ? 1 : 0).text + "M";
 }
 
 Trainee language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy blocks,
@@ -129,7 +123,8 @@ Trainee make_trainee(const Config& config, int64_t vocab) {
                      : model.type == "gpt2"  ? "GPT-2"
                      : model.type == "qwen2" ? "Qwen2"
                                              : "Llama";
-  trainee.title = name + ", " + count_text(trainee.parameters) + " parameters";
+  trainee.title =
+      name + ", " + observe::human_count(static_cast<double>(trainee.parameters)) + " parameters";
   return trainee;
 }
 
