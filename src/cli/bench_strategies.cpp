@@ -17,6 +17,7 @@
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
+#include "train/training.h"
 
 namespace fsdp::cli {
 namespace {
@@ -48,7 +49,7 @@ int64_t largest(int64_t value, const World& world) {
 int run_worker(const Options& options) {
   World world = init({.backend = options.backend});
   at::set_num_threads(options.threads);
-  ShardingStrategy strategy = parse_strategy(options.worker);
+  ShardingStrategy strategy = train::parse_strategy(options.worker);
   Workload work = make_workload(options.shape, world);
   ShardOptions how = {.wrap = work.wrap,
                       .strategy = strategy,

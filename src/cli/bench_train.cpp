@@ -28,6 +28,8 @@
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
+#include "train/device.h"
+#include "train/training.h"
 
 namespace fsdp::cli {
 namespace {
@@ -115,7 +117,7 @@ class Autocast {
 Timing train_sharded(const Options& options, const World& world) {
   Workload work = make_workload(options.shape, world);
   auto sharded = fully_shard(work.module, {.wrap = work.wrap,
-                                           .strategy = parse_strategy(options.strategy),
+                                           .strategy = train::parse_strategy(options.strategy),
                                            .mixed_precision = mixed_precision(options.shape),
                                            .device = world.device()});
   AdamW optimizer(sharded,
@@ -159,7 +161,7 @@ int run_worker(const Options& options) {
                       {"update_ms", timing.update * 1e3},
                       {"loss0", timing.first_loss},
                       {"loss", timing.last_loss},
-                      {"maxrss_mb", peak_rss_mb()}}
+                      {"maxrss_mb", train::peak_memory_mb(at::kCPU)}}
                      .dump()
               << std::endl;
   world.comm().barrier();
@@ -231,7 +233,7 @@ Json measure_cpp(const Options& options, const std::string& worker, const Row& r
 
 Json measure_python(const Options& options, const std::string& python, const std::string& mode,
                     const Row& row, const std::string& what) {
-  bool keeps = parse_strategy(options.strategy) == ShardingStrategy::SHARD_GRAD_OP;
+  bool keeps = train::parse_strategy(options.strategy) == ShardingStrategy::SHARD_GRAD_OP;
   std::vector<std::string> program = {
       python, peer_script("peer_fsdp2.py"), "--mode", mode, "--reshard", keeps ? "0" : "1"};
   append(program, common_flags(options));
@@ -249,7 +251,7 @@ std::vector<Contender> contenders(const Options& options) {
       return measure_cpp(options, worker, row, what);
     };
   };
-  ShardingStrategy strategy = parse_strategy(options.strategy);
+  ShardingStrategy strategy = train::parse_strategy(options.strategy);
   std::vector<Contender> all;
   if (wanted("ours"))
     all.push_back({"ours", std::string("fsdp.cpp, ") + name(strategy), cpp("ours")});
@@ -329,7 +331,7 @@ void compare_losses(const Options& options, const Row& row, const std::vector<Co
 }
 
 int run_parent(const Options& options, bool model_given) {
-  parse_strategy(options.strategy);  // complain before anything starts
+  train::parse_strategy(options.strategy);  // complain before anything starts
   std::vector<Contender> all = contenders(options);
   if (all.empty()) throw Error("there is nobody to measure.", "leave out --only.");
   bool cpu = options.device == "cpu";

@@ -3,8 +3,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <sys/resource.h>
 #include <torch/utils.h>
 
 #include <CLI/CLI.hpp>
@@ -14,6 +12,7 @@
 #include "base/table.h"
 #include "fsdp/error.h"
 #include "fsdp/models.h"
+#include "train/device.h"
 
 namespace fsdp::cli {
 namespace {
@@ -139,24 +138,13 @@ MixedPrecision mixed_precision(const Shape& shape) {
   return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
 }
 
-ShardingStrategy parse_strategy(const std::string& name) {
-  std::string upper = name;
-  std::transform(upper.begin(), upper.end(), upper.begin(),
-                 [](unsigned char c) { return c == '-' ? '_' : std::toupper(c); });
-  using enum ShardingStrategy;
-  for (ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD})
-    if (upper == fsdp::name(strategy)) return strategy;
-  throw Error("there is no strategy \"" + name + "\".",
-              "choose from FULL_SHARD, SHARD_GRAD_OP, NO_SHARD and HYBRID_SHARD.");
-}
-
 Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
   std::vector<double> whole, forward, backward, clip, update;
   Timing timing;
   at::Tensor loss;
   for (int i = -warmup; i < steps; ++i) {
     if (i == 0) {
-      synchronize(world.device());
+      train::synchronize(world.device());
       world.comm().barrier();
     }
     std::vector<double> at;
@@ -172,7 +160,7 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
     mark();
     step.update();
     mark();
-    synchronize(world.device());
+    train::synchronize(world.device());
     mark();
     if (i == -warmup) timing.first_loss = loss.item<double>();
     if (i < 0) continue;
@@ -191,21 +179,10 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
   return timing;
 }
 
-void synchronize(at::Device device) {
-  if (!device.is_cpu())
-    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-}
-
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
-}
-
-double peak_rss_mb() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) / 1024;
 }
 
 }  // namespace fsdp::cli

@@ -45,8 +45,6 @@ Workload make_workload(const Shape& shape, const World& world);
 
 MixedPrecision mixed_precision(const Shape& shape);
 
-ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in either case
-
 struct Step {
   std::function<at::Tensor()> forward;  // returns the loss
   std::function<void()> clip;
@@ -62,8 +60,6 @@ struct Timing {
 
 Timing time_steps(const Step& step, int warmup, int steps, const World& world);
 
-void synchronize(at::Device device);
 double median(std::vector<double> values);
-double peak_rss_mb();
 
 }  // namespace fsdp::cli

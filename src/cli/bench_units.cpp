@@ -24,6 +24,7 @@
 #include "cli/bench.h"
 #include "cli/bench_training.h"
 #include "fsdp/fully_shard.h"
+#include "train/device.h"
 
 namespace fsdp::cli {
 namespace {
@@ -78,7 +79,7 @@ double microseconds(const std::function<void()>& call) {
 
 // Everybody here and nothing on the way.
 void settle(const World& world) {
-  synchronize(world.device());
+  train::synchronize(world.device());
   world.comm().barrier();
 }
 
@@ -216,7 +217,7 @@ std::vector<Found> time_steps_of_many(const Options& options, const World& world
   sharded.record_events(true);
   sharded.reset_traffic();
   chain->forward(x).backward();
-  synchronize(world.device());
+  train::synchronize(world.device());
   bool sent = sharded.traffic().all_gather > 0;
   double n = options.units, gathers[2] = {0, 0}, reductions = 0;
   for (const Event& event : sharded.events()) {

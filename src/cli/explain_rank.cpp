@@ -19,6 +19,7 @@
 #include "fsdp/models.h"
 #include "fsdp/optim.h"
 #include "shard/model.h"
+#include "train/training.h"
 
 namespace fsdp::cli {
 namespace {
@@ -248,7 +249,7 @@ Json account_of_a_step(const ExplainOptions& options) {
   Subject subject = make_subject(options, world);
   ShardOptions how;
   how.wrap = subject.wrap;
-  how.strategy = parse_strategy(options.strategy);
+  how.strategy = train::parse_strategy(options.strategy);
   how.mesh = mesh_of(how.strategy, world);
   how.forward_prefetch = how.backward_prefetch = options.prefetch;
   how.share_host_memory = options.shared;

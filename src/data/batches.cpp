@@ -34,7 +34,8 @@ void check(const TokenSource& source, const BatchOptions& options) {
                 "both are 1 at least.");
   }
   if (options.world < 1 || options.rank < 0 || options.rank >= options.world) {
-    throw Error("there is no rank " + text(options.rank) + " of " + text(options.world) + ".", "");
+    throw Error("there is no rank " + text(options.rank) + " of " + text(options.world) + ".",
+                "ranks count from 0 to world - 1.");
   }
   if (options.batch % options.world) {
     throw Error("a batch of " + text(options.batch) + " samples cannot be shared by " +
@@ -42,7 +43,7 @@ void check(const TokenSource& source, const BatchOptions& options) {
                 "choose a batch that is a multiple of the ranks.");
   }
   if (options.position < 0 || options.prefetch < 0) {
-    throw Error("position and prefetch of batches are 0 at least.", "");
+    throw Error("position and prefetch of batches are 0 at least.", "give 0 or more.");
   }
   if (source.tokens() < options.seq + 1) {
     throw Error("the data has " + text(source.tokens()) + " tokens, and a sample needs " +

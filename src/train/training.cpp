@@ -4,6 +4,8 @@
 #include <ATen/core/Generator.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "base/log.h"
@@ -27,13 +29,6 @@ MixedPrecision mixed_precision(const ShardConfig& shard) {
   return {.param_dtype = dtype_of(shard.precision), .reduce_dtype = dtype_of(shard.reduce)};
 }
 
-ShardingStrategy strategy_of(const std::string& name) {
-  if (name == "shard_grad_op") return ShardingStrategy::SHARD_GRAD_OP;
-  if (name == "no_shard") return ShardingStrategy::NO_SHARD;
-  if (name == "hybrid_shard") return ShardingStrategy::HYBRID_SHARD;
-  return ShardingStrategy::FULL_SHARD;
-}
-
 ReshardAfterForward reshard_of(const std::string& text) {
   if (text == "auto") return {};
   if (text == "true") return true;
@@ -43,7 +38,7 @@ ReshardAfterForward reshard_of(const std::string& text) {
 
 ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee) {
   const ShardConfig& shard = config.shard;
-  ShardOptions options{.strategy = strategy_of(shard.strategy),
+  ShardOptions options{.strategy = parse_strategy(shard.strategy),
                        .mixed_precision = mixed_precision(shard),
                        .reshard_after_forward = reshard_of(shard.reshard_after_forward),
                        .device = world.device(),
@@ -125,6 +120,17 @@ int64_t integer(const checkpoint::Extra& extra, const std::string& key,
 }
 
 }  // namespace
+
+ShardingStrategy parse_strategy(const std::string& name) {
+  std::string upper = name;
+  std::transform(upper.begin(), upper.end(), upper.begin(),
+                 [](unsigned char c) { return c == '-' ? '_' : std::toupper(c); });
+  using enum ShardingStrategy;
+  for (ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD})
+    if (upper == fsdp::name(strategy)) return strategy;
+  throw Error("there is no strategy \"" + name + "\".",
+              "choose from FULL_SHARD, SHARD_GRAD_OP, NO_SHARD and HYBRID_SHARD.");
+}
 
 RandomState random_state(at::Device device) {
   return {.cpu = state_of(at::kCPU), .device = device.is_cpu() ? at::Tensor() : state_of(device)};

@@ -29,6 +29,8 @@ struct Training {
   int64_t steps = 0;                   // of the whole run
 };
 
+ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in either case
+
 // Collective. The directory exists.
 Training assemble(const World& world, const Config& config, const RunDirectory& directory);
 
