@@ -3,6 +3,10 @@
 find_package(Threads REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_path(FSDP_XXHASH_INCLUDE xxhash.h)  # used as a header, so that there is nothing to link
+if(NOT FSDP_XXHASH_INCLUDE)
+  message(FATAL_ERROR "xxhash.h was not found.\nHINT: install libxxhash-dev.")
+endif()
 
 set(FSDP_HAVE_MPI OFF)
 if(FSDP_MPI)

@@ -14,6 +14,7 @@
 #include "fsdp/reduce_op.h"
 #include "fsdp/shard_info.h"
 #include "fsdp/sharding.h"
+#include "fsdp/state_dict.h"
 #include "fsdp/tokenizer.h"
 #include "fsdp/version.h"
 #include "fsdp/world.h"

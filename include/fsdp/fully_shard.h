@@ -52,6 +52,8 @@ struct ShardOptions {
   bool limit_all_gathers = true;  // false: gathered units are not evicted to make room
   Cut cut = Cut::AUTO;
   bool share_host_memory = true;  // shm: ranks of a host read one copy of the parameters
+  // false: a model of deferred_init is not initialised: its values will be loaded.
+  bool initialize = true;
 };
 
 // A started unshard; wait() makes the parameters usable.

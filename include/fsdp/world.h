@@ -49,6 +49,8 @@ class World {
   Communicator communicator(const std::vector<int>& ranks, const std::string& name) const;
 
   c10::intrusive_ptr<c10d::Store> store() const;
+  // What is known of ranks that died or stand still ("rank 1 is gone"); empty: nothing.
+  std::string trouble() const;
 
   // The world that this process joined last and still holds; an Error if there is none.
   static World current();

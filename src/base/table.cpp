@@ -80,7 +80,8 @@ std::string human_bytes(double bytes) {
 }
 
 std::string with_separators(int64_t number) {
-  std::string digits = std::to_string(std::abs(number)), out;
+  std::string digits = std::to_string(number), out;
+  if (number < 0) digits.erase(0, 1);
   for (size_t i = 0; i < digits.size(); ++i) {
     if (i && (digits.size() - i) % 3 == 0) out += ',';
     out += digits[i];

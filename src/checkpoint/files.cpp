@@ -20,12 +20,12 @@
 namespace fsdp::checkpoint::files {
 namespace {
 
-constexpr size_t kCollected = 8 << 20;  // bytes of small pieces before they are written
-constexpr size_t kLarge = 1 << 20;      // what is written from where it lies
-constexpr size_t kMostInACall = 256
-                                << 20;  // the kernel takes at most 2 GiB; so an error comes soon
+constexpr size_t kCollected = 8 << 20;      // bytes of small pieces before they are written
+constexpr size_t kLarge = 1 << 20;          // what is written from where it lies
+constexpr size_t kMostInACall = 256 << 20;  // the kernel takes at most 2 GiB; an error comes soon
+constexpr int64_t kStarted = 16 << 20;      // bytes after which the disk is told to begin
 
-Seam seam = nullptr;
+std::atomic<Seam> seam = nullptr;  // saves run in threads of their own
 
 std::string hint_for(int code) {
   switch (code) {
@@ -53,7 +53,8 @@ template <typename Call>
 auto change(const char* name, const Path& path, Call call) {
   decltype(call()) result;
   do {
-    errno = seam ? seam(name, path) : 0;
+    const Seam test = seam;
+    errno = test ? test(name, path) : 0;
     result = errno == 0 ? call() : -1;
   } while (result < 0 && errno == EINTR);
   return result;
@@ -93,6 +94,7 @@ Output::~Output() {
 
 void Output::append(const void* data, size_t size) {
   position_ += static_cast<int64_t>(size);
+  summing_.append(data, size);
   if (size >= kLarge) {
     flush();
     write(static_cast<const char*>(data), size);
@@ -120,20 +122,29 @@ void Output::write(const char* data, size_t size) {
     if (written < 0) fail(path_, "writing failed", errno);
     data += written;
     size -= static_cast<size_t>(written);
+    written_ += written;
   }
+  // Else the kernel would keep it all until fsync, while the disk does nothing. Where it cannot be
+  // told, fsync does the work.
+  if (written_ - started_ < kStarted) return;
+  change("start", path_, [&] {
+    return ::sync_file_range(file_, started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
+  });
+  started_ = written_;
 }
 
-void Output::close() {
+FileSums Output::close() {
   flush();
   if (reserved_)  // gives back what was reserved and not used
     change_or_fail("truncate", path_, [&] { return ::ftruncate(file_, position_); });
   change_or_fail("fsync", path_, [&] { return ::fsync(file_); });
   if (::close(std::exchange(file_, -1)) < 0) fail(path_, "closing failed", errno);
+  return summing_.finish();
 }
 
 // --- Input ---
 
-Input::Input(Path path) : path_(std::move(path)) {
+Input::Input(Path path, const FileSums* sums) : path_(std::move(path)), sums_(sums) {
   file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (file_ < 0) fail(path_, "cannot be opened", errno);
   struct stat status {};
@@ -142,25 +153,72 @@ Input::Input(Path path) : path_(std::move(path)) {
     throw Error(path_.string() + ": is no file.", "check the path.");
   }
   size_ = status.st_size;
+  if (!sums_) return;
+  if (sums_->size != size_) {
+    ::close(file_);
+    throw Error(path_.string() + ": has " + std::to_string(size_) + " bytes, and " +
+                    std::to_string(sums_->size) + " when it was saved.",
+                "the file was cut off, not copied to its end, or is of another checkpoint; load "
+                "another one.");
+  }
+  checked_ = std::vector<std::atomic<bool>>(sums_->sums.size());
 }
 
 Input::~Input() {
   if (file_ >= 0) ::close(file_);
 }
 
-void Input::read(int64_t offset, void* into, size_t size) const {
-  auto* bytes = static_cast<char*>(into);
+void Input::read_unchecked(int64_t offset, char* into, int64_t size) const {
   while (size > 0) {
-    const ssize_t got = ::pread(file_, bytes, std::min(size, kMostInACall), offset);
+    const auto part = std::min(static_cast<size_t>(size), kMostInACall);
+    const ssize_t got = ::pread(file_, into, part, offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(path_, "reading failed", errno);
     if (got == 0)
       throw Error(path_.string() + ": ends at byte " + std::to_string(offset) + ", " +
                       std::to_string(size) + " bytes too early.",
                   "the file is damaged or was not copied to its end; load another checkpoint.");
-    bytes += got;
+    into += got;
     offset += got;
-    size -= static_cast<size_t>(got);
+    size -= got;
+  }
+}
+
+void Input::check(int64_t block, const char* bytes, int64_t size) const {
+  const auto index = static_cast<size_t>(block);
+  if (block_sum(bytes, static_cast<size_t>(size)) != sums_->sums[index])
+    throw Error(path_.string() + ": bytes " + std::to_string(block * kSumBlock) + " to " +
+                    std::to_string(block * kSumBlock + size) + " are not what was saved.",
+                "the file is damaged; load another checkpoint (`fsdp ckpt verify` checks one).");
+  checked_[index].store(true, std::memory_order_relaxed);
+}
+
+void Input::read_in_block(int64_t offset, char* into, int64_t size) const {
+  const int64_t block = offset / kSumBlock, begin = block * kSumBlock;
+  const int64_t length = std::min(kSumBlock, size_ - begin);
+  if (size == length) {
+    read_unchecked(offset, into, size);
+    return check(block, into, size);
+  }
+  if (checked_[static_cast<size_t>(block)].load(std::memory_order_relaxed))
+    return read_unchecked(offset, into, size);
+  static thread_local std::vector<char> whole(kSumBlock);
+  read_unchecked(begin, whole.data(), length);
+  check(block, whole.data(), length);
+  std::memcpy(into, whole.data() + (offset - begin), static_cast<size_t>(size));
+}
+
+void Input::read(int64_t offset, void* into, size_t size) const {
+  auto* bytes = static_cast<char*>(into);
+  auto left = static_cast<int64_t>(size);
+  // What lies behind the end is missed in the same way with sums and without.
+  if (!sums_ || offset > size_ - left) return read_unchecked(offset, bytes, left);
+  while (left > 0) {
+    const int64_t part = std::min(left, kSumBlock - offset % kSumBlock);
+    read_in_block(offset, bytes, part);
+    bytes += part;
+    offset += part;
+    left -= part;
   }
 }
 
@@ -177,16 +235,21 @@ std::string read_whole(const Path& path, int64_t at_most) {
   return bytes;
 }
 
-void write_whole(const Path& path, std::string_view bytes) {
+FileSums write_whole(const Path& path, std::string_view bytes) {
   Output file(path);
   file.append(bytes);
-  file.close();
+  return file.close();
 }
 
 void make_directories(const Path& path) {
   std::error_code problem;
   if (path.empty() || std::filesystem::is_directory(path, problem)) return;
   make_directories(path.parent_path());
+  make_directory(path);
+  sync_directory(path.parent_path());
+}
+
+void make_directory(const Path& path) {
   if (change("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); }) < 0 && errno != EEXIST)
     fail(path, "cannot be created", errno);
 }

@@ -4,7 +4,9 @@
 #include <cctype>
 #include <string_view>
 
+#include "base/log.h"
 #include "checkpoint/files.h"
+#include "checkpoint/manifest.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
 
@@ -25,15 +27,35 @@ bool is_complete(const Path& dir) {
   return std::filesystem::is_regular_file(dir / ".metadata", problem);
 }
 
+// What is missing in a complete checkpoint, as far as the lengths of its files tell: they may have
+// been deleted, cut off or not copied since. "" if nothing is, or if nothing says what there was.
+std::string missing_in(const Path& dir) {
+  try {
+    const auto manifest = read_manifest(dir);
+    if (!manifest) return "";
+    for (const auto& [name, file] : manifest->files) {
+      std::error_code problem;
+      const auto size = std::filesystem::file_size(dir / name, problem);
+      if (problem) return name + " is missing";
+      if (static_cast<int64_t>(size) != file.size)
+        return name + " has " + std::to_string(size) + " of " + std::to_string(file.size) +
+               " bytes";
+    }
+    return "";
+  } catch (const std::exception& problem) {
+    return problem.what();
+  }
+}
+
 bool all_digits(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(),
                                       [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-// Whether a file of this name is one of a checkpoint: ".metadata" or "__0_0.distcp".
+// Whether a file of this name is one of a checkpoint: ".metadata", "__0_0.distcp", the manifest.
 bool is_ours(const std::string& name) {
   constexpr std::string_view kEnd = ".distcp";
-  if (name == ".metadata") return true;
+  if (name == ".metadata" || name == kManifestName) return true;
   if (!name.starts_with("__") || !name.ends_with(kEnd)) return false;
   const std::string_view middle(name.data() + 2, name.size() - 2 - kEnd.size());
   const size_t cut = middle.find('_');
@@ -135,39 +157,71 @@ void begin_partial(const Path& dir) {
   require_link(dir.parent_path() / kLatest);
   require_link(dir.parent_path() / kFreshLink);
   remove_checkpoint(partial);
-  files::make_directories(partial);
+  files::make_directories(dir.parent_path());
+  files::make_directory(partial);
 }
 
-void publish_partial(const Path& dir) {
+namespace {
+
+// How the new checkpoint came to its name, so that it can be undone.
+enum class Came { kAlone, kByExchange, kAfterTheOther };
+
+Came give_name(const Path& dir, const Path& partial, const Path& replaced) {
+  std::error_code problem;
+  if (!std::filesystem::exists(dir, problem)) {
+    files::rename(partial, dir);
+    return Came::kAlone;
+  }
+  if (files::exchange(partial, dir)) return Came::kByExchange;
+  remove_checkpoint(replaced);
+  files::rename(dir, replaced);
+  try {
+    files::rename(partial, dir);
+  } catch (...) {
+    files::rename(replaced, dir);
+    throw;
+  }
+  return Came::kAfterTheOther;
+}
+
+void take_name_back(Came came, const Path& dir, const Path& partial, const Path& replaced) {
+  if (came == Came::kByExchange) {
+    files::exchange(partial, dir);
+    return;
+  }
+  files::rename(dir, partial);
+  if (came == Came::kAfterTheOther) files::rename(replaced, dir);
+}
+
+void move_link(const Path& folder, const Path& name) {
+  const Path fresh = folder / kFreshLink;
+  files::remove_file(fresh);
+  files::make_link(name, fresh);
+  files::rename(fresh, folder / kLatest);
+  files::sync_directory(folder);
+}
+
+}  // namespace
+
+void publish_partial(const Path& dir, bool newest) {
   const Path partial = partial_of(dir), replaced = with_suffix(dir, ".replaced");
   const Path folder = dir.parent_path();
   files::sync_directory(partial);
   require_ours(dir);
-  std::error_code problem;
-  bool leftover = false;  // whether the old checkpoint lies at `partial` now
-  if (!std::filesystem::exists(dir, problem)) {
-    files::rename(partial, dir);
-  } else if (files::exchange(partial, dir)) {
-    leftover = true;
-  } else {
-    remove_checkpoint(replaced);
-    files::rename(dir, replaced);
-    try {
-      files::rename(partial, dir);
-    } catch (...) {
-      files::rename(replaced, dir);
-      throw;
-    }
+  const Came came = give_name(dir, partial, replaced);
+  try {
+    files::sync_directory(folder);
+    if (newest) move_link(folder, dir.filename());
+  } catch (...) {
+    take_name_back(came, dir, partial, replaced);
+    throw;
   }
-  files::sync_directory(folder);
-
-  const Path link = folder / kLatest, fresh = folder / kFreshLink;
-  files::remove_file(fresh);
-  files::make_link(dir.filename(), fresh);
-  files::rename(fresh, link);
-  files::sync_directory(folder);
-  if (leftover) remove_checkpoint(partial);
-  remove_checkpoint(replaced);
+  try {  // the new one is there: what is left of the old one is no reason to fail
+    if (came == Came::kByExchange) remove_checkpoint(partial);
+    remove_checkpoint(replaced);
+  } catch (const std::exception& problem) {
+    log::warn(std::string("a replaced checkpoint could not be removed: ") + problem.what());
+  }
 }
 
 void drop_partial(const Path& dir) noexcept {
@@ -202,10 +256,19 @@ std::vector<Path> list(const Path& folder) {
 }
 
 std::optional<Path> latest(const Path& folder) {
-  if (auto named = linked(folder)) return named;
-  const auto all = list(folder);
-  if (all.empty()) return std::nullopt;
-  return all.back();
+  auto candidates = list(folder);
+  if (auto named = linked(folder)) candidates.push_back(*named);
+  std::optional<std::string> passed_over;
+  for (auto dir = candidates.rbegin(); dir != candidates.rend(); ++dir) {
+    const std::string missing = missing_in(*dir);
+    if (missing.empty()) {
+      if (passed_over) log::warn(*passed_over + " " + dir->string() + " is taken instead.");
+      return *dir;
+    }
+    if (!passed_over) passed_over = dir->string() + " is damaged (" + missing + ").";
+  }
+  if (candidates.empty()) return std::nullopt;
+  return candidates.back();  // whose loading says what is wrong
 }
 
 void keep_last(const Path& folder, int64_t count) {
@@ -219,13 +282,17 @@ void keep_last(const Path& folder, int64_t count) {
         contents_of(entry.path()).foreign.empty())
       condemned.push_back(entry.path());
   const auto named = linked(folder);
-  const auto all = list(folder);
-  for (size_t i = 0; i + static_cast<size_t>(count) < all.size(); ++i) {
-    if (named && named->filename() == all[i].filename()) continue;
-    if (!contents_of(all[i]).foreign.empty()) continue;
-    const Path away = with_suffix(all[i], ".deleted");
+  auto all = list(folder);
+  std::reverse(all.begin(), all.end());
+  int64_t whole = 0;  // those that are damaged do not count: what loads must stay
+  for (const auto& dir : all) {
+    const bool kept = whole < count;
+    if (missing_in(dir).empty()) ++whole;
+    if (kept || (named && named->filename() == dir.filename())) continue;
+    if (!contents_of(dir).foreign.empty()) continue;
+    const Path away = with_suffix(dir, ".deleted");
     remove_checkpoint(away);
-    files::rename(all[i], away);
+    files::rename(dir, away);
     condemned.push_back(away);
   }
   for (const auto& path : condemned) remove_checkpoint(path);

@@ -6,7 +6,8 @@
 // half a checkpoint never has the name of a whole one.
 //
 // Nothing but checkpoints is ever replaced or deleted: a directory with anything else in it than
-// the files of one (.metadata, __R_N.distcp) is an Error, and only such files are unlinked.
+// the files of one (.metadata, .manifest.json, __R_N.distcp) is an Error, and only such files are
+// unlinked.
 #pragma once
 
 #include <filesystem>
@@ -20,8 +21,9 @@ std::filesystem::path partial_of(const std::filesystem::path& dir);
 // An empty directory to write to; what a killed run left there is removed. An Error if there is
 // something at `dir` that is no checkpoint.
 void begin_partial(const std::filesystem::path& dir);
-// Makes it the checkpoint `dir`, and `latest` name it. Everything in it must be on the disk.
-void publish_partial(const std::filesystem::path& dir);
+// Makes it the checkpoint `dir`, and `latest` name it unless `newest` is false. Everything in it
+// must be on the disk.
+void publish_partial(const std::filesystem::path& dir, bool newest = true);
 void drop_partial(const std::filesystem::path& dir) noexcept;  // as far as that is possible
 
 }  // namespace fsdp::checkpoint

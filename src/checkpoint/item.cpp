@@ -1,9 +1,8 @@
 #include "checkpoint/item.h"
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "checkpoint/dtype.h"
 #include "checkpoint/zip.h"
@@ -13,7 +12,6 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr int64_t kLargestPickle = 64 << 20;
-constexpr int64_t kCopied = 16 << 20;     // bytes a copy from a GPU or through a buffer
 constexpr int64_t kSmallRead = 64 << 10;  // bytes that are not worth a second read
 
 // --- writing ---
@@ -22,43 +20,6 @@ void put_sizes(pickle::Writer& writer, at::IntArrayRef sizes) {
   writer.mark();
   for (int64_t size : sizes) writer.integer(size);
   writer.tuple();
-}
-
-void put_tensor(pickle::Writer& writer, const at::Tensor& tensor) {
-  const auto type = tensor.scalar_type();
-  const char* storage = storage_name(type);
-  writer.global("torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
-  writer.mark();
-  writer.mark();
-  writer.string("storage");
-  writer.global(storage ? "torch" : "torch.storage", storage ? storage : "UntypedStorage");
-  writer.string("0");
-  writer.string("cpu");
-  writer.integer(storage ? tensor.numel() : static_cast<int64_t>(tensor.nbytes()));
-  writer.tuple();
-  writer.persistent();
-  writer.integer(0);
-  put_sizes(writer, tensor.sizes());
-  put_sizes(writer, tensor.strides());
-  writer.boolean(false);
-  writer.global("collections", "OrderedDict");
-  writer.empty_tuple();
-  writer.call();
-  if (!storage) writer.global("torch", dtype_name(type));
-  writer.tuple();
-  writer.call();
-}
-
-void write_elements(ArchiveWriter& archive, const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return;
-  // In the order of memory, whatever the order of the dimensions.
-  const at::Tensor flat = tensor.as_strided({tensor.numel()}, {1});
-  if (flat.is_cpu()) return archive.data(flat.const_data_ptr(), flat.nbytes());
-  const auto step = kCopied / static_cast<int64_t>(flat.element_size());
-  for (int64_t at = 0; at < flat.numel(); at += step) {
-    const at::Tensor part = flat.narrow(0, at, std::min(step, flat.numel() - at)).cpu();
-    archive.data(part.const_data_ptr(), part.nbytes());
-  }
 }
 
 std::string digits(uint64_t number, size_t width) {
@@ -78,7 +39,7 @@ Place write_item(files::Output& out, std::string pickled, const at::Tensor* tens
   archive.add("byteorder", "little");
   if (tensor) {
     archive.begin("data/0", static_cast<int64_t>(tensor->nbytes()));
-    write_elements(archive, *tensor);
+    for_each_piece(*tensor, [&](const void* bytes, size_t size) { archive.data(bytes, size); });
     archive.end();
     identity = identity << 32 | archive.last_sum();
   }
@@ -137,11 +98,50 @@ int64_t span_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& s
   return span;
 }
 
+// With all threads of this process, each a stretch of whole blocks.
+void read_bytes(const files::Input& file, int64_t begin, char* into, int64_t size) {
+  constexpr int64_t kStretch = 8 * kSumBlock;
+  if (size < 2 * kStretch || at::get_num_threads() == 1)
+    return file.read(begin, into, static_cast<size_t>(size));
+  const int64_t end = begin + size, base = begin / kStretch;
+  at::parallel_for(base, (end - 1) / kStretch + 1, 1, [&](int64_t from, int64_t to) {
+    const int64_t low = std::max(begin, from * kStretch), high = std::min(end, to * kStretch);
+    file.read(low, into + (low - begin), static_cast<size_t>(high - low));
+  });
+}
+
 }  // namespace
+
+void put_tensor(pickle::Writer& writer, at::ScalarType dtype, at::IntArrayRef sizes,
+                at::IntArrayRef strides, const std::string& key) {
+  const char* storage = storage_name(dtype);
+  int64_t count = 1;
+  for (int64_t size : sizes) count *= size;
+  writer.global("torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+  writer.mark();
+  writer.mark();
+  writer.string("storage");
+  writer.global(storage ? "torch" : "torch.storage", storage ? storage : "UntypedStorage");
+  writer.string(key);
+  writer.string("cpu");
+  writer.integer(storage ? count : count * static_cast<int64_t>(c10::elementSize(dtype)));
+  writer.tuple();
+  writer.persistent();
+  writer.integer(0);
+  put_sizes(writer, sizes);
+  put_sizes(writer, strides);
+  writer.boolean(false);
+  writer.global("collections", "OrderedDict");
+  writer.empty_tuple();
+  writer.call();
+  if (!storage) writer.global("torch", dtype_name(dtype));
+  writer.tuple();
+  writer.call();
+}
 
 Place write_tensor(files::Output& out, const at::Tensor& tensor) {
   pickle::Writer writer;
-  put_tensor(writer, tensor);
+  put_tensor(writer, tensor.scalar_type(), tensor.sizes(), tensor.strides(), "0");
   return write_item(out, writer.finish(), &tensor);
 }
 
@@ -201,7 +201,7 @@ pickle::Ref read_value(const files::Input& file, const Place& place, const std::
 }
 
 void read_part(const files::Input& file, const StoredTensor& tensor,
-               const std::vector<int64_t>& from, const at::Tensor& into) {
+               const std::vector<int64_t>& from, const at::Tensor& into, HostBlocks& blocks) {
   if (into.numel() == 0) return;
   int64_t first = 0, span = 1, widest = -1;
   bool same_order = into.is_cpu() && into.scalar_type() == tensor.dtype;
@@ -216,22 +216,22 @@ void read_part(const files::Input& file, const StoredTensor& tensor,
   const auto element = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   const int64_t begin = tensor.offset + first * element, bytes = span * element;
   if (same_order && span == into.numel())
-    return file.read(begin, into.data_ptr(), static_cast<size_t>(bytes));
+    return read_bytes(file, begin, static_cast<char*>(into.data_ptr()), bytes);
 
   const bool dense = span <= 2 * into.numel();
-  if (widest < 0 || bytes <= kSmallRead || (dense && bytes <= kCopied)) {
-    const std::unique_ptr<char[]> buffer(new char[static_cast<size_t>(bytes)]);
-    file.read(begin, buffer.get(), static_cast<size_t>(bytes));
-    into.copy_(at::from_blob(buffer.get(), into.sizes(), tensor.strides,
-                             at::TensorOptions().dtype(tensor.dtype)));
-    return;
+  if (widest < 0 || bytes <= kSmallRead || (dense && bytes <= HostBlocks::kBytes)) {
+    const at::Tensor block = blocks.next(into.device()).narrow(0, 0, bytes);
+    read_bytes(file, begin, static_cast<char*>(block.data_ptr()), bytes);
+    into.copy_(block.view(tensor.dtype).as_strided(into.sizes(), tensor.strides),
+               /*non_blocking=*/true);
+    return blocks.copying(into.device());
   }
   // Two halves, until they are dense and small enough, or there are only rows left.
   const int64_t half = into.size(widest) / 2;
-  read_part(file, tensor, from, into.narrow(widest, 0, half));
+  read_part(file, tensor, from, into.narrow(widest, 0, half), blocks);
   std::vector<int64_t> behind = from;
   behind[static_cast<size_t>(widest)] += half;
-  read_part(file, tensor, behind, into.narrow(widest, half, into.size(widest) - half));
+  read_part(file, tensor, behind, into.narrow(widest, half, into.size(widest) - half), blocks);
 }
 
 }  // namespace fsdp::checkpoint

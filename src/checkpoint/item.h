@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/files.h"
+#include "checkpoint/host_blocks.h"
 #include "checkpoint/pickle.h"
 #include "fsdp/shard_info.h"
 
@@ -27,6 +28,10 @@ Place write_tensor(files::Output& out, const at::Tensor& tensor);
 // Appends a plain value; `put` writes it.
 Place write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put);
 
+// Puts a tensor as torch.save has it: its elements are all of the record "data/KEY".
+void put_tensor(pickle::Writer& writer, at::ScalarType dtype, at::IntArrayRef sizes,
+                at::IntArrayRef strides, const std::string& key);
+
 struct StoredTensor {  // a tensor in a file
   at::ScalarType dtype;
   std::vector<int64_t> sizes, strides;  // in elements
@@ -39,8 +44,9 @@ pickle::Ref read_value(const files::Input& file, const Place& place, const std::
 
 // Copies the part of a stored tensor that begins at `from` into `into`, which has that part's
 // sizes. Reads just the bytes of that part (or little more, where it is scattered), straight into
-// place where type and order are the same.
+// place where type and order are the same, else through the blocks. What goes to a device is there
+// when its current stream gets to it.
 void read_part(const files::Input& file, const StoredTensor& tensor,
-               const std::vector<int64_t>& from, const at::Tensor& into);
+               const std::vector<int64_t>& from, const at::Tensor& into, HostBlocks& blocks);
 
 }  // namespace fsdp::checkpoint

@@ -1,4 +1,5 @@
 // load: finds for each tensor of a model where the checkpoint has it, checks all of it, then reads.
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
 
@@ -12,6 +13,8 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
+#include "shard/deferred.h"
+#include "shard/tensor_access.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -244,11 +247,16 @@ Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer*
                 "make the optimizer from the sharded model that is loaded.");
   shard::Unseen unseen;
 
+  // A link may move while ranks look at it: rank 0 says where it leads.
+  std::error_code problem;
+  const auto target =
+      by_collectives(world).from_first(label, std::filesystem::read_symlink(dir, problem).string());
+  const auto place = target.empty() ? dir : dir.parent_path() / target;
   std::optional<Source> source;
   ShardedPlan plan;
   Loaded loaded;
   together(world, label, [&] {
-    source.emplace(dir);
+    source.emplace(place);
     plan = make_plan(*source, *model, optimizer, options);
     loaded.skipped = plan.skipped;
     auto extras = read_extras(*source, world.rank(), &loaded.skipped);
@@ -274,32 +282,57 @@ Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer*
 
 // --- a plain module ---
 
-Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
-            const LoadOptions& options) {
-  shard::Unseen unseen;
-  Source source(dir);
-  Matching matching(source);
-  require_prefix(source, "model.", kModelHint);
-  // A tensor with several names may be in the checkpoint under any of them.
-  std::vector<std::pair<at::Tensor, std::vector<std::string>>> tensors;
+namespace {
+
+struct Named {
+  at::Tensor tensor;
+  std::vector<std::string> names;  // it may be in the checkpoint under any of them
+};
+
+std::vector<Named> tensors_of(torch::nn::Module& module) {
+  std::vector<Named> tensors;
   std::map<const void*, size_t> known;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    if (tensor.is_meta() || shard::tag_of(tensor))
+    if (shard::tag_of(tensor) && !shard::deferred::is_deferred(tensor))
       throw Error("\"" + name + "\" has no memory of its own to load into.",
-                  "use checkpoint::load(dir, sharded, optimizer) for a sharded model, or give a "
-                  "deferred one its values first.");
+                  "use checkpoint::load(dir, sharded, optimizer) for a sharded model.");
     const auto [place, fresh] = known.emplace(tensor.unsafeGetTensorImpl(), tensors.size());
-    if (fresh) tensors.emplace_back(tensor, std::vector<std::string>{});
-    tensors[place->second].second.push_back(name);
+    if (fresh) tensors.push_back({tensor, {}});
+    tensors[place->second].names.push_back(name);
   };
   for (const auto& item : module.named_parameters()) add(item.key(), item.value());
   for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  return tensors;
+}
 
+// Memory for a tensor that has none: deferred, or on the meta device.
+bool lacks_memory(const at::Tensor& tensor) {
+  return tensor.is_meta() || shard::deferred::is_deferred(tensor);
+}
+
+at::Tensor memory_for(const at::Tensor& tensor) {
+  const auto device = tensor.is_meta() ? at::Device(at::kCPU) : tensor.device();
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
+}
+
+}  // namespace
+
+Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
+            const LoadOptions& options) {
+  shard::Unseen unseen;
+  at::NoGradGuard no_grad;
+  Source source(dir);
+  Matching matching(source);
+  require_prefix(source, "model.", kModelHint);
   std::vector<Fill> fills;
-  for (const auto& [tensor, names] : tensors) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> fresh;  // a tensor, and the memory it will have
+  for (const auto& [tensor, names] : tensors_of(module)) {
     const auto found = matching.find("model.", names, tensor.sizes().vec(), false);
-    if (!found.empty()) fills.push_back({found, whole(tensor)});
+    if (found.empty()) continue;
+    at::Tensor memory = tensor;
+    if (lacks_memory(tensor)) fresh.emplace_back(tensor, memory = memory_for(tensor));
+    fills.push_back({found, whole(memory)});
   }
   matching.note_unused("model.", "module");
   Loaded loaded;
@@ -309,6 +342,10 @@ Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
   loaded.extra = std::move(extras.run);
   loaded.per_rank = std::move(extras.rank);
   read_all(source, fills);
+  for (const auto& [tensor, memory] : fresh) {
+    shard::set_key(tensor, false);
+    shard::become(tensor, memory);
+  }
   return loaded;
 }
 

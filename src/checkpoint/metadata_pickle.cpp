@@ -141,10 +141,20 @@ void put_path(pickle::Writer& writer, const KeyPath& path) {
 
 // --- reading ---
 
+// Values may be shared inside of a pickle, so a small file could ask for any number of copies. What
+// is copied has limits that no honest file reaches.
+constexpr size_t kMostFields = 64;      // of an object
+constexpr size_t kMostDimensions = 64;  // of a tensor
+constexpr size_t kLongestFile = 255;    // a name
+constexpr size_t kSmallestChunk = 32;   // bytes that a chunk and its place take in the file
+
 class Decoder {
  public:
   Decoder(std::string_view bytes, const std::string& where)
-      : where_(where), chunks_left_(bytes.size()), root_(pickle::read(bytes, where, allowed)) {}
+      : where_(where),
+        chunks_left_(bytes.size() / kSmallestChunk),
+        steps_left_(bytes.size()),
+        root_(pickle::read(bytes, where, allowed)) {}
 
   Metadata run() {
     const Value& root = state(*root_, kModule + ".Metadata", "the whole");
@@ -165,6 +175,8 @@ class Decoder {
   const Value& state(const Value& object, std::string_view name, std::string_view of) const {
     if (!object.is(Value::kObject) || object.text != name || !object.state)
       fail(std::string(of) + " is no " + std::string(name));
+    if (object.state->items.size() > 2 * kMostFields)
+      fail(std::string(of) + " has too many fields");
     return *object.state;
   }
 
@@ -184,6 +196,8 @@ class Decoder {
     std::vector<int64_t> sizes;
     if (value->arguments().empty()) return sizes;
     if (!value->arguments()[0]->is(Value::kTuple)) fail(of + " has no size");
+    if (value->arguments()[0]->items.size() > kMostDimensions)
+      fail(of + " has more than " + std::to_string(kMostDimensions) + " dimensions");
     for (const auto& item : value->arguments()[0]->items) {
       if (!item->is(Value::kInteger) || item->integer < 0) fail(of + " has a size below zero");
       sizes.push_back(item->integer);
@@ -208,6 +222,7 @@ class Decoder {
     Place found{field(info, "relative_path", Value::kString, of).text,
                 field(info, "offset", Value::kInteger, of).integer,
                 field(info, "length", Value::kInteger, of).integer};
+    if (found.file.size() > kLongestFile) fail(of + " has too long a name");
     if (found.file.empty() || found.file == "." || found.file == ".." ||
         found.file.find('/') != std::string::npos || found.file.find('\0') != std::string::npos)
       fail(of + " is the file \"" + found.file + "\", which is outside of the checkpoint");
@@ -246,10 +261,10 @@ class Decoder {
                       {}};
     int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
     for (int64_t extent : entry.sizes)
-      if (__builtin_mul_overflow(bytes, extent, &bytes)) fail(of + " is too large to be true");
+      if (__builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes))
+        fail(of + " is too large to be true");
     const Value& chunks = field(fields, "chunks", Value::kList, of);
-    // Values may be shared inside of a pickle, so a small file could hold any number of chunks.
-    if (chunks.items.size() > chunks_left_) fail("it has more chunks than it has bytes");
+    if (chunks.items.size() > chunks_left_) fail("it has more chunks than it has bytes for");
     chunks_left_ -= chunks.items.size();
     for (const auto& item : chunks.items) {
       const Value& chunk = state(*item, kModule + ".ChunkStorageMetadata", of);
@@ -288,6 +303,9 @@ class Decoder {
       if (!paths.items[i]->is(Value::kString) || !paths.items[i + 1]->is(Value::kTuple)) continue;
       KeyPath path;
       for (const auto& step : paths.items[i + 1]->items) {
+        // The steps of a path, joined, are its name, which stands in the file.
+        if (step->text.size() + 1 > steps_left_) fail("it has longer paths than it has bytes");
+        steps_left_ -= step->text.size() + 1;
         if (step->is(Value::kString)) path.emplace_back(step->text);
         if (step->is(Value::kInteger)) path.emplace_back(step->integer);
       }
@@ -297,9 +315,9 @@ class Decoder {
 
   using Offsets = std::vector<int64_t>;
   const std::string& where_;
-  size_t chunks_left_;
+  size_t chunks_left_, steps_left_;
   pickle::Ref root_;
-  std::map<std::pair<std::string, Offsets>, Place> places_;
+  std::map<std::pair<std::string_view, Offsets>, Place> places_;  // names are in root_
   Metadata metadata_;
 };
 

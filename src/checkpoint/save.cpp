@@ -1,144 +1,250 @@
-// save: every rank writes what it holds into a file of its own, rank 0 writes what everybody has
-// and the metadata, and gives the whole its name.
-#include <ATen/ops/full.h>
-
-#include <algorithm>
-#include <cctype>
+// save and save_async: every rank writes what it holds into a file of its own, rank 0 writes what
+// everybody has and the metadata, and gives the whole its name.
+#include <chrono>
+#include <condition_variable>
+#include <exception>
 #include <mutex>
+#include <thread>
 
+#include "base/log.h"
 #include "checkpoint/folder.h"
-#include "checkpoint/metadata.h"
-#include "checkpoint/param_groups.h"
-#include "checkpoint/parts.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/save_plan.h"
+#include "checkpoint/staging.h"
 #include "checkpoint/together.h"
 #include "fsdp/checkpoint.h"
+#include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
 
 namespace fsdp::checkpoint {
+
+// --- one save ---
+
 namespace {
 
-struct Chunk {                 // to be written
-  std::vector<KeyPath> paths;  // several for a parameter with several names: the bytes are shared
-  std::vector<int64_t> sizes;  // of the whole tensor
-  Part part;
-};
+using Clock = std::chrono::steady_clock;
+using Path = std::filesystem::path;
 
-struct Plan {  // of one rank
-  std::vector<Chunk> chunks;
-  std::vector<PlainValue> values;
-
-  void add(std::vector<KeyPath> paths, const at::Tensor& tensor) {
-    chunks.push_back({std::move(paths), tensor.sizes().vec(), whole(tensor)});
-  }
-  int64_t bytes() const {                          // at most
-    constexpr int64_t kAround = 4096, kName = 64;  // an item without its data; in a pickled list
-    int64_t sum = 0;
-    for (const auto& chunk : chunks)
-      sum += kAround + static_cast<int64_t>(chunk.part.memory.nbytes());
-    return sum + static_cast<int64_t>(values.size()) * (kAround + kName);
-  }
-};
-
-void require_values(const shard::Unit& unit) {
-  if (unit.meta)
-    throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet.",
-                "call sharded.materialize(device) before the model is saved.");
-}
-
-void plan_tensors(Plan& plan, shard::Model& model, const Optimizer* optimizer) {
-  Turns turns;
-  const bool first = model.world.rank() == 0;
-  for (const auto& sharded : sharded_parameters(model)) {
-    shard::Flat& flat = *sharded.flat;
-    require_values(flat.unit());
-    const auto& p = sharded.parameter();
-    // Shards of one tensor in several places: its master, then its states.
-    const auto add = [&](std::vector<KeyPath> paths, const at::Tensor& shard) {
-      auto parts = parts_of(flat, sharded.index, shard);
-      int64_t bytes = 0;
-      for (const auto& part : parts) bytes += static_cast<int64_t>(part.memory.nbytes());
-      if (flat.layout().numel(sharded.index) == 0 && flat.rank() == 0)
-        parts.push_back({{std::vector<int64_t>(p.sizes.size(), 0), p.sizes},
-                         shard.detach().narrow(0, 0, 0).view(p.sizes)});
-      if (!turns.mine(sharded, bytes)) return;
-      for (auto& part : parts) plan.chunks.push_back({paths, p.sizes, std::move(part)});
-    };
-    std::vector<KeyPath> paths;
-    for (const auto& name : p.names) paths.push_back({"model", name});
-    add(std::move(paths), flat.master);
-    if (!optimizer || !p.handle.requires_grad() || optimizer->steps(flat) == 0) continue;
-    for (const auto& [name, state] : optimizer->state(flat))
-      add({{"optim", "state", p.name(), name}}, state);
-    if (first)  // a tensor of float32 without dimensions, as torch has it
-      plan.add({{"optim", "state", p.name(), "step"}},
-               at::full({}, optimizer->steps(flat), at::kFloat));
-  }
-  if (!first) return;
-  for (const auto& [name, tensor] : replicated_tensors(model)) {
-    if (tensor.is_meta())
-      throw Error("\"" + name + "\" was built on the meta device and has no values yet.",
-                  "call sharded.materialize(device) before the model is saved.");
-    plan.add({{"model", name}}, tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone());
-  }
-}
-
-// "rank3" is where a rank's own values are kept.
-bool is_rank(const std::string& key) {
-  const std::string step = key.substr(0, key.find('.'));
-  return step.size() > 4 && step.starts_with("rank") &&
-         std::all_of(step.begin() + 4, step.end(),
-                     [](unsigned char c) { return std::isdigit(c) != 0; });
-}
-
-void plan_extra(Plan& plan, const Extra& extra, const KeyPath& beneath) {
-  for (const auto& [key, value] : extra) {
-    if (key.empty() || (beneath.size() == 1 && is_rank(key)))
-      throw Error("extra values cannot be saved under the name \"" + key + "\".",
-                  "names must not be empty, nor begin as \"rank3.\".");
-    KeyPath path = beneath;
-    path.emplace_back(key);
-    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
-      if (!tensor->defined())
-        throw Error("the extra tensor \"" + key + "\" is undefined.", "leave it out, or fill it.");
-      plan.add({path}, tensor->detach().contiguous());
-      continue;
-    }
-    plan.values.push_back({path, [value = value](pickle::Writer& writer) {
-                             if (const auto* integer = std::get_if<int64_t>(&value))
-                               writer.integer(*integer);
-                             else if (const auto* real = std::get_if<double>(&value))
-                               writer.real(*real);
-                             else if (const auto* flag = std::get_if<bool>(&value))
-                               writer.boolean(*flag);
-                             else
-                               writer.string(std::get<std::string>(value));
-                           }});
-  }
-}
-
-Plan make_plan(shard::Model& model, const Optimizer* optimizer, const SaveOptions& options) {
-  Plan plan;
-  const int rank = model.world.rank();
-  plan_tensors(plan, model, optimizer);
-  if (optimizer && rank == 0) plan.values = param_groups(*optimizer);
-  if (rank == 0) plan_extra(plan, options.extra, {"extra"});
-  plan_extra(plan, options.per_rank, {"extra", "rank" + std::to_string(rank)});
-  return plan;
-}
-
-Metadata write_file(const Plan& plan, const std::filesystem::path& path) {
+struct Written {  // by one rank
   Metadata metadata;
+  FileSums sums;
+};
+
+Written write_file(const SavePlan& plan, const Path& path) {
+  Written written;
   files::Output out(path, plan.bytes());
-  for (const auto& value : plan.values) metadata.add_value(value.path, write_value(out, value.put));
+  for (const auto& value : plan.values)
+    written.metadata.add_value(value.path, write_value(out, value.put));
   for (const auto& chunk : plan.chunks) {
     const Place place = write_tensor(out, chunk.part.memory);
     for (const auto& name : chunk.paths)
-      metadata.add_chunk(name, chunk.part.memory.scalar_type(), chunk.sizes,
-                         {chunk.part.rectangle, place});
+      written.metadata.add_chunk(name, chunk.part.memory.scalar_type(), chunk.sizes,
+                                 {chunk.part.rectangle, place});
   }
-  out.close();
-  return metadata;
+  written.sums = out.close();
+  return written;
+}
+
+std::string file_of(int rank) {
+  return "__" + std::to_string(rank) + "_0.distcp";
+}
+
+// What a rank tells rank 0: how long the metadata is, the metadata, the sums of its file.
+std::string report_of(const Written& written, int rank) {
+  const std::string metadata = encode(written.metadata);
+  return std::to_string(metadata.size()) + "\n" + metadata +
+         encode_manifest({{{file_of(rank), written.sums}}});
+}
+
+void add_report(const std::string& report, int rank, Metadata& metadata, Manifest& manifest) {
+  const std::string who = "rank " + std::to_string(rank);
+  const size_t line = report.find('\n'), length = std::stoul(report.substr(0, line));
+  metadata.add(decode(std::string_view(report).substr(line + 1, length), who));
+  manifest.files.merge(
+      decode_manifest(std::string_view(report).substr(line + 1 + length), who).files);
+}
+
+void delete_old_ones(const Path& folder, int64_t keep) {
+  try {
+    keep_last(folder, keep);
+  } catch (const std::exception& problem) {  // one too many is no reason to fail
+    log::warn(std::string("an old checkpoint could not be removed: ") + problem.what());
+  }
+}
+
+struct Save {
+  World world;
+  Path name;  // of the checkpoint
+  int64_t keep = 0;
+
+  std::string label() const { return "the checkpoint " + name.filename().string(); }
+
+  void begin() const {
+    together(world, label() + ": begin", [&] {
+      if (world.rank() == 0) begin_partial(name);
+    });
+  }
+
+  void finish(const SavePlan& plan, const Exchange& exchange) const {
+    const Path partial = partial_of(name);
+    const auto write = [&] {
+      const auto written = write_file(plan, partial / file_of(world.rank()));
+      files::sync_directory(partial);
+      return report_of(written, world.rank());
+    };
+    const auto publish = [&](const std::vector<std::string>& reports) {
+      Metadata metadata;
+      Manifest manifest;
+      for (size_t rank = 0; rank < reports.size(); ++rank)
+        add_report(reports[rank], static_cast<int>(rank), metadata, manifest);
+      manifest.files[".metadata"] = files::write_whole(partial / ".metadata", encode(metadata));
+      write_manifest(partial, manifest);
+      publish_partial(name);
+    };
+    try {
+      commit(world, exchange, label(), write, publish);
+    } catch (...) {
+      if (world.rank() == 0) drop_partial(name);
+      throw;
+    }
+    if (keep > 0 && world.rank() == 0) delete_old_ones(name.parent_path(), keep);
+  }
+};
+
+}  // namespace
+
+// --- behind the training ---
+
+struct AsyncSave::State {
+  Path dir;
+  std::chrono::nanoseconds blocked{};
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool done = false, told = false;  // told: the caller knows that it failed
+  std::exception_ptr error;
+
+  void end(std::exception_ptr why) {
+    std::lock_guard lock(mutex);
+    error = std::move(why);
+    done = true;
+    ended.notify_all();
+  }
+  bool is_done() {
+    std::lock_guard lock(mutex);
+    return done;
+  }
+  bool untold_failure() {
+    std::lock_guard lock(mutex);
+    return error && !told;
+  }
+  void tell() {
+    std::lock_guard lock(mutex);
+    told = true;
+    if (error) std::rethrow_exception(error);
+  }
+  void wait() {
+    std::unique_lock lock(mutex);
+    ended.wait(lock, [&] { return done; });
+    told = true;
+    if (error) std::rethrow_exception(error);
+  }
+};
+
+bool AsyncSave::done() const {
+  return !state_ || state_->is_done();
+}
+
+void AsyncSave::wait() const {
+  if (state_) state_->wait();
+}
+
+std::chrono::nanoseconds AsyncSave::blocked() const {
+  return state_ ? state_->blocked : std::chrono::nanoseconds{};
+}
+
+namespace {
+
+// The saves of one model, one after the other.
+class Saver : public shard::Background {
+ public:
+  explicit Saver(World world) : world_(std::move(world)) {}
+  ~Saver() override {
+    join();
+    if (!last_ || settled_ || !last_->untold_failure()) return;
+    try {
+      last_->tell();
+    } catch (const std::exception& problem) {
+      log::error(problem);
+    }
+  }
+
+  bool busy() const { return last_ && !last_->is_done(); }
+
+  // Ranks learn at different moments how a save ended. They must throw it in the same call, or one
+  // of them would leave out a step: so they ask each other, while there is something to ask.
+  void check() override {
+    if (!last_ || settled_) return;
+    const char mine = !last_->is_done() ? 'p' : last_->untold_failure() ? 'f' : 'd';
+    const std::string all = marks(world_, "the save before", mine);
+    if (all.find('p') != std::string::npos) return;
+    settled_ = true;
+    if (all.find('f') != std::string::npos) last_->tell();
+  }
+
+  void wait() {
+    join();
+    check();
+  }
+
+  // Gets the memory for a save ready behind the training.
+  void reserve(Staging::Size size) {
+    join();
+    worker_ = std::thread([this, size] {
+      try {
+        staging.reserve(size);
+      } catch (const std::exception&) {  // the save will say so
+      }
+    });
+  }
+
+  void start(std::shared_ptr<AsyncSave::State> state, Save save, SavePlan plan, Exchange exchange) {
+    last_ = std::move(state);
+    settled_ = false;
+    worker_ = std::thread([state = last_, save = std::move(save), plan = std::move(plan),
+                           exchange = std::move(exchange)] {
+      std::exception_ptr error;
+      try {
+        save.finish(plan, exchange);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      state->end(error);
+    });
+  }
+
+  Staging staging;
+
+ private:
+  void join() {
+    if (worker_.joinable()) worker_.join();
+  }
+
+  World world_;
+  std::shared_ptr<AsyncSave::State> last_;
+  bool settled_ = true;  // all ranks know how the last one ended
+  std::thread worker_;
+};
+
+std::shared_ptr<Saver> saver_of(shard::Model& model) {
+  if (!model.background) model.background = std::make_shared<Saver>(model.world);
+  return std::static_pointer_cast<Saver>(model.background);
+}
+
+void require_same_model(const std::shared_ptr<shard::Model>& model, const Optimizer* optimizer) {
+  if (optimizer && shard::live(optimizer->model()) != model)
+    throw Error("checkpoint::save was given a model and the optimizer of another one.",
+                "make the optimizer from the sharded model that is saved.");
 }
 
 }  // namespace
@@ -146,39 +252,66 @@ Metadata write_file(const Plan& plan, const std::filesystem::path& path) {
 void save(const std::filesystem::path& dir, const Sharded& sharded, const Optimizer* optimizer,
           const SaveOptions& options) {
   const auto model = shard::live(sharded.model());
-  const World& world = model->world;
-  const auto name = checked_name(dir);
-  const std::string label = "the checkpoint " + name.filename().string();
+  const Save save{model->world, std::filesystem::absolute(checked_name(dir)), options.keep_last};
   std::lock_guard lock(model->mutex);
-  if (optimizer && shard::live(optimizer->model()) != model)
-    throw Error("checkpoint::save was given a model and the optimizer of another one.",
-                "make the optimizer from the sharded model that is saved.");
+  require_same_model(model, optimizer);
+  if (model->background) saver_of(*model)->wait();
   shard::Unseen unseen;
-
-  together(world, label + ": begin", [&] {
-    if (world.rank() == 0) begin_partial(name);
-  });
-  const auto partial = partial_of(name);
+  save.begin();
+  SavePlan plan;
   try {
-    auto written = gather(world, label + ": data", [&] {
-      const Plan plan = make_plan(*model, optimizer, options);
-      const std::string file = "__" + std::to_string(world.rank()) + "_0.distcp";
-      std::string mine = encode(write_file(plan, partial / file));
-      files::sync_directory(partial);
-      return mine;
-    });
-    together(world, label + ": end", [&] {
-      if (world.rank() != 0) return;
-      Metadata metadata;
-      for (size_t rank = 0; rank < written.size(); ++rank)
-        metadata.add(decode(written[rank], "rank " + std::to_string(rank)));
-      files::write_whole(partial / ".metadata", encode(metadata));
-      publish_partial(name);
-    });
+    together(save.world, save.label() + ": plan",
+             [&] { plan = plan_save(*model, optimizer, options); });
   } catch (...) {
-    if (world.rank() == 0) drop_partial(name);
+    if (save.world.rank() == 0) drop_partial(save.name);
     throw;
   }
+  save.finish(plan, by_collectives(save.world));
+}
+
+void prepare_async(const Sharded& sharded, const Optimizer* optimizer) {
+  const auto model = shard::live(sharded.model());
+  std::lock_guard lock(model->mutex);
+  require_same_model(model, optimizer);
+  shard::Unseen unseen;
+  const auto saver = saver_of(*model);
+  if (!saver->busy()) saver->reserve(Staging::size_of(plan_save(*model, optimizer, {})));
+}
+
+AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
+                     const Optimizer* optimizer, const SaveOptions& options) {
+  const auto begun = Clock::now();
+  const auto model = shard::live(sharded.model());
+  const Save save{model->world, std::filesystem::absolute(checked_name(dir)), options.keep_last};
+  std::lock_guard lock(model->mutex);
+  require_same_model(model, optimizer);
+  const auto saver = saver_of(*model);
+  // Ranks are done at different moments, so they must agree.
+  if (options.if_busy == IfBusy::REFUSE &&
+      marks(save.world, save.label() + ": busy", saver->busy() ? 'p' : 'd').find('p') !=
+          std::string::npos)
+    throw Error(save.name.string() + ": the save before it is not finished.",
+                "save less often, wait() for it, or let it wait with IfBusy::WAIT.");
+  saver->wait();
+  shard::Unseen unseen;
+  save.begin();
+  SavePlan plan;
+  try {
+    together(save.world, save.label() + ": copy", [&] {
+      plan = plan_save(*model, optimizer, options);
+      saver->staging.take(plan);
+    });
+  } catch (...) {
+    if (save.world.rank() == 0) drop_partial(save.name);
+    throw;
+  }
+  AsyncSave handle;
+  handle.state_ = std::make_shared<AsyncSave::State>();
+  handle.state_->dir = save.name;
+  handle.state_->blocked = Clock::now() - begun;
+  saver->start(handle.state_, save, std::move(plan),
+               by_store(save.world, "save/" + std::to_string(save.world.next_number())));
+  return handle;
 }
 
 }  // namespace fsdp::checkpoint

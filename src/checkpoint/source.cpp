@@ -1,32 +1,27 @@
 #include "checkpoint/source.h"
 
 #include <ATen/ops/empty.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cctype>
 
+#include "checkpoint/cover.h"
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/overlap.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
-// What two rectangles share; nothing if they share no element.
-std::optional<Rectangle> overlap(const Rectangle& a, const Rectangle& b) {
-  Rectangle both;
-  for (size_t d = 0; d < a.offsets.size(); ++d) {
-    const int64_t begin = std::max(a.offsets[d], b.offsets[d]);
-    const int64_t end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
-    if (begin >= end) return std::nullopt;
-    both.offsets.push_back(begin);
-    both.sizes.push_back(end - begin);
-  }
-  return both;
-}
+constexpr const char* kMetadataName = ".metadata";
 
-int64_t numel_of(const std::vector<int64_t>& sizes) {
-  int64_t numel = 1;
-  for (int64_t size : sizes) numel *= size;
-  return numel;
+// A checkpoint of a thousand ranks has a thousand files.
+void allow_many_files() {
+  struct rlimit limit {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 std::vector<int64_t> minus(std::vector<int64_t> a, const std::vector<int64_t>& b) {
@@ -36,7 +31,34 @@ std::vector<int64_t> minus(std::vector<int64_t> a, const std::vector<int64_t>& b
 
 }  // namespace
 
-Source::Source(const std::filesystem::path& dir) : dir_(dir), metadata_(read_metadata(dir)) {}
+Source::Source(const std::filesystem::path& dir) : dir_(dir) {
+  allow_many_files();
+  if (is_hugging_face(dir)) {
+    open_hugging_face();
+    return;
+  }
+  manifest_ = read_manifest(dir);
+  std::error_code problem;
+  if (!manifest_ || !std::filesystem::exists(dir / kMetadataName, problem)) {
+    metadata_ = read_metadata(dir);
+    return;
+  }
+  const files::Input& held = file(kMetadataName);
+  std::string bytes(static_cast<size_t>(held.size()), '\0');
+  held.read(0, bytes.data(), bytes.size());
+  metadata_ = decode(bytes, held.path().string());
+}
+
+void Source::open_hugging_face() {
+  for (auto& [name, listed] : list_hugging_face(dir_).tensors) {
+    const auto& sizes = listed.stored.sizes;
+    const Rectangle all{std::vector<int64_t>(sizes.size(), 0), sizes};
+    const Place place{listed.file, listed.stored.offset, listed.bytes};
+    metadata_.add_chunk({"model", name}, listed.stored.dtype, sizes, {all, place});
+    // One without elements lies where the next begins, and is never read.
+    if (listed.bytes > 0) stored_.emplace(std::pair(place.file, place.offset), listed.stored);
+  }
+}
 
 const TensorEntry* Source::tensor(const std::string& name) const {
   const auto found = metadata_.tensors.find(name);
@@ -45,17 +67,27 @@ const TensorEntry* Source::tensor(const std::string& name) const {
 
 const files::Input& Source::file(const std::string& name) {
   auto& file = files_[name];
-  if (!file) file = std::make_unique<files::Input>(dir_ / name);
+  if (file) return *file;
+  const FileSums* sums = nullptr;
+  if (manifest_) {
+    const auto found = manifest_->files.find(name);
+    if (found == manifest_->files.end())
+      throw Error((dir_ / name).string() + ": is not in the checkpoint's manifest.",
+                  "the files are of different checkpoints; load another one.");
+    sums = &found->second;
+  }
+  file = std::make_unique<files::Input>(dir_ / name, sums);
   return *file;
 }
 
 void Source::check(const std::string& name, const Rectangle& wanted) {
   const TensorEntry& entry = metadata_.tensors.at(name);
-  int64_t covered = 0;
+  if (covered_.insert(name).second)
+    if (const std::string problem = cover_problem(entry); !problem.empty())
+      throw Error((dir_ / kMetadataName).string() + ": \"" + name + "\" " + problem + ".",
+                  "the checkpoint is damaged; load another one.");
   for (const auto& chunk : entry.chunks) {
-    const auto both = overlap(wanted, chunk.rectangle);
-    if (!both) continue;
-    covered += numel_of(both->sizes);
+    if (!overlap_of(wanted, chunk.rectangle)) continue;
     const auto& holds = file(chunk.place.file);
     if (chunk.place.length > holds.size() || chunk.place.offset > holds.size() - chunk.place.length)
       throw Error(holds.path().string() + ": has " + std::to_string(holds.size()) +
@@ -63,11 +95,6 @@ void Source::check(const std::string& name, const Rectangle& wanted) {
                       std::to_string(chunk.place.offset + chunk.place.length) + ".",
                   "the file was cut off or not copied to its end; load another checkpoint.");
   }
-  if (covered != numel_of(wanted.sizes))
-    throw Error((dir_ / ".metadata").string() + ": the parts of \"" + name +
-                    "\" that it lists do " + "not make up the whole " + shape_text(entry.sizes) +
-                    ".",
-                "the checkpoint is damaged; load another one.");
 }
 
 const StoredTensor& Source::stored(const std::string& name, const StoredChunk& chunk,
@@ -90,13 +117,18 @@ const StoredTensor& Source::stored(const std::string& name, const StoredChunk& c
 void Source::read(const std::string& name, const Part& part) {
   const TensorEntry& entry = metadata_.tensors.at(name);
   for (const auto& chunk : entry.chunks) {
-    const auto both = overlap(part.rectangle, chunk.rectangle);
+    const auto both = overlap_of(part.rectangle, chunk.rectangle);
     if (!both) continue;
     at::Tensor into = part.memory;
     const auto to = minus(both->offsets, part.rectangle.offsets);
     for (int64_t d = 0; d < into.dim(); ++d) into = into.narrow(d, to[d], both->sizes[d]);
-    read_part(file(chunk.place.file), stored(name, chunk, entry),
-              minus(both->offsets, chunk.rectangle.offsets), into);
+    try {
+      read_part(file(chunk.place.file), stored(name, chunk, entry),
+                minus(both->offsets, chunk.rectangle.offsets), into, blocks_);
+    } catch (const Error& problem) {  // which names the file
+      if (problem.message().find(name) != std::string::npos) throw;
+      throw Error("\"" + name + "\" cannot be read: " + problem.message(), problem.hint());
+    }
   }
 }
 
@@ -109,14 +141,18 @@ at::Tensor Source::read_whole(const std::string& name) {
   return part.memory;
 }
 
-std::optional<Value> Source::value(const std::string& name) {
+pickle::Ref Source::plain(const std::string& name) {
   const auto& place = metadata_.values.at(name);
-  pickle::Ref found;
   try {
-    found = read_value(file(place.file), place, "\"" + name + "\"");
+    return read_value(file(place.file), place, "\"" + name + "\"");
   } catch (const pickle::UnknownClass&) {
-    return std::nullopt;
+    return nullptr;
   }
+}
+
+std::optional<Value> Source::value(const std::string& name) {
+  const pickle::Ref found = plain(name);
+  if (!found) return std::nullopt;
   switch (found->kind) {
     case pickle::Value::kInteger:
       return Value(found->integer);

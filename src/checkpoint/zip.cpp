@@ -118,8 +118,8 @@ ArchiveReader::ArchiveReader(const files::Input& file, int64_t offset, int64_t l
     : file_(file), offset_(offset), length_(length), where_(std::move(where)) {
   if (offset_ < 0 || length_ < kEndSize || offset_ > file_.size() - length_)
     throw Error(file_.path().string() + ": has " + std::to_string(file_.size()) + " bytes, but " +
-                    where_ + " should be at bytes " + std::to_string(offset_) + " to " +
-                    std::to_string(offset_ + length_) + ".",
+                    where_ + " should be the " + std::to_string(length_) + " bytes from byte " +
+                    std::to_string(offset_) + " on.",
                 "the file is damaged or was not copied to its end; load another checkpoint.");
   const int64_t window = std::min(length_, kWindow);
   head_.resize(static_cast<size_t>(window));
@@ -178,6 +178,7 @@ void ArchiveReader::read_directory() {
     if (next > size) fail("has a damaged directory");
     Entry entry;
     entry.stored = number(directory, at + 10, 2) == 0;
+    entry.sum = static_cast<uint32_t>(number(directory, at + 16, 4));
     entry.size = static_cast<int64_t>(number(directory, at + 24, 4));
     entry.header = static_cast<int64_t>(number(directory, at + 42, 4));
     entry.name =
@@ -206,20 +207,30 @@ void ArchiveReader::read_directory() {
   }
 }
 
+ArchiveReader::Record ArchiveReader::locate(const Entry& entry) const {
+  const std::string name = entry.name.substr(entry.name.find('/') + 1);
+  if (!entry.stored) fail("has a compressed record \"" + name + "\"");
+  const auto header = bytes(entry.header, kLocalSize);
+  if (number(header, 0, 4) != kLocal) fail("has a damaged record \"" + name + "\"");
+  const int64_t begin = entry.header + kLocalSize + static_cast<int64_t>(number(header, 26, 2)) +
+                        static_cast<int64_t>(number(header, 28, 2));
+  if (entry.size < 0 || entry.size > length_ || begin > length_ - entry.size)
+    fail("points beyond its own end");
+  return Record{name, offset_ + begin, entry.size, entry.sum};
+}
+
 std::optional<ArchiveReader::Record> ArchiveReader::find(const std::string& name) const {
   for (const auto& entry : entries_) {
     const size_t slash = entry.name.find('/');
-    if (slash == std::string::npos || entry.name.substr(slash + 1) != name) continue;
-    if (!entry.stored) fail("has a compressed record \"" + name + "\"");
-    const auto header = bytes(entry.header, kLocalSize);
-    if (number(header, 0, 4) != kLocal) fail("has a damaged record \"" + name + "\"");
-    const int64_t begin = entry.header + kLocalSize + static_cast<int64_t>(number(header, 26, 2)) +
-                          static_cast<int64_t>(number(header, 28, 2));
-    if (entry.size < 0 || entry.size > length_ || begin > length_ - entry.size)
-      fail("points beyond its own end");
-    return Record{name, offset_ + begin, entry.size};
+    if (slash != std::string::npos && entry.name.substr(slash + 1) == name) return locate(entry);
   }
   return std::nullopt;
+}
+
+std::vector<ArchiveReader::Record> ArchiveReader::records() const {
+  std::vector<Record> all;
+  for (const auto& entry : entries_) all.push_back(locate(entry));
+  return all;
 }
 
 ArchiveReader::Record ArchiveReader::need(const std::string& name) const {

@@ -48,6 +48,7 @@ class ArchiveReader {
     std::string name;  // without the archive's own name in front
     int64_t offset;    // of its bytes, in the file
     int64_t size;
+    uint32_t sum;  // CRC-32 that its bytes should have
   };
 
   // `where` names the archive in errors.
@@ -55,6 +56,7 @@ class ArchiveReader {
 
   std::optional<Record> find(const std::string& name) const;
   Record need(const std::string& name) const;  // an Error if there is none
+  std::vector<Record> records() const;         // all of them
   std::string read(const Record& record, int64_t at_most) const;
 
  private:
@@ -62,8 +64,10 @@ class ArchiveReader {
     std::string name;
     int64_t header;  // in the archive
     int64_t size;
+    uint32_t sum;
     bool stored;
   };
+  Record locate(const Entry& entry) const;  // by its header
   [[noreturn]] void fail(const std::string& what) const;
   std::string bytes(int64_t offset, int64_t size) const;  // of the archive
   void read_directory();

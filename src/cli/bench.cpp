@@ -8,12 +8,15 @@ namespace fsdp::cli {
 
 void add_bench(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand(
-      "bench", "Measure: collectives (comm), training (train), unit events (units), strategies");
+      "bench",
+      "Measure: collectives (comm), training (train), unit events (units), strategies, "
+      "checkpoints (checkpoint)");
   bench->require_subcommand(1);
   add_bench_comm(*bench, action);
   add_bench_train(*bench, action);
   add_bench_units(*bench, action);
   add_bench_strategies(*bench, action);
+  add_bench_checkpoint(*bench, action);
 }
 
 }  // namespace fsdp::cli

@@ -5,6 +5,7 @@
 
 namespace fsdp::cli {
 
+void add_bench_checkpoint(CLI::App& bench, Action& action);
 void add_bench_comm(CLI::App& bench, Action& action);
 void add_bench_strategies(CLI::App& bench, Action& action);
 void add_bench_train(CLI::App& bench, Action& action);

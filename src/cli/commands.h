@@ -16,6 +16,7 @@ using Action = std::function<int()>;
 void add_train(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
+void add_ckpt(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);
 void add_run(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);

@@ -1,4 +1,4 @@
-// fsdp generate: text from a checkpoint, token by token as it comes.
+// fsdp generate: text from a model, token by token as it comes.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <iostream>
@@ -7,12 +7,14 @@
 
 #include "base/table.h"
 #include "base/terminal.h"
+#include "checkpoint/hugging_face.h"
 #include "cli/commands.h"
 #include "comm/modules.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
+#include "fsdp/models/hugging_face.h"
 #include "fsdp/tokenizer.h"
-#include "train/config_resolve.h"
+#include "train/model_shape.h"
 #include "train/run_directory.h"
 #include "train/sample.h"
 #include "train/trainee.h"
@@ -25,6 +27,8 @@ constexpr const char* kExamples = R"(Examples:
     fsdp generate runs/demo --prompt "class "
   From a certain one, always the likeliest token:
     fsdp generate runs/demo/checkpoints/step-200 --temperature 0
+  A model of Hugging Face's, with the tokenizer.json beside it:
+    fsdp generate models/SmolLM2-135M --prompt "Once upon a time"
   A prompt of several lines, the text alone:
     fsdp generate runs/demo --prompt - --quiet < prompt.txt
 
@@ -38,16 +42,24 @@ struct Flags {
   bool quiet = false;
 };
 
-// The config that the run had, from the checkpoint itself.
-train::Config config_of(const checkpoint::Extra& extra, const std::filesystem::path& checkpoint) {
-  auto found = extra.find("config");
-  if (found == extra.end() || !std::holds_alternative<std::string>(found->second))
-    throw Error(checkpoint.string() + " does not say what model it holds.",
-                "it was not written by fsdp train.");
+// What is to write: a model's shape, and where its weights and its tokenizer are.
+struct Writer {
+  std::filesystem::path weights;
   train::Config config;
-  train::apply_toml(config, std::get<std::string>(found->second),
-                    checkpoint.string() + ": extra.config");
-  return config;
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  bool special_tokens = false;  // whether a prompt begins as the tokenizer's template says
+};
+
+Writer from_hugging_face(const Flags& flags) {
+  std::filesystem::path dir = flags.where;
+  Writer writer{.weights = dir, .special_tokens = true};
+  train::set_model_shape(writer.config.model,
+                         models::read_hugging_face_config(dir / "config.json"));
+  writer.config.model.dropout = 0;
+  if (flags.tokenizer.empty() && !std::filesystem::exists(dir / "tokenizer.json"))
+    throw Error(flags.where + " has no tokenizer.json.", "--tokenizer FILE names one, or bytes.");
+  writer.tokenizer = data::Tokenizer::load(flags.tokenizer.empty() ? flags.where : flags.tokenizer);
+  return writer;
 }
 
 // Named on the line, kept beside the run, or what the checkpoint names.
@@ -66,6 +78,17 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const Flags& flags,
   return data::Tokenizer::load(*name);
 }
 
+Writer from_run(const Flags& flags) {
+  train::FoundCheckpoint found = train::find_checkpoint(flags.where);
+  checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
+  const auto special = extra.find("special_tokens");  // fsdp ckpt import says it
+  const bool* as_template = special == extra.end() ? nullptr : std::get_if<bool>(&special->second);
+  return {.weights = found.checkpoint,
+          .config = train::config_of(extra, found.checkpoint),
+          .tokenizer = tokenizer_of(flags, found, extra),
+          .special_tokens = as_template && *as_template};
+}
+
 at::Device device_of(const std::string& wanted) {
   const comm::Module* cuda = wanted == "cpu" ? nullptr : comm::find_module("cuda");
   bool usable = cuda && cuda->devices() > 0;
@@ -81,22 +104,22 @@ std::string prompt_of(const Flags& flags) {
 
 int run_generate(const Flags& flags) {
   train::check(flags.sample);
-  train::FoundCheckpoint found = train::find_checkpoint(flags.where);
-  checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
-  train::Config config = config_of(extra, found.checkpoint);
-  auto tokenizer = tokenizer_of(flags, found, extra);
-  train::Trainee trainee = train::make_trainee(config, tokenizer->vocab_size());
-  if (!trainee.text)
-    throw Error("an " + config.model.type + " writes no text.", "give a run of a language model.");
-  checkpoint::load(found.checkpoint, *trainee.module);
+  Writer writer =
+      checkpoint::is_hugging_face(flags.where) ? from_hugging_face(flags) : from_run(flags);
+  const auto& tokenizer = writer.tokenizer;
+  if (writer.config.model.type == "mlp")
+    throw Error("an mlp writes no text.", "give a run of a language model.");
   at::Device device = device_of(flags.device);
+  train::Trainee trainee = train::make_unfilled_trainee(writer.config, tokenizer->vocab_size());
+  checkpoint::load(writer.weights, *trainee.module);
   trainee.module->to(device);
   if (!flags.quiet)
-    std::cerr << "fsdp: " << trainee.title << ", " << found.checkpoint.string() << "\n";
+    std::cerr << "fsdp: " << trainee.title << ", " << writer.weights.string() << "\n";
 
   std::string text = prompt_of(flags);
   std::vector<int64_t> prompt;
-  for (int32_t id : tokenizer->encode(text)) prompt.push_back(id);
+  for (int32_t id : tokenizer->encode(text, {.special_tokens = writer.special_tokens}))
+    prompt.push_back(id);
   if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));
   for (int64_t id : prompt)
     if (id >= trainee.text->vocab())
@@ -129,7 +152,9 @@ void add_generate(CLI::App& app, Action& action) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("generate", "Let a trained model write.");
   command->footer(kExamples);
-  command->add_option("checkpoint", flags->where, "A run's directory, or one of its checkpoints")
+  command
+      ->add_option("checkpoint", flags->where,
+                   "A run's directory, one of its checkpoints, or a Hugging Face directory")
       ->type_name("DIR")
       ->required();
   command

@@ -34,6 +34,8 @@ constexpr const char* kExamples = R"(Examples:
     fsdp train gpt2-124m --data.train tokens.bin --optim.lr 3e-4
   A config of your own; every flag is also a key of the file ([optim] lr = 1e-4):
     fsdp train my.toml --steps 1000 --dir runs/mine
+  From the weights of a model of Hugging Face's, or of another run:
+    fsdp train --init-from models/SmolLM2-135M --data.train my.txt --steps 200 --optim.lr 2e-5
   Go on after an interrupt, a crash, or with more steps; on any number of ranks:
     fsdp train --dir runs/mine --resume
   What a run would use, with every default and its meaning:

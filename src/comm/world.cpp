@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <numeric>
 #include <set>
 
 #include "base/log.h"
@@ -171,6 +172,13 @@ const Communicator& World::comm() const {
 }
 c10::intrusive_ptr<c10d::Store> World::store() const {
   return state_->store;
+}
+
+std::string World::trouble() const {
+  if (!state_->liveness) return "";
+  std::vector<int> everybody(static_cast<size_t>(size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  return state_->liveness->trouble(everybody);
 }
 
 Communicator World::communicator(const std::vector<int>& ranks, const std::string& name) const {

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "data/unicode.h"
+#include "fsdp/error.h"
 
 namespace fsdp::data {
 
@@ -33,7 +34,11 @@ inline uint32_t Pattern::take(const Node& node, std::string_view text, size_t& a
   return count;
 }
 
-size_t Pattern::match(int index, std::string_view text, size_t at) const {
+size_t Pattern::match(int index, std::string_view text, size_t at, int64_t& tries) const {
+  if (--tries < 0) {
+    throw Error("a pattern of the tokenizer needs too long for this text.",
+                "the tokenizer.json is damaged or hostile; fetch it again from its source.");
+  }
   while (true) {
     const Node& node = nodes_[index];
     switch (node.kind) {
@@ -44,7 +49,7 @@ size_t Pattern::match(int index, std::string_view text, size_t at) const {
         if (count < node.min) return kNone;
         if (!node.gives_back) break;
         for (; count > node.min; --count) {
-          size_t end = match(node.next, text, at);
+          size_t end = match(node.next, text, at, tries);
           if (end != kNone) return end;
           do {
             --at;
@@ -53,14 +58,14 @@ size_t Pattern::match(int index, std::string_view text, size_t at) const {
         break;
       }
       case Node::kLook:
-        if ((match(node.inner, text, at) == kNone) != node.negative) return kNone;
+        if ((match(node.inner, text, at, tries) == kNone) != node.negative) return kNone;
         break;
       case Node::kEither: {
         auto open =
             at < text.size() ? node.candidates[static_cast<unsigned char>(text[at])] : node.all;
         if (!open) return kNone;
         for (; open & (open - 1); open &= open - 1) {
-          size_t end = match(node.branches[std::countr_zero(open)], text, at);
+          size_t end = match(node.branches[std::countr_zero(open)], text, at, tries);
           if (end != kNone) return end;
         }
         index = node.branches[std::countr_zero(open)];
@@ -72,8 +77,10 @@ size_t Pattern::match(int index, std::string_view text, size_t at) const {
 }
 
 std::pair<size_t, size_t> Pattern::find(std::string_view text, size_t from) const {
+  // Honest patterns need a few tries a character.
+  int64_t tries = 200'000 + 100 * static_cast<int64_t>(text.size() - from);
   for (size_t at = from; at < text.size();) {
-    size_t end = match(start_, text, at);
+    size_t end = match(start_, text, at, tries);
     if (end != kNone && end > at) return {at, end};
     do {
       ++at;

@@ -37,12 +37,14 @@ class Pattern {
   explicit Pattern(std::string_view expression);
 
   // The first match that begins at `from` or later, in valid UTF-8: {kNone, kNone} if there is
-  // none. The result depends on `text` and `from` alone, which parallel scanning relies on.
+  // none. The result depends on `text` and `from` alone, which parallel scanning relies on. Throws
+  // Error where a pattern tries so many ways that it would not end.
   std::pair<size_t, size_t> find(std::string_view text, size_t from) const;
 
  private:
   friend class PatternParser;
   static constexpr uint32_t kMany = UINT32_MAX;
+  static constexpr size_t kLongest = 4096;  // bytes of a pattern: matching recurses along it
   struct Node {
     enum Kind { kAccept, kSet, kEither, kLook } kind = kAccept;
     int next = -1;
@@ -64,7 +66,8 @@ class Pattern {
     bool negative = false;
   };
 
-  size_t match(int node, std::string_view text, size_t at) const;  // the end, or kNone
+  // The end, or kNone. Every try takes from `tries`; an Error when there are none left.
+  size_t match(int node, std::string_view text, size_t at, int64_t& tries) const;
   uint32_t take(const Node& node, std::string_view text, size_t& at) const;
   int add(Node node);  // the nodes that it leads to must be there already
 

@@ -378,6 +378,11 @@ Pattern::Pattern(std::string_view expression) {
   if (valid_prefix(expression) != expression.size()) {
     throw Error("a pattern is not valid UTF-8.", "the tokenizer.json is damaged; fetch it again.");
   }
+  if (expression.size() > kLongest) {
+    throw Error("a pattern has " + std::to_string(expression.size()) + " bytes.",
+                "patterns have at most " + std::to_string(kLongest) +
+                    " bytes; the tokenizer.json is damaged, or was never meant to be used.");
+  }
   start_ = PatternParser(*this, expression).parse();
   if (nodes_[start_].empty) {
     throw Error("the pattern " + std::string(expression) + " matches the empty text.",

@@ -203,8 +203,8 @@ void TokenFile::open_megatron(const std::string& name) {
   documents_ = load<int64_t>(bytes, 26);
   int64_t most = index_->size();  // counts beyond it are nonsense, and would overflow below
   if (sequences_ < 1 || sequences_ > most || documents_ < 1 || documents_ > most) {
-    wrong("it says " + count(sequences_) + " sequences and " + count(documents_ - 1) +
-          " documents");
+    wrong("it says " + std::to_string(sequences_) + " sequences and " + std::to_string(documents_) +
+          " ends of documents");
   }
   int64_t needs = kIndexHeader + sequences_ * 12 + documents_ * 8;
   if (index_->size() == needs + sequences_) wrong("it is of several kinds of data (multimodal)");

@@ -11,7 +11,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMostIds = 1 << 24;  // a table of them is made: more is a damaged file
+constexpr int64_t kMostIds = 1 << 22;  // a table of them is made: more is a damaged file
+constexpr size_t kMostSteps = 64;      // of cutting into words: each is a level of recursion
 
 // What ByteLevel cuts with when it is not told to leave that to others.
 constexpr const char* kGpt2Pattern =
@@ -185,6 +186,7 @@ struct Reader {
       bool done = false;
       for (const Json& inner : required(part, "pretokenizers", Json::value_t::array, where)) {
         if (done) refuse(where, "something follows ByteLevel");
+        if (parts.steps.size() >= kMostSteps) refuse(where, "has too many steps");
         done = read_pre_tokenizer(inner, where + ".pretokenizers");
       }
       return done;

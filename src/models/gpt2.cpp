@@ -38,6 +38,11 @@ int64_t products_of_block(const GPT2Config& config) {
 }  // namespace
 
 GPT2Config checked(GPT2Config config) {
+  for (int64_t size : {config.vocab, config.max_tokens, config.dim, config.heads, config.layers,
+                       config.ffn})  // so that no product of them overflows
+    if (size > 1 << 24)
+      throw Error("a GPT-2 cannot have a size of " + std::to_string(size) + ".",
+                  "see whether the numbers of the config are what they should be.");
   if (config.ffn == 0) config.ffn = 4 * config.dim;
   for (int64_t size : {config.vocab, config.max_tokens, config.dim, config.heads, config.ffn})
     if (size < 1) throw Error("a GPT-2's sizes must be positive.", "give 1 or more for each.");

@@ -40,6 +40,11 @@ void check_scaling(const RopeScaling& scaling) {
 
 LlamaConfig checked(LlamaConfig config) {
   if (config.kv_heads == 0) config.kv_heads = config.heads;
+  for (int64_t size : {config.vocab, config.dim, config.heads, config.head_dim, config.layers,
+                       config.ffn})  // so that no product of them overflows
+    if (size > 1 << 24)
+      throw Error("a Llama cannot have a size of " + std::to_string(size) + ".",
+                  "see whether the numbers of the config are what they should be.");
   if (config.ffn == 0) config.ffn = (8 * config.dim / 3 + 255) / 256 * 256;
   for (int64_t size : {config.vocab, config.dim, config.heads, config.kv_heads, config.ffn})
     if (size < 1) throw Error("a Llama's sizes must be positive.", "give 1 or more for each.");

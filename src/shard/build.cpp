@@ -172,8 +172,8 @@ int64_t checksum(const at::Tensor& tensor) {
 struct Loading {  // what filling the shards needs to know and finds out
   const World& world;
   bool broadcast;
-  std::vector<std::string> names;
-  std::vector<int64_t> checksums;
+  std::vector<std::string> names = {};
+  std::vector<int64_t> checksums = {};
 
   // The whole value of a parameter or buffer as this rank should have it; undefined on meta.
   at::Tensor value(const std::string& name, const at::Tensor& tensor) {
@@ -211,14 +211,16 @@ struct Loading {  // what filling the shards needs to know and finds out
   }
 };
 
-void fill(const std::shared_ptr<Unit>& unit, Loading& loading) {
+// Without `initialize`, parameters of a deferred model stay without a value.
+void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) {
   Unseen unseen;
   for (size_t f = 0; f < unit->flats.size(); ++f) {
     Flat& flat = *unit->flats[f];
     allocate(flat, *unit->group);
     for (size_t i = 0; i < flat.parameters().size(); ++i) {
       const Parameter& p = flat.parameters()[i];
-      at::Tensor whole = loading.value(p.name(), p.handle);
+      at::Tensor whole;
+      if (initialize || !deferred::is_deferred(p.handle)) whole = loading.value(p.name(), p.handle);
       if (whole.defined()) {
         flat.keep_part(i, whole, flat.master);
       } else {
@@ -376,11 +378,11 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   model->options = options;
   model->tree = std::move(holder);
   for (const auto& other : beneath) model->take_over(other);
-  Loading loading{world, options.sync_module_states, {}, {}};
+  Loading loading{world, options.sync_module_states};
   for (PlannedUnit& plan : planned) {
     if (plan.parameters.empty() && !plan.root) continue;
     auto unit = make_unit(plan, options, group, device);
-    fill(unit, loading);
+    fill(unit, options.initialize, loading);
     model->add(unit);
   }
   for (ModuleTree* tree : trees) move_buffers(*tree, options, device, loading);

@@ -10,6 +10,8 @@
 namespace fsdp::shard::deferred {
 namespace {
 
+thread_local int shapes_only = 0;
+
 // Gives its first argument new contents whatever was in it.
 bool overwrites(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 11> kNames = {
@@ -140,6 +142,14 @@ Trial try_on_meta(const Call& call) {
 
 }  // namespace
 
+ShapesOnly::ShapesOnly() {
+  ++shapes_only;
+}
+
+ShapesOnly::~ShapesOnly() {
+  --shapes_only;
+}
+
 bool Call::any(bool (*is)(const Argument&)) const {
   return std::ranges::any_of(arguments, is);
 }
@@ -200,7 +210,8 @@ at::Device device_of(const Call& call) {
 }
 
 Trial try_out(const Call& call) {
-  if (is_random(call.op)) return try_for_real(call);  // the generator must go on as it would have
+  // The generator must go on as it would have.
+  if (is_random(call.op) && shapes_only == 0) return try_for_real(call);
   try {
     return try_on_meta(call);
   } catch (const std::exception&) {  // the shape depends on contents, or the call is wrong and the

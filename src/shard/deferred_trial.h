@@ -2,7 +2,8 @@
 //
 // An operator under recording is tried on stand-ins for its arguments: meta tensors, which tell
 // shapes and aliases for free, or, where that cannot be, memory that goes right after. Random
-// operators are always tried for real, so that the generator goes on as it would have.
+// operators are tried for real, so that the generator goes on as it would have, unless nobody wants
+// the values.
 #pragma once
 
 #include <string_view>
@@ -50,5 +51,15 @@ struct Trial {
 };
 // Throws what the operator throws.
 Trial try_out(const Call& call);
+
+// While one is alive, what this thread records is wanted for its shapes alone: random operators are
+// not drawn from, and the values of what they filled are not those of plain construction.
+class ShapesOnly {
+ public:
+  ShapesOnly();
+  ~ShapesOnly();
+  ShapesOnly(const ShapesOnly&) = delete;
+  ShapesOnly& operator=(const ShapesOnly&) = delete;
+};
 
 }  // namespace fsdp::shard::deferred

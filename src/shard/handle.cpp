@@ -16,7 +16,7 @@ std::vector<at::Tensor> Sharded::parameters() const {
   auto model = live(model_);
   for (const auto& unit : model->units)
     if (unit->meta)
-      throw Error("unit \"" + unit->name + "\" was built on the meta device and has no values yet.",
+      throw Error("unit \"" + unit->name + "\" has no values yet.",
                   "call sharded.materialize(device) before making an optimizer.");
   model->hand_out_masters();
   std::vector<at::Tensor> leaves;

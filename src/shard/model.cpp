@@ -92,9 +92,8 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
     return prefetch(unit, backward);
   }
   if (unit.meta)
-    throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet (" +
-                    by + " reads it).",
-                "call sharded.materialize(device) or load a state dict first.");
+    throw Error("unit \"" + unit.name + "\" has no values yet (" + by + " reads it).",
+                "call sharded.materialize(device), or load a checkpoint or state dict first.");
   Unseen unseen;
   check_handles(unit, by);
   if (stale_readers_) synchronize_readers(by);
@@ -371,7 +370,7 @@ void Model::hold(Unit& unit, bool writable) {
     // In private memory: others read what is shared, and the shard keeps the master's precision.
     Unseen unseen;
     if (unit.meta)
-      throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet.",
+      throw Error("unit \"" + unit.name + "\" has no values yet.",
                   "call sharded.materialize(device) first.");
     if (stale_readers_) synchronize_readers("summon_full_params");
     unit.own = std::make_unique<Slot>(Slot{bytes_on(device, unit.full_bytes()), &unit, false});

@@ -24,6 +24,12 @@ namespace fsdp::shard {
 
 struct ModuleTree;  // tree.h
 
+// Work that goes on behind training, as a save does. Ends, at the latest, with the model.
+struct Background {
+  virtual ~Background() = default;
+  virtual void check() = 0;  // throws what went wrong, once
+};
+
 class Model : public std::enable_shared_from_this<Model> {
  public:
   explicit Model(World world, at::Device device);
@@ -87,6 +93,7 @@ class Model : public std::enable_shared_from_this<Model> {
   std::vector<Event> events;
   Traffic traffic;
   Stalls stalls;  // of the compute stream, in waits for gathers and reductions
+  std::shared_ptr<Background> background;  // is asked before every update
 
  private:
   struct Call {  // what was sent in a step, so that a rank without data can do the same

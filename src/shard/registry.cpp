@@ -45,6 +45,7 @@ std::vector<std::shared_ptr<Model>> take_parked(Done done) {
 }  // namespace
 
 void park(std::shared_ptr<Model> model) {
+  model->background.reset();  // waits for it
   if (model->successor) return;
   // What would keep the module alive.
   model->tree.reset();

@@ -26,7 +26,7 @@ namespace {
 
 void require_values(const shard::Unit& unit) {
   if (unit.meta)
-    throw Error("unit \"" + unit.name + "\" was built on the meta device and has no values yet.",
+    throw Error("unit \"" + unit.name + "\" has no values yet.",
                 "call sharded.materialize(device) first.");
 }
 

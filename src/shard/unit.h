@@ -61,7 +61,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   MixedPrecision precision;
   int keep_parts = 0;  // reshard_after_forward: 0 nothing, 1 everything, n a part
   bool cast_inputs = false;
-  bool meta = false;  // built on the meta device and not yet materialised
+  bool meta = false;  // has no values yet: built on the meta device, or not to be initialised
 
   State state = State::kSharded;
   int busy = 0;           // operators that run on it

@@ -27,10 +27,11 @@ void detach_optimizer(Model& model, const void* optimizer) {
 
 at::Tensor begin_update(Model& model) {
   std::lock_guard lock(model.mutex);
+  if (model.background) model.background->check();
   for (const auto& unit : model.units) {
     if (unit->meta)
-      throw Error("unit \"" + unit->name + "\" was built on the meta device and has no values yet.",
-                  "call sharded.materialize(device) before training.");
+      throw Error("unit \"" + unit->name + "\" has no values yet.",
+                  "call sharded.materialize(device), or load a checkpoint, before training.");
     for (const auto& flat : unit->flats)
       if (flat->slot)
         throw Error("unit \"" + unit->name +

@@ -17,6 +17,7 @@ struct ModelConfig {
   int64_t layers = 4;
   int64_t heads = 4;
   int64_t kv_heads = 0;    // 0: as heads
+  int64_t head_dim = 0;    // 0: dim / heads
   int64_t ffn = 0;         // 0: 8/3 of dim (llama, qwen2) or 4 of dim (gpt2)
   int64_t max_tokens = 0;  // positions a gpt2 has; 0: data.seq
   bool tied = false;       // the head is the embedding
@@ -98,6 +99,7 @@ struct CheckpointConfig {
   int64_t every = 0;      // steps; 0: only at the end
   int64_t keep_last = 3;  // 0: all
   bool at_end = true;     // also when a signal ends the run
+  bool async = true;      // written behind the training, from a copy in host memory
 };
 
 struct CommConfig {
@@ -115,6 +117,7 @@ struct LogConfig {
 struct Config {
   std::string dir = "";  // the run's directory; empty: runs/NAME, NAME of the config file
   bool resume = false;
+  std::string init_from = "";  // a Hugging Face directory, a run or a checkpoint; empty: nothing
   ModelConfig model;
   DataConfig data;
   TrainConfig train;

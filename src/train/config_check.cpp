@@ -34,6 +34,7 @@ const std::vector<OnlyWith>& conditions() {
       {"model.vocab", "model.type", text_models},
       {"model.heads", "model.type", text_models},
       {"model.kv_heads", "model.type", rotary},
+      {"model.head_dim", "model.type", rotary},
       {"model.ffn", "model.type", text_models},
       {"model.max_tokens", "model.type", {"gpt2"}},
       {"model.tied", "model.type", text_models},
@@ -81,14 +82,16 @@ void check_conditions(const Config& config) {
 void check_model(const Config& config) {
   const ModelConfig& model = config.model;
   if (model.type == "mlp") return;
-  if (model.dim % model.heads != 0) {
+  if (model.head_dim == 0 && model.dim % model.heads != 0) {
     throw Error("model.dim = " + text(model.dim) +
                     " is not a multiple of model.heads = " + text(model.heads) + ".",
                 "every head takes an equal part of dim: try dim = " +
                     text((model.dim / model.heads + 1) * model.heads) + ".");
   }
-  if (model.type != "gpt2" && model.dim / model.heads % 2 != 0) {
-    throw Error("model.dim / model.heads = " + text(model.dim / model.heads) + " is odd.",
+  const int64_t head = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
+  if (model.type != "gpt2" && head % 2 != 0) {
+    throw Error((model.head_dim > 0 ? "model.head_dim = " : "model.dim / model.heads = ") +
+                    text(head) + " is odd.",
                 "rotary positions turn pairs of elements: choose heads of an even size.");
   }
   if (model.kv_heads > 0 && model.heads % model.kv_heads != 0) {

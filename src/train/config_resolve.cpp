@@ -11,6 +11,8 @@
 #include "train/config_ready.h"
 #include "train/config_toml.h"
 #include "train/config_values.h"
+#include "train/init_from.h"
+#include "train/run_directory.h"
 
 namespace fsdp::train {
 namespace {
@@ -138,6 +140,11 @@ const std::string* last_flag(const CommandLine& line, const char* name) {
   return word;
 }
 
+// The last part of a path; "runs/a/" is a folder "a", too.
+std::string name_of_directory(const std::string& dir) {
+  return (fs::absolute(dir) / "").lexically_normal().parent_path().filename().string();
+}
+
 Source source_of(const CommandLine& line) {
   if (line.configs.size() > 1) {
     throw Error("two configs are given: " + line.configs[0] + " and " + line.configs[1] + ".",
@@ -156,9 +163,16 @@ Source source_of(const CommandLine& line) {
     throw Error("there is no run to go on with in " + *dir + ": it has no config.toml.",
                 "look at --dir; ls runs shows the runs that are there.");
   }
-  // The trailing part: "runs/a/" is a folder "a", too.
-  fs::path run = (fs::absolute(*dir) / "").lexically_normal().parent_path();
-  return {file.string(), run.filename().string(), read(file)};
+  return {file.string(), name_of_directory(*dir), read(file)};
+}
+
+// A run keeps a copy of its tokenizer, so that it can go on where the original is gone.
+void find_kept_tokenizer(Config& config) {
+  if (config.data.tokenizer == "bytes") return;
+  std::error_code problem;
+  fs::path kept = RunDirectory{config.dir}.tokenizer();
+  if (!fs::exists(config.data.tokenizer, problem) && fs::exists(kept, problem))
+    config.data.tokenizer = kept.string();
 }
 
 }  // namespace
@@ -185,7 +199,19 @@ Resolved resolve(const CommandLine& line) {
   resolved.name = source.name;
   for (auto& name : apply_toml(resolved.config, source.text, source.file))
     resolved.given.insert(name);
-  apply_flags(resolved.config, line, resolved.given);
+  std::set<std::string> flags;
+  apply_flags(resolved.config, line, flags);
+  Config& config = resolved.config;
+  if (!config.init_from.empty()) {
+    const bool chosen =
+        !line.configs.empty() || config.resume;  // not the demo, for want of another
+    std::set<std::string> said = flags;
+    if (chosen) said.insert(resolved.given.begin(), resolved.given.end());
+    take_origin(config, said, flags, chosen, resolved.notes);
+    if (!chosen) resolved.name = name_of_directory(config.init_from);
+  }
+  if (config.resume) find_kept_tokenizer(config);
+  resolved.given.merge(flags);
   shorten(resolved, line);
   return resolved;
 }

@@ -14,6 +14,7 @@
 #include "train/config_check.h"
 #include "train/config_write.h"
 #include "train/device.h"
+#include "train/init_from.h"
 #include "train/report.h"
 #include "train/sample.h"
 #include "train/step.h"
@@ -215,6 +216,12 @@ void suggest_next(const Training& training) {
   row("explain", "see what sharding did in every step, line by line");
 }
 
+std::string milliseconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f ms", seconds < 0.01 ? 1 : 0, seconds * 1e3);
+  return text;
+}
+
 bool due(int64_t every, int64_t step) {
   return every > 0 && step % every == 0;
 }
@@ -226,6 +233,10 @@ void train(const World& world, RunRequest request) {
   StopSignals signals;
   if (request.config.train.deterministic) set_deterministic(true);
   Begun begun = begin(world, request);
+  if (!request.config.init_from.empty() && !request.config.resume)  // it may get newer meanwhile
+    request.config.init_from = from_rank_0(world, "fsdp/train/origin", [&] {
+      return find_origin(request.config.init_from).weights.string();
+    });
   Training training = assemble(world, request.config, begun.directory);
   RunState state;
   if (!begun.checkpoint.empty()) state = restore(training, begun.checkpoint);
@@ -238,6 +249,8 @@ void train(const World& world, RunRequest request) {
     keep_config(begun.directory, to_toml(training.config));
     if (auto tokenizer = training.corpus->tokenizer())
       tokenizer->save(begun.directory.root.string());
+    if (!training.config.init_from.empty() && !training.config.resume)
+      keep_origin(find_origin(training.config.init_from), begun.directory.origin());
     return std::string();
   });
 
@@ -253,11 +266,14 @@ void train(const World& world, RunRequest request) {
   NotFinite not_finite(training);
   int64_t saved_at = state.step;
   auto save_now = [&] {
-    report.timed(Report::kCheckpoint, [&] { save(training, state); });
+    double held = report.timed(Report::kCheckpoint, [&] { save(training, state); });
     saved_at = state.step;
+    report.line("checkpoint " + begun.directory.checkpoint(saved_at).filename().string() +
+                ": training was held for " + milliseconds(held));
   };
 
   StepOutcome outcome;
+  bool first = true;
   while (state.step < training.steps && !outcome.stop) {
     std::chrono::nanoseconds waited = feed->waited();
     report.timed(Report::kStep, [&] {
@@ -272,6 +288,9 @@ void train(const World& world, RunRequest request) {
     report.step(state, outcome, feed->waited() - waited);
     training.scheduler->set_steps(state.step);
     not_finite.saw(state, outcome, report);
+    if (first && config.checkpoint.async && config.checkpoint.every > 0)
+      checkpoint::prepare_async(training.sharded, training.optimizer.get());
+    first = false;
     bool last = state.step == training.steps;
     bool goes_on = !last && !outcome.stop;
     if (due(config.train.eval_every, state.step) && goes_on) evaluate_now(report, training, state);
@@ -286,6 +305,7 @@ void train(const World& world, RunRequest request) {
   bool wanted = config.checkpoint.at_end || due(config.checkpoint.every, state.step);
   if (stopped) report.line("asked to stop: step " + std::to_string(state.step) + " is the last");
   if (wanted && saved_at != state.step) save_now();
+  report.timed(Report::kCheckpoint, [&] { training.saving.wait(); });
   if (!stopped) {
     evaluate_now(report, training, state);
     sample_now(report, training, state);

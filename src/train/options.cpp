@@ -34,10 +34,12 @@ void add_model(List& list, ModelConfig& model) {
            {.least = 1, .most = kWidest});
   list.add("layers", model.layers, "Blocks, one after the other; of an mlp, its linear layers",
            {.least = 1, .most = 1e5});
-  list.add("heads", model.heads, "Attention heads; dim must be a multiple",
+  list.add("heads", model.heads, "Attention heads; dim must be a multiple where head_dim is 0",
            {.least = 1, .most = kWidest});
   list.add("kv_heads", model.kv_heads,
            "Heads of keys and values, a divisor of heads; 0: as many as heads",
+           {.least = 0, .most = kWidest});
+  list.add("head_dim", model.head_dim, "Width of a head; 0: dim / heads",
            {.least = 0, .most = kWidest});
   list.add(
       "ffn", model.ffn,
@@ -189,6 +191,9 @@ void add_rest(List& list, Config& config) {
   list.add("keep_last", checkpoint.keep_last, "Older ones are deleted; 0: all are kept",
            {.least = 0});
   list.add("at_end", checkpoint.at_end, "A checkpoint at the end, also when a signal ends the run");
+  list.add("async", checkpoint.async,
+           "Write behind the training, which is held only while its state is copied to host memory "
+           "(as much as a rank's shards have); false: until everything is on the disk");
   list.section("comm");
   list.add("backend", config.comm.backend, "How ranks talk; auto: what fits device and hosts",
            {.choices = {"auto", "shm", "mpi", "nccl"}});
@@ -235,6 +240,11 @@ std::vector<Option> options(Config& config) {
   list.section("");
   list.add("dir", config.dir, "Directory of the run; empty: runs/NAME, NAME of the config");
   list.add("resume", config.resume, "Go on from the latest checkpoint in dir");
+  list.add(
+      "init_from", config.init_from,
+      "Begin with the model and the weights in this directory: Hugging Face's (config.json and "
+      "safetensors), a run's, or a checkpoint; empty: with random weights",
+      {.alias = "--init-from"});
   add_model(list, config.model);
   add_data(list, config.data);
   add_train(list, config.train);

@@ -97,7 +97,7 @@ Report::~Report() {
   }
 }
 
-void Report::timed(Part part, const std::function<void()>& work) {
+double Report::timed(Part part, const std::function<void()>& work) {
   // What evaluations and samples sent before is not the step's.
   if (part == kStep) exposed_before_s_ = seconds(training_.sharded.traffic().exposed);
   auto start = Clock::now();
@@ -106,6 +106,7 @@ void Report::timed(Part part, const std::function<void()>& work) {
   if (part == kStep) last_step_s_ = took;
   if (part == kCheckpoint) summary_.checkpoint_s += took;
   if (part == kEvaluation) summary_.evaluation_s += took;
+  return took;
 }
 
 void Report::step(const RunState& state, const StepOutcome& outcome,

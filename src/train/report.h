@@ -19,9 +19,9 @@ class Report {
   Report(const Training& training, const RunState& start);
   ~Report();
 
-  // Runs a part of the run and keeps its time.
+  // Runs a part of the run and keeps its time, in seconds.
   enum Part { kStep, kCheckpoint, kEvaluation };
-  void timed(Part part, const std::function<void()>& work);
+  double timed(Part part, const std::function<void()>& work);
 
   // After a step that `timed` ran; `waited` is for data, in it.
   void step(const RunState& state, const StepOutcome& outcome, std::chrono::nanoseconds waited);

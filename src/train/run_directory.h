@@ -1,5 +1,6 @@
 // A run is a directory: config.toml as resolved, metrics.jsonl, tensorboard/, checkpoints/step-N
-// and the link checkpoints/latest, and a copy of the tokenizer where the data had one.
+// and the link checkpoints/latest, a copy of the tokenizer where the data had one, and origin/
+// where it was begun from a Hugging Face directory.
 #pragma once
 
 #include <filesystem>
@@ -21,6 +22,8 @@ struct RunDirectory {
     return checkpoints() / ("step-" + std::to_string(step));
   }
   std::filesystem::path tokenizer() const { return root / "tokenizer.json"; }
+  // What the Hugging Face directory that the run was begun from says beside its weights.
+  std::filesystem::path origin() const { return root / "origin"; }
 };
 
 // runs/NAME, or runs/NAME-2, … if that is taken.

@@ -4,47 +4,13 @@
 
 #include <set>
 
-#include "fsdp/error.h"
+#include "fsdp/deferred_init.h"
 #include "observe/throughput.h"
+#include "shard/deferred_trial.h"
+#include "train/model_shape.h"
 
 namespace fsdp::train {
 namespace {
-
-models::LlamaConfig llama_config(const ModelConfig& model, int64_t vocab) {
-  models::LlamaConfig config{.vocab = vocab,
-                             .dim = model.dim,
-                             .layers = model.layers,
-                             .heads = model.heads,
-                             .kv_heads = model.kv_heads,
-                             .ffn = model.ffn,
-                             .tied = model.tied,
-                             .qkv_bias = model.type == "qwen2",
-                             .norm_eps = model.norm_eps,
-                             .rope_base = model.rope_base,
-                             .init_std = model.init_std};
-  if (model.rope_scaling == "llama3")
-    config.rope_scaling =
-        models::RopeScaling{.factor = model.rope_factor,
-                            .low_freq_factor = model.rope_low_freq,
-                            .high_freq_factor = model.rope_high_freq,
-                            .original_max_position_embeddings = model.rope_original_tokens};
-  return config;
-}
-
-models::GPT2Config gpt2_config(const ModelConfig& model, int64_t vocab, int64_t seq) {
-  return {.vocab = vocab,
-          .max_tokens = model.max_tokens > 0 ? model.max_tokens : seq,
-          .dim = model.dim,
-          .layers = model.layers,
-          .heads = model.heads,
-          .ffn = model.ffn,
-          .tied = true,
-          .norm_eps = model.norm_eps,
-          .embd_dropout = model.dropout,
-          .attn_dropout = model.dropout,
-          .resid_dropout = model.dropout,
-          .init_std = model.init_std};
-}
 
 Trainee language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy blocks,
                        int64_t seq) {
@@ -101,19 +67,16 @@ Samples on_device(const Samples& samples, at::Device device) {
 Trainee make_trainee(const Config& config, int64_t vocab) {
   const ModelConfig& model = config.model;
   int64_t seq = config.data.seq;
-  int64_t words = model.vocab > 0 ? model.vocab : vocab;
-  if (model.type != "mlp" && words < 1)
-    throw Error("the vocabulary of the model is not known: token files do not say it.",
-                "give --model.vocab, or --data.tokenizer with the one that made the files.");
   Trainee trainee;
   if (model.type == "mlp") {
     trainee = mlp(model);
-  } else if (model.type == "gpt2") {
-    models::GPT2 module(gpt2_config(model, words, seq));
-    trainee = language_model(module.ptr(), wrap::modules<models::GPT2Block>(), seq);
   } else {
-    models::Llama module(llama_config(model, words));
-    trainee = language_model(module.ptr(), wrap::modules<models::LlamaBlock>(), seq);
+    models::AnyConfig shape = model_shape(config, vocab);
+    if (const auto* gpt2 = std::get_if<models::GPT2Config>(&shape))
+      trainee = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(), seq);
+    else
+      trainee = language_model(models::Llama(std::get<models::LlamaConfig>(shape)).ptr(),
+                               wrap::modules<models::LlamaBlock>(), seq);
   }
   std::set<const void*> seen;  // a tied one has two names
   for (const at::Tensor& parameter : trainee.module->parameters())
@@ -126,6 +89,11 @@ Trainee make_trainee(const Config& config, int64_t vocab) {
   trainee.title =
       name + ", " + observe::human_count(static_cast<double>(trainee.parameters)) + " parameters";
   return trainee;
+}
+
+Trainee make_unfilled_trainee(const Config& config, int64_t vocab) {
+  shard::deferred::ShapesOnly shapes_only;
+  return deferred_init([&] { return make_trainee(config, vocab); });
 }
 
 }  // namespace fsdp::train

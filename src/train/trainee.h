@@ -40,4 +40,7 @@ struct Trainee {
 // Parameters have the values of `seed` that torch::manual_seed was given. `vocab`: the tokenizer's.
 Trainee make_trainee(const Config& config, int64_t vocab);
 
+// The same where all values will be loaded: deferred, and without drawing a random number.
+Trainee make_unfilled_trainee(const Config& config, int64_t vocab);
+
 }  // namespace fsdp::train

@@ -14,6 +14,7 @@
 #include "fsdp/error.h"
 #include "fsdp/mesh.h"
 #include "train/config_write.h"
+#include "train/init_from.h"
 
 namespace fsdp::train {
 namespace {
@@ -152,15 +153,24 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
     throw Error("model.vocab is " + std::to_string(chosen.model.vocab) +
                     ", but the tokenizer has " + std::to_string(training.corpus->vocab()) +
                     " tokens.",
-                "give --model.vocab " + std::to_string(training.corpus->vocab()) +
-                    " or more; 0 takes the tokenizer's.");
+                chosen.init_from.empty()
+                    ? "give --model.vocab " + std::to_string(training.corpus->vocab()) +
+                          " or more; 0 takes the tokenizer's."
+                    : "the weights have no rows for the others: give the --data.tokenizer that "
+                      "the model was trained with, or add the rows in Python.");
 
   torch::manual_seed(static_cast<uint64_t>(chosen.train.seed));
-  training.trainee = deferred_init([&] { return make_trainee(chosen, chosen.model.vocab); });
-  training.sharded =
-      fully_shard(training.trainee.module, shard_options(world, chosen, training.trainee));
+  const bool loads = chosen.resume || !chosen.init_from.empty();
+  training.trainee = loads
+                         ? make_unfilled_trainee(chosen, chosen.model.vocab)
+                         : deferred_init([&] { return make_trainee(chosen, chosen.model.vocab); });
+  ShardOptions options = shard_options(world, chosen, training.trainee);
+  options.initialize = !loads;
+  training.sharded = fully_shard(training.trainee.module, options);
   training.sharded.set_gradient_divide_factor(1.0);  // losses are divided by all targets already
   training.sharded.measure_exposed(true);
+  if (loads && !chosen.resume)  // else the run's own checkpoint is loaded
+    checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);
   if (chosen.shard.precision == "fp16" && chosen.optim.grad_scaler)
     training.scaler = std::make_unique<GradScaler>();
@@ -171,7 +181,7 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   return training;
 }
 
-void save(const Training& training, const RunState& state) {
+void save(Training& training, const RunState& state) {
   auto tokenizer = training.corpus->tokenizer();
   checkpoint::SaveOptions options;
   options.extra = {{"step", state.step},
@@ -190,14 +200,13 @@ void save(const Training& training, const RunState& state) {
   RandomState random = random_state(training.world.device());
   options.per_rank["random_cpu"] = random.cpu;
   if (random.device.defined()) options.per_rank["random_device"] = random.device;
-  checkpoint::save(training.directory.checkpoint(state.step), training.sharded,
-                   training.optimizer.get(), options);
-  if (training.world.rank() != 0 || training.config.checkpoint.keep_last == 0) return;
-  try {
-    checkpoint::keep_last(training.directory.checkpoints(), training.config.checkpoint.keep_last);
-  } catch (const Error& problem) {  // one too many is no reason to end a run
-    log::warn(std::string("an old checkpoint could not be removed: ") + problem.what());
-  }
+  options.keep_last = training.config.checkpoint.keep_last;
+  auto dir = training.directory.checkpoint(state.step);
+  if (training.config.checkpoint.async)
+    training.saving =
+        checkpoint::save_async(dir, training.sharded, training.optimizer.get(), options);
+  else
+    checkpoint::save(dir, training.sharded, training.optimizer.get(), options);
 }
 
 RunState restore(Training& training, const std::filesystem::path& from) {

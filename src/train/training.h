@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/grad_scaler.h"
 #include "fsdp/lr_schedule.h"
@@ -27,6 +28,7 @@ struct Training {
   std::unique_ptr<LRScheduler> scheduler;
   std::unique_ptr<GradScaler> scaler;  // float16 only
   int64_t steps = 0;                   // of the whole run
+  checkpoint::AsyncSave saving;        // the last one, which may still be going on
 };
 
 ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in either case
@@ -50,8 +52,9 @@ struct RandomState {
 RandomState random_state(at::Device device);
 void set_random_state(at::Device device, const RandomState& state);
 
-// Collective.
-void save(const Training& training, const RunState& state);
+// Collective. With checkpoint.async it goes on behind the training after it returned: in
+// training.saving, whose failure the next step throws.
+void save(Training& training, const RunState& state);
 RunState restore(Training& training, const std::filesystem::path& checkpoint);
 
 }  // namespace fsdp::train

@@ -1,43 +1,21 @@
 // Items and metadata: what is written is read back, any part of it, and damage is an error.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "checkpoint/crc32.h"
 #include "checkpoint/metadata.h"
+#include "checkpoint/test_files.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Folder {
-  Folder() {
-    std::string made = fs::temp_directory_path() / "fsdp-items-XXXXXX";
-    if (!mkdtemp(made.data())) throw std::runtime_error("mkdtemp failed");
-    path = made;
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path path;
-};
-
-std::string error_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool has(const std::string& text, const std::string& word) {
-  return text.find(word) != std::string::npos;
-}
 
 // --- sums ---
 
@@ -47,17 +25,47 @@ TEST(Crc32, IsTheOneOfZip) {
   EXPECT_EQ(crc32(0, nullptr, 0), 0u);
 }
 
-TEST(Crc32, IsTheSameByTablesByInstructionAndInPieces) {
+TEST(Crc32, TablesAreTheDefinition) {  // a bit at a time
   std::mt19937 random(1);
-  std::string bytes(5000, '\0');
+  std::string bytes(300, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
-  for (size_t begin : {0, 1, 7, 8, 13})
-    for (size_t size : {0, 1, 3, 8, 15, 16, 17, 31, 33, 100, 4096}) {
+  uint32_t sum = ~0u;
+  for (size_t size = 0; size <= bytes.size(); ++size) {
+    ASSERT_EQ(crc32_by_tables(0, bytes.data(), size), ~sum) << size;
+    if (size == bytes.size()) break;
+    sum ^= static_cast<unsigned char>(bytes[size]);
+    for (int bit = 0; bit < 8; ++bit) sum = sum >> 1 ^ (sum & 1 ? 0xedb88320u : 0);
+  }
+}
+
+TEST(Crc32, IsTheSameByTablesAndByInstructionAtEveryLengthAndAlignment) {
+  std::mt19937 random(2);
+  std::string bytes(1200, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  for (size_t begin = 0; begin <= 16; ++begin)
+    for (size_t size = 0; size <= 1100; ++size) {
       const char* data = bytes.data() + begin;
-      const uint32_t whole = crc32_by_tables(0, data, size);
-      EXPECT_EQ(crc32(0, data, size), whole);
-      EXPECT_EQ(crc32(crc32_by_tables(0, data, size / 3), data + size / 3, size - size / 3), whole);
+      const uint32_t before = random();  // a sum that goes on
+      ASSERT_EQ(crc32(before, data, size), crc32_by_tables(before, data, size))
+          << size << " bytes from " << begin;
     }
+}
+
+TEST(Crc32, OfPiecesIsTheOneOfTheWhole) {
+  std::mt19937 random(3);
+  std::string bytes(70000, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  const uint32_t whole = crc32_by_tables(0, bytes.data(), bytes.size());
+  EXPECT_EQ(crc32(0, bytes.data(), bytes.size()), whole);
+  for (int trial = 0; trial < 20; ++trial) {
+    uint32_t sum = 0;
+    for (size_t at = 0; at < bytes.size();) {
+      const size_t size = std::min<size_t>(random() % 3000, bytes.size() - at);
+      sum = crc32(sum, bytes.data() + at, size);
+      at += size;
+    }
+    EXPECT_EQ(sum, whole);
+  }
 }
 
 // --- items ---
@@ -79,6 +87,8 @@ std::vector<at::Tensor> samples() {
   return all;
 }
 
+HostBlocks blocks;
+
 TEST(Items, TensorsComeBackAsTheyWereInOneFile) {
   Folder folder;
   const auto tensors = samples();
@@ -95,7 +105,7 @@ TEST(Items, TensorsComeBackAsTheyWereInOneFile) {
     EXPECT_EQ(stored.sizes, tensors[i].sizes().vec());
     EXPECT_EQ(stored.offset % 64, 0);
     at::Tensor back = at::empty(tensors[i].sizes(), tensors[i].options());
-    read_part(in, stored, std::vector<int64_t>(back.dim(), 0), back);
+    read_part(in, stored, std::vector<int64_t>(back.dim(), 0), back, blocks);
     EXPECT_TRUE(at::equal(back.to(at::kDouble), tensors[i].to(at::kDouble)));
   }
 }
@@ -128,7 +138,7 @@ TEST(Items, AnyPartIsReadIntoAnyMemory) {
       if (trial % 2 == 0) memory = memory.transpose(0, 1).contiguous().transpose(0, 1);
       at::Tensor into = memory;
       for (int64_t d = 0; d < into.dim(); ++d) into = into.narrow(d, 0, expected.size(d));
-      read_part(in, stored, from, into);
+      read_part(in, stored, from, into, blocks);
       EXPECT_TRUE(at::equal(into, expected.to(into.scalar_type())));
       EXPECT_EQ(memory.count_nonzero().item<int64_t>(), into.numel());  // nothing else was written
     }
@@ -146,7 +156,7 @@ TEST(Items, PartsOfLargeTensorsAreReadInPieces) {
   const auto expect = [&](int64_t row, int64_t rows, int64_t column, int64_t columns,
                           at::ScalarType type) {
     at::Tensor into = at::zeros({rows, columns}, type);
-    read_part(in, stored, {row, column}, into);
+    read_part(in, stored, {row, column}, into, blocks);
     EXPECT_TRUE(at::equal(into, large.narrow(0, row, rows).narrow(1, column, columns).to(type)));
   };
   expect(0, 3000, 0, 2000, at::kFloat);   // straight into place
@@ -178,7 +188,7 @@ TEST(Items, DamageIsAnErrorThatNamesTheFile) {
       const auto stored = find_tensor(in, place, "\"it\"");
       if (stored.sizes.size() > 4 || stored.dtype != at::kFloat) return;  // changed, but in bounds
       at::Tensor into = at::empty(stored.sizes);
-      read_part(in, stored, std::vector<int64_t>(stored.sizes.size(), 0), into);
+      read_part(in, stored, std::vector<int64_t>(stored.sizes.size(), 0), into, blocks);
     });
   };
   EXPECT_EQ(look(), "");

@@ -1,9 +1,10 @@
 #!/bin/sh
-# kill.sh FSDP PROGRAM: two ranks save, one of them is killed at a system call of it; for each rank
-# and each call. What `latest` names must load after every one of them.
+# kill.sh FSDP PROGRAM [async]: two ranks save; one of them, or both, are killed at a system call of
+# it; for each of them and each call. What `latest` names must load after every one of them.
 set -u
 fsdp=$1 program=$2
-for rank in 0 1; do
+[ "${3:-}" = async ] && export FSDP_TEST_ASYNC=1
+for rank in 0 1 every; do
   call=0
   while :; do
     FSDP_TEST_FOLDER=$(mktemp -d "${TMPDIR:-/tmp}/fsdp-kill-XXXXXX")
@@ -25,7 +26,7 @@ for rank in 0 1; do
       exit 1
     fi
   done
-  echo "rank $rank was killed at each of its $call calls"
+  echo "rank $rank: killed at each of $call calls"
   if [ $call -lt 4 ]; then
     echo "those were too few"
     exit 1

@@ -33,12 +33,17 @@ int count(const char*, const checkpoint::files::Path&) {
   return 0;
 }
 
+enum class How { kSave, kSaveAsync };
+
 // Every parameter is `value`, and so is the extra value.
-void save_filled(const fs::path& dir, Trained& trained, int64_t value) {
+void save_filled(const fs::path& dir, Trained& trained, int64_t value, How how = How::kSave) {
   StateDict state = trained.sharded.full_state_dict();
   for (auto& [name, tensor] : state) tensor.fill_(value);
   trained.sharded.load_full_state_dict(state);
-  checkpoint::save(dir, trained.sharded, trained.optimizer.get(), {.extra = {{"value", value}}});
+  const checkpoint::SaveOptions options{.extra = {{"value", value}}};
+  if (how == How::kSave)
+    return checkpoint::save(dir, trained.sharded, trained.optimizer.get(), options);
+  checkpoint::save_async(dir, trained.sharded, trained.optimizer.get(), options).wait();
 }
 
 // What `latest` of the folder holds, all of it alike.
@@ -55,7 +60,7 @@ int64_t value_of_latest(const fs::path& folder) {
 }
 
 // In a child of one process, so that it can be done at every call in a moment.
-void kill_at_every_call(const std::string& second) {
+void kill_at_every_call(const std::string& second, How how = How::kSave) {
   if (world_size() != 1) GTEST_SKIP() << "a rank alone; kill.sh kills those of a larger world";
   auto trained = make_trained("mlp", {});
   int killed = 0;
@@ -67,7 +72,7 @@ void kill_at_every_call(const std::string& second) {
     if (child == 0) {
       calls_left = killed;
       checkpoint::files::set_seam(kill_at_zero);
-      save_filled(folder / second, trained, 2);
+      save_filled(folder / second, trained, 2, how);
       _exit(0);
     }
     int status = 0;
@@ -89,6 +94,11 @@ TEST(Kill, AtEveryCallOfASaveLeavesOneThatLoads) {
 
 TEST(Kill, AtEveryCallOfAReplacementLeavesOneThatLoads) {
   kill_at_every_call("step-1");
+}
+
+TEST(Kill, AtEveryCallOfASaveBehindTheTrainingLeavesOneThatLoads) {
+  kill_at_every_call("step-2", How::kSaveAsync);
+  kill_at_every_call("step-1", How::kSaveAsync);
 }
 
 TEST(Kill, AtEveryCallOfADeletionLeavesTheNewest) {
@@ -121,7 +131,7 @@ TEST(Kill, AtEveryCallOfADeletionLeavesTheNewest) {
   }
 }
 
-// --- several ranks: kill.sh says which one, and at which call ---
+// --- several ranks: kill.sh says which of them, at which call, and of what kind of save ---
 
 int from_environment(const char* name) {
   const char* text = std::getenv(name);
@@ -131,13 +141,15 @@ int from_environment(const char* name) {
 TEST(KillRanks, Save) {
   if (from_environment("FSDP_TEST_CALL") < 0) GTEST_SKIP() << "kill.sh sets FSDP_TEST_CALL";
   const fs::path folder = std::getenv("FSDP_TEST_FOLDER");
+  const std::string who = std::getenv("FSDP_TEST_RANK");
   auto trained = make_trained("mlp", {.wrap = wrap::names({})});
   save_filled(folder / "step-1", trained, 1);
-  if (rank() == from_environment("FSDP_TEST_RANK")) {
+  if (who == "every" || who == std::to_string(rank())) {
     calls_left = from_environment("FSDP_TEST_CALL");
     checkpoint::files::set_seam(kill_at_zero);
   }
-  save_filled(folder / "step-2", trained, 2);
+  save_filled(folder / "step-2", trained, 2,
+              std::getenv("FSDP_TEST_ASYNC") ? How::kSaveAsync : How::kSave);
   checkpoint::files::set_seam(nullptr);
 }
 

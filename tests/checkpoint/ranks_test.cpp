@@ -8,6 +8,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/metadata.h"
 #include "checkpoint/trained.h"
+#include "fsdp/deferred_init.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 #include "shard/world.h"
@@ -134,6 +135,32 @@ TEST(Checkpoints, AModelOnTheMetaDeviceNeedsNoOtherValues) {
   checkpoint::load(folder / "a", sharded, nullptr);
   for (const auto& [name, tensor] : saved.sharded.full_state_dict())
     EXPECT_TRUE(at::equal(sharded.full_tensor(name).cpu(), tensor)) << name;
+}
+
+TEST(Checkpoints, ADeferredModelIsLoadedAndNotInitialised) {
+  SharedFolder folder;
+  auto saved = make_trained("transformer", {});
+  saved.train(1);
+  checkpoint::save(folder / "a", saved.sharded, saved.optimizer.get());
+  std::map<std::string, at::Tensor> expected;
+  for (const auto& [name, tensor] : saved.sharded.full_state_dict()) expected.emplace(name, tensor);
+  const ModelCase& model = model_case("transformer");
+  const auto build = [&] { return deferred_init([&] { return build_seeded(model, 8); }); };
+  Built built = build();
+  auto sharded = fully_shard({ModuleRef(built.module)},
+                             {.wrap = model.wrap, .device = test_device(), .initialize = false});
+  // Nothing is there before, so nothing was computed.
+  expect_error([&] { sharded.full_state_dict(); }, {"no values yet", "HINT"});
+  checkpoint::load(folder / "a", sharded, nullptr);
+  for (const auto& [name, tensor] : expected)
+    EXPECT_TRUE(at::equal(sharded.full_tensor(name).cpu(), tensor)) << name;
+
+  Built plain = build();
+  checkpoint::load(folder / "a", *plain.module);
+  for (const auto& item : plain.module->named_parameters()) {
+    EXPECT_TRUE(at::equal(item.value(), expected.at(item.key()))) << item.key();
+    EXPECT_TRUE(item.value().requires_grad()) << item.key();
+  }
 }
 
 TEST(Checkpoints, APlainModuleInOneProcessLoadsIt) {
@@ -326,29 +353,50 @@ TEST(Failures, DamagedFilesAreNamed) {
   SharedFolder folder;
   auto saved = one_unit();
   saved.train(1);
+  bool listed = true;  // whether there is a manifest that tells of it
   const auto damage = [&](const std::string& file, const std::function<void(fs::path)>& act,
                           const std::vector<std::string>& words) {
     checkpoint::save(folder / "a", saved.sharded, saved.optimizer.get());
     if (rank() == 0) act(folder / "a" / file);
+    if (rank() == 0 && !listed) fs::remove(folder / "a" / ".manifest.json");
     test_world().comm().barrier();
     expect_error([&] { checkpoint::load(folder / "a", saved.sharded, saved.optimizer.get()); },
                  words);
     test_world().comm().barrier();
   };
   const std::string last = "__" + std::to_string(world_size() - 1) + "_0.distcp";
-  damage(".metadata", [](const fs::path& path) { fs::remove(path); }, {".metadata", "missing"});
-  damage(".metadata", [](const fs::path& path) { fs::resize_file(path, 100); }, {".metadata"});
-  damage(last, [](const fs::path& path) { fs::remove(path); }, {last});
-  damage(last, [](const fs::path& path) { fs::resize_file(path, fs::file_size(path) / 2); },
-         {last, "bytes"});
-  damage(last, [](const fs::path& path) { fs::resize_file(path, fs::file_size(path) - 1); },
-         {last, "bytes"});
-  damage(last,
-         [](const fs::path& path) {
-           const auto size = fs::file_size(path);
-           std::ofstream(path, std::ios::binary) << std::string(size, '\0');
-         },
-         {last});
+  const auto flip = [](int64_t from_end) {
+    return [from_end](const fs::path& path) {
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      const auto at = static_cast<int64_t>(fs::file_size(path)) - from_end;
+      file.seekg(at);
+      const char byte = static_cast<char>(file.get());
+      file.seekp(at);
+      file.put(static_cast<char>(byte ^ 4));
+    };
+  };
+  for (bool with_manifest : {true, false}) {
+    listed = with_manifest;
+    damage(".metadata", [](const fs::path& path) { fs::remove(path); }, {".metadata", "missing"});
+    damage(".metadata", [](const fs::path& path) { fs::resize_file(path, 100); }, {".metadata"});
+    damage(last, [](const fs::path& path) { fs::remove(path); }, {last});
+    damage(last, [](const fs::path& path) { fs::resize_file(path, fs::file_size(path) / 2); },
+           {last, "bytes"});
+    damage(last, [](const fs::path& path) { fs::resize_file(path, fs::file_size(path) - 1); },
+           {last, "bytes"});
+    damage(last,
+           [](const fs::path& path) {
+             const auto size = fs::file_size(path);
+             std::ofstream(path, std::ios::binary) << std::string(size, '\0');
+           },
+           {last});
+  }
+  listed = true;
+  // One bit: in the elements of a tensor, in the list, in the sums.
+  damage(last, flip(2000), {last, "not what was saved", "layers."});
+  damage(".metadata", flip(200), {".metadata", "not what was saved"});
+  damage(".manifest.json", flip(40), {".manifest.json"});
+  listed = false;
   damage(".metadata",
          [](const fs::path& path) {  // a part is not listed
            auto metadata = checkpoint::read_metadata(path.parent_path());

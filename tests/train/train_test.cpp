@@ -165,6 +165,25 @@ TEST(Train, ARunMayBeResumedOnAnotherNumberOfRanks) {
   }
 }
 
+TEST(Train, OnFourThenTwoThenThreeThenOneRankIsTheRunThatNeverStopped) {
+  Folder folder;
+  ASSERT_EQ(train(1, tiny_run(folder, "whole", 20)).code, 0);
+  Words often = {"--checkpoint.every", "5", "--checkpoint.keep_last", "0"};
+  ASSERT_EQ(train(4, tiny_run(folder, "parts", 20) + often).code, 0);
+  fs::path checkpoints = folder / "parts/checkpoints";
+  for (auto [ranks, from] : {std::pair(2, 5), std::pair(3, 10), std::pair(1, 15)}) {
+    // Back to where the ranks before were lost.
+    for (int step : {5, 10, 15, 20})
+      if (step > from) fs::remove_all(checkpoints / ("step-" + std::to_string(step)));
+    fs::remove(checkpoints / "latest");
+    Said said = train(ranks, {"--dir", folder / "parts", "--resume"});
+    ASSERT_EQ(said.code, 0) << said.err;
+    EXPECT_TRUE(has(said.out, "resumed    after step " + std::to_string(from))) << said.out;
+  }
+  ASSERT_EQ(losses(folder, "parts").size(), 20u);
+  expect_near(losses(folder, "parts"), losses(folder, "whole"), 1e-5);
+}
+
 class Stopped : public testing::TestWithParam<int> {};
 
 TEST_P(Stopped, BySignalItSavesAndGoesOnWithTheSameBits) {

@@ -1,0 +1,144 @@
+#include "checkpoint/draft.h"
+
+#include <utility>
+
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using files::Path;
+
+Path named(const Path& target) {
+  const Path path = target.has_filename() ? target : target.parent_path();  // "out/" is "out"
+  const std::string last = path.filename().string();
+  if (last.empty() || last == "." || last == "..")
+    throw Error("\"" + target.string() + "\" is no name for something new.",
+                "give the name that it shall have.");
+  return path;
+}
+
+Path partial(const Path& target) {
+  return target.parent_path() / (target.filename().string() + ".partial");
+}
+
+fs::file_type kind_of(const Path& path) {
+  std::error_code problem;
+  return fs::symlink_status(path, problem).type();
+}
+
+[[noreturn]] void refuse(const Path& target) {
+  throw Error(target.string() + ": exists already.",
+              "choose another name, or replace it with --force.");
+}
+
+void check_file(const Path& target, bool replace) {
+  const auto kind = kind_of(target);
+  if (kind == fs::file_type::not_found) return;
+  if (kind == fs::file_type::directory)
+    throw Error(target.string() + ": is a directory.", "give the name of a file.");
+  if (!replace) refuse(target);
+}
+
+}  // namespace
+
+// --- a file ---
+
+DraftFile::DraftFile(Path target, bool replace)
+    : target_(named(target)), path_(partial(target_)), replace_(replace) {
+  check_file(target_, replace_);
+  files::make_directories(target_.parent_path());
+  files::remove_file(path_);
+}
+
+DraftFile::~DraftFile() {
+  std::error_code problem;
+  if (!published_) fs::remove(path_, problem);
+}
+
+void DraftFile::publish() {
+  check_file(target_, replace_);
+  files::rename(path_, target_);
+  published_ = true;
+  files::sync_directory(target_.parent_path());
+}
+
+// --- a directory ---
+
+DraftDirectory::DraftDirectory(Path target, bool replace, Ours ours)
+    : target_(named(target)), path_(partial(target_)), replace_(replace), ours_(std::move(ours)) {
+  check_target();
+  remove(path_);
+  files::make_directories(path_);
+}
+
+DraftDirectory::~DraftDirectory() {
+  if (published_) return;
+  try {
+    remove(path_);
+  } catch (const std::exception&) {  // the next draft of this name tries again
+  }
+}
+
+// The name of something in a directory that is no file of ours; "" if there is nothing such.
+std::string DraftDirectory::foreign_in(const Path& dir) const {
+  if (kind_of(dir) != fs::file_type::directory) return dir.filename().string();
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    const std::string name = entry.path().filename().string();
+    if (kind_of(entry.path()) != fs::file_type::regular || !ours_(name)) return name;
+  }
+  return "";
+}
+
+void DraftDirectory::check_target() const {
+  const auto kind = kind_of(target_);
+  if (kind == fs::file_type::not_found) return;
+  std::error_code problem;
+  if (kind == fs::file_type::directory && fs::is_empty(target_, problem)) return;
+  if (!replace_) refuse(target_);
+  const std::string foreign = foreign_in(target_);
+  if (!foreign.empty())
+    throw Error(target_.string() + ": holds \"" + foreign +
+                    "\", which is nothing that would be replaced, so it is left alone.",
+                "choose another name.");
+}
+
+void DraftDirectory::remove(const Path& dir) const {
+  if (kind_of(dir) == fs::file_type::not_found) return;
+  const std::string foreign = foreign_in(dir);
+  if (!foreign.empty())
+    throw Error(dir.string() + ": is in the way, and holds \"" + foreign + "\".",
+                "move it away, or choose another name.");
+  std::vector<Path> found;
+  for (const auto& entry : fs::directory_iterator(dir)) found.push_back(entry.path());
+  for (const auto& file : found) files::remove_file(file);
+  files::remove_directory(dir);
+}
+
+void DraftDirectory::publish() {
+  files::sync_directory(path_);
+  check_target();
+  std::error_code problem;
+  const bool taken =
+      kind_of(target_) == fs::file_type::directory && !fs::is_empty(target_, problem);
+  Path old = path_;  // where the old one lies in the end
+  if (!taken) {
+    files::rename(path_, target_);                // an empty directory gives way
+  } else if (!files::exchange(path_, target_)) {  // some file systems cannot
+    old = target_.parent_path() / (target_.filename().string() + ".replaced");
+    remove(old);
+    files::rename(target_, old);
+    try {
+      files::rename(path_, target_);
+    } catch (...) {
+      files::rename(old, target_);
+      throw;
+    }
+  }
+  published_ = true;
+  files::sync_directory(target_.parent_path());
+  if (taken) remove(old);
+}
+
+}  // namespace fsdp::checkpoint

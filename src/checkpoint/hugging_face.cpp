@@ -1,0 +1,194 @@
+#include "checkpoint/hugging_face.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/safetensors.h"
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr int64_t kLargestIndex = 64 << 20;
+
+// Which tensors to take from which file; of a single file, all.
+struct Shard {
+  std::string file;
+  std::set<std::string> names;
+  bool all = false;
+};
+
+bool is_file(const fs::path& path) {
+  std::error_code problem;
+  return fs::is_regular_file(path, problem);
+}
+
+// A file beside the index, and nothing else.
+bool is_plain_name(const std::string& name) {
+  return name.ends_with(".safetensors") && name.size() <= 255 && !name.starts_with('.') &&
+         std::all_of(name.begin(), name.end(),
+                     [](unsigned char c) { return c >= 0x20 && c != 0x7F && c != '/'; });
+}
+
+std::string quoted(const std::string& name) {
+  const bool plain =
+      name.size() <= 4096 &&
+      std::all_of(name.begin(), name.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7F; });
+  return plain ? "\"" + name + "\"" : "(a name with control characters)";
+}
+
+std::vector<Shard> read_index(const fs::path& dir) {
+  const fs::path path = dir / kIndex;
+  const auto refuse = [&](const std::string& what) -> void {
+    throw Error(path.string() + ": " + what + ".",
+                "it must be {\"weight_map\": {\"name\": \"model-00001-of-0000N.safetensors\", …}}, "
+                "as transformers writes it; fetch it again.");
+  };
+  const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > 8) refuse("is nested too deeply");
+    return true;
+  };
+  const std::string text = files::read_whole(path, kLargestIndex);
+  Json root;
+  try {
+    root = Json::parse(text, shallow);
+  } catch (const Json::exception&) {
+    refuse("is no JSON");
+  }
+  const auto map = root.is_object() ? root.find("weight_map") : root.end();
+  if (map == root.end() || !map->is_object() || map->empty()) refuse("has no weight_map");
+  std::map<std::string, Shard> shards;
+  for (const auto& [name, value] : map->items()) {
+    if (!value.is_string() || !is_plain_name(value.get_ref<const std::string&>()))
+      refuse("the file of " + quoted(name) + " is no name of a safetensors file");
+    const auto& file = value.get_ref<const std::string&>();
+    Shard& shard = shards[file];
+    shard.file = file;
+    shard.names.insert(name);
+  }
+  std::vector<Shard> all;
+  for (auto& [file, shard] : shards) all.push_back(std::move(shard));
+  return all;
+}
+
+// The one file there is, under whatever name.
+std::string only_safetensors(const fs::path& dir) {
+  std::string found;
+  std::error_code problem;
+  for (fs::directory_iterator entry(dir, problem), end; !problem && entry != end;
+       entry.increment(problem)) {
+    const std::string name = entry->path().filename().string();
+    if (!is_plain_name(name) || !is_file(entry->path())) continue;
+    if (!found.empty())
+      throw Error(dir.string() + ": has several safetensors files (" + found + ", " + name +
+                      ") and no " + kIndex + " that says what is in them.",
+                  "fetch the index as well.");
+    found = name;
+  }
+  return found;
+}
+
+std::vector<Shard> find_shards(const fs::path& dir) {
+  if (is_file(dir / kWeights)) return {{kWeights, {}, true}};
+  if (is_file(dir / kIndex)) return read_index(dir);
+  if (std::string name = only_safetensors(dir); !name.empty()) return {{name, {}, true}};
+  for (const char* pickled : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
+    if (is_file(dir / pickled))
+      throw Error(dir.string() + ": its weights are in " + pickled +
+                      ", which is a pickle and not read here.",
+                  "convert them in Python: AutoModelForCausalLM.from_pretrained(DIR)"
+                  ".save_pretrained(NEW) writes safetensors.");
+  throw Error(
+      dir.string() + ": has a config.json, and neither " + kWeights + " nor " + kIndex + ".",
+      "fetch the weights as well.");
+}
+
+StoredTensor stored_of(const SafeTensor& tensor, int64_t data) {
+  StoredTensor stored{tensor.dtype, tensor.sizes, std::vector<int64_t>(tensor.sizes.size(), 1),
+                      data + tensor.begin};
+  for (size_t d = tensor.sizes.size(); d > 1; --d)
+    stored.strides[d - 2] = stored.strides[d - 1] * std::max<int64_t>(tensor.sizes[d - 1], 1);
+  return stored;
+}
+
+void add_shard(HuggingFaceListing& listing, const fs::path& dir, Shard shard) {
+  const fs::path path = dir / shard.file;
+  if (!is_file(path)) {
+    const std::string whose = shard.names.empty() ? "" : quoted(*shard.names.begin());
+    throw Error(path.string() + ": is missing; " + kIndex + " lists it for " + whose +
+                    (shard.names.size() > 1
+                         ? " and " + std::to_string(shard.names.size() - 1) + " more tensors."
+                         : "."),
+                "fetch or copy it as well.");
+  }
+  const files::Input file(path);
+  const SafeHeader header = read_header(file);
+  listing.files.push_back(shard.file);
+  for (const auto& tensor : header.tensors) {
+    if (!shard.all && shard.names.erase(tensor.name) == 0) continue;  // the index decides
+    const std::string name = name_in_model(tensor.name);
+    if (name.empty()) {
+      listing.left_out.push_back(tensor.name);
+      continue;
+    }
+    const bool fresh =
+        listing.tensors
+            .try_emplace(name, ListedTensor{shard.file, stored_of(tensor, header.data),
+                                            tensor.end - tensor.begin})
+            .second;
+    if (!fresh)
+      throw Error(path.string() + ": \"" + tensor.name + "\" is there under two names or twice.",
+                  "the directory is damaged; fetch it again.");
+  }
+  if (!shard.names.empty())
+    throw Error(path.string() + ": " + quoted(*shard.names.begin()) + " is missing; " + kIndex +
+                    " says that it is in this file.",
+                "the file is of another model or damaged; fetch it again.");
+}
+
+bool is_number(std::string_view text) {
+  return !text.empty() &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// A mask of GPT-2: "h.3.attn.bias", with or without "transformer.".
+bool is_mask(std::string_view name) {
+  constexpr std::string_view kModel = "transformer.", kBlocks = "h.";
+  if (name.starts_with(kModel)) name.remove_prefix(kModel.size());
+  if (!name.starts_with(kBlocks)) return false;
+  name.remove_prefix(kBlocks.size());
+  const size_t dot = name.find('.');
+  if (dot == std::string_view::npos || !is_number(name.substr(0, dot))) return false;
+  const std::string_view rest = name.substr(dot + 1);
+  return rest == "attn.bias" || rest == "attn.masked_bias";
+}
+
+}  // namespace
+
+bool is_hugging_face(const fs::path& dir) {
+  std::error_code problem;
+  return is_file(dir / "config.json") && !fs::exists(dir / ".metadata", problem);
+}
+
+HuggingFaceListing list_hugging_face(const fs::path& dir) {
+  HuggingFaceListing listing;
+  for (auto& shard : find_shards(dir)) add_shard(listing, dir, std::move(shard));
+  return listing;
+}
+
+std::string name_in_model(const std::string& name) {
+  if (name.ends_with(".rotary_emb.inv_freq") || is_mask(name)) return "";
+  for (const char* begin : {"wte.", "wpe.", "h.", "ln_f."})
+    if (name.starts_with(begin)) return "transformer." + name;
+  for (const char* begin : {"embed_tokens.", "layers.", "norm."})
+    if (name.starts_with(begin)) return "model." + name;
+  return name;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,75 @@
+#include "checkpoint/import.h"
+
+#include <ATen/ops/empty.h>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr const char* kFile = "__0_0.distcp";
+
+void put(pickle::Writer& writer, const Value& value) {
+  if (const auto* integer = std::get_if<int64_t>(&value)) return writer.integer(*integer);
+  if (const auto* real = std::get_if<double>(&value)) return writer.real(*real);
+  if (const auto* flag = std::get_if<bool>(&value)) return writer.boolean(*flag);
+  writer.string(std::get<std::string>(value));
+}
+
+void write_extra(Metadata& metadata, files::Output& out, const Extra& extra) {
+  for (const auto& [key, value] : extra) {
+    const KeyPath path{std::string("extra"), key};
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      const Part part = whole(tensor->contiguous());
+      metadata.add_chunk(path, tensor->scalar_type(), tensor->sizes().vec(),
+                         {part.rectangle, write_tensor(out, part.memory)});
+      continue;
+    }
+    metadata.add_value(path, write_value(out, [&](pickle::Writer& writer) { put(writer, value); }));
+  }
+}
+
+void write_parameter(Metadata& metadata, files::Output& out, Source& source, const Imported& tensor,
+                     const Advance& advance) {
+  const std::vector<int64_t>& sizes = source.metadata().tensors.at(tensor.from).sizes;
+  const auto write = [&](const Part& part) {
+    const Place place = write_tensor(out, part.memory);
+    for (const auto& name : tensor.names)
+      metadata.add_chunk({std::string("model"), name}, tensor.dtype, sizes,
+                         {part.rectangle, place});
+    if (advance) advance(static_cast<int64_t>(part.memory.nbytes()));
+  };
+  stream(source, tensor.from, tensor.dtype, write);
+  if (count_of(sizes) == 0)  // is there all the same
+    write(whole(at::empty(sizes, at::TensorOptions().dtype(tensor.dtype))));
+}
+
+}  // namespace
+
+void import_checkpoint(Source& source, const std::filesystem::path& dir,
+                       const std::vector<Imported>& tensors, const Extra& extra,
+                       const Advance& advance) {
+  const auto name = checked_name(dir);
+  begin_partial(name);
+  const auto partial = partial_of(name);
+  try {
+    Metadata metadata;
+    Manifest manifest;
+    files::Output out(partial / kFile);
+    write_extra(metadata, out, extra);
+    for (const auto& tensor : tensors) write_parameter(metadata, out, source, tensor, advance);
+    manifest.files[kFile] = out.close();
+    files::Output head(partial / ".metadata");
+    head.append(encode(metadata));
+    manifest.files[".metadata"] = head.close();
+    write_manifest(partial, manifest);
+    publish_partial(name, /*newest=*/false);  // it is no step of the runs beside it
+  } catch (...) {
+    drop_partial(name);
+    throw;
+  }
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,43 @@
+// What rectangles of one tensor have in common.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "fsdp/shard_info.h"
+
+namespace fsdp::checkpoint {
+
+// What two rectangles share; nothing if they share no element.
+inline std::optional<Rectangle> overlap_of(const Rectangle& a, const Rectangle& b) {
+  Rectangle both;
+  for (size_t d = 0; d < a.offsets.size(); ++d) {
+    const int64_t begin = std::max(a.offsets[d], b.offsets[d]);
+    const int64_t end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
+    if (begin >= end) return std::nullopt;
+    both.offsets.push_back(begin);
+    both.sizes.push_back(end - begin);
+  }
+  return both;
+}
+
+// Elements. The sizes must be those of something that was checked: the product must fit.
+inline int64_t element_count(const std::vector<int64_t>& sizes) {
+  int64_t count = 1;
+  for (int64_t size : sizes) count *= size;
+  return count;
+}
+
+// A sum that stays at the largest number there is, where it would be larger.
+inline int64_t capped_sum(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
+inline Rectangle everything(const std::vector<int64_t>& sizes) {
+  return {std::vector<int64_t>(sizes.size(), 0), sizes};
+}
+
+}  // namespace fsdp::checkpoint

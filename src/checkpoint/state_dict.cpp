@@ -1,0 +1,384 @@
+// state_dict and load_state_dict: what save and load do, with memory in the place of files.
+#include "fsdp/state_dict.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "base/log.h"
+#include "checkpoint/metadata.h"
+#include "checkpoint/overlap.h"
+#include "checkpoint/parts.h"
+#include "checkpoint/together.h"
+#include "fsdp/error.h"
+#include "fsdp/fully_shard.h"
+#include "fsdp/optim.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+void require_same_model(const std::shared_ptr<shard::Model>& model, const Optimizer* optimizer,
+                        const std::string& call) {
+  if (optimizer && shard::live(optimizer->model()) != model)
+    throw Error(call + " was given a model and the optimizer of another one.",
+                "make the optimizer from the same sharded model.");
+}
+
+// --- making ---
+
+class Making {
+ public:
+  Making(shard::Model& model, const Optimizer* optimizer, const StateDictOptions& options)
+      : model_(model),
+        optimizer_(optimizer),
+        options_(options),
+        full_(options.type == StateDictType::FULL_STATE_DICT),
+        kept_(!full_ || !options.rank0_only || model.world.rank() == 0) {}
+
+  State run() {
+    for (shard::Flat* flat : model_.flats()) {
+      if (flat->unit().meta)
+        throw Error("unit \"" + flat->unit().name +
+                        "\" was built on the meta device and has no values yet.",
+                    "call sharded.materialize(device), or load values, before state_dict.");
+      add_flat(*flat);
+    }
+    for (const auto& [name, tensor] : replicated_tensors(model_)) {
+      if (tensor.is_meta())
+        throw Error("\"" + name + "\" was built on the meta device and has no values yet.",
+                    "call sharded.materialize(device) before state_dict.");
+      if (kept_) add({"model." + name}, tensor.sizes().vec(), {owned(whole(tensor))});
+    }
+    return std::move(state_);
+  }
+
+ private:
+  void add_flat(shard::Flat& flat) {
+    add_shards(flat, flat.master, [&](const shard::Parameter& p) {
+      std::vector<std::string> names;
+      for (const auto& name : p.names) names.push_back("model." + name);
+      return names;
+    });
+    if (!optimizer_ || optimizer_->steps(flat) == 0) return;
+    const auto state_name = [](const shard::Parameter& p, const std::string& state) {
+      // A frozen parameter has no state.
+      return p.handle.requires_grad()
+                 ? std::vector<std::string>{"optim.state." + p.name() + "." + state}
+                 : std::vector<std::string>{};
+    };
+    for (const auto& [state, shard] : optimizer_->state(flat))
+      add_shards(flat, shard, [&](const auto& p) { return state_name(p, state); });
+    if (!kept_) return;
+    for (const auto& p : flat.parameters())
+      add(state_name(p, "step"), {},
+          {{{}, at::full({}, static_cast<double>(optimizer_->steps(flat)), at::kFloat)}});
+  }
+
+  // Adds every parameter's part of `shard` under the names that it has.
+  template <typename Names>
+  void add_shards(shard::Flat& flat, const at::Tensor& shard, Names names_of) {
+    at::Tensor everyone;
+    if (full_) everyone = model_.gather_shard(flat, shard, "state_dict");
+    if (!kept_) return;
+    for (size_t i = 0; i < flat.parameters().size(); ++i) {
+      const auto& p = flat.parameters()[i];
+      const auto names = names_of(p);
+      if (names.empty()) continue;
+      std::vector<StateShard> shards;
+      if (full_)
+        shards.push_back(owned(whole(flat.view_of(i, everyone))));
+      else
+        for (const auto& part : parts_of(flat, i, shard)) shards.push_back(owned(part));
+      add(names, p.sizes, shards, shard.scalar_type());
+    }
+  }
+
+  StateShard owned(const Part& part) const {
+    const auto device = options_.offload_to_cpu ? at::Device(at::kCPU) : part.memory.device();
+    const bool copy = full_ || options_.copy;
+    return {part.rectangle, part.memory.to(part.memory.options().device(device),
+                                           /*non_blocking=*/false, copy)};
+  }
+
+  void add(const std::vector<std::string>& names, const std::vector<int64_t>& sizes,
+           const std::vector<StateShard>& shards, std::optional<at::ScalarType> dtype = {}) {
+    for (const auto& name : names)
+      state_[name] = {sizes, dtype ? *dtype : shards.front().values.scalar_type(), shards};
+  }
+
+  shard::Model& model_;
+  const Optimizer* optimizer_;
+  const StateDictOptions& options_;
+  bool full_, kept_;
+  State state_;
+};
+
+// --- loading ---
+
+struct Fill {
+  const StateTensor* from;
+  Part part;
+};
+
+struct FlatFills {  // the states of one flat
+  int64_t steps = 0;
+  std::map<std::string, std::map<size_t, const StateTensor*>> found;  // by state, by parameter
+};
+
+class Loading {
+ public:
+  Loading(const State& state, shard::Model& model, Optimizer* optimizer, bool strict)
+      : state_(state), model_(model), optimizer_(optimizer), strict_(strict) {}
+
+  // Finds and checks everything. Returns the names that do not fit.
+  std::vector<std::string> plan() {
+    for (const auto& [name, tensor] : state_) check_tensor(name, tensor);
+    for (const auto& sharded : sharded_parameters(model_)) {
+      const auto& p = sharded.parameter();
+      const auto* found = find("model.", p.names, p.sizes, /*may_be_missing=*/false);
+      if (!found) {
+        incomplete_.insert(&sharded.flat->unit());
+        continue;
+      }
+      for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->master))
+        fill(*found, std::move(part), "model." + p.name());
+    }
+    for (const auto& [name, tensor] : replicated_tensors(model_)) {
+      const auto* found = find("model.", {name}, tensor.sizes().vec(), false);
+      if (!found) continue;
+      check_cover(*found, whole(tensor).rectangle, "model." + name);
+      replicated_.emplace_back(found, tensor);
+    }
+    if (optimizer_) plan_states();
+    for (const auto& [name, tensor] : state_)
+      if (!used_.contains(name) && (optimizer_ || !name.starts_with("optim.")))
+        note("\"" + name + "\" is in the state dict and not in the " +
+                 (name.starts_with("optim.") ? "optimizer" : "model"),
+             name);
+    refuse();
+    return skipped_;
+  }
+
+  void write() {
+    for (const auto& [from, part] : fills_) copy(*from, part);
+    for (const auto& [from, tensor] : replicated_) {
+      if (tensor.is_meta())
+        shard::become(tensor, at::zeros(tensor.sizes(), tensor.options().device(model_.device)));
+      copy(*from, whole(tensor));
+    }
+    for (const auto& unit : model_.units)
+      if (!incomplete_.contains(unit.get())) unit->meta = false;
+    for (const auto& [flat, states] : states_) write_states(*flat, states);
+  }
+
+ private:
+  void note(const std::string& problem, const std::string& name) {
+    problems_.push_back(problem);
+    skipped_.push_back(name);
+  }
+
+  void refuse() const {
+    if (problems_.empty() || !strict_) return;
+    constexpr size_t kShown = 5;
+    std::string text = "the state dict does not fit: ";
+    for (size_t i = 0; i < std::min(problems_.size(), kShown); ++i)
+      text += (i ? "; " : "") + problems_[i];
+    if (problems_.size() > kShown)
+      text += "; and " + std::to_string(problems_.size() - kShown) + " more";
+    throw Error(text + ".",
+                "load it into a model of the same configuration, or with .strict = false to skip "
+                "what does not fit.");
+  }
+
+  // What a state dict must be by itself, whoever made it.
+  static void check_tensor(const std::string& name, const StateTensor& tensor) {
+    for (const auto& [rectangle, values] : tensor.shards) {
+      bool good = values.defined() && rectangle.offsets.size() == tensor.sizes.size() &&
+                  rectangle.sizes.size() == tensor.sizes.size() &&
+                  values.sizes() == at::IntArrayRef(rectangle.sizes);
+      for (size_t d = 0; good && d < tensor.sizes.size(); ++d)
+        good = rectangle.offsets[d] >= 0 && rectangle.sizes[d] <= tensor.sizes[d] &&
+               rectangle.offsets[d] <= tensor.sizes[d] - rectangle.sizes[d];
+      if (!good)
+        throw Error("\"" + name + "\" of shape " + shape_text(tensor.sizes) +
+                        " has a shard in the state dict that is no part of it.",
+                    "a shard's values must have its rectangle's sizes and lie inside.");
+    }
+  }
+
+  const StateTensor* find(const std::string& prefix, const std::vector<std::string>& names,
+                          const std::vector<int64_t>& sizes, bool may_be_missing) {
+    const StateTensor* found = nullptr;
+    bool known = false;
+    for (const auto& name : names) {
+      const auto entry = state_.find(prefix + name);
+      if (entry == state_.end()) continue;
+      known = true;
+      used_.insert(prefix + name);
+      if (entry->second.sizes != sizes)
+        note("\"" + prefix + name + "\" has shape " + shape_text(entry->second.sizes) +
+                 " in the state dict and " + shape_text(sizes) + " in the model",
+             prefix + name);
+      else if (!found)
+        found = &entry->second;
+    }
+    if (!known && !may_be_missing)
+      note("\"" + prefix + names.front() + "\" is in the model and not in the state dict",
+           prefix + names.front());
+    return found;
+  }
+
+  static void check_cover(const StateTensor& from, const Rectangle& wanted,
+                          const std::string& name) {
+    int64_t covered = 0;
+    for (const auto& shard : from.shards)
+      if (const auto both = overlap_of(shard.rectangle, wanted))
+        covered += element_count(both->sizes);
+    if (covered != element_count(wanted.sizes))
+      throw Error("this rank needs " + shape_text(wanted.sizes) + " at " +
+                      shape_text(wanted.offsets) + " of \"" + name + "\" " +
+                      shape_text(from.sizes) + ", and the state dict has other parts of it.",
+                  "a sharded state dict fits the sharding it was made with: load a full one, or "
+                  "go by way of checkpoint::save and load.");
+  }
+
+  void fill(const StateTensor& from, Part part, const std::string& name) {
+    check_cover(from, part.rectangle, name);
+    fills_.push_back({&from, std::move(part)});
+  }
+
+  void plan_states() {
+    bool updated = false;
+    for (const shard::Flat* flat : model_.flats()) updated |= optimizer_->steps(*flat) > 0;
+    const bool any = std::any_of(state_.begin(), state_.end(), [](const auto& entry) {
+      return entry.first.starts_with("optim.");
+    });
+    // One that was made before the first update has none either.
+    if (!any && updated)
+      return note("it has no optimizer states (\"optim.…\"), and the optimizer has", "optim");
+    for (const auto& sharded : sharded_parameters(model_)) {
+      const auto& p = sharded.parameter();
+      if (!p.handle.requires_grad()) continue;
+      FlatFills& states = states_[sharded.flat];
+      bool has_state = false;
+      for (const auto& state : optimizer_->state_names()) {
+        std::vector<std::string> names;
+        for (const auto& name : p.names) names.push_back(name + "." + state);
+        const auto* found = find("optim.state.", names, p.sizes, /*may_be_missing=*/true);
+        if (!found) continue;
+        has_state = true;
+        for (const auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->master))
+          check_cover(*found, part.rectangle, "optim.state." + names.front());
+        states.found[state][sharded.index] = found;
+      }
+      const int64_t steps = std::max<int64_t>(steps_of(p.names), has_state ? 1 : 0);
+      // As when a checkpoint is loaded: a flat's parameters count together.
+      if (states.steps != 0 && steps != 0 && steps != states.steps && model_.world.rank() == 0)
+        log::warn("\"" + p.name() + "\" has had " + std::to_string(steps) +
+                  " updates, and others of its unit " + std::to_string(states.steps) +
+                  ": from now on they count together.");
+      states.steps = std::max(states.steps, steps);
+    }
+  }
+
+  int64_t steps_of(const std::vector<std::string>& names) {
+    double most = 0;
+    for (const auto& name : names) {
+      const auto entry = state_.find("optim.state." + name + ".step");
+      if (entry == state_.end()) continue;
+      used_.insert(entry->first);
+      const auto& shards = entry->second.shards;
+      const double steps = shards.size() == 1 && shards[0].values.numel() == 1
+                               ? shards[0].values.item().toDouble()
+                               : -1;
+      if (!(steps >= 0) || steps > 1e15)
+        throw Error("\"" + entry->first + "\" in the state dict is no number of updates.",
+                    "it must be one number.");
+      most = std::max(most, steps);
+    }
+    return static_cast<int64_t>(most);
+  }
+
+  static void copy(const StateTensor& from, const Part& to) {
+    for (const auto& shard : from.shards) {
+      const auto both = overlap_of(shard.rectangle, to.rectangle);
+      if (!both) continue;
+      at::Tensor source = shard.values, target = to.memory;
+      for (int64_t d = 0; d < target.dim(); ++d) {
+        const auto at = static_cast<size_t>(d);
+        source = source.narrow(d, both->offsets[at] - shard.rectangle.offsets[at], both->sizes[at]);
+        target = target.narrow(d, both->offsets[at] - to.rectangle.offsets[at], both->sizes[at]);
+      }
+      target.copy_(source);
+    }
+  }
+
+  void write_states(shard::Flat& flat, const FlatFills& states) {
+    if (states.steps == 0 && optimizer_->state(flat).empty()) return;
+    auto memory = optimizer_->restore(flat, states.steps);
+    for (auto& [name, state] : memory) {
+      const auto found = states.found.find(name);
+      for (size_t i = 0; i < flat.parameters().size(); ++i) {
+        const StateTensor* from = nullptr;
+        if (found != states.found.end() && found->second.contains(i)) from = found->second.at(i);
+        if (!from) {
+          flat.part_of(i, state).zero_();
+          continue;
+        }
+        for (const auto& part : parts_of(flat, i, state)) copy(*from, part);
+      }
+    }
+  }
+
+  const State& state_;
+  shard::Model& model_;
+  Optimizer* optimizer_;
+  bool strict_;
+  std::vector<Fill> fills_;
+  std::vector<std::pair<const StateTensor*, at::Tensor>> replicated_;
+  std::map<shard::Flat*, FlatFills> states_;
+  std::set<shard::Unit*> incomplete_;  // units that do not get all of their values
+  std::set<std::string> used_;
+  std::vector<std::string> problems_, skipped_;
+};
+
+}  // namespace
+
+State state_dict(const Sharded& sharded, const Optimizer* optimizer,
+                 const StateDictOptions& options) {
+  const auto model = shard::live(sharded.model());
+  std::lock_guard lock(model->mutex);
+  require_same_model(model, optimizer, "state_dict");
+  shard::Unseen unseen;
+  return Making(*model, optimizer, options).run();
+}
+
+std::vector<std::string> load_state_dict(const State& state, const Sharded& sharded,
+                                         Optimizer* optimizer, const LoadOptions& options) {
+  const auto model = shard::live(sharded.model());
+  const World& world = model->world;
+  std::lock_guard lock(model->mutex);
+  require_same_model(model, optimizer, "load_state_dict");
+  shard::Unseen unseen;
+  Loading loading(state, *model, options.optimizer ? optimizer : nullptr, options.strict);
+  std::vector<std::string> skipped;
+  together(world, "load_state_dict", [&] { skipped = loading.plan(); });
+  model->give_up_all();
+  model->synchronize_readers("load_state_dict");
+  const auto tell = [&] {
+    for (const auto& unit : model->units) model->changed(*unit);
+  };
+  try {
+    together(world, "load_state_dict: values", [&] { loading.write(); });
+  } catch (...) {
+    tell();  // what was written until then is there
+    throw;
+  }
+  tell();
+  return skipped;
+}
+
+}  // namespace fsdp::checkpoint

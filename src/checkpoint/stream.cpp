@@ -1,0 +1,123 @@
+#include "checkpoint/stream.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+[[noreturn]] void refuse_size() {
+  throw Error("a tensor of the checkpoint has more elements than there can be.",
+              "the checkpoint is damaged; use another one.");
+}
+
+int64_t product(int64_t a, int64_t b) {
+  int64_t result = 0;
+  if (__builtin_mul_overflow(a, b, &result)) refuse_size();
+  return result;
+}
+
+// Cuts dimension `dim`; of those before it, `at` has chosen one index each.
+void cut(const std::vector<int64_t>& sizes, int64_t most, size_t dim, Rectangle& at,
+         const std::function<void(const Rectangle&)>& take) {
+  if (dim == sizes.size()) return take(at);
+  int64_t inner = 1;  // elements of one index
+  for (size_t d = dim + 1; d < sizes.size(); ++d) inner *= sizes[d];
+  const int64_t rows = std::max<int64_t>(1, most / inner);
+  for (int64_t begin = 0; begin < sizes[dim]; begin += rows) {
+    at.offsets[dim] = begin;
+    at.sizes[dim] = std::min(rows, sizes[dim] - begin);
+    if (inner > most)
+      cut(sizes, most, dim + 1, at, take);
+    else
+      take(at);
+  }
+}
+
+Rectangle all_of(const std::vector<int64_t>& sizes) {
+  return {std::vector<int64_t>(sizes.size(), 0), sizes};
+}
+
+// Where the bytes of a tensor lie, as one text that two tensors share only if they are the same.
+std::string place_text(const std::string& name, const TensorEntry& entry) {
+  if (count_of(entry.sizes) == 0) return name;  // bytes that are none are nobody's
+  std::string text = std::to_string(static_cast<int>(entry.dtype)) + shape_text(entry.sizes);
+  for (const auto& chunk : entry.chunks)
+    text += "\n" + chunk.place.file + ":" + std::to_string(chunk.place.offset) +
+            shape_text(chunk.rectangle.offsets) + shape_text(chunk.rectangle.sizes);
+  return text;
+}
+
+}  // namespace
+
+int64_t count_of(const std::vector<int64_t>& sizes) {
+  for (int64_t size : sizes)
+    if (size == 0) return 0;
+  int64_t count = 1;
+  for (int64_t size : sizes) count = product(count, size);
+  return count;
+}
+
+int64_t bytes_of(const Source& source, const Copied& tensor) {
+  return product(count_of(source.metadata().tensors.at(tensor.from).sizes),
+                 static_cast<int64_t>(c10::elementSize(tensor.dtype)));
+}
+
+int64_t bytes_of(const Source& source, const std::vector<Copied>& tensors) {
+  int64_t sum = 0;
+  for (const auto& tensor : tensors)
+    if (__builtin_add_overflow(sum, bytes_of(source, tensor), &sum)) refuse_size();
+  return sum;
+}
+
+void for_each_rectangle(const std::vector<int64_t>& sizes, int64_t most,
+                        const std::function<void(const Rectangle&)>& take) {
+  if (count_of(sizes) == 0) return;
+  Rectangle at = all_of(sizes);
+  cut(sizes, most, 0, at, take);
+}
+
+void stream(Source& source, const std::string& name, at::ScalarType dtype,
+            const std::function<void(const Part&)>& take) {
+  const TensorEntry& entry = source.metadata().tensors.at(name);
+  source.check(name, all_of(entry.sizes));
+  const int64_t most = kPieceBytes / static_cast<int64_t>(c10::elementSize(dtype));
+  const at::Tensor memory =
+      at::empty({std::min(most, count_of(entry.sizes))}, at::TensorOptions().dtype(dtype));
+  for_each_rectangle(entry.sizes, most, [&](const Rectangle& piece) {
+    const Part part{piece, memory.narrow(0, 0, count_of(piece.sizes)).view(piece.sizes)};
+    source.read(name, part);
+    take(part);
+  });
+}
+
+void stream_bytes(Source& source, const Copied& tensor,
+                  const std::function<void(const void*, size_t)>& take, const Advance& advance) {
+  stream(source, tensor.from, tensor.dtype, [&](const Part& part) {
+    take(part.memory.const_data_ptr(), part.memory.nbytes());
+    if (advance) advance(static_cast<int64_t>(part.memory.nbytes()));
+  });
+}
+
+std::vector<std::vector<std::string>> by_bytes(const Source& source,
+                                               const std::vector<std::string>& names) {
+  std::vector<std::vector<std::string>> groups;
+  std::map<std::string, size_t> known;
+  for (const auto& name : names) {
+    const auto place = place_text(name, source.metadata().tensors.at(name));
+    const auto [found, fresh] = known.emplace(place, groups.size());
+    if (fresh) groups.emplace_back();
+    groups[found->second].push_back(name);
+  }
+  return groups;
+}
+
+at::ScalarType converted(at::ScalarType dtype, const std::optional<at::ScalarType>& wanted) {
+  return wanted && c10::isFloatingType(dtype) ? *wanted : dtype;
+}
+
+}  // namespace fsdp::checkpoint

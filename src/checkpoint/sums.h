@@ -1,0 +1,42 @@
+// Sums of a file, block by block: so that who reads a stretch of it can check just that stretch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::checkpoint {
+
+inline constexpr int64_t kSumBlock = 256 << 10;  // bytes; the last block of a file may be shorter
+
+struct FileSums {
+  int64_t size = 0;            // of the file, in bytes
+  std::vector<uint64_t> sums;  // XXH3 (64 bits) of each block
+};
+
+uint64_t block_sum(const void* data, size_t size);
+
+// How many blocks a file of this size has.
+inline int64_t block_count(int64_t size) {
+  return (size + kSumBlock - 1) / kSumBlock;
+}
+
+// Sums up bytes that come one behind the other, in pieces of any size.
+class Summing {
+ public:
+  Summing();
+  ~Summing();
+  Summing(const Summing&) = delete;
+  Summing& operator=(const Summing&) = delete;
+
+  void append(const void* data, size_t size);
+  FileSums finish();
+
+ private:
+  struct State;
+  State* state_;  // of the block that is not full yet
+  int64_t filled_ = 0;
+  FileSums done_;
+};
+
+}  // namespace fsdp::checkpoint

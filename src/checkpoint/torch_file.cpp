@@ -1,0 +1,240 @@
+#include "checkpoint/torch_file.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "checkpoint/zip.h"
+#include "fsdp/error.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr size_t kDeepest = 32;           // keys that lead to a value
+constexpr int64_t kMostValues = 1 << 20;  // in one plain value: what is shared is written again
+
+// Where something stands in the nested dicts and lists: a branch, or a leaf with the name that the
+// checkpoint's metadata gives it.
+struct Node {
+  std::map<std::string, Node> keys;
+  std::map<int64_t, Node> items;
+  std::string leaf;
+};
+
+struct Leaf {       // how a leaf is written
+  std::string key;  // of the storage of a tensor; empty: a plain value
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  pickle::Ref value;
+};
+
+KeyPath path_of(const Metadata& metadata, const std::string& name) {
+  const auto found = metadata.paths.find(name);
+  if (found != metadata.paths.end() && !found->second.empty()) return found->second;
+  if (name.starts_with("model.")) return {std::string("model"), name.substr(6)};
+  return {name};
+}
+
+void place(Node& root, const KeyPath& path, const std::string& name, const std::string& where) {
+  const auto refuse = [&](const char* what) {
+    throw Error(where + ": \"" + name + "\" " + what + ".",
+                "the checkpoint is damaged, or was made by a program that nests in another way.");
+  };
+  if (path.size() > kDeepest) refuse("is nested too deeply");
+  Node* at = &root;
+  for (const auto& step : path) {
+    if (!at->leaf.empty()) refuse("lies inside of something that is a value");
+    if (const auto* key = std::get_if<std::string>(&step)) {
+      if (!at->items.empty()) refuse("would be a key of a list");
+      at = &at->keys[*key];
+    } else {
+      if (!at->keys.empty()) refuse("would be an item of a dict");
+      at = &at->items[std::get<int64_t>(step)];
+    }
+  }
+  if (!at->leaf.empty() || !at->keys.empty() || !at->items.empty())
+    refuse("has the place of something else");
+  at->leaf = name;
+}
+
+// Whether torch.load(weights_only=True) and our writer know the value; counts what is in it.
+bool is_plain(const pickle::Value& value, int64_t& budget) {
+  using pickle::Value;
+  if (--budget < 0) return false;
+  switch (value.kind) {
+    case Value::kNone:
+    case Value::kBoolean:
+    case Value::kInteger:
+    case Value::kReal:
+    case Value::kString:
+      return true;
+    case Value::kList:
+    case Value::kTuple:
+    case Value::kDict:
+      for (const auto& item : value.items)
+        if (!is_plain(*item, budget)) return false;
+      return true;
+    default:
+      return false;
+  }
+}
+
+void put_value(pickle::Writer& writer, const pickle::Value& value) {
+  using pickle::Value;
+  const auto put_items = [&] {
+    writer.mark();
+    for (const auto& item : value.items) put_value(writer, *item);
+  };
+  switch (value.kind) {
+    case Value::kBoolean:
+      return writer.boolean(value.integer != 0);
+    case Value::kInteger:
+      return writer.integer(value.integer);
+    case Value::kReal:
+      return writer.real(value.real);
+    case Value::kString:
+      return writer.string(value.text);
+    case Value::kList:
+      writer.empty_list();
+      put_items();
+      return writer.append_all();
+    case Value::kTuple:
+      put_items();
+      return writer.tuple();
+    case Value::kDict:
+      writer.empty_dict();
+      put_items();
+      return writer.set_all();
+    default:
+      return writer.none();
+  }
+}
+
+std::vector<int64_t> row_major(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d > 1; --d)
+    strides[d - 2] = strides[d - 1] * std::max<int64_t>(1, sizes[d - 1]);
+  return strides;
+}
+
+void put_leaf(pickle::Writer& writer, const Leaf& leaf) {
+  if (leaf.key.empty()) return put_value(writer, *leaf.value);
+  put_tensor(writer, leaf.dtype, leaf.sizes, row_major(leaf.sizes), leaf.key);
+}
+
+void put_node(pickle::Writer& writer, const Node& node, const std::map<std::string, Leaf>& leaves) {
+  if (!node.leaf.empty()) return put_leaf(writer, leaves.at(node.leaf));
+  if (node.items.empty()) {
+    writer.empty_dict();
+    writer.mark();
+    for (const auto& [key, child] : node.keys) {
+      writer.string(key);
+      put_node(writer, child, leaves);
+    }
+    return writer.set_all();
+  }
+  writer.empty_list();
+  writer.mark();
+  int64_t next = 0;
+  for (const auto& [index, child] : node.items) {
+    for (; next < index; ++next) writer.none();  // what was left out
+    put_node(writer, child, leaves);
+    ++next;
+  }
+  writer.append_all();
+}
+
+// Holes in lists come from values that are left out. An index that no such list could have would
+// make one of any length.
+void check_lists(const Node& node, size_t most, const std::string& where) {
+  for (const auto& [key, child] : node.keys) check_lists(child, most, where);
+  for (const auto& [index, child] : node.items) {
+    if (index < 0 || static_cast<size_t>(index) >= most)
+      throw Error(where + ": has an item " + std::to_string(index) +
+                      " in a list, and fewer values than that.",
+                  "the checkpoint is damaged; use another one.");
+    check_lists(child, most, where);
+  }
+}
+
+std::string digits(uint64_t number, size_t width) {
+  const std::string text = std::to_string(number);
+  return std::string(width - std::min(width, text.size()), '0') + text;
+}
+
+}  // namespace
+
+TorchFile::TorchFile(Source& source, const TorchFileOptions& options) : source_(source) {
+  const Metadata& metadata = source.metadata();
+  const std::string where = (source.dir() / ".metadata").string();
+  const auto wanted = [&](const std::string& name) {
+    return !options.model_only || name.starts_with("model.");
+  };
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : metadata.tensors)
+    if (wanted(name)) names.push_back(name);
+
+  std::map<std::string, Leaf> leaves;
+  for (const auto& group : by_bytes(source, names)) {
+    // Tied parameters share one storage. (What is no parameter is never converted.)
+    const TensorEntry& entry = metadata.tensors.at(group.front());
+    const bool model = group.front().starts_with("model.");
+    const auto dtype = model ? converted(entry.dtype, options.dtype) : entry.dtype;
+    const std::string key = std::to_string(storages_.size());
+    storages_.push_back({group.front(), key, dtype});
+    for (const auto& name : group) leaves[name] = {key, dtype, entry.sizes, nullptr};
+  }
+  for (const auto& [name, place] : metadata.values) {
+    if (!wanted(name)) continue;
+    int64_t budget = kMostValues;
+    if (auto value = source.plain(name); value && is_plain(*value, budget))
+      leaves[name] = {"", at::kFloat, {}, std::move(value)};
+    else
+      left_out_.push_back(name);
+  }
+
+  Node root;
+  for (const auto& [name, leaf] : leaves) place(root, path_of(metadata, name), name, where);
+  check_lists(root, metadata.tensors.size() + metadata.values.size(), where);
+  const Node* top = &root;
+  if (options.model_only) {
+    const auto model = root.keys.find("model");
+    if (model == root.keys.end() || !model->second.leaf.empty())
+      throw Error(source.dir().string() + ": holds no model.",
+                  "its tensors would be named \"model.NAME\".");
+    top = &model->second;
+  }
+  pickle::Writer writer;
+  put_node(writer, *top, leaves);
+  pickled_ = writer.finish();
+}
+
+int64_t TorchFile::bytes() const {
+  return bytes_of(source_, storages_);
+}
+
+void TorchFile::write(const std::filesystem::path& path, const Advance& advance) const {
+  constexpr int64_t kAround = 256;  // bytes of a record without its data, about
+  files::Output out(path, bytes() + static_cast<int64_t>(pickled_.size()) +
+                              static_cast<int64_t>(storages_.size() + 8) * kAround);
+  ArchiveWriter archive(out);
+  archive.add("data.pkl", pickled_);
+  uint64_t identity = archive.last_sum();
+  archive.add(".format_version", "1");
+  archive.add(".storage_alignment", std::to_string(kRecordAlignment));
+  archive.add("byteorder", "little");
+  for (const auto& storage : storages_) {
+    archive.begin("data/" + storage.to, bytes_of(source_, storage));
+    stream_bytes(
+        source_, storage, [&](const void* bytes, size_t size) { archive.data(bytes, size); },
+        advance);
+    archive.end();
+    identity = identity * 31 + archive.last_sum();
+  }
+  archive.add("version", "3\n");
+  archive.add(".data/serialization_id", digits(identity, 40));
+  archive.finish();
+  out.close();
+}
+
+}  // namespace fsdp::checkpoint

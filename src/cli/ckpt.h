@@ -1,0 +1,15 @@
+// The commands under `fsdp ckpt`: what can be done with a checkpoint without training.
+#pragma once
+
+#include "cli/commands.h"
+
+namespace fsdp::cli {
+
+void add_ckpt_inspect(CLI::App& ckpt, Action& action);
+void add_ckpt_verify(CLI::App& ckpt, Action& action);
+void add_ckpt_diff(CLI::App& ckpt, Action& action);
+void add_ckpt_export(CLI::App& ckpt, Action& action);
+void add_ckpt_import(CLI::App& ckpt, Action& action);
+void add_ckpt_consolidate(CLI::App& ckpt, Action& action);
+
+}  // namespace fsdp::cli

@@ -1,0 +1,117 @@
+// fsdp ckpt consolidate: a checkpoint as one file, for torch.load or as safetensors.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "checkpoint/draft.h"
+#include "checkpoint/safetensors_write.h"
+#include "checkpoint/torch_file.h"
+#include "cli/ckpt.h"
+#include "cli/ckpt_source.h"
+#include "cli/transfer.h"
+#include "fsdp/error.h"
+
+namespace fsdp::cli {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  The weights of a run's newest checkpoint:
+    fsdp ckpt consolidate runs/demo demo.safetensors
+  Everything, for torch.load(…, weights_only=True): {"model": …, "optim": …, "extra": …}
+    fsdp ckpt consolidate runs/demo/checkpoints/step-200 demo.pt
+  A state_dict in bfloat16, for model.load_state_dict(torch.load("model.pt")):
+    fsdp ckpt consolidate runs/demo model.pt --model-only --dtype bf16
+
+DIR is a run's directory, its checkpoints folder, one checkpoint, or a Hugging Face directory. The
+file appears when it is complete. Memory stays small, however large the model is.)";
+
+struct Flags {
+  std::string where, out, dtype = "keep";
+  bool model_only = false, force = false;
+};
+
+// Of several names of one parameter the one that transformers keeps: a head is the one that goes.
+std::string kept_name(const std::vector<std::string>& names) {
+  const auto found = std::find_if(names.begin(), names.end(), [](const std::string& name) {
+    return !name.starts_with("model.lm_head.");
+  });
+  return found == names.end() ? names.front() : *found;
+}
+
+int64_t write_safetensors_file(const Flags& flags, checkpoint::Source& source) {
+  constexpr size_t kPrefix = 6;  // "model."
+  std::vector<checkpoint::Copied> tensors;
+  checkpoint::SafeMetadata metadata{{"format", "pt"}};
+  std::vector<std::string> names;
+  for (const auto& name : model_names(source)) names.push_back("model." + name);
+  const auto dtype = parse_dtype(flags.dtype);
+  for (const auto& group : checkpoint::by_bytes(source, names)) {
+    const std::string kept = kept_name(group);
+    tensors.push_back(
+        {kept, kept.substr(kPrefix), checkpoint::converted(source.tensor(kept)->dtype, dtype)});
+    for (const auto& name : group)  // as safetensors.torch.save_model notes it
+      if (name != kept && name != "model.format")
+        metadata[name.substr(kPrefix)] = kept.substr(kPrefix);
+  }
+  checkpoint::DraftFile draft(flags.out, flags.force);
+  const int64_t bytes = checkpoint::bytes_of(source, tensors);
+  {
+    Transfer transfer("writing " + flags.out, bytes);
+    checkpoint::write_safetensors(source, draft.path(), tensors, metadata, transfer.advancing());
+  }
+  draft.publish();
+  return bytes;
+}
+
+int64_t write_torch(const Flags& flags, checkpoint::Source& source) {
+  const checkpoint::TorchFile file(
+      source, {.model_only = flags.model_only, .dtype = parse_dtype(flags.dtype)});
+  for (const auto& name : file.left_out())
+    log::warn("\"" + name + "\" is of a Python type that is not known here, and is left out.");
+  checkpoint::DraftFile draft(flags.out, flags.force);
+  {
+    Transfer transfer("writing " + flags.out, file.bytes());
+    file.write(draft.path(), transfer.advancing());
+  }
+  draft.publish();
+  return file.bytes();
+}
+
+int run_consolidate(const Flags& flags) {
+  const std::string ending = std::filesystem::path(flags.out).extension().string();
+  const bool safetensors = ending == ".safetensors";
+  if (!safetensors && ending != ".pt" && ending != ".pth" && ending != ".bin")
+    throw Error("\"" + flags.out + "\" does not say what kind of file it shall be.",
+                "end it as .safetensors, or as .pt for torch.load.");
+  CheckpointSource from = open_source(flags.where);
+  const int64_t bytes =
+      safetensors ? write_safetensors_file(flags, *from.source) : write_torch(flags, *from.source);
+  std::cout << flags.out << ": " << human_bytes(static_cast<double>(bytes)) << " of "
+            << from.dir.string() << "\n";
+  return 0;
+}
+
+}  // namespace
+
+void add_ckpt_consolidate(CLI::App& ckpt, Action& action) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = ckpt.add_subcommand("consolidate", "Write a checkpoint as one file.");
+  command->footer(kExamples);
+  command->add_option("checkpoint", flags->where, "What to read")->type_name("DIR")->required();
+  command->add_option("out", flags->out, "OUT.safetensors (the model) or OUT.pt (everything)")
+      ->type_name("FILE")
+      ->required();
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "Of the model's floating-point tensors: keep, fp32, bf16 or fp16")
+      ->check(CLI::IsMember({"keep", "fp32", "bf16", "fp16"}))
+      ->capture_default_str();
+  command->add_flag("--model-only", flags->model_only,
+                    "Of a .pt: the bare state_dict of the model");
+  command->add_flag("--force", flags->force, "Replace a file of that name");
+  command->callback([flags, &action] { action = [flags] { return run_consolidate(*flags); }; });
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,236 @@
+// fsdp ckpt diff: what differs between two checkpoints, tensor by tensor.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <memory>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "checkpoint/compare.h"
+#include "checkpoint/dtype.h"
+#include "checkpoint/hugging_face.h"
+#include "cli/ckpt.h"
+#include "cli/ckpt_show.h"
+
+namespace fsdp::cli {
+namespace {
+
+using checkpoint::Difference;
+
+struct Flags {
+  std::string a, b;
+  double tolerance = 0;
+  bool model_only = false, json = false, tensors = false;
+};
+
+constexpr const char* kNotes =
+    "Values are read in pieces, so memory does not grow with the model. Where one side is a "
+    "Hugging\n"
+    "Face directory, only the model is compared. With a tolerance, other dtypes alone are no\n"
+    "difference.\n"
+    "  differing   elements with |a - b| above the tolerance, and of how many\n"
+    "  largest     the largest |a - b|, and the element where it is\n"
+    "  relative    the norm of a - b, divided by that of a\n"
+    "Exit code: 0 equal, 1 different, 2 an error.";
+
+const char* word(Difference::Kind kind) {
+  switch (kind) {
+    case Difference::kOnlyInA:
+      return "only in A";
+    case Difference::kOnlyInB:
+      return "only in B";
+    case Difference::kShape:
+      return "shape";
+    case Difference::kDtype:
+      return "dtype";
+    case Difference::kElements:
+      return "values";
+    case Difference::kPlain:
+      return "value";
+  }
+  return "";
+}
+
+bool has_elements(const Difference& found) {
+  return found.kind == Difference::kDtype || found.kind == Difference::kElements;
+}
+
+// The first line of a text that another text has not, at that place.
+std::string differing_line(const std::string& text, const std::string& other) {
+  size_t same = 0;
+  while (same < text.size() && same < other.size() && text[same] == other[same]) ++same;
+  const size_t before = same == 0 ? std::string::npos : text.rfind('\n', same - 1);
+  const size_t begin = before == std::string::npos ? 0 : before + 1;
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
+// What the two sides have, where that is what differs.
+std::string sides(const Difference& found) {
+  const auto shown = [](const checkpoint::Side& side) {
+    return side.value.empty() ? checkpoint::shape_text(side.sizes) : shortened(side.value, 24);
+  };
+  switch (found.kind) {
+    case Difference::kOnlyInA:
+      return shown(found.a);
+    case Difference::kOnlyInB:
+      return shown(found.b);
+    case Difference::kDtype:
+      return std::string(checkpoint::dtype_name(found.a.dtype)) + " → " +
+             checkpoint::dtype_name(found.b.dtype);
+    case Difference::kElements:
+      return "";
+    case Difference::kPlain:
+      return shortened(differing_line(found.a.value, found.b.value), 24) + " → " +
+             shortened(differing_line(found.b.value, found.a.value), 24);
+    default:
+      return shown(found.a) + " → " + shown(found.b);
+  }
+}
+
+std::string short_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+
+// The difference of several tensors as one: counts add up, the largest and its place are kept.
+struct Row {
+  int64_t elements = 0, differing = 0;
+  double relative = 0;
+  const Difference* largest = nullptr;
+};
+
+Row join(const std::vector<Difference>& all, const std::vector<size_t>& members) {
+  Row row;
+  for (const size_t i : members) {
+    row.elements += all[i].elements;
+    row.differing += all[i].differing;
+    row.relative = std::max(row.relative, all[i].relative);
+    if (!row.largest || all[i].largest > row.largest->largest) row.largest = &all[i];
+  }
+  return row;
+}
+
+// Null where there is no number to JSON.
+nlohmann::ordered_json finite(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json("infinite");
+}
+
+void print_json(const std::vector<Difference>& differences) {
+  using Json = nlohmann::ordered_json;
+  for (const auto& found : differences) {
+    const auto side = [&](const checkpoint::Side& side, bool there) -> Json {
+      if (!there) return nullptr;
+      if (!side.value.empty()) return side.value;
+      return {{"shape", side.sizes}, {"dtype", checkpoint::dtype_name(side.dtype)}};
+    };
+    Json line = {{"name", found.name}, {"difference", word(found.kind)}};
+    line["a"] = side(found.a, found.kind != Difference::kOnlyInB);
+    line["b"] = side(found.b, found.kind != Difference::kOnlyInA);
+    if (has_elements(found)) {
+      line["elements"] = found.elements;
+      line["differing"] = found.differing;
+      line["largest"] = finite(found.largest);
+      line["at"] = found.at;
+      line["relative"] = finite(found.relative);
+    }
+    std::cout << line.dump(-1, ' ', true, Json::error_handler_t::replace) << "\n";
+  }
+}
+
+void print_table(const std::vector<Difference>& differences, bool every) {
+  Table table({{"name", "name", Table::kLeft},
+               {"difference", "difference", Table::kLeft},
+               {"sides", "A → B", Table::kLeft},
+               {"differing", "differing"},
+               {"of", "of"},
+               {"largest", "largest"},
+               {"at", "at", Table::kLeft},
+               {"relative", "relative"}});
+  std::vector<Foldable> names;
+  for (size_t i = 0; i < differences.size(); ++i)
+    names.push_back({differences[i].name, every
+                                              ? std::to_string(i)
+                                              : word(differences[i].kind) + sides(differences[i])});
+  for (const auto& folded : fold(names)) {
+    const Difference& first = differences[folded.members[0]];
+    std::vector<Cell> row = {text(visible(folded.name)), text(word(first.kind)),
+                             text(sides(first))};
+    if (has_elements(first)) {
+      const Row joined = join(differences, folded.members);
+      std::string at = joined.differing > 0 ? checkpoint::shape_text(joined.largest->at) : "";
+      if (joined.differing > 0 && folded.members.size() > 1)
+        at = numbers_in(joined.largest->name) + " " + at;
+      row.insert(row.end(),
+                 {text(with_separators(joined.differing)), text(with_separators(joined.elements)),
+                  text(short_number(joined.largest->largest)), text(at),
+                  text(short_number(joined.relative))});
+    } else {
+      row.resize(8, text(""));
+    }
+    table.add(std::move(row));
+  }
+  table.print(std::cout, false);
+}
+
+int run(const Flags& flags) {
+  const auto a = checkpoint_at(flags.a), b = checkpoint_at(flags.b);
+  checkpoint::Source one(a), other(b);
+  const bool model_only =
+      flags.model_only || checkpoint::is_hugging_face(a) || checkpoint::is_hugging_face(b);
+  checkpoint::Comparison found;
+  {
+    ByteProgress progress("comparing");
+    found = checkpoint::compare(
+        one, other,
+        {.tolerance = flags.tolerance,
+         .model_only = model_only,
+         .progress = [&](int64_t done, int64_t total) { progress.at(done, total); }});
+  }
+  const bool equal = found.differences.empty();
+  if (flags.json) {
+    print_json(found.differences);
+    return equal ? 0 : 1;
+  }
+  std::cout << "A  " << visible(a.string()) << "\nB  " << visible(b.string()) << "\n";
+  if (!equal) print_table(found.differences, flags.tensors);
+  std::cout << with_separators(found.compared) << " names in both"
+            << (model_only ? " (the model only)" : "") << ", " << with_separators(found.equal)
+            << " equal; " << with_separators(static_cast<int64_t>(found.differences.size()))
+            << (found.differences.size() == 1 ? " difference\n" : " differences\n");
+  if (found.unread > 0)
+    std::cout << "not compared, plain values of other Python types: " << found.unread << "\n";
+  return equal ? 0 : 1;
+}
+
+}  // namespace
+
+void add_ckpt_diff(CLI::App& ckpt, Action& action) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      ckpt.add_subcommand("diff", "What differs between two checkpoints: names, shapes, values.");
+  command->footer(kNotes);
+  const char* where = "A run's directory, one of its checkpoints, or a Hugging Face directory";
+  command->add_option("a", flags->a, where)->type_name("A")->required();
+  command->add_option("b", flags->b, where)->type_name("B")->required();
+  command->add_option("--tolerance", flags->tolerance, "How large |a - b| may be")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("X")
+      ->capture_default_str();
+  command->add_flag("--model-only", flags->model_only, "Leave out optimizer states and the rest");
+  command->add_flag("--tensors", flags->tensors, "Every tensor on a line of its own");
+  command->add_flag("--json", flags->json, "One JSON object a difference");
+  command->callback([flags, &action] {
+    action = [flags] {
+      try {
+        return run(*flags);
+      } catch (const std::exception& failure) {  // 1 means: different
+        log::error(failure);
+        return 2;
+      }
+    };
+  });
+}
+
+}  // namespace fsdp::cli

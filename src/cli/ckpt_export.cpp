@@ -1,0 +1,137 @@
+// fsdp ckpt export: a checkpoint as a directory that Hugging Face's transformers load.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/table.h"
+#include "checkpoint/draft.h"
+#include "checkpoint/dtype.h"
+#include "checkpoint/safetensors_write.h"
+#include "cli/ckpt.h"
+#include "cli/ckpt_source.h"
+#include "cli/transfer.h"
+#include "fsdp/error.h"
+#include "models/parameter_shapes.h"
+
+namespace fsdp::cli {
+namespace {
+
+namespace fs = std::filesystem;
+namespace files = checkpoint::files;
+
+constexpr const char* kExamples = R"(Examples:
+  The newest checkpoint of a run, in bfloat16:
+    fsdp ckpt export runs/demo demo-hf
+  Every bit of it, in files of at most 2 GB:
+    fsdp ckpt export runs/demo/checkpoints/step-200 demo-hf --dtype fp32 --max-shard-size 2GB
+  Then in Python:
+    AutoModelForCausalLM.from_pretrained("demo-hf")
+
+DIR is a run's directory, its checkpoints folder, one checkpoint, or a Hugging Face directory. The
+directory appears when it is complete. Memory stays small, however large the model is.)";
+
+constexpr const char* kConfig = "config.json";
+constexpr const char* kGeneration = "generation_config.json";
+constexpr const char* kTokenizerConfig = "tokenizer_config.json";
+constexpr int64_t kLargestTokenizer = 256 << 20;  // bytes of one of its files
+
+const std::vector<std::string>& tokenizer_files() {
+  static const std::vector<std::string> names = {
+      "tokenizer.json",    kTokenizerConfig,      "special_tokens_map.json",
+      "added_tokens.json", "chat_template.jinja", "vocab.json",
+      "merges.txt"};
+  return names;
+}
+
+struct Flags {
+  std::string where, out, dtype = "bf16", most = "5GB";
+  bool force = false;
+};
+
+bool is_exported(const std::string& name) {
+  const auto& tokenizer = tokenizer_files();
+  return name == kConfig || name == kGeneration || checkpoint::is_safetensors_shard(name) ||
+         std::find(tokenizer.begin(), tokenizer.end(), name) != tokenizer.end();
+}
+
+// All parameters, a tied head left out, as transformers store them.
+std::vector<checkpoint::Copied> tensors_of(const SourceModel& model, at::ScalarType dtype) {
+  std::vector<checkpoint::Copied> tensors;
+  for (const auto& [name, sizes] : models::parameter_shapes(model.config))
+    if (name != models::kHeadName || !models::is_tied(model.config))
+      tensors.push_back({"model." + name, name, dtype});
+  return tensors;
+}
+
+std::string generation_config(const models::SpecialTokens& tokens) {
+  nlohmann::ordered_json json;
+  json["_from_model_config"] = true;
+  if (tokens.bos) json["bos_token_id"] = *tokens.bos;
+  if (tokens.eos) json["eos_token_id"] = *tokens.eos;
+  return json.dump(2) + "\n";
+}
+
+// Copies what there is of a tokenizer, each file from the first folder that has it. Without a
+// config of its own it needs at least the class that takes a tokenizer.json as it is.
+void copy_tokenizer(const std::vector<fs::path>& folders, const fs::path& to) {
+  std::error_code problem;
+  for (const auto& name : tokenizer_files())
+    for (const auto& from : folders)
+      if (!from.empty() && fs::is_regular_file(from / name, problem)) {
+        files::write_whole(to / name, files::read_whole(from / name, kLargestTokenizer));
+        break;
+      }
+  if (!fs::exists(to / kTokenizerConfig, problem))
+    files::write_whole(to / kTokenizerConfig,
+                       "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n");
+}
+
+int run_export(const Flags& flags) {
+  const int64_t most = parse_bytes(flags.most);
+  const CheckpointSource from = open_source(flags.where);
+  const SourceModel model = model_of(from);
+  check_model(from, model.config);
+  const at::ScalarType dtype = parse_dtype(flags.dtype).value_or(at::kFloat);
+  const auto tensors = tensors_of(model, dtype);
+  const int64_t bytes = checkpoint::bytes_of(*from.source, tensors);
+  const fs::path tokenizer = tokenizer_folder(from);
+
+  checkpoint::DraftDirectory draft(flags.out, flags.force, is_exported);
+  files::write_whole(draft.path() / kConfig,
+                     models::hugging_face_config(model.config, checkpoint::dtype_name(dtype),
+                                                 model.max_positions, model.tokens));
+  files::write_whole(draft.path() / kGeneration,
+                     model.generation.empty() ? generation_config(model.tokens) : model.generation);
+  if (!tokenizer.empty()) copy_tokenizer({tokenizer, origin_folder(from)}, draft.path());
+  {
+    Transfer transfer("writing " + flags.out, bytes);
+    checkpoint::write_safetensors_shards(*from.source, draft.path(), tensors, most,
+                                         {{"format", "pt"}}, transfer.advancing());
+  }
+  draft.publish();
+  std::cout << flags.out << ": " << human_bytes(static_cast<double>(bytes)) << " of "
+            << from.dir.string() << (tokenizer.empty() ? ", without a tokenizer" : "") << "\n";
+  return 0;
+}
+
+}  // namespace
+
+void add_ckpt_export(CLI::App& ckpt, Action& action) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      ckpt.add_subcommand("export", "Write a directory that Hugging Face's transformers load.");
+  command->footer(kExamples);
+  command->add_option("checkpoint", flags->where, "What to read")->type_name("DIR")->required();
+  command->add_option("out", flags->out, "The directory to make")->type_name("OUT")->required();
+  command->add_option("--dtype", flags->dtype, "Of the weights: bf16, fp32 or fp16")
+      ->check(CLI::IsMember({"bf16", "fp32", "fp16"}))
+      ->capture_default_str();
+  command->add_option("--max-shard-size", flags->most, "Largest file of weights")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  command->add_flag("--force", flags->force, "Replace an earlier export of that name");
+  command->callback([flags, &action] { action = [flags] { return run_export(*flags); }; });
+}
+
+}  // namespace fsdp::cli

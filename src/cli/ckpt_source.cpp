@@ -1,0 +1,159 @@
+#include "cli/ckpt_source.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/files.h"
+#include "checkpoint/hugging_face.h"
+#include "fsdp/error.h"
+#include "fsdp/tokenizer.h"
+#include "models/parameter_shapes.h"
+#include "train/model_shape.h"
+#include "train/run_directory.h"
+
+namespace fsdp::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kLargestConfig = 16 << 20;  // bytes of a config.json
+constexpr double kMostPositions = 1e9;        // and more tokens than there are
+
+// What a Hugging Face directory says that is no part of the model's shape.
+void read_others(SourceModel& model, const fs::path& dir) {
+  const auto json =
+      nlohmann::json::parse(checkpoint::files::read_whole(dir / "config.json", kLargestConfig),
+                            nullptr, /*allow_exceptions=*/false);
+  std::error_code problem;
+  if (const fs::path file = dir / "generation_config.json"; fs::is_regular_file(file, problem))
+    model.generation = checkpoint::files::read_whole(file, kLargestConfig);
+  const auto number = [&](const char* key) -> std::optional<int64_t> {
+    if (!json.is_object() || !json.contains(key)) return std::nullopt;
+    // There may be several ends of a text; generation_config.json has them all.
+    const auto& found = json[key].is_array() && !json[key].empty() ? json[key][0] : json[key];
+    if (!found.is_number_integer() || found < 0 || found > kMostPositions) return std::nullopt;
+    return found.get<int64_t>();
+  };
+  model.max_positions =
+      std::max(model.max_positions, number("max_position_embeddings").value_or(0));
+  model.tokens = {.bos = number("bos_token_id"), .eos = number("eos_token_id")};
+}
+
+// The same of a checkpoint of ours: what an import kept, else what the tokenizer says.
+void read_others(SourceModel& model, const checkpoint::Extra& extra, const fs::path& tokenizer) {
+  const auto number = [&](const char* key) -> std::optional<int64_t> {
+    const auto found = extra.find(key);
+    if (found == extra.end() || !std::holds_alternative<int64_t>(found->second))
+      return std::nullopt;
+    return std::get<int64_t>(found->second);
+  };
+  if (const auto positions = number("max_positions")) model.max_positions = *positions;
+  if (const auto found = extra.find("generation_config"); found != extra.end())
+    if (const auto* text = std::get_if<std::string>(&found->second)) model.generation = *text;
+  model.tokens = {.bos = number("bos"), .eos = number("eos")};
+  if (model.tokens.bos || model.tokens.eos || tokenizer.empty()) return;
+  try {
+    const auto loaded = data::Tokenizer::load(tokenizer.string());
+    model.tokens = {.bos = loaded->bos(), .eos = loaded->eos()};
+  } catch (const Error&) {  // it is copied all the same
+  }
+}
+
+}  // namespace
+
+CheckpointSource open_source(const std::string& where) {
+  CheckpointSource from;
+  from.hugging_face = checkpoint::is_hugging_face(where);
+  if (from.hugging_face) {
+    from.dir = where;
+  } else {
+    const train::FoundCheckpoint found = train::find_checkpoint(where);
+    from.dir = found.checkpoint;
+    from.run = found.run;
+  }
+  from.source = std::make_unique<checkpoint::Source>(from.dir);
+  return from;
+}
+
+SourceModel model_of(const CheckpointSource& from) {
+  if (from.hugging_face) {
+    SourceModel model{.config = models::read_hugging_face_config(from.dir / "config.json")};
+    read_others(model, from.dir);
+    return model;
+  }
+  const checkpoint::Extra extra = checkpoint::read_extras(*from.source, 0, nullptr).run;
+  const train::Config config = train::config_of(extra, from.dir);
+  SourceModel model{.config = train::model_shape(config), .max_positions = config.data.seq};
+  if (config.model.rope_scaling == "llama3") {  // made for longer texts than it was trained on
+    const double longest = config.model.rope_factor * double(config.model.rope_original_tokens);
+    model.max_positions =
+        std::max(model.max_positions, static_cast<int64_t>(std::min(longest, kMostPositions)));
+  }
+  if (const fs::path origin = origin_folder(from); !origin.empty())
+    read_others(model, origin);
+  else
+    read_others(model, extra, tokenizer_folder(from));
+  return model;
+}
+
+void check_model(const CheckpointSource& from, const models::AnyConfig& config) {
+  const std::string hint = "the checkpoint and its config are of different models.";
+  std::set<std::string> expected;
+  for (const auto& [name, sizes] : models::parameter_shapes(config)) {
+    expected.insert(name);
+    const checkpoint::TensorEntry* found = from.source->tensor("model." + name);
+    if (!found && name == models::kHeadName && models::is_tied(config)) continue;
+    if (!found) throw Error(from.dir.string() + ": \"" + name + "\" is missing.", hint);
+    if (found->sizes != sizes)
+      throw Error(from.dir.string() + ": \"" + name + "\" has the shape " +
+                      checkpoint::shape_text(found->sizes) + ", and the config asks for " +
+                      checkpoint::shape_text(sizes) + ".",
+                  hint);
+  }
+  for (const auto& name : model_names(*from.source))
+    if (!expected.contains(name))
+      throw Error(from.dir.string() + ": \"" + name + "\" is no parameter of such a model.", hint);
+}
+
+fs::path tokenizer_folder(const CheckpointSource& from) {
+  std::error_code problem;
+  const auto holds = [&](const fs::path& folder) {
+    return !folder.empty() && fs::is_regular_file(folder / "tokenizer.json", problem);
+  };
+  if (from.hugging_face) return holds(from.dir) ? from.dir : fs::path();
+  if (holds(from.run)) return from.run;
+  const checkpoint::Extra extra = checkpoint::read_extras(*from.source, 0, nullptr).run;
+  const auto found = extra.find("tokenizer");
+  const auto* name = found == extra.end() ? nullptr : std::get_if<std::string>(&found->second);
+  if (!name || fs::path(*name).filename() != "tokenizer.json") return {};
+  const fs::path folder = fs::path(*name).parent_path();
+  return holds(folder) ? folder : fs::path();
+}
+
+fs::path origin_folder(const CheckpointSource& from) {
+  std::error_code problem;
+  const fs::path origin = train::RunDirectory{from.run}.origin();
+  const bool there = !from.run.empty() && fs::is_regular_file(origin / "config.json", problem);
+  return there ? origin : fs::path();
+}
+
+std::optional<at::ScalarType> parse_dtype(const std::string& name) {
+  if (name == "fp32") return at::kFloat;
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "fp16") return at::kHalf;
+  return std::nullopt;
+}
+
+std::vector<std::string> model_names(const checkpoint::Source& source) {
+  constexpr std::string_view kPrefix = "model.";
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : source.metadata().tensors)
+    if (name.starts_with(kPrefix)) names.push_back(name.substr(kPrefix.size()));
+  if (names.empty())
+    throw Error(source.dir().string() + ": holds no model.",
+                "its tensors would be named \"model.NAME\".");
+  return names;
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,117 @@
+// fsdp ckpt verify: reads every byte of a checkpoint and says what is wrong with it.
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+
+#include "base/table.h"
+#include "base/terminal.h"
+#include "checkpoint/verify.h"
+#include "cli/ckpt.h"
+#include "cli/ckpt_show.h"
+
+namespace fsdp::cli {
+namespace {
+
+struct Flags {
+  std::string dir;
+  int threads = 0;
+  bool json = false;
+};
+
+constexpr const char* kNotes =
+    "Every byte is read once and held against the manifest's sums, or, where Python wrote the\n"
+    "checkpoint, against the CRC-32 of each record. Hugging Face's files have no sums: there only\n"
+    "the headers and the sizes of files can be checked.\n"
+    "Exit code: 0 nothing is wrong, 1 something is.";
+
+// What the bytes were held against, in words.
+std::string method(checkpoint::Verified::Sums sums) {
+  if (sums == checkpoint::Verified::kBlocks) return "every block has the sum in the manifest";
+  if (sums == checkpoint::Verified::kRecords)
+    return "every record has its CRC-32 (there is no manifest)";
+  return "headers and sizes are right (there are no sums to check values with)";
+}
+
+const char* key(checkpoint::Verified::Sums sums) {
+  if (sums == checkpoint::Verified::kBlocks) return "manifest";
+  return sums == checkpoint::Verified::kRecords ? "crc32" : "none";
+}
+
+void print_json(const std::string& dir, const checkpoint::Verified& found) {
+  nlohmann::ordered_json all = {{"checkpoint", dir},       {"ok", found.problems.empty()},
+                                {"sums", key(found.sums)}, {"files", found.files},
+                                {"bytes", found.bytes},    {"tensors", found.tensors}};
+  all["problems"] = nlohmann::ordered_json::array();
+  for (const auto& problem : found.problems) {
+    nlohmann::ordered_json line = {{"file", problem.file}, {"what", problem.what}};
+    line["begin"] = line["end"] = nullptr;
+    if (problem.begin >= 0) line["begin"] = problem.begin, line["end"] = problem.end;
+    line["names"] = problem.names;
+    all["problems"].push_back(std::move(line));
+  }
+  std::cout << all.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+}
+
+void print(const checkpoint::Problem& problem) {
+  std::cout << "  " << (problem.file.empty() ? "" : visible(problem.file) + ": ");
+  if (problem.begin >= 0) std::cout << byte_range(problem.begin, problem.end) << ": ";
+  std::cout << visible(problem.what) << "\n";
+  std::vector<Foldable> names;
+  for (const auto& name : problem.names) names.push_back({name, ""});
+  const auto folded = fold(names);
+  constexpr size_t kShown = 8;
+  for (size_t i = 0; i < std::min(folded.size(), kShown); ++i)
+    std::cout << "      " << visible(folded[i].name) << "\n";
+  if (folded.size() > kShown) std::cout << "      and " << folded.size() - kShown << " more\n";
+}
+
+int run(const Flags& flags) {
+  const auto dir = newest_at(flags.dir);
+  checkpoint::Verified found;
+  {
+    ByteProgress progress("verifying");
+    found = checkpoint::verify(
+        dir, {.threads = flags.threads,
+              .progress = [&](int64_t done, int64_t total) { progress.at(done, total); }});
+  }
+  const bool good = found.problems.empty();
+  if (flags.json) {
+    print_json(dir.string(), found);
+    return good ? 0 : 1;
+  }
+  std::cout << visible(dir.string()) << ": " << with_separators(found.tensors) << " tensors in "
+            << with_separators(found.files) << (found.files == 1 ? " file, " : " files, ")
+            << human_bytes(static_cast<double>(found.bytes)) << "\n";
+  if (good) {
+    std::cout << paint(STDOUT, "32", "good") << ": " << method(found.sums) << "\n";
+    return 0;
+  }
+  for (const auto& problem : found.problems) print(problem);
+  const size_t count = found.problems.size();
+  std::cout << paint(STDOUT, "31", "damaged") << ": " << count
+            << (count == 1 ? " problem" : " problems")
+            << "\n  HINT: copy the files again if this is a copy, or load another checkpoint.\n";
+  return 1;
+}
+
+}  // namespace
+
+void add_ckpt_verify(CLI::App& ckpt, Action& action) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      ckpt.add_subcommand("verify", "Read every byte of a checkpoint, and say what is wrong.");
+  command->footer(kNotes);
+  command
+      ->add_option("dir", flags->dir,
+                   "A run's directory, one of its checkpoints, or a Hugging Face directory")
+      ->type_name("DIR")
+      ->required();
+  command->add_option("--threads", flags->threads, "Threads that read; 0: as many as help")
+      ->check(CLI::Range(0, 256))
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_flag("--json", flags->json, "One JSON object for programs");
+  command->callback([flags, &action] { action = [flags] { return run(*flags); }; });
+}
+
+}  // namespace fsdp::cli

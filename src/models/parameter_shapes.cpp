@@ -1,0 +1,78 @@
+#include "models/parameter_shapes.h"
+
+namespace fsdp::models {
+namespace {
+
+ParameterShapes shapes_of(const LlamaConfig& given) {
+  const LlamaConfig c = checked(given);
+  ParameterShapes shapes;
+  const auto add = [&](const std::string& name, std::vector<int64_t> sizes) {
+    shapes.emplace_back(name, std::move(sizes));
+  };
+  const int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
+  add("model.embed_tokens.weight", {c.vocab, c.dim});
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    const std::string block = "model.layers." + std::to_string(layer) + ".";
+    add(block + "input_layernorm.weight", {c.dim});
+    for (const auto& [name, rows] :
+         {std::pair("q_proj", queries), std::pair("k_proj", keys), std::pair("v_proj", keys)}) {
+      add(block + "self_attn." + name + ".weight", {rows, c.dim});
+      if (c.qkv_bias) add(block + "self_attn." + name + ".bias", {rows});
+    }
+    add(block + "self_attn.o_proj.weight", {c.dim, queries});
+    add(block + "post_attention_layernorm.weight", {c.dim});
+    add(block + "mlp.gate_proj.weight", {c.ffn, c.dim});
+    add(block + "mlp.up_proj.weight", {c.ffn, c.dim});
+    add(block + "mlp.down_proj.weight", {c.dim, c.ffn});
+  }
+  add("model.norm.weight", {c.dim});
+  add(kHeadName, {c.vocab, c.dim});
+  return shapes;
+}
+
+ParameterShapes shapes_of(const GPT2Config& given) {
+  const GPT2Config c = checked(given);
+  ParameterShapes shapes;
+  const auto add = [&](const std::string& name, std::vector<int64_t> sizes) {
+    shapes.emplace_back(name, std::move(sizes));
+  };
+  const auto add_norm = [&](const std::string& name) {
+    add(name + ".weight", {c.dim});
+    add(name + ".bias", {c.dim});
+  };
+  const auto add_linear = [&](const std::string& name, int64_t in, int64_t out) {
+    add(name + ".weight", {in, out});
+    add(name + ".bias", {out});
+  };
+  add("transformer.wte.weight", {c.vocab, c.dim});
+  add("transformer.wpe.weight", {c.max_tokens, c.dim});
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    const std::string block = "transformer.h." + std::to_string(layer) + ".";
+    add_norm(block + "ln_1");
+    add_linear(block + "attn.c_attn", c.dim, 3 * c.dim);
+    add_linear(block + "attn.c_proj", c.dim, c.dim);
+    add_norm(block + "ln_2");
+    add_linear(block + "mlp.c_fc", c.dim, c.ffn);
+    add_linear(block + "mlp.c_proj", c.ffn, c.dim);
+  }
+  add_norm("transformer.ln_f");
+  add(kHeadName, {c.vocab, c.dim});
+  return shapes;
+}
+
+}  // namespace
+
+ParameterShapes parameter_shapes(const AnyConfig& config) {
+  return std::visit([](const auto& one) { return shapes_of(one); }, config);
+}
+
+const char* embedding_name(const AnyConfig& config) {
+  return std::holds_alternative<GPT2Config>(config) ? "transformer.wte.weight"
+                                                    : "model.embed_tokens.weight";
+}
+
+bool is_tied(const AnyConfig& config) {
+  return std::visit([](const auto& one) { return one.tied; }, config);
+}
+
+}  // namespace fsdp::models

@@ -1,0 +1,161 @@
+#include "train/init_from.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "checkpoint/hugging_face.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/error.h"
+#include "fsdp/models/hugging_face.h"
+#include "train/config_resolve.h"
+#include "train/config_values.h"
+#include "train/config_write.h"
+#include "train/model_shape.h"
+#include "train/options.h"
+#include "train/run_directory.h"
+
+namespace fsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Choices about training and not about the weights: they stay the run's own.
+bool is_free(const Option& option) {
+  return option.key == "dropout" || option.key == "init_std";
+}
+
+// A model with everything that a zero leaves open filled in.
+ModelConfig complete(const ModelConfig& model, const ModelConfig& otherwise) {
+  if (model.type == "mlp") return model;
+  Config config;
+  config.model = model;
+  if (model.vocab == 0) config.model.vocab = otherwise.vocab;
+  if (model.max_tokens == 0) config.model.max_tokens = otherwise.max_tokens;
+  set_model_shape(config.model, model_shape(config));
+  return config.model;
+}
+
+void copy(const Option& from, const Option& to) {
+  std::visit([&](auto* value) { *std::get<decltype(value)>(to.target) = *value; }, from.target);
+}
+
+// The options of `other` among `names` that would make another model of `model`, with what they
+// are in both.
+struct Difference {
+  std::string name, wanted, there;
+};
+std::vector<Difference> differences(const ModelConfig& model, const ModelConfig& other,
+                                    const std::set<std::string>& names) {
+  Config there, wanted, asked;
+  there.model = wanted.model = model;
+  asked.model = other;
+  auto from = options(asked), to = options(wanted);
+  for (size_t i = 0; i < from.size(); ++i)
+    if (from[i].section == "model" && !is_free(from[i]) && names.contains(from[i].name()))
+      copy(from[i], to[i]);
+  try {
+    if (wanted.model.type == there.model.type) wanted.model = complete(wanted.model, model);
+  } catch (const Error&) {  // there is no such model: it differs for sure
+  }
+  std::vector<Difference> found;
+  auto before = options(there), after = options(wanted);
+  for (size_t i = 0; i < before.size(); ++i)
+    if (before[i].section == "model" && names.contains(before[i].name()) && !is_free(before[i]) &&
+        value_text(before[i]) != value_text(after[i]))
+      found.push_back({before[i].name(), value_text(from[i]), value_text(before[i])});
+  return found;
+}
+
+Origin origin_of_run(const std::string& where) {
+  FoundCheckpoint found = find_checkpoint(where);
+  checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
+  Config config = config_of(extra, found.checkpoint);
+  Origin origin{.weights = found.checkpoint, .model = config.model};
+  if (config.model.type != "mlp") set_model_shape(origin.model, model_shape(config));
+  std::error_code problem;
+  auto kept = extra.find("tokenizer");
+  const auto* name = kept == extra.end() ? nullptr : std::get_if<std::string>(&kept->second);
+  if (!found.run.empty() && fs::exists(RunDirectory{found.run}.tokenizer(), problem))
+    origin.tokenizer = RunDirectory{found.run}.tokenizer().string();
+  else if (name)
+    origin.tokenizer = *name;
+  return origin;
+}
+
+// What the run itself was started with; empty paths where it has no config yet.
+Origin origin_of_resumed(const Config& config) {
+  RunDirectory run{config.dir};
+  std::ifstream in(run.config(), std::ios::binary);
+  if (!in) return {};
+  std::ostringstream text;
+  text << in.rdbuf();
+  Config started;
+  apply_toml(started, text.str(), run.config().string());
+  return {run.config(), started.model, started.data.tokenizer};
+}
+
+// As far as the config says it.
+bool reads_text(const Config& config) {
+  return config.model.type != "mlp" &&
+         (config.data.format == "auto" || config.data.format == "text") &&
+         config.data.train != std::vector<std::string>{"random"};
+}
+
+}  // namespace
+
+Origin find_origin(const std::string& where) {
+  fs::path dir(where);
+  if (!checkpoint::is_hugging_face(dir)) return origin_of_run(where);
+  Origin origin{.weights = dir};
+  set_model_shape(origin.model, models::read_hugging_face_config(dir / "config.json"));
+  std::error_code problem;
+  if (fs::exists(dir / "tokenizer.json", problem))
+    origin.tokenizer = (dir / "tokenizer.json").string();
+  return origin;
+}
+
+void take_origin(Config& config, const std::set<std::string>& given,
+                 const std::set<std::string>& flags, bool chosen_file,
+                 std::vector<std::string>& notes) {
+  Origin origin = config.resume ? origin_of_resumed(config) : find_origin(config.init_from);
+  if (origin.weights.empty()) return;  // prepare() says what is missing
+  const std::string from = config.resume ? config.dir : config.init_from;
+  for (const Difference& one : differences(origin.model, config.model, flags))
+    throw Error(one.name + " = " + one.wanted + " was given, but the model in " + from + " has " +
+                    one.there + ".",
+                "leave out --" + one.name + ": the weights have one shape.");
+  if (config.resume && flags.contains("init_from"))
+    notes.push_back("init_from is not read: the run goes on from its own checkpoint.");
+  if (chosen_file && !config.resume)
+    for (const Difference& one : differences(origin.model, config.model, given))
+      notes.push_back(one.name + " is " + one.there + " instead of " + one.wanted + ": as in " +
+                      from + ".");
+  origin.model.dropout = config.model.dropout;
+  origin.model.init_std = config.model.init_std;
+  config.model = origin.model;
+  if (!config.resume) {
+    Config probe;  // that the values are ones that a config can have
+    apply_toml(probe, to_toml(config), from + ": its model as a config");
+  }
+  if (given.contains("data.tokenizer")) return;
+  if (!origin.tokenizer.empty()) {
+    config.data.tokenizer = origin.tokenizer;
+  } else if (reads_text(config)) {
+    notes.push_back(from + " has no tokenizer.json: text is read as " + config.data.tokenizer +
+                    ".");
+  }
+}
+
+void keep_origin(const Origin& origin, const std::filesystem::path& into) {
+  namespace fs = std::filesystem;
+  if (!checkpoint::is_hugging_face(origin.weights)) return;
+  fs::create_directories(into);
+  for (const char* name : {"config.json", "generation_config.json", "chat_template.jinja",
+                           "special_tokens_map.json"}) {
+    std::error_code none;  // not every directory has each of them
+    fs::copy_file(origin.weights / name, into / name, fs::copy_options::overwrite_existing, none);
+  }
+}
+
+}  // namespace fsdp::train

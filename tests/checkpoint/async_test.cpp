@@ -1,0 +1,187 @@
+// Saves that go on behind the training. The seam holds the writing thread until a test lets it go,
+// so that nothing here depends on how fast a disk is.
+#include <ATen/ATen.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+#include "checkpoint/files.h"
+#include "checkpoint/trained.h"
+#include "shard/world.h"
+
+namespace fsdp::testing {
+namespace {
+
+using checkpoint::AsyncSave;
+using checkpoint::IfBusy;
+
+std::mutex gate_mutex;
+std::condition_variable gate_moved;
+bool gate_open = true;
+
+int wait_at_gate(const char* call, const checkpoint::files::Path&) {
+  if (std::string(call) != "create") return 0;
+  std::unique_lock lock(gate_mutex);
+  gate_moved.wait(lock, [] { return gate_open; });
+  return 0;
+}
+
+class Gate {  // shut while alive, or until it is opened
+ public:
+  Gate() {
+    set(false);
+    checkpoint::files::set_seam(wait_at_gate);
+  }
+  ~Gate() {
+    open();
+    checkpoint::files::set_seam(nullptr);
+  }
+  void open() { set(true); }
+
+ private:
+  static void set(bool open) {
+    std::lock_guard lock(gate_mutex);
+    gate_open = open;
+    gate_moved.notify_all();
+  }
+};
+
+AsyncSave save_async(const std::filesystem::path& dir, const Trained& trained,
+                     const checkpoint::SaveOptions& options = {}) {
+  return checkpoint::save_async(dir, trained.sharded, trained.optimizer.get(), options);
+}
+
+TEST(Async, WhatIsSavedIsWhatThereWasWhenItBegan) {
+  for (const std::string name : {"transformer", "odd", "lora"}) {
+    SCOPED_TRACE(name);
+    SharedFolder folder;
+    auto trained = make_trained(name, {});
+    for (int64_t round : {1, 2}) {  // the second uses the memory of the first
+      trained.train(2);
+      const auto expected = snapshot(trained);
+      const std::string dir = "step-" + std::to_string(round);
+      Gate gate;
+      const AsyncSave saving = save_async(folder / dir, trained, {.extra = {{"round", round}}});
+      EXPECT_FALSE(saving.done());
+      EXPECT_GT(saving.blocked().count(), 0);
+      trained.train(2);
+      EXPECT_NE(checkpoint::latest(folder.path()), folder / dir);
+      gate.open();
+      saving.wait();
+      EXPECT_TRUE(saving.done());
+      EXPECT_EQ(checkpoint::latest(folder.path()), folder / dir);
+      auto loaded = make_trained(name, {}, Rule::kAdamW, 8);
+      const auto result = checkpoint::load(folder / dir, loaded.sharded, loaded.optimizer.get());
+      EXPECT_EQ(std::get<int64_t>(result.extra.at("round")), round);
+      expect_equal(snapshot(loaded), expected);
+      test_world().comm().barrier();
+    }
+  }
+}
+
+TEST(Async, TheFilesAreThoseOfAPlainSave) {
+  SharedFolder folder;
+  auto trained = make_trained("transformer", {});
+  trained.train(1);
+  save_async(folder / "a", trained).wait();
+  checkpoint::save(folder / "b", trained.sharded, trained.optimizer.get());
+  test_world().comm().barrier();
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "a")) {
+    const auto name = entry.path().filename();
+    EXPECT_TRUE(checkpoint::files::read_whole(entry.path(), 1 << 30) ==
+                checkpoint::files::read_whole(folder / "b" / name, 1 << 30))
+        << name;
+  }
+  test_world().comm().barrier();
+}
+
+TEST(Async, ASecondSaveWaitsOrIsRefused) {
+  SharedFolder folder;
+  auto trained = make_trained("mlp", {});
+  {
+    Gate gate;
+    const AsyncSave first = save_async(folder / "step-1", trained);
+    expect_error([&] { save_async(folder / "step-2", trained, {.if_busy = IfBusy::REFUSE}); },
+                 {"step-2", "not finished"});
+    gate.open();
+    const AsyncSave second = save_async(folder / "step-2", trained);
+    EXPECT_TRUE(first.done());
+    second.wait();
+  }
+  EXPECT_EQ(checkpoint::list(folder.path()).size(), 2u);
+  save_async(folder / "step-3", trained, {.keep_last = 1});
+  checkpoint::save(folder / "step-4", trained.sharded, nullptr, {.keep_last = 2});  // waits too
+  EXPECT_EQ(checkpoint::list(folder.path()).size(), 2u);
+  EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-4");
+  test_world().comm().barrier();
+}
+
+int failing_rank = 0;
+
+int no_space(const char* call, const checkpoint::files::Path&) {
+  return std::string(call) == "create" && rank() == failing_rank ? ENOSPC : 0;
+}
+
+void wait_quietly(const AsyncSave& saving) {
+  while (!saving.done()) {
+  }
+}
+
+// Trains until a step throws; returns the steps before it, and what it said.
+std::pair<int64_t, std::string> train_until_error(Trained& trained) {
+  for (int64_t steps = 0;; ++steps) {
+    try {
+      trained.train(1);
+    } catch (const Error& error) {
+      trained.optimizer->zero_grad();
+      return {steps, error.what()};
+    }
+  }
+}
+
+TEST(Async, AFailureSurfacesAtTheNextStepOnEveryRankAndNothingIsLost) {
+  SharedFolder folder;
+  auto trained = make_trained("mlp", {});
+  save_async(folder / "step-1", trained).wait();
+  for (failing_rank = 0; failing_rank < world_size(); ++failing_rank) {
+    SCOPED_TRACE("rank " + std::to_string(failing_rank));
+    checkpoint::files::set_seam(no_space);
+    AsyncSave saving = save_async(folder / "step-2", trained);
+    const auto [steps, error] = train_until_error(trained);  // the same step on every rank
+    checkpoint::files::set_seam(nullptr);
+    EXPECT_TRUE(contains(error, "step-2") && contains(error, "No space left")) << error;
+    const at::Tensor mine = at::full({1}, steps, at::kLong);
+    at::Tensor all = at::empty({world_size()}, mine.options());
+    test_world().comm().all_gather(all, mine);
+    EXPECT_TRUE(at::equal(all, at::full({world_size()}, steps, at::kLong))) << all;
+    expect_error([&] { saving.wait(); }, {"No space left"});
+    trained.train(1);  // it was told
+    test_world().comm().barrier();
+    EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-1");
+    test_world().comm().barrier();
+    // Who does not step hears of it at the next save.
+    checkpoint::files::set_seam(no_space);
+    wait_quietly(save_async(folder / "step-2", trained));
+    checkpoint::files::set_seam(nullptr);
+    test_world().comm().barrier();
+    expect_error([&] { save_async(folder / "step-3", trained); }, {"No space left"});
+    test_world().comm().barrier();
+  }
+  save_async(folder / "step-2", trained).wait();
+  EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-2");
+  test_world().comm().barrier();
+}
+
+TEST(Async, AModelThatEndsWaitsForItsSave) {
+  SharedFolder folder;
+  {
+    auto trained = make_trained("mlp", {});
+    save_async(folder / "step-1", trained);
+  }
+  EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-1");
+  test_world().comm().barrier();
+}
+
+}  // namespace
+}  // namespace fsdp::testing

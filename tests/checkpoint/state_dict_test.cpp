@@ -1,0 +1,272 @@
+// State dicts of both types, by ranks that are processes. What is compared are whole tensors that
+// the engine gathered.
+#include "fsdp/state_dict.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "checkpoint/trained.h"
+#include "shard/model.h"
+#include "shard/oracle.h"
+#include "shard/world.h"
+
+namespace fsdp::testing {
+namespace {
+
+using checkpoint::State;
+using checkpoint::StateDictOptions;
+
+constexpr auto kSharded = StateDictType::SHARDED_STATE_DICT;
+
+// Tied weights, sizes that do not divide, frozen parameters, units of two dtypes, units that some
+// steps leave out, buffers.
+const std::vector<std::string> kModels = {"transformer", "odd",      "lora",
+                                          "mixed_types", "branches", "resnet"};
+
+std::vector<ShardOptions> ways() {
+  std::vector<ShardOptions> all = {{},
+                                   {.strategy = ShardingStrategy::NO_SHARD},
+                                   {.wrap = wrap::names({})},
+                                   {.cut = Cut::ELEMENT},
+                                   {.cut = Cut::TENSOR},
+                                   {.share_host_memory = false}};
+  if (world_size() % 2 == 0)
+    all.push_back({.strategy = ShardingStrategy::HYBRID_SHARD, .mesh = hybrid_mesh()});
+  return all;
+}
+
+// A full state dict in the words of a snapshot.
+Snapshot as_snapshot(const State& state) {
+  Snapshot whole;
+  for (const auto& [name, tensor] : state) {
+    EXPECT_EQ(tensor.shards.size(), 1u) << name;
+    const auto& [rectangle, values] = tensor.shards.at(0);
+    EXPECT_EQ(rectangle.sizes, tensor.sizes) << name;
+    EXPECT_EQ(values.scalar_type(), tensor.dtype) << name;
+    std::string key = name;
+    at::Tensor value = values;
+    const std::string prefix = "optim.", step = ".step";
+    if (name.starts_with(prefix)) key = name.substr(prefix.size());
+    if (name.starts_with(prefix) && name.ends_with(step)) {
+      key = "steps." + name.substr(12, name.size() - 12 - step.size());
+      value = value.to(at::kLong);
+    }
+    whole[key] = value;
+  }
+  return whole;
+}
+
+// The whole of every tensor out of all ranks' shards. Elements that several ranks have must be the
+// same on all of them.
+Snapshot put_together(const State& state) {
+  Snapshot whole;
+  for (const auto& [name, tensor] : state) {
+    // What no rank has stays infinite.
+    const auto over_ranks = [&, &tensor = tensor](double nothing, ReduceOp op) {
+      at::Tensor all = at::full(tensor.sizes, nothing, at::kDouble);
+      for (const auto& [rectangle, values] : tensor.shards) {
+        at::Tensor into = all;
+        for (int64_t d = 0; d < into.dim(); ++d)
+          into = into.narrow(d, rectangle.offsets[d], rectangle.sizes[d]);
+        into.copy_(values);
+      }
+      all = all.view({-1}).to(test_device());
+      if (all.numel() > 0) test_world().comm().all_reduce(all, op);
+      return all.cpu().view(tensor.sizes);
+    };
+    const at::Tensor largest = over_ranks(-INFINITY, ReduceOp::MAX);
+    EXPECT_TRUE(at::equal(largest, over_ranks(INFINITY, ReduceOp::MIN))) << name;
+    EXPECT_TRUE(largest.isfinite().all().item<bool>()) << name << " has gaps";
+    whole[name] = largest.to(tensor.dtype);
+  }
+  return whole;
+}
+
+TEST(StateDicts, AFullOneIsEverythingWhole) {
+  for (const auto& name : kModels) {
+    SCOPED_TRACE(name);
+    auto trained = make_trained(name, {});
+    trained.train(2);
+    const auto expected = snapshot(trained);
+    expect_equal(as_snapshot(checkpoint::state_dict(trained.sharded, trained.optimizer.get())),
+                 expected);
+    // Training on leaves it as it is.
+    const auto state = checkpoint::state_dict(trained.sharded, trained.optimizer.get());
+    trained.train(1);
+    expect_equal(as_snapshot(state), expected);
+    // The model alone.
+    for (const auto& [key, tensor] : checkpoint::state_dict(trained.sharded))
+      EXPECT_TRUE(key.starts_with("model.")) << key;
+  }
+}
+
+TEST(StateDicts, OnlyRank0KeepsItIfAsked) {
+  auto trained = make_trained("transformer", {});
+  trained.train(1);
+  const auto state =
+      checkpoint::state_dict(trained.sharded, trained.optimizer.get(), {.rank0_only = true});
+  const auto expected = snapshot(trained);
+  if (rank() == 0)
+    expect_equal(as_snapshot(state), expected);
+  else
+    EXPECT_TRUE(state.empty());
+}
+
+TEST(StateDicts, ShardsMakeUpTheWhole) {
+  for (const auto& name : {"transformer", "odd", "mixed_types", "lora"})
+    for (const auto& way : ways()) {
+      auto trained = make_trained(name, way);
+      trained.train(1);
+      const auto full = checkpoint::state_dict(trained.sharded, trained.optimizer.get());
+      const auto mine =
+          checkpoint::state_dict(trained.sharded, trained.optimizer.get(), {.type = kSharded});
+      Snapshot expected;
+      for (const auto& [key, tensor] : full) expected[key] = tensor.shards[0].values;
+      expect_equal(put_together(mine), expected);
+    }
+}
+
+TEST(StateDicts, ShardsAreCopiesUnlessAskedForOtherwise) {
+  auto trained = make_trained("mlp", {});
+  const auto copied = checkpoint::state_dict(trained.sharded, nullptr, {.type = kSharded});
+  const auto shared = checkpoint::state_dict(
+      trained.sharded, nullptr, {.type = kSharded, .offload_to_cpu = false, .copy = false});
+  const auto before = put_together(copied);
+  trained.train(1);
+  expect_equal(put_together(copied), before);
+  expect_equal(put_together(shared),
+               put_together(checkpoint::state_dict(trained.sharded, nullptr, {.type = kSharded})));
+}
+
+TEST(StateDicts, AFullOneLoadsIntoAnyOtherWay) {
+  for (const std::string name : {"transformer", "odd"})
+    for (size_t from : {size_t{0}, size_t{3}}) {
+      auto saved = make_trained(name, ways()[from]);
+      saved.train(2);
+      const auto state = checkpoint::state_dict(saved.sharded, saved.optimizer.get());
+      for (size_t to = 0; to < ways().size(); ++to) {
+        SCOPED_TRACE(name + " from way " + std::to_string(from) + " to " + std::to_string(to));
+        auto loaded = make_trained(name, ways()[to], Rule::kAdamW, 8);
+        loaded.train(1);  // the states that are there must give way
+        const auto skipped =
+            checkpoint::load_state_dict(state, loaded.sharded, loaded.optimizer.get());
+        EXPECT_TRUE(skipped.empty());
+        expect_equal(snapshot(loaded), snapshot(saved));
+      }
+    }
+}
+
+TEST(StateDicts, EveryModelLoadsItsOwnOfBothTypes) {
+  for (const auto& name : kModels)
+    for (const auto type : {StateDictType::FULL_STATE_DICT, kSharded}) {
+      SCOPED_TRACE(name);
+      auto saved = make_trained(name, {});
+      saved.train(2);
+      const auto state =
+          checkpoint::state_dict(saved.sharded, saved.optimizer.get(), {.type = type});
+      auto loaded = make_trained(name, {}, Rule::kAdamW, 8);
+      checkpoint::load_state_dict(state, loaded.sharded, loaded.optimizer.get());
+      expect_equal(snapshot(loaded), snapshot(saved));
+      saved.train(1);
+      loaded.steps = 2;
+      loaded.train(1);
+      expect_equal(snapshot(loaded), snapshot(saved));
+    }
+}
+
+TEST(StateDicts, SharedMemoryOfTheModelItselfMayBeLoadedBack) {
+  auto trained = make_trained("transformer", {});
+  trained.train(2);
+  const auto expected = snapshot(trained);
+  const auto state =
+      checkpoint::state_dict(trained.sharded, trained.optimizer.get(),
+                             {.type = kSharded, .offload_to_cpu = false, .copy = false});
+  checkpoint::load_state_dict(state, trained.sharded, trained.optimizer.get());
+  expect_equal(snapshot(trained), expected);
+}
+
+TEST(StateDicts, TheMasterIsInIt) {
+  auto saved = make_trained("transformer", {.mixed_precision = bf16_precision()});
+  saved.train(2);
+  const auto state = checkpoint::state_dict(saved.sharded, saved.optimizer.get());
+  EXPECT_EQ(state.at("model.embedding.weight").dtype, at::kFloat);
+  auto loaded = make_trained("transformer", {}, Rule::kAdamW, 8);
+  checkpoint::load_state_dict(state, loaded.sharded, loaded.optimizer.get());
+  expect_equal(snapshot(loaded), snapshot(saved));
+}
+
+TEST(StateDicts, AModelOnTheMetaDeviceNeedsNoOtherValues) {
+  auto saved = make_trained("transformer", {});
+  saved.train(1);
+  const auto state = checkpoint::state_dict(saved.sharded);
+  Built built = build_seeded(model_case("transformer"));
+  for (auto& [name, value] : built.parameters)
+    shard::become(value, at::empty(value.sizes(), value.options().device(at::kMeta)));
+  auto sharded = fully_shard({ModuleRef(built.module)},
+                             {.wrap = model_case("transformer").wrap, .device = test_device()});
+  expect_error([&] { checkpoint::state_dict(sharded); }, {"meta device"});
+  checkpoint::load_state_dict(state, sharded);
+  for (const auto& [name, tensor] : saved.sharded.full_state_dict())
+    EXPECT_TRUE(at::equal(sharded.full_tensor(name).cpu(), tensor)) << name;
+}
+
+TEST(StateDicts, WhatDoesNotFitIsNamedAndNothingIsWritten) {
+  auto trained = make_trained("transformer", {});
+  trained.train(1);
+  const auto before = snapshot(trained);
+  const auto good = checkpoint::state_dict(trained.sharded, trained.optimizer.get());
+  const std::string name = "model.embedding.weight",
+                    moment = "optim.state.embedding.weight.exp_avg";
+  ASSERT_TRUE(good.contains(name) && good.contains(moment));
+  const auto refused = [&](const std::function<void(State&)>& change,
+                           const std::vector<std::string>& words) {
+    State state = good;
+    change(state);
+    expect_error(
+        [&] { checkpoint::load_state_dict(state, trained.sharded, trained.optimizer.get()); },
+        words);
+    expect_equal(snapshot(trained), before);
+  };
+  std::string norm;  // a parameter with one name
+  for (const auto& [key, tensor] : good)
+    if (key.starts_with("model.") && key.find("norm") != std::string::npos) norm = key;
+  ASSERT_NE(norm, "");
+  refused([&](State& s) { s.erase(norm); }, {norm, "not in the state dict"});
+  refused([&](State& s) { s["model.other"] = s.at(norm); }, {"model.other", "not in the model"});
+  refused([&](State& s) { s["optim.state.other.exp_avg"] = s.at(norm); }, {"not in the optimizer"});
+  refused(
+      [&](State& s) {
+        s.at(name) = {{2, 3}, at::kFloat, {{{{0, 0}, {2, 3}}, at::zeros({2, 3})}}};
+      },
+      {name, "[2, 3]"});
+  refused([&](State& s) { s.at(name).shards[0].values = at::zeros({2}); }, {name, "no part of it"});
+  refused([&](State& s) { s.at(name).shards.clear(); }, {"embedding.weight", "other parts"});
+  refused([&](State& s) { s.at(moment).shards.clear(); }, {"embedding.weight.exp_avg"});
+  refused([&](State& s) { std::erase_if(s, [](auto& e) { return e.first[0] == 'o'; }); },
+          {"no optimizer states"});
+
+  State state = good;
+  state.erase(norm);
+  state["model.other"] = state.at(name);
+  const auto skipped = checkpoint::load_state_dict(state, trained.sharded, trained.optimizer.get(),
+                                                   {.strict = false});
+  EXPECT_EQ(skipped, (std::vector<std::string>{norm, "model.other"}));
+}
+
+TEST(StateDicts, AShardedOneOfAnotherShardingIsRefusedOnEveryRank) {
+  if (world_size() == 1) GTEST_SKIP() << "one rank has everything";
+  auto saved = make_trained("transformer", {});
+  const auto state = checkpoint::state_dict(saved.sharded, nullptr, {.type = kSharded});
+  auto other = make_trained("transformer", {.strategy = ShardingStrategy::NO_SHARD});
+  expect_error([&] { checkpoint::load_state_dict(state, other.sharded); },
+               {"the state dict has other parts of it"});
+}
+
+TEST(StateDicts, TheOptimizerOfAnotherModelIsRefused) {
+  auto one = make_trained("mlp", {}), other = make_trained("mlp", {});
+  expect_error([&] { checkpoint::state_dict(one.sharded, other.optimizer.get()); }, {"another"});
+}
+
+}  // namespace
+}  // namespace fsdp::testing
