@@ -349,6 +349,36 @@ TEST(Failures, OnOneRankAreErrorsOnEveryRankAndTheOlderCheckpointStays) {
   expect_equal(snapshot(loaded), expected);
 }
 
+int vanish(const char* call, const fs::path& path) {
+  if (std::string(call) == "create" && rank() == world_size() - 1)
+    fs::remove_all(path.parent_path());
+  return 0;
+}
+
+int read_only(const char*, const fs::path&) {
+  return EROFS;
+}
+
+TEST(Failures, ADirectoryThatVanishesOrMayNotBeWrittenIsNamed) {
+  SharedFolder folder;
+  auto saved = one_unit();
+  checkpoint::save(folder / "step-1", saved.sharded, saved.optimizer.get());
+  const std::map<std::string, checkpoint::files::Seam> seams = {{"No such file", vanish},
+                                                                {"Read-only", read_only}};
+  for (const auto& [word, seam] : seams) {
+    test_world().comm().barrier();
+    checkpoint::files::set_seam(seam);
+    const std::string error = error_of(
+        [&] { checkpoint::save(folder / "step-2", saved.sharded, saved.optimizer.get()); });
+    checkpoint::files::set_seam(nullptr);
+    EXPECT_TRUE(contains(error, word) && contains(error, "step-2") && contains(error, "HINT"))
+        << error;
+    test_world().comm().barrier();
+    EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-1");
+  }
+  test_world().comm().barrier();
+}
+
 TEST(Failures, DamagedFilesAreNamed) {
   SharedFolder folder;
   auto saved = one_unit();
