@@ -117,7 +117,6 @@ struct Save {
 // --- behind the training ---
 
 struct AsyncSave::State {
-  Path dir;
   std::chrono::nanoseconds blocked{};
   std::mutex mutex;
   std::condition_variable ended;
@@ -138,16 +137,17 @@ struct AsyncSave::State {
     std::lock_guard lock(mutex);
     return error && !told;
   }
-  void tell() {
+  void tell() {  // throws it
     std::lock_guard lock(mutex);
     told = true;
     if (error) std::rethrow_exception(error);
   }
   void wait() {
-    std::unique_lock lock(mutex);
-    ended.wait(lock, [&] { return done; });
-    told = true;
-    if (error) std::rethrow_exception(error);
+    {
+      std::unique_lock lock(mutex);
+      ended.wait(lock, [&] { return done; });
+    }
+    tell();
   }
 };
 
@@ -307,7 +307,6 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   }
   AsyncSave handle;
   handle.state_ = std::make_shared<AsyncSave::State>();
-  handle.state_->dir = save.name;
   handle.state_->blocked = Clock::now() - begun;
   saver->start(handle.state_, save, std::move(plan),
                by_store(save.world, "save/" + std::to_string(save.world.next_number())));
