@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <set>
+#include <tuple>
 
 #include "checkpoint/overlap.h"
 #include "checkpoint/stream.h"
@@ -85,7 +86,7 @@ void compare_pieces(const at::Tensor& a, const at::Tensor& b, const Rectangle& p
 class Comparing {
  public:
   Comparing(Source& a, Source& b, const CompareOptions& options)
-      : a_(a), b_(b), options_(options) {}
+      : a_(a), b_(b), options_(options), known_in_a_(known_in(a, b)), known_in_b_(known_in(b, a)) {}
 
   Comparison run() {
     for (const auto& [name, entry] : a_.metadata().tensors)
@@ -95,8 +96,8 @@ class Comparing {
     for (const auto& [name, entry] : a_.metadata().tensors)
       if (wanted(name)) compare_tensor(name, entry);
     for (const auto& [name, entry] : b_.metadata().tensors)
-      if (wanted(name) && !a_.tensor(name) && !stands_for_known(b_, entry, a_))
-        add({Difference::kOnlyInB, name, {}, {entry.sizes, entry.dtype, ""}});
+      if (wanted(name) && !a_.tensor(name) && !known_in_a_.contains(places_of(entry)))
+        add({Difference::kOnlyInB, name, {}, {entry.sizes, entry.dtype}});
     if (!options_.model_only) compare_values();
     std::stable_sort(result_.differences.begin(), result_.differences.end(),
                      [](const auto& x, const auto& y) { return x.name < y.name; });
@@ -114,29 +115,32 @@ class Comparing {
 
   void add(Difference difference) { result_.differences.push_back(std::move(difference)); }
 
-  // Whether the bytes of a tensor of `mine` are also those of another name, which `theirs` has.
-  static bool stands_for_known(Source& mine, const TensorEntry& entry, Source& theirs) {
-    const auto same = [](const StoredChunk& x, const StoredChunk& y) {
-      return x.rectangle == y.rectangle && x.place.file == y.place.file &&
-             x.place.offset == y.place.offset;
-    };
-    for (const auto& [name, other] : mine.metadata().tensors)
-      if (&other != &entry && theirs.tensor(name) && !entry.chunks.empty() &&
-          std::equal(entry.chunks.begin(), entry.chunks.end(), other.chunks.begin(),
-                     other.chunks.end(), same))
-        return true;
-    return false;
+  // Where the bytes of a tensor lie: the same for all names of one.
+  using Places = std::vector<std::tuple<std::string, int64_t, std::vector<int64_t>>>;
+  static Places places_of(const TensorEntry& entry) {
+    Places places;
+    for (const auto& chunk : entry.chunks)
+      places.emplace_back(chunk.place.file, chunk.place.offset, chunk.rectangle.offsets);
+    return places;
+  }
+
+  // Bytes of `mine` under a name that `theirs` has, too: other names of them are no difference.
+  static std::set<Places> known_in(const Source& theirs, const Source& mine) {
+    std::set<Places> known;
+    for (const auto& [name, entry] : mine.metadata().tensors)
+      if (theirs.tensor(name) && element_count(entry.sizes) > 0) known.insert(places_of(entry));
+    return known;
   }
 
   void compare_tensor(const std::string& name, const TensorEntry& entry) {
-    const Side a{entry.sizes, entry.dtype, ""};
+    const Side a{entry.sizes, entry.dtype};
     const TensorEntry* other = b_.tensor(name);
     if (!other) {
-      if (!stands_for_known(a_, entry, b_)) add({Difference::kOnlyInA, name, a, {}});
+      if (!known_in_b_.contains(places_of(entry))) add({Difference::kOnlyInA, name, a, {}});
       return;
     }
     ++result_.compared;
-    Difference found{Difference::kElements, name, a, {other->sizes, other->dtype, ""}};
+    Difference found{Difference::kElements, name, a, {other->sizes, other->dtype}};
     if (entry.sizes != other->sizes) {
       found.kind = Difference::kShape;
       return add(std::move(found));
@@ -221,6 +225,8 @@ class Comparing {
   Source& a_;
   Source& b_;
   const CompareOptions& options_;
+  std::set<Places> known_in_a_;  // bytes of b
+  std::set<Places> known_in_b_;  // bytes of a
   int64_t done_ = 0, total_ = 0;
   Comparison result_;
 };

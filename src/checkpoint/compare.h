@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace fsdp::checkpoint {
 struct Side {  // of a difference, as one of the two has it
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
-  std::string value;  // of a plain value
+  std::optional<std::string> value = {};  // of a plain value; none: it is a tensor
 };
 
 struct Difference {

@@ -151,11 +151,11 @@ Path partial_of(const Path& dir) {
   return with_suffix(dir, ".partial");
 }
 
-void begin_partial(const Path& dir) {
+void begin_partial(const Path& dir, bool newest) {
   const Path partial = partial_of(dir);
   require_ours(dir);
-  require_link(dir.parent_path() / kLatest);
-  require_link(dir.parent_path() / kFreshLink);
+  if (newest)
+    for (const char* link : {kLatest, kFreshLink}) require_link(dir.parent_path() / link);
   remove_checkpoint(partial);
   files::make_directories(dir.parent_path());
   files::make_directory(partial);

@@ -19,10 +19,10 @@ std::filesystem::path checked_name(const std::filesystem::path& dir);
 std::filesystem::path partial_of(const std::filesystem::path& dir);
 
 // An empty directory to write to; what a killed run left there is removed. An Error if there is
-// something at `dir` that is no checkpoint.
-void begin_partial(const std::filesystem::path& dir);
-// Makes it the checkpoint `dir`, and `latest` name it unless `newest` is false. Everything in it
-// must be on the disk.
+// something at `dir` that is no checkpoint. `newest`: the link `latest` will name it.
+void begin_partial(const std::filesystem::path& dir, bool newest = true);
+// Makes it the checkpoint `dir`, and `latest` name it if it is the newest. Everything in it must be
+// on the disk.
 void publish_partial(const std::filesystem::path& dir, bool newest = true);
 void drop_partial(const std::filesystem::path& dir) noexcept;  // as far as that is possible
 

@@ -52,7 +52,7 @@ void import_checkpoint(Source& source, const std::filesystem::path& dir,
                        const std::vector<Imported>& tensors, const Extra& extra,
                        const Advance& advance) {
   const auto name = checked_name(dir);
-  begin_partial(name);
+  begin_partial(name, /*newest=*/false);
   const auto partial = partial_of(name);
   try {
     Metadata metadata;

@@ -68,7 +68,7 @@ std::string differing_line(const std::string& text, const std::string& other) {
 // What the two sides have, where that is what differs.
 std::string sides(const Difference& found) {
   const auto shown = [](const checkpoint::Side& side) {
-    return side.value.empty() ? checkpoint::shape_text(side.sizes) : shortened(side.value, 24);
+    return side.value ? shortened(*side.value, 24) : checkpoint::shape_text(side.sizes);
   };
   switch (found.kind) {
     case Difference::kOnlyInA:
@@ -81,8 +81,8 @@ std::string sides(const Difference& found) {
     case Difference::kElements:
       return "";
     case Difference::kPlain:
-      return shortened(differing_line(found.a.value, found.b.value), 24) + " → " +
-             shortened(differing_line(found.b.value, found.a.value), 24);
+      return shortened(differing_line(*found.a.value, *found.b.value), 24) + " → " +
+             shortened(differing_line(*found.b.value, *found.a.value), 24);
     default:
       return shown(found.a) + " → " + shown(found.b);
   }
@@ -112,7 +112,7 @@ Row join(const std::vector<Difference>& all, const std::vector<size_t>& members)
   return row;
 }
 
-// Null where there is no number to JSON.
+// As a text where JSON has no number.
 nlohmann::ordered_json finite(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json("infinite");
 }
@@ -122,7 +122,7 @@ void print_json(const std::vector<Difference>& differences) {
   for (const auto& found : differences) {
     const auto side = [&](const checkpoint::Side& side, bool there) -> Json {
       if (!there) return nullptr;
-      if (!side.value.empty()) return side.value;
+      if (side.value) return *side.value;
       return {{"shape", side.sizes}, {"dtype", checkpoint::dtype_name(side.dtype)}};
     };
     Json line = {{"name", found.name}, {"difference", word(found.kind)}};
