@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/log.h"
+#include "checkpoint/mismatch.h"
 #include "checkpoint/source.h"
 #include "checkpoint/together.h"
 #include "fsdp/checkpoint.h"
@@ -66,15 +67,7 @@ class Matching {
   // The names that did not fit; with `strict` an Error that shows the first of them.
   std::vector<std::string> finish(bool strict) const {
     if (problems_.empty() || !strict) return skipped_;
-    constexpr size_t kShown = 5;
-    std::string text = source_.dir().string() + " does not fit: ";
-    for (size_t i = 0; i < std::min(problems_.size(), kShown); ++i)
-      text += (i ? "; " : "") + problems_[i];
-    if (problems_.size() > kShown)
-      text += "; and " + std::to_string(problems_.size() - kShown) + " more";
-    throw Error(text + ".",
-                "load it into a model of the same configuration, or with .strict = false to skip "
-                "what does not fit.");
+    throw_mismatch(source_.dir().string(), problems_);
   }
 
  private:

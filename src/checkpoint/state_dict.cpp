@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "checkpoint/metadata.h"
+#include "checkpoint/mismatch.h"
 #include "checkpoint/overlap.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/together.h"
@@ -181,16 +182,7 @@ class Loading {
   }
 
   void refuse() const {
-    if (problems_.empty() || !strict_) return;
-    constexpr size_t kShown = 5;
-    std::string text = "the state dict does not fit: ";
-    for (size_t i = 0; i < std::min(problems_.size(), kShown); ++i)
-      text += (i ? "; " : "") + problems_[i];
-    if (problems_.size() > kShown)
-      text += "; and " + std::to_string(problems_.size() - kShown) + " more";
-    throw Error(text + ".",
-                "load it into a model of the same configuration, or with .strict = false to skip "
-                "what does not fit.");
+    if (strict_ && !problems_.empty()) throw_mismatch("the state dict", problems_);
   }
 
   // What a state dict must be by itself, whoever made it.
