@@ -42,7 +42,6 @@ struct Options {
   int64_t width = 4096, layers = 8;
   int rounds = 5;
   bool json = false, worker = false, alone = false;
-  bool prepare = true;  // the memory of async saves, as the trainer does
 };
 
 // --- a rank ---
@@ -114,7 +113,7 @@ int run_worker(const Options& options) {
   model->forward(at::randn({1, options.width}, device)).sum().backward();
   optimizer.step();
   optimizer.zero_grad();
-  if (options.prepare) checkpoint::prepare_async(sharded, &optimizer);
+  checkpoint::prepare_async(sharded, &optimizer);
 
   const fs::path folder = fs::path(options.dir);
   const auto dir = [&](const char* kind, int round) {
@@ -198,21 +197,13 @@ int run_parent(Options options) {
   const Folder folder{where / (".bench-checkpoint-" + std::to_string(::getpid()))};
   fs::create_directories(folder.path);
   options.dir = folder.path.string();
-  const std::vector<std::string> program = {own_binary(),
-                                            "bench",
-                                            "checkpoint",
-                                            "--worker",
-                                            "--backend",
-                                            options.backend,
-                                            "--dir",
-                                            options.dir,
-                                            "--width",
-                                            std::to_string(options.width),
-                                            "--layers",
-                                            std::to_string(options.layers),
-                                            "--rounds",
-                                            std::to_string(options.rounds),
-                                            options.prepare ? "--prepare" : "--no-prepare"};
+  const std::vector<std::string> program = {own_binary(), "bench",
+                                            "checkpoint", "--worker",
+                                            "--backend",  options.backend,
+                                            "--dir",      options.dir,
+                                            "--width",    std::to_string(options.width),
+                                            "--layers",   std::to_string(options.layers),
+                                            "--rounds",   std::to_string(options.rounds)};
   const Json ours =
       run_ranks({options.ranks, options.threads, program, "saving and loading"}).front();
   std::optional<Json> peer;
@@ -291,8 +282,6 @@ void add_bench_checkpoint(CLI::App& bench, Action& action) {
   count("--width", options->width, "Of each linear");
   count("--layers", options->layers, "Linears");
   count("--rounds", options->rounds, "That the medians are of");
-  command->add_flag("--prepare,!--no-prepare", options->prepare,
-                    "Whether the memory of async saves is made ready after the first step");
   command->add_flag("--alone", options->alone, "Without the peer");
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_flag("--worker", options->worker, "")->group("");  // a rank of the above
