@@ -349,9 +349,13 @@ TEST(Failures, OnOneRankAreErrorsOnEveryRankAndTheOlderCheckpointStays) {
   expect_equal(snapshot(loaded), expected);
 }
 
+// Moved away first: nobody can put a file into it while it is being removed.
 int vanish(const char* call, const fs::path& path) {
-  if (std::string(call) == "create" && rank() == world_size() - 1)
-    fs::remove_all(path.parent_path());
+  const fs::path folder = path.parent_path();
+  if (std::string(call) == "create" && rank() == world_size() - 1 && fs::exists(folder)) {
+    fs::rename(folder, folder.string() + ".gone");
+    fs::remove_all(folder.string() + ".gone");
+  }
   return 0;
 }
 
