@@ -5,7 +5,7 @@ function(fsdp_flags target)
     -Wno-missing-field-initializers  # option structs are filled by designated initialisers
     -Wno-restrict)                   # false alarm of g++ 12 on std::string + (GCC bug 105651)
   get_target_property(type ${target} TYPE)
-  if(type STREQUAL EXECUTABLE)
+  if(type MATCHES "EXECUTABLE|OBJECT_LIBRARY")
     # False alarms: g++ 12 where option structs that hold a std::function are filled in place; g++ 13
     # in LibTorch's Function::apply, and on references into what a temporary only points to.
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overflow

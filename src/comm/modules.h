@@ -1,14 +1,16 @@
-// Parts of the library that are loaded when a backend is asked for: libfsdp_mpi.so,
-// libfsdp_cuda.so. Each exports one C function that returns its table of functions.
+// What the parts of the library that are loaded on demand (base/modules.h) can do for
+// communication. Each exports one C function that returns its table of functions.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/backend.h"
+#include "comm/device_graph.h"
 
 namespace fsdp::comm {
 
@@ -33,10 +35,12 @@ struct Module {
   std::string (*agree)(const std::string& mine, int rank, int size);
   std::string (*describe)();               // versions, for fsdp doctor
   std::string (*device_name)(int device);  // as the driver has it (cuda)
+  // A graph, in the memory pool of `sibling` if there is one (cuda).
+  std::unique_ptr<DeviceGraph> (*make_graph)(const DeviceGraph* sibling);
 };
 
-// "mpi" or "cuda". Loaded once. `find` returns null where it was not built or cannot be loaded and
-// says why; `require` throws that.
+// "mpi" or "cuda". `find` returns null where it was not built or cannot be loaded and says why;
+// `require` throws that.
 const Module* find_module(const std::string& name, std::string* why = nullptr);
 const Module* require_module(const std::string& name);
 
