@@ -11,22 +11,30 @@ namespace fsdp::kernels::cpu {
 // -fopenmp, as we are, it is a plain loop. With -fopenmp we would link an OpenMP runtime beside the
 // one LibTorch brings, and its threads would fight with LibTorch's. A TensorIterator's loop is
 // compiled inside LibTorch, so it runs on the threads that at::set_num_threads is about.
-void parallel(int64_t count, c10::function_ref<void(int64_t, int64_t, int64_t)> body) {
-  const auto run = [&](int64_t chunk) {
-    body(chunk, chunk * kChunk, std::min(count, (chunk + 1) * kChunk));
-  };
-  if (count <= kChunk) {
-    if (count > 0) run(0);
+void parallel_tasks(int64_t count, c10::function_ref<void(int64_t)> body) {
+  if (count <= 1) {
+    if (count == 1) body(0);
     return;
   }
-  // The tensor is counted and never read: an element stands for a chunk, its address says for
-  // which.
-  const at::Tensor counted = at::empty({chunks(count)}, at::ScalarType::Byte);
+  // The tensor is counted and never read: an element stands for a task, its address says for which.
+  const at::Tensor counted = at::empty({count}, at::ScalarType::Byte);
   const char* first = static_cast<const char*>(counted.const_data_ptr());
   const auto loop = [&](char** at, const int64_t*, int64_t n, int64_t) {
-    for (int64_t i = 0; i < n; ++i) run(*at - first + i);
+    for (int64_t i = 0; i < n; ++i) body(*at - first + i);
   };
   at::TensorIterator::borrowing_nullary_op(counted).for_each(loop, /*grain_size=*/1);
+}
+
+void parallel(int64_t count, c10::function_ref<void(int64_t, int64_t, int64_t)> body) {
+  parallel_tasks(chunks(count), [&](int64_t chunk) {
+    body(chunk, chunk * kChunk, std::min(count, (chunk + 1) * kChunk));
+  });
+}
+
+void parallel_rows(int64_t rows, int64_t dim, c10::function_ref<void(int64_t, int64_t)> body) {
+  const int64_t block = std::max<int64_t>(1, kChunk / std::max<int64_t>(1, dim));
+  parallel_tasks((rows + block - 1) / block,
+                 [&](int64_t task) { body(task * block, std::min(rows, (task + 1) * block)); });
 }
 
 }  // namespace fsdp::kernels::cpu

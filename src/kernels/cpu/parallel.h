@@ -18,4 +18,10 @@ constexpr int64_t chunks(int64_t count) {
 // chunks begin depends on nothing but kChunk; which thread takes which is open.
 void parallel(int64_t count, c10::function_ref<void(int64_t, int64_t, int64_t)> body);
 
+// Calls body(task) for every task of [0, count); returns when all are done.
+void parallel_tasks(int64_t count, c10::function_ref<void(int64_t)> body);
+
+// Calls body(begin, end) for blocks of rows of `dim` elements, some kChunk elements each.
+void parallel_rows(int64_t rows, int64_t dim, c10::function_ref<void(int64_t, int64_t)> body);
+
 }  // namespace fsdp::kernels::cpu

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/error.h"
+#include "kernels/cpu/halves.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/parallel.h"
 
@@ -32,6 +33,19 @@ auto with_type(at::ScalarType type, const Body& body) {
   }
 }
 
+// The same with the type of a gradient beside a master of T.
+template <typename T, typename Body>
+void with_grad(const at::Tensor& grad, const Body& body) {
+  if constexpr (std::is_same_v<T, float>)
+    if (grad.scalar_type() == at::ScalarType::BFloat16) return body(c10::BFloat16{});
+  body(T{});
+}
+
+template <typename Tensors>
+at::ScalarType master_type(const Tensors& t) {
+  return t.rest.defined() ? at::ScalarType::Float : t.master.scalar_type();
+}
+
 template <typename T>
 T* data(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
@@ -42,32 +56,63 @@ const T* values(const at::Tensor& tensor) {
   return static_cast<const T*>(tensor.const_data_ptr());
 }
 
-// Elements after which the copy is written: the master is still in the first cache then, and a loop
-// of its own overlaps better with the divisions than if it waited for each.
+// Elements after which the copy is written, or the halves of a split master: they are still in the
+// first cache then, and a loop of its own overlaps better with the divisions than if it waited for
+// each.
 constexpr int64_t kBlock = 1024;
 
-// Writes low[begin, end) from the master.
+// Writes low[begin, …) from `count` elements of the master.
 template <typename T>
-void write_low(const at::Tensor& low, const T* master, int64_t begin, int64_t end) {
+void write_low(const at::Tensor& low, const T* master, int64_t begin, int64_t count) {
   using C = Compute<T>;
   with_type(low.scalar_type(), [&]<typename L>(L) {
     const auto convert = [](L* to, const T* from) { store<C>(to, load<C>(from)); };
-    over<C>(end - begin, convert, data<L>(low) + begin, master + begin);
+    over<C>(count, convert, data<L>(low) + begin, master);
   });
 }
 
-// Calls body(begin, end) for blocks of the flats, threaded, and writes the copy after each.
-template <typename T, typename Body>
-void update(const at::Tensor& master, const at::Tensor& low, const Body& body) {
-  const T* written = values<T>(master);
-  parallel(master.numel(), [&](int64_t, int64_t begin, int64_t end) {
-    if (!low.defined()) return body(begin, end);
+// Calls body(master, begin, end) for blocks of the flats, threaded: `master` holds the elements
+// from `begin` on. Writes the copy after each.
+template <typename T, typename Tensors, typename Body>
+void update_whole(const Tensors& t, const Body& body) {
+  T* master = data<T>(t.master);
+  parallel(t.master.numel(), [&](int64_t, int64_t begin, int64_t end) {
+    if (!t.low.defined()) return body(master + begin, begin, end);
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t stop = std::min(end, at + kBlock);
-      body(at, stop);
-      write_low(low, written, at, stop);
+      body(master + at, at, stop);
+      write_low(t.low, master + at, at, stop - at);
     }
   });
+}
+
+// The same for a split master: a block of it is whole for a moment.
+template <typename Tensors, typename Body>
+void update_split(const Tensors& t, const Body& body) {
+  auto* high = data<c10::BFloat16>(t.low);
+  auto* rest = data<int16_t>(t.rest);
+  const auto join = [](float* w, c10::BFloat16* h, int16_t* r) {
+    store<float>(w, load_split(h, r));
+  };
+  const auto split = [](float* w, c10::BFloat16* h, int16_t* r) {
+    store_split(h, r, load<float>(w));
+  };
+  parallel(t.rest.numel(), [&](int64_t, int64_t begin, int64_t end) {
+    float block[kBlock];
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t stop = std::min(end, at + kBlock);
+      over<float>(stop - at, join, static_cast<float*>(block), high + at, rest + at);
+      body(block, at, stop);
+      over<float>(stop - at, split, static_cast<float*>(block), high + at, rest + at);
+    }
+  });
+}
+
+template <typename T, typename Tensors, typename Body>
+void update(const Tensors& t, const Body& body) {
+  if constexpr (std::is_same_v<T, float>)
+    if (t.rest.defined()) return update_split(t, body);
+  update_whole<T>(t, body);
 }
 
 // The constants of a step, rounded once from float64.
@@ -87,15 +132,14 @@ struct AdamWConstants {
   C scale, beta1, rest1, beta2, rest2, eps, keep, size, correction;
 };
 
-template <typename T>
+template <typename T, typename G>
 void adamw(const AdamWTensors& t, const AdamWStep& step, float factor) {
   using C = Compute<T>;
   const AdamWConstants<C> k(step, factor);
-  T* master = data<T>(t.master);
   T* exp_avg = data<T>(t.exp_avg);
   T* exp_avg_sq = data<T>(t.exp_avg_sq);
-  const T* grad = values<T>(t.grad);
-  const auto lanes = [k](T* w_at, const T* g_at, T* m_at, T* v_at) {
+  const G* grad = values<G>(t.grad) + t.grad_begin;
+  const auto lanes = [k](T* w_at, const G* g_at, T* m_at, T* v_at) {
     const Lanes<C> g = load<C>(g_at) * k.scale;
     const Lanes<C> m = load<C>(m_at) * k.beta1 + g * k.rest1;
     const Lanes<C> v = load<C>(v_at) * k.beta2 + g * g * k.rest2;
@@ -105,8 +149,8 @@ void adamw(const AdamWTensors& t, const AdamWStep& step, float factor) {
     store<C>(v_at, v);
     store<C>(w_at, w);
   };
-  update<T>(t.master, t.low, [&](int64_t begin, int64_t end) {
-    over<C>(end - begin, lanes, master + begin, grad + begin, exp_avg + begin, exp_avg_sq + begin);
+  update<T>(t, [&](T* master, int64_t begin, int64_t end) {
+    over<C>(end - begin, lanes, master, grad + begin, exp_avg + begin, exp_avg_sq + begin);
   });
 }
 
@@ -125,29 +169,27 @@ struct SGDConstants {
   bool nesterov, first;
 };
 
-template <typename T>
+template <typename T, typename G>
 void plain_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
   using C = Compute<T>;
   const SGDConstants<C> k(step, factor);
-  T* master = data<T>(t.master);
-  const T* grad = values<T>(t.grad);
-  const auto lanes = [k](T* w_at, const T* g_at) {
+  const G* grad = values<G>(t.grad) + t.grad_begin;
+  const auto lanes = [k](T* w_at, const G* g_at) {
     const Lanes<C> w = load<C>(w_at);
     store<C>(w_at, w - k.lr * (load<C>(g_at) * k.scale + w * k.decay));
   };
-  update<T>(t.master, t.low, [&](int64_t begin, int64_t end) {
-    over<C>(end - begin, lanes, master + begin, grad + begin);
+  update<T>(t, [&](T* master, int64_t begin, int64_t end) {
+    over<C>(end - begin, lanes, master, grad + begin);
   });
 }
 
-template <typename T>
+template <typename T, typename G>
 void momentum_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
   using C = Compute<T>;
   const SGDConstants<C> k(step, factor);
-  T* master = data<T>(t.master);
   T* buffer = data<T>(t.momentum_buffer);
-  const T* grad = values<T>(t.grad);
-  const auto lanes = [k](T* w_at, const T* g_at, T* m_at) {
+  const G* grad = values<G>(t.grad) + t.grad_begin;
+  const auto lanes = [k](T* w_at, const G* g_at, T* m_at) {
     const Lanes<C> w = load<C>(w_at);
     const Lanes<C> g = load<C>(g_at) * k.scale + w * k.decay;
     // The first buffer is the gradient itself, undamped; what lies in memory may be anything.
@@ -156,8 +198,8 @@ void momentum_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
     store<C>(m_at, m);
     store<C>(w_at, next);
   };
-  update<T>(t.master, t.low, [&](int64_t begin, int64_t end) {
-    over<C>(end - begin, lanes, master + begin, grad + begin, buffer + begin);
+  update<T>(t, [&](T* master, int64_t begin, int64_t end) {
+    over<C>(end - begin, lanes, master, grad + begin, buffer + begin);
   });
 }
 
@@ -265,16 +307,20 @@ struct Exponent<c10::Half> {
 
 }  // namespace
 
-void adamw(const AdamWTensors& tensors, const AdamWStep& step, float factor) {
-  with_type(tensors.master.scalar_type(), [&]<typename T>(T) { adamw<T>(tensors, step, factor); });
+void adamw(const AdamWTensors& t, const AdamWStep& step, float factor) {
+  with_type(master_type(t), [&]<typename T>(T) {
+    with_grad<T>(t.grad, [&]<typename G>(G) { adamw<T, G>(t, step, factor); });
+  });
 }
 
-void sgd(const SGDTensors& tensors, const SGDStep& step, float factor) {
-  with_type(tensors.master.scalar_type(), [&]<typename T>(T) {
-    if (step.momentum != 0)
-      momentum_sgd<T>(tensors, step, factor);
-    else
-      plain_sgd<T>(tensors, step, factor);
+void sgd(const SGDTensors& t, const SGDStep& step, float factor) {
+  with_type(master_type(t), [&]<typename T>(T) {
+    with_grad<T>(t.grad, [&]<typename G>(G) {
+      if (step.momentum != 0)
+        momentum_sgd<T, G>(t, step, factor);
+      else
+        plain_sgd<T, G>(t, step, factor);
+    });
   });
 }
 
