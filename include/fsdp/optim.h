@@ -70,6 +70,17 @@ class Optimizer {
   void set_lr(double lr, size_t group);
   void set_weight_decay(double weight_decay, size_t group);
 
+  // Capturable: learning rates, weight decays and the numbers of updates live on the device, and
+  // step() launches nothing that depends on the host's. A CUDA graph of step() then follows
+  // set_lr(), which writes the device's value in stream order. Results are the same. Not to be
+  // changed during a capture; switching it off waits for the device.
+  //
+  // A step whose factor from clip_grad_norm_ is not finite (that of a norm which is not) writes
+  // nothing. It is not counted either, except on a GPU where the optimizer is not capturable: the
+  // host does not know there.
+  void set_capturable(bool on);
+  bool capturable() const { return rates_.defined(); }
+
   // --- for checkpoints ---
   // The model that is updated.
   const std::shared_ptr<shard::Model>& model() const { return model_; }
@@ -78,38 +89,57 @@ class Optimizer {
   // A flat's states by name: tensors like its master, so what Layout says of a shard holds for
   // them. Empty before the flat's first update.
   std::map<std::string, at::Tensor> state(const shard::Flat& flat) const;
-  int64_t steps(const shard::Flat& flat) const;  // updates the flat has had
+  int64_t steps(const shard::Flat& flat) const;  // updates it has had; capturable: waits
   // Sets the number of updates and returns the states to be filled, made if there are none.
   std::map<std::string, at::Tensor> restore(const shard::Flat& flat, int64_t steps);
   int64_t state_bytes() const;
 
  protected:
-  // A stretch of a flat whose parameters are of one group, as views.
+  // A stretch of a flat whose parameters are of one group. All but the gradient are views of it.
   struct Piece {
-    at::Tensor master;
+    at::Tensor master;               // undefined where `rest` is not
     at::Tensor low;                  // the shard that is gathered; undefined if that is the master
+    at::Tensor rest;                 // of a master in two halves (kernels/split.h): `low` is one
     std::vector<at::Tensor> states;  // in the order of state_names
-    at::Tensor grad;
+    at::Tensor grad;                 // of the whole flat: a view would keep its memory
+    int64_t begin;                   // of the stretch in the flat
+    size_t group;
+    int64_t flat;  // place in `counts`
+    int64_t step;  // number of this update, from 1; not where capturable
+  };
+
+  struct Update {
+    std::vector<Piece> pieces;
+    at::Tensor factor;  // see kernels/update.h
+    // Where capturable, else undefined: kernels::DeviceNumbers.
+    at::Tensor rates, counts;
   };
 
   Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, double lr, double weight_decay,
             std::vector<std::string> state_names);
 
-  // One update, the step-th (from 1), of pieces of one dtype. `factor`: see kernels/update.h.
-  virtual void update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
-                      const at::Tensor& factor) = 0;
+  virtual void update(const Update& what) = 0;
 
  private:
   struct Entry;
+  struct Stretch {
+    int64_t begin, end;  // in the shard
+    size_t group;
+  };
   Entry& entry(const shard::Flat& flat);
   size_t group_of(const shard::Flat& flat, size_t parameter) const;
   void refresh(Entry& entry) const;
+  std::vector<Stretch> stretches_of(const shard::Flat& flat,
+                                    const std::vector<bool>& trained) const;
+  void write_rate(size_t group, int64_t which, double value);
 
   std::shared_ptr<shard::Model> model_;
   std::vector<ParamGroup> wanted_;
   std::vector<std::string> state_names_;
   std::vector<Group> groups_;
   std::map<const shard::Flat*, std::unique_ptr<Entry>> entries_;
+  at::Tensor rates_;   // [groups, 2] float64, where capturable
+  at::Tensor counts_;  // [flats] float64, where capturable
 };
 
 struct AdamWOptions {
@@ -128,8 +158,7 @@ class AdamW : public Optimizer {
   const AdamWOptions& options() const { return options_; }
 
  private:
-  void update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
-              const at::Tensor& factor) override;
+  void update(const Update& what) override;
 
   AdamWOptions options_;
 };
@@ -151,8 +180,7 @@ class SGD : public Optimizer {
   const SGDOptions& options() const { return options_; }
 
  private:
-  void update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
-              const at::Tensor& factor) override;
+  void update(const Update& what) override;
 
   SGDOptions options_;
 };

@@ -1,49 +1,109 @@
-// The choice by device, its checks, and the implementation for devices that have no kernel of ours:
-// LibTorch's fused operators, in stream order.
+// The choice by device, and its checks.
 #include "kernels/update.h"
 
-#include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/_fused_sgd.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "fsdp/error.h"
+#include "kernels/cuda_updates.h"
 
 namespace fsdp::kernels {
 namespace {
 
-void check(const char* who, const char* what, const at::Tensor& tensor, const at::Tensor& master,
-           bool same_dtype = true) {
-  if (tensor.defined() && tensor.dim() == 1 && tensor.is_contiguous() &&
-      tensor.numel() == master.numel() && tensor.device() == master.device() &&
-      (!same_dtype || tensor.scalar_type() == master.scalar_type()))
-    return;
-  throw Error(std::string(who) + ": " + what + " does not match the master (" +
-                  std::to_string(master.numel()) + " elements of " +
-                  toString(master.scalar_type()) + " on " + master.device().str() + ").",
-              "all tensors of an update are flat, contiguous, on one device and of one length; the "
-              "gradient and the states have the master's dtype.");
+using at::ScalarType;
+
+// --- checks ---
+
+// What all tensors of an update must match: one of the master's.
+template <typename Tensors>
+const at::Tensor& master_of(const Tensors& t) {
+  return t.rest.defined() ? t.rest : t.master;
 }
 
-void check(const AdamWTensors& t) {
-  check("adamw", "the gradient", t.grad, t.master);
-  check("adamw", "exp_avg", t.exp_avg, t.master);
-  check("adamw", "exp_avg_sq", t.exp_avg_sq, t.master);
-  if (t.low.defined()) check("adamw", "the copy in another dtype", t.low, t.master, false);
+template <typename Tensors>
+ScalarType dtype_of(const Tensors& t) {
+  return t.rest.defined() ? ScalarType::Float : t.master.scalar_type();
+}
+
+bool fits(const at::Tensor& tensor, const at::Tensor& master) {
+  return tensor.defined() && tensor.dim() == 1 && tensor.is_contiguous() &&
+         tensor.numel() == master.numel() && tensor.device() == master.device();
+}
+
+[[noreturn]] void refuse(const char* who, const char* what, const at::Tensor& master,
+                         ScalarType type) {
+  throw Error(std::string(who) + ": " + what + " does not match the master (" +
+                  std::to_string(master.numel()) + " elements of " + toString(type) + " on " +
+                  master.device().str() + ").",
+              "all tensors of an update are flat, contiguous, on one device and of one length; the "
+              "states have the master's dtype, and so has the gradient (or bfloat16 beside "
+              "float32).");
+}
+
+template <typename Tensors>
+void check_common(const char* who, const Tensors& t) {
+  const at::Tensor& master = master_of(t);
+  if (!master.defined())
+    throw Error(std::string(who) + ": there is no master.", "pass a master, or both its halves.");
+  const ScalarType type = dtype_of(t);
+  const auto& grad = t.grad;
+  if (!grad.defined() || grad.dim() != 1 || !grad.is_contiguous() ||
+      grad.device() != master.device() || t.grad_begin < 0 ||
+      grad.numel() < t.grad_begin + master.numel() ||
+      (grad.scalar_type() != type &&
+       (type != ScalarType::Float || grad.scalar_type() != ScalarType::BFloat16)))
+    refuse(who, "the gradient", master, type);
+  if (t.low.defined() && !fits(t.low, master))
+    refuse(who, "the copy in another dtype", master, type);
+  if (t.rest.defined() &&
+      (t.master.defined() || !t.low.defined() || t.low.scalar_type() != ScalarType::BFloat16 ||
+       t.rest.scalar_type() != ScalarType::Short || !fits(t.rest, t.rest)))
+    throw Error(std::string(who) +
+                    ": a split master is a bfloat16 half in `low`, an int16 half in "
+                    "`rest`, and no `master`.",
+                "see kernels/split.h.");
+}
+
+template <typename Tensors>
+void check_state(const char* who, const char* what, const Tensors& t, const at::Tensor& state) {
+  if (!fits(state, master_of(t)) || state.scalar_type() != dtype_of(t))
+    refuse(who, what, master_of(t), dtype_of(t));
+}
+
+void check(const AdamWTensors& t, const AdamWStep&) {
+  check_common("adamw", t);
+  check_state("adamw", "exp_avg", t, t.exp_avg);
+  check_state("adamw", "exp_avg_sq", t, t.exp_avg_sq);
 }
 
 void check(const SGDTensors& t, const SGDStep& step) {
-  check("sgd", "the gradient", t.grad, t.master);
-  if (step.momentum != 0) check("sgd", "the momentum buffer", t.momentum_buffer, t.master);
-  if (t.low.defined()) check("sgd", "the copy in another dtype", t.low, t.master, false);
+  check_common("sgd", t);
+  if (step.momentum != 0) check_state("sgd", "the momentum buffer", t, t.momentum_buffer);
+}
+
+template <typename Tensors>
+void check(const Tensors& t, const DeviceNumbers& numbers) {
+  const auto good = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.scalar_type() == ScalarType::Double &&
+           tensor.is_contiguous() && tensor.device() == master_of(t).device();
+  };
+  if (good(numbers.rates) && good(numbers.counts) && numbers.rates.dim() == 2 &&
+      numbers.rates.size(1) == 2 && numbers.counts.dim() == 1 && t.group >= 0 &&
+      t.group < numbers.rates.size(0) && t.count >= 0 && t.count < numbers.counts.size(0))
+    return;
+  throw Error("an update's numbers do not fit its tensors.",
+              "rates are [groups, 2] and counts [n], float64 on the tensors' device.");
+}
+
+void check_list(size_t tensors, size_t steps) {
+  if (steps != 1 && steps != tensors)
+    throw Error("an update of " + std::to_string(tensors) + " tensors was given " +
+                    std::to_string(steps) + " steps.",
+                "pass one for all, or one each.");
 }
 
 void check(const char* who, const at::Tensor& tensor) {
@@ -55,6 +115,8 @@ void check(const char* who, const at::Tensor& tensor) {
               "pass tensor.flatten().");
 }
 
+// --- the choice ---
+
 bool on_cpu(const at::Tensor& tensor) {
   return tensor.device().is_cpu();
 }
@@ -63,70 +125,141 @@ float host_value(const at::Tensor& factor) {
   return factor.defined() ? factor.item<float>() : 1.0f;
 }
 
-// One column of a list of tensors, without the undefined ones.
-template <typename Tensors>
-std::vector<at::Tensor> column(std::span<const Tensors> tensors, at::Tensor Tensors::*which) {
-  std::vector<at::Tensor> list;
-  list.reserve(tensors.size());
-  for (const auto& t : tensors)
-    if ((t.*which).defined()) list.push_back(t.*which);
-  return list;
+bool is_short(ScalarType type) {
+  return type == ScalarType::BFloat16 || type == ScalarType::Half;
 }
 
+// Whether the CUDA kernels take it: masters of float32, whole or split.
 template <typename Tensors>
-void write_low(std::span<const Tensors> tensors) {
-  std::vector<at::Tensor> low, master;
+bool ours(const Tensors& t) {
+  return t.rest.defined() || (t.master.scalar_type() == ScalarType::Float &&
+                              (!t.low.defined() || is_short(t.low.scalar_type())));
+}
+
+bool all_summable(std::span<const at::Tensor> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return tensor.scalar_type() == ScalarType::Float || is_short(tensor.scalar_type());
+  });
+}
+
+void update_cpu(const AdamWTensors& t, const AdamWStep& step, float factor) {
+  cpu::adamw(t, step, factor);
+}
+
+void update_cpu(const SGDTensors& t, const SGDStep& step, float factor) {
+  cpu::sgd(t, step, factor);
+}
+
+// `on_gpu(tensors, steps)` is the table's function, `aten(tensors, steps)` LibTorch's.
+template <typename Tensors, typename Step, typename OnGpu, typename Aten>
+void choose(std::span<const Tensors> tensors, std::span<const Step> steps, const OnGpu& on_gpu,
+            const Aten& aten) {
+  const CudaUpdates* table = cuda_updates(master_of(tensors.front()).device());
+  if (!table) return aten(tensors, steps);
+  if (std::all_of(tensors.begin(), tensors.end(), ours<Tensors>))
+    return on_gpu(*table, tensors, steps);
+  std::vector<Tensors> mine, others;
+  std::vector<Step> my_steps, other_steps;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool taken = ours(tensors[i]);
+    (taken ? mine : others).push_back(tensors[i]);
+    if (steps.size() > 1) (taken ? my_steps : other_steps).push_back(steps[i]);
+  }
+  const auto of = [&](const std::vector<Step>& list) {
+    return steps.size() > 1 ? std::span<const Step>(list) : steps;
+  };
+  if (!mine.empty()) on_gpu(*table, std::span<const Tensors>(mine), of(my_steps));
+  aten(std::span<const Tensors>(others), of(other_steps));
+}
+
+// Tells a step what the numbers hold, after the count has gone up.
+void tell(AdamWStep& step, double lr, double weight_decay, double count) {
+  step.lr = lr, step.weight_decay = weight_decay, step.step = static_cast<int64_t>(count);
+}
+
+void tell(SGDStep& step, double lr, double weight_decay, double count) {
+  step.lr = lr, step.weight_decay = weight_decay, step.first = count == 1;
+}
+
+template <typename Tensors, typename Step>
+void update_cpu(std::span<const Tensors> tensors, Step step, const DeviceNumbers& numbers,
+                float factor) {
+  const double* rates = numbers.rates.template const_data_ptr<double>();
+  double* counts = numbers.counts.template mutable_data_ptr<double>();
+  std::vector<bool> counted(numbers.counts.numel());
   for (const auto& t : tensors) {
-    if (!t.low.defined()) continue;
-    low.push_back(t.low);
-    master.push_back(t.master);
+    if (!counted[t.count]) ++counts[t.count];
+    counted[t.count] = true;
+    tell(step, rates[2 * t.group], rates[2 * t.group + 1], counts[t.count]);
+    update_cpu(t, step, factor);
   }
-  if (!low.empty()) at::_foreach_copy_(low, master);
 }
 
-// The fused operators divide by their scale.
-std::optional<at::Tensor> scale_from(const at::Tensor& factor) {
-  return factor.defined() ? std::optional(factor.reciprocal()) : std::nullopt;
+template <typename Tensors, typename Step, typename OnGpu, typename Aten>
+void update(std::span<const Tensors> tensors, std::span<const Step> steps, const at::Tensor& factor,
+            const OnGpu& on_gpu, const Aten& aten) {
+  if (tensors.empty()) return;
+  check_list(tensors.size(), steps.size());
+  const auto step_of = [&](size_t i) -> const Step& { return steps[steps.size() > 1 ? i : 0]; };
+  for (size_t i = 0; i < tensors.size(); ++i) check(tensors[i], step_of(i));
+  if (!on_cpu(master_of(tensors.front()))) return choose(tensors, steps, on_gpu, aten);
+  const float scale = host_value(factor);
+  if (!std::isfinite(scale)) return;
+  for (size_t i = 0; i < tensors.size(); ++i) update_cpu(tensors[i], step_of(i), scale);
 }
 
-// Norms of rows: short enough that float32 sums keep their digits, long enough that what is left to
-// add in float64 is next to nothing.
-constexpr int64_t kRow = 8192;
-
-at::Tensor row_norms(const at::Tensor& tensor, double p) {  // [rows + 1] float64
-  const int64_t rows = tensor.numel() / kRow, whole = rows * kRow;
-  const auto type = tensor.scalar_type() == at::ScalarType::Double ? at::ScalarType::Double
-                                                                   : at::ScalarType::Float;
-  auto norms = at::zeros({rows + 1}, tensor.options().dtype(type));
-  if (rows > 0) {
-    auto out = norms.narrow(0, 0, rows);
-    at::linalg_vector_norm_out(out, tensor.narrow(0, 0, whole).view({rows, kRow}), p, {1}, false,
-                               type);
+template <typename Tensors, typename Step, typename OnGpu, typename Aten>
+void update(std::span<const Tensors> tensors, const Step& step, const DeviceNumbers& numbers,
+            const at::Tensor& factor, const OnGpu& on_gpu, const Aten& aten) {
+  if (tensors.empty()) return;
+  for (const auto& t : tensors) {
+    check(t, step);
+    check(t, numbers);
   }
-  if (whole < tensor.numel()) {
-    auto out = norms.select(0, rows);
-    at::linalg_vector_norm_out(out, tensor.narrow(0, whole, tensor.numel() - whole), p, {0}, false,
-                               type);
-  }
-  return norms.to(at::ScalarType::Double);
+  if (!on_cpu(master_of(tensors.front())))
+    return choose(tensors, std::span<const Step>(&step, 1), on_gpu, aten);
+  const float scale = host_value(factor);
+  if (std::isfinite(scale)) update_cpu(tensors, step, numbers, scale);
 }
 
 }  // namespace
 
-void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step, const at::Tensor& factor) {
-  for (const auto& t : tensors) check(t);
-  if (tensors.empty()) return;
-  if (!on_cpu(tensors.front().master)) return aten::adamw(tensors, step, factor);
-  const float scale = host_value(factor);
-  for (const auto& t : tensors) cpu::adamw(t, step, scale);
+void adamw(std::span<const AdamWTensors> tensors, std::span<const AdamWStep> steps,
+           const at::Tensor& factor) {
+  update(
+      tensors, steps, factor,
+      [&](const CudaUpdates& cuda, auto some, auto their) {
+        cuda.adamw(some, their, nullptr, factor);
+      },
+      [&](auto some, auto their) { aten::adamw(some, their, factor); });
 }
 
-void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const at::Tensor& factor) {
-  for (const auto& t : tensors) check(t, step);
-  if (tensors.empty()) return;
-  if (!on_cpu(tensors.front().master)) return aten::sgd(tensors, step, factor);
-  const float scale = host_value(factor);
-  for (const auto& t : tensors) cpu::sgd(t, step, scale);
+void sgd(std::span<const SGDTensors> tensors, std::span<const SGDStep> steps,
+         const at::Tensor& factor) {
+  update(
+      tensors, steps, factor,
+      [&](const CudaUpdates& cuda, auto some, auto their) {
+        cuda.sgd(some, their, nullptr, factor);
+      },
+      [&](auto some, auto their) { aten::sgd(some, their, factor); });
+}
+
+void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step,
+           const DeviceNumbers& numbers, const at::Tensor& factor) {
+  update(
+      tensors, step, numbers, factor,
+      [&](const CudaUpdates& cuda, auto some, auto one) {
+        cuda.adamw(some, one, &numbers, factor);
+      },
+      [&](auto some, auto) { aten::adamw(some, step, numbers, factor); });
+}
+
+void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const DeviceNumbers& numbers,
+         const at::Tensor& factor) {
+  update(
+      tensors, step, numbers, factor,
+      [&](const CudaUpdates& cuda, auto some, auto one) { cuda.sgd(some, one, &numbers, factor); },
+      [&](auto some, auto) { aten::sgd(some, step, numbers, factor); });
 }
 
 at::Tensor sum_of_powers(const at::Tensor& tensor, double p) {
@@ -134,52 +267,41 @@ at::Tensor sum_of_powers(const at::Tensor& tensor, double p) {
   if (!(p > 0))
     throw Error("sum_of_powers: p = " + std::to_string(p) + " is not above 0.",
                 "norms are taken with p = 2, 1, infinity, or any other positive number.");
-  if (!on_cpu(tensor)) return aten::sum_of_powers(tensor, p);
-  return at::scalar_tensor(cpu::sum_of_powers(tensor, p), at::ScalarType::Double);
+  if (on_cpu(tensor)) return at::scalar_tensor(cpu::sum_of_powers(tensor, p), ScalarType::Double);
+  if (p == 2) return sum_of_squares(std::span(&tensor, 1));
+  return aten::sum_of_powers(tensor, p);
+}
+
+at::Tensor sum_of_squares(std::span<const at::Tensor> tensors) {
+  for (const auto& tensor : tensors) check("sum_of_squares", tensor);
+  if (on_cpu(tensors.front())) {
+    double total = 0;
+    for (const auto& tensor : tensors) total += cpu::sum_of_powers(tensor, 2);
+    return at::scalar_tensor(total, ScalarType::Double);
+  }
+  const CudaUpdates* table = cuda_updates(tensors.front().device());
+  if (table && all_summable(tensors)) return table->sum_of_squares(tensors);
+  at::Tensor total = aten::sum_of_powers(tensors.front(), 2);
+  for (const auto& tensor : tensors.subspan(1)) total += aten::sum_of_powers(tensor, 2);
+  return total;
+}
+
+Clipping clip_factor(const at::Tensor& total, double max_norm) {
+  const CudaUpdates* table = cuda_updates(total.device());
+  return table ? table->clip_factor(total, max_norm) : aten::clip_factor(total, max_norm);
+}
+
+Clipping clip_factor(std::span<const at::Tensor> tensors, double max_norm) {
+  const CudaUpdates* table = cuda_updates(tensors.front().device());
+  if (!table || !all_summable(tensors)) return clip_factor(sum_of_squares(tensors), max_norm);
+  for (const auto& tensor : tensors) check("clip_factor", tensor);
+  return table->clip(tensors, max_norm);
 }
 
 at::Tensor count_not_finite(const at::Tensor& tensor) {
   check("count_not_finite", tensor);
   if (!on_cpu(tensor)) return aten::count_not_finite(tensor);
-  return at::scalar_tensor(static_cast<double>(cpu::count_not_finite(tensor)),
-                           at::ScalarType::Double);
+  return at::scalar_tensor(static_cast<double>(cpu::count_not_finite(tensor)), ScalarType::Double);
 }
 
-namespace aten {
-
-void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step, const at::Tensor& factor) {
-  auto master = column(tensors, &AdamWTensors::master);
-  // Filled on the device: a copy from the host would have to wait for it.
-  const auto steps = at::full({}, static_cast<double>(step.step),
-                              master.front().options().dtype(at::ScalarType::Float));
-  at::_fused_adamw_(
-      master, column(tensors, &AdamWTensors::grad), column(tensors, &AdamWTensors::exp_avg),
-      column(tensors, &AdamWTensors::exp_avg_sq), {}, std::vector<at::Tensor>(master.size(), steps),
-      step.lr, step.beta1, step.beta2, step.weight_decay, step.eps, /*amsgrad=*/false,
-      step.maximize, scale_from(factor));
-  write_low(tensors);
-}
-
-void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const at::Tensor& factor) {
-  std::vector<at::Tensor> buffers;
-  if (step.momentum != 0) buffers = column(tensors, &SGDTensors::momentum_buffer);
-  at::_fused_sgd_(column(tensors, &SGDTensors::master), column(tensors, &SGDTensors::grad), buffers,
-                  step.weight_decay, step.momentum, step.lr, step.dampening, step.nesterov,
-                  step.maximize, step.first, scale_from(factor));
-  write_low(tensors);
-}
-
-at::Tensor sum_of_powers(const at::Tensor& tensor, double p) {
-  auto norms = row_norms(tensor, p);
-  return std::isinf(p) ? norms.max() : norms.pow(p).sum();
-}
-
-at::Tensor count_not_finite(const at::Tensor& tensor) {
-  // The largest magnitude of a row is finite if and only if the row is; this reads the tensor once
-  // and writes next to nothing, where isfinite() would write several temporaries of its size.
-  auto norms = row_norms(tensor, std::numeric_limits<double>::infinity());
-  return at::isfinite(norms).logical_not_().sum(at::ScalarType::Double);
-}
-
-}  // namespace aten
 }  // namespace fsdp::kernels

@@ -2,7 +2,8 @@
 // gradients.
 //
 // Every tensor is one-dimensional and contiguous. Nothing here waits for a device: numbers that
-// come from a device (clipping's factor, sums) stay there. Updates treat each element alone and
+// come from a device (clipping's factor, sums) stay there, and everything may be captured into a
+// graph. Updates treat each element alone and
 // alike, so a flat may be cut anywhere without changing a bit of the result.
 #pragma once
 
@@ -33,49 +34,89 @@ struct SGDStep {
   bool maximize = false;
 };
 
-// The memory of one update, all of the same length. `grad` and the states have the master's dtype
-// (float32, float64, bfloat16 or float16); 16-bit ones are computed in float32 and rounded once.
+// The memory of one update, all of the same length. The states have the master's dtype (float32,
+// float64, bfloat16 or float16), and so has the gradient, which may be bfloat16 beside a float32
+// master too; 16-bit masters are computed in float32 and rounded once.
+//
+// A master of float32 may be held in two halves (split.h): `master` is undefined then, `low` is its
+// bfloat16 half and `rest` the other. Results are those of a whole master, bit for bit.
 struct AdamWTensors {
   at::Tensor master;
   at::Tensor grad;
   at::Tensor exp_avg;
   at::Tensor exp_avg_sq;
-  at::Tensor low;  // undefined, or a copy of the master in another dtype, written with it
+  at::Tensor low = {};     // undefined, or a copy of the master in another dtype, written with it
+  at::Tensor rest = {};    // [numel] int16, where the master is split
+  int64_t grad_begin = 0;  // `grad` may be longer: this element of it is the first
+  int64_t group = 0;       // places in DeviceNumbers
+  int64_t count = 0;
 };
 
 struct SGDTensors {
   at::Tensor master;
   at::Tensor grad;
   at::Tensor momentum_buffer;  // undefined when momentum is 0
-  at::Tensor low;
+  at::Tensor low = {};
+  at::Tensor rest = {};
+  int64_t grad_begin = 0;
+  int64_t group = 0;
+  int64_t count = 0;
+};
+
+// Numbers that an update reads when it runs, not when it is called, so that it can be captured into
+// a graph: both on the tensors' device.
+struct DeviceNumbers {
+  at::Tensor rates;   // [groups, 2] float64: learning rate, weight decay
+  at::Tensor counts;  // [n] float64: updates so far; the update adds 1 to those of its tensors
 };
 
 // One step of AdamW or SGD. `factor` (one float32 on the tensors' device, or undefined) is
-// multiplied into the gradients first. The gradient is only read on CPU; elsewhere LibTorch's fused
-// operators leave it multiplied with `factor` when there is one. With lists, every tensor of a kind
-// has the same dtype and device: a GPU then takes one launch for many small pieces.
-void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step, const at::Tensor& factor);
-void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const at::Tensor& factor);
+// multiplied into the gradients first; where it is not finite, nothing is written and nothing
+// counted. The gradient is only read, except where LibTorch's operators do the work (any device but
+// the CPU without our kernels, and masters of 16 bits there): they leave it multiplied.
+//
+// `steps`: one for all tensors, or one each. On a GPU a list of any mixture takes one launch for
+// each way of storing things.
+void adamw(std::span<const AdamWTensors> tensors, std::span<const AdamWStep> steps,
+           const at::Tensor& factor);
+void sgd(std::span<const SGDTensors> tensors, std::span<const SGDStep> steps,
+         const at::Tensor& factor);
+// The same with numbers on the device: `step` lends what these do not hold.
+void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step,
+           const DeviceNumbers& numbers, const at::Tensor& factor);
+void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const DeviceNumbers& numbers,
+         const at::Tensor& factor);
 
 inline void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
                   const at::Tensor& exp_avg_sq, const at::Tensor& low, const AdamWStep& step,
                   const at::Tensor& factor) {
   const AdamWTensors one{master, grad, exp_avg, exp_avg_sq, low};
-  adamw(std::span(&one, 1), step, factor);
+  adamw(std::span(&one, 1), std::span(&step, 1), factor);
 }
 
 inline void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& momentum_buffer,
                 const at::Tensor& low, const SGDStep& step, const at::Tensor& factor) {
   const SGDTensors one{master, grad, momentum_buffer, low};
-  sgd(std::span(&one, 1), step, factor);
+  sgd(std::span(&one, 1), std::span(&step, 1), factor);
 }
 
 // The sum of |x|^p as one float64 (no dimensions) on the tensor's device; for an infinite p the
 // largest |x|. p must be above 0. A NaN anywhere makes it NaN. The same bits for any number of
 // threads. On CPU it is summed in float64, so a norm that is rounded to float32 practically never
-// depends on how a flat is cut; elsewhere in rows of float32 that are added in float64, which
-// leaves about float32's own error.
+// depends on how a flat is cut; elsewhere in short rows of float32 that are added in float64, which
+// leaves about float32's own error (and overflows where a single |x|^p does).
 at::Tensor sum_of_powers(const at::Tensor& tensor, double p);
+// The same of a list, for p = 2: on a GPU one pass for all. At least one tensor; dtypes may differ.
+at::Tensor sum_of_squares(std::span<const at::Tensor> tensors);
+
+// norm: the root of a sum of squares. factor: min(1, max_norm / (norm + 1e-6)), NaN where the norm
+// is not finite, so that an update is skipped. One float32 each (no dimensions), on the device.
+struct Clipping {
+  at::Tensor norm;
+  at::Tensor factor;
+};
+Clipping clip_factor(const at::Tensor& total, double max_norm);
+Clipping clip_factor(std::span<const at::Tensor> tensors, double max_norm);  // in the same pass
 
 // 0 exactly when every element is finite, else a positive count (on CPU of elements, elsewhere of
 // rows that hold one), as one float64 (no dimensions) on the tensor's device.
@@ -91,9 +132,16 @@ int64_t count_not_finite(const at::Tensor& tensor);
 }  // namespace cpu
 
 namespace aten {
-void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step, const at::Tensor& factor);
-void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const at::Tensor& factor);
+void adamw(std::span<const AdamWTensors> tensors, std::span<const AdamWStep> steps,
+           const at::Tensor& factor);
+void sgd(std::span<const SGDTensors> tensors, std::span<const SGDStep> steps,
+         const at::Tensor& factor);
+void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step,
+           const DeviceNumbers& numbers, const at::Tensor& factor);
+void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const DeviceNumbers& numbers,
+         const at::Tensor& factor);
 at::Tensor sum_of_powers(const at::Tensor& tensor, double p);
+Clipping clip_factor(const at::Tensor& total, double max_norm);
 at::Tensor count_not_finite(const at::Tensor& tensor);
 }  // namespace aten
 

@@ -17,21 +17,34 @@ AdamW::AdamW(const Sharded& sharded, AdamWOptions options)
   require(options_.eps >= 0, "AdamW", "eps", options_.eps, "0 or more", "1e-8 is usual.");
 }
 
-void AdamW::update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
-                   const at::Tensor& factor) {
+void AdamW::update(const Update& what) {
+  kernels::AdamWStep shared{.beta1 = options_.betas.first,
+                            .beta2 = options_.betas.second,
+                            .eps = options_.eps,
+                            .maximize = options_.maximize};
   std::vector<kernels::AdamWTensors> tensors;
-  tensors.reserve(pieces.size());
-  for (const auto& piece : pieces)
-    tensors.push_back({piece.master, piece.grad, piece.states[0], piece.states[1], piece.low});
-  kernels::adamw(tensors,
-                 {.lr = group.lr,
-                  .beta1 = options_.betas.first,
-                  .beta2 = options_.betas.second,
-                  .eps = options_.eps,
-                  .weight_decay = group.weight_decay,
-                  .step = step,
-                  .maximize = options_.maximize},
-                 factor);
+  std::vector<kernels::AdamWStep> steps;
+  tensors.reserve(what.pieces.size());
+  steps.reserve(what.pieces.size());
+  for (const auto& piece : what.pieces) {
+    tensors.push_back({.master = piece.master,
+                       .grad = piece.grad,
+                       .exp_avg = piece.states[0],
+                       .exp_avg_sq = piece.states[1],
+                       .low = piece.low,
+                       .rest = piece.rest,
+                       .grad_begin = piece.begin,
+                       .group = static_cast<int64_t>(piece.group),
+                       .count = piece.flat});
+    shared.lr = groups()[piece.group].lr;
+    shared.weight_decay = groups()[piece.group].weight_decay;
+    shared.step = piece.step;
+    steps.push_back(shared);
+  }
+  if (what.rates.defined())
+    kernels::adamw(tensors, shared, {what.rates, what.counts}, what.factor);
+  else
+    kernels::adamw(tensors, steps, what.factor);
 }
 
 }  // namespace fsdp

@@ -3,8 +3,9 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
-#include <map>
+#include <vector>
 
 #include "fsdp/fully_shard.h"
 #include "kernels/update.h"
@@ -13,34 +14,73 @@
 namespace fsdp {
 namespace {
 
-// Adds up what one rank has of each group; groups whose shards are spread are summed over them.
-at::Tensor total_of_powers(shard::Model& model, double norm_type) {
-  bool largest = std::isinf(norm_type);
-  auto join = [&](const at::Tensor& a, const at::Tensor& b) {
-    return largest ? at::maximum(a, b) : a + b;
-  };
-  auto zero = [&] {
-    return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(model.device));
-  };
-  std::vector<std::pair<shard::Group*, at::Tensor>> groups;  // in the order of the units
+// The gradients this rank has of one group of ranks.
+struct Share {
+  shard::Group* group;
+  std::vector<at::Tensor> gradients;
+};
+
+std::vector<Share> shares_of(shard::Model& model) {  // in the order of the units
+  std::vector<Share> shares;
   for (shard::Flat* flat : model.flats()) {
     if (!flat->trainable()) continue;
     shard::Group* group = flat->unit().group.get();
-    at::Tensor own =
-        flat->grad.defined() ? kernels::sum_of_powers(flat->grad, norm_type) : at::Tensor();
-    auto known = std::find_if(groups.begin(), groups.end(),
-                              [&](const auto& entry) { return entry.first == group; });
-    if (known == groups.end()) known = groups.insert(groups.end(), {group, zero()});
-    if (own.defined()) known->second = join(known->second, own);
+    auto known = std::find_if(shares.begin(), shares.end(),
+                              [&](const Share& share) { return share.group == group; });
+    if (known == shares.end()) known = shares.insert(shares.end(), {group, {}});
+    if (flat->grad.defined()) known->gradients.push_back(flat->grad);
   }
-  at::Tensor total = zero();
-  for (auto& [group, part] : groups) {
-    if (group->shard_size > 1)
-      group->reduce.all_reduce(part, largest ? ReduceOp::MAX : ReduceOp::SUM,
-                               {.label = "the norm of the gradients"});
-    total = join(total, part);
+  return shares;
+}
+
+at::Tensor own_total(const Share& share, double norm_type, at::Device device) {
+  if (share.gradients.empty())
+    return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  if (norm_type == 2.0) return kernels::sum_of_squares(share.gradients);
+  at::Tensor total;
+  for (const at::Tensor& gradient : share.gradients) {
+    at::Tensor own = kernels::sum_of_powers(gradient, norm_type);
+    if (!total.defined())
+      total = own;
+    else
+      total = std::isinf(norm_type) ? at::maximum(total, own) : total + own;
   }
   return total;
+}
+
+// Groups whose shards are spread are summed over them.
+at::Tensor total_of(const std::vector<Share>& shares, double norm_type, at::Device device) {
+  const bool largest = std::isinf(norm_type);
+  at::Tensor total;
+  for (const Share& share : shares) {
+    at::Tensor part = own_total(share, norm_type, device);
+    if (share.group->shard_size > 1)
+      share.group->reduce.all_reduce(part, largest ? ReduceOp::MAX : ReduceOp::SUM,
+                                     {.label = "the norm of the gradients"});
+    if (!total.defined())
+      total = part;
+    else
+      total = largest ? at::maximum(total, part) : total + part;
+  }
+  return total.defined() ? total : own_total({}, norm_type, device);
+}
+
+kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_type) {
+  const auto shares = shares_of(model);
+  if (norm_type != 2.0) {
+    at::Tensor total = total_of(shares, norm_type, model.device);
+    if (!std::isinf(norm_type)) total = total.pow(1.0 / norm_type);
+    return kernels::clip_factor(total * total, max_norm);
+  }
+  // Where nobody else has a part of it, the norm and its factor come from one pass.
+  std::vector<at::Tensor> gradients;
+  bool alone = true;
+  for (const Share& share : shares) {
+    alone = alone && share.group->shard_size <= 1;
+    gradients.insert(gradients.end(), share.gradients.begin(), share.gradients.end());
+  }
+  if (alone && !gradients.empty()) return kernels::clip_factor(gradients, max_norm);
+  return kernels::clip_factor(total_of(shares, norm_type, model.device), max_norm);
 }
 
 }  // namespace
@@ -55,13 +95,8 @@ at::Tensor Sharded::clip_grad_norm_(double max_norm, double norm_type) const {
   shard::Unseen unseen;
   model->forget_cleared_gradients();
   model->settle_factor();
-  at::Tensor total = total_of_powers(*model, norm_type);
-  if (norm_type == 2.0)
-    total = total.sqrt();
-  else if (!std::isinf(norm_type))
-    total = total.pow(1.0 / norm_type);
-  at::Tensor norm = total.to(at::kFloat);
-  model->factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  auto [norm, factor] = clipping_of(*model, max_norm, norm_type);
+  model->factor = factor;
   // An optimizer of ours multiplies while it updates; others read the gradients themselves.
   if (model->optimizers.empty() || model->masters_handed_out) model->settle_factor();
   return norm;

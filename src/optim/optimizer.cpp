@@ -1,10 +1,11 @@
 // What all optimizers share: which stretch of which flat belongs to which group, states that are
 // made when they are first needed, and the two ends of an update.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <tuple>
+#include <cmath>
 
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
@@ -23,23 +24,18 @@ ParamGroup no_decay() {
       .weight_decay = 0.0};
 }
 
-// What is known of one flat. The pieces are views made once; a gradient is looked up at every step,
-// because a view kept here would keep its memory after zero_grad.
+// What is known of one flat. The pieces are made once; a gradient is looked up at every step,
+// because one that is kept here would keep its memory after zero_grad.
 struct Optimizer::Entry {
-  explicit Entry(const shard::Flat& of) : flat(of) {}
-
-  struct Stretch {
-    int64_t begin, end;  // in the shard
-    size_t group;
-  };
+  Entry(const shard::Flat& of, int64_t at) : flat(of), index(at) {}
 
   const shard::Flat& flat;
-  int64_t steps = 0;
+  const int64_t index;             // among the model's flats
+  int64_t steps = 0;               // not where capturable: counts_ then
   std::vector<at::Tensor> states;  // empty before the first update
-  std::vector<Stretch> stretches;
-  std::vector<Piece> pieces;  // of the stretches
+  std::vector<Piece> pieces;
   // What they were made from.
-  at::Tensor master, shard;
+  at::Tensor master, shard, rest;
   std::vector<bool> trained;
 };
 
@@ -101,24 +97,22 @@ void Optimizer::step() {
     throw Error("the model was sharded as a part of a larger one after its optimizer was made.",
                 "make the optimizer after the last call of fully_shard.");
   at::NoGradGuard no_grad;
-  const at::Tensor factor = shard::begin_update(*model_);
-  // Pieces that are updated alike go in one call, which on a GPU is one launch.
-  using Alike = std::tuple<size_t, int64_t, at::ScalarType>;  // group, step, dtype
-  std::map<Alike, std::vector<Piece>> batches;
+  Update what{.factor = shard::begin_update(*model_), .rates = rates_, .counts = counts_};
+  const at::Tensor& factor = what.factor;
+  const bool skipped =
+      factor.defined() && factor.device().is_cpu() && !std::isfinite(factor.item<float>());
   for (const auto* flat : shard::trainable_flats(*model_)) {
-    if (!flat->grad.defined()) continue;
+    if (skipped || !flat->grad.defined()) continue;
     Entry& known = entry(*flat);
     refresh(known);
-    ++known.steps;
-    for (size_t i = 0; i < known.pieces.size(); ++i) {
-      const auto& stretch = known.stretches[i];
-      auto& batch = batches[{stretch.group, known.steps, flat->master.scalar_type()}];
-      batch.push_back(known.pieces[i]);
-      batch.back().grad = flat->grad.narrow(0, stretch.begin, stretch.end - stretch.begin);
+    if (!capturable()) ++known.steps;
+    for (const auto& piece : known.pieces) {
+      what.pieces.push_back(piece);
+      what.pieces.back().grad = flat->grad;
+      what.pieces.back().step = known.steps;
     }
   }
-  for (const auto& [alike, pieces] : batches)
-    update(groups_[std::get<0>(alike)], std::get<1>(alike), pieces, factor);
+  if (!what.pieces.empty()) update(what);
   shard::end_update(*model_, /*shards_written=*/true);
 }
 
@@ -139,7 +133,7 @@ void Optimizer::set_lr(double lr, size_t group) {
   require(lr >= 0, "set_lr", "lr", lr, "0 or more", "a usual learning rate is 3e-4.");
   require(group < groups_.size(), "set_lr", "group", group, "one of groups()",
           "0 is the default group, 1 the first of the options' groups.");
-  groups_[group].lr = lr;
+  if (std::exchange(groups_[group].lr, lr) != lr) write_rate(group, 0, lr);
 }
 
 void Optimizer::set_weight_decay(double weight_decay, size_t group) {
@@ -147,7 +141,39 @@ void Optimizer::set_weight_decay(double weight_decay, size_t group) {
           "0 switches it off.");
   require(group < groups_.size(), "set_weight_decay", "group", group, "one of groups()",
           "0 is the default group, 1 the first of the options' groups.");
-  groups_[group].weight_decay = weight_decay;
+  if (std::exchange(groups_[group].weight_decay, weight_decay) != weight_decay)
+    write_rate(group, 1, weight_decay);
+}
+
+void Optimizer::write_rate(size_t group, int64_t which, double value) {
+  if (!capturable()) return;
+  at::NoGradGuard no_grad;
+  rates_.select(0, static_cast<int64_t>(group)).select(0, which).fill_(value);
+}
+
+void Optimizer::set_capturable(bool on) {
+  if (on == capturable()) return;
+  at::NoGradGuard no_grad;
+  const auto on_host = at::TensorOptions().dtype(at::kDouble);
+  if (!on) {
+    const auto counts = counts_.to(at::kCPU);
+    for (const auto& [flat, known] : entries_)
+      known->steps = static_cast<int64_t>(counts.const_data_ptr<double>()[known->index]);
+    rates_.reset();
+    counts_.reset();
+    return;
+  }
+  auto rates = at::empty({static_cast<int64_t>(groups_.size()), 2}, on_host);
+  double* at = rates.mutable_data_ptr<double>();
+  for (const auto& group : groups_) {
+    *at++ = group.lr;
+    *at++ = group.weight_decay;
+  }
+  auto counts = at::zeros({static_cast<int64_t>(model_->flats().size())}, on_host);
+  for (const auto& [flat, known] : entries_)
+    counts.mutable_data_ptr<double>()[known->index] = static_cast<double>(known->steps);
+  rates_ = rates.to(model_->device);
+  counts_ = counts.to(model_->device);
 }
 
 std::map<std::string, at::Tensor> Optimizer::state(const shard::Flat& flat) const {
@@ -158,18 +184,21 @@ std::map<std::string, at::Tensor> Optimizer::state(const shard::Flat& flat) cons
 
 int64_t Optimizer::steps(const shard::Flat& flat) const {
   const auto found = entries_.find(&flat);
-  return found == entries_.end() ? 0 : found->second->steps;
+  if (found == entries_.end()) return 0;
+  if (!capturable()) return found->second->steps;
+  return static_cast<int64_t>(counts_.select(0, found->second->index).item<double>());
 }
 
 std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, int64_t steps) {
   require(steps >= 0, "optimizer restore", "steps", steps, "0 or more",
           "it is the number of updates that the states have seen.");
-  if (!flat.master.defined())
+  if (!flat.shard.defined())
     throw Error("optimizer states were restored for a model without values.",
                 "call sharded.materialize(device) before a checkpoint is loaded.");
   Entry& known = entry(flat);
   refresh(known);
   known.steps = steps;
+  if (capturable()) counts_.select(0, known.index).fill_(static_cast<double>(steps));
   return by_name(state_names_, known.states);
 }
 
@@ -182,7 +211,11 @@ int64_t Optimizer::state_bytes() const {
 
 Optimizer::Entry& Optimizer::entry(const shard::Flat& flat) {
   auto& known = entries_[&flat];
-  if (!known) known = std::make_unique<Entry>(flat);
+  if (!known) {
+    const auto flats = model_->flats();
+    const auto at = std::find(flats.begin(), flats.end(), &flat) - flats.begin();
+    known = std::make_unique<Entry>(flat, static_cast<int64_t>(at));
+  }
   return *known;
 }
 
@@ -202,39 +235,50 @@ void Optimizer::refresh(Entry& entry) const {
   const auto& flat = entry.flat;
   auto trained = trained_parameters(flat);
   if (entry.master.is_same(flat.master) && entry.shard.is_same(flat.shard) &&
-      entry.trained == trained)
+      entry.rest.is_same(flat.rest) && entry.trained == trained)
     return;
   if (entry.states.empty())
     for (size_t i = 0; i < state_names_.size(); ++i)
-      entry.states.push_back(at::zeros_like(flat.master));
-
-  entry.stretches.clear();
-  bool joined = false;  // whether nothing frozen lies between the last stretch and here
-  for (size_t p = 0; p < trained.size(); ++p) {
-    const auto slice = flat.layout().slice(p, flat.rank());
-    if (slice.numel == 0) continue;
-    const size_t group = group_of(flat, p);
-    const int64_t end = slice.offset + slice.numel;
-    if (trained[p] && joined && entry.stretches.back().group == group)
-      entry.stretches.back().end = end;  // over the padding between the two
-    else if (trained[p])
-      entry.stretches.push_back({slice.offset, end, group});
-    joined = trained[p];
-  }
+      entry.states.push_back(at::zeros({flat.layout().shard_numel()}, flat.master_options()));
 
   entry.pieces.clear();
-  for (const auto& stretch : entry.stretches) {
+  for (const auto& stretch : stretches_of(flat, trained)) {
     const auto view = [&](const at::Tensor& tensor) {
       return tensor.narrow(0, stretch.begin, stretch.end - stretch.begin);
     };
-    Piece piece{.master = view(flat.master)};
+    Piece piece{.begin = stretch.begin, .group = stretch.group, .flat = entry.index};
+    if (flat.master.defined()) piece.master = view(flat.master);
+    if (flat.rest.defined()) piece.rest = view(flat.rest);
     if (!flat.shard.is_same(flat.master)) piece.low = view(flat.shard);
     for (const auto& state : entry.states) piece.states.push_back(view(state));
     entry.pieces.push_back(std::move(piece));
   }
   entry.master = flat.master;
   entry.shard = flat.shard;
+  entry.rest = flat.rest;
   entry.trained = std::move(trained);
+}
+
+// Neighbours of one group are one stretch, over the padding between them; frozen parameters are
+// left out.
+std::vector<Optimizer::Stretch> Optimizer::stretches_of(const shard::Flat& flat,
+                                                        const std::vector<bool>& trained) const {
+  std::vector<Stretch> stretches;
+  bool joined = false;  // whether nothing frozen lies between the last stretch and here
+  for (size_t p = 0; p < trained.size(); ++p) {
+    const auto slice = flat.layout().slice(p, flat.rank());
+    if (slice.numel == 0) continue;
+    const size_t group = group_of(flat, p);
+    const int64_t end = slice.offset + slice.numel;
+    if (trained[p] && joined && stretches.back().group == group)
+      stretches.back().end = end;
+    else if (trained[p])
+      stretches.push_back({slice.offset, end, group});
+    joined = trained[p];
+  }
+  // A rank that has no part of the flat counts its updates like the others.
+  if (stretches.empty()) stretches.push_back({0, 0, 0});
+  return stretches;
 }
 
 }  // namespace fsdp

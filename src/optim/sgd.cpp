@@ -19,22 +19,33 @@ SGD::SGD(const Sharded& sharded, SGDOptions options)
                 "Nesterov's momentum needs a momentum above 0 and no dampening.");
 }
 
-void SGD::update(const Group& group, int64_t step, const std::vector<Piece>& pieces,
-                 const at::Tensor& factor) {
+void SGD::update(const Update& what) {
+  kernels::SGDStep shared{.momentum = options_.momentum,
+                          .dampening = options_.dampening,
+                          .nesterov = options_.nesterov,
+                          .maximize = options_.maximize};
   std::vector<kernels::SGDTensors> tensors;
-  tensors.reserve(pieces.size());
-  for (const auto& piece : pieces)
-    tensors.push_back({piece.master, piece.grad,
-                       piece.states.empty() ? at::Tensor() : piece.states[0], piece.low});
-  kernels::sgd(tensors,
-               {.lr = group.lr,
-                .momentum = options_.momentum,
-                .dampening = options_.dampening,
-                .weight_decay = group.weight_decay,
-                .nesterov = options_.nesterov,
-                .first = step == 1,
-                .maximize = options_.maximize},
-               factor);
+  std::vector<kernels::SGDStep> steps;
+  tensors.reserve(what.pieces.size());
+  steps.reserve(what.pieces.size());
+  for (const auto& piece : what.pieces) {
+    tensors.push_back({.master = piece.master,
+                       .grad = piece.grad,
+                       .momentum_buffer = piece.states.empty() ? at::Tensor() : piece.states[0],
+                       .low = piece.low,
+                       .rest = piece.rest,
+                       .grad_begin = piece.begin,
+                       .group = static_cast<int64_t>(piece.group),
+                       .count = piece.flat});
+    shared.lr = groups()[piece.group].lr;
+    shared.weight_decay = groups()[piece.group].weight_decay;
+    shared.first = piece.step == 1;
+    steps.push_back(shared);
+  }
+  if (what.rates.defined())
+    kernels::sgd(tensors, shared, {what.rates, what.counts}, what.factor);
+  else
+    kernels::sgd(tensors, steps, what.factor);
 }
 
 }  // namespace fsdp

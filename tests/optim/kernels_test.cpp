@@ -250,7 +250,7 @@ TEST(AdamWKernel, TheOperatorsOfLibTorchGiveTheSame) {
       expected.back().step(grad, options, factor);
       both.push_back({adam.master, grad, adam.exp_avg, adam.exp_avg_sq, adam.low});
     }
-    aten::adamw(both, options, factor);
+    aten::adamw(both, std::span(&options, 1), factor);
     for (size_t i = 0; i < both.size(); ++i) {
       EXPECT_TRUE(near(both[i].master, expected[i].master, 1e-6, 1e-7));
       EXPECT_TRUE(near(both[i].exp_avg_sq, expected[i].exp_avg_sq, 1e-6, 1e-7));
@@ -352,7 +352,8 @@ TEST(SGDKernel, TheOperatorsOfLibTorchGiveTheSame) {
       const SGDTensors copy{master.clone(), grad.clone(),
                             buffer.defined() ? buffer.clone() : at::Tensor(), low.clone()};
       sgd(master, grad, buffer, low, sgd_step(c, step), torch::full({}, 0.3f));
-      aten::sgd(std::span(&copy, 1), sgd_step(c, step), torch::full({}, 0.3f));
+      const SGDStep options = sgd_step(c, step);
+      aten::sgd(std::span(&copy, 1), std::span(&options, 1), torch::full({}, 0.3f));
       EXPECT_TRUE(near(copy.master, master, 1e-6, 1e-6));
       EXPECT_TRUE(near(copy.low, low, 2e-3, 1e-6));
       if (buffer.defined()) {
@@ -493,8 +494,7 @@ TEST(Gpu, GivesWhatTheCpuGives) {
         auto grad = random(size), moved_grad = grad.to(gpu);
         adam.step(grad, {.lr = 1e-2, .weight_decay = 0.1, .step = step}, factor);
         moved.step(moved_grad, {.lr = 1e-2, .weight_decay = 0.1, .step = step}, to_gpu(factor));
-        EXPECT_TRUE(near(moved_grad.cpu(), with_factor ? grad * 0.3f : grad, 1e-6, 0));
-        moved_grad = grad.to(gpu);
+        EXPECT_TRUE(same_bits(moved_grad.cpu(), grad));  // it was only read
         const SGDStep sgd_options{.lr = 0.1, .momentum = 0.9, .first = step == 1};
         sgd(weights, grad, buffer, {}, sgd_options, factor);
         sgd(moved_weights, moved_grad, moved_buffer, {}, sgd_options, to_gpu(factor));

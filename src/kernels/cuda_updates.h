@@ -1,0 +1,33 @@
+// CudaUpdates: what libfsdp_cuda.so does of update.h and split.h. The module hands its table in
+// when it is loaded; without it (or on another device) LibTorch's operators do the work.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+#include "kernels/update.h"
+
+namespace fsdp::kernels {
+
+struct CudaUpdates {
+  // `numbers` null: from `steps`, one for all or one each; else `steps` has one. Tensors must be
+  // `ours`.
+  void (*adamw)(std::span<const AdamWTensors> tensors, std::span<const AdamWStep> steps,
+                const DeviceNumbers* numbers, const at::Tensor& factor);
+  void (*sgd)(std::span<const SGDTensors> tensors, std::span<const SGDStep> steps,
+              const DeviceNumbers* numbers, const at::Tensor& factor);
+  // float32, bfloat16 and float16.
+  at::Tensor (*sum_of_squares)(std::span<const at::Tensor> tensors);
+  Clipping (*clip)(std::span<const at::Tensor> tensors, double max_norm);
+  Clipping (*clip_factor)(const at::Tensor& total, double max_norm);
+  void (*split_float)(const at::Tensor& whole, const at::Tensor& high, const at::Tensor& rest);
+  at::Tensor (*join_float)(const at::Tensor& high, const at::Tensor& rest);
+};
+
+void set_cuda_updates(const CudaUpdates* table);  // called by the module
+// Loads the module when a tensor of a GPU comes first; null where the device is another, or there
+// is no module.
+const CudaUpdates* cuda_updates(at::Device device);
+
+}  // namespace fsdp::kernels
