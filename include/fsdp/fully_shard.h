@@ -186,6 +186,8 @@ class Sharded {
   void reset_traffic() const;
   // On a GPU Traffic::exposed is measured only while this is on: two events a wait.
   void measure_exposed(bool on) const;
+  // memory().activations, from zero: what autograd keeps for backward, in this whole process.
+  void count_activations(bool on) const;
 
   const std::shared_ptr<shard::Model>& model() const { return model_; }
   explicit operator bool() const { return model_ != nullptr; }

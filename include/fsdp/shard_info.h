@@ -28,7 +28,8 @@ struct ShardInfo {
   std::vector<Rectangle> rectangles;  // this rank's part; empty where it has none, one when cut on
                                       // rows, up to three a dimension when cut inside them
   at::Tensor local;  // this rank's part of the master, in memory order; shaped as the rectangle
-                     // when there is one, else flat. To be read: it is a view.
+                     // when there is one, else flat. To be read: it is a view, or (split_master)
+                     // a copy.
   at::Tensor local_grad;  // likewise; undefined when there is none
 };
 
@@ -36,9 +37,9 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;  // in the mo
 
 // Every byte the engine holds on this rank, by kind.
 struct MemoryReport {
-  int64_t parameters = 0;      // master shards
+  int64_t parameters = 0;      // master shards; where they are split, what the shards lack of them
   int64_t gathered_from = 0;   // shards in param_dtype, where that is not the master's
-  int64_t gradients = 0;       // reduced shards
+  int64_t gradients = 0;       // reduced shards; nothing on a GPU between zero_grad and backward
   int64_t optimizer = 0;       // states
   int64_t unsharded = 0;       // gathered units: the ring and the units that have their own buffer
   int64_t ring = 0;            //   of these, the ring
@@ -47,6 +48,9 @@ struct MemoryReport {
   int64_t accumulated = 0;     // whole gradients kept by no_sync
   int64_t shared_window = 0;   // this rank's share of windows it reads the others' shards through
   int64_t padding = 0;         // of `parameters`, what belongs to no parameter
+  // What autograd kept for backward at its most, beside parameters: counted while
+  // count_activations(true) is on, else 0. Not ours, so not in total().
+  int64_t activations = 0;
   int64_t total() const {
     return parameters + gathered_from + gradients + optimizer + unsharded + secondary +
            reduce_buffers + accumulated;

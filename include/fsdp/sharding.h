@@ -42,6 +42,9 @@ struct MixedPrecision {
   std::optional<at::ScalarType> buffer_dtype;  // of floating-point buffers
   std::optional<at::ScalarType> output_dtype;  // of what Sharded::forward returns
   std::optional<at::ScalarType> master_dtype;  // of what the optimizer updates; default: as built
+  std::optional<at::ScalarType> grad_dtype;    // of gradients that wait for it; default: its own
+  bool split_master = true;  // a float32 master of bfloat16 parameters is kept as these and the 16
+                             // bits they lack: 4 bytes instead of 6, and every bit is there
   bool cast_forward_inputs = true;  // operators that read a parameter get their inputs cast to it
   bool norms_in_fp32 = false;       // parameters of normalisation layers keep float32
   Chosen keep_fp32;                 // further parameters that keep float32

@@ -152,7 +152,7 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::M
       if (found.empty()) continue;
       any = true;
       states.found.push_back({sharded.index, state, found});
-      for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->master))
+      for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->shard))
         source.check(found, part.rectangle);
     }
     for (const auto& name : p.names) {
@@ -186,7 +186,7 @@ ShardedPlan make_plan(Source& source, shard::Model& model, const Optimizer* opti
       plan.incomplete.insert(&sharded.flat->unit());
       continue;
     }
-    for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->master))
+    for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->edit_master()))
       plan.fills.push_back({found, std::move(part)});
   }
   for (const auto& [name, tensor] : replicated_tensors(model)) {

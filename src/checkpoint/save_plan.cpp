@@ -21,8 +21,24 @@ void require_values(const shard::Unit& unit) {
                 "call sharded.materialize(device) before the model is saved.");
 }
 
+// A flat's master; the flat's parameters come in a row, and a split master is joined for all of
+// them.
+class Masters {
+ public:
+  const at::Tensor& of(const shard::Flat& flat) {
+    if (flat_ != &flat) master_ = flat.read_master();
+    flat_ = &flat;
+    return master_;
+  }
+
+ private:
+  const shard::Flat* flat_ = nullptr;
+  at::Tensor master_;
+};
+
 void plan_tensors(SavePlan& plan, shard::Model& model, const Optimizer* optimizer) {
   Turns turns;
+  Masters masters;
   const bool first = model.world.rank() == 0;
   for (const auto& sharded : sharded_parameters(model)) {
     shard::Flat& flat = *sharded.flat;
@@ -41,7 +57,7 @@ void plan_tensors(SavePlan& plan, shard::Model& model, const Optimizer* optimize
     };
     std::vector<KeyPath> paths;
     for (const auto& name : p.names) paths.push_back({"model", name});
-    add(std::move(paths), flat.master);
+    add(std::move(paths), masters.of(flat));
     if (!optimizer || !p.handle.requires_grad() || optimizer->steps(flat) == 0) continue;
     for (const auto& [name, state] : optimizer->state(flat))
       add({{"optim", "state", p.name(), name}}, state);

@@ -58,7 +58,7 @@ class Making {
 
  private:
   void add_flat(shard::Flat& flat) {
-    add_shards(flat, flat.master, [&](const shard::Parameter& p) {
+    add_shards(flat, flat.read_master(), [&](const shard::Parameter& p) {
       std::vector<std::string> names;
       for (const auto& name : p.names) names.push_back("model." + name);
       return names;
@@ -144,7 +144,7 @@ class Loading {
         incomplete_.insert(&sharded.flat->unit());
         continue;
       }
-      for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->master))
+      for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->edit_master()))
         fill(*found, std::move(part), "model." + p.name());
     }
     for (const auto& [name, tensor] : replicated_tensors(model_)) {
@@ -262,7 +262,7 @@ class Loading {
         const auto* found = find("optim.state.", names, p.sizes, /*may_be_missing=*/true);
         if (!found) continue;
         has_state = true;
-        for (const auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->master))
+        for (const auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->shard))
           check_cover(*found, part.rectangle, "optim.state." + names.front());
         states.found[state][sharded.index] = found;
       }

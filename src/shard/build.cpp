@@ -51,6 +51,7 @@ std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options
   static std::vector<std::pair<std::string, std::weak_ptr<Group>>> known;
   bool sharded = options.strategy != ShardingStrategy::NO_SHARD;
   std::string key = options.mesh ? "" : std::string(name(options.strategy)) + device.str();
+  if (!key.empty() && !options.share_host_memory) key += " apart";
   std::lock_guard lock(mutex);
   std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
   if (!key.empty())
@@ -92,21 +93,21 @@ std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options
   return group;
 }
 
-struct Dtypes {
-  at::ScalarType param, master, reduce;
-  bool trainable;
-  auto operator<=>(const Dtypes&) const = default;
-};
-
 Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
   at::ScalarType own = p.handle.scalar_type();
   bool trainable = p.handle.requires_grad();
-  if (!at::isFloatingType(own)) return {own, own, own, trainable};
+  if (!at::isFloatingType(own)) return {own, own, own, own, false, trainable};
   bool fp32 = (precision.norms_in_fp32 && p.is_norm) ||
               (precision.keep_fp32 && precision.keep_fp32(p.name(), p.handle)) ||
               (p.is_batch_norm && precision.param_dtype);
   at::ScalarType param = fp32 ? at::kFloat : precision.param_dtype.value_or(own);
-  return {param, precision.master_dtype.value_or(own), precision.reduce_dtype.value_or(param),
+  at::ScalarType master = precision.master_dtype.value_or(own);
+  bool split = precision.split_master && param == at::kBFloat16 && master == at::kFloat;
+  return {param,
+          master,
+          precision.reduce_dtype.value_or(param),
+          precision.grad_dtype.value_or(master),
+          split,
           trainable};
 }
 
@@ -137,10 +138,14 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
     if (known == kinds.end()) known = kinds.insert(kinds.end(), {dtypes, {}});
     known->second.push_back(std::move(p));
   }
-  for (auto& [dtypes, parameters] : kinds)
+  for (auto& [dtypes, parameters] : kinds) {
+    // Matrices first: those that are multiplied with the same input (q, k and v) then lie side by
+    // side, and what has no weight decay is one stretch.
+    std::stable_partition(parameters.begin(), parameters.end(),
+                          [](const Parameter& p) { return p.handle.dim() >= 2; });
     unit->flats.push_back(std::make_unique<Flat>(*unit, std::move(parameters), group->shard_size,
-                                                 group->shard_rank, options.cut, dtypes.param,
-                                                 dtypes.master, dtypes.reduce, device));
+                                                 group->shard_rank, options.cut, dtypes, device));
+  }
   return unit;
 }
 
@@ -154,9 +159,7 @@ void allocate(Flat& flat, const Group& group) {
   } else {
     flat.shard = at::zeros({numel}, on.dtype(flat.param_dtype()));
   }
-  flat.master = flat.master_dtype() == flat.param_dtype()
-                    ? flat.shard
-                    : at::zeros({numel}, on.dtype(flat.master_dtype()));
+  flat.allocate_master();
 }
 
 // A number that two different tensors hardly share, to find ranks that were built differently.
@@ -222,7 +225,7 @@ void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) 
       at::Tensor whole;
       if (initialize || !deferred::is_deferred(p.handle)) whole = loading.value(p.name(), p.handle);
       if (whole.defined()) {
-        flat.keep_part(i, whole, flat.master);
+        flat.keep_part(i, whole, flat.edit_master());
       } else {
         unit->meta = true;
       }
@@ -230,7 +233,7 @@ void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) 
       flat.bind(i);
       watch_gradient(unit, f, i);
     }
-    if (!flat.shard.is_same(flat.master)) flat.shard.copy_(flat.master);
+    flat.settle_master();
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "fsdp/deferred_init.h"
 #include "shard/deferred_trial.h"
+#include "shard/tape_hook.h"
 
 namespace fsdp::shard::deferred {
 namespace {
@@ -222,7 +223,8 @@ class Commit {
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                  torch::jit::Stack* stack) {
-  if (is_composite(op))
+  if (!recording() && taping()) return tape_hook()->operate(op, keys, stack);
+  if (!recording() || is_composite(op))
     return op.redispatchBoxed(
         keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordKey), stack);
   std::lock_guard lock(tape_mutex);
@@ -285,7 +287,7 @@ DeferredScope::DeferredScope() {
 
 DeferredScope::~DeferredScope() {
   if (--shard::deferred::scopes == 0)
-    c10::impl::tls_set_dispatch_key_included(shard::deferred::kRecordKey, false);
+    c10::impl::tls_set_dispatch_key_included(shard::deferred::kRecordKey, shard::taping());
 }
 
 }  // namespace fsdp

@@ -7,6 +7,7 @@
 #include "base/table.h"
 #include "fsdp/fully_shard.h"
 #include "shard/model.h"
+#include "shard/saved_activations.h"
 #include "shard/tree.h"
 
 namespace fsdp {
@@ -168,7 +169,7 @@ MemoryReport Model::memory() const {
     return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : int64_t{0};
   };
   for (Flat* flat : flats()) {
-    report.parameters += bytes(flat->master);
+    report.parameters += bytes(flat->master) + bytes(flat->rest);
     if (!flat->shard.is_same(flat->master)) report.gathered_from += bytes(flat->shard);
     if (flat->window.defined()) report.shared_window += bytes(flat->shard);
     report.gradients += bytes(flat->grad_memory);
@@ -188,6 +189,7 @@ MemoryReport Model::memory() const {
   for (const auto& [flat, slot] : own_gradient_slots_)
     (flat->unit().root ? report.reduce_buffers : report.accumulated) += bytes(slot->bytes);
   for (const auto& [optimizer, states] : optimizers) report.optimizer += states();
+  report.activations = saved_activations::peak();
   return report;
 }
 

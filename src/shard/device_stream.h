@@ -36,6 +36,10 @@ class Moment {
     if (recorded_) event_->block(current_stream(device));
   }
   bool recorded() const { return recorded_; }
+  void forget() {
+    event_.reset();
+    recorded_ = false;
+  }
 
  private:
   std::optional<c10::Event> event_;

@@ -1,10 +1,13 @@
 #include "shard/flat.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/split.h"
+#include "shard/tape_hook.h"
 #include "shard/unit.h"
 
 namespace fsdp::shard {
@@ -48,15 +51,12 @@ void describe_memory(Parameter& p) {
 }
 
 Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, Cut cut,
-           at::ScalarType param_dtype, at::ScalarType master_dtype, at::ScalarType reduce_dtype,
-           at::Device device)
+           const Dtypes& dtypes, at::Device device)
     : unit_(unit),
       parameters_(std::move(parameters)),
       layout_(extents_of(parameters_), world, cut),
       rank_(rank),
-      param_dtype_(param_dtype),
-      master_dtype_(master_dtype),
-      reduce_dtype_(reduce_dtype),
+      dtypes_(dtypes),
       device_(device),
       tag_{StorageTag::kParameters, this},
       gradient_tag_{StorageTag::kGradients, this},
@@ -72,6 +72,10 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
                                        "sharded.full_grad(name), or shard_of(name).local_grad.");
   arrived.resize(parameters_.size());
   filled.resize(parameters_.size());
+  expected.resize(parameters_.size());
+  hooked.resize(parameters_.size());
+  if (TapeHook* hook = tape_hook())
+    for (const Parameter& p : parameters_) unit.watched |= hook->watches(p.handle);
 }
 
 Flat::~Flat() {
@@ -89,7 +93,7 @@ Flat::~Flat() {
 }
 
 int64_t Flat::full_bytes() const {
-  return layout_.full_numel() * element(param_dtype_);
+  return layout_.full_numel() * element(dtypes_.param);
 }
 
 bool Flat::trainable() const {
@@ -97,10 +101,50 @@ bool Flat::trainable() const {
                      [](const Parameter& p) { return p.handle.requires_grad(); });
 }
 
+// --- the master ---
+
+void Flat::allocate_master() {
+  int64_t numel = layout_.shard_numel();
+  if (dtypes_.split)
+    rest = at::zeros({numel}, shard.options().dtype(at::kShort));
+  else
+    master = dtypes_.master == dtypes_.param ? shard : at::zeros({numel}, master_options());
+}
+
+at::Tensor Flat::read_master() const {
+  return rest.defined() ? kernels::join_float(shard, rest) : master;
+}
+
+at::Tensor Flat::edit_master() {
+  if (!rest.defined()) return master;
+  uint32_t version =
+      parameters_[0].handle.unsafeGetTensorImpl()->version_counter().current_version();
+  // What was begun and never settled is of no use once the parameters have changed.
+  if (!edited_.defined() || edited_version_ != version) edited_ = read_master();
+  edited_version_ = version;
+  return edited_;
+}
+
+void Flat::settle_master() {
+  if (edited_.defined())
+    kernels::split_float(std::exchange(edited_, at::Tensor()), shard, rest);
+  else if (master.defined() && !shard.is_same(master))
+    shard.copy_(master);
+}
+
+void Flat::join_master() {
+  if (!rest.defined()) return;
+  master = read_master();
+  rest.reset();
+  dtypes_.split = false;
+}
+
+// --- the module's handles ---
+
 void Flat::bind(size_t parameter) {
   const Parameter& p = parameters_[parameter];
   become(p.handle,
-         tensor_over(storage_, param_dtype_, p.sizes, p.strides, layout_.offset(parameter)));
+         tensor_over(storage_, dtypes_.param, p.sizes, p.strides, layout_.offset(parameter)));
   set_key(p.handle, true);
 }
 
@@ -192,15 +236,39 @@ void Flat::take(GradientSlot* taken) {
   auto [known, fresh] = slot_views_.try_emplace(taken);
   SlotViews& views = known->second;
   if (fresh) {
-    int64_t bytes = layout_.full_numel() * element(reduce_dtype_);
-    views.full = taken->bytes.narrow(0, 0, bytes).view(reduce_dtype_);
+    int64_t bytes = layout_.full_numel() * element(slot_dtype());
+    views.full = taken->bytes.narrow(0, 0, bytes).view(slot_dtype());
     for (size_t i = 0; i < parameters_.size(); ++i)
       views.parameters.push_back(view_of(i, views.full));
     for (auto [from, count] : gaps()) views.gaps.push_back(views.full.narrow(0, from, count));
   }
   views_ = &views;
-  for (const at::Tensor& gap : views.gaps) gap.zero_();
-  std::fill(filled.begin(), filled.end(), 0);
+  bool holds = taken == own_slot_.get() && grad.defined();  // what is to be added to
+  if (!holds)
+    for (const at::Tensor& gap : views.gaps) gap.zero_();
+  std::fill(filled.begin(), filled.end(), holds);
+}
+
+bool Flat::alone() const {
+  return unit_.group->shard_size == 1 && unit_.group->replicate_size == 1;
+}
+
+GradientSlot* Flat::own_slot() {
+  if (!own_slot_) {
+    if (!grad_memory.defined())
+      grad_memory = at::empty({layout_.shard_numel()}, shard.options().dtype(grad_dtype()));
+    own_slot_ = std::make_unique<GradientSlot>();
+    own_slot_->bytes = grad_memory.view(at::kByte);
+    own_slot_->ring = false;
+  }
+  return own_slot_.get();
+}
+
+void Flat::release_gradient_memory() {
+  views_ = nullptr;
+  slot_views_.clear();
+  own_slot_.reset();
+  grad_memory.reset();
 }
 
 const at::Tensor& Flat::slot_view() const {
@@ -214,7 +282,7 @@ const at::Tensor& Flat::gradient_view(size_t parameter) const {
 at::Tensor Flat::stand_in(size_t parameter) const {
   const Parameter& p = parameters_[parameter];
   at::Tensor tensor =
-      tensor_over(gradient_storage_, param_dtype_, p.sizes, p.strides, layout_.offset(parameter));
+      tensor_over(gradient_storage_, dtypes_.param, p.sizes, p.strides, layout_.offset(parameter));
   set_key(tensor, true);
   return tensor;
 }

@@ -8,7 +8,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/log.h"
+#include "kernels/ops.h"
 #include "shard/model.h"
+#include "shard/profile.h"
 
 namespace fsdp::shard {
 namespace {
@@ -40,6 +43,7 @@ int64_t element(at::ScalarType type) {
 void watch_gradient(const std::shared_ptr<Unit>& unit, size_t flat, size_t parameter) {
   const at::Tensor& handle = unit->flats[flat]->parameters()[parameter].handle;
   auto users = std::move(torch::autograd::impl::post_acc_grad_hooks(handle));
+  unit->flats[flat]->hooked[parameter] = users != nullptr;
   torch::autograd::impl::set_post_acc_grad_hooks(
       handle, std::make_unique<Arrival>(unit, flat, parameter, std::move(users)));
 }
@@ -77,6 +81,7 @@ void Model::begin_backward() {
       if (flat->is_stand_in(p.handle.grad())) p.handle.mutable_grad() = at::Tensor();
     std::fill(flat->arrived.begin(), flat->arrived.end(), 0);
   }
+  if (profiler) profiler->see(memory(), /*forward_done=*/true);
 }
 
 void Model::end_backward(bool failed) {
@@ -90,7 +95,9 @@ void Model::end_backward(bool failed) {
       if (flat->slot) reduce(*flat);
   }
   finish_reductions();
+  if (profiler) profiler->see(memory(), /*forward_done=*/false);
   for (Flat* flat : flats()) {
+    std::fill(flat->expected.begin(), flat->expected.end(), 0);
     if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
     if (!flat->grad.defined()) continue;
     for (size_t i = 0; i < flat->parameters().size(); ++i)
@@ -114,7 +121,14 @@ void Model::end_backward(bool failed) {
 void Model::drop_gradients() {
   for (Flat* flat : flats()) {
     for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
+    if (flat->in_own_slot() && flat->grad.defined()) {
+      log::warn("unit \"" + flat->unit().name +
+                "\": a backward failed while it was adding to gradients of earlier ones; they are "
+                "dropped.");
+      flat->grad.reset();
+    }
     if (flat->slot) give_back(*flat);
+    std::fill(flat->expected.begin(), flat->expected.end(), 0);
   }
 }
 
@@ -127,7 +141,6 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
   at::Tensor gradient = handle.grad();
   handle.mutable_grad() = at::Tensor();
   if (flat.is_stand_in(gradient)) return;
-  flat.arrived[parameter] = 1;
   if (gradient.defined()) {
     if (!flat.slot) take_gradient_slot(flat);
     if (gradient.is_sparse()) gradient = gradient.to_dense();
@@ -139,21 +152,46 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
       flat.filled[parameter] = 1;
     }
   }
+  if (flat.expected[parameter] == 0) complete(flat, parameter);
+}
+
+// Every gradient of the parameter is there; the last parameter of a flat starts its reduction.
+void Model::complete(Flat& flat, size_t parameter) {
+  flat.arrived[parameter] = 1;
   if (!sync_gradients || !flat.slot) return;
   for (size_t i = 0; i < flat.parameters().size(); ++i)
     if (!flat.arrived[i] && flat.parameters()[i].handle.requires_grad()) return;
   reduce(flat);
 }
 
+// --- gradients that layers write themselves ---
+
+Place Model::open_gradient(Flat& flat, size_t parameter) {
+  std::lock_guard lock(mutex);
+  Unseen unseen;
+  if (!flat.slot) take_gradient_slot(flat);
+  return {flat.gradient_view(parameter), flat.filled[parameter] != 0};
+}
+
+void Model::close_gradient(Flat& flat, size_t parameter) {
+  std::lock_guard lock(mutex);
+  Unseen unseen;
+  flat.filled[parameter] = 1;
+  if (flat.expected[parameter] > 0) --flat.expected[parameter];
+  if (flat.expected[parameter] == 0) complete(flat, parameter);
+}
+
 void Model::take_gradient_slot(Flat& flat) {
-  int64_t bytes = flat.layout().full_numel() * element(flat.reduce_dtype());
+  // Where nothing is reduced, gradients are written where they stay.
+  if (stays(flat)) return flat.take(flat.own_slot());
+  int64_t bytes = flat.layout().full_numel() * element(flat.slot_dtype());
   Unit& unit = flat.unit();
   const Group& group = *unit.group;
   const Communicator& comm = group.shard_size > 1 ? group.reduce : group.replicate;
   auto make = [&](int64_t size, bool ring) {
     auto slot = std::make_unique<GradientSlot>();
     // Where ranks can see each other's memory, they read gradients where they lie.
-    slot->bytes = comm && comm.size() > 1
+    slot->bytes = comm && comm.size() > 1 && !has_streams(device)
                       ? comm.reduce_buffer(size, at::kByte, device)
                       : at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device));
     slot->ring = ring;
@@ -180,12 +218,11 @@ void Model::take_gradient_slot(Flat& flat) {
       int64_t largest = bytes;
       for (Flat* other : flats())
         if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
-          largest =
-              std::max(largest, other->layout().full_numel() * element(other->reduce_dtype()));
+          largest = std::max(largest, other->layout().full_numel() * element(other->slot_dtype()));
       slot = make(largest, true);
     }
   }
-  stalls.wait(slot->free_after, device);
+  exposed_wait(*this, slot->free_after, /*backward=*/true);
   slot->taken = true;
   slot->last_use = ++uses_;
   flat.take(slot);
@@ -199,11 +236,24 @@ void Model::give_back(Flat& flat) {
 
 // --- reduction ---
 
+// Whether a gradient is final where it was written: no other rank adds to it, and nobody wants to
+// see it on its way.
+bool Model::stays(const Flat& flat) const {
+  return flat.alone() && !reduce_hook && divide_factor <= 0;
+}
+
 void Model::reduce(Flat& flat) {
   Unit& unit = flat.unit();
   Group& group = *unit.group;
   for (size_t i = 0; i < flat.parameters().size(); ++i)
     if (!flat.filled[i]) flat.gradient_view(i).zero_();
+  if (flat.in_own_slot()) {
+    log_event(Event::kReduceIssued, unit, true);
+    flat.grad = flat.grad_memory;
+    flat.slot = nullptr;
+    log_event(Event::kReduced, unit, true);
+    return;
+  }
   // Over shared memory this is where ranks that took different branches meet first.
   std::string what = "gradients";
   if (*unit.touched_by) what.append(" of ").append(unit.touched_by);
@@ -217,13 +267,14 @@ void Model::reduce(Flat& flat) {
   before_.record(device);
   OnStream on(reduce_stream_);
   before_.wait(device);
+  Profiled profiled(*this, Profiler::kReduce, unit, /*backward=*/true);
   bool fresh = !flat.grad.defined();
   if (!flat.grad_memory.defined())
     flat.grad_memory =
-        at::empty({flat.layout().shard_numel()}, flat.master.options().dtype(flat.master_dtype()));
+        at::empty({flat.layout().shard_numel()}, flat.shard.options().dtype(flat.grad_dtype()));
   at::Tensor reduced = full;
   if (group.shard_size > 1) {
-    bool direct = fresh && flat.reduce_dtype() == flat.master_dtype();
+    bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype();
     reduced = direct ? flat.grad_memory : at::empty({flat.layout().shard_numel()}, full.options());
     theirs([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
     traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
@@ -240,6 +291,7 @@ void Model::reduce(Flat& flat) {
   accumulate(flat, reduced);
   (beside ? replicated_ : reduced_).record(device);
   flat.slot->free_after.record(device);
+  profiled.done({beside ? &replicated_ : &reduced_, &flat.slot->free_after});
   give_back(flat);
   log_event(Event::kReduced, unit, true);
 }
@@ -257,8 +309,8 @@ void Model::accumulate(Flat& flat, at::Tensor reduced) {
 }
 
 void Model::finish_reductions() {
-  stalls.wait(reduced_, device);
-  stalls.wait(replicated_, device);
+  exposed_wait(*this, reduced_, /*backward=*/true);
+  exposed_wait(*this, replicated_, /*backward=*/true);
 }
 
 void Model::zero_gradients(bool set_to_none) {
@@ -270,18 +322,29 @@ void Model::zero_gradients(bool set_to_none) {
     if (set_to_none) {
       flat->grad.reset();
       for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
+      // A GPU has better use for it in forward. On the CPU pages would have to be made anew.
+      if (has_streams(device)) flat->release_gradient_memory();
     } else if (flat->grad.defined()) {
       flat->grad.zero_();
     }
     if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
+  }
+  if (set_to_none && has_streams(device)) {  // every reduction was waited for
+    own_gradient_slots_.clear();
+    gradient_slots_.clear();
   }
 }
 
 void Model::settle_factor() {
   if (!factor.defined()) return;
   Unseen unseen;
-  for (Flat* flat : flats())
-    if (flat->grad.defined()) flat->grad.mul_(factor.to(flat->grad.scalar_type()));
+  for (Flat* flat : flats()) {
+    if (!flat->grad.defined()) continue;
+    if (c10::elementSize(flat->grad.scalar_type()) > 2)
+      flat->grad.mul_(factor.to(flat->grad.scalar_type()));
+    else  // the factor is not rounded
+      kernels::scale_into(flat->grad, flat->grad, factor, /*accumulate=*/false);
+  }
   factor.reset();
 }
 
@@ -291,10 +354,16 @@ void Model::hand_out_masters() {
   settle_factor();
   masters_handed_out = true;
   for (Flat* flat : flats()) {
-    if (flat->leaf.defined() || !flat->trainable() || !flat->master.defined()) continue;
+    if (flat->leaf.defined() || !flat->trainable() || !flat->shard.defined()) continue;
+    flat->join_master();
     // Others may still read what is shared when an optimizer we know nothing of writes.
     if (flat->window.defined() && flat->master.is_same(flat->shard))
       flat->master = flat->shard.clone();
+    if (flat->grad.defined() && flat->grad.scalar_type() != flat->master_dtype()) {
+      at::Tensor grad = flat->grad.to(flat->master_dtype());
+      flat->release_gradient_memory();
+      flat->grad = flat->grad_memory = grad;
+    }
     flat->leaf = flat->master.detach();
     flat->leaf.set_requires_grad(true);
     flat->leaf.mutable_grad() = flat->grad;

@@ -5,6 +5,7 @@
 
 #include "fsdp/fully_shard.h"
 #include "shard/model.h"
+#include "shard/saved_activations.h"
 
 namespace fsdp {
 
@@ -128,6 +129,10 @@ Traffic Sharded::traffic() const {
   Traffic traffic = model->traffic;
   if (!shard::has_streams(model->device)) traffic.exposed = traffic.host_time;
   return traffic;
+}
+
+void Sharded::count_activations(bool on) const {
+  shard::saved_activations::count(on);
 }
 
 void Sharded::measure_exposed(bool on) const {

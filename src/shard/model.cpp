@@ -4,10 +4,12 @@
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "base/log.h"
 #include "base/table.h"
+#include "shard/profile.h"
 #include "shard/registry.h"
 
 namespace fsdp::shard {
@@ -117,6 +119,7 @@ void Model::issue(Unit& unit, const char* by) {
     OnStream on(gather_stream_);
     slot->free_after.wait(device);
     written_.wait(device);
+    Profiled profiled(*this, Profiler::kGather, unit, in_backward_);
     bool from_neighbours = unit.keep_parts > 1 && unit.flats.front()->secondary_valid;
     for (const auto& flat : unit.flats) {
       at::Tensor full = full_view(unit, *flat, slot->bytes);
@@ -127,9 +130,12 @@ void Model::issue(Unit& unit, const char* by) {
       traffic.all_gather += part.nbytes() * (comm.size() - 1);
     }
     unit.gathered.record(device);
+    profiled.done({&unit.gathered});
     slot->tenant = &unit;
     unit.slot = slot;
     calls_.push_back({&unit, nullptr});
+  } else if (masters_handed_out && unit.group->shares_memory && unit.group->shard_size > 1) {
+    calls_.push_back({&unit, nullptr});  // ranks met in follow_masters
   }
   unit.state = Unit::State::kGathering;
   log_event(Event::kGatherIssued, unit, in_backward_, /*ahead=*/by == nullptr);
@@ -144,6 +150,8 @@ void Model::issue_ahead(Unit& unit) {
 
 void Model::finish(Unit& unit) {
   try {
+    std::optional<HostWait> wait;
+    if (!unit.works.empty()) wait.emplace(*this, unit, in_backward_);
     for (Work& work : unit.works) theirs([&] { work.wait(); });
   } catch (...) {
     unit.works.clear();
@@ -153,14 +161,14 @@ void Model::finish(Unit& unit) {
     throw;
   }
   unit.works.clear();
-  stalls.wait(unit.gathered, device);
+  exposed_wait(*this, unit.gathered, in_backward_);
   for (const auto& flat : unit.flats) {
     at::Tensor full = unit.slot                ? full_view(unit, *flat, unit.slot->bytes)
                       : flat->window.defined() ? flat->window
                                                : flat->shard;
     flat->point_at(full);
     flat->remember_versions();
-    flat->set_keys(unit.cast_inputs);
+    flat->set_keys(unit.keyed_when_ready());
   }
   unit.state = Unit::State::kReady;
 }
@@ -233,6 +241,7 @@ void Model::give_up(Unit& unit) {
   std::lock_guard lock(mutex);
   if (unit.state == Unit::State::kSharded) return;
   Unseen unseen;
+  Profiled profiled(*this, Profiler::kReshard, unit, in_backward_);
   bool was_ready = unit.state == Unit::State::kReady;
   for (Work& work : unit.works) work.wait();
   unit.works.clear();
@@ -251,6 +260,7 @@ void Model::give_up(Unit& unit) {
     unit.slot = nullptr;
   }
   unit.state = Unit::State::kSharded;
+  profiled.done();
   log_event(Event::kResharded, unit, in_backward_);
   if (!written.empty())
     throw Error("rank " + std::to_string(world.rank()) + ": unit \"" + unit.name +
@@ -313,11 +323,13 @@ at::Tensor Model::gather_shard(Flat& flat, const at::Tensor& shard, const char* 
 
 void Model::synchronize_readers(const char* why) {
   std::set<Group*> met;
+  std::chrono::nanoseconds before = traffic.host_time;
   for (const auto& unit : units)
     if (unit->group->shares_memory && unit->group->shard_size > 1 &&
         met.insert(unit->group.get()).second)
-      unit->group->gather.barrier({.label = why});
+      theirs([&] { unit->group->gather.barrier({.label = why}); });
   stale_readers_ = false;
+  if (profiler) profiler->met(traffic.host_time - before);
 }
 
 // Whoever was given the masters may have updated them, and nothing tells (torch::optim writes
@@ -342,7 +354,7 @@ void Model::follow_masters(Unit& unit, const char* by) {
 void Model::changed(Unit& unit) {
   Unseen unseen;
   for (const auto& flat : unit.flats) {
-    if (!flat->shard.is_same(flat->master)) flat->shard.copy_(flat->master);
+    flat->settle_master();
     flat->bump_versions();
     flat->secondary_valid = false;
   }
@@ -380,7 +392,7 @@ void Model::hold(Unit& unit, bool writable) {
           .copy_(flat->window.defined() ? flat->window : flat->shard);
     unit.state = Unit::State::kGathering;
     finish(unit);
-    for (const auto& flat : unit.flats) flat->set_keys(unit.cast_inputs);
+    for (const auto& flat : unit.flats) flat->set_keys(unit.keyed_when_ready());
     return;
   }
   ensure(unit, "unshard", in_backward_);

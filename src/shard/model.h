@@ -17,12 +17,14 @@
 
 #include "fsdp/fully_shard.h"
 #include "fsdp/world.h"
+#include "shard/gradient_route.h"
 #include "shard/order.h"
 #include "shard/unit.h"
 
 namespace fsdp::shard {
 
 struct ModuleTree;  // tree.h
+class Profiler;     // profile.h
 
 // Work that goes on behind training, as a save does. Ends, at the latest, with the model.
 struct Background {
@@ -67,6 +69,8 @@ class Model : public std::enable_shared_from_this<Model> {
 
   // --- gradients (gradients.cpp) ---
   void gradient_arrived(Flat& flat, size_t parameter);
+  Place open_gradient(Flat& flat, size_t parameter);  // see gradient_route.h
+  void close_gradient(Flat& flat, size_t parameter);
   void begin_backward();
   void end_backward(bool failed);
   void reduce(Flat& flat);
@@ -83,6 +87,13 @@ class Model : public std::enable_shared_from_this<Model> {
   void hand_out_masters();
   void zero_weight_step();
 
+  // --- CUDA graphs (capture.cpp) ---
+  // Forgets every moment: what was recorded outside of a capture cannot be waited for inside of it,
+  // nor the other way round. The device must be idle, or the caller wait for it.
+  void forget_moments();
+  // Nothing is gathered, and side streams follow the current stream from here on.
+  void join_side_streams();
+
   // --- looking ---
   MemoryReport memory() const;
   // The whole buffer from everybody's `shard` (the flat's master or gradient). Collective.
@@ -92,7 +103,8 @@ class Model : public std::enable_shared_from_this<Model> {
   bool recording_events = false;
   std::vector<Event> events;
   Traffic traffic;
-  Stalls stalls;  // of the compute stream, in waits for gathers and reductions
+  Stalls stalls;                       // of the compute stream, in waits for gathers and reductions
+  std::shared_ptr<Profiler> profiler;  // null: nobody looks
   std::shared_ptr<Background> background;  // is asked before every update
 
  private:
@@ -119,6 +131,8 @@ class Model : public std::enable_shared_from_this<Model> {
   void follow_masters(Unit& unit, const char* by);
   void check_handles(const Unit& unit, const char* when) const;
   void keep_secondary(Unit& unit);
+  void complete(Flat& flat, size_t parameter);
+  bool stays(const Flat& flat) const;
   void take_gradient_slot(Flat& flat);
   void give_back(Flat& flat);
   void finish_reductions();

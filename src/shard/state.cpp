@@ -88,7 +88,7 @@ ShardInfo Sharded::shard_of(const std::string& parameter) const {
     return part.view(in_memory).permute(back);
   };
   Unseen unseen;
-  if (flat->master.defined()) info.local = shaped(flat->master);
+  if (flat->shard.defined()) info.local = shaped(flat->read_master());
   if (flat->grad.defined()) info.local_grad = shaped(flat->grad);
   return info;
 }
@@ -99,7 +99,7 @@ at::Tensor Sharded::full_tensor(const std::string& parameter) const {
   auto [flat, i] = model->find(parameter);
   require_values(flat->unit());
   Unseen unseen;
-  return flat->view_of(i, model->gather_shard(*flat, flat->master, "full_tensor")).clone();
+  return flat->view_of(i, model->gather_shard(*flat, flat->read_master(), "full_tensor")).clone();
 }
 
 at::Tensor Sharded::full_grad(const std::string& parameter) const {
@@ -135,7 +135,8 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
       }
       Flat& flat = *static_cast<Flat*>(tag->owner);
       require_values(flat.unit());
-      if (&flat != gathered) full = model->gather_shard(flat, flat.master, "full_state_dict");
+      if (&flat != gathered)
+        full = model->gather_shard(flat, flat.read_master(), "full_state_dict");
       gathered = &flat;
       if (keep) add(name, flat.view_of(flat.index_of(tensor), full).clone());
     }
@@ -209,7 +210,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
       continue;
     }
     Flat& flat = *static_cast<Flat*>(tag->owner);
-    flat.keep_part(flat.index_of(tensor), value.to(flat.master_dtype()), flat.master);
+    flat.keep_part(flat.index_of(tensor), value.to(flat.master_dtype()), flat.edit_master());
     if (missing.empty()) flat.unit().meta = false;
   }
   for (const auto& unit : model->units) model->changed(*unit);
@@ -266,8 +267,9 @@ FullParams::~FullParams() noexcept(false) {
   for (const auto& unit : model_->units) model_->release(*unit);
   for (auto& [flat, i, value] : written) {
     // What was only read keeps the master's precision.
-    at::Tensor part = flat->part_of(i, flat->master), before = part.to(flat->param_dtype());
-    at::Tensor fresh = at::empty_like(flat->master);
+    at::Tensor master = flat->edit_master(), before = flat->part_of(i, flat->shard);
+    at::Tensor part = flat->part_of(i, master);
+    at::Tensor fresh = at::empty_like(master);
     flat->keep_part(i, value.to(flat->device()), fresh);
     at::Tensor after = flat->part_of(i, fresh);
     part.copy_(at::where(after.to(flat->param_dtype()) == before, part, after));
@@ -298,7 +300,7 @@ void Sharded::materialize(at::Device device,
     // Whole in the master's dtype while the module's own code writes to it.
     std::vector<at::Tensor> fulls;
     for (const auto& flat : unit->flats) {
-      fulls.push_back(at::zeros({flat->layout().full_numel()}, flat->master.options()));
+      fulls.push_back(at::zeros({flat->layout().full_numel()}, flat->master_options()));
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         shard::set_key(flat->parameters()[i].handle, false);
         shard::become(flat->parameters()[i].handle, flat->view_of(i, fulls.back()));
@@ -330,7 +332,7 @@ void Sharded::materialize(at::Device device,
     for (size_t f = 0; f < unit->flats.size(); ++f) {
       Flat& flat = *unit->flats[f];
       for (size_t i = 0; i < flat.parameters().size(); ++i)
-        flat.keep_part(i, flat.view_of(i, fulls[f]), flat.master);
+        flat.keep_part(i, flat.view_of(i, fulls[f]), flat.edit_master());
     }
     bind();
     unit->meta = false;

@@ -9,8 +9,11 @@
 #include <torch/library.h>
 
 #include "shard/deferred.h"
+#include "shard/deferred_tape.h"
+#include "shard/kept_tensor.h"
 #include "shard/model.h"
 #include "shard/registry.h"
+#include "shard/tape_hook.h"
 
 namespace fsdp::shard {
 namespace {
@@ -27,6 +30,8 @@ Model& model_of(const Unit& unit) {
 }
 
 // --- operators ---
+
+thread_local int inside = 0;  // operators with the key that this thread runs
 
 // What one operator reads of ours.
 class Touched {
@@ -45,6 +50,7 @@ class Touched {
 
   void see(const at::Tensor& tensor, bool write) {
     if (!has_key(tensor)) return;
+    if (tape_hook()) seen_.push_back(tensor.unsafeGetTensorImpl());
     StorageTag* tag = tag_of(tensor);
     if (!tag) return;  // an alias whose owner is gone; its storage says so when it is read
     switch (tag->kind) {
@@ -68,6 +74,12 @@ class Touched {
     counted_ = true;
     for (const auto& unit : units_)
       model_of(*unit).ensure(*unit, op_.schema().name().c_str(), in_backward());
+  }
+
+  // Recomputation knows by it where a module begins. An operator inside another tells nothing new.
+  void tell() {
+    if (inside > 0) return;
+    for (c10::TensorImpl* tensor : seen_) tape_hook()->touched(tensor);
   }
 
   // The dtype that the operator's other floating-point inputs are cast to, if one is.
@@ -120,6 +132,7 @@ class Touched {
 
   const c10::OperatorHandle& op_;
   c10::SmallVector<std::shared_ptr<Unit>, 4> units_;
+  c10::SmallVector<c10::TensorImpl*, 4> seen_;  // while somebody may record
   std::optional<at::ScalarType> cast_to_;
   bool mixed_ = false;
   bool counted_ = false;  // as busy
@@ -142,9 +155,17 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
+// A parameter to whose type others are cast.
+bool has_own_type(const at::Tensor& tensor) {
+  if (!has_key(tensor)) return false;
+  StorageTag* tag = tag_of(tensor);
+  return tag && tag->kind == StorageTag::kParameters &&
+         static_cast<Flat*>(tag->owner)->unit().cast_inputs;
+}
+
 at::Tensor cast(const at::Tensor& tensor, at::ScalarType type) {
   bool castable = tensor.defined() && at::isFloatingType(tensor.scalar_type()) &&
-                  tensor.scalar_type() != type && !has_key(tensor) &&
+                  tensor.scalar_type() != type && !has_own_type(tensor) &&
                   !tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
                   tensor.layout() == at::kStrided;
   return castable ? tensor.to(type) : tensor;
@@ -181,7 +202,13 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   if (touched.done()) return;
   touched.gather();
   if (deferred::recording()) return deferred::record(op, keys, stack);
+  touched.tell();
+  if (taping()) keys = keys.add(deferred::kRecordKey);  // perhaps only from here on
   if (auto type = touched.cast_to()) cast_inputs(op, *type, stack);
+  struct Inside {
+    Inside() { ++inside; }
+    ~Inside() { --inside; }
+  } counted;
   // Below the key, never from the top: an alias taken while sharded keeps the key for ever.
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
@@ -192,44 +219,26 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
 
 // --- saved tensors ---
 
-// Keeps a tensor for backward as autograd would, but a parameter without its memory. With hooks,
-// autograd no longer notices that a saved tensor was changed in place; this does.
+// Keeps a tensor for backward as autograd would, but a parameter without its memory, and what can
+// be computed again not at all. With hooks, autograd no longer notices that a saved tensor was
+// changed in place; this does.
 class SavedTensor : public torch::autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override {
-    data_ = tensor.tensor_data();
-    version_ = tensor._version();
-    StorageTag* tag = tag_of(tensor);
-    if (!tag || tag->kind != StorageTag::kParameters) return;
-    flat_ = static_cast<Flat*>(tag->owner);
-    unit_ = flat_->unit().shared_from_this();
-    ++flat_->saved;
-    set_key(data_, false);
+    if (taping()) place_ = tape_hook()->pack(tensor);
+    if (!place_) kept_ = KeptTensor(tensor);
   }
 
   at::Tensor call_unpack_hook() override {
-    if (data_._version() != version_)
-      throw Error(
-          (unit_ ? "unit \"" + unit_->name + "\": a parameter" : std::string("a tensor")) +
-              " that backward needs was changed in place after forward saved it: version " +
-              std::to_string(data_._version()) + ", expected " + std::to_string(version_) + ".",
-          unit_ ? "call optimizer.step() after backward, not between forward and backward."
-                : "replace the in-place operation (add_, relu_, …) by one that returns a result.");
-    if (unit_) model_of(*unit_).ensure(*unit_, "backward", true);
-    return data_;
-  }
-
-  ~SavedTensor() override {
-    if (!unit_) return;
-    data_.reset();  // before the count, or the unit looks pinned
-    --flat_->saved;
+    if (place_) return place_->get();
+    kept_.check("backward");
+    if (const auto& unit = kept_.unit()) model_of(*unit).ensure(*unit, "backward", true);
+    return kept_.data();
   }
 
  private:
-  at::Tensor data_;
-  uint32_t version_ = 0;
-  std::shared_ptr<Unit> unit_;  // a graph may outlive the model
-  Flat* flat_ = nullptr;
+  KeptTensor kept_;
+  std::unique_ptr<SavedPlace> place_;
 };
 
 class Engine : public torch::autograd::Engine {
@@ -240,7 +249,7 @@ class Engine : public torch::autograd::Engine {
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    return registry::empty() ? nullptr : std::make_unique<SavedTensor>();
+    return registry::empty() && !taping() ? nullptr : std::make_unique<SavedTensor>();
   }
 
   // A backward inside a backward belongs to the outer one, which ends when all of it has.
@@ -252,7 +261,9 @@ class Engine : public torch::autograd::Engine {
       return torch::autograd::Engine::execute(roots, inputs, keep_graph, create_graph,
                                               accumulate_grad, outputs);
     };
-    if (registry::empty() || in_backward()) return run();
+    if (in_backward()) return run();
+    if (TapeHook* hook = tape_hook()) hook->backward_begins();
+    if (registry::empty()) return run();
     auto models = registry::models();
     for (const auto& model : models) model->begin_backward();
     try {

@@ -47,7 +47,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   enum class State {
     kSharded,    // no memory; the parameters carry the key
     kGathering,  // the gather was issued; the parameters still carry the key
-    kReady,      // whole; the key is off (or stays on, where inputs are cast)
+    kReady,      // whole; the key is off, unless keyed_when_ready()
   };
 
   Model* model = nullptr;  // null once the model is gone
@@ -62,6 +62,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int keep_parts = 0;  // reshard_after_forward: 0 nothing, 1 everything, n a part
   bool cast_inputs = false;
   bool meta = false;  // has no values yet: built on the meta device, or not to be initialised
+  bool watched = false;  // recomputation wants to see every use (tape_hook.h)
 
   State state = State::kSharded;
   int busy = 0;           // operators that run on it
@@ -80,6 +81,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int64_t full_bytes() const;  // of all flats, each on a boundary of 256 bytes
   bool needs_slot() const;     // gathering needs memory of its own
   bool pinned() const;
+  bool keyed_when_ready() const { return cast_inputs || watched; }
   std::string label(const char* what) const;
 };
 

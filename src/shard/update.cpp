@@ -50,8 +50,7 @@ void end_update(Model& model, bool shards_written) {
   std::lock_guard lock(model.mutex);
   if (!shards_written) {
     Unseen unseen;
-    for (Flat* flat : model.flats())
-      if (!flat->shard.is_same(flat->master)) flat->shard.copy_(flat->master);
+    for (Flat* flat : model.flats()) flat->settle_master();
   }
   model.shards_written();
   at::autocast::clear_cache();  // of weights that are no longer these

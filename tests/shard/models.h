@@ -47,7 +47,8 @@ struct ModelCase {
   WrapPolicy wrap;
   bool bf16 = true;         // works with bf16 parameters, too
   double tolerance = 1e-6;  // of the gradient's norm, in float32
-  double momentum = 0.9;    // of the SGD that trains it
+  double bf16_tolerance = kBf16Epsilon;
+  double momentum = 0.9;  // of the SGD that trains it
   double weight_decay = 0.01;
 };
 

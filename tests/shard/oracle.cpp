@@ -150,7 +150,7 @@ SideBySide::SideBySide(const ModelCase& model, Built mine, Sharded sharded, Orac
       optimizer_(std::make_unique<torch::optim::SGD>(sharded_.parameters(), sgd_options(model))) {}
 
 double SideBySide::tolerance() const {
-  return oracle_.type() ? kBf16Epsilon : model_.tolerance;
+  return oracle_.type() ? model_.bf16_tolerance : model_.tolerance;
 }
 
 Batch SideBySide::batch(int step, int rank) const {

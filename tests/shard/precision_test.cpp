@@ -186,5 +186,112 @@ TEST(Precision, Float16WithAScalerSkipsAStepThatOverflowedOnAnyRank) {
   EXPECT_FALSE(at::equal(sharded.full_tensor("layers.0.weight"), before));
 }
 
+// --- how masters and gradients are kept ---
+
+TEST(Precision, ASplitMasterKeepsEveryBitInFourBytes) {
+  torch::manual_seed(7);
+  Mlp model, plain;
+  torch::manual_seed(7);
+  model = Mlp();
+  torch::manual_seed(7);
+  plain = Mlp();
+  auto sharded = fully_shard(model, options(bf16_precision()));
+  for (const auto& item : plain->named_parameters())
+    EXPECT_TRUE(at::equal(sharded.full_tensor(item.key()), item.value().to(test_device())));
+  auto memory = sharded.memory();
+  EXPECT_EQ(memory.parameters, memory.gathered_from);  // 16 bits each
+  for (const auto& [name, value] : sharded.full_state_dict(false, true))
+    EXPECT_TRUE(at::equal(value, plain->named_parameters()[name].cpu())) << name;
+}
+
+// Differs from rounding to even in exact ties alone, which a step may make or not.
+TEST(Precision, ASplitMasterTrainsAsAWholeOne) {
+  auto train = [&](bool split) {
+    torch::manual_seed(7);
+    Mlp model;
+    auto precision = bf16_precision();
+    precision.split_master = split;
+    auto sharded = fully_shard(model, options(precision));
+    AdamW optimizer(sharded, {.lr = 1e-2});
+    for (int step = 0; step < 5; ++step) {
+      sharded.forward(input()).square().mean().backward();
+      sharded.clip_grad_norm_(1.0);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return sharded.full_tensor("layers.3.weight");
+  };
+  EXPECT_LE(relative(train(true), train(false)), 1e-3);
+}
+
+TEST(Precision, ASplitMasterIsLoadedWrittenAndHandedOut) {
+  torch::manual_seed(7);
+  Mlp model, other;
+  auto sharded = fully_shard(model, options(bf16_precision()));
+  StateDict state;
+  for (const auto& item : other->named_parameters())
+    state.emplace_back(item.key(), item.value().detach().to(test_device()));
+  sharded.load_full_state_dict(state);
+  EXPECT_TRUE(at::equal(sharded.full_tensor("layers.2.bias").cpu(), other->layer(2)->bias));
+  {
+    auto full = sharded.summon_full_params();
+    at::NoGradGuard no_grad;
+    model->layer(2)->bias.fill_(3.0);
+  }
+  EXPECT_TRUE(at::equal(sharded.full_tensor("layers.2.bias").cpu(), at::full({16}, 3.0)));
+  // What was only read kept its bits.
+  EXPECT_TRUE(at::equal(sharded.full_tensor("layers.2.weight").cpu(), other->layer(2)->weight));
+  torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.5));
+  sharded.forward(input()).sum().backward();
+  at::Tensor before = sharded.full_tensor("layers.1.weight"),
+             gradient = sharded.full_grad("layers.1.weight");
+  optimizer.step();
+  EXPECT_LE(relative(sharded.full_tensor("layers.1.weight"), before - 0.5 * gradient), 1e-6);
+}
+
+TEST(Precision, GradientsMayBeKeptInBf16) {
+  torch::manual_seed(7);
+  Mlp model, plain;
+  torch::manual_seed(7);
+  model = Mlp();
+  torch::manual_seed(7);
+  plain = Mlp();
+  auto precision = bf16_precision();
+  auto reference = fully_shard(plain, options(precision));
+  precision.grad_dtype = at::kBFloat16;
+  auto sharded = fully_shard(model, options(precision));
+  for (int micro = 0; micro < 2; ++micro) {
+    model->forward(input()).square().mean().backward();
+    plain->forward(input()).square().mean().backward();
+  }
+  at::Tensor gradient = sharded.full_grad("layers.4.weight");
+  EXPECT_EQ(gradient.scalar_type(), at::kBFloat16);
+  EXPECT_LE(relative(gradient, reference.full_grad("layers.4.weight")), 2 * kBf16Epsilon);
+  EXPECT_EQ(2 * sharded.memory().gradients, reference.memory().gradients);
+  AdamW optimizer(sharded, {}), other(reference, {});
+  EXPECT_LE(relative(sharded.clip_grad_norm_(1.0), reference.clip_grad_norm_(1.0)), kBf16Epsilon);
+  optimizer.step();
+  other.step();
+  EXPECT_LE(
+      relative(sharded.full_tensor("layers.4.weight"), reference.full_tensor("layers.4.weight")),
+      1e-3);
+}
+
+TEST(Precision, ActivationsAreCountedOnceEach) {
+  Mlp model;
+  auto sharded = fully_shard(model, {.wrap = wrap::modules<nn::Linear>(), .device = test_device()});
+  sharded.count_activations(true);
+  EXPECT_EQ(sharded.memory().activations, 0);
+  // Of 8 linears with ReLU between them: the input of each, 4 x 16 float32; the last output is
+  // squared.
+  auto loss = model->forward(input().clone()).square().sum();
+  int64_t kept = sharded.memory().activations;
+  EXPECT_GE(kept, 8 * 4 * 16 * 4);
+  EXPECT_LE(kept, 17 * 4 * 16 * 4);
+  loss.backward();
+  EXPECT_EQ(sharded.memory().activations, kept);  // the most there was
+  sharded.count_activations(false);
+}
+
 }  // namespace
 }  // namespace fsdp::testing

@@ -1,0 +1,184 @@
+#include "shard/capture.h"
+
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <set>
+
+#include "comm/modules.h"
+#include "shard/model.h"
+#include "shard/profile.h"
+#include "shard/registry.h"
+
+namespace fsdp::shard {
+
+void Model::forget_moments() {
+  std::lock_guard lock(mutex);
+  for (const auto& unit : units) {
+    unit->gathered.forget();
+    if (unit->own) unit->own->free_after.forget();
+  }
+  for (const auto& slot : ring_) slot->free_after.forget();
+  for (const auto& slot : gradient_slots_) slot->free_after.forget();
+  for (Moment* moment : {&written_, &reduced_, &replicated_, &before_, &scattered_})
+    moment->forget();
+}
+
+void Model::join_side_streams() {
+  std::lock_guard lock(mutex);
+  written_.record(device);  // gathers wait for it; reductions wait for the current stream anyway
+}
+
+namespace {
+
+using Backend = c10::intrusive_ptr<c10d::Backend>;
+
+// Of all groups of a model, and the world's.
+std::vector<Backend> backends_of(Model& model) {
+  std::vector<Backend> all;
+  std::set<const void*> seen;
+  auto add = [&](const Communicator& comm) {
+    if (comm && seen.insert(comm.backend().get()).second) all.push_back(comm.backend());
+  };
+  for (const auto& unit : model.units) {
+    add(unit->group->gather);
+    add(unit->group->reduce);
+    add(unit->group->replicate);
+    if (unit->keep_parts > 1 && unit->needs_slot()) add(unit->group->neighbours(unit->keep_parts));
+  }
+  add(model.world.comm());
+  return all;
+}
+
+comm::Backend* ours(const Backend& backend) {
+  return dynamic_cast<comm::Backend*>(backend.get());
+}
+
+void give_up_all(Model& model) {
+  std::lock_guard lock(model.mutex);
+  Unseen unseen;
+  model.give_up_all();
+}
+
+class CudaStepGraph : public StepGraph {
+ public:
+  CudaStepGraph(Model& model, const CudaStepGraph* sibling) : model_(model) {
+    const comm::Module* module = comm::require_module("cuda");
+    if (!module->make_graph)
+      throw Error("this libfsdp_cuda.so knows no graphs.", "build the project again.");
+    graph_ = module->make_graph(sibling ? sibling->graph_.get() : nullptr);
+  }
+
+  void record(const std::function<void()>& work) override;
+  void replay() override;
+
+ private:
+  Model& model_;
+  std::unique_ptr<comm::DeviceGraph> graph_;
+  std::vector<std::pair<Backend, std::vector<comm::CapturedCall>>> calls_;
+  Traffic sent_;  // by one replay
+};
+
+void CudaStepGraph::record(const std::function<void()>& work) {
+  const auto models = registry::models();
+  for (const auto& model : models) give_up_all(*model);
+  // Timed events have no time in a graph.
+  const bool measured = std::exchange(model_.stalls.on, false);
+  const Traffic before = model_.traffic;
+  try {
+    // begin() waits for the device, so nothing is lost with the moments.
+    for (const auto& model : models) model->forget_moments();
+    graph_->begin();
+    for (const auto& model : models) model->join_side_streams();
+    work();
+    graph_->end();
+  } catch (...) {
+    graph_->abandon();
+    for (const auto& model : models) recover(*model);
+    model_.stalls.on = measured;
+    model_.traffic = before;
+    throw;
+  }
+  for (const auto& model : models) {
+    model->forget_moments();
+    for (const Backend& backend : backends_of(*model)) {
+      auto* known = ours(backend);
+      std::vector<comm::CapturedCall> calls = known ? known->take_captured() : decltype(calls)();
+      if (!calls.empty()) calls_.emplace_back(backend, std::move(calls));
+    }
+  }
+  sent_.all_gather = model_.traffic.all_gather - before.all_gather;
+  sent_.reduce_scatter = model_.traffic.reduce_scatter - before.reduce_scatter;
+  sent_.all_reduce = model_.traffic.all_reduce - before.all_reduce;
+  model_.traffic = before;
+  model_.stalls.on = measured;
+}
+
+void CudaStepGraph::replay() {
+  graph_->replay();
+  for (const auto& [backend, calls] : calls_) ours(backend)->replayed(calls);
+  std::lock_guard lock(model_.mutex);
+  model_.traffic.all_gather += sent_.all_gather;
+  model_.traffic.reduce_scatter += sent_.reduce_scatter;
+  model_.traffic.all_reduce += sent_.all_reduce;
+}
+
+}  // namespace
+
+std::function<std::unique_ptr<StepGraph>()> step_graphs_of_tests;
+
+std::unique_ptr<StepGraph> make_step_graph(Model& model, const StepGraph* sibling) {
+  if (step_graphs_of_tests) return step_graphs_of_tests();
+  return std::make_unique<CudaStepGraph>(model, static_cast<const CudaStepGraph*>(sibling));
+}
+
+bool has_graphs(const Model& model) {
+  return step_graphs_of_tests || has_streams(model.device);
+}
+
+void recover(Model& model) {
+  model.forget_moments();  // they lie inside of it
+  model.end_backward(/*failed=*/true);
+  model.zero_gradients(/*set_to_none=*/true);
+  give_up_all(model);
+  model.forget_moments();
+  for (const Backend& backend : backends_of(model))
+    if (auto* known = ours(backend)) known->take_captured();
+}
+
+bool must_be_eager(const Model& model) {
+  return model.recording_events || model.profiler ||
+         std::any_of(model.units.begin(), model.units.end(),
+                     [](const auto& unit) { return unit->held || unit->meta; });
+}
+
+void begin_replays(Model& model) {
+  if (model.background) model.background->check();
+  check_communicators(model);
+  for (const auto& other : registry::models()) give_up_all(*other);
+}
+
+void end_replays(Model& model) {
+  {
+    std::lock_guard lock(model.mutex);
+    model.shards_written();
+  }
+  for (const auto& other : registry::models())
+    if (other.get() != &model) other->join_side_streams();
+  at::autocast::clear_cache();  // of weights that are no longer these
+}
+
+void check_communicators(Model& model) {
+  for (const auto& unit : model.units)
+    for (const Communicator* comm :
+         {&unit->group->gather, &unit->group->reduce, &unit->group->replicate})
+      if (*comm) comm->check();
+}
+
+bool has_gradients(const Model& model) {
+  const auto flats = model.flats();
+  return std::any_of(flats.begin(), flats.end(),
+                     [](const Flat* flat) { return flat->grad.defined() || flat->slot; });
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,151 @@
+#include "shard/profile.h"
+
+#include "shard/model.h"
+
+namespace fsdp::shard {
+namespace {
+
+using Milliseconds = std::chrono::duration<double, std::milli>;
+
+const char* name(Profiler::Kind kind) {
+  switch (kind) {
+    case Profiler::kGather:
+      return "gather ";
+    case Profiler::kReshard:
+      return "reshard ";
+    case Profiler::kReduce:
+      return "reduce ";
+  }
+  return "";
+}
+
+int64_t sent(const Traffic& traffic) {
+  return traffic.all_gather + traffic.reduce_scatter + traffic.all_reduce;
+}
+
+}  // namespace
+
+// --- Profiler ---
+
+c10::Event Profiler::mark() const {
+  c10::Event event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+  event.record(current_stream(device_));
+  return event;
+}
+
+Profiler::Pass& Profiler::pass(const std::string& unit, bool backward) {
+  Passes& both = passes_[unit];
+  return backward ? both.backward : both.forward;
+}
+
+void Profiler::add(const std::string& unit, bool backward, Kind kind, double ms) {
+  pass(unit, backward).calls[kind].ms.push_back(ms);
+}
+
+void Profiler::settle() {
+  for (Open& work : open_) {
+    auto& [begin, end] = work.ends;
+    end.synchronize();
+    double ms = begin.elapsedTime(end);
+    if (work.kind)
+      add(work.unit, work.backward, *work.kind, ms);
+    else
+      pass(work.unit, work.backward).exposed_ms += ms;
+  }
+  open_.clear();
+  units_.clear();  // a moment's address may come to be another's
+  last_gathers_.clear();
+}
+
+void Profiler::met(std::chrono::nanoseconds host_time) {
+  meetings_ms_ += Milliseconds(host_time).count();
+}
+
+void Profiler::see(MemoryReport memory, bool forward_done) {
+  if (!forward_done) memory.activations = 0;
+  if (memory.total() + memory.activations > most_.total() + most_.activations) most_ = memory;
+}
+
+// --- TraceScope ---
+
+TraceScope::TraceScope(const char* what, const Unit& unit) {
+  auto listeners = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (!listeners) return;
+  name_ = what + unit.name;
+  record_.emplace(std::move(*listeners));
+  record_->before(name_);
+}
+
+// --- Profiled ---
+
+Profiled::Profiled(Model& model, Profiler::Kind kind, const Unit& unit, bool backward)
+    : scope_(name(kind), unit),
+      model_(model),
+      profiler_(model.profiler.get()),
+      kind_(kind),
+      unit_(unit),
+      backward_(backward) {
+  if (!profiler_) return;
+  bytes_ = sent(model.traffic);
+  host_time_ = model.traffic.host_time;
+  start_ = std::chrono::steady_clock::now();
+  if (kind != Profiler::kReshard && has_streams(model.device)) begin_ = profiler_->mark();
+}
+
+void Profiled::done(std::initializer_list<const Moment*> moments) {
+  if (!profiler_) return;
+  if (kind_ == Profiler::kReshard) {
+    Milliseconds took = std::chrono::steady_clock::now() - start_;
+    return profiler_->add(unit_.name, backward_, kind_, took.count());
+  }
+  int64_t bytes = sent(model_.traffic) - bytes_;
+  if (bytes <= 0) return;
+  Profiler::Pass& pass = profiler_->pass(unit_.name, backward_);
+  Profiler::Calls& calls = pass.calls[kind_];
+  calls.bytes += bytes;
+  for (const Moment* moment : moments) profiler_->units_[moment] = unit_.name;
+  if (begin_) {
+    profiler_->open_.push_back(
+        {{std::move(*begin_), profiler_->mark()}, unit_.name, backward_, kind_});
+    return;
+  }
+  Milliseconds took = model_.traffic.host_time - host_time_;
+  if (kind_ == Profiler::kGather)
+    profiler_->last_gathers_[unit_.name] = {backward_, calls.ms.size()};
+  calls.ms.push_back(took.count());
+  pass.exposed_ms += took.count();
+}
+
+// --- waits ---
+
+HostWait::HostWait(Model& model, const Unit& unit, bool backward)
+    : scope_("wait for ", unit),
+      model_(model),
+      unit_(unit),
+      backward_(backward),
+      host_time_(model.traffic.host_time) {}
+
+HostWait::~HostWait() {
+  Profiler* profiler = model_.profiler.get();
+  if (!profiler || has_streams(model_.device)) return;
+  double ms = Milliseconds(model_.traffic.host_time - host_time_).count();
+  profiler->pass(unit_.name, backward_).exposed_ms += ms;
+  auto gather = profiler->last_gathers_.find(unit_.name);
+  if (gather == profiler->last_gathers_.end()) return;
+  auto [backward, index] = gather->second;
+  profiler->pass(unit_.name, backward).calls[Profiler::kGather].ms[index] += ms;
+  profiler->last_gathers_.erase(gather);
+}
+
+void exposed_wait(Model& model, const Moment& moment, bool backward) {
+  Profiler* profiler = model.profiler.get();
+  if (!profiler || !moment.recorded()) return model.stalls.wait(moment, model.device);
+  auto known = profiler->units_.find(&moment);
+  if (known == profiler->units_.end()) return model.stalls.wait(moment, model.device);
+  c10::Event begin = profiler->mark();
+  model.stalls.wait(moment, model.device);
+  profiler->open_.push_back(
+      {{std::move(begin), profiler->mark()}, known->second, backward, std::nullopt});
+}
+
+}  // namespace fsdp::shard

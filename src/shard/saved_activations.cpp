@@ -1,0 +1,65 @@
+#include "shard/saved_activations.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+namespace fsdp::shard::saved_activations {
+namespace {
+
+struct Held {
+  int64_t times = 0, bytes = 0;
+};
+
+std::atomic<bool> on{false};
+std::mutex mutex;
+std::unordered_map<const void*, Held> storages;
+int64_t now = 0, most = 0;
+
+}  // namespace
+
+void count(bool wanted) {
+  std::lock_guard lock(mutex);
+  on = wanted;
+  if (!wanted) return;
+  storages.clear();
+  now = most = 0;
+}
+
+bool counting() {
+  return on.load(std::memory_order_relaxed);
+}
+
+void add(const at::Tensor& tensor) {
+  if (tensor.has_storage()) add(tensor.storage().unsafeGetStorageImpl(), tensor.storage().nbytes());
+}
+
+void add(const void* storage, size_t bytes) {
+  std::lock_guard lock(mutex);
+  Held& held = storages[storage];
+  if (held.times++ > 0) return;
+  held.bytes = static_cast<int64_t>(bytes);
+  now += held.bytes;
+  most = std::max(most, now);
+}
+
+void remove(const void* storage) {
+  std::lock_guard lock(mutex);
+  auto known = storages.find(storage);
+  if (known == storages.end() || --known->second.times > 0) return;
+  now -= known->second.bytes;
+  storages.erase(known);
+}
+
+int64_t held() {
+  std::lock_guard lock(mutex);
+  return now;
+}
+
+int64_t peak() {
+  std::lock_guard lock(mutex);
+  return most;
+}
+
+}  // namespace fsdp::shard::saved_activations
