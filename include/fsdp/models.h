@@ -1,5 +1,6 @@
-// Models to train: plain torch::nn modules that know nothing of sharding. Parameters have the names
-// and shapes that Hugging Face gives them, so that weights of either side fit the other.
+// Models to train: modules like those of torch::nn, made of fsdp::nn's layers; nothing in them
+// knows of sharding. Parameters have the names and shapes that Hugging Face gives them, so that
+// weights of either side fit the other.
 //
 //   models::Llama model({.vocab = 32000, .dim = 2048, .layers = 16, .heads = 16});
 //   models::Llama qwen(models::qwen2({.vocab = 151936, .dim = 896, .heads = 14, .kv_heads = 2}));

@@ -4,7 +4,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -14,6 +13,7 @@
 
 #include "fsdp/error.h"
 #include "fsdp/models/causal_lm.h"
+#include "fsdp/nn/functional.h"
 
 namespace fsdp::models {
 namespace {
@@ -110,13 +110,11 @@ Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_t
 
 at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                   const Attending& plan, int64_t layer, double dropout) {
-  bool grouped = keys.size(1) != queries.size(1);
   bool causal = !plan.mask.defined() && plan.past == 0;
-  auto mask = plan.mask.defined() ? std::optional<at::Tensor>(plan.mask) : std::nullopt;
   KVCache::KeysValues seen = {keys, values};
   if (plan.cache) seen = plan.cache->append(layer, keys, values);
-  return at::scaled_dot_product_attention(queries, seen.first, seen.second, mask, dropout, causal,
-                                          /*scale=*/std::nullopt, grouped);
+  return nn::attention(queries, seen.first, seen.second,
+                       {.causal = causal, .mask = plan.mask, .dropout = dropout});
 }
 
 // --- the cache ---

@@ -1,28 +1,28 @@
 // What all language models share: losses, the head, how weights begin.
 #include "fsdp/models/causal_lm.h"
 
-#include <ATen/core/Reduction.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
 
 #include "fsdp/models/gpt2.h"
+#include "fsdp/nn/functional.h"
 
 namespace fsdp::models {
 
+at::Tensor CausalLMImpl::logits(const TextInputs& inputs) {
+  return nn::linear(hidden(inputs), head());
+}
+
 at::Tensor CausalLMImpl::forward(const at::Tensor& ids, const at::Tensor& targets) {
-  at::Tensor scores = logits({.ids = ids}).to(at::kFloat);
-  return at::cross_entropy_loss(scores.flatten(0, 1), targets.flatten());
+  return nn::linear_cross_entropy(hidden({.ids = ids}), head(), targets);
 }
 
 at::Tensor CausalLMImpl::loss_sum(const TextInputs& inputs, const at::Tensor& targets) {
-  at::Tensor scores = logits(inputs).to(at::kFloat);
-  return at::cross_entropy_loss(scores.flatten(0, 1), targets.flatten(), /*weight=*/{},
-                                at::Reduction::Sum);
+  return nn::linear_cross_entropy(hidden(inputs), head(), targets,
+                                  {.reduction = nn::Reduction::kSum});
 }
 
 LMHeadImpl::LMHeadImpl(int64_t dim, int64_t vocab) : tied_(false) {
@@ -40,7 +40,7 @@ void LMHeadImpl::reset_parameters() {
 }
 
 at::Tensor LMHeadImpl::forward(const at::Tensor& x) {
-  return at::linear(x, weight);
+  return nn::linear(x, weight);
 }
 
 void init_weights(torch::nn::Module& module, double std) {

@@ -1,11 +1,9 @@
 // GPT-2 as Hugging Face computes it, with its names and shapes.
 #include "fsdp/models/gpt2.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/gelu.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "fsdp/error.h"
+#include "fsdp/nn/functional.h"
 
 namespace fsdp::models {
 namespace {
@@ -26,8 +25,15 @@ double residual_scale(const GPT2Config& config) {
   return 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
 }
 
-torch::nn::LayerNorm norm(const GPT2Config& config) {
-  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.dim}).eps(config.norm_eps));
+nn::LayerNorm norm(const GPT2Config& config) {
+  return nn::LayerNorm(torch::nn::LayerNormOptions({config.dim}).eps(config.norm_eps));
+}
+
+// The norm of the stream, and the matrix behind it.
+nn::NormedLinears norm_conv(const Stream& stream, const nn::LayerNorm& norm, const Conv1D& conv) {
+  return nn::layer_norm_linears(stream.x, stream.delta, norm->weight, norm->bias,
+                                norm->options.eps(), {conv->weight}, {conv->bias},
+                                nn::Lies::kInOut);
 }
 
 // Of one block: weights in matrix products.
@@ -78,10 +84,7 @@ Conv1DImpl::Conv1DImpl(int64_t in, int64_t out, double init_scale) : init_scale_
 }
 
 at::Tensor Conv1DImpl::forward(const at::Tensor& x) {
-  std::vector<int64_t> sizes = x.sizes().vec();
-  at::Tensor y = at::addmm(bias, x.reshape({-1, sizes.back()}), weight);
-  sizes.back() = y.size(1);
-  return y.view(sizes);
+  return nn::linear(x, weight, bias, nn::Lies::kInOut);
 }
 
 GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
@@ -93,16 +96,14 @@ GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
   c_proj = register_module("c_proj", Conv1D(config.dim, config.dim, residual_scale(config)));
 }
 
-at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x, const Attending& attending) {
-  int64_t batch = x.size(0), tokens = x.size(1), dim = x.size(2);
+at::Tensor GPT2AttentionImpl::forward(const at::Tensor& qkv, const Attending& attending) {
   auto split = [&](const at::Tensor& t) {  // → [batch, heads, tokens, head_dim]
-    return t.view({batch, tokens, heads_, dim / heads_}).transpose(1, 2);
+    return t.unflatten(-1, {heads_, -1}).transpose(1, 2);
   };
-  std::vector<at::Tensor> qkv = c_attn(x).chunk(3, -1);
-  at::Tensor mixed = attend(split(qkv[0]), split(qkv[1]), split(qkv[2]), attending, layer_,
+  std::vector<at::Tensor> parts = qkv.chunk(3, -1);
+  at::Tensor mixed = attend(split(parts[0]), split(parts[1]), split(parts[2]), attending, layer_,
                             is_training() ? attn_dropout_ : 0.0);
-  at::Tensor out = c_proj(mixed.transpose(1, 2).reshape({batch, tokens, dim}));
-  return dropped(out, resid_dropout_, is_training());
+  return dropped(c_proj(mixed.transpose(1, 2).flatten(2)), resid_dropout_, is_training());
 }
 
 GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : dropout_(config.resid_dropout) {
@@ -111,7 +112,8 @@ GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : dropout_(config.resid_dropo
 }
 
 at::Tensor GPT2MLPImpl::forward(const at::Tensor& x) {
-  return dropped(c_proj(at::gelu(c_fc(x), "tanh")), dropout_, is_training());
+  at::Tensor out = nn::gelu_linear(x, c_proj->weight, c_proj->bias, "tanh", nn::Lies::kInOut);
+  return dropped(out, dropout_, is_training());
 }
 
 GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer) {
@@ -121,16 +123,17 @@ GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer) {
   mlp = register_module("mlp", GPT2MLP(config));
 }
 
-at::Tensor GPT2BlockImpl::forward(const at::Tensor& x, const Attending& attending) {
-  at::Tensor attended = x + attn(ln_1(x), attending);
-  return attended + mlp(ln_2(attended));
+Stream GPT2BlockImpl::forward(const Stream& stream, const Attending& attending) {
+  auto [qkv, x] = norm_conv(stream, ln_1, attn->c_attn);
+  auto [wide, sum] = norm_conv({x, attn(qkv, attending)}, ln_2, mlp->c_fc);
+  return {sum, mlp(wide)};
 }
 
 // --- the whole ---
 
 GPT2ModelImpl::GPT2ModelImpl(const GPT2Config& config) : config_(config) {
-  wte = register_module("wte", torch::nn::Embedding(config.vocab, config.dim));
-  wpe = register_module("wpe", torch::nn::Embedding(config.max_tokens, config.dim));
+  wte = register_module("wte", nn::Embedding(config.vocab, config.dim));
+  wpe = register_module("wpe", nn::Embedding(config.max_tokens, config.dim));
   register_module("h", h);
   for (int64_t i = 0; i < config.layers; ++i) h->push_back(GPT2Block(config, i));
   ln_f = register_module("ln_f", norm(config));
@@ -141,10 +144,10 @@ at::Tensor GPT2ModelImpl::forward(const TextInputs& inputs) {
   int64_t past = attending.past, tokens = inputs.ids.size(1);
   at::Tensor positions = attending.positions;
   if (!positions.defined()) positions = at::arange(past, past + tokens, inputs.ids.options());
-  at::Tensor x = dropped(wte(inputs.ids) + wpe(positions), config_.embd_dropout, is_training());
-  for (const auto& block : *h) x = block->as<GPT2Block>()->forward(x, attending);
+  Stream stream{dropped(wte(inputs.ids) + wpe(positions), config_.embd_dropout, is_training())};
+  for (const auto& block : *h) stream = block->as<GPT2Block>()->forward(stream, attending);
   if (inputs.cache) inputs.cache->advance(tokens);
-  return ln_f(x);
+  return nn::add_layer_norm(stream.x, stream.delta, ln_f->weight, ln_f->bias, config_.norm_eps).out;
 }
 
 GPT2Impl::GPT2Impl(const GPT2Config& config) : config_(checked(config)) {
@@ -154,8 +157,8 @@ GPT2Impl::GPT2Impl(const GPT2Config& config) : config_(checked(config)) {
   apply([this](torch::nn::Module& module) { init_weights(module, config_.init_std); });
 }
 
-at::Tensor GPT2Impl::logits(const TextInputs& inputs) {
-  return lm_head(transformer(inputs));
+at::Tensor GPT2Impl::hidden(const TextInputs& inputs) {
+  return transformer(inputs);
 }
 
 double GPT2Impl::flops_per_token(int64_t tokens) const {

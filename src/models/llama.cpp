@@ -1,24 +1,22 @@
-// Llama, operator by operator as bench/peers/peer_fsdp2.py computes it and in its order of
-// construction, so that both begin with the same weights and lose the same.
+// Llama, as bench/peers/peer_fsdp2.py computes it and in its order of construction, so that both
+// begin with the same weights and lose the same. Modules hold the parameters; what they compute is
+// put together from nn/functional.h, several layers at a time.
 #include "fsdp/models/llama.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/rms_norm.h>
-#include <ATen/ops/silu.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/nn/init.h>
 
 #include <bit>
 #include <string>
 
 #include "fsdp/error.h"
+#include "fsdp/nn/functional.h"
 
 namespace fsdp::models {
 namespace {
 
-torch::nn::Linear linear(int64_t in, int64_t out, bool bias = false) {
-  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+nn::Linear matrix(int64_t in, int64_t out, bool bias = false) {
+  return nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
 // Of one block: weights in matrix products.
@@ -86,81 +84,82 @@ LlamaConfig qwen2(LlamaConfig sizes) {
 
 // --- the parts ---
 
-RMSNormImpl::RMSNormImpl(int64_t dim, double eps) : eps_(eps) {
-  weight = register_parameter("weight", at::empty({dim}));
-  reset_parameters();
-}
-
-void RMSNormImpl::reset_parameters() {
-  torch::nn::init::ones_(weight);
-}
-
-at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
-  return at::rms_norm(x, weight.sizes(), weight, eps_);
-}
-
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, int64_t layer)
-    : heads_(config.heads), kv_heads_(config.kv_heads), head_dim_(config.head_dim), layer_(layer) {
+    : heads_(config.heads), kv_heads_(config.kv_heads), layer_(layer) {
   bool bias = config.qkv_bias;
-  q_proj = register_module("q_proj", linear(config.dim, heads_ * head_dim_, bias));
-  k_proj = register_module("k_proj", linear(config.dim, kv_heads_ * head_dim_, bias));
-  v_proj = register_module("v_proj", linear(config.dim, kv_heads_ * head_dim_, bias));
-  o_proj = register_module("o_proj", linear(heads_ * head_dim_, config.dim));
+  int64_t queries = heads_ * config.head_dim, keys = kv_heads_ * config.head_dim;
+  q_proj = register_module("q_proj", matrix(config.dim, queries, bias));
+  k_proj = register_module("k_proj", matrix(config.dim, keys, bias));
+  v_proj = register_module("v_proj", matrix(config.dim, keys, bias));
+  o_proj = register_module("o_proj", matrix(queries, config.dim));
 }
 
-at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryTables& tables,
+std::vector<at::Tensor> LlamaAttentionImpl::projections() const {
+  return {q_proj->weight, k_proj->weight, v_proj->weight};
+}
+
+std::vector<at::Tensor> LlamaAttentionImpl::biases() const {
+  if (!q_proj->bias.defined()) return {};
+  return {q_proj->bias, k_proj->bias, v_proj->bias};
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& qkv, const RotaryTables& tables,
                                        const Attending& attending) {
-  int64_t batch = x.size(0), tokens = x.size(1);
-  auto split = [&](const at::Tensor& t, int64_t heads) {  // → [batch, heads, tokens, head_dim]
-    return t.view({batch, tokens, heads, head_dim_}).transpose(1, 2);
-  };
-  at::Tensor queries = rotate(split(q_proj(x), heads_), tables);
-  at::Tensor keys = rotate(split(k_proj(x), kv_heads_), tables);
-  at::Tensor values = split(v_proj(x), kv_heads_);
-  at::Tensor mixed = attend(queries, keys, values, attending, layer_);
-  return o_proj(mixed.transpose(1, 2).reshape({batch, tokens, heads_ * head_dim_}));
+  nn::Heads heads = nn::rope_heads(qkv, tables.cos, tables.sin, heads_, kv_heads_);
+  at::Tensor mixed = attend(heads.q, heads.k, heads.v, attending, layer_);
+  return o_proj(mixed.transpose(1, 2).flatten(2));
 }
 
 SwiGLUImpl::SwiGLUImpl(int64_t dim, int64_t width) {
-  gate_proj = register_module("gate_proj", linear(dim, width));
-  up_proj = register_module("up_proj", linear(dim, width));
-  down_proj = register_module("down_proj", linear(width, dim));
+  gate_proj = register_module("gate_proj", matrix(dim, width));
+  up_proj = register_module("up_proj", matrix(dim, width));
+  down_proj = register_module("down_proj", matrix(width, dim));
 }
 
-at::Tensor SwiGLUImpl::forward(const at::Tensor& x) {
-  return down_proj(at::silu(gate_proj(x)) * up_proj(x));
+std::vector<at::Tensor> SwiGLUImpl::projections() const {
+  return {gate_proj->weight, up_proj->weight};
+}
+
+at::Tensor SwiGLUImpl::forward(const at::Tensor& gate_up) {
+  return nn::swiglu_linear(gate_up, down_proj->weight);
 }
 
 LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config, int64_t layer) {
-  auto norm = [&] { return RMSNorm(config.dim, config.norm_eps); };
+  auto norm = [&] { return nn::RMSNorm(config.dim, config.norm_eps); };
   input_layernorm = register_module("input_layernorm", norm());
   self_attn = register_module("self_attn", LlamaAttention(config, layer));
   post_attention_layernorm = register_module("post_attention_layernorm", norm());
   mlp = register_module("mlp", SwiGLU(config.dim, config.ffn));
 }
 
-at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const RotaryTables& tables,
-                                   const Attending& attending) {
-  at::Tensor attended = x + self_attn(input_layernorm(x), tables, attending);
-  return attended + mlp(post_attention_layernorm(attended));
+Stream LlamaBlockImpl::forward(const Stream& stream, const RotaryTables& tables,
+                               const Attending& attending) {
+  auto [qkv, x] =
+      nn::norm_linears(stream.x, stream.delta, input_layernorm->weight, input_layernorm->eps(),
+                       self_attn->projections(), self_attn->biases());
+  at::Tensor attended = self_attn(qkv, tables, attending);
+  auto [gate_up, sum] = nn::norm_linears(x, attended, post_attention_layernorm->weight,
+                                         post_attention_layernorm->eps(), mlp->projections());
+  return {sum, mlp(gate_up)};
 }
 
 // --- the whole ---
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) : config_(config) {
-  embed_tokens = register_module("embed_tokens", torch::nn::Embedding(config.vocab, config.dim));
+  embed_tokens = register_module("embed_tokens", nn::Embedding(config.vocab, config.dim));
   register_module("layers", layers);
   for (int64_t i = 0; i < config.layers; ++i) layers->push_back(LlamaBlock(config, i));
-  norm = register_module("norm", RMSNorm(config.dim, config.norm_eps));
+  norm = register_module("norm", nn::RMSNorm(config.dim, config.norm_eps));
 }
 
 at::Tensor LlamaModelImpl::forward(const TextInputs& inputs) {
   Attending attending = plan_attention(inputs, config_.layers);
-  at::Tensor x = embed_tokens(inputs.ids);
-  RotaryTables tables = tables_for(x, attending);
-  for (const auto& layer : *layers) x = layer->as<LlamaBlock>()->forward(x, tables, attending);
+  Stream stream{embed_tokens(inputs.ids)};
+  RotaryTables tables = tables_for(stream.x, attending);
+  for (const auto& layer : *layers)
+    stream = layer->as<LlamaBlock>()->forward(stream, tables, attending);
   if (inputs.cache) inputs.cache->advance(inputs.ids.size(1));
-  return norm(x);
+  return nn::add_rms_norm(stream.x, stream.delta, norm->weight, norm->eps()).out;
 }
 
 // Made at the first use, not in the constructor: there the model may be on its way to another
@@ -182,7 +181,7 @@ RotaryTables LlamaModelImpl::tables_for(const at::Tensor& x, const Attending& at
   if (attending.positions.defined()) {
     at::Tensor positions = attending.positions.flatten();
     auto of = [&](const at::Tensor& table) {
-      return table.index_select(0, positions).view({x.size(0), 1, tokens, config_.head_dim});
+      return table.index_select(0, positions).view({x.size(0), tokens, config_.head_dim});
     };
     return {of(tables_.cos), of(tables_.sin)};
   }
@@ -197,8 +196,8 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(checked(config)) {
   apply([this](torch::nn::Module& module) { init_weights(module, config_.init_std); });
 }
 
-at::Tensor LlamaImpl::logits(const TextInputs& inputs) {
-  return lm_head(model(inputs));
+at::Tensor LlamaImpl::hidden(const TextInputs& inputs) {
+  return model(inputs);
 }
 
 double LlamaImpl::flops_per_token(int64_t tokens) const {

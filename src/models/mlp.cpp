@@ -6,6 +6,7 @@
 #include <torch/nn/modules/activation.h>
 
 #include "fsdp/error.h"
+#include "fsdp/nn/modules.h"
 
 namespace fsdp::models {
 
@@ -22,7 +23,7 @@ int64_t parameter_count(const MLPConfig& config) {
 MLPImpl::MLPImpl(const MLPConfig& config) : config_(checked(config)) {
   for (int64_t i = 0; i < config_.layers; ++i) {
     if (i > 0) layers->push_back(torch::nn::ReLU());
-    layers->push_back(torch::nn::Linear(config_.width, config_.width));
+    layers->push_back(nn::Linear(config_.width, config_.width));
   }
   register_module("layers", layers);
 }

@@ -5,9 +5,9 @@
 #include <ATen/ops/pow.h>
 
 #include <numbers>
-#include <vector>
 
 #include "fsdp/models/llama.h"
+#include "fsdp/nn/functional.h"
 
 namespace fsdp::models {
 namespace {
@@ -34,9 +34,7 @@ RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::De
 }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryTables& tables) {
-  at::Tensor cos = tables.cos.to(x.scalar_type()), sin = tables.sin.to(x.scalar_type());
-  std::vector<at::Tensor> halves = x.chunk(2, -1);
-  return x * cos + at::cat({-halves[1], halves[0]}, -1) * sin;
+  return nn::rope(x.transpose(1, 2), tables.cos, tables.sin).transpose(1, 2);
 }
 
 }  // namespace fsdp::models

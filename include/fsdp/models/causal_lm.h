@@ -77,12 +77,22 @@ Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_t
 at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                   const Attending& attending, int64_t layer, double dropout = 0.0);
 
+// What a block hands on: the residual stream, and what its last layer adds to it. The next norm
+// does the adding, in the pass in which it reads both.
+struct Stream {
+  at::Tensor x;           // [batch, tokens, dim]
+  at::Tensor delta = {};  // likewise; undefined: nothing
+};
+
 class CausalLMImpl : public torch::nn::Module {
  public:
-  virtual at::Tensor logits(const TextInputs& inputs) = 0;  // [batch, tokens, vocab]
+  // What the head reads, [batch, tokens, dim], and its matrix, [vocab, dim].
+  virtual at::Tensor hidden(const TextInputs& inputs) = 0;
+  virtual at::Tensor head() const = 0;
+  at::Tensor logits(const TextInputs& inputs);  // [batch, tokens, vocab]
 
-  // Mean cross-entropy in float32. ids, targets: int64 [batch, tokens]; targets of -100 do not
-  // count.
+  // Mean cross-entropy in float32, without holding the logits of all tokens. ids, targets: int64
+  // [batch, tokens]; targets of -100 do not count.
   at::Tensor forward(const at::Tensor& ids, const at::Tensor& targets);
   // Summed cross-entropy in float32 over the targets that are not -100.
   at::Tensor loss_sum(const TextInputs& inputs, const at::Tensor& targets);

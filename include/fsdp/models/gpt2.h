@@ -6,10 +6,9 @@
 #pragma once
 
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/normalization.h>
 
 #include "fsdp/models/causal_lm.h"
+#include "fsdp/nn/modules.h"
 
 namespace fsdp::models {
 
@@ -52,7 +51,8 @@ TORCH_MODULE(Conv1D);
 class GPT2AttentionImpl : public torch::nn::Module {
  public:
   GPT2AttentionImpl(const GPT2Config& config, int64_t layer);
-  at::Tensor forward(const at::Tensor& x, const Attending& attending);  // [batch, tokens, dim]
+  // qkv: what c_attn gave. → [batch, tokens, dim]
+  at::Tensor forward(const at::Tensor& qkv, const Attending& attending);
 
   Conv1D c_attn = nullptr, c_proj = nullptr;
 
@@ -65,7 +65,7 @@ TORCH_MODULE(GPT2Attention);
 class GPT2MLPImpl : public torch::nn::Module {
  public:
   explicit GPT2MLPImpl(const GPT2Config& config);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x);  // what c_fc gave → [.., dim]
 
   Conv1D c_fc = nullptr, c_proj = nullptr;
 
@@ -78,9 +78,9 @@ class GPT2BlockImpl : public torch::nn::Module {
  public:
   // `config` as checked() returns it; `layer` says which part of a cache is its own.
   explicit GPT2BlockImpl(const GPT2Config& config, int64_t layer = 0);
-  at::Tensor forward(const at::Tensor& x, const Attending& attending = {});  // [batch, tokens, dim]
+  Stream forward(const Stream& stream, const Attending& attending = {});
 
-  torch::nn::LayerNorm ln_1 = nullptr, ln_2 = nullptr;
+  nn::LayerNorm ln_1 = nullptr, ln_2 = nullptr;
   GPT2Attention attn = nullptr;
   GPT2MLP mlp = nullptr;
 };
@@ -92,9 +92,9 @@ class GPT2ModelImpl : public torch::nn::Module {
   explicit GPT2ModelImpl(const GPT2Config& config);  // as checked() returns it
   at::Tensor forward(const TextInputs& inputs);      // [batch, tokens, dim]
 
-  torch::nn::Embedding wte = nullptr, wpe = nullptr;
+  nn::Embedding wte = nullptr, wpe = nullptr;
   torch::nn::ModuleList h;
-  torch::nn::LayerNorm ln_f = nullptr;
+  nn::LayerNorm ln_f = nullptr;
 
  private:
   GPT2Config config_;
@@ -105,7 +105,8 @@ class GPT2Impl : public CausalLMImpl {
  public:
   explicit GPT2Impl(const GPT2Config& config = {});
 
-  at::Tensor logits(const TextInputs& inputs) override;
+  at::Tensor hidden(const TextInputs& inputs) override;
+  at::Tensor head() const override { return lm_head->weight; }
   int64_t vocab() const override { return config_.vocab; }
   int64_t layers() const override { return config_.layers; }
   int64_t max_tokens() const override { return config_.max_tokens; }

@@ -6,12 +6,12 @@
 #pragma once
 
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 
 #include <optional>
+#include <vector>
 
 #include "fsdp/models/causal_lm.h"
+#include "fsdp/nn/modules.h"
 
 namespace fsdp::models {
 
@@ -48,24 +48,10 @@ int64_t parameter_count(const LlamaConfig& config);  // a tied matrix counts onc
 // (Those up to 3B are tied.)
 LlamaConfig qwen2(LlamaConfig sizes);
 
-// x / sqrt(mean(x²) + eps) · weight, over the last dimension.
-class RMSNormImpl : public torch::nn::Module {
- public:
-  RMSNormImpl(int64_t dim, double eps);
-  void reset_parameters();
-  at::Tensor forward(const at::Tensor& x);
-
-  at::Tensor weight;  // [dim]
-
- private:
-  double eps_;
-};
-TORCH_MODULE(RMSNorm);
-
 // cos and sin of position · frequency, for each position and element of a head.
 struct RotaryTables {
   at::Tensor cos, sin;  // [tokens, head_dim] or, where positions differ from sequence to sequence,
-                        // [batch, 1, tokens, head_dim]; the second half of a row repeats the first
+                        // [batch, tokens, head_dim]; the second half of a row repeats the first
 };
 // For positions 0 to tokens - 1, in float32.
 RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::Device device,
@@ -77,22 +63,28 @@ at::Tensor rotate(const at::Tensor& x, const RotaryTables& tables);
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   LlamaAttentionImpl(const LlamaConfig& config, int64_t layer);
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& tables,  // [batch, tokens, dim]
-                     const Attending& attending);
+  // qkv: what the three projections gave, side by side; it is overwritten. → [batch, tokens, dim]
+  at::Tensor forward(const at::Tensor& qkv, const RotaryTables& tables, const Attending& attending);
 
-  torch::nn::Linear q_proj = nullptr, k_proj = nullptr, v_proj = nullptr, o_proj = nullptr;
+  std::vector<at::Tensor> projections() const;  // the weights of q, k and v
+  std::vector<at::Tensor> biases() const;       // theirs; empty: they have none
+
+  nn::Linear q_proj = nullptr, k_proj = nullptr, v_proj = nullptr, o_proj = nullptr;
 
  private:
-  int64_t heads_, kv_heads_, head_dim_, layer_;
+  int64_t heads_, kv_heads_, layer_;
 };
 TORCH_MODULE(LlamaAttention);
 
 class SwiGLUImpl : public torch::nn::Module {
  public:
   SwiGLUImpl(int64_t dim, int64_t width);
-  at::Tensor forward(const at::Tensor& x);
+  // gate_up: what the two projections gave, side by side. → [.., dim]
+  at::Tensor forward(const at::Tensor& gate_up);
 
-  torch::nn::Linear gate_proj = nullptr, up_proj = nullptr, down_proj = nullptr;
+  std::vector<at::Tensor> projections() const;  // the weights of gate and up
+
+  nn::Linear gate_proj = nullptr, up_proj = nullptr, down_proj = nullptr;
 };
 TORCH_MODULE(SwiGLU);
 
@@ -100,10 +92,9 @@ class LlamaBlockImpl : public torch::nn::Module {
  public:
   // `config` as checked() returns it; `layer` says which part of a cache is its own.
   explicit LlamaBlockImpl(const LlamaConfig& config, int64_t layer = 0);
-  at::Tensor forward(const at::Tensor& x, const RotaryTables& tables,  // [batch, tokens, dim]
-                     const Attending& attending = {});
+  Stream forward(const Stream& stream, const RotaryTables& tables, const Attending& attending = {});
 
-  RMSNorm input_layernorm = nullptr, post_attention_layernorm = nullptr;
+  nn::RMSNorm input_layernorm = nullptr, post_attention_layernorm = nullptr;
   LlamaAttention self_attn = nullptr;
   SwiGLU mlp = nullptr;
 };
@@ -115,9 +106,9 @@ class LlamaModelImpl : public torch::nn::Module {
   explicit LlamaModelImpl(const LlamaConfig& config);  // as checked() returns it
   at::Tensor forward(const TextInputs& inputs);        // [batch, tokens, dim]
 
-  torch::nn::Embedding embed_tokens = nullptr;
+  nn::Embedding embed_tokens = nullptr;
   torch::nn::ModuleList layers;
-  RMSNorm norm = nullptr;
+  nn::RMSNorm norm = nullptr;
 
  private:
   RotaryTables tables_for(const at::Tensor& x, const Attending& attending);
@@ -131,7 +122,8 @@ class LlamaImpl : public CausalLMImpl {
  public:
   explicit LlamaImpl(const LlamaConfig& config = {});
 
-  at::Tensor logits(const TextInputs& inputs) override;
+  at::Tensor hidden(const TextInputs& inputs) override;
+  at::Tensor head() const override { return lm_head->weight; }
   int64_t vocab() const override { return config_.vocab; }
   int64_t layers() const override { return config_.layers; }
   double flops_per_token(int64_t tokens) const override;

@@ -1,10 +1,10 @@
 // MLP: linears of one width with ReLU between them. Parameters: layers.0.weight, layers.0.bias,
-// layers.2.weight, … (a ReLU lies between). The units of sharding are torch::nn::Linear.
+// layers.2.weight, … (a ReLU lies between). The units of sharding are nn::Linear, which is
+// found as torch::nn::Linear too.
 #pragma once
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>

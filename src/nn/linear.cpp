@@ -1,0 +1,190 @@
+// Linears: alone, and behind an activation whose result is computed again in backward.
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/silu.h>
+
+#include "fsdp/error.h"
+#include "fsdp/nn/functional.h"
+#include "kernels/ops.h"
+#include "nn/products.h"
+
+namespace fsdp::nn {
+namespace {
+
+enum class Activation { kNone, kSwiglu, kGelu, kGeluTanh };
+
+Activation gelu_of(const std::string& approximate) {
+  if (approximate == "none") return Activation::kGelu;
+  if (approximate == "tanh") return Activation::kGeluTanh;
+  throw Error("gelu knows no approximation \"" + approximate + "\".", "give \"none\" or \"tanh\".");
+}
+
+at::Tensor activated(const at::Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::kSwiglu:
+      return kernels::swiglu(x);
+    case Activation::kGelu:
+    case Activation::kGeluTanh:
+      return kernels::gelu(x, activation == Activation::kGeluTanh);
+    default:
+      return x;
+  }
+}
+
+struct ActivationBackward {
+  at::Tensor x;    // its gradient
+  at::Tensor out;  // forward's result, if wanted
+};
+
+ActivationBackward activation_backward(const at::Tensor& grad, const at::Tensor& x,
+                                       Activation activation, bool want_out) {
+  auto [gradient, out] =
+      activation == Activation::kSwiglu
+          ? kernels::swiglu_backward(grad, x, want_out)
+          : kernels::gelu_backward(grad, x, activation == Activation::kGeluTanh, want_out);
+  return {gradient, out};
+}
+
+// The same with torch's operators, and a graph.
+at::Tensor plainly_activated(const at::Tensor& x, Activation activation) {
+  if (activation == Activation::kNone) return x;
+  if (activation != Activation::kSwiglu)
+    return at::gelu(x, activation == Activation::kGelu ? "none" : "tanh");
+  std::vector<at::Tensor> halves = x.chunk(2, -1);
+  return at::silu(halves[0]) * halves[1];
+}
+
+// --- an activation alone ---
+
+// Input and saved: x.
+struct ActivationNode : Node {
+  Activation activation = Activation::kNone;
+
+  std::string name() const override {
+    return activation == Activation::kSwiglu ? "fsdp::swiglu" : "fsdp::gelu";
+  }
+
+  Tensors backward(const Tensors& gradients) override {
+    at::Tensor x = saved()[0];
+    return {activation_backward(gradients[0].contiguous(), x, activation, false).x};
+  }
+};
+
+at::Tensor activate(const at::Tensor& given, Activation activation) {
+  if (!has_kernels(given)) return plainly_activated(given, activation);
+  at::Tensor x = given.contiguous(), out;
+  {
+    Unrecorded unrecorded;
+    out = activated(x, activation);
+  }
+  if (auto node = record<ActivationNode>({x})) {
+    node->activation = activation;
+    node->save({x});
+    node->returns(out);
+  }
+  return out;
+}
+
+// --- a linear, with or without one before it ---
+
+// Inputs: x, weight, bias. Saved: x if the weight's gradient or the activation's is wanted, the
+// weight if x's is.
+struct LinearNode : Node {
+  Activation activation = Activation::kNone;
+  Lies lies = Lies::kOutIn;
+  Target weight, bias;
+  std::vector<int64_t> sizes, widths;  // of x; of the weight
+
+  std::string name() const override {
+    return activation == Activation::kNone     ? "fsdp::linear"
+           : activation == Activation::kSwiglu ? "fsdp::swiglu_linear"
+                                               : "fsdp::gelu_linear";
+  }
+
+  Tensors backward(const Tensors& gradients) override {
+    at::Tensor grad = as_rows(gradients[0]);
+    Tensors result(3);
+    if (wants(2)) result[2] = bias_gradients(grad, {&bias}, widths)[0];
+    if (!wants(0) && !wants(1)) return result;
+    Tensors kept = saved();
+    at::Tensor rows = kept[0].defined() ? as_rows(kept[0]) : at::Tensor();
+    if (wants(0)) {
+      at::Tensor grad_rows = products_backward(grad, {kept[1]}, lies);
+      if (activation != Activation::kNone) {
+        ActivationBackward back = activation_backward(grad_rows, rows, activation, wants(1));
+        grad_rows = back.x;
+        rows = back.out;
+      }
+      result[0] = grad_rows.view(sizes);
+    } else if (activation != Activation::kNone) {
+      rows = activated(rows, activation);
+    }
+    if (wants(1)) result[1] = weight_gradients(grad, rows, {&weight}, widths, lies)[0];
+    return result;
+  }
+};
+
+at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
+                            const at::Tensor& bias, Activation activation, Lies lies) {
+  at::Tensor x = like_weight(given, weight);
+  bool known = (has_kernels(weight) || weight.scalar_type() == at::kDouble) && weight.dim() == 2 &&
+               x.scalar_type() == weight.scalar_type() &&
+               (!bias.defined() || bias.scalar_type() == weight.scalar_type());
+  if (activation != Activation::kNone && !has_kernels(x))
+    return activated_linear(plainly_activated(x, activation), weight, bias, Activation::kNone,
+                            lies);
+  if (!known)  // torch says what is wrong, or knows what to do
+    return at::linear(x, lies == Lies::kOutIn ? weight : weight.t(),
+                      bias.defined() ? std::optional(bias) : std::nullopt);
+  x = x.contiguous();
+  std::vector<int64_t> sizes = x.sizes().vec();
+  at::Tensor out;
+  {
+    Unrecorded unrecorded;
+    Tensors biases;
+    if (bias.defined()) biases.push_back(bias);
+    out = products(as_rows(activated(x, activation)), {weight}, biases, lies);
+    sizes.back() = out.size(-1);
+    out = out.view(sizes);
+  }
+  if (auto node = record<LinearNode>({x, weight, bias})) {
+    node->activation = activation;
+    node->lies = lies;
+    node->weight = Target(weight);
+    node->bias = Target(bias);
+    node->sizes = x.sizes().vec();
+    node->widths = widths_of({weight}, lies);
+    bool need_x = node->will_want(1) || (node->will_want(0) && activation != Activation::kNone);
+    node->save({need_x ? x : at::Tensor(), node->will_want(0) ? weight : at::Tensor()});
+    node->returns(out);
+  }
+  return out;
+}
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  Lies lies) {
+  return activated_linear(x, weight, bias, Activation::kNone, lies);
+}
+
+at::Tensor swiglu(const at::Tensor& gate_up) {
+  return activate(gate_up, Activation::kSwiglu);
+}
+
+at::Tensor gelu(const at::Tensor& x, const std::string& approximate) {
+  return activate(x, gelu_of(approximate));
+}
+
+at::Tensor swiglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
+                         const at::Tensor& bias, Lies lies) {
+  return activated_linear(gate_up, weight, bias, Activation::kSwiglu, lies);
+}
+
+at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                       const std::string& approximate, Lies lies) {
+  return activated_linear(x, weight, bias, gelu_of(approximate), lies);
+}
+
+}  // namespace fsdp::nn

@@ -1,0 +1,183 @@
+// Cross-entropy: of logits that exist, and of logits that never exist all at once.
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+
+#include "fsdp/error.h"
+#include "fsdp/nn/functional.h"
+#include "kernels/ops.h"
+#include "nn/products.h"
+
+namespace fsdp::nn {
+namespace {
+
+constexpr int64_t kLogits = int64_t{1} << 26;  // at a time; 128 MiB in bf16
+
+at::Tensor checked_targets(const at::Tensor& targets, const at::Tensor& rows) {
+  if (targets.scalar_type() != at::kLong ||
+      targets.sizes() != rows.sizes().slice(0, rows.dim() - 1))
+    throw Error(
+        "a cross-entropy was given targets that do not fit: they must be int64, one for "
+        "each row.",
+        "class probabilities are no targets here; other integers need .to(at::kLong).");
+  return targets.contiguous().view({-1});
+}
+
+// 1 / the number of targets that count; on the device, nobody waits for it.
+at::Tensor mean_scale(const at::Tensor& targets, int64_t ignore_index) {
+  return targets.ne(ignore_index).sum().to(at::kFloat).reciprocal();
+}
+
+at::Tensor plain_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                               Reduction reduction, int64_t ignore_index) {
+  auto how = reduction == Reduction::kMean  ? at::Reduction::Mean
+             : reduction == Reduction::kSum ? at::Reduction::Sum
+                                            : at::Reduction::None;
+  at::Tensor loss =
+      at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets, {}, how, ignore_index);
+  if (reduction == Reduction::kNone) loss = loss.view(logits.sizes().slice(0, logits.dim() - 1));
+  return loss.to(at::kFloat);
+}
+
+// Input: logits. Output: losses, one a row. Saved: logits, targets, the log of each row's sum.
+struct CrossEntropyNode : Node {
+  int64_t ignore_index = -100;
+
+  std::string name() const override { return "fsdp::cross_entropy"; }
+
+  Tensors backward(const Tensors& gradients) override {
+    Tensors kept = saved();
+    at::Tensor grad = gradients[0].to(at::kFloat).contiguous().view({-1});
+    at::Tensor rows = as_rows(kept[0]);
+    return {kernels::cross_entropy_backward(grad, rows, kept[1], kept[2], ignore_index)
+                .view(kept[0].sizes())};
+  }
+};
+
+// Inputs: hidden, weight. Output: the loss. Saved: the gradients of both for a loss that counts
+// once.
+struct LinearCrossEntropyNode : Node {
+  Target weight;
+
+  std::string name() const override { return "fsdp::linear_cross_entropy"; }
+
+  Tensors backward(const Tensors& gradients) override {
+    Tensors made = saved();
+    at::Tensor scale = gradients[0].to(at::kFloat);
+    Tensors result(2);
+    if (wants(0)) {
+      result[0] = at::empty(made[0].sizes(), made[0].options());
+      kernels::scale_into(result[0], made[0], scale, /*accumulate=*/false);
+    }
+    if (wants(1)) {
+      Opened opened = weight.open();
+      kernels::scale_into(opened.place.gradient, made[1], scale, opened.place.accumulate);
+      result[1] = opened.close();
+    }
+    return result;
+  }
+};
+
+struct Gradients {
+  at::Tensor hidden;  // [rows, dim]; undefined: not wanted
+  at::Tensor weight;  // [vocab, dim] float32; likewise
+};
+
+// The sum of all losses times `scale`, and the gradients of that; hidden [rows, dim], targets
+// [rows].
+at::Tensor chunked(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                   const at::Tensor& scale, int64_t chunk, int64_t ignore_index,
+                   const Gradients& wanted) {
+  int64_t rows = hidden.size(0), vocab = weight.size(0);
+  at::Tensor losses = at::empty({rows}, hidden.options().dtype(at::kFloat));
+  at::Tensor room = at::empty({std::min(chunk, rows), vocab}, hidden.options());
+  if (rows == 0 && wanted.weight.defined()) wanted.weight.zero_();
+  for (int64_t first = 0; first < rows; first += chunk) {
+    int64_t count = std::min(chunk, rows - first);
+    at::Tensor h = hidden.narrow(0, first, count), t = targets.narrow(0, first, count);
+    at::Tensor logits = room.narrow(0, 0, count);
+    at::mm_out(logits, h, weight.t());
+    if (!wanted.hidden.defined() && !wanted.weight.defined()) {
+      losses.narrow(0, first, count)
+          .copy_(std::get<0>(kernels::cross_entropy(logits, t, ignore_index)));
+      continue;
+    }
+    losses.narrow(0, first, count).copy_(kernels::cross_entropy_(logits, t, scale, ignore_index));
+    if (wanted.hidden.defined()) {
+      at::Tensor part = wanted.hidden.narrow(0, first, count);
+      at::mm_out(part, logits, weight);
+    }
+    if (wanted.weight.defined())
+      product_into({wanted.weight, /*accumulate=*/first > 0}, logits.t(), h);
+  }
+  return losses.sum() * scale;
+}
+
+}  // namespace
+
+at::Tensor cross_entropy(const at::Tensor& given, const at::Tensor& targets,
+                         const CrossEntropyOptions& options) {
+  at::Tensor flat = checked_targets(targets, given);
+  if (!has_kernels(given) || given.scalar_type() == at::kDouble)
+    return plain_cross_entropy(given, flat, options.reduction, options.ignore_index);
+  at::Tensor logits = given.contiguous(), losses, log_sum;
+  {
+    Unrecorded unrecorded;
+    std::tie(losses, log_sum) = kernels::cross_entropy(as_rows(logits), flat, options.ignore_index);
+    losses = losses.view(targets.sizes());
+  }
+  if (auto node = record<CrossEntropyNode>({logits})) {
+    node->ignore_index = options.ignore_index;
+    node->save({logits, flat, log_sum});
+    node->returns(losses);
+  }
+  if (options.reduction == Reduction::kNone) return losses;
+  if (options.reduction == Reduction::kSum) return losses.sum();
+  return losses.sum() * mean_scale(flat, options.ignore_index);
+}
+
+at::Tensor linear_cross_entropy(const at::Tensor& given, const at::Tensor& weight,
+                                const at::Tensor& targets,
+                                const LinearCrossEntropyOptions& options) {
+  if (options.reduction == Reduction::kNone)
+    throw Error("linear_cross_entropy gives a mean or a sum, not each row's loss.",
+                "use cross_entropy(linear(hidden, weight), targets, {.reduction = "
+                "Reduction::kNone}).");
+  at::Tensor flat = checked_targets(targets, given);
+  at::Tensor hidden = like_weight(given, weight);
+  bool known = has_kernels(hidden) && hidden.scalar_type() != at::kDouble &&
+               hidden.scalar_type() == weight.scalar_type();
+  if (!known)
+    return plain_cross_entropy(nn::linear(hidden, weight), flat, options.reduction,
+                               options.ignore_index);
+  hidden = hidden.contiguous();
+  int64_t chunk = options.chunk;
+  if (chunk <= 0) chunk = std::max<int64_t>(256, kLogits / std::max<int64_t>(1, weight.size(0)));
+
+  auto node = record<LinearCrossEntropyNode>({hidden, weight});
+  Gradients made;
+  at::Tensor loss;
+  {
+    Unrecorded unrecorded;
+    if (node && node->will_want(0)) made.hidden = at::empty(hidden.sizes(), hidden.options());
+    if (node && node->will_want(1))
+      made.weight = at::empty(weight.sizes(), hidden.options().dtype(at::kFloat));
+    at::Tensor scale = options.reduction == Reduction::kMean
+                           ? mean_scale(flat, options.ignore_index)
+                           : at::ones({}, hidden.options().dtype(at::kFloat));
+    Gradients rows{made.hidden.defined() ? as_rows(made.hidden) : at::Tensor(), made.weight};
+    loss = chunked(as_rows(hidden), weight, flat, scale, chunk, options.ignore_index, rows);
+  }
+  if (node) {
+    node->weight = Target(weight);
+    node->save({made.hidden, made.weight});
+    node->returns(loss);
+  }
+  return loss;
+}
+
+}  // namespace fsdp::nn

@@ -1,0 +1,164 @@
+// A norm and the linears behind it as one node: what is kept for backward is the sum that was
+// normalised, and one or two numbers a row. Backward gets the normalised rows, which the weights'
+// gradients need, from the pass that makes the gradient of the sum.
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+
+#include "fsdp/error.h"
+#include "fsdp/nn/functional.h"
+#include "nn/norm.h"
+#include "nn/products.h"
+
+namespace fsdp::nn {
+namespace {
+
+// Inputs: x, residual, the norm's weight and bias, then the weights, then the biases. Outputs: the
+// products, and the sum if there is a residual. Saved: the sum (or x), mean, rstd, the norm's
+// weight and bias, and the weights if their products with a gradient are needed.
+struct NormLinearsNode : Node {
+  Norm norm;  // without its tensors
+  Lies lies = Lies::kOutIn;
+  Target norm_weight, norm_bias;
+  std::vector<Target> weights, biases;
+  std::vector<int64_t> widths;
+
+  std::string name() const override {
+    return norm.layer ? "fsdp::layer_norm_linears" : "fsdp::norm_linears";
+  }
+
+  // Those of `targets` that are wanted; the first is the node's input number `first`.
+  std::vector<const Target*> wanted(const std::vector<Target>& targets, size_t first) const {
+    std::vector<const Target*> some(targets.size(), nullptr);
+    for (size_t i = 0; i < targets.size(); ++i)
+      if (wants(first + i)) some[i] = &targets[i];
+    return some;
+  }
+
+  Tensors backward(const Tensors& gradients) override {
+    size_t first_bias = 4 + weights.size();
+    Tensors result(first_bias + biases.size());
+    at::Tensor grad_sum = gradients.size() > 1 ? gradients[1] : at::Tensor();
+    if (!gradients[0].defined()) {
+      result[0] = result[1] = grad_sum;
+      return result;
+    }
+    if (grad_sum.defined()) grad_sum = grad_sum.contiguous();
+    at::Tensor grad = as_rows(gradients[0]);
+    Tensors kept = saved();
+    const at::Tensor &x = kept[0], &mean = kept[1], &rstd = kept[2];
+    Norm whole{kept[3], kept[4], norm.eps, norm.layer};
+    std::vector<const Target*> to_weights = wanted(weights, 4),
+                               to_biases = wanted(biases, first_bias);
+    bool some_weight = std::any_of(to_weights.begin(), to_weights.end(), [](auto* t) { return t; });
+    bool some_bias = std::any_of(to_biases.begin(), to_biases.end(), [](auto* t) { return t; });
+
+    if (some_bias) {
+      Tensors made = bias_gradients(grad, to_biases, widths);
+      std::move(made.begin(), made.end(), result.begin() + static_cast<int64_t>(first_bias));
+    }
+    at::Tensor rows;  // as they went into the linears
+    if (wants(0) || wants(1) || wants(2) || wants(3)) {
+      Tensors matrices(kept.begin() + 5, kept.end());
+      at::Tensor grad_rows = products_backward(grad, matrices, lies).view(x.sizes());
+      NormBackward back = norm_backward(grad_rows, grad_sum, x, mean, rstd, whole,
+                                        wants(2) ? &norm_weight : nullptr,
+                                        wants(3) ? &norm_bias : nullptr, some_weight);
+      if (wants(0)) result[0] = back.x;
+      if (wants(1)) result[1] = back.x;
+      result[2] = back.weight;
+      result[3] = back.bias;
+      rows = back.out;
+    } else if (some_weight) {
+      rows = normalised(x, {}, whole).out;
+    }
+    if (some_weight) {
+      Tensors made = weight_gradients(grad, as_rows(rows), to_weights, widths, lies);
+      std::move(made.begin(), made.end(), result.begin() + 4);
+    }
+    return result;
+  }
+};
+
+NormedLinears fused(const at::Tensor& given, const at::Tensor& added, const Norm& norm,
+                    const Tensors& weights, const Tensors& biases, Lies lies) {
+  at::Tensor x = given.contiguous();
+  at::Tensor residual = added.defined() ? added.contiguous() : added;
+  std::vector<int64_t> sizes = x.sizes().vec();
+  kernels::Normed normed;
+  at::Tensor out;
+  {
+    Unrecorded unrecorded;
+    normed = normalised(x, residual, norm);
+    out = products(as_rows(normed.out), weights, biases, lies);
+    sizes.back() = out.size(-1);
+    out = out.view(sizes);
+  }
+  normed.out.reset();
+  Tensors inputs{x, residual, norm.weight, norm.bias};
+  inputs.insert(inputs.end(), weights.begin(), weights.end());
+  inputs.insert(inputs.end(), biases.begin(), biases.end());
+  if (auto node = record<NormLinearsNode>(inputs)) {
+    node->norm = {.eps = norm.eps, .layer = norm.layer};
+    node->lies = lies;
+    node->norm_weight = Target(norm.weight);
+    node->norm_bias = Target(norm.bias);
+    for (const at::Tensor& weight : weights) node->weights.emplace_back(weight);
+    for (const at::Tensor& bias : biases) node->biases.emplace_back(bias);
+    node->widths = widths_of(weights, lies);
+    Tensors kept{residual.defined() ? normed.sum.tensor_data() : x, normed.mean, normed.rstd,
+                 norm.weight, norm.bias};
+    if (node->will_want(0) || node->will_want(1) || node->will_want(2) || node->will_want(3))
+      kept.insert(kept.end(), weights.begin(), weights.end());
+    node->save(kept);
+    node->returns(out);
+    if (residual.defined()) node->returns(normed.sum);
+  }
+  return {out, residual.defined() ? normed.sum : given};
+}
+
+NormedLinears linears(const at::Tensor& x, const at::Tensor& residual, const Norm& norm,
+                      const Tensors& weights, const Tensors& biases, Lies lies) {
+  if (weights.empty() || (!biases.empty() && biases.size() != weights.size()))
+    throw Error("norm_linears was given " + std::to_string(weights.size()) + " weights and " +
+                    std::to_string(biases.size()) + " biases.",
+                "give at least one weight, and a bias for each of them or none.");
+  Tensors all{x, norm.weight};
+  for (const at::Tensor& tensor : {residual, norm.bias})
+    if (tensor.defined()) all.push_back(tensor);
+  all.insert(all.end(), weights.begin(), weights.end());
+  all.insert(all.end(), biases.begin(), biases.end());
+  bool alike = has_kernels(x) && norm.weight.dim() == 1 &&
+               (!residual.defined() || residual.sizes() == x.sizes()) &&
+               std::all_of(all.begin(), all.end(), [&](const at::Tensor& tensor) {
+                 return tensor.defined() && tensor.scalar_type() == x.scalar_type();
+               });
+  if (alike) return fused(x, residual, norm, weights, biases, lies);
+
+  NormedSum normed = norm.layer ? add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)
+                                : add_rms_norm(x, residual, norm.weight, norm.eps);
+  Tensors outs;
+  for (size_t i = 0; i < weights.size(); ++i)
+    outs.push_back(linear(normed.out, weights[i], biases.empty() ? at::Tensor() : biases[i], lies));
+  return {outs.size() == 1 ? outs[0] : at::cat(outs, -1), normed.sum};
+}
+
+}  // namespace
+
+NormedLinears norm_linears(const at::Tensor& x, const at::Tensor& residual,
+                           const at::Tensor& norm_weight, double eps,
+                           const std::vector<at::Tensor>& weights,
+                           const std::vector<at::Tensor>& biases) {
+  Norm norm{.weight = norm_weight, .eps = eps};
+  return linears(x, residual, norm, weights, biases, Lies::kOutIn);
+}
+
+NormedLinears layer_norm_linears(const at::Tensor& x, const at::Tensor& residual,
+                                 const at::Tensor& norm_weight, const at::Tensor& norm_bias,
+                                 double eps, const std::vector<at::Tensor>& weights,
+                                 const std::vector<at::Tensor>& biases, Lies lies) {
+  Norm norm{.weight = norm_weight, .bias = norm_bias, .eps = eps, .layer = true};
+  return linears(x, residual, norm, weights, biases, lies);
+}
+
+}  // namespace fsdp::nn

@@ -1,0 +1,238 @@
+// A model of one's own, made of fsdp::nn, sharded and trained beside an unsharded copy of itself:
+// the gradients that layers write into the units' buffers are those that autograd adds up.
+#include <torch/csrc/autograd/autograd.h>
+
+#include "fsdp/nn.h"
+#include "nn/products.h"
+#include "shard/oracle.h"
+
+namespace fsdp::testing {
+namespace {
+
+namespace layers = fsdp::nn;
+
+constexpr int64_t kDim = 16;
+
+struct TwoHeadedImpl : torch::nn::Module {
+  TwoHeadedImpl() {
+    for (auto& p : fixed->parameters()) p.set_requires_grad(false);
+  }
+
+  // Packed linears behind a norm, a weight that is used three times, and a frozen one.
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& delta) {
+    auto [both, sum] =
+        layers::norm_linears(x, delta, norm->weight, norm->eps(), {left->weight, right->weight},
+                             {left->bias, right->bias});
+    at::Tensor h = layers::swiglu_linear(both, again->weight);
+    h = again(again(h).tanh());
+    h = fixed(centre(h)) + layers::gelu_linear(h, twisted, {}, "tanh", layers::Lies::kInOut);
+    return {sum, h};
+  }
+
+  layers::RMSNorm norm = register_module("norm", layers::RMSNorm(kDim));
+  layers::Linear left = register_module("left", layers::Linear(kDim, kDim));
+  layers::Linear right = register_module("right", layers::Linear(kDim, kDim));
+  layers::Linear again = register_module("again", layers::Linear(kDim, kDim));
+  layers::LayerNorm centre =
+      register_module("centre", layers::LayerNorm(torch::nn::LayerNormOptions({kDim})));
+  layers::Linear fixed = register_module("fixed", layers::Linear(kDim, kDim));
+  at::Tensor twisted = register_parameter("twisted", 0.3 * at::randn({kDim, kDim}));
+};
+TORCH_MODULE(TwoHeaded);
+
+// The embedding is the head as well: one weight of which two layers write the gradient.
+struct OwnImpl : torch::nn::Module {
+  OwnImpl() {
+    for (int i = 0; i < 3; ++i) blocks->push_back(TwoHeaded());
+  }
+
+  at::Tensor forward(const at::Tensor& ids, const at::Tensor& targets) {
+    at::Tensor x = table(ids), delta;
+    for (const auto& block : *blocks)
+      std::tie(x, delta) = block->as<TwoHeaded>()->forward(x, delta);
+    at::Tensor hidden = layers::add_rms_norm(x, delta, norm->weight).out;
+    at::Tensor loss = layers::linear_cross_entropy(hidden, table->weight, targets, {.chunk = 4});
+    return loss + 0.1 * layers::cross_entropy(layers::linear(hidden, table->weight), targets);
+  }
+
+  layers::Embedding table = register_module("table", layers::Embedding(23, kDim));
+  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+  layers::RMSNorm norm = register_module("norm", layers::RMSNorm(kDim));
+};
+TORCH_MODULE(Own);
+
+const ModelCase& own() {
+  static const ModelCase model = [] {
+    auto build = [] {
+      Own own;
+      return built(own.ptr(),
+                   [own](const Batch& batch) mutable { return own->forward(batch.x, batch.y); });
+    };
+    auto batch = [](int step, int rank) {
+      return Batch{step, random_integers(step, rank, 0, 23, {2, 5}),
+                   random_integers(step, rank, 1, 23, {2, 5})};
+    };
+    // Side by side, weights are in one product, which may add up in another order than several. In
+    // bf16 the copy rounds each of a weight's gradients, and their sums.
+    return ModelCase{.name = "own",
+                     .build = build,
+                     .batch = batch,
+                     .wrap = wrap::modules<TwoHeaded>(),
+                     .tolerance = 4e-6,
+                     .bf16_tolerance = 3 * kBf16Epsilon};
+  }();
+  return model;
+}
+
+struct Memory {
+  const char* name;
+  bool shared;
+  bool bf16;
+};
+
+class ShardedLayers : public ::testing::TestWithParam<Memory> {
+ protected:
+  ShardOptions options() const {
+    ShardOptions options{.device = test_device(), .share_host_memory = GetParam().shared};
+    if (GetParam().bf16) options.mixed_precision = bf16_precision();
+    return options;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Memory, ShardedLayers,
+                         ::testing::Values(Memory{"shared", true, false},
+                                           Memory{"gathered", false, false},
+                                           Memory{"bf16", false, true}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(ShardedLayers, TrainAsTheUnshardedCopy) {
+  SideBySide both(own(), options());
+  both.train(4);
+}
+
+TEST_P(ShardedLayers, AccumulateWithoutCommunication) {
+  SideBySide both(own(), options());
+  for (int step = 0; step < 2; ++step) {
+    auto micro = [&](Built& model, int rank, int part) {
+      at::Tensor loss = model.loss(both.batch(10 * step + part, rank)) / 3;
+      loss.backward();
+      return loss;
+    };
+    both.run(
+        [&](Built& model, int rank) {
+          {
+            auto guard = both.sharded().no_sync();
+            micro(model, rank, 0);
+            micro(model, rank, 1);
+          }
+          return micro(model, rank, 2);
+        },
+        [&](Built& model, int rank) {
+          micro(model, rank, 0);
+          micro(model, rank, 1);
+          return micro(model, rank, 2);
+        });
+    both.step();
+    both.zero_grad();
+  }
+}
+
+TEST_P(ShardedLayers, AccumulateOverBackwardsThatAreReduced) {
+  SideBySide both(own(), options());
+  for (int step = 0; step < 2; ++step) {
+    both.run(both.work(2 * step));
+    both.run(both.work(2 * step + 1));
+    both.step();
+    both.zero_grad();
+  }
+}
+
+TEST_P(ShardedLayers, AForwardWhoseBackwardNeverComesHarmsNobody) {
+  SideBySide both(own(), options());
+  for (int step = 0; step < 3; ++step) {
+    both.mine().loss(both.batch(step + 20, rank()));  // and its graph is gone
+    both.run(both.work(step));
+    both.step();
+    both.zero_grad();
+  }
+}
+
+TEST_P(ShardedLayers, SeveralForwardsBeforeOneBackward) {
+  SideBySide both(own(), options());
+  for (int step = 0; step < 2; ++step) {
+    both.run([&](Built& model, int rank) {
+      at::Tensor loss =
+          model.loss(both.batch(step, rank)) + 2 * model.loss(both.batch(step + 10, rank));
+      loss.backward();
+      return loss;
+    });
+    both.step();
+    both.zero_grad();
+  }
+}
+
+TEST_P(ShardedLayers, ARetainedGraphIsUsedTwice) {
+  SideBySide both(own(), options());
+  for (int step = 0; step < 2; ++step) {
+    both.run([&](Built& model, int rank) {
+      at::Tensor loss = model.loss(both.batch(step, rank));
+      loss.backward({}, /*retain_graph=*/true);
+      loss.backward();
+      return loss;
+    });
+    both.step();
+    both.zero_grad();
+  }
+}
+
+TEST_P(ShardedLayers, AutogradGradGivesThisRanksOwnGradientAndLeavesNone) {
+  SideBySide both(own(), options());
+  std::vector<std::string> names = {"table.weight", "blocks.1.left.weight", "blocks.0.norm.weight"};
+  auto gradients_of = [&](Built& model) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& name : names) parameters.push_back(model.parameter(name));
+    return torch::autograd::grad({model.loss(both.batch(0, rank()))}, parameters);
+  };
+  auto mine = gradients_of(both.mine()), expected = gradients_of(both.oracle().plain());
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_LE((mine[i] - expected[i]).norm().item<double>(),
+              1e-2 * expected[i].norm().item<double>())
+        << names[i];
+    EXPECT_FALSE(both.sharded().full_grad(names[i]).defined()) << names[i];
+  }
+  both.train(2);
+}
+
+TEST_P(ShardedLayers, AHookOfTheUsersOwnSeesTheGradient) {
+  SideBySide both(own(), options());
+  int seen = 0;
+  auto watch = [&](Built& model, int* count) {
+    model.parameter("blocks.2.right.weight").register_hook([count](const at::Tensor& gradient) {
+      if (count) ++*count;
+      return 2 * gradient;
+    });
+  };
+  watch(both.mine(), &seen);
+  watch(both.oracle().plain(), nullptr);
+  both.train(2);
+  EXPECT_EQ(seen, 2);
+}
+
+// One matrix product for both: what the layout is for.
+TEST_P(ShardedLayers, WeightsOfOneUnitLieSideBySideOnOneRank) {
+  SideBySide both(own(), options());
+  if (world_size() > 1) return;
+  for (const char* kind : {"weight", "bias"}) {
+    auto part = [&](const char* name) {
+      return both.mine().parameter(std::string("blocks.1.") + name + "." + kind);
+    };
+    at::NoGradGuard no_grad;
+    at::Tensor whole = layers::joined({part("left"), part("right")});
+    ASSERT_TRUE(whole.defined()) << kind;
+    EXPECT_TRUE(at::equal(whole, at::cat({part("left"), part("right")}))) << kind;
+    EXPECT_FALSE(layers::joined({part("right"), part("left")}).defined()) << kind;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::testing
