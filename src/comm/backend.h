@@ -12,6 +12,12 @@
 
 namespace fsdp::comm {
 
+// A call that was captured into a CUDA graph: it runs whenever the graph is replayed.
+struct CapturedCall {
+  Description what;
+  std::string text;  // without its label
+};
+
 class Backend : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
@@ -21,6 +27,12 @@ class Backend : public c10d::Backend {
   virtual at::Tensor allocate_shared(int64_t bytes) { return {}; }
   // Throws what went wrong behind the caller's back (a watchdog's finding).
   virtual void check() {}
+
+  // The calls that were captured since the last time. Who owns the graph keeps them and hands them
+  // in after every replay, on the stream that runs it: they are then compared with the other ranks'
+  // and watched like any others.
+  virtual std::vector<CapturedCall> take_captured() { return {}; }
+  virtual void replayed(const std::vector<CapturedCall>& calls) {}
 };
 
 struct Call {

@@ -64,6 +64,8 @@ struct TrainConfig {
   std::string sample_prompt = "";
   double sample_temperature = 0.8;
   bool deterministic = false;  // a GPU's operators give the same bits every time
+  std::string graph = "off";   // steps as CUDA graphs: auto, on, off
+  int64_t profile = 0;         // steps whose time is taken apart; 0: none
 };
 
 struct OptimConfig {
@@ -88,6 +90,7 @@ struct ShardConfig {
   // Of parameters in operators: fp32, bf16, fp16; auto: bf16 on a GPU.
   std::string precision = "auto";
   std::string reduce = "fp32";                 // of gradients on their way: fp32, bf16, fp16
+  std::string gradients = "fp32";              // of those that wait for the optimizer: fp32, bf16
   std::string reshard_after_forward = "auto";  // auto, true, false, or a number of ranks
   int64_t forward_prefetch = 1;
   int64_t backward_prefetch = 1;

@@ -233,6 +233,25 @@ void check_shard(const ShardConfig& shard, int world) {
                     "fp32 (shard.precision).",
                 "set shard.precision to " + shard.reduce + ", or shard.reduce to fp32.");
   }
+  if (shard.gradients == "bf16" && (shard.precision == "fp32" || shard.precision == "fp16")) {
+    throw Error("shard.gradients = bf16 would round gradients that are computed in " +
+                    shard.precision + " (shard.precision).",
+                "set shard.precision to bf16, or shard.gradients to fp32.");
+  }
+}
+
+void check_graph(const Config& config) {
+  if (config.train.graph != "on") return;
+  auto refuse = [](const std::string& why, const std::string& key) {
+    throw Error("train.graph = on, but a step cannot be a CUDA graph: " + why + ".",
+                "leave it at auto, or set " + key + ".");
+  };
+  if (config.shard.precision == "fp16" && config.optim.grad_scaler)
+    refuse("the scaler of gradients decides on the host", "shard.precision to bf16");
+  if (config.data.document_mask)
+    refuse("with document masks no two batches have the same shape", "data.document_mask to false");
+  if (config.data.loss_mask)
+    refuse("how many targets count is known on the host only", "data.loss_mask to false");
 }
 
 }  // namespace
@@ -248,6 +267,7 @@ void check(const Config& config, int world) {
   check_batch(config.train, world);
   check_optim(config);
   check_shard(config.shard, world);
+  check_graph(config);
 }
 
 std::optional<int64_t> known_steps(const Config& config) {

@@ -17,12 +17,19 @@ std::string device_name(at::Device device) {
   return cuda && cuda->device_name ? cuda->device_name(device.index()) : "";
 }
 
+int64_t peak_memory(at::Device device) {
+  if (device.is_cpu()) return 0;
+  auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return stats.allocated_bytes[kAll].peak;
+}
+
+void reset_peak_memory(at::Device device) {
+  if (!device.is_cpu()) c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+}
+
 double peak_memory_mb(at::Device device) {
-  if (!device.is_cpu()) {
-    auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-    constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-    return static_cast<double>(stats.allocated_bytes[kAll].peak) / (1 << 20);
-  }
+  if (!device.is_cpu()) return static_cast<double>(peak_memory(device)) / (1 << 20);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) / 1024;  // KiB

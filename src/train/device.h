@@ -10,6 +10,8 @@ namespace fsdp::train {
 
 std::string device_name(at::Device device);  // "NVIDIA H200"; empty for the CPU
 double peak_memory_mb(at::Device device);    // MiB: allocated at most on a GPU; else of the process
+int64_t peak_memory(at::Device device);      // in bytes, of a GPU since reset_peak_memory; else 0
+void reset_peak_memory(at::Device device);
 // Of the GPU's memory, what was allocated at most; nothing for the CPU.
 std::optional<double> memory_share(at::Device device);
 void synchronize(at::Device device);

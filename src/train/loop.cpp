@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <iostream>
 #include <limits>
 
@@ -18,6 +19,8 @@
 #include "train/report.h"
 #include "train/sample.h"
 #include "train/step.h"
+#include "train/step_profile.h"
+#include "train/steps.h"
 #include "train/stop.h"
 #include "train/training.h"
 
@@ -246,7 +249,9 @@ void train(const World& world, RunRequest request) {
                     " steps.",
                 "--steps N (more than that) goes on.");
   from_rank_0(world, "fsdp/train/kept", [&] {
-    keep_config(begun.directory, to_toml(training.config));
+    Config kept = training.config;
+    kept.train.profile = 0;  // who resumes the run wants to go on with it
+    keep_config(begun.directory, to_toml(kept));
     if (auto tokenizer = training.corpus->tokenizer())
       tokenizer->save(begun.directory.root.string());
     if (!training.config.init_from.empty() && !training.config.resume)
@@ -272,36 +277,63 @@ void train(const World& world, RunRequest request) {
                 ": training was held for " + milliseconds(held));
   };
 
-  StepOutcome outcome;
+  const bool graphed = wants_graphs(training, training.steps - state.step);
+  if (graphed)
+    report.line("graph      after some steps the GPU replays the whole step (train.graph)");
+  Steps steps(training, options, graphed, [] { return StopSignals::received() != 0; });
+  StepProfile profile(training, graphed);
+  struct UnderWay {  // a step whose outcome is not known yet
+    RunState state;
+    StepCost cost;
+  };
+  std::deque<UnderWay> under_way;
+  bool stop = false;
+  auto settle = [&] {
+    while (std::optional<StepOutcome> outcome = steps.outcome()) {
+      const UnderWay done = under_way.front();
+      under_way.pop_front();
+      state.skipped += outcome->updated ? 0 : 1;
+      stop = stop || outcome->stop;
+      report.step(done.state, *outcome, done.cost);
+      not_finite.saw(done.state, *outcome, report);
+    }
+  };
+
   bool first = true;
-  while (state.step < training.steps && !outcome.stop) {
+  while (state.step < training.steps && !stop) {
     std::chrono::nanoseconds waited = feed->waited();
-    report.timed(Report::kStep, [&] {
-      outcome = take_step(world, training.trainee, training.sharded, *training.optimizer,
-                          training.scaler.get(), feed->next(), options,
-                          [] { return StopSignals::received() != 0; });
-    });
+    const bool eager = profile.active();
+    profile.before_step();
+    report.timed(Report::kStep, [&] { steps.take(feed->next(), eager); });
+    const std::string profiled = profile.after_step();
     ++state.step;
     state.position = feed->position();
     state.tokens += config.train.batch * training.trainee.tokens_per_sample;
-    state.skipped += outcome.updated ? 0 : 1;
-    report.step(state, outcome, feed->waited() - waited);
+    under_way.push_back({state, report.cost(feed->waited() - waited, steps.host_is_ahead())});
     training.scheduler->set_steps(state.step);
-    not_finite.saw(state, outcome, report);
+    const bool last = state.step == training.steps;
+    const bool evaluates = due(config.train.eval_every, state.step);
+    const bool samples = due(config.train.sample_every, state.step);
+    const bool saves = due(config.checkpoint.every, state.step);
+    if (last || evaluates || samples || saves) steps.finish();
+    settle();
+    if (!profiled.empty()) report.line(profiled);
     if (first && config.checkpoint.async && config.checkpoint.every > 0)
       checkpoint::prepare_async(training.sharded, training.optimizer.get());
     first = false;
-    bool last = state.step == training.steps;
-    bool goes_on = !last && !outcome.stop;
-    if (due(config.train.eval_every, state.step) && goes_on) evaluate_now(report, training, state);
-    if (due(config.train.sample_every, state.step) && goes_on) sample_now(report, training, state);
-    if (due(config.checkpoint.every, state.step) && goes_on) {
+    const bool goes_on = !last && !stop;
+    if (evaluates && goes_on) evaluate_now(report, training, state);
+    if (samples && goes_on) sample_now(report, training, state);
+    if (saves && goes_on) {
       report.settle();  // so that a run that is killed later has the lines up to its checkpoint
       save_now();
     }
   }
+  steps.finish();
+  settle();
+  if (std::string text = profile.finish(); !text.empty()) report.line(text);
   // Saved first: what comes after may fail, or be killed.
-  bool stopped = outcome.stop && state.step < training.steps;
+  bool stopped = stop && state.step < training.steps;
   bool wanted = config.checkpoint.at_end || due(config.checkpoint.every, state.step);
   if (stopped) report.line("asked to stop: step " + std::to_string(state.step) + " is the last");
   if (wanted && saved_at != state.step) save_now();

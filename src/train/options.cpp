@@ -126,6 +126,14 @@ void add_train(List& list, TrainConfig& train) {
   list.add("deterministic", train.deterministic,
            "A GPU's operators give the same bits every time, at some cost",
            {.alias = "--deterministic"});
+  list.add("graph", train.graph,
+           "A GPU replays a whole step as one CUDA graph, which is recorded after the first steps; "
+           "auto: where it can and the run is long enough",
+           {.choices = {"auto", "on", "off"}});
+  list.add("profile", train.profile,
+           "Steps, after the first three, whose time is taken apart unit by unit: a table, and "
+           "trace-rankN.json in dir",
+           {.least = 0, .most = 1e6, .alias = "--profile"});
 }
 
 void add_optim(List& list, OptimConfig& optim) {
@@ -169,6 +177,9 @@ void add_shard(List& list, ShardConfig& shard) {
            {.choices = {"auto", "fp32", "bf16", "fp16"}});
   list.add("reduce", shard.reduce, "Gradients while they are summed over ranks",
            {.choices = {"fp32", "bf16", "fp16"}});
+  list.add("gradients", shard.gradients,
+           "Gradients from backward to the optimizer; bf16 saves memory: half of theirs",
+           {.choices = {"fp32", "bf16"}});
   list.add("reshard_after_forward", shard.reshard_after_forward,
            "Parameters leave after forward (true), stay for backward (false), or are kept in that "
            "many parts; auto: as the strategy says",

@@ -1,5 +1,6 @@
 #include "train/report.h"
 
+#include <algorithm>
 #include <iostream>
 #include <thread>
 
@@ -109,24 +110,32 @@ double Report::timed(Part part, const std::function<void()>& work) {
   return took;
 }
 
-void Report::step(const RunState& state, const StepOutcome& outcome,
-                  std::chrono::nanoseconds waited) {
-  double exposed = seconds(training_.sharded.traffic().exposed), data = seconds(waited);
-  double comm = exposed - exposed_before_s_;
+StepCost Report::cost(std::chrono::nanoseconds waited, bool replayed) const {
+  StepCost cost{.seconds = last_step_s_,
+                .data_s = seconds(waited),
+                .comm_s = std::nullopt,
+                .lr = training_.optimizer->lr()};
+  if (!replayed) cost.comm_s = seconds(training_.sharded.traffic().exposed) - exposed_before_s_;
+  return cost;
+}
+
+void Report::step(const RunState& state, const StepOutcome& outcome, const StepCost& cost) {
   const Config& config = training_.config;
   int64_t tokens = config.train.batch * training_.trainee.tokens_per_sample;
   double flops = training_.trainee.flops_per_sample * static_cast<double>(config.train.batch);
-  double tflops = flops / last_step_s_ / 1e12 / training_.world.size();
+  double tflops = flops / cost.seconds / 1e12 / training_.world.size();
+  double comm = cost.comm_s.value_or(0);
 
   ++summary_.steps;
   summary_.skipped += outcome.updated ? 0 : 1;
   summary_.tokens += tokens;
-  summary_.data_s += data;
+  summary_.data_s += cost.data_s;
   summary_.comm_s += comm;
-  summary_.compute_s += last_step_s_ - data - comm;
+  summary_.compute_s += cost.seconds - cost.data_s - comm;
   if (!summary_.first_loss) summary_.first_loss = outcome.loss;
   summary_.last_loss = outcome.loss;
-  summary_.peak_memory_mb = peak_memory_mb(training_.world.device());
+  summary_.peak_memory_mb =  // --profile begins to measure anew
+      std::max(summary_.peak_memory_mb, peak_memory_mb(training_.world.device()));
   if (!screen_) return;
 
   observe::StepRecord record{
@@ -134,16 +143,16 @@ void Report::step(const RunState& state, const StepOutcome& outcome,
       .epoch = double(state.position) / double(training_.corpus->samples_per_epoch()),
       .loss = outcome.loss,
       .grad_norm = outcome.grad_norm,
-      .lr = training_.optimizer->lr(),
+      .lr = cost.lr,
       .tokens = state.tokens,
-      .tokens_per_s = double(tokens) / last_step_s_,
+      .tokens_per_s = double(tokens) / cost.seconds,
       .tflops = tflops,
       .mfu = observe::mfu(tflops, screen_->peak),
       .memory_mb = summary_.peak_memory_mb,
-      .step_ms = last_step_s_ * 1e3,
-      .data_ms = data * 1e3,
-      .comm_ms = comm * 1e3,
+      .step_ms = cost.seconds * 1e3,
+      .data_ms = cost.data_s * 1e3,
       .skipped = !outcome.updated};
+  if (cost.comm_s) record.comm_ms = *cost.comm_s * 1e3;
   if (training_.scaler) record.scale = training_.scaler->scale();
   settle();
   screen_->held = record;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "observe/metrics.h"
@@ -13,6 +14,14 @@
 #include "train/training.h"
 
 namespace fsdp::train {
+
+// What a step took. Known when it is begun, where its outcome may not be.
+struct StepCost {
+  double seconds = 0;
+  double data_s = 0;             // of them, waiting for data
+  std::optional<double> comm_s;  // and for communication; not known of a step that is replayed
+  double lr = 0;
+};
 
 class Report {
  public:
@@ -23,8 +32,9 @@ class Report {
   enum Part { kStep, kCheckpoint, kEvaluation };
   double timed(Part part, const std::function<void()>& work);
 
-  // After a step that `timed` ran; `waited` is for data, in it.
-  void step(const RunState& state, const StepOutcome& outcome, std::chrono::nanoseconds waited);
+  // Of the step that `timed` ran last; `waited` is for data, in it.
+  StepCost cost(std::chrono::nanoseconds waited, bool replayed) const;
+  void step(const RunState& state, const StepOutcome& outcome, const StepCost& cost);
   void evaluation(const RunState& state, const Evaluation& evaluation);
   void sample(const RunState& state, const std::string& text);
   void line(const std::string& text);  // a line of its own

@@ -17,6 +17,9 @@ struct RunDirectory {
   std::filesystem::path config() const { return root / "config.toml"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path tensorboard() const { return root / "tensorboard"; }
+  std::filesystem::path trace(int rank) const {  // of --profile
+    return root / ("trace-rank" + std::to_string(rank) + ".json");
+  }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path checkpoint(int64_t step) const {
     return checkpoints() / ("step-" + std::to_string(step));

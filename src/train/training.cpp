@@ -27,7 +27,10 @@ at::ScalarType dtype_of(const std::string& precision) {
 
 MixedPrecision mixed_precision(const ShardConfig& shard) {
   if (shard.precision == "fp32") return {};
-  return {.param_dtype = dtype_of(shard.precision), .reduce_dtype = dtype_of(shard.reduce)};
+  MixedPrecision mixed{.param_dtype = dtype_of(shard.precision),
+                       .reduce_dtype = dtype_of(shard.reduce)};
+  if (shard.gradients != "fp32") mixed.grad_dtype = dtype_of(shard.gradients);
+  return mixed;
 }
 
 ReshardAfterForward reshard_of(const std::string& text) {
@@ -167,7 +170,8 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   ShardOptions options = shard_options(world, chosen, training.trainee);
   options.initialize = !loads;
   training.sharded = fully_shard(training.trainee.module, options);
-  training.sharded.set_gradient_divide_factor(1.0);  // losses are divided by all targets already
+  if (world.size() > 1)  // losses are divided by all targets already
+    training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
   if (loads && !chosen.resume)  // else the run's own checkpoint is loaded
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);

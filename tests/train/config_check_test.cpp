@@ -84,6 +84,11 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"shard.reshard_after_forward", "false", "shard.strategy", "no_shard"}, "has no effect"},
       {{"shard.wrap_min_params", "5"}, "set shard.wrap to size"},
       {{"shard.precision", "fp32", "shard.reduce", "bf16"}, "would round gradients"},
+      {{"shard.precision", "fp32", "shard.gradients", "bf16"}, "would round gradients"},
+      {{"shard.precision", "fp16", "shard.gradients", "bf16"}, "computed in fp16"},
+      {{"train.graph", "on", "shard.precision", "fp16"}, "set shard.precision to bf16"},
+      {{"train.graph", "on", "data.document_mask", "true"}, "set data.document_mask to false"},
+      {{"train.graph", "on", "data.loss_mask", "true"}, "set data.loss_mask to false"},
       {{"resume", "true"}, "does not say which run"},
   };
   for (const Case& one : cases) {

@@ -77,6 +77,16 @@ TEST(Train, TheSameSeedGivesTheSameBits) {
   EXPECT_NE(losses(folder, "a"), losses(folder, "c"));
 }
 
+TEST(Train, GraphsAreForGpus) {
+  Folder folder;
+  ASSERT_EQ(train(1, tiny_run(folder, "off", 4) + Words{"--train.graph", "off"}).code, 0);
+  ASSERT_EQ(train(1, tiny_run(folder, "auto", 4) + Words{"--train.graph", "auto"}).code, 0);
+  EXPECT_EQ(losses(folder, "off"), losses(folder, "auto"));
+  Said said = train(1, tiny_run(folder, "on", 4) + Words{"--train.graph", "on"});
+  EXPECT_EQ(said.code, 1);
+  EXPECT_TRUE(has(said.err, "computes on the CPU")) << said.err;
+}
+
 // --- a run is a directory ---
 
 TEST(Train, ARunIsADirectory) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "comm/nccl/graph.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
 
@@ -127,25 +128,33 @@ void NcclBackend::check() {
   if (!failure_.empty()) throw Error("rank " + std::to_string(rank_) + ": " + failure_, hint_);
 }
 
+// A call's line, for the comparison with the other ranks'.
+uint64_t NcclBackend::note(const std::string& call) {
+  uint64_t number = ++operations_;
+  block_ += call + "\n";
+  recent_.push_back(std::to_string(number) + ": " + call);
+  if (recent_.size() > kRecent) recent_.pop_front();
+  if (number % kBlock == 0) finished_.push_back(std::exchange(block_, ""));
+  return number;
+}
+
 template <typename Issue>
 NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) {
   check();
-  // A captured call runs when the graph is replayed; the graph's owner watches that.
+  // A captured call runs when the graph is replayed; see replayed().
   bool capturing =
       c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   std::shared_ptr<Pending> pending;
-  uint64_t number;
+  uint64_t number = 0;
   {
     // Under watch before it is issued: NCCL connects at the first use of an algorithm, on this
     // thread, and waits there for peers that may never come.
     std::lock_guard lock(mutex_);
-    number = ++operations_;
     std::string call = what.text(/*with_label=*/false);
-    block_ += call + "\n";
-    recent_.push_back(std::to_string(number) + ": " + call);
-    if (recent_.size() > kRecent) recent_.pop_front();
-    if (operations_ % kBlock == 0) finished_.push_back(std::exchange(block_, ""));
-    if (!capturing) {
+    if (capturing) {
+      captured_.push_back({what, std::move(call)});
+    } else {
+      number = note(call);
       pending = std::make_shared<Pending>(Pending{what, number, steady_clock::now()});
       pending_.push_back(pending);
     }
@@ -155,6 +164,7 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
     work = issue();
   } catch (const std::exception& failure) {
     std::string why = failure.what();
+    if (capturing) throw;  // the recording failed, not the communicator
     fail(what.text() + " on communicator \"" + name_ + "\" (operation " + std::to_string(number) +
          "): " + why.substr(0, why.find('\n')) + ".");
     check();  // throws this, or what the watch found first
@@ -169,6 +179,24 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
     pending->event->record(c10::cuda::getCurrentCUDAStream(device_.index()));
   }
   return work;
+}
+
+std::vector<CapturedCall> NcclBackend::take_captured() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(captured_, {});
+}
+
+void NcclBackend::replayed(const std::vector<CapturedCall>& calls) {
+  if (calls.empty()) return;
+  check();
+  auto event = std::make_shared<at::cuda::CUDAEvent>(cudaEventDisableTiming);
+  event->record(c10::cuda::getCurrentCUDAStream(device_.index()));
+  std::lock_guard lock(mutex_);
+  uint64_t number = 0;
+  for (const CapturedCall& call : calls) number = note(call.text);
+  // One stands for all: nobody can see how far a graph has come.
+  pending_.push_back(std::make_shared<Pending>(
+      Pending{calls.back().what, number, steady_clock::now(), std::move(event)}));
 }
 
 // --- the watch ---
@@ -434,7 +462,7 @@ std::string device_name(int device) {
   return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device))->name;
 }
 
-constexpr Module kModule{make, devices, select, nullptr, describe_nccl, device_name};
+constexpr Module kModule{make, devices, select, nullptr, describe_nccl, device_name, make_graph};
 
 }  // namespace
 }  // namespace fsdp::comm

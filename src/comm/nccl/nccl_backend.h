@@ -31,6 +31,8 @@ class NcclBackend : public Backend {
   using Tensors = std::vector<at::Tensor>;
 
   void check() override;
+  std::vector<CapturedCall> take_captured() override;
+  void replayed(const std::vector<CapturedCall>& calls) override;
   const std::string getBackendName() const override { return "nccl"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
   Work _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions&) override;
@@ -57,6 +59,7 @@ class NcclBackend : public Backend {
   };
   template <typename Issue>
   Work issue(Description what, bool async, Issue issue);
+  uint64_t note(const std::string& call);  // under the mutex; returns its number
   void watch();
   std::string look(const Pending& oldest);  // what is wrong, or ""
   std::string compare_hanging(const Pending& oldest);
@@ -78,6 +81,7 @@ class NcclBackend : public Backend {
   bool stopping_ = false;
   std::string failure_, hint_;
   std::deque<std::shared_ptr<Pending>> pending_;
+  std::vector<CapturedCall> captured_;  // and not yet taken
   uint64_t operations_ = 0;
   std::string block_;                 // the calls of the block that is filling, a line each
   std::deque<std::string> finished_;  // full blocks not yet compared

@@ -1,0 +1,561 @@
+// GraphedStep beside the same steps taken by hand, and beside its own eager steps. Every rank runs
+// these tests. Over nccl steps are recorded as CUDA graphs and replayed, and must give the same
+// bits as eager ones. Without a GPU, a stand-in for a graph does the recorded work again.
+#include <ATen/ATen.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "fsdp/fully_shard.h"
+#include "fsdp/graphed_step.h"
+#include "fsdp/models/llama.h"
+#include "fsdp/optim.h"
+#include "optim/work_again.h"
+#include "shard/capture.h"
+#include "shard/model.h"
+#include "shard/models.h"
+#include "shard/oracle.h"
+#include "shard/update.h"
+#include "shard/world.h"
+
+namespace fsdp::testing {
+namespace {
+
+using Inputs = GraphedStep::Inputs;
+
+bool on_gpu() {
+  return !test_device().is_cpu();
+}
+
+class GraphedSteps : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    set_deterministic(on_gpu());
+    if (!on_gpu()) WorkAgain::install();
+  }
+  void TearDown() override {
+    set_deterministic(false);
+    WorkAgain::remove();
+  }
+
+ private:
+  // Operators give the same bits every time; else nothing could be compared on a GPU.
+  static void set_deterministic(bool on) {
+    at::globalContext().setDeterministicAlgorithms(on, /*warn_only=*/true);
+    at::globalContext().setDeterministicCuDNN(on);
+  }
+};
+
+struct Plan {
+  std::string model = "mlp";
+  MixedPrecision precision = {};
+  GraphedStepOptions step = {};
+  int steps = 10;
+  bool sgd = false;
+  std::function<void(Inputs& inputs, int step)> change = {};     // of this rank's inputs
+  std::function<void(Built& model, int step)> between = {};      // after each step
+  std::function<void(Optimizer& optimizer, int step)> set = {};  // before each step
+};
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::vector<int> skipped;
+  NamedTensors parameters, buffers;
+  std::vector<int64_t> updates;  // of each flat, by the optimizer
+  Traffic traffic;
+  int64_t memory = 0;
+  bool replayed = false;
+  int64_t recordings = 0;
+  std::string why_eager;
+};
+
+// What both ways have in common.
+class Trial {
+ public:
+  explicit Trial(const Plan& chosen) : plan(chosen), model_case_(model_case(chosen.model)) {
+    built = build_seeded(model_case_);
+    sharded = fully_shard(built.module, ShardOptions{.wrap = model_case_.wrap,
+                                                     .mixed_precision = plan.precision,
+                                                     .device = test_device()});
+    if (plan.sgd)
+      optimizer = std::make_unique<SGD>(sharded, SGDOptions{.lr = 0.05, .momentum = 0.9});
+    else
+      optimizer = std::make_unique<AdamW>(
+          sharded, AdamWOptions{.lr = 1e-2, .eps = 1e-3, .groups = {no_decay()}});
+    sharded.reset_traffic();
+  }
+
+  std::vector<Inputs> inputs(int step) const {
+    std::vector<Inputs> all;
+    for (int i = 0; i < plan.step.micro_batches; ++i) {
+      Batch batch = model_case_.batch(static_cast<int>(step * plan.step.micro_batches + i), rank());
+      all.push_back({batch.x, batch.y});
+      if (plan.change) plan.change(all.back(), step);
+    }
+    return all;
+  }
+
+  Outcome finish(Outcome outcome) {
+    for (const auto& [name, parameter] : built.parameters)
+      outcome.parameters.emplace_back(name, sharded.full_tensor(name).clone());
+    for (const auto& [name, buffer] : built.module->named_buffers().pairs())
+      outcome.buffers.emplace_back(name, buffer.clone());
+    for (const auto* flat : shard::trainable_flats(*sharded.model()))
+      outcome.updates.push_back(optimizer->steps(*flat));
+    return outcome;
+  }
+
+  Plan plan;
+  Built built;
+  Sharded sharded;
+  std::unique_ptr<Optimizer> optimizer;
+
+ private:
+  const ModelCase& model_case_;
+};
+
+Outcome graphed(const Plan& plan) {
+  Trial trial(plan);
+  GraphedStep step(
+      trial.sharded, *trial.optimizer,
+      [&](const Inputs& inputs) {
+        return trial.built.loss({0, inputs[0], inputs[1]});
+      },
+      plan.step);
+  Outcome outcome;
+  for (int i = 0; i < plan.steps; ++i) {
+    if (plan.set) plan.set(*trial.optimizer, i);
+    StepResult result = step(trial.inputs(i));
+    outcome.losses.push_back(result.loss.item<double>());
+    outcome.norms.push_back(result.norm.item<double>());
+    outcome.skipped.push_back(result.skipped.item<bool>());
+    if (plan.between) plan.between(trial.built, i);
+  }
+  step.wait();
+  outcome.traffic = trial.sharded.traffic();
+  outcome.memory = trial.sharded.memory().total();
+  outcome.replayed = step.replayed();
+  outcome.recordings = step.recordings();
+  outcome.why_eager = step.why_eager();
+  return trial.finish(std::move(outcome));
+}
+
+Outcome eager(Plan plan) {
+  plan.step.graph = false;
+  return graphed(plan);
+}
+
+// As users write it.
+Outcome by_hand(const Plan& plan) {
+  Trial trial(plan);
+  Outcome outcome;
+  for (int i = 0; i < plan.steps; ++i) {
+    if (plan.set) plan.set(*trial.optimizer, i);
+    double loss = 0;
+    for (const Inputs& inputs : trial.inputs(i)) {
+      Batch batch{0, inputs[0].to(test_device()), inputs[1].to(test_device())};
+      at::Tensor part = trial.built.loss(batch) / static_cast<double>(plan.step.micro_batches);
+      loss += part.item<double>();
+      part.backward();
+    }
+    outcome.losses.push_back(sum_over_ranks(loss) / world_size());
+    double clip = plan.step.clip > 0 ? plan.step.clip : std::numeric_limits<double>::infinity();
+    outcome.norms.push_back(trial.sharded.clip_grad_norm_(clip).item<double>());
+    bool finite = std::isfinite(outcome.losses.back()) && std::isfinite(outcome.norms.back());
+    outcome.skipped.push_back(!finite);
+    if (finite) trial.optimizer->step();
+    trial.optimizer->zero_grad();
+    if (plan.between) plan.between(trial.built, i);
+  }
+  outcome.traffic = trial.sharded.traffic();
+  outcome.memory = trial.sharded.memory().total();
+  return trial.finish(std::move(outcome));
+}
+
+void expect_same_tensors(const NamedTensors& a, const NamedTensors& b, double tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    bool same = tolerance == 0 ? at::equal(a[i].second, b[i].second)
+                               : at::allclose(a[i].second, b[i].second, tolerance, tolerance);
+    EXPECT_TRUE(same) << a[i].first << " differs by "
+                      << (a[i].second - b[i].second).abs().max().item<double>();
+  }
+}
+
+void expect_same_numbers(const std::vector<double>& a, const std::vector<double>& b,
+                         double tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!std::isfinite(a[i]) || !std::isfinite(b[i]))
+      EXPECT_EQ(std::isfinite(a[i]), std::isfinite(b[i])) << "step " << i;
+    else
+      EXPECT_NEAR(a[i], b[i], tolerance * std::max(1.0, std::abs(b[i]))) << "step " << i;
+  }
+}
+
+void expect_same(const Outcome& a, const Outcome& b, double tolerance = 0) {
+  expect_same_numbers(a.losses, b.losses, tolerance);
+  expect_same_numbers(a.norms, b.norms, tolerance);
+  EXPECT_EQ(a.skipped, b.skipped);
+  EXPECT_EQ(a.updates, b.updates);
+  expect_same_tensors(a.parameters, b.parameters, tolerance);
+  expect_same_tensors(a.buffers, b.buffers, tolerance);
+  if (tolerance == 0) {
+    EXPECT_EQ(a.memory, b.memory);
+  }
+}
+
+// The steps of `plan` by hand, eager and replayed: all the same.
+Outcome expect_same_every_way(const Plan& plan) {
+  Outcome plain = by_hand(plan), unrecorded = eager(plan), recorded = graphed(plan);
+  expect_same(recorded, unrecorded);
+  // With capturable numbers (a GPU's) a learning rate is a float32.
+  expect_same(unrecorded, plain, on_gpu() ? 1e-5 : 0);
+  EXPECT_TRUE(recorded.replayed) << recorded.why_eager;
+  EXPECT_EQ(recorded.recordings, 1);
+  EXPECT_EQ(unrecorded.recordings, 0);
+  return recorded;
+}
+
+TEST_F(GraphedSteps, GiveAnMlpTheNumbersOfStepsByHand) {
+  expect_same_every_way({.model = "mlp"});
+}
+
+TEST_F(GraphedSteps, GiveATransformerTheNumbersOfStepsByHand) {
+  expect_same_every_way({.model = "transformer", .step = {.clip = 0.5}});
+}
+
+TEST_F(GraphedSteps, GiveAResNetWithBatchNormTheNumbersOfStepsByHand) {
+  Outcome outcome = expect_same_every_way({.model = "resnet"});
+  EXPECT_FALSE(outcome.buffers.empty());
+}
+
+TEST_F(GraphedSteps, WorkWithBf16ParametersAndSgd) {
+  Plan plan{.model = "transformer", .precision = bf16_precision(), .sgd = true};
+  Outcome unrecorded = eager(plan), recorded = graphed(plan);
+  expect_same(recorded, unrecorded);
+  expect_same(unrecorded, by_hand(plan), on_gpu() ? 1e-2 : 0);
+}
+
+TEST_F(GraphedSteps, ClipAndFollowTheLearningRate) {
+  Plan plan{.model = "transformer",
+            .step = {.clip = 0.05},
+            .set = [](Optimizer& optimizer, int step) { optimizer.set_lr(1e-2 / (1 + step)); }};
+  Outcome clipped = expect_same_every_way(plan);
+  for (double norm : clipped.norms) EXPECT_GT(norm, 0.05);
+  plan.set = {};
+  EXPECT_NE(graphed(plan).losses, clipped.losses);
+}
+
+TEST_F(GraphedSteps, AccumulateOverMicroBatches) {
+  for (int64_t parts : {2, 4})
+    expect_same_every_way({.model = "transformer", .step = {.clip = 0.5, .micro_batches = parts}});
+}
+
+TEST_F(GraphedSteps, AccumulateWholeGradientsWhereTheyAreReducedOnce) {
+  Plan plan{.model = "mlp", .step = {.micro_batches = 3, .reduce_once = true}};
+  Outcome unrecorded = eager(plan), recorded = graphed(plan);
+  expect_same(recorded, unrecorded);
+  plan.step.reduce_once = false;
+  expect_same(recorded, eager(plan), 1e-5);
+  if (world_size() > 1) {
+    EXPECT_LT(recorded.traffic.reduce_scatter, eager(plan).traffic.reduce_scatter);
+  }
+}
+
+TEST_F(GraphedSteps, CountBytesAndUpdatesAsEagerOnesDo) {
+  Plan plan{.model = "transformer", .step = {.micro_batches = 2}};
+  Outcome unrecorded = eager(plan), recorded = graphed(plan);
+  EXPECT_EQ(recorded.traffic.all_gather, unrecorded.traffic.all_gather);
+  EXPECT_EQ(recorded.traffic.reduce_scatter, unrecorded.traffic.reduce_scatter);
+  for (int64_t updates : recorded.updates) EXPECT_EQ(updates, plan.steps);
+}
+
+TEST_F(GraphedSteps, AreRecordedAgainForOtherShapes) {
+  Plan plan{.model = "mlp", .step = {.warmup = 2}, .steps = 14};
+  plan.change = [](Inputs& inputs, int step) {
+    if (step >= 5 && step % 3 != 0)
+      for (at::Tensor& input : inputs) input = input.narrow(0, 0, 2);
+  };
+  Outcome unrecorded = eager(plan), recorded = graphed(plan);
+  expect_same(recorded, unrecorded);
+  expect_same(unrecorded, by_hand(plan), on_gpu() ? 1e-5 : 0);
+  EXPECT_EQ(recorded.recordings, 2);
+}
+
+TEST_F(GraphedSteps, KeepNoMoreShapesThanAsked) {
+  Plan plan{.model = "mlp", .step = {.warmup = 1, .shapes = 1}, .steps = 12};
+  plan.change = [](Inputs& inputs, int step) {
+    for (at::Tensor& input : inputs) input = input.narrow(0, 0, 1 + step / 4);
+  };
+  Outcome recorded = graphed(plan);
+  expect_same(recorded, eager(plan));
+  EXPECT_EQ(recorded.recordings, 3);
+}
+
+TEST_F(GraphedSteps, SkipWhatIsNotFinite) {
+  Plan plan{.model = "mlp", .step = {.clip = 1.0, .warmup = 2}};
+  plan.change = [](Inputs& inputs, int step) {
+    // On one rank only: all of them skip.
+    bool here = rank() == world_size() - 1;
+    if (here && (step == 1 || step == 6)) inputs[0][0][0] = std::numeric_limits<float>::quiet_NaN();
+    if (here && step == 7) inputs[0][0][0] = std::numeric_limits<float>::infinity();
+  };
+  Outcome recorded = graphed(plan);
+  EXPECT_EQ(recorded.skipped, (std::vector<int>{0, 1, 0, 0, 0, 0, 1, 1, 0, 0}));
+  for (int64_t updates : recorded.updates) EXPECT_EQ(updates, 7);
+  expect_same(recorded, eager(plan));
+  expect_same(eager(plan), by_hand(plan), on_gpu() ? 1e-5 : 0);
+}
+
+TEST_F(GraphedSteps, AreNotDisturbedByWhatIsDoneBetweenThem) {
+  std::vector<double> seen;
+  Plan plan{.model = "transformer"};
+  const ModelCase& transformer = model_case("transformer");
+  plan.between = [&](Built& model, int step) {
+    if (step % 2 == 0) return;
+    torch::NoGradGuard no_grad;
+    Batch batch = moved(transformer.batch(1000, rank()), test_device());
+    seen.push_back(model.loss(batch).item<double>());
+  };
+  Outcome unrecorded = eager(plan);
+  std::vector<double> eagerly = std::exchange(seen, {});
+  Outcome recorded = graphed(plan);
+  expect_same(recorded, unrecorded);
+  EXPECT_EQ(seen, eagerly);
+  EXPECT_NE(seen.front(), seen.back());  // the model was seen to learn
+}
+
+TEST_F(GraphedSteps, DropOtherElementsInEveryReplay) {
+  struct NetImpl : nn::Module {
+    nn::Linear linear = register_module("linear", nn::Linear(64, 64));
+    nn::Dropout dropout = register_module("dropout", nn::Dropout(0.5));
+  };
+  torch::manual_seed(3);
+  auto net = std::make_shared<NetImpl>();
+  Sharded sharded = fully_shard(net, {.device = test_device()});
+  AdamW optimizer(sharded, {.lr = 0.0, .weight_decay = 0.0});
+  GraphedStep step(sharded, optimizer, [&](const Inputs& inputs) {
+    return net->dropout(net->linear(inputs[0])).square().mean();
+  });
+  at::Tensor x = random_normal(0, rank(), 0, {8, 64});
+  std::set<double> losses;
+  for (int i = 0; i < 10; ++i) losses.insert(step(Inputs{x}).loss.item<double>());
+  EXPECT_EQ(losses.size(), 10u);
+  EXPECT_TRUE(step.replayed()) << step.why_eager();
+}
+
+TEST_F(GraphedSteps, StayEagerWhereTheyCannotBeRecorded) {
+  WorkAgain::refuses = true;
+  Plan plan{.model = "transformer", .step = {.clip = 0.5}};
+  Trial trial(plan);
+  int calls = 0;
+  GraphedStep step(
+      trial.sharded, *trial.optimizer,
+      [&](const Inputs& inputs) {
+        at::Tensor loss = trial.built.loss({0, inputs[0], inputs[1]});
+        ++calls;
+        return loss.item<float>() > 1e9 ? loss * 0 : loss;  // the host looks at the device
+      },
+      plan.step);
+  std::vector<double> losses;
+  for (int i = 0; i < plan.steps; ++i) losses.push_back(step(trial.inputs(i)).loss.item<double>());
+  expect_same_numbers(losses, eager(plan).losses, 0);
+  EXPECT_EQ(calls, plan.steps + (on_gpu() ? 1 : 0));
+  EXPECT_FALSE(step.why_eager().empty());
+  EXPECT_FALSE(step.replayed());
+  // The generator draws and memory is given, as if nothing had been tried.
+  at::Tensor drawn = at::rand({1000}, at::TensorOptions().device(test_device()));
+  EXPECT_GT(drawn.max().item<double>(), drawn.min().item<double>());
+}
+
+// Fails in backward, when some gradients have come: on the host, or (as a GPU sees it while it is
+// recorded) because the host looks at the device.
+struct Failing : torch::autograd::Function<Failing> {
+  static inline bool on_host = false;
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    if (on_host) throw std::runtime_error("failed on purpose");
+    if (gradients[0].sum().item<double>() > 1e30) return {};
+    return gradients;
+  }
+};
+
+at::Tensor failing_loss(Built& model, const Inputs& inputs) {
+  return model.loss({0, Failing::apply(inputs[0].to(test_device()).requires_grad_()),
+                     inputs[1].to(test_device())});
+}
+
+TEST_F(GraphedSteps, AFailureInBackwardLeavesAUsableModel) {
+  WorkAgain::refuses = true;
+  Failing::on_host = false;
+  Plan plan{.model = "mlp"};
+  Trial trial(plan);
+  GraphedStep step(trial.sharded, *trial.optimizer,
+                   [&](const Inputs& inputs) { return failing_loss(trial.built, inputs); });
+  std::vector<double> losses;
+  for (int i = 0; i < plan.steps; ++i) losses.push_back(step(trial.inputs(i)).loss.item<double>());
+  expect_same_numbers(losses, eager(plan).losses, 0);
+  EXPECT_FALSE(step.replayed());
+}
+
+TEST_F(GraphedSteps, RecoveryLeavesNothingBehindOfAStepThatFailedAnywhere) {
+  Plan plan{.model = "mlp"};
+  Trial trial(plan);
+  GraphedStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
+    return trial.built.loss({0, inputs[0], inputs[1]});
+  });
+  shard::Model& model = *trial.sharded.model();
+  std::vector<double> losses;
+  for (int i = 0; i < plan.steps; ++i) {
+    Inputs inputs = trial.inputs(i).front();
+    if (i % 3 == 1) {  // units gathered, gradients accumulated, a factor that nobody took
+      auto no_sync = trial.sharded.no_sync();
+      trial.built.loss({0, inputs[0].to(test_device()), inputs[1].to(test_device())}).backward();
+      trial.built.loss({0, inputs[0].to(test_device()), inputs[1].to(test_device())});
+      shard::recover(model);
+    } else if (i % 3 == 2) {
+      Failing::on_host = true;
+      EXPECT_THROW(failing_loss(trial.built, inputs).backward(), std::exception);
+      shard::recover(model);
+    }
+    EXPECT_FALSE(shard::has_gradients(model));
+    for (const auto& unit : model.units) EXPECT_EQ(unit->state, shard::Unit::State::kSharded);
+    losses.push_back(step(inputs).loss.item<double>());
+  }
+  expect_same_numbers(losses, eager(plan).losses, 0);
+}
+
+TEST_F(GraphedSteps, AreEagerWhileSomebodyWatchesOrHoldsUnits) {
+  Plan plan{.model = "transformer"};
+  Trial trial(plan);
+  GraphedStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
+    return trial.built.loss({0, inputs[0], inputs[1]});
+  });
+  std::vector<double> losses;
+  for (int i = 0; i < plan.steps; ++i) {
+    trial.sharded.record_events(i == 5);
+    losses.push_back(step(trial.inputs(i)).loss.item<double>());
+    EXPECT_EQ(step.replayed(), i > 2 && i != 5) << i;
+    if (i == 5) {
+      EXPECT_FALSE(trial.sharded.events().empty());
+    }
+  }
+  expect_same_numbers(losses, eager(plan).losses, 0);
+}
+
+TEST_F(GraphedSteps, GiveUpRecordingWhereShapesChangeAllTheTime) {
+  Plan plan{.model = "mlp", .step = {.warmup = 1, .shapes = 1}, .steps = 20};
+  plan.change = [](Inputs& inputs, int step) {  // two of each in turn, and only one is kept
+    for (at::Tensor& input : inputs) input = input.narrow(0, 0, 1 + step / 2 % 3);
+  };
+  Outcome recorded = graphed(plan);
+  EXPECT_EQ(recorded.recordings, 4);
+  EXPECT_FALSE(recorded.replayed);
+  EXPECT_TRUE(contains(recorded.why_eager, "too often")) << recorded.why_eager;
+  expect_same(recorded, eager(plan));
+}
+
+TEST_F(GraphedSteps, DropGradientsThatWereThereBefore) {
+  Plan plan{.model = "mlp"};
+  Trial trial(plan);
+  GraphedStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
+    return trial.built.loss({0, inputs[0], inputs[1]});
+  });
+  std::vector<double> norms;
+  for (int i = 0; i < plan.steps; ++i) {
+    Inputs inputs = trial.inputs(i).front();
+    trial.built.loss({0, inputs[0].to(test_device()), inputs[1].to(test_device())}).backward();
+    norms.push_back(step(inputs).norm.item<double>());
+  }
+  expect_same_numbers(norms, eager(plan).norms, 0);
+}
+
+TEST_F(GraphedSteps, RefuseWhatCannotBeMeant) {
+  Plan plan{.model = "mlp", .step = {.micro_batches = 2}};
+  Trial trial(plan), other(plan);
+  auto loss = [&](const Inputs& inputs) { return trial.built.loss({0, inputs[0], inputs[1]}); };
+  expect_error([&] { GraphedStep(trial.sharded, *other.optimizer, loss, {}); }, {"another model"});
+  expect_error([&] { GraphedStep(trial.sharded, *trial.optimizer, {}, {}); }, {"no loss"});
+  expect_error([&] { GraphedStep(trial.sharded, *trial.optimizer, loss, {.micro_batches = 0}); },
+               {"micro_batches", "1 or more"});
+  GraphedStep step(trial.sharded, *trial.optimizer, loss, plan.step);
+  expect_error([&] { step(trial.inputs(0).front()); }, {"1 micro-batches", "2"});
+  GraphedStep unreduced(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
+    return trial.built.loss({0, inputs[0], inputs[1]}).expand({2});
+  });
+  expect_error([&] { unreduced(trial.inputs(0).front()); }, {"not one number"});
+  trial.sharded.reshard();  // on every rank alike
+}
+
+// All ranks together against one process that sees everybody's batches.
+TEST_F(GraphedSteps, OfAllRanksLearnWhatOneRankLearnsFromTheWholeBatch) {
+  const ModelCase& model = model_case("transformer");
+  Built plain = build_reference(model, {}, test_device());
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : plain.parameters) parameters.push_back(parameter);
+  torch::optim::AdamW reference(parameters,
+                                torch::optim::AdamWOptions(1e-2).eps(1e-3).weight_decay(0.0));
+  Built mine = build_seeded(model);
+  Sharded sharded =
+      fully_shard(mine.module, ShardOptions{.wrap = model.wrap, .device = test_device()});
+  AdamW optimizer(sharded, {.lr = 1e-2, .eps = 1e-3, .weight_decay = 0.0});
+  GraphedStep step(sharded, optimizer, [&](const Inputs& inputs) {
+    return mine.loss({0, inputs[0], inputs[1]});
+  });
+  for (int i = 0; i < 10; ++i) {
+    double expected = 0;
+    for (int r = 0; r < world_size(); ++r) {
+      at::Tensor part = plain.loss(moved(model.batch(i, r), test_device())) / world_size();
+      expected += part.item<double>();
+      part.backward();
+    }
+    reference.step();
+    reference.zero_grad();
+    Batch batch = model.batch(i, rank());
+    EXPECT_NEAR(step({batch.x, batch.y}).loss.item<double>(), expected, 1e-4) << "step " << i;
+  }
+  EXPECT_TRUE(step.replayed()) << step.why_eager();
+}
+
+// Our own layers write gradients where they are reduced from; that is recorded, too.
+TEST_F(GraphedSteps, TrainALlama) {
+  auto train = [](bool graph) {
+    torch::manual_seed(5);
+    models::Llama llama(models::LlamaConfig{
+        .vocab = 61, .dim = 64, .layers = 3, .heads = 4, .kv_heads = 2, .ffn = 96});
+    ShardOptions options{.wrap = wrap::modules<models::LlamaBlock>(), .device = test_device()};
+    if (on_gpu()) options.mixed_precision = bf16_precision();
+    Sharded sharded = fully_shard(llama, options);
+    AdamW optimizer(sharded, {.lr = 3e-3, .eps = 1e-4, .groups = {no_decay()}});
+    GraphedStep step(sharded, optimizer,
+                     [&](const Inputs& inputs) {
+                       return llama->loss_sum({.ids = inputs[0]}, inputs[1]) /
+                              static_cast<double>(inputs[1].numel());
+                     },
+                     {.clip = 1.0, .micro_batches = 2, .graph = graph});
+    std::vector<double> losses;
+    for (int i = 0; i < 12; ++i) {
+      std::vector<Inputs> parts;
+      for (int part = 0; part < 2; ++part)
+        parts.push_back({random_integers(part, rank(), 0, 61, {2, 16}),
+                         random_integers(part, rank(), 1, 61, {2, 16})});
+      losses.push_back(step(parts).loss.item<double>());
+    }
+    EXPECT_EQ(step.replayed(), graph) << step.why_eager();
+    return losses;
+  };
+  std::vector<double> eagerly = train(false);
+  expect_same_numbers(train(true), eagerly, on_gpu() ? 5e-3 : 0);
+  EXPECT_LT(eagerly.back(), eagerly.front() - 0.1);
+}
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,97 @@
+// fsdp train --profile: the table, a trace of every rank, and a run that goes on as if nothing had
+// been looked at.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "train/runs.h"
+
+namespace fsdp::train {
+namespace {
+
+using launch::Folder;
+using launch::has;
+namespace fs = std::filesystem;
+
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+std::set<std::string> names_in(const fs::path& trace) {
+  std::ifstream file(trace);
+  nlohmann::json json = nlohmann::json::parse(file);
+  std::set<std::string> names;
+  for (const auto& event : json.at("traceEvents")) names.insert(event.value("name", ""));
+  return names;
+}
+
+// The words of the line that begins with these two.
+Words row(const std::string& text, const std::string& unit, const std::string& pass) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream in(line);
+    Words words;
+    for (std::string word; in >> word;) words.push_back(word);
+    if (words.size() > 2 && words[0] == unit && words[1] == pass) return words;
+  }
+  return {};
+}
+
+TEST(TrainProfile, ATableAndATraceOfEveryRank) {
+  Folder folder;
+  Said said = train(2, tiny_run(folder, "run", 8) +
+                           Words{"--profile", "2", "--shard.share_host_memory", "false"});
+  ASSERT_EQ(said.code, 0) << said.err;
+  EXPECT_TRUE(has(said.out, "2 steps of")) << said.out;
+  EXPECT_TRUE(has(said.out, "rank 0 of 2")) << said.out;
+  EXPECT_TRUE(has(said.out, "activations")) << said.out;
+  EXPECT_FALSE(has(said.out, "measured peak")) << "nobody measures on the CPU";
+  // unit, pass, gathers, median, max, sent (two words), …
+  for (const char* unit : {"model.layers.0", "model.layers.1", "root"}) {
+    Words forward = row(said.out, unit, "forward"), backward = row(said.out, unit, "backward");
+    ASSERT_GT(forward.size(), 3u) << unit << "\n" << said.out;
+    ASSERT_GT(backward.size(), 3u) << unit;
+    EXPECT_EQ(forward[2], "1") << unit << " is gathered once in forward";
+  }
+  for (int rank : {0, 1}) {
+    fs::path trace = folder / ("run/trace-rank" + std::to_string(rank) + ".json");
+    ASSERT_TRUE(fs::exists(trace));
+    std::set<std::string> names = names_in(trace);
+    for (const char* name :
+         {"gather model.layers.1", "reduce model.layers.1", "reshard model.layers.1",
+          "wait for model.layers.1", "gather root", "reduce root"})
+      EXPECT_TRUE(names.count(name)) << name << ", rank " << rank;
+  }
+  // Nothing of it is left for who resumes the run.
+  std::ifstream config(folder / "run/config.toml");
+  std::stringstream text;
+  text << config.rdbuf();
+  EXPECT_TRUE(has(text.str(), "profile = 0")) << text.str();
+}
+
+TEST(TrainProfile, ChangesNoLoss) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "plain", 8)).code, 0);
+  ASSERT_EQ(train(2, tiny_run(folder, "seen", 8) + Words{"--profile", "3"}).code, 0);
+  EXPECT_EQ(losses(folder, "seen"), losses(folder, "plain"));
+}
+
+TEST(TrainProfile, ARunThatIsTooShortSaysWhatIsMissing) {
+  Folder folder;
+  Said short_run = train(1, tiny_run(folder, "short", 5) + Words{"--profile", "10"});
+  ASSERT_EQ(short_run.code, 0) << short_run.err;
+  EXPECT_TRUE(has(short_run.out, "2 of the 10 steps")) << short_run.out;
+  EXPECT_FALSE(fs::exists(folder / "short/trace-rank0.json"));
+  Said untraced = train(1, tiny_run(folder, "untraced", 5) + Words{"--profile", "2"});
+  EXPECT_TRUE(has(untraced.out, "before a step was traced")) << untraced.out;
+  Said nothing = train(1, tiny_run(folder, "nothing", 3) + Words{"--profile", "1"});
+  ASSERT_EQ(nothing.code, 0) << nothing.err;
+  EXPECT_TRUE(has(nothing.out, "nothing was profiled")) << nothing.out;
+}
+
+}  // namespace
+}  // namespace fsdp::train

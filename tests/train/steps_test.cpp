@@ -1,0 +1,161 @@
+// Steps that are taken as graphs, beside eager ones, with a stand-in for graphs: batches and their
+// parts, outcomes that come a step later, numbers that are not finite, signals.
+#include "train/steps.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <limits>
+
+#include "fsdp/error.h"
+#include "optim/work_again.h"
+
+namespace fsdp::train {
+namespace {
+
+std::optional<World> joined;
+
+const World& world() {
+  if (!joined) joined = init({.backend = "shm"});
+  return *joined;
+}
+
+struct Around : ::testing::Environment {
+  void SetUp() override { fsdp::testing::WorkAgain::install(); }
+  void TearDown() override {
+    fsdp::testing::WorkAgain::remove();
+    joined.reset();
+  }
+};
+const auto* const around = ::testing::AddGlobalTestEnvironment(new Around);
+
+struct Case {
+  explicit Case(const std::string& model = "llama", int64_t micro_batch = 0) {
+    config.model = {.type = model, .vocab = 50, .dim = 32, .layers = 2, .heads = 2, .width = 8};
+    config.data.train = {"random"};
+    config.data.seq = 12;
+    config.train.steps = 100;
+    config.train.batch = 6;
+    config.train.micro_batch = micro_batch;
+    config.train.clip = 0.7;
+    training.emplace(assemble(world(), config, {std::filesystem::temp_directory_path()}));
+    feed = training->corpus->training(world(), 0);
+  }
+
+  StepOptions options() const {
+    return {.micro_batch = config.train.micro_batch, .clip = config.train.clip};
+  }
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> all;
+    for (const auto& item : training->trainee.module->named_parameters())
+      all.push_back(training->sharded.full_tensor(item.key()).clone());
+    return all;
+  }
+
+  Config config;
+  std::optional<Training> training;
+  std::unique_ptr<Feed> feed;
+  bool signal = false;
+};
+
+std::vector<StepOutcome> all_of(Steps& steps) {
+  std::vector<StepOutcome> all;
+  while (auto outcome = steps.outcome()) all.push_back(*outcome);
+  return all;
+}
+
+struct Trained {
+  std::vector<StepOutcome> outcomes;
+  std::vector<at::Tensor> parameters;
+};
+
+Trained trained(Case run, bool graphed) {
+  Steps steps(*run.training, run.options(), graphed, [&] { return run.signal; });
+  for (int i = 0; i < 6; ++i) {
+    run.training->scheduler->set_steps(10 * i);
+    steps.take(run.feed->next(), /*eager=*/false);
+  }
+  steps.finish();
+  return {all_of(steps), run.parameters()};
+}
+
+void expect_same(const Trained& a, const Trained& b) {
+  ASSERT_EQ(a.outcomes.size(), b.outcomes.size());
+  for (size_t i = 0; i < a.outcomes.size(); ++i) {
+    EXPECT_NEAR(a.outcomes[i].loss, b.outcomes[i].loss, 2e-6) << "step " << i;
+    EXPECT_EQ(a.outcomes[i].grad_norm, b.outcomes[i].grad_norm) << "step " << i;
+    EXPECT_EQ(a.outcomes[i].counted, b.outcomes[i].counted);
+    EXPECT_TRUE(a.outcomes[i].updated && b.outcomes[i].updated);
+  }
+  for (size_t i = 0; i < a.parameters.size(); ++i)
+    EXPECT_TRUE(at::equal(a.parameters[i], b.parameters[i])) << i;
+}
+
+TEST(Steps, AsGraphsGiveTheBitsOfEagerOnes) {
+  expect_same(trained(Case("llama"), true), trained(Case("llama"), false));
+  expect_same(trained(Case("mlp"), true), trained(Case("mlp"), false));
+}
+
+TEST(Steps, AsGraphsTakeMicroBatches) {
+  expect_same(trained(Case("llama", 2), true), trained(Case("llama", 2), false));
+}
+
+TEST(Steps, OutcomesOfGraphsComeOneStepLater) {
+  Case run;
+  Steps steps(*run.training, run.options(), /*graphed=*/true, [&] { return run.signal; });
+  steps.take(run.feed->next(), false);
+  EXPECT_TRUE(steps.host_is_ahead());
+  EXPECT_EQ(all_of(steps).size(), 0u);
+  steps.take(run.feed->next(), false);
+  EXPECT_EQ(all_of(steps).size(), 1u);
+  steps.finish();
+  EXPECT_EQ(all_of(steps).size(), 1u);
+  steps.take(run.feed->next(), false);
+  steps.take(run.feed->next(), /*eager=*/true);  // which settles the one before it
+  EXPECT_FALSE(steps.host_is_ahead());
+  EXPECT_EQ(all_of(steps).size(), 2u);
+}
+
+TEST(Steps, ASignalIsSeenInTheOutcomeOfItsStep) {
+  Case run;
+  Steps steps(*run.training, run.options(), /*graphed=*/true, [&] { return run.signal; });
+  steps.take(run.feed->next(), false);
+  run.signal = true;
+  steps.take(run.feed->next(), false);
+  steps.finish();
+  std::vector<StepOutcome> outcomes = all_of(steps);
+  ASSERT_EQ(outcomes.size(), 2u);
+  EXPECT_FALSE(outcomes[0].stop);
+  EXPECT_TRUE(outcomes[1].stop);
+}
+
+TEST(Steps, ThatAreNotFiniteChangeNothing) {
+  Case run("mlp");
+  Steps steps(*run.training, run.options(), /*graphed=*/true, [&] { return run.signal; });
+  steps.take(run.feed->next(), false);
+  std::vector<at::Tensor> before = run.parameters();
+  Samples bad = run.feed->next();
+  bad.inputs = bad.inputs.clone();
+  bad.inputs[0][0] = std::numeric_limits<float>::quiet_NaN();
+  steps.take(bad, false);
+  steps.finish();
+  std::vector<StepOutcome> outcomes = all_of(steps);
+  ASSERT_EQ(outcomes.size(), 2u);
+  EXPECT_TRUE(outcomes[0].updated);
+  EXPECT_FALSE(outcomes[1].updated);
+  std::vector<at::Tensor> after = run.parameters();
+  for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i])) << i;
+}
+
+TEST(Steps, AreGraphsOnlyWhereThatCanBe) {
+  Case run;
+  EXPECT_FALSE(wants_graphs(*run.training, 1000));  // on the CPU
+  run.training->config.train.graph = "off";
+  EXPECT_FALSE(wants_graphs(*run.training, 1000));
+  run.training->config.train.graph = "on";
+  EXPECT_THROW(wants_graphs(*run.training, 1000), Error);
+}
+
+}  // namespace
+}  // namespace fsdp::train
