@@ -14,6 +14,9 @@ namespace {
 
 std::vector<Json> run(std::vector<std::string> launcher, const Ranks& ranks) {
   launcher.insert(launcher.end(), ranks.program.begin(), ranks.program.end());
+  if (ranks.limit_s > 0)
+    launcher.insert(launcher.begin(),
+                    {"timeout", "--foreground", "-k", "10", std::to_string(ranks.limit_s)});
   bool shown = isatty(2);
   if (shown) std::cerr << "\r" << ranks.what << " …\033[K" << std::flush;
   std::vector<Json> lines;
@@ -24,6 +27,9 @@ std::vector<Json> run(std::vector<std::string> launcher, const Ranks& ranks) {
   Finished finished = run_program(launcher, /*quiet=*/false, on_line,
                                   {{"OMP_NUM_THREADS", std::to_string(ranks.threads)}});
   if (shown) std::cerr << "\r\033[K" << std::flush;
+  if (finished.code == 124 && ranks.limit_s > 0)
+    throw Error(ranks.what + " took more than " + std::to_string(ranks.limit_s) + " s.",
+                "give it more time.");
   if (finished.code != 0)
     throw Error(
         "the ranks of " + ranks.what + " ended with code " + std::to_string(finished.code) + ".",

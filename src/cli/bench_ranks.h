@@ -18,6 +18,7 @@ struct Ranks {
   int threads = 1;                   // each
   std::vector<std::string> program;  // what each rank runs
   std::string what;                  // for people: "FSDP2, round 2 of 3"
+  int limit_s = 0;                   // seconds after which they are ended; 0: none
 };
 
 // Runs them to their end and returns the JSON objects they printed; an Error if they failed, or

@@ -3,17 +3,8 @@
 //
 // All run in one invocation, in rounds that alternate between them, so that a machine that is slow
 // for a while is slow for each. The command starts its own ranks, which run this command again with
-// --worker; rank 0 prints one JSON object, which the parent turns into the table.
-#include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
-#include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
-
+// --worker (bench_train_rank.cpp); rank 0 prints one JSON object, which the parent turns into the
+// table. Named rows (--rows all), which have goals on a GPU, are in bench_train_rows.cpp.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -24,151 +15,12 @@
 #include "base/subprocess.h"
 #include "base/table.h"
 #include "cli/bench.h"
-#include "cli/bench_training.h"
+#include "cli/bench_train.h"
 #include "fsdp/error.h"
-#include "fsdp/fully_shard.h"
-#include "fsdp/optim.h"
-#include "train/device.h"
 #include "train/training.h"
 
 namespace fsdp::cli {
 namespace {
-
-struct Options {
-  Shape shape;
-  std::string rows;            // "cpu": both rows that have a goal
-  std::string device = "cpu";  // or cuda
-  std::string backend;         // empty: shm on the CPU, nccl on a GPU
-  std::string strategy = "FULL_SHARD";
-  int ranks = 2, threads = 1;
-  int steps = 10, warmup = 3, rounds = 3;
-  double clip = 1.0;  // 0: none
-  std::string only;   // ours, none, peer; empty: all
-  bool json = false;
-  std::string worker;  // ours, none: this process is a rank
-};
-
-constexpr double kLearningRate = 1e-4, kBeta1 = 0.9, kBeta2 = 0.95, kWeightDecay = 0.1;
-
-// --- a rank ---
-
-// What torch.optim.AdamW(fused=True) and torch.nn.utils.clip_grad_norm_ do, over parameters that
-// are whole.
-class PlainAdamW {
- public:
-  explicit PlainAdamW(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
-    for (const at::Tensor& parameter : parameters_) {
-      averages_.push_back(at::zeros_like(parameter));
-      squares_.push_back(at::zeros_like(parameter));
-      steps_.push_back(at::zeros({}, parameter.options().dtype(at::kFloat)));
-    }
-  }
-
-  void clip(double max_norm) {
-    torch::NoGradGuard no_grad;
-    std::vector<at::Tensor> norms;
-    for (const at::Tensor& grad : gradients()) norms.push_back(at::linalg_vector_norm(grad));
-    at::Tensor total = at::linalg_vector_norm(at::stack(norms));
-    at::Tensor factor = (max_norm / (total + 1e-6)).clamp_max(1.0);
-    for (at::Tensor& grad : gradients()) grad.mul_(factor);
-  }
-
-  void step() {
-    torch::NoGradGuard no_grad;
-    at::_foreach_add_(steps_, 1);
-    at::_fused_adamw_(parameters_, gradients(), averages_, squares_, {}, steps_, kLearningRate,
-                      kBeta1, kBeta2, kWeightDecay, /*eps=*/1e-8, /*amsgrad=*/false,
-                      /*maximize=*/false);
-    for (at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
-  }
-
- private:
-  std::vector<at::Tensor> gradients() const {
-    std::vector<at::Tensor> all;
-    for (const at::Tensor& parameter : parameters_) all.push_back(parameter.grad());
-    return all;
-  }
-
-  std::vector<at::Tensor> parameters_, averages_, squares_, steps_;
-};
-
-// torch.autocast for one forward: how a model that is not sharded computes in bf16.
-class Autocast {
- public:
-  Autocast(at::DeviceType device, bool on) : device_(device), on_(on) {
-    if (!on_) return;
-    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
-    at::autocast::set_autocast_enabled(device_, true);
-    at::autocast::increment_nesting();
-  }
-  ~Autocast() {
-    if (!on_) return;
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(device_, false);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  at::DeviceType device_;
-  bool on_;
-};
-
-Timing train_sharded(const Options& options, const World& world) {
-  Workload work = make_workload(options.shape, world);
-  auto sharded = fully_shard(work.module, {.wrap = work.wrap,
-                                           .strategy = train::parse_strategy(options.strategy),
-                                           .mixed_precision = mixed_precision(options.shape),
-                                           .device = world.device()});
-  AdamW optimizer(sharded,
-                  {.lr = kLearningRate, .betas = {kBeta1, kBeta2}, .weight_decay = kWeightDecay});
-  auto clip = [&] {
-    if (options.clip > 0) sharded.clip_grad_norm_(options.clip);
-  };
-  auto update = [&] {
-    optimizer.step();
-    optimizer.zero_grad();
-  };
-  return time_steps({work.loss, clip, update}, options.warmup, options.steps, world);
-}
-
-Timing train_plain(const Options& options, const World& world) {
-  Workload work = make_workload(options.shape, world);
-  work.module->to(world.device());
-  PlainAdamW optimizer(work.module->parameters());
-  auto forward = [&] {
-    Autocast autocast(world.device().type(), options.shape.dtype == "bf16");
-    return work.loss();
-  };
-  auto clip = [&] {
-    if (options.clip > 0) optimizer.clip(options.clip);
-  };
-  return time_steps({forward, clip, [&] { optimizer.step(); }}, options.warmup, options.steps,
-                    world);
-}
-
-int run_worker(const Options& options) {
-  // Independent processes join a world too: it gives each its device and lets them start together.
-  World world = init({.backend = options.backend});
-  at::set_num_threads(options.threads);
-  Timing timing =
-      options.worker == "ours" ? train_sharded(options, world) : train_plain(options, world);
-  if (world.rank() == 0)
-    std::cout << Json{{"step_ms", timing.step * 1e3},
-                      {"forward_ms", timing.forward * 1e3},
-                      {"backward_ms", timing.backward * 1e3},
-                      {"clip_ms", timing.clip * 1e3},
-                      {"update_ms", timing.update * 1e3},
-                      {"loss0", timing.first_loss},
-                      {"loss", timing.last_loss},
-                      {"maxrss_mb", train::peak_memory_mb(at::kCPU)}}
-                     .dump()
-              << std::endl;
-  world.comm().barrier();
-  return 0;
-}
-
-// --- the parent ---
 
 struct Row {
   Shape shape;
@@ -195,7 +47,7 @@ struct Contender {
   }
 };
 
-std::vector<Row> rows_of(const Options& options, bool model_given) {
+std::vector<Row> rows_of(const TrainBench& options, bool model_given) {
   if (model_given && options.rows.empty()) return {{options.shape}};
   Shape llama, mlp;
   mlp.model = "mlp";
@@ -203,7 +55,7 @@ std::vector<Row> rows_of(const Options& options, bool model_given) {
   return {{llama, 1.0}, {mlp, 0.9}};
 }
 
-std::vector<std::string> common_flags(const Options& options) {
+std::vector<std::string> common_flags(const TrainBench& options) {
   return {"--device", options.device,
           "--steps",  std::to_string(options.steps),
           "--warmup", std::to_string(options.warmup),
@@ -214,7 +66,7 @@ void append(std::vector<std::string>& to, const std::vector<std::string>& more) 
   to.insert(to.end(), more.begin(), more.end());
 }
 
-Json measure_cpp(const Options& options, const std::string& worker, const Row& row,
+Json measure_cpp(const TrainBench& options, const std::string& worker, const Row& row,
                  const std::string& what) {
   std::vector<std::string> program = {own_binary(),
                                       "bench",
@@ -231,7 +83,7 @@ Json measure_cpp(const Options& options, const std::string& worker, const Row& r
   return run_ranks({options.ranks, options.threads, program, what}).front();
 }
 
-Json measure_python(const Options& options, const std::string& python, const std::string& mode,
+Json measure_python(const TrainBench& options, const std::string& python, const std::string& mode,
                     const Row& row, const std::string& what) {
   bool keeps = train::parse_strategy(options.strategy) == ShardingStrategy::SHARD_GRAD_OP;
   std::vector<std::string> program = {
@@ -244,7 +96,7 @@ Json measure_python(const Options& options, const std::string& python, const std
 }
 
 // In the order in which they run within a round.
-std::vector<Contender> contenders(const Options& options) {
+std::vector<Contender> contenders(const TrainBench& options) {
   auto wanted = [&](const char* kind) { return options.only.empty() || options.only == kind; };
   auto cpp = [&options](const char* worker) {
     return [&options, worker](const Row& row, const std::string& what) {
@@ -287,7 +139,7 @@ double without_fsdp(const std::vector<Contender>& all) {
   return best;
 }
 
-void add_rows(Table& table, const Options& options, const Row& row,
+void add_rows(Table& table, const TrainBench& options, const Row& row,
               const std::vector<Contender>& all) {
   double none = without_fsdp(all);
   for (const Contender& one : all) {
@@ -317,7 +169,7 @@ void add_rows(Table& table, const Options& options, const Row& row,
 
 // Ours and FSDP2 began with the same weights and saw the same data, so they must have come to the
 // same loss. On a GPU the peer draws its weights there, and they differ.
-void compare_losses(const Options& options, const Row& row, const std::vector<Contender>& all) {
+void compare_losses(const TrainBench& options, const Row& row, const std::vector<Contender>& all) {
   double ours = std::nan(""), peer = std::nan("");
   for (const Contender& one : all) {
     if (one.key == "ours") ours = one.middle("loss");
@@ -330,7 +182,7 @@ void compare_losses(const Options& options, const Row& row, const std::vector<Co
               ", PyTorch's " + number(peer, 6).text + ".");
 }
 
-int run_parent(const Options& options, bool model_given) {
+int run_parent(const TrainBench& options, bool model_given) {
   train::parse_strategy(options.strategy);  // complain before anything starts
   std::vector<Contender> all = contenders(options);
   if (all.empty()) throw Error("there is nobody to measure.", "leave out --only.");
@@ -376,10 +228,44 @@ int run_parent(const Options& options, bool model_given) {
   return 0;
 }
 
+void add_row_flags(CLI::App& command, TrainBench& options) {
+  const char* group = "Named rows";
+  command.add_flag("--peer", options.peer, "FSDP2 too, in its best variant")->group(group);
+  command
+      .add_option("--mode", options.modes,
+                  "Of ours: eager, graph (one CUDA graph a step), plain (no FSDP); what each row "
+                  "asks for")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"eager", "graph", "plain"}))
+      ->group(group);
+  command
+      .add_option("--grad-dtype", options.grad_dtype,
+                  "Of gradients until the update: bf16 or fp32; what each row asks for")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->group(group);
+  command
+      .add_option("--write", options.page,
+                  "Write a page with commands, versions and raw lines; to bench/results/DEVICE.md "
+                  "if no file is named")
+      ->expected(0, 1)
+      ->type_name("[FILE]")
+      ->group(group);
+  command
+      .add_option("--keep", options.keep,
+                  "Add raw lines to this file, and do not measure what it has again")
+      ->type_name("FILE")
+      ->group(group);
+  command.add_option("--limit", options.limit, "Seconds after which a start is given up")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(group);
+}
+
 }  // namespace
 
 void add_bench_train(CLI::App& bench, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TrainBench>();
   CLI::App* command = bench.add_subcommand(
       "train", "Time training steps: ours, PyTorch's FSDP2 and no sharding at all, side by side");
   auto count = [&](const char* name, int& value, const char* help, int least) {
@@ -392,10 +278,12 @@ void add_bench_train(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command
-      ->add_option("--rows", options->rows,
-                   "cpu: the Llama of 13.8M and the MLP of 8 x 2048 that have goals; what runs "
-                   "when no flag of the model is given")
-      ->check(CLI::IsMember({"cpu"}));
+      ->add_option(
+          "--rows", options->rows,
+          "cpu: the Llama of 13.8M and the MLP of 8 x 2048 that have goals on the CPU (what "
+          "runs when no flag of the model is given); all: those that have goals on a GPU; "
+          "or some of these: 182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b")
+      ->type_name("NAMES");
   command
       ->add_option("--strategy", options->strategy,
                    "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (beside DDP) or HYBRID_SHARD")
@@ -413,6 +301,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"ours", "none", "peer"}));
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
+  add_row_flags(*command, *options);
   add_shape_flags(*command, options->shape);
   command->footer(
       "Examples:\n  fsdp bench train\n  fsdp bench train --ranks 4 --threads 4\n"
@@ -420,6 +309,8 @@ void add_bench_train(CLI::App& bench, Action& action) {
       "  fsdp bench train --device cuda --ranks 1 --model llama --layers 24 --dim 768 --heads 12 "
       "\\\n"
       "    --seq 256 --batch 1 --vocab 8192 --dtype bf16\n"
+      "  fsdp bench train --device cuda --rows all --peer --write\n"
+      "  fsdp bench train --device cuda --rows 182m,953m --mode graph\n"
       "The peers need a python3 with torch 2.11 (FSDP_TEST_PYTHON names one); without it they are "
       "left out.");
   command->callback([options, command, &action] {
@@ -429,8 +320,14 @@ void add_bench_train(CLI::App& bench, Action& action) {
     };
     auto given = command->get_options(in_model);
     bool model_given = !given.empty() || options->device == "cuda";
+    options->steps_given = command->count("--steps") > 0;
+    options->warmup_given = command->count("--warmup") > 0;
+    options->rounds_given = command->count("--rounds") > 0;
+    options->write = command->count("--write") > 0;
     action = [options, model_given] {
-      return options->worker.empty() ? run_parent(*options, model_given) : run_worker(*options);
+      if (!options->worker.empty()) return run_rank(*options);
+      if (!options->rows.empty() && options->rows != "cpu") return run_rows(*options);
+      return run_parent(*options, model_given);
     };
   });
 }

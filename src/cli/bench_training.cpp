@@ -25,12 +25,9 @@ models::LlamaConfig llama_config(const Shape& shape) {
                                              .layers = shape.layers,
                                              .heads = shape.heads,
                                              .kv_heads = shape.kv_heads,
-                                             .ffn = shape.ffn});
-}
-
-int64_t parameter_count(const Shape& shape) {
-  return shape.model == "mlp" ? models::parameter_count(models::MLPConfig{.width = shape.width})
-                              : models::parameter_count(llama_config(shape));
+                                             .ffn = shape.ffn,
+                                             .tied = shape.tied,
+                                             .qkv_bias = shape.qkv_bias});
 }
 
 std::string millions(int64_t number) {
@@ -44,18 +41,28 @@ Workload llama_workload(const Shape& shape, const at::Generator& random, at::Dev
       at::randint(0, shape.vocab, {shape.batch, shape.seq + 1}, random, at::kLong).to(device);
   at::Tensor ids = data.slice(1, 0, shape.seq).contiguous(),
              targets = data.slice(1, 1).contiguous();
+  auto loss = [model](const std::vector<at::Tensor>& inputs) mutable {
+    return model->forward(inputs[0], inputs[1]);
+  };
   return {.module = model.ptr(),
           .wrap = wrap::modules<models::LlamaBlock>(),
-          .loss = [model, ids, targets]() mutable { return model->forward(ids, targets); }};
+          .loss = [model, ids, targets]() mutable { return model->forward(ids, targets); },
+          .inputs = {ids, targets},
+          .loss_of = loss};
 }
 
 Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Device device) {
   models::MLP model(models::MLPConfig{.width = shape.width});
   at::Tensor x = at::randn({shape.batch, shape.width}, random, at::kFloat).to(device);
   at::Tensor targets = at::randn({shape.batch, shape.width}, random, at::kFloat).to(device);
+  auto loss = [model](const std::vector<at::Tensor>& inputs) mutable {
+    return model->forward(inputs[0], inputs[1]);
+  };
   return {.module = model.ptr(),
           .wrap = wrap::modules<torch::nn::Linear>(),
-          .loss = [model, x, targets]() mutable { return model->forward(x, targets); }};
+          .loss = [model, x, targets]() mutable { return model->forward(x, targets); },
+          .inputs = {x, targets},
+          .loss_of = loss};
 }
 
 }  // namespace
@@ -82,6 +89,10 @@ void add_shape_flags(CLI::App& command, Shape& shape) {
   size("--seq", shape.seq, "llama: tokens in a sequence", 1);
   size("--width", shape.width, "mlp: width of each linear", 1);
   size("--batch", shape.batch, "Sequences (llama) or rows (mlp) a rank and step", 1);
+  size("--accumulate", shape.accumulate, "Micro-batches of that size a step", 1);
+  command.add_flag("--tied", shape.tied, "llama: the head is the embedding")->group(group);
+  command.add_flag("--qkv-bias", shape.qkv_bias, "llama: queries, keys and values have biases")
+      ->group(group);
   command.add_option("--dtype", shape.dtype, "Of parameters in forward and backward: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str()
@@ -90,12 +101,16 @@ void add_shape_flags(CLI::App& command, Shape& shape) {
 
 std::vector<std::string> flags_of(const Shape& shape) {
   auto text = [](int64_t value) { return std::to_string(value); };
-  return {"--model", shape.model,       "--layers",   text(shape.layers),
-          "--dim",   text(shape.dim),   "--heads",    text(shape.heads),
-          "--ffn",   text(shape.ffn),   "--kv-heads", text(shape.kv_heads),
-          "--vocab", text(shape.vocab), "--seq",      text(shape.seq),
-          "--width", text(shape.width), "--batch",    text(shape.batch),
-          "--dtype", shape.dtype};
+  std::vector<std::string> flags = {
+      "--model", shape.model,       "--layers",     text(shape.layers),
+      "--dim",   text(shape.dim),   "--heads",      text(shape.heads),
+      "--ffn",   text(shape.ffn),   "--kv-heads",   text(shape.kv_heads),
+      "--vocab", text(shape.vocab), "--seq",        text(shape.seq),
+      "--width", text(shape.width), "--batch",      text(shape.batch),
+      "--dtype", shape.dtype,       "--accumulate", text(shape.accumulate)};
+  if (shape.tied) flags.push_back("--tied");
+  if (shape.qkv_bias) flags.push_back("--qkv-bias");
+  return flags;
 }
 
 std::vector<std::string> peer_flags_of(const Shape& shape) {
@@ -108,7 +123,33 @@ std::vector<std::string> peer_flags_of(const Shape& shape) {
              "--ffn",    text(shape.ffn),    "--vocab",    text(shape.vocab),
              "--seq",    text(shape.seq)};
   flags.insert(flags.end(), model.begin(), model.end());
+  if (shape.accumulate > 1) flags.insert(flags.end(), {"--accumulate", text(shape.accumulate)});
+  if (shape.model == "llama" && shape.tied) flags.push_back("--tied");
+  if (shape.model == "llama" && shape.qkv_bias) flags.push_back("--qkv-bias");
   return flags;
+}
+
+int64_t parameter_count(const Shape& shape) {
+  return shape.model == "mlp" ? models::parameter_count(models::MLPConfig{.width = shape.width})
+                              : models::parameter_count(llama_config(shape));
+}
+
+int64_t tokens_of(const Shape& shape) {
+  return shape.batch * shape.accumulate * (shape.model == "mlp" ? 1 : shape.seq);
+}
+
+double flops_of(const Shape& shape) {
+  auto tokens = static_cast<double>(tokens_of(shape));
+  if (shape.model == "mlp") {
+    models::MLPConfig config{.width = shape.width};
+    return tokens * 6 * static_cast<double>(config.layers * config.width * config.width);
+  }
+  models::LlamaConfig config = llama_config(shape);
+  int64_t attended = config.heads * config.head_dim;
+  int64_t block = config.dim * (2 * attended + 2 * config.kv_heads * config.head_dim) +
+                  3 * config.dim * config.ffn;
+  int64_t products = config.layers * block + config.vocab * config.dim;
+  return tokens * 6 * static_cast<double>(products + config.layers * attended * shape.seq);
 }
 
 std::string title(const Shape& shape) {
@@ -117,13 +158,16 @@ std::string title(const Shape& shape) {
 
 std::string description(const Shape& shape) {
   auto text = [](int64_t value) { return std::to_string(value); };
-  std::string end = ", batch " + text(shape.batch) + " a rank, " + shape.dtype;
+  std::string end =
+      ", batch " + text(shape.batch) + " a rank" +
+      (shape.accumulate > 1 ? ", " + text(shape.accumulate) + " of them a step" : "") + ", " +
+      shape.dtype;
   if (shape.model == "mlp") return title(shape) + ": 8 linears of width " + text(shape.width) + end;
   models::LlamaConfig config = llama_config(shape);
   return title(shape) + ": " + text(config.layers) + " layers, dim " + text(config.dim) + ", " +
          text(config.heads) + " heads (" + text(config.kv_heads) + " of keys and values), ffn " +
-         text(config.ffn) + ", vocabulary " + text(config.vocab) + ", " + text(shape.seq) +
-         " tokens" + end;
+         text(config.ffn) + ", vocabulary " + text(config.vocab) + (shape.tied ? " (tied)" : "") +
+         ", " + text(shape.seq) + " tokens" + end;
 }
 
 Workload make_workload(const Shape& shape, const World& world) {

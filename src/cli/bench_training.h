@@ -26,6 +26,8 @@ struct Shape {
   int64_t width = 2048;        // of an mlp, which has 8 linears
   int64_t batch = 4;           // a rank
   std::string dtype = "fp32";  // bf16: parameters and gradients' way; the optimizer sees fp32
+  bool tied = false, qkv_bias = false;
+  int64_t accumulate = 1;  // micro-batches of `batch` a step
 };
 
 // Declares a flag for each field, named as the peer names it where it has one.
@@ -34,16 +36,23 @@ std::vector<std::string> flags_of(const Shape& shape);
 std::vector<std::string> peer_flags_of(const Shape& shape);
 std::string title(const Shape& shape);        // "Llama 13.8M"
 std::string description(const Shape& shape);  // "Llama 13.8M: 6 layers, dim 384, …"
+int64_t parameter_count(const Shape& shape);
+int64_t tokens_of(const Shape& shape);  // of a rank and step; rows of an mlp
+// Of a rank and step, forward and backward: 6 for each token and weight that is in a matrix product
+// (the head is, looking up an embedding is none), and the causal half of attention.
+double flops_of(const Shape& shape);
 
 struct Workload {
   std::shared_ptr<torch::nn::Module> module;  // on the CPU, in float32
   WrapPolicy wrap;                            // blocks of the Llama, linears of the MLP
   std::function<at::Tensor()> loss;           // forward on this rank's batch, on `world`'s device
+  std::vector<at::Tensor> inputs;             // that batch
+  std::function<at::Tensor(const std::vector<at::Tensor>& inputs)> loss_of;  // forward on another
 };
 
 Workload make_workload(const Shape& shape, const World& world);
 
-MixedPrecision mixed_precision(const Shape& shape);
+MixedPrecision mixed_precision(const Shape& shape);  // gradients are reduced and kept in float32
 
 struct Step {
   std::function<at::Tensor()> forward;  // returns the loss

@@ -327,6 +327,12 @@ fact "a Python that the user names is used as it is"
 call test comm
 called "ctest .*-R comm"
 fact "a filter reaches ctest"
+call test --gpu
+[[ $rc == 0 ]] && called "ctest .*-L ^gpu" && [[ -e /dev/nvidia0 || $err == *"there is no GPU here"* ]]
+fact "the tests that need a GPU are chosen by their label, and a machine without one says so"
+call test --gpu kernels
+[[ $rc == 0 ]] && called "ctest .*-L ^gpu. -R kernels"
+fact "a filter chooses among those"
 call test nothing
 refused 'no test matches "nothing".' "lists them"
 fact "a filter that matches no test is an error"

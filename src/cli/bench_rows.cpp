@@ -1,0 +1,128 @@
+#include "cli/bench_rows.h"
+
+#include <cmath>
+#include <sstream>
+
+#include "fsdp/error.h"
+
+namespace fsdp::cli {
+namespace {
+
+// The public sizes of Qwen2.5, 524,288 tokens a step in sequences of 1024. `batch`: sequences of a
+// micro-batch, as large as the peer has memory for.
+BenchRow qwen(const std::string& name, const std::string& title, Shape sizes, int64_t batch,
+              double published) {
+  sizes.vocab = 151936;
+  sizes.kv_heads = 2;
+  sizes.tied = sizes.qkv_bias = true;
+  sizes.seq = 1024;
+  sizes.batch = batch;
+  sizes.accumulate = 524288 / (sizes.seq * batch);
+  sizes.dtype = "bf16";
+  return {.name = name,
+          .title = title,
+          .shape = sizes,
+          .steps = 3,
+          .warmup = 2,
+          .modes = {"graph"},
+          .published_rate = published,
+          .published_by = "llmq, H100",
+          .same_weights = false};
+}
+
+}  // namespace
+
+std::vector<BenchRow> all_rows() {
+  std::vector<BenchRow> rows;
+  rows.push_back({.name = "182m",
+                  .title = "Llama 182M",
+                  .shape = {.layers = 24,
+                            .dim = 768,
+                            .heads = 12,
+                            .vocab = 8192,
+                            .seq = 256,
+                            .batch = 1,
+                            .dtype = "bf16"},
+                  .goal_ms = 6});
+  rows.push_back({.name = "953m",
+                  .title = "Llama 953M",
+                  .shape = {.layers = 16,
+                            .dim = 2048,
+                            .heads = 16,
+                            .vocab = 32000,
+                            .seq = 2048,
+                            .batch = 4,
+                            .dtype = "bf16"},
+                  .goal_ms = 85,
+                  .goal_gb = 18.5});
+  rows.push_back({.name = "mlp",
+                  .title = "MLP 8 x 20480 fp32",
+                  .shape = {.model = "mlp", .width = 20480, .batch = 64, .dtype = "fp32"},
+                  .steps = 10,
+                  .goal_ms = 65});
+  rows.push_back({.name = "117m",
+                  .title = "Llama 117M, 2 ranks",
+                  .shape = {.layers = 4,
+                            .dim = 1024,
+                            .heads = 8,
+                            .vocab = 32000,
+                            .seq = 512,
+                            .batch = 2,
+                            .dtype = "bf16"},
+                  .ranks = 2,
+                  .steps = 10,
+                  .modes = {"eager", "graph"},
+                  .goal_times = 0.5});
+  rows.push_back(qwen("qwen0.5b", "Qwen2.5 0.5B",
+                      {.layers = 24, .dim = 896, .heads = 14, .ffn = 4864}, 32, 149e3));
+  rows.push_back(qwen("qwen1.5b", "Qwen2.5 1.5B",
+                      {.layers = 28, .dim = 1536, .heads = 12, .ffn = 8960}, 16, 59e3));
+  rows.push_back(qwen("qwen3b", "Qwen2.5 3B",
+                      {.layers = 36, .dim = 2048, .heads = 16, .ffn = 11008}, 8, 31e3));
+  // Seconds on any machine: to see that the command works.
+  rows.push_back({.name = "tiny",
+                  .title = "Llama, tiny",
+                  .shape = {.layers = 2,
+                            .dim = 128,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .vocab = 256,
+                            .seq = 64,
+                            .batch = 2,
+                            .dtype = "bf16",
+                            .tied = true,
+                            .qkv_bias = true,
+                            .accumulate = 2},
+                  .steps = 3,
+                  .warmup = 3,
+                  .in_all = false});
+  return rows;
+}
+
+std::vector<BenchRow> rows_named(const std::string& names) {
+  std::vector<BenchRow> chosen;
+  std::string known;
+  for (const BenchRow& row : all_rows()) {
+    known += (known.empty() ? "" : ", ") + row.name;
+    if (names == "all" && row.in_all) chosen.push_back(row);
+  }
+  if (names == "all") return chosen;
+  std::istringstream parts(names);
+  for (std::string name; std::getline(parts, name, ',');) {
+    size_t before = chosen.size();
+    for (const BenchRow& row : all_rows())
+      if (row.name == name) chosen.push_back(row);
+    if (chosen.size() == before)
+      throw Error(
+          "there is no row \"" + name + "\".",
+          "--rows takes cpu, all, or some of these with commas between them: " + known + ".");
+  }
+  return chosen;
+}
+
+double goal_ms(const BenchRow& row, double peer_ms) {
+  if (row.goal_times > 0) return std::isnan(peer_ms) ? 0 : row.goal_times * peer_ms;
+  return row.goal_ms;
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,337 @@
+// What a rank of `fsdp bench train` does: builds the model, trains it, and prints what it measured
+// as one JSON object, in the words of bench/peers/peer_fsdp2.py.
+//
+// ours and none time the parts of a step too and are what the table of the CPU shows. eager, graph
+// and plain belong to the named rows: whole steps, with accumulation and peak memory. plain is the
+// same model in bf16 with float32 masters, without sharding: as fast as C++ without a library goes.
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
+#include "cli/bench_train.h"
+#include "fsdp/fully_shard.h"
+#include "fsdp/graphed_step.h"
+#include "fsdp/optim.h"
+#include "train/device.h"
+#include "train/training.h"
+
+namespace fsdp::cli {
+namespace {
+
+using std::chrono::steady_clock;
+
+// What torch.optim.AdamW(fused=True) and torch.nn.utils.clip_grad_norm_ do, over parameters that
+// are whole. Parameters that are not float32 have masters that are.
+class PlainAdamW {
+ public:
+  PlainAdamW(std::vector<at::Tensor> parameters, std::vector<at::Tensor> masters)
+      : parameters_(std::move(parameters)), masters_(std::move(masters)) {
+    for (const at::Tensor& master : masters_) {
+      averages_.push_back(at::zeros_like(master));
+      squares_.push_back(at::zeros_like(master));
+      steps_.push_back(at::zeros({}, master.options().dtype(at::kFloat)));
+    }
+  }
+  explicit PlainAdamW(const std::vector<at::Tensor>& parameters)
+      : PlainAdamW(parameters, parameters) {}
+
+  void clip(double max_norm) {
+    torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients = all_gradients();
+    at::Tensor total = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
+    at::Tensor factor = (max_norm / (total + 1e-6)).clamp_max(1.0);
+    at::_foreach_mul_(gradients, factor);
+  }
+
+  void step() {
+    torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients = all_gradients();
+    for (at::Tensor& gradient : gradients) gradient = gradient.to(at::kFloat);  // itself if it is
+    at::_foreach_add_(steps_, 1);
+    at::_fused_adamw_(masters_, gradients, averages_, squares_, {}, steps_, kLearningRate, kBeta1,
+                      kBeta2, kWeightDecay, /*eps=*/1e-8, /*amsgrad=*/false, /*maximize=*/false);
+    if (!masters_.front().is_same(parameters_.front())) at::_foreach_copy_(parameters_, masters_);
+    for (at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
+  }
+
+ private:
+  std::vector<at::Tensor> all_gradients() const {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& parameter : parameters_) all.push_back(parameter.grad());
+    return all;
+  }
+
+  std::vector<at::Tensor> parameters_, masters_, averages_, squares_, steps_;
+};
+
+// Each once: a tied one has two names.
+std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& module) {
+  std::vector<at::Tensor> found;
+  for (const at::Tensor& parameter : module.parameters())
+    if (std::none_of(found.begin(), found.end(),
+                     [&](const at::Tensor& other) { return other.is_same(parameter); }))
+      found.push_back(parameter);
+  return found;
+}
+
+// torch.autocast for one forward: how a model that is not sharded computes in bf16 on the CPU.
+class Autocast {
+ public:
+  Autocast(at::DeviceType device, bool on) : device_(device), on_(on) {
+    if (!on_) return;
+    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+    at::autocast::set_autocast_enabled(device_, true);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (!on_) return;
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device_, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  at::DeviceType device_;
+  bool on_;
+};
+
+Sharded shard(const TrainBench& options, const Workload& work, const World& world,
+              const MixedPrecision& precision) {
+  return fully_shard(work.module, {.wrap = work.wrap,
+                                   .strategy = train::parse_strategy(options.strategy),
+                                   .mixed_precision = precision,
+                                   .device = world.device()});
+}
+
+AdamWOptions adamw_options() {
+  return {.lr = kLearningRate, .betas = {kBeta1, kBeta2}, .weight_decay = kWeightDecay};
+}
+
+// --- steps by their parts ---
+
+Timing train_sharded(const TrainBench& options, const World& world) {
+  Workload work = make_workload(options.shape, world);
+  Sharded sharded = shard(options, work, world, mixed_precision(options.shape));
+  AdamW optimizer(sharded, adamw_options());
+  auto clip = [&] {
+    if (options.clip > 0) sharded.clip_grad_norm_(options.clip);
+  };
+  auto update = [&] {
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  return time_steps({work.loss, clip, update}, options.warmup, options.steps, world);
+}
+
+Timing train_without(const TrainBench& options, const World& world) {
+  Workload work = make_workload(options.shape, world);
+  work.module->to(world.device());
+  PlainAdamW optimizer(distinct_parameters(*work.module));
+  auto forward = [&] {
+    Autocast autocast(world.device().type(), options.shape.dtype == "bf16");
+    return work.loss();
+  };
+  auto clip = [&] {
+    if (options.clip > 0) optimizer.clip(options.clip);
+  };
+  return time_steps({forward, clip, [&] { optimizer.step(); }}, options.warmup, options.steps,
+                    world);
+}
+
+Json line_of(const Timing& timing) {
+  return {{"step_ms", timing.step * 1e3},
+          {"forward_ms", timing.forward * 1e3},
+          {"backward_ms", timing.backward * 1e3},
+          {"clip_ms", timing.clip * 1e3},
+          {"update_ms", timing.update * 1e3},
+          {"loss0", timing.first_loss},
+          {"loss", timing.last_loss},
+          {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
+}
+
+// --- whole steps ---
+
+void reset_peak(at::Device device) {
+  if (!device.is_cpu()) c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+}
+
+double peak_reserved_mb(at::Device device) {
+  if (device.is_cpu()) return train::peak_memory_mb(device);
+  auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return static_cast<double>(stats.reserved_bytes[kAll].peak) / (1 << 20);
+}
+
+struct WholeSteps {
+  std::function<at::Tensor()> step;  // returns the loss
+  // Steps after which memory is counted anew. What a graph needs is allocated when it is captured,
+  // and no more when it is replayed: so it counts from just before the capture.
+  int settled = 0;
+};
+
+Json time_whole_steps(const TrainBench& options, const WholeSteps& whole, const World& world) {
+  std::vector<double> times, issued;
+  double first_loss = 0;
+  at::Tensor loss;
+  for (int i = -options.warmup; i < options.steps; ++i) {
+    if (i + options.warmup == whole.settled) reset_peak(world.device());
+    if (i == 0) world.comm().barrier();
+    auto start = steady_clock::now();
+    auto since = [&] { return std::chrono::duration<double>(steady_clock::now() - start).count(); };
+    loss = whole.step();
+    double host = since();
+    train::synchronize(world.device());
+    double all = since();
+    if (i == -options.warmup) first_loss = loss.item<double>();
+    if (i < 0) continue;
+    times.push_back(all);
+    issued.push_back(host);
+  }
+  double step = median(times), tokens = static_cast<double>(tokens_of(options.shape));
+  double flops = flops_of(options.shape);
+  Json line = {{"ours", options.worker},
+               {"world", world.size()},
+               {"params", parameter_count(options.shape)},
+               {"step_ms", step * 1e3},
+               {"best_ms", *std::min_element(times.begin(), times.end()) * 1e3},
+               {"cpu_issue_ms", median(issued) * 1e3},
+               {"tok_s_rank", tokens / step},
+               {"tflops_rank", flops / step / 1e12},
+               {"loss0", first_loss},
+               {"loss", loss.item<double>()},
+               {"peak_alloc_mb", train::peak_memory_mb(world.device())},
+               {"peak_reserved_mb", peak_reserved_mb(world.device())},
+               {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
+  if (!world.device().is_cpu()) {
+    line["gpu"] = train::device_name(world.device());
+    int there = c10::impl::VirtualGuardImpl(world.device().type()).deviceCount();
+    line["devices"] = std::min(there, world.size());
+  }
+  return line;
+}
+
+// Of rows: where nothing is reduced or accumulated, gradients stay as the matrix products give
+// them; else they are summed and kept in float32, as FSDP2's are.
+MixedPrecision precision_of(const TrainBench& options, const World& world) {
+  if (options.shape.dtype == "fp32") return {};
+  bool alone = world.size() == 1 && options.shape.accumulate == 1 && !world.device().is_cpu();
+  bool bf16 = options.grad_dtype.empty() ? alone : options.grad_dtype == "bf16";
+  if (!bf16) return mixed_precision(options.shape);
+  return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16, .grad_dtype = at::kBFloat16};
+}
+
+// One step more, for the books: what memory() says, what autograd keeps, and what the allocator saw
+// by the end of forward, when that is all there is.
+void add_memory(Json& line, const Sharded& sharded, const Workload& work, Optimizer& optimizer,
+                at::Device device) {
+  if (device.is_cpu()) return;
+  auto mb = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  sharded.count_activations(true);
+  reset_peak(device);
+  at::Tensor loss = work.loss();
+  MemoryReport forward = sharded.memory();
+  line["forward_peak_mb"] = train::peak_memory_mb(device);
+  line["forward_memory_mb"] = mb(forward.total());
+  line["activations_mb"] = mb(forward.activations);
+  loss.backward();
+  line["backward_peak_mb"] = train::peak_memory_mb(device);
+  line["backward_memory_mb"] = mb(sharded.memory().total());
+  sharded.count_activations(false);
+  optimizer.zero_grad();
+}
+
+Json train_eager(const TrainBench& options, const World& world) {
+  Workload work = make_workload(options.shape, world);
+  Sharded sharded = shard(options, work, world, precision_of(options, world));
+  AdamW optimizer(sharded, adamw_options());
+  auto parts = static_cast<double>(options.shape.accumulate);
+  auto step = [&] {
+    at::Tensor loss;
+    for (int64_t i = 1; i <= options.shape.accumulate; ++i) {
+      if (world.size() > 1) sharded.set_requires_gradient_sync(i == options.shape.accumulate);
+      loss = work.loss();
+      (parts > 1 ? loss / parts : loss).backward();
+    }
+    if (options.clip > 0) sharded.clip_grad_norm_(options.clip);
+    optimizer.step();
+    optimizer.zero_grad();
+    return loss.detach();
+  };
+  Json line = time_whole_steps(options, {step, options.warmup}, world);
+  add_memory(line, sharded, work, optimizer, world.device());
+  return line;
+}
+
+Json train_graphed(const TrainBench& options, const World& world) {
+  Workload work = make_workload(options.shape, world);
+  Sharded sharded = shard(options, work, world, precision_of(options, world));
+  AdamW optimizer(sharded, adamw_options());
+  int warmup = std::max(1, options.warmup - 2);  // one step captures, one replays, before the clock
+  GraphedStep step(
+      sharded, optimizer, work.loss_of,
+      {.clip = options.clip, .warmup = warmup, .micro_batches = options.shape.accumulate});
+  std::vector<std::vector<at::Tensor>> batches(static_cast<size_t>(options.shape.accumulate),
+                                               work.inputs);
+  Json line = time_whole_steps(options, {[&] { return step(batches).loss; }, warmup}, world);
+  line["replayed"] = step.replayed() ? 1 : 0;
+  line["recordings"] = step.recordings();
+  if (!step.why_eager().empty()) line["why_eager"] = step.why_eager();
+  return line;
+}
+
+Json train_plain(const TrainBench& options, const World& world) {
+  Workload work = make_workload(options.shape, world);
+  work.module->to(world.device());
+  std::vector<at::Tensor> parameters = distinct_parameters(*work.module), masters = parameters;
+  if (options.shape.dtype == "bf16") {
+    for (at::Tensor& master : masters) master = master.detach().clone();
+    work.module->to(at::kBFloat16);
+  }
+  PlainAdamW optimizer(parameters, masters);
+  auto parts = static_cast<double>(options.shape.accumulate);
+  auto step = [&] {
+    at::Tensor loss;
+    for (int64_t i = 0; i < options.shape.accumulate; ++i) {
+      loss = work.loss();
+      (parts > 1 ? loss / parts : loss).backward();
+    }
+    if (options.clip > 0) optimizer.clip(options.clip);
+    optimizer.step();
+    return loss.detach();
+  };
+  return time_whole_steps(options, {step, options.warmup}, world);
+}
+
+}  // namespace
+
+int run_rank(const TrainBench& options) {
+  // Independent processes join a world too: it gives each its device and lets them start together.
+  World world = init({.backend = options.backend});
+  at::set_num_threads(options.threads);
+  Json line = options.worker == "ours"    ? line_of(train_sharded(options, world))
+              : options.worker == "none"  ? line_of(train_without(options, world))
+              : options.worker == "eager" ? train_eager(options, world)
+              : options.worker == "graph" ? train_graphed(options, world)
+                                          : train_plain(options, world);
+  if (world.rank() == 0) std::cout << line.dump() << std::endl;
+  world.comm().barrier();
+  return 0;
+}
+
+}  // namespace fsdp::cli

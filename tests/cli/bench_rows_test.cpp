@@ -1,0 +1,78 @@
+// fsdp bench train --rows from the outside, on the CPU with the row that takes a moment.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "launch/launched.h"
+
+namespace fsdp {
+namespace {
+
+using launch::has;
+using nlohmann::json;
+
+struct Rows {
+  int code = -1;
+  std::string err;
+  std::vector<json> lines;
+};
+
+Rows bench_rows(std::vector<std::string> arguments) {
+  std::vector<std::string> words = {FSDP_BINARY, "bench", "train", "--device", "cpu", "--json"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  launch::Launched program(words, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT"});
+  Rows rows;
+  rows.code = program.wait();
+  rows.err = program.err();
+  std::istringstream out(program.out());
+  for (std::string line; std::getline(out, line);) rows.lines.push_back(json::parse(line));
+  return rows;
+}
+
+TEST(BenchRows, ANameThatIsNoneIsRefusedWithThoseThereAre) {
+  Rows rows = bench_rows({"--rows", "182m,nothing"});
+  EXPECT_EQ(rows.code, 1);
+  EXPECT_TRUE(has(rows.err, "there is no row \"nothing\"."));
+  EXPECT_TRUE(has(rows.err, "182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b"));
+}
+
+TEST(BenchRows, EveryWayOfTrainingLosesTheSameAndIsKept) {
+  launch::Folder folder;
+  std::string kept = folder / "kept.jsonl", page = folder / "page.md";
+  std::vector<std::string> arguments = {"--rows", "tiny",   "--steps", "1",       "--warmup",
+                                        "1",      "--keep", kept,      "--write", page};
+  Rows rows = bench_rows(arguments);
+  ASSERT_EQ(rows.code, 0) << rows.err;
+  ASSERT_EQ(rows.lines.size(), 3U);  // eager, graph, plain
+  for (const json& line : rows.lines) {
+    EXPECT_GT(line["step_ms"].get<double>(), 0) << line;
+    EXPECT_GT(line["tokens_s"].get<double>(), 0) << line;
+    EXPECT_EQ(line["first_loss"], rows.lines[0]["first_loss"]) << line;
+    EXPECT_NEAR(line["last_loss"].get<double>(), rows.lines[0]["last_loss"].get<double>(), 5e-3);
+    EXPECT_LT(line["last_loss"], line["first_loss"]);
+  }
+
+  std::string before = folder.read("kept.jsonl");
+  EXPECT_EQ(std::count(before.begin(), before.end(), '\n'), 3);
+  EXPECT_TRUE(has(folder.read("page.md"), "\"ours\":\"graph\""));
+  EXPECT_TRUE(has(folder.read("page.md"), "| command | `./fsdp bench train --device cpu"));
+
+  Rows again = bench_rows(arguments);
+  EXPECT_EQ(again.lines, rows.lines) << "what is kept is not measured again";
+  EXPECT_EQ(folder.read("kept.jsonl"), before);
+}
+
+TEST(BenchRows, AStartThatFailsCostsItsOwnLine) {
+  Rows rows = bench_rows({"--rows", "tiny", "--mode", "plain,eager", "--backend", "none"});
+  EXPECT_EQ(rows.code, 1);
+  ASSERT_EQ(rows.lines.size(), 2U) << rows.err;
+  for (const json& line : rows.lines) {
+    EXPECT_TRUE(line["step_ms"].is_null()) << line;
+    EXPECT_TRUE(has(line["what"].get<std::string>(), ": failed"));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp
