@@ -13,6 +13,7 @@
 #include "fsdp/mesh.h"
 #include "fsdp/optim.h"
 #include "fsdp/profile.h"
+#include "fsdp/recompute.h"
 #include "fsdp/reduce_op.h"
 #include "fsdp/shard_info.h"
 #include "fsdp/sharding.h"

@@ -203,7 +203,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   touched.gather();
   if (deferred::recording()) return deferred::record(op, keys, stack);
   touched.tell();
-  if (taping()) keys = keys.add(deferred::kRecordKey);  // perhaps only from here on
+  // A region that began just now begins with this operator.
+  if (taping() && inside == 0) keys = keys.add(deferred::kRecordKey);
   if (auto type = touched.cast_to()) cast_inputs(op, *type, stack);
   struct Inside {
     Inside() { ++inside; }

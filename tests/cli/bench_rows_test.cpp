@@ -49,7 +49,8 @@ TEST(BenchRows, EveryWayOfTrainingLosesTheSameAndIsKept) {
   for (const json& line : rows.lines) {
     EXPECT_GT(line["step_ms"].get<double>(), 0) << line;
     EXPECT_GT(line["tokens_s"].get<double>(), 0) << line;
-    EXPECT_EQ(line["first_loss"], rows.lines[0]["first_loss"]) << line;
+    // Weights that lie side by side only in a unit make other sums.
+    EXPECT_NEAR(line["first_loss"].get<double>(), rows.lines[0]["first_loss"].get<double>(), 1e-4);
     EXPECT_NEAR(line["last_loss"].get<double>(), rows.lines[0]["last_loss"].get<double>(), 5e-3);
     EXPECT_LT(line["last_loss"], line["first_loss"]);
   }

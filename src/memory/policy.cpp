@@ -1,0 +1,159 @@
+// Which modules are regions: walks the module tree and watches every parameter in it.
+#include <algorithm>
+#include <map>
+
+#include "base/log.h"
+#include "fsdp/error.h"
+#include "fsdp/recompute.h"
+#include "memory/regions.h"
+#include "shard/model.h"
+#include "shard/tree.h"
+
+namespace fsdp {
+namespace memory {
+namespace {
+
+using shard::ModuleTree;
+using Modules = std::vector<std::shared_ptr<Chosen>>;
+
+class Choice {
+ public:
+  explicit Choice(const RecomputePolicy& policy) : policy_(policy) {}
+
+  // Parameters of `tree` that are in no chosen module fall to `inside`, the one around it.
+  void visit(const ModuleTree& tree, const std::shared_ptr<Chosen>& inside, bool root) {
+    std::shared_ptr<Chosen> module = inside;
+    if (!module && !root) module = decide(tree);
+    for (const auto& [name, parameter] : tree.parameters) {
+      Parameter& known = parameters_[parameter.unsafeGetTensorImpl()];
+      known.tensor = parameter;
+      if (module &&
+          std::find(known.modules.begin(), known.modules.end(), module) == known.modules.end())
+        known.modules.push_back(module);
+    }
+    for (const ModuleTree& child : tree.children) visit(child, module, false);
+  }
+
+  void whole(const ModuleTree& tree) {
+    if (found_ > 0) return;
+    std::shared_ptr<Chosen> module = decide(tree);
+    if (!module) return;
+    for (auto& [impl, parameter] : parameters_) parameter.modules = {module};
+  }
+
+  void apply() const {
+    for (const auto& [impl, parameter] : parameters_) {
+      watch(parameter.tensor, parameter.modules);
+      shard::StorageTag* tag = shard::tag_of(parameter.tensor);
+      if (tag && tag->kind == shard::StorageTag::kParameters)
+        static_cast<shard::Flat*>(tag->owner)->unit().watched = true;
+      shard::set_key(parameter.tensor, true);
+    }
+  }
+
+  int found() const { return found_; }
+
+ private:
+  struct Parameter {
+    at::Tensor tensor;
+    Modules modules;
+  };
+
+  std::shared_ptr<Chosen> decide(const ModuleTree& tree) {
+    ModuleView view = tree.view;
+    view.numel = 0;
+    shard::for_each_module(tree, [&](const ModuleTree& module) {
+      for (const auto& [name, parameter] : module.parameters) view.numel += parameter.numel();
+    });
+    view.remaining = view.numel;
+    RecomputePolicy::Decision mode = policy_(view);
+    if (!mode) return nullptr;
+    if (view.numel == 0) {
+      log::info("recompute: module \"" + view.path +
+                "\" has no parameters, so nobody sees where it begins; it belongs to what runs "
+                "before it.");
+      return nullptr;
+    }
+    if (found_++ % policy_.every() != 0) return nullptr;
+    auto chosen = std::make_shared<Chosen>();
+    chosen->path = view.path.empty() ? view.type : view.path;
+    chosen->selective = *mode == Recompute::SELECTIVE;
+    return chosen;
+  }
+
+  const RecomputePolicy& policy_;
+  std::map<const c10::TensorImpl*, Parameter> parameters_;
+  int found_ = 0;
+};
+
+void apply(const ModuleTree& tree, const RecomputePolicy& policy) {
+  Choice choice(policy);
+  choice.visit(tree, nullptr, /*root=*/true);
+  choice.whole(tree);
+  if (choice.found() == 0)
+    throw Error("apply_activation_checkpointing: the policy takes no module of the model.",
+                "print sharded.describe() to see its modules; see wrap.h for policies.");
+  choice.apply();
+}
+
+void remove(const ModuleTree& tree) {
+  shard::for_each_module(tree, [](const ModuleTree& module) {
+    for (const auto& [name, parameter] : module.parameters) {
+      unwatch(parameter);
+      shard::StorageTag* tag = shard::tag_of(parameter);
+      if (!tag) shard::set_key(parameter, false);
+      if (!tag || tag->kind != shard::StorageTag::kParameters) continue;
+      shard::Unit& unit = static_cast<shard::Flat*>(tag->owner)->unit();
+      unit.watched = false;
+      if (unit.state == shard::Unit::State::kReady)
+        shard::set_key(parameter, unit.keyed_when_ready());
+    }
+  });
+}
+
+// The tree of a sharded model as it was when it was sharded.
+const ModuleTree& tree_of(const Sharded& sharded) {
+  const auto& model = sharded.model();
+  auto live = shard::live(model);
+  if (!live->tree)
+    throw Error("this handle no longer knows its module.", "use what fully_shard returned.");
+  return *live->tree;
+}
+
+}  // namespace
+}  // namespace memory
+
+RecomputePolicy::RecomputePolicy(WrapPolicy modules, RecomputeOptions options)
+    : decide_([modules = std::move(modules), options](const ModuleView& view) {
+        return modules(view) ? Decision(options.mode) : std::nullopt;
+      }),
+      every_(options.every) {
+  if (every_ < 1)
+    throw Error("every " + std::to_string(every_) + "-th module cannot be recomputed.",
+                "give 1 for all of them, 2 for every second.");
+}
+
+void apply_activation_checkpointing(const Sharded& model, const RecomputePolicy& policy) {
+  memory::apply(memory::tree_of(model), policy);
+}
+
+void apply_activation_checkpointing(const ModuleRef& model, const RecomputePolicy& policy) {
+  memory::apply(shard::tree_of(model.get()), policy);
+}
+
+void remove_activation_checkpointing(const Sharded& model) {
+  memory::remove(memory::tree_of(model));
+}
+
+void remove_activation_checkpointing(const ModuleRef& model) {
+  memory::remove(shard::tree_of(model.get()));
+}
+
+RecomputeScope::RecomputeScope(Recompute mode)
+    : depth_(memory::open_scope(mode == Recompute::SELECTIVE)) {}
+
+RecomputeScope::~RecomputeScope() {
+  memory::close_scope(depth_);
+}
+
+}  // namespace fsdp

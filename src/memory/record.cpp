@@ -1,0 +1,288 @@
+// How an operator gets onto the tape.
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+
+#include "memory/region.h"
+#include "shard/deferred_tape.h"
+#include "shard/saved_activations.h"
+#include "shard/tensor_access.h"
+
+namespace fsdp::memory {
+namespace {
+
+// A storage and a geometry, and no more.
+bool is_plain(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kOther(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::ZeroTensor});
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return impl->layout() == at::kStrided && impl->has_storage() &&
+         !impl->key_set().has_any(kOther) && !tensor.is_quantized() && !tensor.is_nested();
+}
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+  }
+}
+
+// Memory that belongs to somebody who may free or refill it (from_blob).
+bool is_borrowed(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || !is_plain(tensor) || shard::tag_of(tensor)) return false;
+  const c10::DataPtr& data = storage_of(tensor)->_mutable_data_ptr_no_checks();
+  return data.get() && !data.get_context();
+}
+
+shard::KeptTensor kept(const at::Tensor& tensor) {
+  if (!is_borrowed(tensor)) return shard::KeptTensor(tensor);
+  shard::Unseen unseen;
+  c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                           c10::DispatchKeySet(shard::deferred::kRecordKey));
+  return shard::KeptTensor(at::clone(tensor));
+}
+
+}  // namespace
+
+int32_t Region::made_of(const at::Tensor& tensor) const {
+  if (!is_plain(tensor)) return -1;
+  int32_t number = table_.find(storage_of(tensor));
+  return number >= 0 && !made_[number].outside ? number : -1;
+}
+
+Geometry Region::geometry_of(const at::Tensor& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  Geometry geometry;
+  geometry.keys = impl->key_set() - c10::DispatchKeySet({shard::kKey, c10::DispatchKey::Conjugate,
+                                                         c10::DispatchKey::Negative});
+  geometry.type = impl->dtype();
+  geometry.offset = impl->storage_offset();
+  geometry.first = static_cast<uint32_t>(dims_.size());
+  geometry.dimensions = static_cast<uint32_t>(impl->dim());
+  geometry.conjugated = tensor.is_conj();
+  geometry.negated = tensor.is_neg();
+  geometry.number = impl->is_wrapped_number();
+  at::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
+  dims_.insert(dims_.end(), sizes.begin(), sizes.end());
+  dims_.insert(dims_.end(), strides.begin(), strides.end());
+  return geometry;
+}
+
+void Region::keep(Made& made, const Memory& memory) {
+  made.memory = memory;
+  if (made.counted || !shard::saved_activations::counting()) return;
+  made.counted = true;
+  shard::saved_activations::add(memory.get(), made.bytes);
+}
+
+void Region::forget(Made& made) {
+  if (made.counted) shard::saved_activations::remove(made.memory.get());
+  made.counted = false;
+  made.memory.reset();
+}
+
+// --- arguments ---
+
+void Region::add_operand(size_t argument, Operand::List list, const at::Tensor& tensor,
+                         OperatorFacts::Effect effect) {
+  Operand operand;
+  operand.argument = static_cast<uint16_t>(argument);
+  operand.list = list;
+  operand.written = effect != OperatorFacts::kReads;
+  if (!tensor.defined()) return operands_.push_back(operand);
+  int32_t number = made_of(tensor);
+  if (number >= 0 && made_[number].raw) {
+    if (effect == OperatorFacts::kOverwrites) {
+      made_[number].raw = false;
+    } else {  // somebody has filled it behind our back
+      made_[number].outside = true;
+      number = -1;
+    }
+  }
+  if (number < 0) {
+    if (operand.written && tensor.has_storage()) written_outside_.push_back(storage_of(tensor));
+    operand.external = static_cast<int32_t>(externals_.size());
+    externals_.push_back(kept(tensor));
+    return operands_.push_back(operand);
+  }
+  Made& made = made_[number];
+  if (operand.written) {
+    writes_made_ = true;
+    if (made.read) {
+      made.overwritten = true;
+      forget(made);
+    }
+  }
+  operand.made = number;
+  operand.geometry = geometry_of(tensor);
+  operands_.push_back(operand);
+}
+
+Region::Fit Region::begin(const OperatorFacts& facts, const torch::jit::Stack& stack) {
+  std::lock_guard lock(mutex_);
+  size_t count = facts.arguments.size(), first = stack.size() - count;
+  pending_ = Step{&facts, static_cast<uint32_t>(values_.size()),
+                  static_cast<uint32_t>(operands_.size()), static_cast<uint32_t>(outputs_.size())};
+  pending_.grad_mode = at::GradMode::is_enabled();
+  dims_before_ = dims_.size();
+  writes_made_ = false;
+  written_outside_.clear();
+  bool trains = facts.batch_norm && stack[first + 5].isBool() && stack[first + 5].toBool();
+  for (size_t i = 0; i < count; ++i) {
+    const c10::IValue& value = stack[first + i];
+    OperatorFacts::Effect effect = facts.arguments[i];
+    bool statistics = trains && (i == 3 || i == 4);  // would be moved once more
+    if (value.isTensor()) {
+      bool defined = value.toTensor().defined();
+      values_.push_back(defined ? c10::IValue() : value);
+      if (defined && !statistics) add_operand(i, Operand::kNo, value.toTensor(), effect);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list = value.toTensorList();
+      values_.push_back(list.empty() ? value : c10::IValue());
+      for (size_t e = 0; e < list.size(); ++e)
+        add_operand(i, Operand::kTensors, list.get(e), effect);
+    } else if (value.isOptionalTensorList()) {
+      auto list = value.toOptionalTensorVector();
+      values_.push_back(list.empty() ? value : c10::IValue());
+      for (const std::optional<at::Tensor>& tensor : list)
+        add_operand(i, Operand::kOptionals, tensor.value_or(at::Tensor()), effect);
+    } else {
+      values_.push_back(value);
+    }
+  }
+  pending_.operand_count = static_cast<uint32_t>(operands_.size()) - pending_.operands;
+  if (!written_outside_.empty()) return writes_made_ ? Fit::kMixed : Fit::kOutside;
+  if (facts.random) remember_random(facts);
+  return Fit::kRecorded;
+}
+
+void Region::remember_random(const OperatorFacts& facts) {
+  if (facts.dropout >= 0) {
+    const c10::IValue& probability = values_[pending_.values + facts.dropout];
+    if (probability.isDouble() && probability.toDouble() == 0) return;
+  }
+  at::Generator generator;
+  for (size_t i = pending_.values; i < values_.size(); ++i)
+    if (values_[i].isGenerator()) generator = values_[i].toGenerator();
+  if (!generator.defined()) {
+    std::optional<at::Device> device;
+    for (size_t i = pending_.operands; i < operands_.size() && !device; ++i) {
+      const Operand& operand = operands_[i];
+      if (operand.made >= 0) device = made_[operand.made].device;
+      if (operand.external >= 0) device = externals_[operand.external].data().device();
+    }
+    if (!device) return;
+    generator = at::globalContext().defaultGenerator(*device);
+  }
+  at::Tensor state;
+  {
+    std::lock_guard lock(generator.mutex());
+    state = generator.get_state();
+  }
+  pending_.random = static_cast<int32_t>(random_.size());
+  random_.push_back({std::move(generator), std::move(state)});
+}
+
+void Region::drop() {
+  std::lock_guard lock(mutex_);
+  // Externals of this step are the last ones.
+  for (size_t i = pending_.operands; i < operands_.size(); ++i)
+    if (operands_[i].external >= 0) externals_.pop_back();
+  values_.resize(pending_.values);
+  operands_.resize(pending_.operands);
+  outputs_.resize(pending_.outputs);
+  dims_.resize(dims_before_);
+  if (pending_.random >= 0) random_.pop_back();
+}
+
+// --- results ---
+
+void Region::add_output(const at::Tensor& tensor, uint32_t position) {
+  if (!tensor.defined() || !is_plain(tensor)) return;
+  c10::StorageImpl* storage = storage_of(tensor);
+  if (table_.find(storage) >= 0) return;  // an argument, or a view of one
+  for (size_t i = pending_.operands; i < operands_.size(); ++i) {
+    if (operands_[i].external < 0) continue;
+    const at::Tensor& other = externals_[operands_[i].external].data();
+    if (other.has_storage() && storage_of(other) == storage) return;
+  }
+  auto number = static_cast<int32_t>(made_.size());
+  Memory memory = Memory::reclaim_copy(storage);
+  Made made{.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(memory),
+            .bytes = storage->nbytes(),
+            .device = storage->device()};
+  if (!tensor.is_inference()) made.counter = tensor.unsafeGetTensorImpl()->version_counter();
+  made.raw = made.allocated = pending_.facts->empty;
+  made_.push_back(std::move(made));
+  table_.add(storage, number);
+  if (selective_ && pending_.facts->expensive) keep(made_.back(), memory);
+  if (!pending_.facts->empty) outputs_.push_back({position, number});
+}
+
+void Region::finish(const torch::jit::Stack& stack) {
+  bool recorded;
+  {
+    std::lock_guard lock(mutex_);
+    uint32_t position = 0;
+    size_t count = pending_.facts->op.schema().returns().size();
+    for (size_t i = stack.size() - count; i < stack.size(); ++i)
+      for_each_tensor(stack[i], [&](const at::Tensor& tensor) { add_output(tensor, position++); });
+    pending_.output_count = static_cast<uint32_t>(outputs_.size()) - pending_.outputs;
+    recorded = writes_made_ || pending_.output_count > 0;
+    if (recorded) {
+      steps_.push_back(pending_);
+      for (size_t i = pending_.operands; i < operands_.size(); ++i)
+        if (operands_[i].made >= 0 && !operands_[i].written) made_[operands_[i].made].read = true;
+      // An expensive operator that was given where to put its result.
+      if (selective_ && pending_.facts->expensive && writes_made_)
+        for (size_t i = pending_.operands; i < operands_.size(); ++i) {
+          if (!operands_[i].written || operands_[i].made < 0) continue;
+          Made& made = made_[operands_[i].made];
+          Memory memory = made.weak.lock();
+          if (memory && !made.memory && !made.overwritten) keep(made, memory);
+        }
+    }
+  }
+  if (!recorded) drop();
+}
+
+// --- what autograd saves ---
+
+std::unique_ptr<shard::SavedPlace> Region::place(const at::Tensor& tensor) {
+  std::lock_guard lock(mutex_);
+  int32_t number = made_of(tensor);
+  if (number < 0) return nullptr;
+  if (made_[number].raw) {
+    made_[number].outside = true;
+    return nullptr;
+  }
+  ++made_[number].wanted;
+  ++places_made_;
+  ++places_alive_;
+  return std::make_unique<Place>(shared_from_this(), number, geometry_of(tensor), tensor);
+}
+
+bool Region::abandoned() {
+  std::lock_guard lock(mutex_);
+  return places_made_ > 0 && places_alive_ == 0;
+}
+
+void Region::close() {
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  table_.clear();
+  for (Made& made : made_)
+    if (made.counter.enabled()) made.version = made.counter.current_version();
+  prune();
+}
+
+}  // namespace fsdp::memory

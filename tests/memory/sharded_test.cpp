@@ -1,0 +1,216 @@
+// Recomputation of sharded models: training is bit for bit that of the same model sharded without
+// it, on any number of ranks, and what is kept falls.
+#include <ATen/ATen.h>
+#include <torch/utils.h>
+
+#include "fsdp/models/llama.h"
+#include "fsdp/optim.h"
+#include "fsdp/recompute.h"
+#include "shard/oracle.h"
+#include "shard/saved_activations.h"
+
+namespace fsdp::testing {
+namespace {
+
+struct Trained {
+  std::vector<at::Tensor> losses, gradients, parameters;
+  int64_t kept = 0;  // between forward and backward, in the last step
+  int64_t left = 0;  // after it
+};
+
+struct Training {
+  std::function<Built()> build;
+  std::function<Batch(int step, int rank)> batch;
+  ShardOptions options;
+  std::optional<RecomputePolicy> policy = {};
+  bool policy_first = false;  // before fully_shard
+  int micro_batches = 1;
+};
+
+Trained train(const Training& training) {
+  torch::manual_seed(kSeed);
+  Built built = training.build();
+  auto apply = [&](const auto& model) {
+    if (training.policy) apply_activation_checkpointing(model, *training.policy);
+  };
+  if (training.policy_first) apply(built.module);
+  Sharded sharded = fully_shard(built.module, training.options);
+  if (!training.policy_first) apply(sharded);
+  AdamW optimizer(sharded, {.lr = 1e-2});
+  Trained result;
+  torch::manual_seed(kSeed + rank());
+  for (int step = 0; step < 3; ++step) {
+    sharded.count_activations(true);
+    at::Tensor loss;
+    for (int i = 0; i < training.micro_batches; ++i) {
+      Batch batch = moved(training.batch(step * training.micro_batches + i, rank()), test_device());
+      at::Tensor one = built.loss(batch);
+      loss = loss.defined() ? loss + one : one;
+    }
+    result.kept = sharded.memory().activations;
+    loss.backward();
+    result.losses.push_back(loss.detach().clone());
+    loss.reset();
+    result.left = shard::saved_activations::held();
+    for (const auto& [name, parameter] : built.parameters) {
+      at::Tensor gradient = sharded.full_grad(name);
+      result.gradients.push_back(gradient.defined() ? gradient.clone() : gradient);
+    }
+    optimizer.step();
+    sharded.zero_grad();
+  }
+  sharded.count_activations(false);
+  for (const auto& [name, parameter] : built.parameters)
+    result.parameters.push_back(sharded.full_tensor(name).clone());
+  return result;
+}
+
+void expect_equal(const Trained& plain, const Trained& other) {
+  auto same = [](const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
+                 const char* what) {
+    EXPECT_EQ(a.size(), b.size()) << what;
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      EXPECT_EQ(a[i].defined(), b[i].defined()) << what << " " << i;
+      if (!a[i].defined() || !b[i].defined()) continue;
+      EXPECT_TRUE(at::equal(a[i], b[i])) << what << " " << i;
+    }
+  };
+  same(plain.losses, other.losses, "loss");
+  same(plain.gradients, other.gradients, "gradient");
+  same(plain.parameters, other.parameters, "parameter");
+  EXPECT_EQ(other.left, 0);
+}
+
+// Full and selective beside none. Returns what each keeps: none, full, selective.
+std::vector<int64_t> expect_same(Training training, const WrapPolicy& which) {
+  Trained plain = train(training);
+  std::vector<int64_t> kept{plain.kept};
+  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE}) {
+    SCOPED_TRACE(mode == Recompute::FULL ? "full" : "selective");
+    training.policy = RecomputePolicy(which, {.mode = mode});
+    Trained again = train(training);
+    expect_equal(plain, again);
+    kept.push_back(again.kept);
+  }
+  return kept;
+}
+
+Training transformer(ShardOptions options) {
+  options.wrap = wrap::modules<Block>();
+  options.device = test_device();
+  return {.build =
+              [] {
+                Transformer model(32, 4, 4);
+                return built(model.ptr(), [model](const Batch& batch) mutable {
+                  return model->loss(batch.x, batch.y);
+                });
+              },
+          .batch =
+              [](int step, int rank) {
+                std::vector<int64_t> sizes = {16, TransformerImpl::kTokens};
+                int64_t below = TransformerImpl::kVocabulary;
+                return Batch{step, random_integers(step, rank, 0, below, sizes),
+                             random_integers(step, rank, 1, below, sizes)};
+              },
+          .options = options};
+}
+
+Training llama(ShardOptions options) {
+  options.wrap = wrap::modules<models::LlamaBlock>();
+  options.device = test_device();
+  return {.build =
+              [] {
+                models::Llama model(models::LlamaConfig{
+                    .vocab = 61, .dim = 32, .layers = 4, .heads = 4, .kv_heads = 2, .ffn = 64});
+                return built(model.ptr(), [model](const Batch& batch) mutable {
+                  return model->forward(batch.x, batch.y);
+                });
+              },
+          .batch =
+              [](int step, int rank) {
+                return Batch{step, random_integers(step, rank, 0, 61, {4, 24}),
+                             random_integers(step, rank, 1, 61, {4, 24})};
+              },
+          .options = options};
+}
+
+TEST(ShardedRecompute, ATransformerIsTheSame) {
+  for (bool shared : {true, false}) {
+    SCOPED_TRACE(shared ? "shared" : "gathered");
+    auto kept = expect_same(transformer({.share_host_memory = shared}), wrap::modules<Block>());
+    EXPECT_LT(2 * kept[1], kept[0]);
+    EXPECT_LT(kept[1], kept[2]);
+    EXPECT_LT(kept[2], kept[0]);
+  }
+}
+
+TEST(ShardedRecompute, WithOtherStrategiesItIsTheSame) {
+  for (auto strategy : {ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::NO_SHARD})
+    expect_same(transformer({.strategy = strategy}), wrap::modules<Block>());
+}
+
+TEST(ShardedRecompute, RegionsNeedNotBeUnits) {
+  Training whole = transformer({});
+  whole.options.wrap = {};  // the root is the only unit
+  expect_same(whole, wrap::modules<Block>());
+  Training fine = transformer({.share_host_memory = false});
+  fine.options.wrap = wrap::modules<nn::Linear>();
+  expect_same(fine, wrap::modules<Block>());
+  expect_same(transformer({.share_host_memory = false}), wrap::names({"blocks.1", "blocks.2"}));
+}
+
+TEST(ShardedRecompute, ThePolicyMayComeBeforeTheSharding) {
+  Training training = transformer({.share_host_memory = false});
+  int64_t kept = expect_same(training, wrap::modules<Block>())[1];
+  training.policy_first = true;
+  EXPECT_EQ(expect_same(training, wrap::modules<Block>())[1], kept);
+}
+
+TEST(ShardedRecompute, SeveralForwardsBeforeABackwardAreTheSame) {
+  Training training = transformer({.share_host_memory = false});
+  training.micro_batches = 3;
+  expect_same(training, wrap::modules<Block>());
+}
+
+TEST(ShardedRecompute, MixedPrecisionIsTheSame) {
+  Training training = transformer({.mixed_precision = bf16_precision()});
+  auto kept = expect_same(training, wrap::modules<Block>());
+  EXPECT_LT(2 * kept[1], kept[0]);
+}
+
+TEST(ShardedRecompute, OtherModelsAreTheSame) {
+  for (const ModelCase& known : model_cases()) {
+    SCOPED_TRACE(known.name);
+    Training training{.build = known.build, .batch = known.batch, .options = {}};
+    training.options.wrap = known.wrap;
+    training.options.device = test_device();
+    if (!known.build().module) continue;  // TorchScript
+    expect_same(training, known.wrap);
+  }
+}
+
+TEST(ShardedRecompute, ALlamaIsTheSame) {
+  auto which = wrap::modules<models::LlamaBlock>();
+  auto kept = expect_same(llama({}), which);
+  EXPECT_LT(2 * kept[1], kept[0]);
+  expect_same(llama({.share_host_memory = false}), which);
+  auto half = expect_same(llama({.mixed_precision = bf16_precision()}), which);
+  EXPECT_LT(2 * half[1], half[0]);
+}
+
+TEST(ShardedRecompute, AStepBetweenForwardAndBackwardIsAnError) {
+  Training training = transformer({});
+  torch::manual_seed(kSeed);
+  Built built = training.build();
+  Sharded sharded = fully_shard(built.module, training.options);
+  apply_activation_checkpointing(sharded, wrap::modules<Block>());
+  AdamW optimizer(sharded, {.lr = 1e-2});
+  Batch batch = moved(training.batch(0, rank()), test_device());
+  built.loss(batch).backward();
+  at::Tensor loss = built.loss(batch);
+  optimizer.step();
+  expect_error([&] { loss.backward(); }, {"changed in place", "optimizer.step()"});
+}
+
+}  // namespace
+}  // namespace fsdp::testing
