@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <vector>
 
-#include "fsdp/error.h"
+#include "kernels/cpu/dtypes.h"
 #include "kernels/cpu/halves.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/parallel.h"
@@ -15,25 +14,7 @@
 namespace fsdp::kernels::cpu {
 namespace {
 
-// Calls body(T{}) with the C++ type of a dtype.
-template <typename Body>
-auto with_type(at::ScalarType type, const Body& body) {
-  switch (type) {
-    case at::ScalarType::Float:
-      return body(float{});
-    case at::ScalarType::Double:
-      return body(double{});
-    case at::ScalarType::BFloat16:
-      return body(c10::BFloat16{});
-    case at::ScalarType::Half:
-      return body(c10::Half{});
-    default:
-      throw Error(std::string("no kernel for ") + toString(type) + " on CPU.",
-                  "masters and gradients are float32, float64, bfloat16 or float16.");
-  }
-}
-
-// The same with the type of a gradient beside a master of T.
+// Calls body(G{}) with the type of a gradient beside a master of T.
 template <typename T, typename Body>
 void with_grad(const at::Tensor& grad, const Body& body) {
   if constexpr (std::is_same_v<T, float>)
@@ -46,16 +27,6 @@ at::ScalarType master_type(const Tensors& t) {
   return t.rest.defined() ? at::ScalarType::Float : t.master.scalar_type();
 }
 
-template <typename T>
-T* data(const at::Tensor& tensor) {
-  return static_cast<T*>(tensor.data_ptr());
-}
-
-template <typename T>
-const T* values(const at::Tensor& tensor) {
-  return static_cast<const T*>(tensor.const_data_ptr());
-}
-
 // Elements after which the copy is written, or the halves of a split master: they are still in the
 // first cache then, and a loop of its own overlaps better with the divisions than if it waited for
 // each.
@@ -65,9 +36,9 @@ constexpr int64_t kBlock = 1024;
 template <typename T>
 void write_low(const at::Tensor& low, const T* master, int64_t begin, int64_t count) {
   using C = Compute<T>;
-  with_type(low.scalar_type(), [&]<typename L>(L) {
+  with_dtype(low.scalar_type(), [&]<typename L>(L) {
     const auto convert = [](L* to, const T* from) { store<C>(to, load<C>(from)); };
-    over<C>(count, convert, data<L>(low) + begin, master);
+    over<C>(count, convert, write<L>(low) + begin, master);
   });
 }
 
@@ -75,7 +46,7 @@ void write_low(const at::Tensor& low, const T* master, int64_t begin, int64_t co
 // from `begin` on. Writes the copy after each.
 template <typename T, typename Tensors, typename Body>
 void update_whole(const Tensors& t, const Body& body) {
-  T* master = data<T>(t.master);
+  T* master = write<T>(t.master);
   parallel(t.master.numel(), [&](int64_t, int64_t begin, int64_t end) {
     if (!t.low.defined()) return body(master + begin, begin, end);
     for (int64_t at = begin; at < end; at += kBlock) {
@@ -89,8 +60,8 @@ void update_whole(const Tensors& t, const Body& body) {
 // The same for a split master: a block of it is whole for a moment.
 template <typename Tensors, typename Body>
 void update_split(const Tensors& t, const Body& body) {
-  auto* high = data<c10::BFloat16>(t.low);
-  auto* rest = data<int16_t>(t.rest);
+  auto* high = write<c10::BFloat16>(t.low);
+  auto* rest = write<int16_t>(t.rest);
   const auto join = [](float* w, c10::BFloat16* h, int16_t* r) {
     store<float>(w, load_split(h, r));
   };
@@ -136,9 +107,9 @@ template <typename T, typename G>
 void adamw(const AdamWTensors& t, const AdamWStep& step, float factor) {
   using C = Compute<T>;
   const AdamWConstants<C> k(step, factor);
-  T* exp_avg = data<T>(t.exp_avg);
-  T* exp_avg_sq = data<T>(t.exp_avg_sq);
-  const G* grad = values<G>(t.grad) + t.grad_begin;
+  T* exp_avg = write<T>(t.exp_avg);
+  T* exp_avg_sq = write<T>(t.exp_avg_sq);
+  const G* grad = read<G>(t.grad) + t.grad_begin;
   const auto lanes = [k](T* w_at, const G* g_at, T* m_at, T* v_at) {
     const Lanes<C> g = load<C>(g_at) * k.scale;
     const Lanes<C> m = load<C>(m_at) * k.beta1 + g * k.rest1;
@@ -173,7 +144,7 @@ template <typename T, typename G>
 void plain_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
   using C = Compute<T>;
   const SGDConstants<C> k(step, factor);
-  const G* grad = values<G>(t.grad) + t.grad_begin;
+  const G* grad = read<G>(t.grad) + t.grad_begin;
   const auto lanes = [k](T* w_at, const G* g_at) {
     const Lanes<C> w = load<C>(w_at);
     store<C>(w_at, w - k.lr * (load<C>(g_at) * k.scale + w * k.decay));
@@ -187,8 +158,8 @@ template <typename T, typename G>
 void momentum_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
   using C = Compute<T>;
   const SGDConstants<C> k(step, factor);
-  T* buffer = data<T>(t.momentum_buffer);
-  const G* grad = values<G>(t.grad) + t.grad_begin;
+  T* buffer = write<T>(t.momentum_buffer);
+  const G* grad = read<G>(t.grad) + t.grad_begin;
   const auto lanes = [k](T* w_at, const G* g_at, T* m_at) {
     const Lanes<C> w = load<C>(w_at);
     const Lanes<C> g = load<C>(g_at) * k.scale + w * k.decay;
@@ -270,8 +241,8 @@ double chunk_value(const T* from, int64_t count, const Add& add, const Combine& 
 template <typename Add, typename Combine>
 double reduce(const at::Tensor& tensor, const Add& add, const Combine& combine) {
   std::vector<double> parts(chunks(tensor.numel()));
-  with_type(tensor.scalar_type(), [&]<typename T>(T) {
-    const T* from = values<T>(tensor);
+  with_dtype(tensor.scalar_type(), [&]<typename T>(T) {
+    const T* from = read<T>(tensor);
     parallel(tensor.numel(), [&](int64_t chunk, int64_t begin, int64_t end) {
       parts[chunk] = chunk_value(from + begin, end - begin, add, combine);
     });
@@ -308,13 +279,13 @@ struct Exponent<c10::Half> {
 }  // namespace
 
 void adamw(const AdamWTensors& t, const AdamWStep& step, float factor) {
-  with_type(master_type(t), [&]<typename T>(T) {
+  with_dtype(master_type(t), [&]<typename T>(T) {
     with_grad<T>(t.grad, [&]<typename G>(G) { adamw<T, G>(t, step, factor); });
   });
 }
 
 void sgd(const SGDTensors& t, const SGDStep& step, float factor) {
-  with_type(master_type(t), [&]<typename T>(T) {
+  with_dtype(master_type(t), [&]<typename T>(T) {
     with_grad<T>(t.grad, [&]<typename G>(G) {
       if (step.momentum != 0)
         momentum_sgd<T, G>(t, step, factor);
@@ -335,7 +306,7 @@ double sum_of_powers(const at::Tensor& tensor, double p) {
 
 int64_t count_not_finite(const at::Tensor& tensor) {
   std::vector<int64_t> parts(chunks(tensor.numel()));
-  with_type(tensor.scalar_type(), [&]<typename T>(T) {
+  with_dtype(tensor.scalar_type(), [&]<typename T>(T) {
     using Bits = typename Exponent<T>::Bits;
     const auto* from = static_cast<const Bits*>(tensor.const_data_ptr());
     parallel(tensor.numel(), [&](int64_t chunk, int64_t begin, int64_t end) {
