@@ -1,6 +1,6 @@
 """The floor of a step on this GPU: its parts alone, with torch's own kernels and by bytes at the bandwidth of a copy.
 
-python3 floor.py [182m,953m,mlp,gqa,launch]: prints one table in ms a step (medians of CUDA events)."""
+python3 bench/floor.py [182m,953m,mlp,gqa,launch]: prints one table in ms a step (medians of CUDA events)."""
 import sys, time, traceback
 import torch
 

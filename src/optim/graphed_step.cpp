@@ -334,6 +334,7 @@ StepResult GraphedStep::State::take(const std::vector<Inputs>& batches) {
 
 // --- waiting ---
 
+// Polled, because what the communicators see (a rank that is gone) must be able to end it.
 void GraphedStep::State::wait(size_t count) {
   steady_clock::time_point looked = steady_clock::now();
   while (under_way.size() > count) {

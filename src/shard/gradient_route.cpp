@@ -1,6 +1,5 @@
 #include "shard/gradient_route.h"
 
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "shard/model.h"
@@ -49,15 +48,6 @@ c10::intrusive_ptr<GradientRoute> route_of(const at::Tensor& parameter) {
   size_t place = 0;
   while (flats[place].get() != flat) ++place;
   return c10::make_intrusive<GradientRoute>(flat->unit().shared_from_this(), place, index);
-}
-
-void ensure_gathered(const at::Tensor& tensor) {
-  Flat* flat = flat_of(tensor);
-  if (!flat) return;
-  Unit& unit = flat->unit();
-  bool backward = torch::autograd::get_current_graph_task_id() != -1;
-  if (unit.state != Unit::State::kReady)
-    model_of(unit.shared_from_this()).ensure(unit, "a layer", backward);
 }
 
 }  // namespace fsdp::shard

@@ -46,8 +46,4 @@ class GradientRoute : public torch::CustomClassHolder {
 // sharded, but its gradient is watched by hooks of the user's own, who must see it).
 c10::intrusive_ptr<GradientRoute> route_of(const at::Tensor& parameter);
 
-// Gathers the unit of a parameter (or of a view of one), as an operator that reads it would;
-// nothing for other tensors. For layers that must look at addresses before they choose an operator.
-void ensure_gathered(const at::Tensor& tensor);
-
 }  // namespace fsdp::shard
