@@ -51,6 +51,7 @@ struct ShardOptions {
   int backward_prefetch = 1;                        // … and in backward
   bool limit_all_gathers = true;  // false: gathered units are not evicted to make room
   Cut cut = Cut::AUTO;
+  Offload offload = {};
   bool share_host_memory = true;  // shm: ranks of a host read one copy of the parameters
   // false: a model of deferred_init is not initialised: its values will be loaded.
   bool initialize = true;

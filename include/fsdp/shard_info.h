@@ -48,6 +48,7 @@ struct MemoryReport {
   int64_t accumulated = 0;     // whole gradients kept by no_sync
   int64_t shared_window = 0;   // this rank's share of windows it reads the others' shards through
   int64_t padding = 0;         // of `parameters`, what belongs to no parameter
+  int64_t host = 0;            // of all these, what was offloaded to host memory
   // What autograd kept for backward at its most, beside parameters: counted while
   // count_activations(true) is on, else 0. Not ours, so not in total().
   int64_t activations = 0;

@@ -67,7 +67,8 @@ struct SGDTensors {
 // a graph: both on the tensors' device.
 struct DeviceNumbers {
   at::Tensor rates;   // [groups, 2] float64: learning rate, weight decay
-  at::Tensor counts;  // [n] float64: updates so far; the update adds 1 to those of its tensors
+  at::Tensor counts;  // [n] float64: updates so far; the update adds 1 to those of its tensors.
+                      // Tensors that share one have masters of one type.
 };
 
 // One step of AdamW or SGD. `factor` (one float32 on the tensors' device, or undefined) is

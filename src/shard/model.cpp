@@ -23,8 +23,13 @@ struct Busy {  // while alive, nothing evicts the unit: its own prefetches would
   Unit& unit;
 };
 
-at::Tensor bytes_on(at::Device device, int64_t bytes) {
-  return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+std::unique_ptr<Slot> make_slot(at::Device device, int64_t bytes, bool ring) {
+  auto slot = std::make_unique<Slot>();
+  slot->bytes = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  slot->ring = ring;
+  // It may be memory that work on the current stream, not yet done, still reads or writes.
+  slot->free_after.record(device);
+  return slot;
 }
 
 }  // namespace
@@ -206,7 +211,7 @@ bool Model::may_leave(const Unit& unit) const {
 Slot* Model::find_slot(Unit& unit, bool may_grow) {
   int64_t bytes = unit.full_bytes();
   if (unit.root || unit.keep_parts == 1 || unit.held) {
-    if (!unit.own) unit.own = std::make_unique<Slot>(Slot{bytes_on(device, bytes), nullptr, false});
+    if (!unit.own) unit.own = make_slot(device, bytes, /*ring=*/false);
     return unit.own.get();
   }
   for (const auto& slot : ring_)
@@ -233,7 +238,7 @@ Slot* Model::find_slot(Unit& unit, bool may_grow) {
   for (const auto& other : units)
     if (!other->root && other->keep_parts != 1 && other->needs_slot())
       bytes = std::max(bytes, other->full_bytes());
-  ring_.push_back(std::make_unique<Slot>(Slot{bytes_on(device, bytes), nullptr, true}));
+  ring_.push_back(make_slot(device, bytes, /*ring=*/true));
   return ring_.back().get();
 }
 
@@ -385,7 +390,8 @@ void Model::hold(Unit& unit, bool writable) {
       throw Error("unit \"" + unit.name + "\" has no values yet.",
                   "call sharded.materialize(device) first.");
     if (stale_readers_) synchronize_readers("summon_full_params");
-    unit.own = std::make_unique<Slot>(Slot{bytes_on(device, unit.full_bytes()), &unit, false});
+    unit.own = make_slot(device, unit.full_bytes(), /*ring=*/false);
+    unit.own->tenant = &unit;
     unit.slot = unit.own.get();
     for (const auto& flat : unit.flats)
       full_view(unit, *flat, unit.slot->bytes)

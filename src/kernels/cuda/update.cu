@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kFlight = 2;  // times kWide elements that a thread has in flight
-constexpr int kRounds = 8;  // times that it does so
+constexpr int kRounds = 2;  // times that it does so
 constexpr int64_t kVectors = int64_t{kThreads} * kFlight * kRounds;  // of a chunk
 constexpr int64_t kChunk = kVectors * kWide;
 constexpr int kPieces = 256;  // of a launch
