@@ -12,6 +12,7 @@
 #include "kernels/ops.h"
 #include "shard/model.h"
 #include "shard/profile.h"
+#include "shard/saved_activations.h"
 
 namespace fsdp::shard {
 namespace {
@@ -81,7 +82,7 @@ void Model::begin_backward() {
       if (flat->is_stand_in(p.handle.grad())) p.handle.mutable_grad() = at::Tensor();
     std::fill(flat->arrived.begin(), flat->arrived.end(), 0);
   }
-  if (profiler) profiler->see(memory(), /*forward_done=*/true);
+  show_memory();
 }
 
 void Model::end_backward(bool failed) {
@@ -95,7 +96,7 @@ void Model::end_backward(bool failed) {
       if (flat->slot) reduce(*flat);
   }
   finish_reductions();
-  if (profiler) profiler->see(memory(), /*forward_done=*/false);
+  show_memory();
   for (Flat* flat : flats()) {
     std::fill(flat->expected.begin(), flat->expected.end(), 0);
     if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
@@ -130,6 +131,13 @@ void Model::drop_gradients() {
     if (flat->slot) give_back(*flat);
     std::fill(flat->expected.begin(), flat->expected.end(), 0);
   }
+}
+
+void Model::show_memory() {
+  if (!profiler) return;
+  MemoryReport now = memory();
+  now.activations = saved_activations::held();
+  profiler->see(now);
 }
 
 // --- one gradient ---
@@ -183,7 +191,10 @@ void Model::close_gradient(Flat& flat, size_t parameter) {
 
 void Model::take_gradient_slot(Flat& flat) {
   // Where nothing is reduced, gradients are written where they stay.
-  if (stays(flat)) return flat.take(flat.own_slot());
+  if (stays(flat)) {
+    flat.take(flat.own_slot());
+    return show_memory();
+  }
   int64_t bytes = flat.layout().full_numel() * element(flat.slot_dtype());
   Unit& unit = flat.unit();
   const Group& group = *unit.group;
@@ -226,6 +237,7 @@ void Model::take_gradient_slot(Flat& flat) {
   slot->taken = true;
   slot->last_use = ++uses_;
   flat.take(slot);
+  show_memory();
 }
 
 void Model::give_back(Flat& flat) {

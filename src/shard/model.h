@@ -137,6 +137,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void give_back(Flat& flat);
   void finish_reductions();
   void accumulate(Flat& flat, at::Tensor reduced);
+  void show_memory();  // to the profiler
 
   SideStream gather_stream_, reduce_stream_, replicate_stream_;
   Order order_;

@@ -61,9 +61,8 @@ void Profiler::met(std::chrono::nanoseconds host_time) {
   meetings_ms_ += Milliseconds(host_time).count();
 }
 
-void Profiler::see(MemoryReport memory, bool forward_done) {
-  if (!forward_done) memory.activations = 0;
-  if (memory.total() + memory.activations > most_.total() + most_.activations) most_ = memory;
+void Profiler::see(const MemoryReport& now) {
+  if (now.total() + now.activations > most_.total() + most_.activations) most_ = now;
 }
 
 // --- TraceScope ---

@@ -56,9 +56,9 @@ class Profiler {
   void met(std::chrono::nanoseconds host_time);
   double meetings_ms() const { return meetings_ms_; }
 
-  // What is held when forward is done (autograd then has kept all it will) or backward is (it has
-  // nothing left, but gradients are there). The larger of the two is kept.
-  void see(MemoryReport memory, bool forward_done);
+  // What is held now, `activations` included. The most is kept. Called when forward is done, which
+  // is when autograd has kept all it will, whenever gradients are given memory, and after backward.
+  void see(const MemoryReport& now);
   const MemoryReport& most_memory() const { return most_; }
 
  private:

@@ -64,7 +64,7 @@ struct TrainConfig {
   std::string sample_prompt = "";
   double sample_temperature = 0.8;
   bool deterministic = false;  // a GPU's operators give the same bits every time
-  std::string graph = "off";   // steps as CUDA graphs: auto, on, off
+  std::string graph = "auto";  // steps as CUDA graphs: auto, on, off
   int64_t profile = 0;         // steps whose time is taken apart; 0: none
 };
 

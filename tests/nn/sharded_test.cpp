@@ -196,7 +196,7 @@ TEST_P(ShardedLayers, AutogradGradGivesThisRanksOwnGradientAndLeavesNone) {
   auto mine = gradients_of(both.mine()), expected = gradients_of(both.oracle().plain());
   for (size_t i = 0; i < names.size(); ++i) {
     EXPECT_LE((mine[i] - expected[i]).norm().item<double>(),
-              1e-2 * expected[i].norm().item<double>())
+              2e-2 * expected[i].norm().item<double>())
         << names[i];
     EXPECT_FALSE(both.sharded().full_grad(names[i]).defined()) << names[i];
   }

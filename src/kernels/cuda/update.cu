@@ -21,10 +21,7 @@ namespace fsdp::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kFlight = 2;  // times kWide elements that a thread has in flight
-constexpr int kRounds = 2;  // times that it does so
-constexpr int64_t kVectors = int64_t{kThreads} * kFlight * kRounds;  // of a chunk
-constexpr int64_t kChunk = kVectors * kWide;
+constexpr int64_t kChunk = int64_t{kThreads} * kWide;  // of a block: one vector a thread is fastest
 constexpr int kPieces = 256;  // of a launch
 constexpr int64_t kMostBlocks = 1 << 30;
 constexpr size_t kMostParameterBytes = 32764;
@@ -225,30 +222,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   const int64_t vectors = (p.numel - p.head) / kWide;
-  const int64_t end = min(vectors, (chunk + 1) * kVectors);
-  for (int64_t first = chunk * kVectors + threadIdx.x; first < end; first += kFlight * kThreads) {
-    Four w[kFlight], g[kFlight], m[kFlight], v[kFlight];
+  const int64_t vector = chunk * kThreads + threadIdx.x;
+  if (vector < vectors) {
+    const int64_t i = p.head + vector * kWide;
+    Four w = Memory::masters(p, i), m, v;
+    const Four g = Memory::grads(p, i);
+    if constexpr (Rule::kStates > 0) m = load_float(p.first, i);
+    if constexpr (Rule::kStates > 1) v = load_float(p.second, i);
 #pragma unroll
-    for (int j = 0; j < kFlight; ++j) {
-      const int64_t vector = first + j * kThreads;
-      if (vector >= end) break;
-      const int64_t i = p.head + vector * kWide;
-      w[j] = Memory::masters(p, i);
-      g[j] = Memory::grads(p, i);
-      if constexpr (Rule::kStates > 0) m[j] = load_float(p.first, i);
-      if constexpr (Rule::kStates > 1) v[j] = load_float(p.second, i);
-    }
-#pragma unroll
-    for (int j = 0; j < kFlight; ++j) {
-      const int64_t vector = first + j * kThreads;
-      if (vector >= end) break;
-      const int64_t i = p.head + vector * kWide;
-#pragma unroll
-      for (int k = 0; k < kWide; ++k) rule.apply(w[j].x[k], g[j].x[k], m[j].x[k], v[j].x[k]);
-      if constexpr (Rule::kStates > 0) store_float(p.first, i, m[j]);
-      if constexpr (Rule::kStates > 1) store_float(p.second, i, v[j]);
-      Memory::put(p, i, w[j]);
-    }
+    for (int k = 0; k < kWide; ++k) rule.apply(w.x[k], g.x[k], m.x[k], v.x[k]);
+    if constexpr (Rule::kStates > 0) store_float(p.first, i, m);
+    if constexpr (Rule::kStates > 1) store_float(p.second, i, v);
+    Memory::put(p, i, w);
   }
 
   if (chunk == 0) {  // what lies before and after the aligned part: less than kWide each
