@@ -285,13 +285,21 @@ void train(const World& world, RunRequest request) {
   struct UnderWay {  // a step whose outcome is not known yet
     RunState state;
     StepCost cost;
+    std::chrono::steady_clock::time_point begun;
   };
   std::deque<UnderWay> under_way;
+  std::chrono::steady_clock::time_point last_known;
   bool stop = false;
   auto settle = [&] {
     while (std::optional<StepOutcome> outcome = steps.outcome()) {
-      const UnderWay done = under_way.front();
+      UnderWay done = under_way.front();
       under_way.pop_front();
+      // A step whose host ran ahead of it took from the end of the one before to its own.
+      if (!done.cost.comm_s)
+        done.cost.seconds =
+            std::chrono::duration<double>(outcome->known - std::max(last_known, done.begun))
+                .count();
+      last_known = outcome->known;
       state.skipped += outcome->updated ? 0 : 1;
       stop = stop || outcome->stop;
       report.step(done.state, *outcome, done.cost);
@@ -304,12 +312,14 @@ void train(const World& world, RunRequest request) {
     std::chrono::nanoseconds waited = feed->waited();
     const bool eager = profile.active();
     profile.before_step();
+    const auto begun = std::chrono::steady_clock::now();
     report.timed(Report::kStep, [&] { steps.take(feed->next(), eager); });
     const std::string profiled = profile.after_step();
     ++state.step;
     state.position = feed->position();
     state.tokens += config.train.batch * training.trainee.tokens_per_sample;
-    under_way.push_back({state, report.cost(feed->waited() - waited, steps.host_is_ahead())});
+    under_way.push_back(
+        {state, report.cost(feed->waited() - waited, steps.host_is_ahead()), begun});
     training.scheduler->set_steps(state.step);
     const bool last = state.step == training.steps;
     const bool evaluates = due(config.train.eval_every, state.step);

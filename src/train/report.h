@@ -15,7 +15,7 @@
 
 namespace fsdp::train {
 
-// What a step took. Known when it is begun, where its outcome may not be.
+// What a step took. Of a step that is replayed, `seconds` is known with its outcome.
 struct StepCost {
   double seconds = 0;
   double data_s = 0;             // of them, waiting for data

@@ -2,6 +2,7 @@
 // finite, the clip, the update.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -27,6 +28,7 @@ struct StepOutcome {     // the same on every rank
   int64_t counted = 0;   // targets, over all ranks
   bool updated = false;  // false: loss or gradient was not finite, and nothing has changed
   bool stop = false;     // some rank was asked to stop
+  std::chrono::steady_clock::time_point known = {};  // when the host had it; not the same
 };
 
 // Collective. `wants_to_stop` is asked when all is computed: did this rank get a signal? `scaler`

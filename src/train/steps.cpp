@@ -78,6 +78,7 @@ void Steps::take(const Samples& batch, bool eager) {
   known_.push_back(take_step(training_.world, training_.trainee, training_.sharded,
                              *training_.optimizer, training_.scaler.get(), batch, options_,
                              wants_to_stop_));
+  known_.back().known = std::chrono::steady_clock::now();
 }
 
 void Steps::take_graphed(const Samples& batch) {
@@ -131,7 +132,8 @@ void Steps::collect(size_t but) {
                       .grad_norm = arrival.norm.item<float>(),
                       .counted = graphed.counted * training_.world.size(),
                       .updated = !arrival.skipped.item<bool>(),
-                      .stop = arrival.stop.item<int>() > 0});
+                      .stop = arrival.stop.item<int>() > 0,
+                      .known = std::chrono::steady_clock::now()});
   }
 }
 
