@@ -1,11 +1,21 @@
-# What we use beside LibTorch. Header-only libraries are required; MPI and CUDA are optional, and
-# what was found is said once, at configure and by `fsdp doctor`.
+# What we use beside LibTorch. Header-only libraries are required; liburing, MPI and CUDA are optional,
+# and what was found is said once, at configure and by `fsdp doctor`.
 find_package(Threads REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_path(FSDP_XXHASH_INCLUDE xxhash.h)  # used as a header, so that there is nothing to link
 if(NOT FSDP_XXHASH_INCLUDE)
   message(FATAL_ERROR "xxhash.h was not found.\nHINT: install libxxhash-dev.")
+endif()
+
+# State on a disk goes through io_uring; without the library, through threads.
+set(FSDP_HAVE_URING OFF)
+if(FSDP_URING)
+  find_path(FSDP_URING_INCLUDE liburing.h)
+  find_library(FSDP_URING_LIBRARY uring)
+  if(FSDP_URING_INCLUDE AND FSDP_URING_LIBRARY)
+    set(FSDP_HAVE_URING ON)
+  endif()
 endif()
 
 set(FSDP_HAVE_MPI OFF)
@@ -74,3 +84,4 @@ endif()
 message(STATUS "LibTorch ${FSDP_TORCH_VERSION} in ${FSDP_LIBTORCH}")
 message(STATUS "CUDA library: ${FSDP_HAVE_CUDA} ${FSDP_CUDA_WHY}")
 message(STATUS "MPI library: ${FSDP_HAVE_MPI}")
+message(STATUS "io_uring (liburing): ${FSDP_HAVE_URING}")

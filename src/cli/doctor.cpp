@@ -34,6 +34,7 @@ constexpr Probe kProbes[] = {
     {"/dev/shm", probe_dev_shm},
     {"limits", probe_limits},
     {"huge pages", probe_huge_pages},
+    {"io_uring", probe_io_uring},
     {"launcher", probe_launcher},
     {"environment", probe_environment},
     {"python peer", probe_python},

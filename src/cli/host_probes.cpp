@@ -26,6 +26,7 @@
 #include "comm/launch_environment.h"
 #include "comm/settings.h"
 #include "comm/shm/mapping.h"
+#include "disk/engine.h"
 #include "fsdp/error.h"
 #include "launch/environment.h"
 
@@ -239,6 +240,16 @@ Finding probe_huge_pages() {
                     "tee ") +
             kFile + ".");
   return finding;
+}
+
+Finding probe_io_uring() {
+  const std::string why_not = disk::why_no_uring();
+  if (why_not.empty()) return {"works, for state on a disk"};
+  return {
+      "not used: " + why_not, Finding::kNote,
+      "state on a disk (offload.directory) goes through threads instead, which need more of the "
+      "CPU; install liburing-dev before building, and allow io_uring in the container "
+      "(sysctl kernel.io_uring_disabled=0, or docker's --security-opt seccomp=...)."};
 }
 
 Finding probe_launcher() {

@@ -63,7 +63,7 @@ TEST(Doctor, EveryJsonLineHasTheStableKeysInOrder) {
   }
   for (const char* item : {"fsdp", "compiler", "LibTorch", "CUDA library", "GPUs", "NCCL", "MPI",
                            "cores", "memory", "shared memory", "peer watch", "/dev/shm", "limits",
-                           "huge pages", "launcher", "environment", "python peer"})
+                           "huge pages", "io_uring", "launcher", "environment", "python peer"})
     EXPECT_TRUE(found.rows.count(item)) << item;
 }
 

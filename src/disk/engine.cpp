@@ -1,0 +1,119 @@
+#include "disk/engine.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "base/table.h"
+#include "fsdp/error.h"
+
+namespace fsdp::disk {
+namespace {
+
+const char* verb(Direction direction) {
+  return direction == Direction::kRead ? "reading" : "writing";
+}
+
+}  // namespace
+
+Ticket Engine::start(Direction direction, int64_t offset, char* memory, int64_t bytes) {
+  auto ticket = std::make_shared<Transfer>(Transfer{direction, offset, bytes, bytes, 0, {}, {}});
+  {
+    const std::lock_guard lock(mutex_);
+    for (int64_t at = 0; at < bytes; at += options_.piece, ++ticket->pieces)
+      queue_.push_back({ticket, offset + at, memory + at, std::min(options_.piece, bytes - at)});
+  }
+  wake();
+  return ticket;
+}
+
+bool Engine::done(const Ticket& ticket) {
+  const std::lock_guard lock(mutex_);
+  return ticket->pieces == 0;
+}
+
+void Engine::wait(const Ticket& ticket) {
+  std::unique_lock lock(mutex_);
+  while (ticket->pieces > 0) {
+    const int64_t before = finished_;
+    if (ended_.wait_for(lock, options_.limit,
+                        [&] { return finished_ != before || ticket->pieces == 0; }))
+      continue;
+    throw Error(file_.path() + ": " + verb(ticket->direction) + " " +
+                    with_separators(ticket->bytes) + " bytes at " +
+                    with_separators(ticket->offset) + ": nothing has come from the disk for " +
+                    std::to_string(options_.limit.count() / 1000) + " s; " +
+                    with_separators(ticket->left) + " bytes are missing.",
+                "see the system's log (dmesg) if this is a disk that fails; a network file system "
+                "may be cut off.");
+  }
+  if (!ticket->problem.empty()) throw Error(ticket->problem, ticket->hint);
+}
+
+bool Engine::take(Piece& piece) {
+  const std::lock_guard lock(mutex_);
+  if (queue_.empty()) return false;
+  piece = std::move(queue_.front());
+  queue_.pop_front();
+  return true;
+}
+
+bool Engine::finish(Piece& piece, int64_t result) {
+  const Direction direction = piece.ticket->direction;
+  if (result >= 0)
+    if (const int injected =
+            ask_seam(direction == Direction::kRead ? "read" : "write", piece.offset))
+      result = -injected;
+  if (result == -EINTR || result == -EAGAIN) return false;
+  if (result < 0) {
+    const int code = static_cast<int>(-result);
+    fail(piece, std::generic_category().message(code),
+         code == ENOSPC || code == EDQUOT
+             ? "make room on the disk, or choose a directory on another one."
+             : "see the system's log (dmesg) if this is a disk that fails; another directory may "
+               "lie on a sound one.");
+    return true;
+  }
+  // Past the page cache a rest can only begin at a whole block.
+  int64_t came = std::min(result, piece.bytes);
+  if (came < piece.bytes && file_.direct()) came -= came % kAlignment;
+  if (came == 0) {
+    fail(piece,
+         direction == Direction::kRead ? "the file ends there" : "the disk takes no more bytes",
+         "the file was cut by another program, or the disk fails (dmesg).");
+    return true;
+  }
+  const std::lock_guard lock(mutex_);
+  piece.ticket->left -= came;
+  piece.offset += came;
+  piece.memory += came;
+  piece.bytes -= came;
+  if (piece.bytes > 0) return false;
+  --piece.ticket->pieces;
+  ++finished_;
+  ended_.notify_all();
+  return true;
+}
+
+void Engine::fail(Piece& piece, const std::string& why, const std::string& hint) {
+  const std::lock_guard lock(mutex_);
+  Transfer& transfer = *piece.ticket;
+  if (transfer.problem.empty()) {
+    transfer.problem = file_.path() + ": " + verb(transfer.direction) + " " +
+                       with_separators(piece.bytes) + " bytes at " + with_separators(piece.offset) +
+                       " failed: " + why + ".";
+    transfer.hint = hint;
+  }
+  --transfer.pieces;
+  ++finished_;
+  ended_.notify_all();
+}
+
+std::unique_ptr<Engine> make_engine(const ScratchFile& file, const EngineOptions& options,
+                                    std::span<const std::span<char>> memory) {
+  if (options.uring && file.direct())
+    if (auto engine = make_uring_engine(file, options, memory)) return engine;
+  return make_thread_engine(file, options);
+}
+
+}  // namespace fsdp::disk

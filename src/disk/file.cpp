@@ -1,0 +1,113 @@
+#include "disk/file.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "base/table.h"
+#include "fsdp/error.h"
+
+namespace fsdp::disk {
+namespace {
+
+std::atomic<Seam> seam = nullptr;
+std::atomic<int> opened = 0;  // files of this process so far
+
+std::string words(int code) {
+  return std::generic_category().message(code);
+}
+
+std::string sized(int64_t bytes) {
+  return with_separators(bytes) + " bytes (" + human_bytes(static_cast<double>(bytes)) + ")";
+}
+
+int64_t free_bytes(int descriptor) {
+  struct statvfs disk {};
+  if (::fstatvfs(descriptor, &disk) < 0) return 0;
+  return static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
+}
+
+// 0 or an errno. A limit on the size of files is asked first: going over it sends a signal that
+// ends the process.
+int allocate(int descriptor, int64_t bytes) {
+  if (const int injected = ask_seam("allocate", 0)) return injected;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      limit.rlim_cur < static_cast<rlim_t>(bytes))
+    return EFBIG;
+  int result = 0;
+  do {
+    result = ::fallocate(descriptor, 0, 0, bytes);
+  } while (result < 0 && errno == EINTR);
+  if (result == 0) return 0;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+  // Some network file systems cannot. Then the best that can be done is to look.
+  if (free_bytes(descriptor) < bytes) return ENOSPC;
+  return ::ftruncate(descriptor, bytes) == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+void set_seam(Seam fresh) {
+  seam = fresh;
+}
+
+int ask_seam(const char* call, int64_t offset) {
+  const Seam test = seam;
+  return test ? test(call, offset) : 0;
+}
+
+ScratchFile::ScratchFile(const std::string& directory, int64_t bytes, bool direct)
+    : directory_(directory.empty() ? "." : directory), bytes_(aligned(bytes)) {
+  path_ =
+      directory_ + "/.fsdp-states-" + std::to_string(::getpid()) + "-" + std::to_string(opened++);
+  open(direct);
+  try {
+    reserve();
+  } catch (...) {
+    ::close(std::exchange(descriptor_, -1));
+    throw;
+  }
+}
+
+ScratchFile::~ScratchFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void ScratchFile::open(bool direct) {
+  // A file of this name is of a process that had our number and was killed between two calls.
+  ::unlink(path_.c_str());
+  const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+  if (direct) descriptor_ = ::open(path_.c_str(), flags | O_DIRECT, 0600);
+  direct_ = descriptor_ >= 0;
+  if (!direct_) {
+    ::unlink(path_.c_str());  // some file systems create the file before they say no
+    descriptor_ = ::open(path_.c_str(), flags, 0600);
+  }
+  if (descriptor_ < 0)
+    throw Error(
+        directory_ + ": no file for optimizer state can be made here: " + words(errno) + ".",
+        "choose a directory on a local disk that exists and may be written.");
+  ::unlink(path_.c_str());
+}
+
+void ScratchFile::reserve() const {
+  const int code = allocate(descriptor_, bytes_);
+  if (code == 0) return;
+  const std::string wanted =
+      directory_ + ": there is no room for " + sized(bytes_) + " of optimizer state: ";
+  if (code == EFBIG)
+    throw Error(wanted + "files may not become so large.",
+                "raise the limit (ulimit -f unlimited), or use a file system for large files.");
+  throw Error(wanted + words(code) + "; " + sized(free_bytes(descriptor_)) + " are free.",
+              "make room, choose a directory on a larger disk, or offload a smaller part "
+              "(Offload::fraction).");
+}
+
+}  // namespace fsdp::disk

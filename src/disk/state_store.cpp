@@ -1,0 +1,209 @@
+#include "disk/state_store.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/table.h"
+
+namespace fsdp::disk {
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;  // disks take twice the bytes a second from such pages
+
+}  // namespace
+
+StateStore::StateStore(const std::string& directory, std::vector<std::vector<int64_t>> entries,
+                       const StoreOptions& options)
+    : memory_(nullptr, [](char* memory) { std::free(memory); }) {
+  if (options.buffers < 2)
+    throw Error(
+        "state on a disk needs at least 2 buffers, not " + std::to_string(options.buffers) + ".",
+        "one is worked on while another is read or written.");
+  int64_t total = 0;
+  for (const auto& tensors : entries) {
+    Entry& entry = entries_.emplace_back();
+    entry.offset = total;
+    for (const int64_t bytes : tensors) {
+      entry.begins.push_back(entry.bytes);
+      entry.bytes += aligned(bytes);
+    }
+    entry.next = static_cast<int>(entries_.size() % entries.size());
+    total += entry.bytes;
+    buffer_bytes_ = std::max(buffer_bytes_, entry.bytes);
+  }
+  file_ = std::make_unique<ScratchFile>(directory, std::max(total, kAlignment), options.direct);
+  const auto count = static_cast<size_t>(options.buffers);
+  const auto wanted = static_cast<size_t>(std::max(buffer_bytes_, kAlignment)) * count;
+  const size_t bytes = (wanted + kHugePage - 1) / kHugePage * kHugePage;
+  memory_.reset(static_cast<char*>(std::aligned_alloc(kHugePage, bytes)));
+  if (!memory_)
+    throw Error("there is no memory for " + std::to_string(count) + " buffers of " +
+                    human_bytes(static_cast<double>(buffer_bytes_)) + " for state on a disk.",
+                "take smaller or fewer buffers.");
+  ::madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // only advice
+  std::vector<std::span<char>> parts;
+  for (size_t i = 0; i < count; ++i) {
+    buffers_.emplace_back().memory = memory_.get() + i * static_cast<size_t>(buffer_bytes_);
+    parts.emplace_back(buffers_.back().memory, static_cast<size_t>(buffer_bytes_));
+  }
+  engine_ = make_engine(*file_, options.engine, parts);
+}
+
+int64_t StateStore::bytes_in_memory() const {
+  return buffer_bytes_ * static_cast<int64_t>(buffers_.size());
+}
+
+StoreCounts StateStore::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+template <typename Work>
+auto StateStore::guarded(Work work) {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw *failure_;
+  try {
+    return work();
+  } catch (const Error& problem) {
+    failure_ = problem;
+    throw;
+  }
+}
+
+std::span<char* const> StateStore::get(int entry) {
+  return guarded([&] {
+    place(entry);
+    ++counts_.gets;
+    if (last_ >= 0) entries_[static_cast<size_t>(last_)].next = entry;
+    last_ = entry;
+    Buffer* buffer = holding(entry);
+    if (buffer) {
+      if (buffer->state == State::kHeld)
+        throw Error("entry " + std::to_string(entry) + " of the state on disk is held already.",
+                    "put it back before it is asked for again.");
+      ++counts_.ahead;
+    } else {
+      buffer = &claim(entry);
+      read(*buffer, entry);
+    }
+    if (buffer->state == State::kReading) read_ahead(entry);  // the disk goes on while we wait
+    await(*buffer);  // a write, too: it must not see what the caller changes
+    become(*buffer, State::kHeld);
+    read_ahead(entry);
+    return std::span<char* const>(buffer->tensors);
+  });
+}
+
+void StateStore::put(int entry, bool changed) {
+  guarded([&] {
+    Buffer* buffer = holding(entry);
+    if (!buffer || buffer->state != State::kHeld)
+      throw Error("entry " + std::to_string(entry) + " of the state on disk is not held.",
+                  "get it first.");
+    become(*buffer, changed ? State::kWriting : State::kFree);
+    if (changed) {
+      const Entry& to = place(entry);
+      buffer->ticket = engine_->start(Direction::kWrite, to.offset, buffer->memory, to.bytes);
+      counts_.bytes_written += to.bytes;
+    }
+    read_ahead(last_);
+  });
+}
+
+void StateStore::flush() {
+  guarded([&] {
+    for (Buffer& buffer : buffers_)
+      if (buffer.state == State::kWriting) {
+        await(buffer);
+        become(buffer, State::kFree);
+      }
+  });
+}
+
+// --- under the lock ---
+
+void StateStore::become(Buffer& buffer, State state) {
+  buffer.state = state;
+  buffer.since = ++clock_;
+}
+
+const StateStore::Entry& StateStore::place(int entry) const {
+  if (entry < 0 || static_cast<size_t>(entry) >= entries_.size())
+    throw Error("the state on disk has " + std::to_string(entries_.size()) +
+                    " entries, and no entry " + std::to_string(entry) + ".",
+                "count from 0.");
+  return entries_[static_cast<size_t>(entry)];
+}
+
+StateStore::Buffer* StateStore::holding(int entry) {
+  for (Buffer& buffer : buffers_)
+    if (buffer.entry == entry) return &buffer;
+  return nullptr;
+}
+
+StateStore::Buffer* StateStore::oldest(State state) {
+  Buffer* found = nullptr;
+  for (Buffer& buffer : buffers_)
+    if (buffer.state == state && (!found || buffer.since < found->since)) found = &buffer;
+  return found;
+}
+
+void StateStore::await(Buffer& buffer) {
+  if (!buffer.ticket) return;
+  engine_->wait(buffer.ticket);
+  buffer.ticket.reset();
+}
+
+void StateStore::collect() {
+  for (Buffer& buffer : buffers_)
+    if (buffer.state == State::kWriting && engine_->done(buffer.ticket)) {
+      await(buffer);
+      become(buffer, State::kFree);
+    }
+}
+
+StateStore::Buffer* StateStore::free_one() {
+  collect();
+  return oldest(State::kFree);
+}
+
+// Where nothing is free, a write is waited for; then something that was read ahead has to go.
+StateStore::Buffer& StateStore::claim(int entry) {
+  Buffer* buffer = free_one();
+  if (!buffer) buffer = oldest(State::kWriting);
+  if (!buffer) buffer = oldest(State::kReading);
+  if (!buffer)
+    throw Error("all " + std::to_string(buffers_.size()) +
+                    " buffers for state on a disk are held, and entry " + std::to_string(entry) +
+                    " needs one.",
+                "put back what is done, or take more buffers.");
+  await(*buffer);
+  return *buffer;
+}
+
+void StateStore::read(Buffer& buffer, int entry) {
+  const Entry& from = place(entry);
+  buffer.entry = entry;
+  buffer.tensors.clear();
+  for (const int64_t begin : from.begins) buffer.tensors.push_back(buffer.memory + begin);
+  become(buffer, State::kReading);
+  buffer.ticket = engine_->start(Direction::kRead, from.offset, buffer.memory, from.bytes);
+  counts_.bytes_read += from.bytes;
+}
+
+void StateStore::read_ahead(int entry) {
+  if (entry < 0) return;
+  int next = place(entry).next;
+  for (size_t far = 1; far < buffers_.size() && next != entry; ++far) {
+    if (!holding(next)) {
+      Buffer* buffer = free_one();
+      if (!buffer) return;
+      read(*buffer, next);
+    }
+    next = place(next).next;
+  }
+}
+
+}  // namespace fsdp::disk

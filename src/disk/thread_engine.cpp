@@ -1,0 +1,86 @@
+// The engine of threads: each takes a piece and calls pread or pwrite until it is done.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "disk/engine.h"
+
+namespace fsdp::disk {
+namespace {
+
+// The page cache would keep what no one reads before the next step, at the cost of memory that
+// somebody needs. Pages that are not on the disk yet cannot be dropped, so they are written first,
+// which also brings the disk's errors. False: such an error, in errno.
+bool forget(int file, bool reading, int64_t offset, int64_t bytes) {
+  const unsigned written =
+      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  if (!reading && ::sync_file_range(file, offset, bytes, written) < 0 &&
+      (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+    return false;
+  ::posix_fadvise(file, offset, bytes, POSIX_FADV_DONTNEED);
+  return true;
+}
+
+class ThreadEngine final : public Engine {
+ public:
+  ThreadEngine(const ScratchFile& file, const EngineOptions& options) : Engine(file, options) {
+    for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { run(); });
+  }
+
+  // What has not begun is dropped.
+  ~ThreadEngine() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      queue_.clear();
+    }
+    more_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  const char* name() const override { return "threads"; }
+
+ private:
+  void wake() override { more_.notify_all(); }
+
+  int64_t run_piece(const Piece& piece) const {
+    return transfer_once(file_, piece.ticket->direction, piece.offset, piece.memory, piece.bytes);
+  }
+
+  void run() {
+    for (Piece piece;;) {
+      {
+        std::unique_lock lock(mutex_);
+        more_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+        if (stopping_) return;
+      }
+      if (!take(piece)) continue;  // another thread was faster
+      while (!finish(piece, run_piece(piece))) continue;
+      piece = {};  // nobody's transfer is held while we sleep
+    }
+  }
+
+  std::condition_variable more_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;  // last, so that the rest is there when they begin
+};
+
+}  // namespace
+
+int64_t transfer_once(const ScratchFile& file, Direction direction, int64_t offset, char* memory,
+                      int64_t bytes) {
+  const bool reading = direction == Direction::kRead;
+  const auto size = static_cast<size_t>(bytes);
+  const ssize_t result = reading ? ::pread(file.descriptor(), memory, size, offset)
+                                 : ::pwrite(file.descriptor(), memory, size, offset);
+  if (result < 0) return -errno;
+  return file.direct() || forget(file.descriptor(), reading, offset, result) ? result : -errno;
+}
+
+std::unique_ptr<Engine> make_thread_engine(const ScratchFile& file, const EngineOptions& options) {
+  return std::make_unique<ThreadEngine>(file, options);
+}
+
+}  // namespace fsdp::disk

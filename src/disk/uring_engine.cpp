@@ -1,0 +1,224 @@
+// The engine of io_uring: pieces are handed to the kernel by whoever starts a transfer, and by one
+// thread of ours that waits for what has ended and hands over what comes next.
+//
+// Two rules keep this simple. The submission side of the ring is touched only under `ring_mutex_`,
+// the completion side only by our thread. And no more pieces are under way than there are slots, so
+// that neither side can overflow.
+#include "disk/engine.h"
+
+#ifdef FSDP_HAVE_URING
+#include <liburing.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+#include <thread>
+
+namespace fsdp::disk {
+namespace {
+
+constexpr uint64_t kWakeUp = ~uint64_t{0};                // user_data of what only ends a wait
+constexpr int64_t kLargestRegistered = int64_t{1} << 30;  // the kernel's limit on one piece
+
+// A ring, or the negative errno why there is none.
+int open_ring(io_uring& ring, unsigned entries) {
+  const int result = io_uring_queue_init(entries, &ring, 0);
+  if (result < 0) return result;
+  io_uring_probe* probe = io_uring_get_probe_ring(&ring);
+  const bool enough = probe && io_uring_opcode_supported(probe, IORING_OP_READ) &&
+                      io_uring_opcode_supported(probe, IORING_OP_WRITE);
+  if (probe) io_uring_free_probe(probe);
+  if (enough) return 0;
+  io_uring_queue_exit(&ring);
+  return -ENOSYS;
+}
+
+class UringEngine final : public Engine {
+ public:
+  UringEngine(const ScratchFile& file, const EngineOptions& options, const io_uring& ring,
+              std::span<const std::span<char>> memory)
+      : Engine(file, options), ring_(ring), slots_(static_cast<size_t>(options.depth)) {
+    for (size_t i = 0; i < slots_.size(); ++i) free_.push_back(i);
+    register_memory(memory);
+    reaper_ = std::thread([this] { reap(); });
+  }
+
+  // What has not begun is dropped; what has begun ends first, because the kernel uses its memory.
+  ~UringEngine() override {
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.clear();
+    }
+    {
+      const std::lock_guard lock(ring_mutex_);
+      stopping_ = true;
+      if (io_uring_sqe* entry = io_uring_get_sqe(&ring_)) {
+        io_uring_prep_nop(entry);
+        io_uring_sqe_set_data64(entry, kWakeUp);
+      }
+      submit();
+    }
+    reaper_.join();
+    io_uring_queue_exit(&ring_);
+  }
+
+  const char* name() const override { return "io_uring"; }
+
+ private:
+  // Saves the kernel looking up the pages of every piece. Where it refuses (a limit on locked
+  // memory), pieces are read and written without.
+  void register_memory(std::span<const std::span<char>> memory) {
+    std::vector<iovec> vectors;
+    for (const auto& part : memory)
+      for (size_t at = 0; at < part.size(); at += kLargestRegistered)
+        vectors.push_back(
+            {part.data() + at, std::min<size_t>(part.size() - at, kLargestRegistered)});
+    if (vectors.empty()) return;
+    const auto count = static_cast<unsigned>(vectors.size());
+    if (io_uring_register_buffers(&ring_, vectors.data(), count) == 0) registered_ = vectors;
+  }
+
+  // Where all of the piece lies, or -1.
+  int registered(const Piece& piece) const {
+    for (size_t i = 0; i < registered_.size(); ++i) {
+      const auto* begin = static_cast<const char*>(registered_[i].iov_base);
+      if (piece.memory >= begin && piece.memory + piece.bytes <= begin + registered_[i].iov_len)
+        return static_cast<int>(i);
+    }
+    return -1;
+  }
+
+  void wake() override {
+    const std::lock_guard lock(ring_mutex_);
+    hand_over();
+  }
+
+  // --- under ring_mutex_ ---
+
+  void hand_over() {
+    for (Piece piece; !free_.empty() && take(piece);) {
+      const size_t slot = free_.back();
+      free_.pop_back();
+      slots_[slot] = std::move(piece);
+      prepare(slot);
+    }
+    submit();
+  }
+
+  void prepare(size_t slot) {
+    const Piece& piece = slots_[slot];
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // there are more than slots
+    const int fd = file_.descriptor(), buffer = registered(piece);
+    const auto bytes = static_cast<unsigned>(piece.bytes);
+    const auto offset = static_cast<uint64_t>(piece.offset);
+    if (piece.ticket->direction == Direction::kRead) {
+      if (buffer >= 0)
+        io_uring_prep_read_fixed(entry, fd, piece.memory, bytes, offset, buffer);
+      else
+        io_uring_prep_read(entry, fd, piece.memory, bytes, offset);
+    } else {
+      if (buffer >= 0)
+        io_uring_prep_write_fixed(entry, fd, piece.memory, bytes, offset, buffer);
+      else
+        io_uring_prep_write(entry, fd, piece.memory, bytes, offset);
+    }
+    io_uring_sqe_set_data64(entry, slot);
+  }
+
+  // The kernel may be short of memory for a moment. If that does not end, a wait runs into its
+  // limit and says so.
+  void submit() {
+    for (int tries = 0; io_uring_sq_ready(&ring_) > 0 && tries < 1000;)
+      if (io_uring_submit(&ring_) <= 0) {
+        ++tries;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+  }
+
+  // --- our thread ---
+
+  void reap() {
+    for (bool last = false; !last;) {
+      io_uring_cqe* entry = nullptr;
+      if (io_uring_wait_cqe(&ring_, &entry) < 0) continue;  // a signal
+      do {
+        const uint64_t slot = io_uring_cqe_get_data64(entry);
+        const int result = entry->res;
+        io_uring_cqe_seen(&ring_, entry);
+        if (slot != kWakeUp) ended(static_cast<size_t>(slot), result);
+      } while (io_uring_peek_cqe(&ring_, &entry) == 0);
+      const std::lock_guard lock(ring_mutex_);
+      hand_over();
+      last = stopping_ && free_.size() == slots_.size();
+    }
+  }
+
+  void ended(size_t slot, int result) {
+    Piece piece;
+    {
+      const std::lock_guard lock(ring_mutex_);
+      piece = slots_[slot];
+    }
+    const bool whole = finish(piece, result);
+    const std::lock_guard lock(ring_mutex_);
+    slots_[slot] = whole ? Piece{} : piece;
+    if (whole)
+      free_.push_back(slot);
+    else
+      prepare(slot);  // submitted with what is handed over next
+  }
+
+  io_uring ring_;
+  std::vector<iovec> registered_;
+  std::mutex ring_mutex_;  // taken before mutex_
+  std::vector<Piece> slots_;
+  std::vector<size_t> free_;
+  bool stopping_ = false;
+  std::thread reaper_;
+};
+
+}  // namespace
+
+std::string why_no_uring() {
+  io_uring ring{};
+  const int result = open_ring(ring, 2);
+  if (result == 0) {
+    io_uring_queue_exit(&ring);
+    return "";
+  }
+  switch (-result) {
+    case EPERM:
+    case EACCES:
+      return "the system or its container forbids it";
+    case ENOSYS:
+      return "the kernel has none, or one older than 5.6";
+    default:
+      return std::generic_category().message(-result);
+  }
+}
+
+std::unique_ptr<Engine> make_uring_engine(const ScratchFile& file, const EngineOptions& options,
+                                          std::span<const std::span<char>> memory) {
+  io_uring ring{};
+  if (open_ring(ring, static_cast<unsigned>(options.depth) + 1) < 0) return nullptr;
+  return std::make_unique<UringEngine>(file, options, ring, memory);
+}
+
+}  // namespace fsdp::disk
+
+#else
+namespace fsdp::disk {
+
+std::string why_no_uring() {
+  return "fsdp was built without liburing";
+}
+
+std::unique_ptr<Engine> make_uring_engine(const ScratchFile&, const EngineOptions&,
+                                          std::span<const std::span<char>>) {
+  return nullptr;
+}
+
+}  // namespace fsdp::disk
+#endif
