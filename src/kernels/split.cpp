@@ -30,6 +30,7 @@ void split_float(const at::Tensor& whole, const at::Tensor& high, const at::Tens
   check("high half", high, ScalarType::BFloat16, whole);
   check("rest", rest, ScalarType::Short, whole);
   if (whole.device().is_cpu()) return cpu::split_float(whole, high, rest);
+  if (whole.is_meta()) return;
   if (const CudaUpdates* table = cuda_updates(whole.device()))
     return table->split_float(whole, high, rest);
   aten::split_float(whole, high, rest);
@@ -39,9 +40,9 @@ at::Tensor join_float(const at::Tensor& high, const at::Tensor& rest) {
   check("high half", high, ScalarType::BFloat16, high);
   check("rest", rest, ScalarType::Short, high);
   if (const CudaUpdates* table = cuda_updates(high.device())) return table->join_float(high, rest);
-  if (!high.device().is_cpu()) return aten::join_float(high, rest);
+  if (!high.device().is_cpu() && !high.is_meta()) return aten::join_float(high, rest);
   auto whole = at::empty({high.numel()}, high.options().dtype(ScalarType::Float));
-  cpu::join_float(high, rest, whole);
+  if (!whole.is_meta()) cpu::join_float(high, rest, whole);
   return whole;
 }
 

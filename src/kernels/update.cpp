@@ -1,6 +1,7 @@
 // The choice by device, and its checks.
 #include "kernels/update.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
@@ -154,6 +155,7 @@ void update_cpu(const SGDTensors& t, const SGDStep& step, float factor) {
 template <typename Tensors, typename Step, typename OnGpu, typename Aten>
 void choose(std::span<const Tensors> tensors, std::span<const Step> steps, const OnGpu& on_gpu,
             const Aten& aten) {
+  if (master_of(tensors.front()).is_meta()) return;  // a dry run: nothing is made, nothing changes
   const CudaUpdates* table = cuda_updates(master_of(tensors.front()).device());
   if (!table) return aten(tensors, steps);
   if (std::all_of(tensors.begin(), tensors.end(), ours<Tensors>))
@@ -279,6 +281,7 @@ at::Tensor sum_of_squares(std::span<const at::Tensor> tensors) {
     for (const auto& tensor : tensors) total += cpu::sum_of_powers(tensor, 2);
     return at::scalar_tensor(total, ScalarType::Double);
   }
+  if (tensors.front().is_meta()) return at::empty({}, tensors.front().options().dtype(at::kDouble));
   const CudaUpdates* table = cuda_updates(tensors.front().device());
   if (table && all_summable(tensors)) return table->sum_of_squares(tensors);
   at::Tensor total = aten::sum_of_powers(tensors.front(), 2);

@@ -1,6 +1,7 @@
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
+#include "shard/update.h"
 
 namespace fsdp {
 
@@ -44,7 +45,8 @@ void AdamW::update(const Update& what) {
   if (what.rates.defined())
     kernels::adamw(tensors, shared, {what.rates, what.counts}, what.factor);
   else
-    kernels::adamw(tensors, steps, what.factor);
+    shard::run_update(*model(), [tensors = std::move(tensors), steps = std::move(steps),
+                                 factor = what.factor] { kernels::adamw(tensors, steps, factor); });
 }
 
 }  // namespace fsdp

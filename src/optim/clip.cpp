@@ -10,6 +10,7 @@
 #include "fsdp/fully_shard.h"
 #include "kernels/update.h"
 #include "shard/model.h"
+#include "shard/offload.h"
 
 namespace fsdp {
 namespace {
@@ -18,33 +19,47 @@ namespace {
 struct Share {
   shard::Group* group;
   std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> powers;  // of those in host memory: sums of |x|^p, on the device
 };
 
-std::vector<Share> shares_of(shard::Model& model) {  // in the order of the units
+// A gradient in host memory was summed up on the device when it left, unless something changed it.
+at::Tensor power_on_host(const shard::Flat& flat, double norm_type, at::Device device) {
+  if (norm_type == 2.0 && flat.home->square_valid) return flat.home->square;
+  flat.await_gradient();
+  return kernels::sum_of_powers(flat.grad, norm_type).to(device);
+}
+
+std::vector<Share> shares_of(shard::Model& model, double norm_type) {  // in the order of the units
   std::vector<Share> shares;
   for (shard::Flat* flat : model.flats()) {
     if (!flat->trainable()) continue;
     shard::Group* group = flat->unit().group.get();
     auto known = std::find_if(shares.begin(), shares.end(),
                               [&](const Share& share) { return share.group == group; });
-    if (known == shares.end()) known = shares.insert(shares.end(), {group, {}});
-    if (flat->grad.defined()) known->gradients.push_back(flat->grad);
+    if (known == shares.end()) known = shares.insert(shares.end(), {group, {}, {}});
+    if (!flat->grad.defined()) continue;
+    if (flat->home)
+      known->powers.push_back(power_on_host(*flat, norm_type, model.device));
+    else
+      known->gradients.push_back(flat->grad);
   }
   return shares;
 }
 
 at::Tensor own_total(const Share& share, double norm_type, at::Device device) {
-  if (share.gradients.empty())
-    return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
-  if (norm_type == 2.0) return kernels::sum_of_squares(share.gradients);
-  at::Tensor total;
-  for (const at::Tensor& gradient : share.gradients) {
-    at::Tensor own = kernels::sum_of_powers(gradient, norm_type);
-    if (!total.defined())
-      total = own;
-    else
-      total = std::isinf(norm_type) ? at::maximum(total, own) : total + own;
-  }
+  std::vector<at::Tensor> parts;
+  if (norm_type == 2.0 && !share.gradients.empty())
+    parts.push_back(kernels::sum_of_squares(share.gradients));
+  else
+    for (const at::Tensor& gradient : share.gradients)
+      parts.push_back(kernels::sum_of_powers(gradient, norm_type));
+  // It will be summed over ranks in place, and a flat keeps its own.
+  for (const at::Tensor& power : share.powers)
+    parts.push_back(parts.empty() ? power.clone() : power);
+  if (parts.empty()) return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  at::Tensor total = parts.front();
+  for (size_t i = 1; i < parts.size(); ++i)
+    total = std::isinf(norm_type) ? at::maximum(total, parts[i]) : total + parts[i];
   return total;
 }
 
@@ -66,7 +81,7 @@ at::Tensor total_of(const std::vector<Share>& shares, double norm_type, at::Devi
 }
 
 kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_type) {
-  const auto shares = shares_of(model);
+  const auto shares = shares_of(model, norm_type);
   if (norm_type != 2.0) {
     at::Tensor total = total_of(shares, norm_type, model.device);
     if (!std::isinf(norm_type)) total = total.pow(1.0 / norm_type);
@@ -76,7 +91,7 @@ kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_
   std::vector<at::Tensor> gradients;
   bool alone = true;
   for (const Share& share : shares) {
-    alone = alone && share.group->shard_size <= 1;
+    alone = alone && share.group->shard_size <= 1 && share.powers.empty();
     gradients.insert(gradients.end(), share.gradients.begin(), share.gradients.end());
   }
   if (alone && !gradients.empty()) return kernels::clip_factor(gradients, max_norm);

@@ -10,6 +10,7 @@
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
+#include "shard/gradients.h"
 #include "shard/model.h"
 #include "shard/update.h"
 
@@ -50,7 +51,8 @@ void GradScaler::unscale(const std::shared_ptr<shard::Model>& model) {
   at::Tensor not_finite;
   for (auto* flat : shard::trainable_flats(*model)) {
     if (!flat->grad.defined()) continue;
-    auto count = kernels::count_not_finite(flat->grad);
+    shard::change_gradient(*flat);
+    auto count = kernels::count_not_finite(flat->grad).to(model->device);
     not_finite = not_finite.defined() ? not_finite.add_(count) : count;
     flat->grad.mul_(1 / state_.scale);
   }

@@ -18,6 +18,7 @@
 #include "optim/require.h"
 #include "shard/capture.h"
 #include "shard/model.h"
+#include "shard/offload.h"
 
 namespace fsdp {
 namespace {
@@ -384,6 +385,10 @@ GraphedStep::GraphedStep(const Sharded& sharded, Optimizer& optimizer, Loss loss
     state_->why_eager = "there is no GPU.";
   else if (!options.graph)
     state_->why_eager = "graphs are switched off.";
+  else if (shard::offloads(*state_->model)) {
+    state_->why_eager = "parts of the model are offloaded, and the CPU updates them.";
+    log::warn("steps are not recorded as a CUDA graph: " + state_->why_eager);
+  }
   if (!shard::has_streams(state_->device)) return;
   optimizer.set_capturable(true);
   state_->stream = c10::impl::VirtualGuardImpl(state_->device.type())

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <typeinfo>
 
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
 #include "optim/require.h"
 #include "shard/model.h"
+#include "shard/on_disk.h"
 #include "shard/update.h"
 
 namespace fsdp {
@@ -46,6 +48,13 @@ std::vector<bool> trained_parameters(const shard::Flat& flat) {
   for (const auto& parameter : flat.parameters())
     trained.push_back(parameter.handle.requires_grad());
   return trained;
+}
+
+// What is on a disk is not counted.
+int64_t in_memory(const shard::Flat& flat, const std::vector<at::Tensor>& states) {
+  int64_t bytes = 0;
+  for (const auto& state : states) bytes += static_cast<int64_t>(state.nbytes());
+  return states.empty() ? 0 : bytes - shard::state_bytes_away(flat);
 }
 
 std::map<std::string, at::Tensor> by_name(const std::vector<std::string>& names,
@@ -85,7 +94,14 @@ Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, dou
       if (trained[p])
         groups_[group_of(*flat, p)].parameters.push_back(flat->parameters()[p].name());
   }
-  shard::attach_optimizer(*model_, this, [this] { return state_bytes(); });
+  shard::attach_optimizer(
+      *model_, this, [this] { return state_bytes(); },
+      [this] {
+        int64_t bytes = 0;
+        for (const auto& [flat, known] : entries_)
+          if (shard::on_host(*flat)) bytes += in_memory(*flat, known->states);
+        return bytes;
+      });
 }
 
 Optimizer::~Optimizer() {
@@ -101,18 +117,33 @@ void Optimizer::step() {
   const at::Tensor& factor = what.factor;
   const bool skipped =
       factor.defined() && factor.device().is_cpu() && !std::isfinite(factor.item<float>());
-  for (const auto* flat : shard::trainable_flats(*model_)) {
-    if (skipped || !flat->grad.defined()) continue;
-    Entry& known = entry(*flat);
+  const auto add = [&](const shard::Flat& flat, Update& to) {
+    Entry& known = entry(flat);
     refresh(known);
-    if (!capturable()) ++known.steps;
+    if (!to.counts.defined()) ++known.steps;
     for (const auto& piece : known.pieces) {
-      what.pieces.push_back(piece);
-      what.pieces.back().grad = flat->grad;
-      what.pieces.back().step = known.steps;
+      to.pieces.push_back(piece);
+      to.pieces.back().grad = flat.grad;
+      to.pieces.back().step = known.steps;
+    }
+  };
+  for (const auto* flat : shard::trainable_flats(*model_))
+    if (!skipped && flat->grad.defined() && !shard::on_host(*flat)) add(*flat, what);
+  if (!what.pieces.empty()) update(what);
+
+  // What lies in host memory is updated there, flat by flat. Optimizers that we do not know may do
+  // the work themselves, so they wait for everything it needs.
+  const auto host_flats = shard::host_flats(*model_);
+  if (!skipped && !host_flats.empty()) {
+    const bool ours = typeid(*this) == typeid(AdamW) || typeid(*this) == typeid(SGD);
+    const auto host_factor = shard::bring_factor(*model_, factor);
+    for (auto* flat : host_flats) {
+      if (!flat->grad.defined()) continue;
+      Update one{.factor = host_factor.value};
+      add(*flat, one);
+      shard::update_on_host(*model_, *flat, host_factor, /*at_once=*/!ours, [&] { update(one); });
     }
   }
-  if (!what.pieces.empty()) update(what);
   shard::end_update(*model_, /*shards_written=*/true);
 }
 
@@ -158,7 +189,8 @@ void Optimizer::set_capturable(bool on) {
   if (!on) {
     const auto counts = counts_.to(at::kCPU);
     for (const auto& [flat, known] : entries_)
-      known->steps = static_cast<int64_t>(counts.const_data_ptr<double>()[known->index]);
+      if (!shard::on_host(*flat))
+        known->steps = static_cast<int64_t>(counts.const_data_ptr<double>()[known->index]);
     rates_.reset();
     counts_.reset();
     return;
@@ -179,13 +211,15 @@ void Optimizer::set_capturable(bool on) {
 std::map<std::string, at::Tensor> Optimizer::state(const shard::Flat& flat) const {
   const auto found = entries_.find(&flat);
   if (found == entries_.end()) return {};
+  flat.await_update();
+  shard::bring_states(flat);
   return by_name(state_names_, found->second->states);
 }
 
 int64_t Optimizer::steps(const shard::Flat& flat) const {
   const auto found = entries_.find(&flat);
   if (found == entries_.end()) return 0;
-  if (!capturable()) return found->second->steps;
+  if (!capturable() || shard::on_host(flat)) return found->second->steps;
   return static_cast<int64_t>(counts_.select(0, found->second->index).item<double>());
 }
 
@@ -195,8 +229,10 @@ std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, in
   if (!flat.shard.defined())
     throw Error("optimizer states were restored for a model without values.",
                 "call sharded.materialize(device) before a checkpoint is loaded.");
+  flat.await_update();
   Entry& known = entry(flat);
   refresh(known);
+  shard::bring_states(flat);
   known.steps = steps;
   if (capturable()) counts_.select(0, known.index).fill_(static_cast<double>(steps));
   return by_name(state_names_, known.states);
@@ -204,8 +240,7 @@ std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, in
 
 int64_t Optimizer::state_bytes() const {
   int64_t bytes = 0;
-  for (const auto& [flat, known] : entries_)
-    for (const auto& state : known->states) bytes += static_cast<int64_t>(state.nbytes());
+  for (const auto& [flat, known] : entries_) bytes += in_memory(*flat, known->states);
   return bytes;
 }
 
@@ -237,9 +272,7 @@ void Optimizer::refresh(Entry& entry) const {
   if (entry.master.is_same(flat.master) && entry.shard.is_same(flat.shard) &&
       entry.rest.is_same(flat.rest) && entry.trained == trained)
     return;
-  if (entry.states.empty())
-    for (size_t i = 0; i < state_names_.size(); ++i)
-      entry.states.push_back(at::zeros({flat.layout().shard_numel()}, flat.master_options()));
+  if (entry.states.empty()) entry.states = shard::make_states(*model_, flat, state_names_.size());
 
   entry.pieces.clear();
   for (const auto& stretch : stretches_of(flat, trained)) {

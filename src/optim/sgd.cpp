@@ -1,6 +1,7 @@
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
+#include "shard/update.h"
 
 namespace fsdp {
 
@@ -45,7 +46,8 @@ void SGD::update(const Update& what) {
   if (what.rates.defined())
     kernels::sgd(tensors, shared, {what.rates, what.counts}, what.factor);
   else
-    kernels::sgd(tensors, steps, what.factor);
+    shard::run_update(*model(), [tensors = std::move(tensors), steps = std::move(steps),
+                                 factor = what.factor] { kernels::sgd(tensors, steps, factor); });
 }
 
 }  // namespace fsdp

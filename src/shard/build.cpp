@@ -14,8 +14,10 @@
 #include "base/table.h"
 #include "fsdp/fully_shard.h"
 #include "shard/deferred.h"
+#include "shard/dry_run.h"
 #include "shard/gradients.h"
 #include "shard/model.h"
+#include "shard/offload.h"
 #include "shard/plan.h"
 #include "shard/registry.h"
 
@@ -111,8 +113,36 @@ Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
           trainable};
 }
 
+// Which units are offloaded: the last ones up to the fraction of all parameters that are trained.
+// Their gradients come first in backward, and forward wants them last. The root's come last, and
+// forward wants them first.
+std::vector<bool> choose_offloaded(const std::vector<PlannedUnit>& planned,
+                                   const Offload& offload) {
+  std::vector<bool> chosen(planned.size(), false);
+  if (!offload.any()) return chosen;
+  std::vector<size_t> order;
+  for (size_t i = planned.size(); i-- > 0;)
+    if (!planned[i].root) order.push_back(i);
+  for (size_t i = 0; i < planned.size(); ++i)
+    if (planned[i].root) order.push_back(i);
+  std::vector<int64_t> numel(planned.size());
+  int64_t all = 0, taken = 0;
+  for (size_t i = 0; i < planned.size(); ++i) {
+    for (const Parameter& p : planned[i].parameters)
+      if (p.handle.requires_grad()) numel[i] += p.handle.numel();
+    all += numel[i];
+  }
+  for (size_t i : order) {
+    taken += numel[i];
+    if (static_cast<double>(taken) > offload.fraction * static_cast<double>(all)) break;
+    chosen[i] = offload.fraction > 0;
+  }
+  return chosen;
+}
+
 std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& options,
-                                const std::shared_ptr<Group>& group, at::Device device) {
+                                const std::shared_ptr<Group>& group, at::Device device,
+                                bool offloaded) {
   auto unit = std::make_shared<Unit>();
   unit->name = planned.name;
   unit->root = planned.root;
@@ -125,7 +155,8 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
   unit->keep_parts = reshard.keep_parts.value_or(kept ? 1 : 0);
   if (unit->keep_parts > 1 && unit->keep_parts >= group->shard_size)
     unit->keep_parts = unit->keep_parts == group->shard_size ? 0 : unit->keep_parts;
-  if (unit->keep_parts > 1 && !group->shares_memory) group->neighbours(unit->keep_parts);
+  if (unit->keep_parts > 1 && (!group->shares_memory || offloaded))
+    group->neighbours(unit->keep_parts);
   unit->cast_inputs = unit->precision.param_dtype && unit->precision.cast_forward_inputs;
   for (ModuleTree* top : planned.tops) unit->tops.push_back(top->identity);
 
@@ -145,14 +176,33 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
                           [](const Parameter& p) { return p.handle.dim() >= 2; });
     unit->flats.push_back(std::make_unique<Flat>(*unit, std::move(parameters), group->shard_size,
                                                  group->shard_rank, options.cut, dtypes, device));
+    // What is frozen has no states: it only leaves if parameters do.
+    if (offloaded && (options.offload.parameters || dtypes.trainable)) {
+      auto home = std::make_shared<Home>();
+      home->parameters = options.offload.parameters;
+      home->pinned = options.offload.pin_memory;
+      home->directory = options.offload.directory;
+      unit->flats.back()->home = std::move(home);
+    }
   }
   return unit;
+}
+
+// A unit is gathered as a whole: windows for all of its flats or for none.
+bool has_windows(const Unit& unit) {
+  return unit.group->shares_memory && unit.group->shard_size > 1 &&
+         std::none_of(unit.flats.begin(), unit.flats.end(),
+                      [](const auto& flat) { return flat->home != nullptr; });
 }
 
 void allocate(Flat& flat, const Group& group) {
   at::TensorOptions on = at::TensorOptions().device(flat.device());
   int64_t numel = flat.layout().shard_numel();
-  if (group.shares_memory && group.shard_size > 1) {
+  if (flat.home) {
+    flat.shard = host_zeros(numel, flat.param_dtype(), flat.device(), flat.home->pinned);
+    if (!flat.home->parameters)
+      flat.home->resident = at::zeros({numel}, on.dtype(flat.param_dtype()));
+  } else if (has_windows(flat.unit())) {
     flat.window =
         group.gather.gather_buffer(flat.layout().full_numel(), flat.param_dtype(), flat.device());
     flat.shard = flat.window.narrow(0, group.shard_rank * numel, numel);
@@ -227,7 +277,7 @@ void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) 
       if (whole.defined()) {
         flat.keep_part(i, whole, flat.edit_master());
       } else {
-        unit->meta = true;
+        unit->meta = !dry_run::on();
       }
       p.handle.mutable_grad() = at::Tensor();
       flat.bind(i);
@@ -376,15 +426,19 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
           throw Error("this module (" + tree->view.type + ") is sharded already.",
                       "call fully_shard once for each module, children before parents.");
   compare_plans(world, planned);
+  check_offload(options.offload);
   auto group = group_for(world, options, device);
   auto model = std::make_shared<Model>(world, device);
   model->options = options;
   model->tree = std::move(holder);
   for (const auto& other : beneath) model->take_over(other);
   Loading loading{world, options.sync_module_states};
-  for (PlannedUnit& plan : planned) {
+  std::vector<bool> offloaded = choose_offloaded(planned, options.offload);
+  if (options.offload.any()) begin_offload(*model);
+  for (size_t i = 0; i < planned.size(); ++i) {
+    PlannedUnit& plan = planned[i];
     if (plan.parameters.empty() && !plan.root) continue;
-    auto unit = make_unit(plan, options, group, device);
+    auto unit = make_unit(plan, options, group, device, offloaded[i]);
     fill(unit, options.initialize, loading);
     model->add(unit);
   }

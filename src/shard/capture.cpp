@@ -7,8 +7,10 @@
 
 #include "comm/modules.h"
 #include "shard/model.h"
+#include "shard/offload.h"
 #include "shard/profile.h"
 #include "shard/registry.h"
+#include "shard/tape_hook.h"
 
 namespace fsdp::shard {
 
@@ -20,7 +22,14 @@ void Model::forget_moments() {
   }
   for (const auto& slot : ring_) slot->free_after.forget();
   for (const auto& slot : gradient_slots_) slot->free_after.forget();
-  for (Moment* moment : {&written_, &reduced_, &replicated_, &before_, &scattered_})
+  for (Flat* flat : flats()) {
+    if (!flat->home) continue;
+    flat->await_update();  // waits for them too
+    flat->home->read.forget();
+    flat->home->left.forget();
+  }
+  for (Moment* moment :
+       {&written_, &reduced_, &replicated_, &before_, &scattered_, &leaving_, &left_})
     moment->forget();
 }
 
@@ -90,7 +99,10 @@ void CudaStepGraph::record(const std::function<void()>& work) {
     for (const auto& model : models) model->forget_moments();
     graph_->begin();
     for (const auto& model : models) model->join_side_streams();
-    work();
+    {
+      InGraph in_graph;
+      work();
+    }
     graph_->end();
   } catch (...) {
     graph_->abandon();
@@ -147,7 +159,7 @@ void recover(Model& model) {
 }
 
 bool must_be_eager(const Model& model) {
-  return model.recording_events || model.profiler ||
+  return model.recording_events || model.profiler || offloads(model) ||
          std::any_of(model.units.begin(), model.units.end(),
                      [](const auto& unit) { return unit->held || unit->meta; });
 }

@@ -7,6 +7,8 @@
 #include "base/table.h"
 #include "fsdp/fully_shard.h"
 #include "shard/model.h"
+#include "shard/offload.h"
+#include "shard/on_disk.h"
 #include "shard/saved_activations.h"
 #include "shard/tree.h"
 
@@ -172,6 +174,14 @@ MemoryReport Model::memory() const {
     report.parameters += bytes(flat->master) + bytes(flat->rest);
     if (!flat->shard.is_same(flat->master)) report.gathered_from += bytes(flat->shard);
     if (flat->window.defined()) report.shared_window += bytes(flat->shard);
+    if (flat->home) {
+      report.gathered_from += bytes(flat->home->resident);
+      report.host += bytes(flat->master) + bytes(flat->rest) + bytes(flat->grad_memory);
+      if (!flat->shard.is_same(flat->master)) report.host += bytes(flat->shard);
+      report.parameters -= master_bytes_away(*flat);
+      report.optimizer += buffer_bytes(*flat);
+      report.host += buffer_bytes(*flat) - master_bytes_away(*flat);
+    }
     report.gradients += bytes(flat->grad_memory);
     report.secondary += bytes(flat->secondary);
     int64_t held = 0;
@@ -186,9 +196,12 @@ MemoryReport Model::memory() const {
     if (unit->own) report.unsharded += bytes(unit->own->bytes);
   for (const auto& slot : gradient_slots_)
     if (slot->ring) report.reduce_buffers += bytes(slot->bytes);
-  for (const auto& [flat, slot] : own_gradient_slots_)
+  for (const auto& [flat, slot] : own_gradient_slots_) {
+    if (!slot) continue;  // it is being made
     (flat->unit().root ? report.reduce_buffers : report.accumulated) += bytes(slot->bytes);
+  }
   for (const auto& [optimizer, states] : optimizers) report.optimizer += states();
+  for (const auto& [optimizer, states] : host_states) report.host += states();
   report.activations = saved_activations::peak();
   return report;
 }
@@ -216,6 +229,7 @@ std::string MemoryReport::table() const {
   add("gradients on their way", reduce_buffers);
   add("gradients accumulated whole", accumulated);
   add("total", total());
+  if (host > 0) add("  of this in host memory", host);
   std::stringstream out;
   table.print(out, /*json=*/false);
   return out.str();

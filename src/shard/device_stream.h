@@ -35,6 +35,11 @@ class Moment {
   void wait(at::Device device) const {
     if (recorded_) event_->block(current_stream(device));
   }
+  // The host waits for it.
+  void synchronize() const {
+    if (recorded_) event_->synchronize();
+  }
+  bool passed() const { return !recorded_ || event_->query(); }
   bool recorded() const { return recorded_; }
   void forget() {
     event_.reset();

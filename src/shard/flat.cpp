@@ -7,6 +7,8 @@
 #include <numeric>
 
 #include "kernels/split.h"
+#include "shard/offload.h"
+#include "shard/on_disk.h"
 #include "shard/tape_hook.h"
 #include "shard/unit.h"
 
@@ -112,10 +114,14 @@ void Flat::allocate_master() {
 }
 
 at::Tensor Flat::read_master() const {
+  settle();
+  bring_master(*this);
   return rest.defined() ? kernels::join_float(shard, rest) : master;
 }
 
 at::Tensor Flat::edit_master() {
+  settle();
+  bring_master(*this);
   if (!rest.defined()) return master;
   uint32_t version =
       parameters_[0].handle.unsafeGetTensorImpl()->version_counter().current_version();
@@ -126,6 +132,8 @@ at::Tensor Flat::edit_master() {
 }
 
 void Flat::settle_master() {
+  settle();
+  bring_master(*this);
   if (edited_.defined())
     kernels::split_float(std::exchange(edited_, at::Tensor()), shard, rest);
   else if (master.defined() && !shard.is_same(master))
@@ -133,6 +141,10 @@ void Flat::settle_master() {
 }
 
 void Flat::join_master() {
+  if (home && !home->directory.empty())
+    throw Error(
+        "unit \"" + unit_.name + "\": torch::optim cannot update masters that are on a disk.",
+        "use fsdp::AdamW or fsdp::SGD with offload.directory, or leave it empty.");
   if (!rest.defined()) return;
   master = read_master();
   rest.reset();
@@ -268,7 +280,7 @@ void Flat::release_gradient_memory() {
   views_ = nullptr;
   slot_views_.clear();
   own_slot_.reset();
-  grad_memory.reset();
+  if (!home) grad_memory.reset();  // pinned memory is dear to make
 }
 
 const at::Tensor& Flat::slot_view() const {

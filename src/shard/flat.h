@@ -22,6 +22,7 @@
 namespace fsdp::shard {
 
 class Unit;
+struct Home;  // offload.h
 
 struct Parameter {
   std::vector<std::string> names;  // the module's own; several when it is shared
@@ -149,6 +150,14 @@ class Flat {
   std::vector<std::pair<int64_t, int64_t>> gaps() const;  // padding in the full buffer: from, count
   std::map<GradientSlot*, SlotViews> slot_views_;
   const SlotViews* views_ = nullptr;  // of `slot`
+
+ public:
+  // --- offload (offload.cpp) ---
+  std::shared_ptr<Home> home;  // null: everything lies on the device
+  void await_update() const;   // of the master and the states, in the thread that does it
+  // Waits until nobody reads or writes the shard, the master and the states in host memory.
+  void settle() const;
+  void await_gradient() const;  // and until the gradient has come there
 };
 
 }  // namespace fsdp::shard

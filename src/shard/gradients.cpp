@@ -10,7 +10,9 @@
 
 #include "base/log.h"
 #include "kernels/ops.h"
+#include "shard/dry_run.h"
 #include "shard/model.h"
+#include "shard/offload.h"
 #include "shard/profile.h"
 #include "shard/saved_activations.h"
 
@@ -39,6 +41,17 @@ int64_t element(at::ScalarType type) {
   return static_cast<int64_t>(c10::elementSize(type));
 }
 
+at::Tensor make_gradient_memory(const Flat& flat) {
+  int64_t numel = flat.layout().shard_numel();
+  if (flat.home) return host_zeros(numel, flat.grad_dtype(), flat.device(), flat.home->pinned);
+  return at::empty({numel}, flat.shard.options().dtype(flat.grad_dtype()));
+}
+
+at::Tensor in_host_memory(const Flat& flat, const at::Tensor& gradient) {
+  return host_zeros(gradient.numel(), gradient.scalar_type(), flat.device(), flat.home->pinned)
+      .copy_(gradient);
+}
+
 }  // namespace
 
 void watch_gradient(const std::shared_ptr<Unit>& unit, size_t flat, size_t parameter) {
@@ -47,6 +60,12 @@ void watch_gradient(const std::shared_ptr<Unit>& unit, size_t flat, size_t param
   unit->flats[flat]->hooked[parameter] = users != nullptr;
   torch::autograd::impl::set_post_acc_grad_hooks(
       handle, std::make_unique<Arrival>(unit, flat, parameter, std::move(users)));
+}
+
+// Before a gradient is written to by others than a reduction.
+void change_gradient(Flat& flat) {
+  flat.await_gradient();
+  if (flat.home) flat.home->square_valid = false;
 }
 
 // --- the ends of a backward ---
@@ -61,10 +80,12 @@ void Model::forget_cleared_gradients() {
     for (size_t i = 0; i < flat->parameters().size(); ++i) {
       const Parameter& p = flat->parameters()[i];
       if (!p.handle.requires_grad()) continue;
-      if (flat->is_stand_in(p.handle.grad()))
+      if (flat->is_stand_in(p.handle.grad())) {
         kept = true;
-      else
+      } else {
+        change_gradient(*flat);
         flat->part_of(i, flat->grad).zero_();
+      }
     }
     if (!kept || (flat->leaf.defined() && !flat->leaf.grad().defined())) flat->grad.reset();
   }
@@ -99,7 +120,10 @@ void Model::end_backward(bool failed) {
   show_memory();
   for (Flat* flat : flats()) {
     std::fill(flat->expected.begin(), flat->expected.end(), 0);
-    if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
+    if (flat->leaf.defined()) {
+      flat->await_gradient();  // nobody tells when it is read
+      flat->leaf.mutable_grad() = flat->grad;
+    }
     if (!flat->grad.defined()) continue;
     for (size_t i = 0; i < flat->parameters().size(); ++i)
       if (flat->parameters()[i].handle.requires_grad())
@@ -225,7 +249,8 @@ void Model::take_gradient_slot(Flat& flat) {
         slot = candidate.get();
     size_t count = std::count_if(gradient_slots_.begin(), gradient_slots_.end(),
                                  [](const auto& s) { return s->ring; });
-    if (!slot || (count < kGradientSlots && slot->free_after.recorded())) {
+    bool in_use = slot && (slot->free_after.recorded() || dry_run::as_gpu());
+    if (!slot || (count < kGradientSlots && in_use)) {
       int64_t largest = bytes;
       for (Flat* other : flats())
         if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
@@ -251,7 +276,7 @@ void Model::give_back(Flat& flat) {
 // Whether a gradient is final where it was written: no other rank adds to it, and nobody wants to
 // see it on its way.
 bool Model::stays(const Flat& flat) const {
-  return flat.alone() && !reduce_hook && divide_factor <= 0;
+  return flat.alone() && !reduce_hook && divide_factor <= 0 && !flat.home;
 }
 
 void Model::reduce(Flat& flat) {
@@ -281,12 +306,11 @@ void Model::reduce(Flat& flat) {
   before_.wait(device);
   Profiled profiled(*this, Profiler::kReduce, unit, /*backward=*/true);
   bool fresh = !flat.grad.defined();
-  if (!flat.grad_memory.defined())
-    flat.grad_memory =
-        at::empty({flat.layout().shard_numel()}, flat.shard.options().dtype(flat.grad_dtype()));
+  flat.await_update();  // it may still read what is written now
+  if (!flat.grad_memory.defined()) flat.grad_memory = make_gradient_memory(flat);
   at::Tensor reduced = full;
   if (group.shard_size > 1) {
-    bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype();
+    bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype() && !flat.home;
     reduced = direct ? flat.grad_memory : at::empty({flat.layout().shard_numel()}, full.options());
     theirs([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
     traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
@@ -302,7 +326,10 @@ void Model::reduce(Flat& flat) {
   }
   accumulate(flat, reduced);
   (beside ? replicated_ : reduced_).record(device);
+  std::optional<OnStream> away;
+  if (flat.home && reduced.is_alias_of(flat.slot->bytes)) away.emplace(leave_stream_);
   flat.slot->free_after.record(device);
+  away.reset();
   profiled.done({beside ? &replicated_ : &reduced_, &flat.slot->free_after});
   give_back(flat);
   log_event(Event::kReduced, unit, true);
@@ -312,6 +339,7 @@ void Model::reduce(Flat& flat) {
 void Model::accumulate(Flat& flat, at::Tensor reduced) {
   if (reduce_hook) reduce_hook(reduced, flat.unit().name);
   if (divide_factor > 0) reduced.div_(divide_factor);
+  if (flat.home) return send_home(flat, reduced);
   if (flat.grad.defined()) {
     flat.grad.add_(reduced);
     return;
@@ -323,6 +351,7 @@ void Model::accumulate(Flat& flat, at::Tensor reduced) {
 void Model::finish_reductions() {
   exposed_wait(*this, reduced_, /*backward=*/true);
   exposed_wait(*this, replicated_, /*backward=*/true);
+  exposed_wait(*this, left_, /*backward=*/true);  // slots may be released
 }
 
 void Model::zero_gradients(bool set_to_none) {
@@ -335,13 +364,14 @@ void Model::zero_gradients(bool set_to_none) {
       flat->grad.reset();
       for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
       // A GPU has better use for it in forward. On the CPU pages would have to be made anew.
-      if (has_streams(device)) flat->release_gradient_memory();
+      if (dry_run::like_gpu(device)) flat->release_gradient_memory();
     } else if (flat->grad.defined()) {
+      change_gradient(*flat);
       flat->grad.zero_();
     }
     if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
   }
-  if (set_to_none && has_streams(device)) {  // every reduction was waited for
+  if (set_to_none && dry_run::like_gpu(device)) {  // every reduction was waited for
     own_gradient_slots_.clear();
     gradient_slots_.clear();
   }
@@ -352,10 +382,12 @@ void Model::settle_factor() {
   Unseen unseen;
   for (Flat* flat : flats()) {
     if (!flat->grad.defined()) continue;
+    change_gradient(*flat);
+    at::Tensor here = factor.to(flat->grad.device());
     if (c10::elementSize(flat->grad.scalar_type()) > 2)
-      flat->grad.mul_(factor.to(flat->grad.scalar_type()));
+      flat->grad.mul_(here.to(flat->grad.scalar_type()));
     else  // the factor is not rounded
-      kernels::scale_into(flat->grad, flat->grad, factor, /*accumulate=*/false);
+      kernels::scale_into(flat->grad, flat->grad, here, /*accumulate=*/false);
   }
   factor.reset();
 }
@@ -367,6 +399,8 @@ void Model::hand_out_masters() {
   masters_handed_out = true;
   for (Flat* flat : flats()) {
     if (flat->leaf.defined() || !flat->trainable() || !flat->shard.defined()) continue;
+    flat->settle();
+    flat->await_gradient();
     flat->join_master();
     // Others may still read what is shared when an optimizer we know nothing of writes.
     if (flat->window.defined() && flat->master.is_same(flat->shard))
@@ -374,7 +408,7 @@ void Model::hand_out_masters() {
     if (flat->grad.defined() && flat->grad.scalar_type() != flat->master_dtype()) {
       at::Tensor grad = flat->grad.to(flat->master_dtype());
       flat->release_gradient_memory();
-      flat->grad = flat->grad_memory = grad;
+      flat->grad = flat->grad_memory = flat->home ? in_host_memory(*flat, grad) : grad;
     }
     flat->leaf = flat->master.detach();
     flat->leaf.set_requires_grad(true);

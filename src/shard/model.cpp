@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/table.h"
+#include "shard/offload.h"
 #include "shard/profile.h"
 #include "shard/registry.h"
 
@@ -22,6 +23,13 @@ struct Busy {  // while alive, nothing evicts the unit: its own prefetches would
   Busy& operator=(const Busy&) = delete;
   Unit& unit;
 };
+
+// Whether a unit that needs no memory to be gathered has a copy on the device that is out of date.
+bool waits_for_copy(const Unit& unit) {
+  return std::any_of(unit.flats.begin(), unit.flats.end(), [](const auto& flat) {
+    return flat->home && flat->home->resident.defined() && flat->home->stale;
+  });
+}
 
 std::unique_ptr<Slot> make_slot(at::Device device, int64_t bytes, bool ring) {
   auto slot = std::make_unique<Slot>();
@@ -63,6 +71,11 @@ void Model::take_over(const std::shared_ptr<Model>& other) {
   std::lock_guard lock(other->mutex);
   other->give_up_all();
   other->finish_reductions();
+  for (Flat* flat : other->flats()) {
+    flat->settle();
+    flat->await_gradient();
+  }
+  if (offloads(*other)) begin_offload(*this);
   for (auto& unit : other->units) {
     unit->root = false;
     unit->slot = nullptr;
@@ -114,13 +127,15 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
 
 void Model::issue(Unit& unit, const char* by) {
   if (unit.state != Unit::State::kSharded) return;
+  for (const auto& flat : unit.flats) flat->await_update();
   if (masters_handed_out) follow_masters(unit, by ? by : "prefetch");
   if (unit.needs_slot()) {
     Slot* slot = find_slot(unit, by != nullptr);
     if (!slot) return;  // a prefetch for which there is no room
     int64_t identity = unit.id + 1;
     std::string label = unit.label(by ? by : "prefetch");
-    CallOptions call{.async = !has_streams(device), .label = label, .identity = identity};
+    bool async = !has_streams(device) && !device.is_meta();
+    CallOptions call{.async = async, .label = label, .identity = identity};
     OnStream on(gather_stream_);
     slot->free_after.wait(device);
     written_.wait(device);
@@ -130,7 +145,10 @@ void Model::issue(Unit& unit, const char* by) {
       at::Tensor full = full_view(unit, *flat, slot->bytes);
       const Communicator& comm =
           from_neighbours ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
-      at::Tensor part = from_neighbours ? flat->secondary : flat->shard;
+      at::Tensor part = from_neighbours ? flat->secondary
+                        : flat->home    ? bring(*flat, full)
+                                        : flat->shard;
+      if (unit.group->shard_size == 1) continue;  // the copy was all
       unit.works.push_back(theirs([&] { return comm.all_gather(full, part, call); }));
       traffic.all_gather += part.nbytes() * (comm.size() - 1);
     }
@@ -141,6 +159,12 @@ void Model::issue(Unit& unit, const char* by) {
     calls_.push_back({&unit, nullptr});
   } else if (masters_handed_out && unit.group->shares_memory && unit.group->shard_size > 1) {
     calls_.push_back({&unit, nullptr});  // ranks met in follow_masters
+  } else if (waits_for_copy(unit)) {
+    OnStream on(gather_stream_);
+    written_.wait(device);
+    for (const auto& flat : unit.flats)
+      if (flat->home) bring(*flat, {});
+    unit.gathered.record(device);
   }
   unit.state = Unit::State::kGathering;
   log_event(Event::kGatherIssued, unit, in_backward_, /*ahead=*/by == nullptr);
@@ -170,6 +194,7 @@ void Model::finish(Unit& unit) {
   for (const auto& flat : unit.flats) {
     at::Tensor full = unit.slot                ? full_view(unit, *flat, unit.slot->bytes)
                       : flat->window.defined() ? flat->window
+                      : flat->home             ? flat->home->resident
                                                : flat->shard;
     flat->point_at(full);
     flat->remember_versions();
@@ -201,7 +226,7 @@ void Model::prefetch(Unit& unit, bool backward) {
     }
   }
   for (Unit* other : next)
-    if (other->needs_slot() && !other->meta) issue(*other, nullptr);
+    if ((other->needs_slot() || waits_for_copy(*other)) && !other->meta) issue(*other, nullptr);
 }
 
 bool Model::may_leave(const Unit& unit) const {
@@ -284,7 +309,8 @@ void Model::give_up_all() {
 void Model::keep_secondary(Unit& unit) {
   for (const auto& flat : unit.flats) {
     int64_t numel = flat->layout().full_numel() / unit.keep_parts;
-    if (!flat->secondary.defined()) flat->secondary = at::empty({numel}, flat->shard.options());
+    if (!flat->secondary.defined())
+      flat->secondary = at::empty({numel}, flat->shard.options().device(device));
     int64_t place = unit.group->shard_rank % unit.keep_parts;
     flat->secondary.copy_(full_view(unit, *flat, unit.slot->bytes).narrow(0, place * numel, numel));
     flat->secondary_valid = true;
@@ -306,8 +332,9 @@ void Model::check_handles(const Unit& unit, const char* when) const {
   }
 }
 
-at::Tensor Model::gather_shard(Flat& flat, const at::Tensor& shard, const char* what) {
+at::Tensor Model::gather_shard(Flat& flat, const at::Tensor& given, const char* what) {
   const Group& group = *flat.unit().group;
+  at::Tensor shard = given.to(device);
   if (group.shard_size == 1) return shard;
   std::string label = flat.unit().label(what);
   at::Tensor full;
@@ -346,11 +373,15 @@ void Model::follow_masters(Unit& unit, const char* by) {
   CallOptions call{.label = label, .identity = unit.id + 1};
   if (meet) group.gather.barrier(call);  // nobody reads
   for (const auto& flat : unit.flats) {
-    if (!flat->leaf.defined() || flat->shard.is_same(flat->master)) continue;
-    if (device.is_cpu() && at::equal(flat->shard, flat->master.to(flat->param_dtype()))) continue;
+    if (!flat->leaf.defined()) continue;
+    flat->settle();
+    if (flat->home) flat->home->stale = true;
+    if (flat->shard.is_same(flat->master)) continue;
+    bool on_host = flat->master.device().is_cpu();
+    if (on_host && at::equal(flat->shard, flat->master.to(flat->param_dtype()))) continue;
     flat->shard.copy_(flat->master);
-    flat->secondary_valid = false;
-    if (device.is_cpu()) flat->bump_versions();
+    shard_changed(*flat);
+    if (on_host) flat->bump_versions();
   }
   if (meet) group.gather.barrier(call);  // everybody has written
   written_.record(device);
@@ -361,7 +392,7 @@ void Model::changed(Unit& unit) {
   for (const auto& flat : unit.flats) {
     flat->settle_master();
     flat->bump_versions();
-    flat->secondary_valid = false;
+    shard_changed(*flat);
   }
   stale_readers_ = true;
   written_.record(device);
@@ -370,7 +401,7 @@ void Model::changed(Unit& unit) {
 void Model::shards_written() {
   for (Flat* flat : flats()) {
     flat->bump_versions();
-    flat->secondary_valid = false;
+    shard_changed(*flat);
   }
   stale_readers_ = true;
   written_.record(device);
@@ -393,9 +424,11 @@ void Model::hold(Unit& unit, bool writable) {
     unit.own = make_slot(device, unit.full_bytes(), /*ring=*/false);
     unit.own->tenant = &unit;
     unit.slot = unit.own.get();
-    for (const auto& flat : unit.flats)
+    for (const auto& flat : unit.flats) {
+      flat->settle();
       full_view(unit, *flat, unit.slot->bytes)
           .copy_(flat->window.defined() ? flat->window : flat->shard);
+    }
     unit.state = Unit::State::kGathering;
     finish(unit);
     for (const auto& flat : unit.flats) flat->set_keys(unit.keyed_when_ready());

@@ -24,6 +24,7 @@
 namespace fsdp::shard {
 
 struct ModuleTree;  // tree.h
+class HostUpdates;  // offload.h
 class Profiler;     // profile.h
 
 // Work that goes on behind training, as a save does. Ends, at the latest, with the model.
@@ -152,6 +153,26 @@ class Model : public std::enable_shared_from_this<Model> {
   Moment written_;               // every write to a shard so far
   Moment reduced_, replicated_;  // every reduction so far, on either stream
   Moment before_, scattered_;    // handed from one stream to the next
+
+ public:
+  // --- offload (offload.cpp) ---
+  // On the gather stream: the flat's shard on the device, in its place of `full` or in memory of
+  // its own. What it is copied from may be written again after Home::read.
+  at::Tensor bring(Flat& flat, const at::Tensor& full);
+  // On a reduction's stream: adds a reduced gradient to the one in host memory, on its own stream.
+  void send_home(Flat& flat, const at::Tensor& reduced);
+  void shard_changed(Flat& flat);             // copies of it elsewhere are out of date
+  std::shared_ptr<HostUpdates> host_updates;  // null: nothing is offloaded
+  // Kernels of an update that the thread will run, while it is made up (update.h).
+  std::vector<std::function<void()>>* handed_over = nullptr;
+  std::map<const void*, std::function<int64_t()>> host_states;  // like `optimizers`
+
+ private:
+  friend void begin_offload(Model& model);
+  SideStream leave_stream_;
+  Moment leaving_;  // handed from a reduction to the copy
+  Moment left_;     // every gradient so far has come to the host
+  uint64_t arrivals_ = 0;
 };
 
 // The model behind a handle: the one that took it over, if one did.

@@ -89,6 +89,7 @@ ShardInfo Sharded::shard_of(const std::string& parameter) const {
   };
   Unseen unseen;
   if (flat->shard.defined()) info.local = shaped(flat->read_master());
+  flat->await_gradient();
   if (flat->grad.defined()) info.local_grad = shaped(flat->grad);
   return info;
 }
@@ -109,6 +110,7 @@ at::Tensor Sharded::full_grad(const std::string& parameter) const {
   model->settle_factor();
   auto [flat, i] = model->find(parameter);
   if (!flat->grad.defined()) return {};
+  flat->await_gradient();
   Unseen unseen;
   return flat->view_of(i, model->gather_shard(*flat, flat->grad, "full_grad")).clone();
 }
@@ -254,8 +256,9 @@ FullParams::~FullParams() noexcept(false) {
       at::Tensor value = values_.count(p.name()) ? values_[p.name()] : at::Tensor();
       bool changed = options_.offload_to_cpu || (value.defined() && flat.was_written(i));
       if (options_.rank0_only && model_->world.size() > 1) {
-        at::Tensor sent = value.defined() ? value.detach().to(model_->device).contiguous()
-                                          : at::empty(p.sizes, flat.shard.options());
+        at::Tensor sent = value.defined()
+                              ? value.detach().to(model_->device).contiguous()
+                              : at::empty(p.sizes, flat.shard.options().device(model_->device));
         if (sent.numel() > 0) model_->world.comm().broadcast(sent, 0, {.label = p.name()});
         value = sent;
         changed = true;
@@ -270,7 +273,7 @@ FullParams::~FullParams() noexcept(false) {
     at::Tensor master = flat->edit_master(), before = flat->part_of(i, flat->shard);
     at::Tensor part = flat->part_of(i, master);
     at::Tensor fresh = at::empty_like(master);
-    flat->keep_part(i, value.to(flat->device()), fresh);
+    flat->keep_part(i, value.to(fresh.device()), fresh);
     at::Tensor after = flat->part_of(i, fresh);
     part.copy_(at::where(after.to(flat->param_dtype()) == before, part, after));
   }
@@ -300,7 +303,8 @@ void Sharded::materialize(at::Device device,
     // Whole in the master's dtype while the module's own code writes to it.
     std::vector<at::Tensor> fulls;
     for (const auto& flat : unit->flats) {
-      fulls.push_back(at::zeros({flat->layout().full_numel()}, flat->master_options()));
+      fulls.push_back(
+          at::zeros({flat->layout().full_numel()}, flat->master_options().device(model->device)));
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         shard::set_key(flat->parameters()[i].handle, false);
         shard::become(flat->parameters()[i].handle, flat->view_of(i, fulls.back()));

@@ -10,11 +10,12 @@ namespace fsdp::shard {
 namespace {
 
 std::atomic<TapeHook*> the_hook{nullptr};
-thread_local bool is_taping = false;
+thread_local bool is_taping = false, is_packing = false;
 
 }  // namespace
 
 thread_local bool GraphWanted::wanted_ = false;
+thread_local bool InGraph::is_ = false;
 
 TapeHook* tape_hook() {
   return the_hook.load(std::memory_order_acquire);
@@ -31,6 +32,23 @@ bool taping() {
 void set_taping(bool on) {
   is_taping = on;
   c10::impl::tls_set_dispatch_key_included(deferred::kRecordKey, on);
+}
+
+ViewsOnly::ViewsOnly()
+    : hides_(is_taping && !c10::impl::tls_is_dispatch_key_excluded(deferred::kRecordKey)) {
+  if (hides_) c10::impl::tls_set_dispatch_key_excluded(deferred::kRecordKey, true);
+}
+
+ViewsOnly::~ViewsOnly() {
+  if (hides_) c10::impl::tls_set_dispatch_key_excluded(deferred::kRecordKey, false);
+}
+
+bool packing() {
+  return is_packing;
+}
+
+void set_packing(bool on) {
+  is_packing = on;
 }
 
 }  // namespace fsdp::shard

@@ -42,6 +42,39 @@ void set_tape_hook(TapeHook* hook);  // lives for ever
 // Whether this thread records. Includes the key, or takes it away.
 bool taping();
 void set_taping(bool on);
+// Whether the hook is asked about tensors that autograd saves in this thread: where it records, and
+// where it only moves them elsewhere.
+bool packing();
+void set_packing(bool on);
+
+// While alive, what this thread puts on the device is recorded as a graph (capture.cpp). Random
+// operators draw other numbers in each replay then, and cannot be made to draw the same twice.
+class InGraph {
+ public:
+  InGraph() : before_(is_) { is_ = true; }
+  ~InGraph() { is_ = before_; }
+  InGraph(const InGraph&) = delete;
+  InGraph& operator=(const InGraph&) = delete;
+
+  static bool now() { return is_; }
+
+ private:
+  static thread_local bool is_;
+  bool before_;
+};
+
+// While alive, operators of this thread are not shown to the hook. For views, of which it would
+// only hear that they are views: each costs as much as a recorded operator otherwise.
+class ViewsOnly {
+ public:
+  ViewsOnly();
+  ~ViewsOnly();
+  ViewsOnly(const ViewsOnly&) = delete;
+  ViewsOnly& operator=(const ViewsOnly&) = delete;
+
+ private:
+  bool hides_;
+};
 
 // Layers that compute without grad mode what they then record themselves (src/nn) say with this
 // whether a graph is wanted.

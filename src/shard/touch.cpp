@@ -10,6 +10,8 @@
 
 #include "shard/deferred.h"
 #include "shard/deferred_tape.h"
+#include "shard/dry_run.h"
+#include "shard/gradients.h"
 #include "shard/kept_tensor.h"
 #include "shard/model.h"
 #include "shard/registry.h"
@@ -120,6 +122,7 @@ class Touched {
       parameter = flat.parameters()[i].name();
       if (name != "aten::zero_" || !flat.grad.defined()) continue;
       Unseen unseen;
+      change_gradient(flat);
       flat.part_of(i, flat.grad).zero_();
       done_ = true;
       return;
@@ -226,7 +229,7 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
 class SavedTensor : public torch::autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override {
-    if (taping()) place_ = tape_hook()->pack(tensor);
+    if (packing()) place_ = tape_hook()->pack(tensor);
     if (!place_) kept_ = KeptTensor(tensor);
   }
 
@@ -250,7 +253,7 @@ class Engine : public torch::autograd::Engine {
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    return registry::empty() && !taping() ? nullptr : std::make_unique<SavedTensor>();
+    return registry::empty() && !packing() ? nullptr : std::make_unique<SavedTensor>();
   }
 
   // A backward inside a backward belongs to the outer one, which ends when all of it has.
@@ -266,6 +269,10 @@ class Engine : public torch::autograd::Engine {
     if (TapeHook* hook = tape_hook()) hook->backward_begins();
     if (registry::empty()) return run();
     auto models = registry::models();
+    // A dry run in the middle of a training is none of the real models' business, nor the other way
+    // round.
+    std::erase_if(models,
+                  [](const auto& model) { return model->device.is_meta() != dry_run::on(); });
     for (const auto& model : models) model->begin_backward();
     try {
       auto result = run();

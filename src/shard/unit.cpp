@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "shard/offload.h"
+
 namespace fsdp::shard {
 namespace {
 
@@ -39,7 +41,9 @@ int64_t Unit::full_bytes() const {
 }
 
 bool Unit::needs_slot() const {
-  if (group->shard_size == 1 || flats.empty()) return false;
+  if (flats.empty()) return false;
+  if (flats.front()->home && flats.front()->home->parameters) return true;
+  if (group->shard_size == 1) return false;
   return !flats.front()->window.defined();
 }
 

@@ -1,10 +1,15 @@
 #include "shard/update.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
+#include <algorithm>
 #include <set>
 
 #include "shard/model.h"
+#include "shard/offload.h"
+#include "shard/on_disk.h"
 
 namespace fsdp::shard {
 
@@ -15,19 +20,23 @@ std::vector<Flat*> trainable_flats(Model& model) {
   return trainable;
 }
 
-void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t()> state_bytes) {
+void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t()> state_bytes,
+                      std::function<int64_t()> host_bytes) {
   std::lock_guard lock(model.mutex);
   model.optimizers[optimizer] = std::move(state_bytes);
+  model.host_states[optimizer] = std::move(host_bytes);
 }
 
 void detach_optimizer(Model& model, const void* optimizer) {
   std::lock_guard lock(model.mutex);
   model.optimizers.erase(optimizer);
+  model.host_states.erase(optimizer);
 }
 
 at::Tensor begin_update(Model& model) {
   std::lock_guard lock(model.mutex);
   if (model.background) model.background->check();
+  await_updates(model);
   for (const auto& unit : model.units) {
     if (unit->meta)
       throw Error("unit \"" + unit->name + "\" has no values yet.",
@@ -66,6 +75,86 @@ void sum_over_ranks(Model& model, at::Tensor tensor) {
 
 void zero_gradients(Model& model, bool set_to_none) {
   model.zero_gradients(set_to_none);
+}
+
+// --- flats in host memory ---
+
+bool on_host(const Flat& flat) {
+  return flat.home != nullptr;
+}
+
+std::vector<Flat*> host_flats(Model& model) {
+  std::vector<Flat*> found;
+  for (Flat* flat : trainable_flats(model))
+    if (flat->home) found.push_back(flat);
+  // The root has what comes before and after the other units.
+  std::stable_partition(found.begin(), found.end(),
+                        [](const Flat* flat) { return flat->unit().root; });
+  return found;
+}
+
+void await_updates(Model& model) {
+  for (Flat* flat : model.flats()) flat->await_update();
+}
+
+HostFactor bring_factor(Model& model, const at::Tensor& factor) {
+  if (!factor.defined() || !has_streams(factor.device())) return {factor, nullptr};
+  HostFactor host{at::empty(factor.sizes(), factor.options().device(at::kCPU).pinned_memory(true)),
+                  std::make_shared<Moment>()};
+  host.value.copy_(factor, /*non_blocking=*/true);
+  host.come->record(model.device);
+  return host;
+}
+
+namespace {
+
+struct HandingOver {
+  explicit HandingOver(Model& of) : model(of) {}
+  ~HandingOver() { model.handed_over = nullptr; }
+  Model& model;
+};
+
+}  // namespace
+
+void update_on_host(Model& model, Flat& flat, const HostFactor& factor, bool at_once,
+                    const std::function<void()>& update) {
+  auto ready = [home = flat.home, come = factor.come] {
+    home->left.synchronize();
+    home->read.synchronize();
+    if (come) come->synchronize();
+  };
+  flat.await_update();
+  if (at_once) {
+    ready();
+    return with_states(*flat.home, update);
+  }
+  std::vector<std::function<void()>> kernels;
+  {
+    HandingOver handing(model);
+    model.handed_over = &kernels;
+    update();
+  }
+  HostWork work;
+  work.run = [ready, home = flat.home, kernels = std::move(kernels),
+              label = "unit \"" + flat.unit().name + "\" " + kUpdateLabel] {
+    ready();
+    RECORD_USER_SCOPE(label);
+    with_states(*home, [&] {
+      for (const auto& kernel : kernels) kernel();
+    });
+  };
+  work.can_start = [home = flat.home, come = factor.come] {
+    return home->left.passed() && (!come || come->passed());
+  };
+  // A factor comes after every gradient: then the order of forward is all that counts.
+  if (!factor.come) work.arrival = flat.home->arrival;
+  flat.home->update = model.host_updates->add(std::move(work));
+}
+
+void run_update(Model& model, std::function<void()> kernels) {
+  if (model.handed_over) return model.handed_over->push_back(std::move(kernels));
+  RECORD_USER_SCOPE(kUpdateLabel);
+  kernels();
 }
 
 }  // namespace fsdp::shard

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "shard/flat.h"
@@ -18,7 +19,9 @@ class Model;
 std::vector<Flat*> trainable_flats(Model& model);
 
 // Makes an optimizer known, for memory() and so that clipping may leave its factor to the update.
-void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t()> state_bytes);
+// `host_bytes`: of the states that lie in host memory.
+void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t()> state_bytes,
+                      std::function<int64_t()> host_bytes);
 void detach_optimizer(Model& model, const void* optimizer);
 
 // Gives up every gathered unit. Returns the factor that gradients must still be multiplied with
@@ -34,5 +37,30 @@ void end_update(Model& model, bool shards_written);
 void sum_over_ranks(Model& model, at::Tensor tensor);
 
 void zero_gradients(Model& model, bool set_to_none);
+
+// --- flats in host memory (offload.h), between begin_update and end_update ---
+
+bool on_host(const Flat& flat);
+// Those of the flats, in the order in which forward will want them.
+std::vector<Flat*> host_flats(Model& model);
+// Every update that is under way is done.
+void await_updates(Model& model);
+
+// The factor of an update as the host will see it.
+struct HostFactor {
+  at::Tensor value;              // undefined for none
+  std::shared_ptr<Moment> come;  // when it may be read; null: at once
+};
+HostFactor bring_factor(Model& model, const at::Tensor& factor);
+
+// Calls `update`, which hands its kernels to run_update: they run later, in the model's thread,
+// when the gradient and the factor have come and the device has read the shard. Who wants the flat
+// waits for them. `at_once`: waits for all that first, and `update` may do the work itself.
+void update_on_host(Model& model, Flat& flat, const HostFactor& factor, bool at_once,
+                    const std::function<void()>& update);
+// Profilers see them under the unit's name and this.
+inline constexpr const char* kUpdateLabel = "(update)";
+// Runs an update's kernels: at once, or as update_on_host says. They must hold what they use.
+void run_update(Model& model, std::function<void()> kernels);
 
 }  // namespace fsdp::shard

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
+#include <mutex>
+#include <unordered_map>
 
 namespace fsdp::testing {
 
@@ -14,34 +17,50 @@ class CountingAllocator final : public c10::Allocator {
   CountingAllocator() { c10::SetCPUAllocator(this, /*priority=*/1); }
 
   c10::DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK(live + bytes <= limit,
+                "CountingAllocator: can't allocate memory: you tried to "
+                "allocate ",
+                bytes, " bytes.");
     size_t now = live += bytes;
     peak = std::max<size_t>(peak, now);
-    auto* block = new Block{this, plain_->allocate(bytes), bytes};
-    return {block->data.get(), block, &release, at::kCPU};
+    void* data = plain_->raw_allocate(bytes);
+    if (data) {
+      std::lock_guard lock(mutex_);
+      sizes_[data] = bytes;
+    }
+    return {data, data, &release, at::kCPU};
   }
+  // Some kernels (oneDNN's) take raw memory: the pointer is its own context then.
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
 
   std::atomic<size_t> live = 0, peak = 0;
+  std::atomic<size_t> limit = std::numeric_limits<size_t>::max();  // beyond it: as LibTorch fails
 
  private:
-  struct Block {
-    CountingAllocator* owner;
-    c10::DataPtr data;
-    size_t bytes;
-  };
-  static void release(void* context) {
-    auto* block = static_cast<Block*>(context);
-    block->owner->live -= block->bytes;
-    delete block;
-  }
+  static void release(void* data);
+
   c10::Allocator* plain_ = c10::GetDefaultCPUAllocator();
+  std::mutex mutex_;
+  std::unordered_map<void*, size_t> sizes_;
 };
 
 inline CountingAllocator& counted() {
   static auto* allocator = new CountingAllocator;  // never goes: memory outlives any test
   return *allocator;
+}
+
+inline void CountingAllocator::release(void* data) {
+  if (!data) return;
+  CountingAllocator& own = counted();
+  {
+    std::lock_guard lock(own.mutex_);
+    own.live -= own.sizes_[data];
+    own.sizes_.erase(data);
+  }
+  own.plain_->raw_deallocate(data);
 }
 
 }  // namespace fsdp::testing

@@ -1,0 +1,198 @@
+#include "shard/offload.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "fsdp/error.h"
+#include "kernels/update.h"
+#include "shard/model.h"
+
+namespace fsdp::shard {
+
+// --- the thread ---
+
+void HostUpdate::run(const std::function<void()>& work) noexcept {
+  std::exception_ptr failure;
+  try {
+    work();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  std::lock_guard lock(mutex_);
+  failure_ = failure;
+  done_ = true;
+  done_changed_.notify_all();
+}
+
+void HostUpdate::wait(const std::string& unit, std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (!done_changed_.wait_for(lock, limit, [&] { return done_; }))
+    throw Error("unit \"" + unit + "\": its update on the CPU did not finish in " +
+                    std::to_string(limit.count() / 1000) + " s.",
+                "a gradient may not have come (docs/hangs.md), or FSDP_TIMEOUT is too short for "
+                "this CPU.");
+  if (!failure_) return;
+  try {
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  } catch (const std::exception& error) {
+    throw Error("unit \"" + unit + "\": its update on the CPU failed: " + error.what(),
+                "its parameters and states are as far as the update came; load a checkpoint.");
+  }
+}
+
+HostUpdates::~HostUpdates() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+std::shared_ptr<HostUpdate> HostUpdates::add(HostWork work) {
+  auto update = std::make_shared<HostUpdate>();
+  std::lock_guard lock(mutex_);
+  waiting_.emplace_back(update, std::move(work));
+  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  changed_.notify_all();
+  return update;
+}
+
+void HostUpdates::loop() {
+  at::NoGradGuard no_grad;
+  Unseen unseen;
+  while (true) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    auto next = std::find_if(waiting_.begin(), waiting_.end(), [](const auto& entry) {
+      return !entry.second.can_start || entry.second.can_start();
+    });
+    if (next == waiting_.end())
+      next = std::min_element(waiting_.begin(), waiting_.end(), [](const auto& a, const auto& b) {
+        return a.second.arrival < b.second.arrival;
+      });
+    auto [update, work] = std::move(*next);
+    waiting_.erase(next);
+    lock.unlock();
+    // Tensors go before it counts as done: make_states() looks whether anybody has them.
+    update->run([&run = work.run] { std::exchange(run, nullptr)(); });
+    work = {};
+  }
+}
+
+// --- memory ---
+
+at::Tensor host_zeros(int64_t numel, at::ScalarType type, at::Device device, bool pinned) {
+  at::TensorOptions on = at::TensorOptions().dtype(type);
+  if (device.is_meta()) return at::zeros({numel}, on.device(device));
+  return at::zeros({numel}, on.pinned_memory(pinned && has_streams(device)));
+}
+
+// --- options ---
+
+void check_offload(const Offload& offload) {
+  if (!offload.directory.empty() && !offload.optimizer)
+    throw Error(
+        "offload.directory without offload.optimizer: only what the CPU updates can be "
+        "kept in files.",
+        "set .optimizer = true as well.");
+  if (!offload.directory.empty() && !std::filesystem::is_directory(offload.directory))
+    throw Error("offload.directory = " + offload.directory + " is no directory here.",
+                "make it on a fast local disk, on every host that has ranks.");
+  if (!(offload.fraction >= 0 && offload.fraction <= 1))
+    throw Error("offload.fraction = " + std::to_string(offload.fraction) + " is not in [0, 1].",
+                "1 offloads every unit, 0.5 the last units up to half of the parameters.");
+  // An update on the device would fetch back in every step what was just sent away, all of it at
+  // once: nothing would be saved where memory is highest.
+  if ((offload.parameters || offload.gradients) && !offload.optimizer)
+    throw Error(std::string("offload.") + (offload.parameters ? "parameters" : "gradients") +
+                    " without offload.optimizer: the update on the device needs them there.",
+                "set .optimizer = true as well: the update then runs on the CPU, where they are.");
+}
+
+void begin_offload(Model& model) {
+  if (model.host_updates) return;
+  model.leave_stream_ = SideStream(model.device);
+  model.host_updates = std::make_shared<HostUpdates>();
+}
+
+bool offloads(const Model& model) {
+  for (const Flat* flat : model.flats())
+    if (flat->home) return true;
+  return false;
+}
+
+// --- flats ---
+
+void Flat::await_update() const {
+  if (home && home->update) {
+    home->update->wait(unit_.name,
+                       unit_.model ? unit_.model->world.timeout() : std::chrono::minutes(5));
+    home->update.reset();
+  }
+}
+
+void Flat::settle() const {
+  await_update();
+  if (home) home->read.synchronize();
+}
+
+void Flat::await_gradient() const {
+  await_update();  // reads it
+  if (home) home->left.synchronize();
+}
+
+// --- there and back ---
+
+void Model::shard_changed(Flat& flat) {
+  flat.secondary_valid = false;
+  if (flat.home) flat.home->stale = true;
+}
+
+at::Tensor Model::bring(Flat& flat, const at::Tensor& full) {
+  Home& home = *flat.home;
+  at::Tensor place = home.resident;
+  if (!place.defined()) {
+    int64_t numel = flat.layout().shard_numel();
+    place = full.narrow(0, flat.rank() * numel, numel);
+  } else if (!home.stale) {
+    return place;
+  }
+  place.copy_(flat.shard, /*non_blocking=*/true);
+  home.stale = false;
+  home.read.record(device);
+  if (flat.leaf.defined()) home.read.synchronize();  // nobody tells when its owner writes
+  return place;
+}
+
+void Model::send_home(Flat& flat, const at::Tensor& reduced) {
+  Home& home = *flat.home;
+  leaving_.record(device);
+  OnStream on(leave_stream_);
+  leaving_.wait(device);
+  if (has_streams(device)) reduced.record_stream(current_stream(device));
+  at::Tensor value = reduced.to(flat.grad_dtype());
+  if (flat.grad.defined()) {
+    // On the device, as without offload: the same sum, and nothing waits for it.
+    value = at::empty_like(value);
+    value.copy_(flat.grad, /*non_blocking=*/true);
+    value.add_(reduced);
+  }
+  if (!home.square.defined())
+    home.square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  home.square.copy_(kernels::sum_of_powers(value, 2));
+  home.square_valid = true;
+  flat.grad_memory.copy_(value, /*non_blocking=*/true);
+  flat.grad = flat.grad_memory;
+  home.left.record(device);
+  home.arrival = ++arrivals_;
+  left_.record(device);
+}
+
+}  // namespace fsdp::shard

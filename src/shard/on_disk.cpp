@@ -1,0 +1,193 @@
+#include "shard/on_disk.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "fsdp/error.h"
+#include "shard/model.h"
+#include "shard/offload.h"
+#include "shard/tensor_access.h"
+#include "shard/update.h"
+
+namespace fsdp::shard {
+namespace {
+
+constexpr int kBuffers = 3;  // one is updated, one is read into, one is written from
+
+Parked* parked(const Flat& flat) {
+  return flat.home ? flat.home->parked.get() : nullptr;
+}
+
+// The tensor that is not the shard, undefined where there is none.
+const at::Tensor& master_apart(const Flat& flat) {
+  return flat.rest.defined() || flat.master.is_same(flat.shard) ? flat.rest : flat.master;
+}
+
+void copy(void* to, const void* from, int64_t bytes) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+std::shared_ptr<Parked> make_parked(const Flat& flat, size_t states) {
+  auto made = std::make_shared<Parked>();
+  const at::Tensor& master = master_apart(flat);
+  made->has_master = master.defined();
+  if (made->has_master) made->bytes.push_back(static_cast<int64_t>(master.nbytes()));
+  const auto size = static_cast<int64_t>(c10::elementSize(flat.master_dtype()));
+  made->bytes.resize(made->bytes.size() + states, flat.layout().shard_numel() * size);
+  made->memory.resize(made->bytes.size());
+  for (const int64_t bytes : made->bytes)
+    made->storages.push_back(make_storage(
+        static_cast<size_t>(bytes), at::kCPU, /*tag=*/nullptr,
+        "fsdp: unit \"" + flat.unit().name +
+            "\": this master or state is on the disk; ask for it again (optimizer.state, "
+            "sharded.full_tensor) after each step."));
+  if (!made->has_master) return made;
+  // Its values stay in memory until the first update. The handle stays the same tensor.
+  made->memory[0] = master.alias();
+  const at::Tensor moved =
+      tensor_over(made->storages[0], master.scalar_type(), master.sizes(), master.strides(), 0);
+  point_at(*made->storages[0], made->memory[0].data_ptr());
+  become(master, moved);
+  return made;
+}
+
+// Room for every flat of the model that shall be on the disk and is not.
+void park(Model& model, size_t states) {
+  Unseen unseen;
+  std::vector<Flat*> flats;
+  for (Flat* flat : host_flats(model))
+    if (!flat->home->parked && !flat->home->directory.empty()) flats.push_back(flat);
+  if (flats.empty()) return;
+  std::vector<std::shared_ptr<Parked>> made;
+  std::vector<std::vector<int64_t>> entries;
+  for (Flat* flat : flats) {
+    flat->settle();
+    made.push_back(make_parked(*flat, states));
+    entries.push_back(made.back()->bytes);
+  }
+  auto store = std::make_shared<disk::StateStore>(
+      flats[0]->home->directory, std::move(entries),
+      disk::StoreOptions{.buffers = std::min(kBuffers, 1 + static_cast<int>(flats.size()))});
+  for (size_t i = 0; i < flats.size(); ++i) {
+    made[i]->store = store;
+    made[i]->entry = static_cast<int>(i);
+    flats[i]->home->parked = made[i];
+  }
+}
+
+// Tensors [from, to) of a flat.
+void bring(Parked& flat, size_t from, size_t to) {
+  const std::lock_guard lock(flat.mutex);
+  const auto away = [&](size_t i) { return !flat.memory[i].defined(); };
+  bool any = false;
+  for (size_t i = from; i < to; ++i) any |= away(i);
+  if (!any) return;
+  Unseen unseen;
+  const auto places = flat.store->get(flat.entry);
+  for (size_t i = from; i < to; ++i) {
+    if (!away(i)) continue;
+    flat.memory[i] = at::empty({flat.bytes[i]}, at::kByte);
+    copy(flat.memory[i].mutable_data_ptr(), places[i], flat.bytes[i]);
+    point_at(*flat.storages[i], flat.memory[i].mutable_data_ptr());
+  }
+  flat.store->put(flat.entry, /*changed=*/false);
+}
+
+int64_t bytes_away(const Flat& flat, bool of_states) {
+  Parked* const found = parked(flat);
+  if (!found) return 0;
+  const std::lock_guard lock(found->mutex);
+  int64_t sum = 0;
+  for (size_t i = 0; i < found->bytes.size(); ++i)
+    if (!found->memory[i].defined() && of_states == (i > 0 || !found->has_master))
+      sum += found->bytes[i];
+  return sum;
+}
+
+}  // namespace
+
+Parked::~Parked() {
+  for (const auto& storage : storages)
+    orphan(*storage, "fsdp: the model of this master or state is gone.");
+}
+
+std::vector<at::Tensor> make_states(Model& model, const Flat& flat, size_t count) {
+  const int64_t numel = flat.layout().shard_numel();
+  std::vector<at::Tensor> states;
+  if (!flat.home || flat.home->directory.empty()) {
+    for (size_t i = 0; i < count; ++i) states.push_back(at::zeros({numel}, flat.master_options()));
+    return states;
+  }
+  const bool again = flat.home->parked != nullptr && flat.home->parked->handed_out;
+  if (!flat.home->parked) park(model, count);
+  Parked& found = *flat.home->parked;
+  const size_t first = found.has_master ? 1 : 0;
+  const auto in_use = [&](size_t i) { return found.storages[i].use_count() > 1; };
+  bool refused = found.bytes.size() != first + count;
+  for (size_t i = first; again && !refused && i < found.bytes.size(); ++i) refused = in_use(i);
+  if (refused)
+    throw Error(
+        "unit \"" + flat.unit().name + "\": its states on the disk belong to another optimizer.",
+        "with offload.directory a model has one optimizer; the old one must be gone before "
+        "another of its kind is made.");
+  for (size_t i = first; i < found.bytes.size(); ++i) {
+    if (again) {  // of an optimizer that is gone
+      found.memory[i] = at::zeros({found.bytes[i]}, at::kByte);
+      point_at(*found.storages[i], found.memory[i].mutable_data_ptr());
+    }
+    states.push_back(tensor_over(found.storages[i], flat.master_dtype(), {numel}, {1}, 0));
+  }
+  found.handed_out = true;
+  return states;
+}
+
+void with_states(Home& home, const std::function<void()>& work) {
+  if (!home.parked) return work();
+  Parked& flat = *home.parked;
+  const auto places = flat.store->get(flat.entry);
+  {
+    const std::lock_guard lock(flat.mutex);
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (flat.memory[i].defined()) copy(places[i], flat.memory[i].const_data_ptr(), flat.bytes[i]);
+      point_at(*flat.storages[i], places[i]);
+      flat.memory[i].reset();
+    }
+  }
+  const auto give_back = [&] {
+    for (const auto& storage : flat.storages) take_away(*storage);
+    flat.store->put(flat.entry);
+  };
+  try {
+    work();
+  } catch (...) {
+    give_back();
+    throw;
+  }
+  give_back();
+}
+
+void bring_master(const Flat& flat) {
+  if (Parked* found = parked(flat); found && found->has_master) bring(*found, 0, 1);
+}
+
+void bring_states(const Flat& flat) {
+  if (Parked* found = parked(flat)) bring(*found, found->has_master ? 1 : 0, found->bytes.size());
+}
+
+int64_t master_bytes_away(const Flat& flat) {
+  return bytes_away(flat, /*of_states=*/false);
+}
+
+int64_t state_bytes_away(const Flat& flat) {
+  return bytes_away(flat, /*of_states=*/true);
+}
+
+int64_t buffer_bytes(const Flat& flat) {
+  Parked* const found = parked(flat);
+  return found && found->entry == 0 ? found->store->bytes_in_memory() : 0;
+}
+
+}  // namespace fsdp::shard

@@ -1,0 +1,441 @@
+// Offload changes where things lie and who updates them, and no bit of what is learned: on the CPU
+// the same kernels do the same sums. Every test trains the transformer with and without it, the
+// same batches, under one of the things that users do. On a GPU the two kernels round differently,
+// so there numbers are close and not equal.
+#include <ATen/ATen.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <filesystem>
+#include <future>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "fsdp/checkpoint.h"
+#include "fsdp/grad_scaler.h"
+#include "fsdp/optim.h"
+#include "shard/model.h"
+#include "shard/offload.h"
+#include "shard/oracle.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr int kSteps = 3;
+constexpr double kEpsilon = 1e-3;  // see strategies_test.cpp
+
+struct Training {  // a model in training
+  Transformer model{nullptr};
+  Sharded sharded;
+  std::unique_ptr<Optimizer> optimizer;
+
+  at::Tensor loss(int batch) {
+    auto [step, x, y] = moved(model_case("transformer").batch(batch, rank()), test_device());
+    return model->loss(x, y);
+  }
+};
+
+Training start(const ShardOptions& options, bool sgd = false) {
+  Training run;
+  torch::manual_seed(7);
+  run.model = Transformer();
+  run.sharded = fully_shard(run.model, options);
+  if (sgd)
+    run.optimizer = std::make_unique<SGD>(
+        run.sharded, SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
+  else
+    run.optimizer = std::make_unique<AdamW>(
+        run.sharded,
+        AdamWOptions{.lr = 1e-2, .eps = kEpsilon, .weight_decay = 0.1, .groups = {no_decay()}});
+  return run;
+}
+
+using Numbers = std::vector<std::pair<std::string, at::Tensor>>;
+using Step = std::function<void(Training& run, int step, Numbers& seen)>;
+
+void note(Numbers& seen, std::string name, const at::Tensor& value) {
+  seen.emplace_back(std::move(name), value.detach().to(at::kCPU).clone());
+}
+
+void plain_step(Training& run, int step, Numbers& seen) {
+  auto loss = run.loss(step);
+  loss.backward();
+  note(seen, "loss", loss);
+  run.optimizer->step();
+  run.optimizer->zero_grad();
+}
+
+void clipped_step(Training& run, int step, Numbers& seen) {
+  auto loss = run.loss(step);
+  loss.backward();
+  note(seen, "loss", loss);
+  note(seen, "norm", run.sharded.clip_grad_norm_(1.0));
+  run.optimizer->step();
+  run.optimizer->zero_grad();
+}
+
+Numbers parameters_of(const Training& run) {
+  Numbers seen;
+  for (const auto& item : run.model->named_parameters())
+    note(seen, item.key(), run.sharded.full_tensor(item.key()));
+  return seen;
+}
+
+Numbers train(const ShardOptions& options, const Step& step = clipped_step, bool sgd = false) {
+  Training run = start(options, sgd);
+  Numbers seen;
+  for (int i = 0; i < kSteps; ++i) step(run, i, seen);
+  for (auto& parameter : parameters_of(run)) seen.push_back(std::move(parameter));
+  return seen;
+}
+
+void expect_same(const Numbers& seen, const Numbers& expected) {
+  ASSERT_EQ(seen.size(), expected.size());
+  for (size_t i = 0; i < seen.size(); ++i) {
+    const auto& [name, value] = seen[i];
+    ASSERT_EQ(name, expected[i].first);
+    if (test_device().is_cpu())
+      EXPECT_TRUE(at::equal(value, expected[i].second)) << name << " (" << i << ")";
+    else
+      EXPECT_TRUE(at::allclose(value, expected[i].second, 1e-3, 1e-4)) << name << " (" << i << ")";
+  }
+}
+
+ShardOptions by_block(Offload offload = {}) {
+  return {.wrap = wrap::modules<Block>(), .device = test_device(), .offload = std::move(offload)};
+}
+
+const Offload kOptimizer{.optimizer = true};
+const Offload kAll{.parameters = true, .gradients = true, .optimizer = true};
+const Offload kDisk{.optimizer = true,
+                    .directory = std::filesystem::temp_directory_path().string()};
+
+void expect_same_with_offload(ShardOptions options, const Step& step = clipped_step,
+                              bool sgd = false) {
+  options.offload = {};
+  const Numbers expected = train(options, step, sgd);
+  for (const auto& offload : {kOptimizer, kAll, kDisk}) {
+    SCOPED_TRACE(offload.parameters ? "all" : offload.directory.empty() ? "optimizer" : "disk");
+    options.offload = offload;
+    expect_same(train(options, step, sgd), expected);
+  }
+}
+
+std::vector<ShardOptions> strategies() {
+  std::vector<ShardOptions> all;
+  for (auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP,
+                        ShardingStrategy::NO_SHARD, ShardingStrategy::HYBRID_SHARD}) {
+    if (strategy == ShardingStrategy::HYBRID_SHARD && world_size() % 2) continue;
+    all.push_back(by_block());
+    all.back().strategy = strategy;
+    if (strategy == ShardingStrategy::HYBRID_SHARD) all.back().mesh = hybrid_mesh();
+  }
+  return all;
+}
+
+// --- how it is sharded ---
+
+TEST(Offloads, ChangeNoBitUnderAnyStrategy) {
+  for (const auto& options : strategies()) {
+    SCOPED_TRACE(name(options.strategy));
+    expect_same_with_offload(options);
+  }
+}
+
+TEST(Offloads, ChangeNoBitOfMastersInTwoHalves) {
+  for (auto options : strategies()) {
+    SCOPED_TRACE(name(options.strategy));
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    expect_same_with_offload(options);
+  }
+}
+
+TEST(Offloads, ChangeNoBitInAnyPrecision) {
+  MixedPrecision whole{.param_dtype = at::kBFloat16, .split_master = false};
+  MixedPrecision bf16_gradients{.param_dtype = at::kBFloat16, .grad_dtype = at::kBFloat16};
+  MixedPrecision fp32_sums{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  for (const auto& precision : {whole, bf16_gradients, fp32_sums}) {
+    auto options = by_block();
+    options.mixed_precision = precision;
+    expect_same_with_offload(options);
+  }
+}
+
+TEST(Offloads, ChangeNoBitHoweverUnitsAreGathered) {
+  std::vector<ReshardAfterForward> choices = {true, false};
+  if (world_size() % 2 == 0 && world_size() > 2) choices.push_back(2);
+  for (bool share : {true, false})
+    for (int depth : {0, 2})
+      for (const auto& choice : choices) {
+        auto options = by_block();
+        options.share_host_memory = share;
+        options.forward_prefetch = options.backward_prefetch = depth;
+        options.reshard_after_forward = choice;
+        expect_same_with_offload(options);
+      }
+}
+
+TEST(Offloads, OfAFractionChangeNoBitAndMoveItsBytes) {
+  const Numbers expected = train(by_block());
+  int64_t before = 0;
+  for (double fraction : {0.0, 0.4, 0.8, 1.0}) {
+    SCOPED_TRACE(fraction);
+    for (Offload offload : {kOptimizer, kAll}) {
+      offload.fraction = fraction;
+      expect_same(train(by_block(offload)), expected);
+    }
+    Offload all = kAll;
+    all.fraction = fraction;
+    Training run = start(by_block(all));
+    Numbers seen;
+    plain_step(run, 0, seen);
+    const MemoryReport memory = run.sharded.memory();
+    EXPECT_EQ(memory.host > before, fraction > 0);
+    before = memory.host;
+    const int64_t movable =
+        memory.parameters + memory.gathered_from + memory.gradients + memory.optimizer;
+    EXPECT_EQ(memory.host == movable, fraction == 1);
+  }
+}
+
+// --- what users do ---
+
+TEST(Offloads, ChangeNoBitWithoutClipping) {
+  expect_same_with_offload(by_block(), plain_step);
+}
+
+TEST(Offloads, ChangeNoBitOfMomentum) {
+  expect_same_with_offload(by_block(), clipped_step, /*sgd=*/true);
+}
+
+TEST(Offloads, ChangeNoBitOfOtherNorms) {
+  for (double type : {1.0, 3.0, std::numeric_limits<double>::infinity()})
+    expect_same_with_offload(by_block(), [type](Training& run, int step, Numbers& seen) {
+      run.loss(step).backward();
+      note(seen, "norm", run.sharded.clip_grad_norm_(0.1, type));
+      run.optimizer->step();
+      run.optimizer->zero_grad();
+    });
+}
+
+TEST(Offloads, ChangeNoBitOfGradientsThatAccumulate) {
+  for (bool bf16 : {false, true})
+    for (bool quiet : {false, true}) {
+      SCOPED_TRACE(quiet ? "no_sync" : "reduced each time");
+      auto options = by_block();
+      if (bf16) options.mixed_precision.param_dtype = at::kBFloat16;
+      expect_same_with_offload(options, [quiet](Training& run, int step, Numbers& seen) {
+        for (int part = 0; part < 3; ++part) {
+          std::unique_ptr<NoSync> no_sync;
+          if (quiet && part < 2) no_sync = run.sharded.no_sync();
+          run.loss(3 * step + part).backward();
+        }
+        note(seen, "gradient", run.sharded.full_grad("blocks.1.up.weight"));
+        note(seen, "norm", run.sharded.clip_grad_norm_(1.0));
+        run.optimizer->step();
+        run.optimizer->zero_grad();
+      });
+    }
+}
+
+TEST(Offloads, ChangeNoBitOfGradientsThatAreKeptOrZeroed) {
+  expect_same_with_offload(by_block(), [](Training& run, int step, Numbers& seen) {
+    run.loss(step).backward();
+    note(seen, "norm", run.sharded.clip_grad_norm_(1.0));
+    run.optimizer->step();
+    if (step == 0) return;  // the next backward adds to what was just used
+    run.optimizer->zero_grad(/*set_to_none=*/false);
+    note(seen, "zero", run.sharded.full_grad("blocks.0.up.weight"));
+  });
+}
+
+TEST(Offloads, ChangeNoBitOfScaledLosses) {
+  auto options = by_block();
+  options.mixed_precision.param_dtype = at::kBFloat16;
+  expect_same_with_offload(options, [](Training& run, int step, Numbers& seen) {
+    GradScaler scaler({.init_scale = 1024});
+    scaler.scale(run.loss(step)).backward();
+    scaler.unscale_(run.sharded);
+    note(seen, "norm", run.sharded.clip_grad_norm_(1.0));
+    EXPECT_TRUE(scaler.step(*run.optimizer));
+    run.optimizer->zero_grad();
+  });
+}
+
+TEST(Offloads, ChangeNoBitWhereTheFactorIsNotFinite) {
+  expect_same_with_offload(by_block(), [](Training& run, int step, Numbers& seen) {
+    auto loss = run.loss(step);
+    if (step == 1) loss = loss * std::numeric_limits<double>::infinity();
+    loss.backward();
+    run.sharded.clip_grad_norm_(1.0);
+    run.optimizer->step();
+    run.optimizer->zero_grad();
+  });
+}
+
+TEST(Offloads, AreSeenByEvaluationAndByOneStepAfterAnother) {
+  expect_same_with_offload(by_block(), [](Training& run, int step, Numbers& seen) {
+    run.loss(step).backward();
+    run.optimizer->step();
+    run.optimizer->step();  // with the same gradients
+    at::NoGradGuard no_grad;
+    note(seen, "evaluation", run.loss(step + 10));
+    run.optimizer->zero_grad();
+  });
+}
+
+// Without the waits that this is about, the next forward would read half of an update or none.
+TEST(Offloads, AreWaitedForHoweverSlowTheThreadIs) {
+  expect_same_with_offload(by_block(), [](Training& run, int step, Numbers& seen) {
+    run.loss(step).backward();
+    note(seen, "norm", run.sharded.clip_grad_norm_(1.0));
+    if (auto updates = run.sharded.model()->host_updates)
+      updates->add({.run = [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }});
+    run.optimizer->step();
+    if (step == 1) run.optimizer->zero_grad();
+    if (step == 2) run.optimizer->zero_grad(/*set_to_none=*/false);
+  });
+}
+
+TEST(Offloads, LeaveTheHostFreeAfterStep) {
+  Training run = start(by_block(kAll));
+  run.loss(0).backward();
+  std::promise<void> go;
+  run.sharded.model()->host_updates->add(
+      {.run = [come = go.get_future().share()] { come.wait(); }});
+  run.optimizer->step();  // would not return if it waited for an update
+  for (const auto* flat : run.sharded.model()->flats()) EXPECT_TRUE(flat->home->update);
+  go.set_value();
+  EXPECT_TRUE(at::isfinite(run.loss(1)).item<bool>());
+  for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->home->update);
+}
+
+TEST(Offloads, ChangeNoBitOfOptimizersOfTorch) {
+  auto step = [](Training& run, std::unique_ptr<torch::optim::AdamW>& torchs, int i,
+                 Numbers& seen) {
+    auto loss = run.loss(i);
+    loss.backward();
+    note(seen, "loss", loss);
+    note(seen, "norm", run.sharded.clip_grad_norm_(1.0));
+    torchs->step();
+    run.sharded.zero_grad();
+  };
+  for (bool bf16 : {false, true}) {
+    std::vector<Numbers> seen;
+    for (const auto& offload : {Offload{}, kOptimizer, kAll}) {
+      auto options = by_block(offload);
+      if (bf16) options.mixed_precision.param_dtype = at::kBFloat16;
+      Training run = start(options);
+      run.optimizer.reset();
+      auto torchs = std::make_unique<torch::optim::AdamW>(
+          run.sharded.parameters(), torch::optim::AdamWOptions(1e-2).eps(kEpsilon));
+      seen.emplace_back();
+      for (int i = 0; i < kSteps; ++i) step(run, torchs, i, seen.back());
+      for (auto& parameter : parameters_of(run)) seen.back().push_back(std::move(parameter));
+    }
+    expect_same(seen[1], seen[0]);
+    expect_same(seen[2], seen[0]);
+  }
+}
+
+TEST(Offloads, KeepWhatIsWrittenToParameters) {
+  expect_same_with_offload(by_block(), [](Training& run, int step, Numbers& seen) {
+    clipped_step(run, step, seen);
+    auto full = run.sharded.summon_full_params();
+    at::NoGradGuard no_grad;
+    run.model->block(1)->up->weight.mul_(0.5);
+  });
+}
+
+// --- state ---
+
+TEST(Offloads, StateDictsSeeUpdatesThatAreUnderWay) {
+  Training plain = start(by_block()), away = start(by_block(kAll));
+  Numbers seen;
+  plain_step(plain, 0, seen);
+  plain_step(away, 0, seen);  // the thread may still be at it
+  const auto state = away.sharded.full_state_dict(), expected = plain.sharded.full_state_dict();
+  expect_same({state.begin(), state.end()}, {expected.begin(), expected.end()});
+}
+
+TEST(Offloads, CheckpointsGoBetweenRunsWithAndWithout) {
+  namespace fs = std::filesystem;
+  const fs::path folder = text_of_rank_0(
+      (fs::temp_directory_path() / ("fsdp-offload-" + std::to_string(std::random_device{}())))
+          .string());
+  Numbers seen, expected;
+  Training straight = start(by_block());
+  for (int i = 0; i < kSteps; ++i) clipped_step(straight, i, expected);
+  for (const Offload& from : {Offload{}, kOptimizer, kAll, kDisk})
+    for (const Offload& to : {kOptimizer, kAll, kDisk, Offload{}}) {
+      Training first = start(by_block(from)), second = start(by_block(to));
+      clipped_step(first, 0, seen);
+      checkpoint::save(folder / "a", first.sharded, first.optimizer.get());
+      clipped_step(second, 9, seen);  // what is there must give way
+      checkpoint::load(folder / "a", second.sharded, second.optimizer.get());
+      for (int i = 1; i < kSteps; ++i) clipped_step(second, i, seen);
+      expect_same(parameters_of(second), parameters_of(straight));
+      test_world().comm().barrier();
+      if (rank() == 0) fs::remove_all(folder);
+      test_world().comm().barrier();
+    }
+}
+
+// --- what cannot be ---
+
+TEST(Offloads, ThatMakeNoSenseAreRefused) {
+  const auto refuse = [](const Offload& offload, const std::vector<std::string>& words) {
+    Mlp model;
+    expect_error([&] { fully_shard(model, by_block(offload)); }, words);
+  };
+  refuse({.parameters = true}, {"offload.parameters", "offload.optimizer", "HINT"});
+  refuse({.gradients = true}, {"offload.gradients", "offload.optimizer", "HINT"});
+  refuse({.optimizer = true, .fraction = 1.5}, {"offload.fraction", "1.5", "HINT"});
+  refuse({.optimizer = true, .directory = "states"}, {"offload.directory", "HINT"});
+}
+
+TEST(HostUpdates, ThatFailAreReportedOnceWithTheirUnit) {
+  shard::HostUpdates updates;
+  auto failed = updates.add({.run = [] { throw std::runtime_error("no memory"); }});
+  auto good = updates.add({.run = [] {}});
+  expect_error([&] { failed->wait("blocks.1", std::chrono::seconds(60)); },
+               {"blocks.1", "no memory", "HINT"});
+  failed->wait("blocks.1", std::chrono::seconds(60));
+  good->wait("blocks.2", std::chrono::seconds(60));
+}
+
+TEST(HostUpdates, StartInOrderAsSoonAsTheirGradientIsThere) {
+  std::vector<int> done;
+  std::promise<void> added;
+  {
+    std::set<int> here = {2};
+    shard::HostUpdates updates;  // at its end they are done
+    updates.add({.run = [all = added.get_future().share()] { all.wait(); }});
+    const auto add = [&](int unit, uint64_t arrival) {
+      updates.add({.run =
+                       [&, unit] {
+                         done.push_back(unit);
+                         if (unit == 3) here = {0, 1};  // by now everything has come
+                       },
+                   .can_start = [&, unit] { return here.contains(unit); },
+                   .arrival = arrival});
+    };
+    for (int unit = 0; unit < 4; ++unit) add(unit, /*arrival=*/4 - unit);
+    added.set_value();
+  }
+  EXPECT_EQ(done, (std::vector<int>{2, 3, 0, 1}));
+}
+
+TEST(HostUpdates, AreWaitedForNoLongerThanTheLimit) {
+  shard::HostUpdates updates;
+  std::promise<void> go;
+  auto slow = updates.add({.run = [come = go.get_future().share()] { come.wait(); }});
+  expect_error([&] { slow->wait("blocks.1", std::chrono::milliseconds(1)); },
+               {"blocks.1", "did not finish", "HINT"});
+  go.set_value();
+  slow->wait("blocks.1", std::chrono::seconds(60));
+}
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,192 @@
+// Masters and states on a disk: what is learned is what is learned in memory, bit for bit, and
+// memory holds a few units' worth of them. offload_test.cpp has the same uses of it as of other
+// offload; here is what only a disk has.
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "disk/file.h"
+#include "fsdp/optim.h"
+#include "shard/model.h"
+#include "shard/oracle.h"
+#include "shard/update.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr int64_t kWidth = 48;
+constexpr int kLayers = 12;
+
+struct Training {
+  torch::nn::Sequential model;
+  Sharded sharded;
+  std::unique_ptr<Optimizer> optimizer;
+
+  void step(int index) {
+    torch::manual_seed(100 + index);
+    model->forward(at::randn({4, kWidth}, test_device())).square().mean().backward();
+    sharded.clip_grad_norm_(1.0);
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+};
+
+Offload on_disk() {
+  return {.optimizer = true, .directory = std::filesystem::temp_directory_path().string()};
+}
+
+MixedPrecision bf16() {
+  return {.param_dtype = at::kBFloat16};
+}
+
+Training start(Offload offload, MixedPrecision precision = bf16()) {
+  Training run;
+  torch::manual_seed(3);
+  for (int i = 0; i < kLayers; ++i) run.model->push_back(torch::nn::Linear(kWidth, kWidth));
+  run.sharded = fully_shard(run.model, {.wrap = wrap::modules<torch::nn::LinearImpl>(),
+                                        .mixed_precision = std::move(precision),
+                                        .device = test_device(),
+                                        .offload = std::move(offload)});
+  run.optimizer =
+      std::make_unique<AdamW>(run.sharded, AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+  return run;
+}
+
+// Masters and states of this rank, by unit.
+std::vector<at::Tensor> everything(const Training& run) {
+  std::vector<at::Tensor> all;
+  for (const auto* flat : shard::trainable_flats(*run.sharded.model())) {
+    all.push_back(flat->read_master().clone());
+    for (const auto& [name, state] : run.optimizer->state(*flat)) all.push_back(state.clone());
+  }
+  return all;
+}
+
+void expect_same(const Training& seen, const Training& expected) {
+  const auto a = everything(seen), b = everything(expected);
+  ASSERT_EQ(a.size(), b.size());
+  ASSERT_GE(a.size(), 3u * kLayers);
+  for (size_t i = 0; i < a.size(); ++i)
+    if (test_device().is_cpu())
+      EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+    else
+      EXPECT_TRUE(at::allclose(a[i].cpu(), b[i].cpu(), 1e-2, 1e-3)) << i;
+}
+
+TEST(OnDisk, TwentyStepsAreThoseInMemory) {
+  for (const auto& precision :
+       {bf16(), MixedPrecision{.param_dtype = at::kBFloat16, .split_master = false},
+        MixedPrecision{}}) {
+    Training plain = start({}, precision), disk = start(on_disk(), precision);
+    for (int i = 0; i < 20; ++i) {
+      plain.step(i);
+      disk.step(i);
+    }
+    expect_same(disk, plain);
+  }
+}
+
+TEST(OnDisk, MemoryHoldsAFewUnitsOfMastersAndStates) {
+  Training host = start({.optimizer = true}), disk = start(on_disk());
+  for (int i = 0; i < 2; ++i) {
+    host.step(i);
+    disk.step(i);
+  }
+  shard::await_updates(*disk.sharded.model());
+  const auto in_host = host.sharded.memory(), with_disk = disk.sharded.memory();
+  EXPECT_EQ(with_disk.parameters, 0);  // what bfloat16 lacks of the masters
+  EXPECT_EQ(in_host.host - in_host.parameters - in_host.optimizer,
+            with_disk.host - with_disk.optimizer);
+  // Three buffers of one of the twelve units, each tensor a whole number of blocks.
+  EXPECT_GT(with_disk.optimizer, 0);
+  EXPECT_LE(with_disk.optimizer,
+            (in_host.parameters + in_host.optimizer) / 4 + 9 * disk::kAlignment);
+}
+
+TEST(OnDisk, LookingInBetweenChangesNothing) {
+  Training plain = start({}), disk = start(on_disk());
+  for (int i = 0; i < 6; ++i) {
+    plain.step(i);
+    disk.step(i);
+    if (i % 2) expect_same(disk, plain);
+    disk.sharded.full_tensor("0.weight");
+  }
+}
+
+TEST(OnDisk, WhatIsWrittenBetweenStepsIsKept) {
+  Training plain = start({}), disk = start(on_disk());
+  for (int i = 0; i < 6; ++i)
+    for (Training* run : {&plain, &disk}) {
+      run->step(i);
+      at::NoGradGuard no_grad;
+      for (auto* flat : shard::trainable_flats(*run->sharded.model()))
+        for (auto& [name, state] : run->optimizer->restore(*flat, i + 1)) state.mul_(0.5);
+    }
+  expect_same(disk, plain);
+}
+
+TEST(OnDisk, AnOptimizerMayFollowOneThatIsGone) {
+  Training plain = start({}), disk = start(on_disk());
+  for (Training* run : {&plain, &disk}) {
+    run->step(0);
+    run->optimizer.reset();
+    run->optimizer = std::make_unique<AdamW>(run->sharded, AdamWOptions{.lr = 1e-3});
+    run->step(1);
+    run->step(2);
+  }
+  expect_same(disk, plain);
+}
+
+TEST(OnDisk, TwoOptimizersAtOnceAreRefused) {
+  Training disk = start(on_disk());
+  disk.step(0);
+  SGD other(disk.sharded, {.lr = 0.1, .momentum = 0.9});
+  disk.model->forward(at::randn({4, kWidth}, test_device())).sum().backward();
+  expect_error([&] { other.step(); }, {"another optimizer"});
+}
+
+TEST(OnDisk, WhatCannotWorkIsRefusedWhenItIsAskedFor) {
+  Offload alone = on_disk();
+  alone.optimizer = false;
+  expect_error([&] { start(alone); }, {"offload.directory", "offload.optimizer"});
+  expect_error([] { start({.optimizer = true, .directory = "/no/such/place"}); },
+               {"/no/such/place"});
+  Training disk = start(on_disk());
+  expect_error([&] { disk.sharded.parameters(); }, {"torch::optim", "disk"});
+}
+
+int full(const char* call, int64_t) {
+  return std::string(call) == "allocate" ? ENOSPC : 0;
+}
+
+int broken(const char* call, int64_t) {
+  return std::string(call) == "write" ? EIO : 0;
+}
+
+TEST(OnDisk, AFullDiskIsSaidByTheFirstStep) {
+  Training disk = start(on_disk());
+  disk::set_seam(full);
+  disk.model->forward(at::randn({4, kWidth}, test_device())).sum().backward();
+  expect_error([&] { disk.optimizer->step(); }, {"no room", "free"});
+  disk::set_seam(nullptr);
+}
+
+TEST(OnDisk, ADiskThatFailsIsSaidByALaterCallWithTheUnit) {
+  Training disk = start(on_disk());
+  disk.step(0);
+  disk::set_seam(broken);
+  expect_error(
+      [&] {
+        for (int i = 1; i < 4; ++i) disk.step(i);
+      },
+      {"unit", "writing", "failed"});
+  disk::set_seam(nullptr);
+}
+
+}  // namespace
+}  // namespace fsdp::testing
