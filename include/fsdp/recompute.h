@@ -1,5 +1,5 @@
 // Recomputation (activation checkpointing): what backward needs of a module is computed again
-// instead of being kept, without changing the module.
+// instead of being kept, or kept in host memory, without changing the module.
 //
 //   auto sharded = fsdp::fully_shard(model, {.wrap = fsdp::wrap::modules<Block>()});
 //   fsdp::apply_activation_checkpointing(sharded, fsdp::wrap::modules<Block>());
@@ -27,6 +27,7 @@ namespace fsdp {
 enum class Recompute {
   FULL,       // keeps a region's inputs
   SELECTIVE,  // and the results of matrix products, convolutions and attention
+  OFFLOAD,    // computes nothing again: what backward needs waits in host memory
 };
 
 struct RecomputeOptions {

@@ -117,7 +117,14 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle) : op(handle) {
          (!tensors || !any_tensor || makes_constant(name) ||
           in(name, {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn"}));
   expensive = known && is_expensive(name);
+  adds = library == "fsdp" && in(name, {"rms_norm", "layer_norm"});
   batch_norm = in(name, {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}) && !writes;
+}
+
+bool draws(const OperatorFacts& facts, const torch::jit::Stack& stack) {
+  if (!facts.random || facts.dropout < 0) return facts.random;
+  const c10::IValue& chance = stack[stack.size() - facts.arguments.size() + facts.dropout];
+  return !chance.isDouble() || chance.toDouble() != 0;
 }
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& op) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include <cstdint>
 #include <vector>
@@ -28,8 +29,12 @@ struct OperatorFacts {
   bool random = false;      // reads a generator
   bool expensive = false;   // matrix products, convolutions, attention
   bool batch_norm = false;  // running statistics (3, 4) are written when training (5)
+  bool adds = false;        // argument 1 to argument 0 first; their sum is result 1
   int dropout = -1;         // argument: with 0 it is not random after all
 };
+
+// Whether the operator, with these arguments on top of the stack, reads a generator.
+bool draws(const OperatorFacts& facts, const torch::jit::Stack& stack);
 
 // Of any operator, kept for ever.
 const OperatorFacts& facts_of(const c10::OperatorHandle& op);

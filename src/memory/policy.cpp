@@ -77,7 +77,7 @@ class Choice {
     if (found_++ % policy_.every() != 0) return nullptr;
     auto chosen = std::make_shared<Chosen>();
     chosen->path = view.path.empty() ? view.type : view.path;
-    chosen->selective = *mode == Recompute::SELECTIVE;
+    chosen->mode = *mode;
     return chosen;
   }
 
@@ -149,8 +149,7 @@ void remove_activation_checkpointing(const ModuleRef& model) {
   memory::remove(shard::tree_of(model.get()));
 }
 
-RecomputeScope::RecomputeScope(Recompute mode)
-    : depth_(memory::open_scope(mode == Recompute::SELECTIVE)) {}
+RecomputeScope::RecomputeScope(Recompute mode) : depth_(memory::open_scope(mode)) {}
 
 RecomputeScope::~RecomputeScope() {
   memory::close_scope(depth_);

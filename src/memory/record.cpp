@@ -9,9 +9,7 @@
 #include "shard/tensor_access.h"
 
 namespace fsdp::memory {
-namespace {
 
-// A storage and a geometry, and no more.
 bool is_plain(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kOther(
       {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
@@ -21,6 +19,8 @@ bool is_plain(const at::Tensor& tensor) {
   return impl->layout() == at::kStrided && impl->has_storage() &&
          !impl->key_set().has_any(kOther) && !tensor.is_quantized() && !tensor.is_nested();
 }
+
+namespace {
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
@@ -51,6 +51,17 @@ shard::KeptTensor kept(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+// Room for a block of a transformer: growing step by step costs more than recording.
+Region::Region(std::string name, bool selective) : name_(std::move(name)), selective_(selective) {
+  made_.reserve(32);
+  externals_.reserve(32);
+  dims_.reserve(256);
+  values_.reserve(128);
+  operands_.reserve(64);
+  outputs_.reserve(32);
+  steps_.reserve(32);
+}
 
 int32_t Region::made_of(const at::Tensor& tensor) const {
   if (!is_plain(tensor)) return -1;
@@ -108,7 +119,7 @@ void Region::add_operand(size_t argument, Operand::List list, const at::Tensor& 
     }
   }
   if (number < 0) {
-    if (operand.written && tensor.has_storage()) written_outside_.push_back(storage_of(tensor));
+    writes_outside_ |= operand.written && tensor.has_storage();
     operand.external = static_cast<int32_t>(externals_.size());
     externals_.push_back(kept(tensor));
     return operands_.push_back(operand);
@@ -133,8 +144,7 @@ Region::Fit Region::begin(const OperatorFacts& facts, const torch::jit::Stack& s
                   static_cast<uint32_t>(operands_.size()), static_cast<uint32_t>(outputs_.size())};
   pending_.grad_mode = at::GradMode::is_enabled();
   dims_before_ = dims_.size();
-  writes_made_ = false;
-  written_outside_.clear();
+  writes_made_ = writes_outside_ = false;
   bool trains = facts.batch_norm && stack[first + 5].isBool() && stack[first + 5].toBool();
   for (size_t i = 0; i < count; ++i) {
     const c10::IValue& value = stack[first + i];
@@ -159,16 +169,12 @@ Region::Fit Region::begin(const OperatorFacts& facts, const torch::jit::Stack& s
     }
   }
   pending_.operand_count = static_cast<uint32_t>(operands_.size()) - pending_.operands;
-  if (!written_outside_.empty()) return writes_made_ ? Fit::kMixed : Fit::kOutside;
-  if (facts.random) remember_random(facts);
+  if (writes_outside_) return writes_made_ ? Fit::kMixed : Fit::kOutside;
+  if (draws(facts, stack)) remember_random();
   return Fit::kRecorded;
 }
 
-void Region::remember_random(const OperatorFacts& facts) {
-  if (facts.dropout >= 0) {
-    const c10::IValue& probability = values_[pending_.values + facts.dropout];
-    if (probability.isDouble() && probability.toDouble() == 0) return;
-  }
+void Region::remember_random() {
   at::Generator generator;
   for (size_t i = pending_.values; i < values_.size(); ++i)
     if (values_[i].isGenerator()) generator = values_[i].toGenerator();
@@ -227,14 +233,34 @@ void Region::add_output(const at::Tensor& tensor, uint32_t position) {
   if (!pending_.facts->empty) outputs_.push_back({position, number});
 }
 
+// A norm of two tensors from outside. A block of a transformer begins so.
+bool Region::is_sum_of_inputs() const {
+  if (!pending_.facts->adds || operands_.size() < pending_.operands + 2) return false;
+  const Operand &x = operands_[pending_.operands], &residual = operands_[pending_.operands + 1];
+  return residual.argument == 1 && x.external >= 0 && residual.external >= 0;
+}
+
+// Instead of the two their sum is kept, which the same operator gives the same results for.
+void Region::keep_sum(const at::Tensor& sum) {
+  auto residual = operands_.begin() + pending_.operands + 1;
+  externals_[operands_[pending_.operands].external] = kept(sum);
+  externals_[residual->external].release();
+  operands_.erase(residual);
+  --pending_.operand_count;
+}
+
 void Region::finish(const torch::jit::Stack& stack) {
   bool recorded;
   {
     std::lock_guard lock(mutex_);
     uint32_t position = 0;
     size_t count = pending_.facts->op.schema().returns().size();
-    for (size_t i = stack.size() - count; i < stack.size(); ++i)
-      for_each_tensor(stack[i], [&](const at::Tensor& tensor) { add_output(tensor, position++); });
+    size_t first = stack.size() - count;
+    if (is_sum_of_inputs()) keep_sum(stack[first + 1].toTensor());
+    for (size_t i = first; i < stack.size(); ++i)
+      for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+        add_output(tensor, position++);  // not the sum: it is among the arguments
+      });
     pending_.output_count = static_cast<uint32_t>(outputs_.size()) - pending_.outputs;
     recorded = writes_made_ || pending_.output_count > 0;
     if (recorded) {

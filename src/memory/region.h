@@ -46,9 +46,12 @@ struct Geometry {  // all that makes a tensor of a storage
   bool number = false;  // a C++ scalar, which counts less in type promotion
 };
 
+// A storage and a geometry, and no more.
+bool is_plain(const at::Tensor& tensor);
+
 class Region : public std::enable_shared_from_this<Region> {
  public:
-  Region(std::string name, bool selective) : name_(std::move(name)), selective_(selective) {}
+  Region(std::string name, bool selective);
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
@@ -66,8 +69,6 @@ class Region : public std::enable_shared_from_this<Region> {
   Fit begin(const OperatorFacts& facts, const torch::jit::Stack& stack);
   void finish(const torch::jit::Stack& stack);
   void drop();  // the operator failed, or was not recorded
-  // Storages that the operator of the last begin() writes, if they are from outside.
-  const std::vector<c10::StorageImpl*>& written_outside() const { return written_outside_; }
   // Null: must be kept.
   std::unique_ptr<shard::SavedPlace> place(const at::Tensor& tensor);
   bool abandoned();  // autograd has forgotten everything that it saved
@@ -129,7 +130,9 @@ class Region : public std::enable_shared_from_this<Region> {
   void add_operand(size_t argument, Operand::List list, const at::Tensor& tensor,
                    OperatorFacts::Effect effect);
   void add_output(const at::Tensor& tensor, uint32_t position);
-  void remember_random(const OperatorFacts& facts);
+  void remember_random();
+  bool is_sum_of_inputs() const;
+  void keep_sum(const at::Tensor& sum);
   int32_t made_of(const at::Tensor& tensor) const;
   Geometry geometry_of(const at::Tensor& tensor);
   void keep(Made& made, const Memory& memory);
@@ -161,8 +164,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<Step> steps_;
   Step pending_{};
   size_t dims_before_ = 0;
-  bool writes_made_ = false;
-  std::vector<c10::StorageImpl*> written_outside_;
+  bool writes_made_ = false, writes_outside_ = false;  // the operator of the last begin()
   int64_t places_made_ = 0, places_alive_ = 0;
   bool closed_ = false;
 };

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "base/log.h"
+#include "memory/activation_offload.h"
 #include "memory/region.h"
 #include "shard/deferred_tape.h"
 #include "shard/tape_hook.h"
@@ -22,7 +23,7 @@ constexpr size_t kMostSteps = 1 << 20;  // a region that never ends must not kee
 
 struct Watched {
   // Weak, so that no other tensor comes to lie at the same address.
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> parameter;
+  WeakTensor parameter;
   std::vector<std::shared_ptr<Chosen>> modules;
 };
 
@@ -46,42 +47,70 @@ void say_once(const std::string& text) {
 // --- the open regions of a thread ---
 
 struct Open {
-  std::shared_ptr<Region> region;          // null: what runs here is kept
-  std::shared_ptr<Chosen> module;          // null: a piece of code
-  const c10::TensorImpl* first = nullptr;  // the parameter that it began with
+  std::shared_ptr<Region> region;            // null: what runs here is kept
+  std::shared_ptr<OffloadedRegion> offload;  // or moved to the host
+  std::shared_ptr<Chosen> module;            // null: a piece of code
+  const c10::TensorImpl* first = nullptr;    // the parameter that it began with
+  bool inner = false;                        // others were open already
 };
 
 struct Thread {
   std::vector<Open> open;
   std::vector<std::weak_ptr<Region>> closed;  // whose tapes may still be run
+  std::vector<std::weak_ptr<Region>> inner;   // those of them that lay in others
+  std::weak_ptr<OffloadedRegion> leaving;     // the last that was closed: still on the device
   bool replaying = false;
 
-  // The key is included while the innermost region records.
-  void choose_key() { shard::set_taping(!open.empty() && open.back().region != nullptr); }
+  // The key is included while a region records. Where it is not the innermost one, only for writes
+  // to what it has recorded.
+  void choose_key() {
+    bool records = false, offloads = false;
+    for (const Open& entry : open) {
+      records |= entry.region != nullptr;
+      offloads |= entry.offload != nullptr;
+    }
+    shard::set_taping(records);
+    shard::set_packing(offloads || (records && open.back().region));
+  }
 
-  void begin(Open entry) {
-    std::erase_if(closed, [](const auto& region) { return region.expired(); });
+  void begin(Recompute mode, const std::string& name, bool records,
+             std::shared_ptr<Chosen> module = nullptr, const c10::TensorImpl* first = nullptr) {
+    Open entry{nullptr, nullptr, std::move(module), first, !open.empty()};
+    if (records && mode == Recompute::OFFLOAD)
+      entry.offload = std::make_shared<OffloadedRegion>(name, leaving);
+    else if (records)
+      entry.region = std::make_shared<Region>(name, mode == Recompute::SELECTIVE);
+    for (auto* regions : {&closed, &inner})
+      std::erase_if(*regions, [](const auto& region) { return region.expired(); });
     open.push_back(std::move(entry));
     choose_key();
   }
 
   void end() {
     stop(open.back());
+    if (open.back().module) see_all(*open.back().module);
     open.pop_back();
     choose_key();
   }
 
   void stop(Open& entry) {
+    if (auto offload = std::move(entry.offload); offload && !offload->empty()) {
+      if (auto before = leaving.lock()) before->leave();
+      leaving = offload;
+    }
+    entry.offload.reset();
     if (!entry.region) return;
     std::shared_ptr<Region> region = std::move(entry.region);
     entry.region.reset();
     region->close();
-    if (region.use_count() > 1) closed.push_back(region);  // a place holds it
+    if (region.use_count() == 1) return;
+    closed.push_back(region);  // a place holds it
+    if (entry.inner) inner.push_back(region);
   }
 
-  // The innermost region cannot be recorded any further. What autograd has a place for is made now.
-  void give_up(const std::string& why) {
-    Open& entry = open.back();
+  // A region cannot be recorded any further. What autograd has a place for is made now.
+  void give_up(Open& entry, const std::string& why) {
+    if (!entry.region) return;
     std::shared_ptr<Region> region = std::move(entry.region);
     entry.region.reset();
     choose_key();
@@ -151,59 +180,64 @@ class Hook final : public shard::TapeHook {
       c10::impl::ExcludeDispatchKeyGuard inside(shard::deferred::kRecordKey);
       return op.redispatchBoxed(keys, stack);
     }
-    if (facts.unknown)
-      thread.give_up("nothing tells what " + op.schema().name() + " does besides its results");
-    else if (Region& region = *thread.open.back().region; region.abandoned())
-      thread.stop(thread.open.back());  // an exception ended the pass, or nobody wants a gradient
-    else if (region.steps() >= kMostSteps)
-      thread.give_up("it has more than a million operators");
+    Open& last = thread.open.back();
+    if (facts.unknown)  // what it writes may be of any region
+      for (Open& entry : thread.open)
+        thread.give_up(entry,
+                       "nothing tells what " + op.schema().name() + " does besides its results");
+    else if (last.region && last.region->abandoned())
+      thread.stop(last);  // an exception ended the pass, or nobody wants a gradient
+    else if (last.region && last.region->steps() >= kMostSteps)
+      thread.give_up(last, "it has more than a million operators");
     thread.choose_key();
     c10::impl::ExcludeDispatchKeyGuard inside(shard::deferred::kRecordKey);
-    if (!shard::taping()) return op.redispatchBoxed(keys, stack);
-    record(thread, facts, keys, stack);
+    bool once = shard::InGraph::now() && draws(facts, *stack);  // its results are kept
+    if (last.region && !once) return record(thread, facts, keys, stack);
+    if (facts.writes && shard::taping()) protect_written(thread, facts, *stack);
+    op.redispatchBoxed(keys, stack);
   }
 
   std::unique_ptr<shard::SavedPlace> pack(const at::Tensor& tensor) override {
     Thread& thread = this_thread();
-    const std::shared_ptr<Region>& region = thread.open.back().region;
-    return region ? region->place(tensor) : nullptr;
+    std::unique_ptr<shard::SavedPlace> place;
+    if (const auto& region = thread.open.back().region) place = region->place(tensor);
+    for (auto entry = thread.open.rbegin(); !place && entry != thread.open.rend(); ++entry)
+      if (entry->offload) return entry->offload->place(tensor);
+    return place;
   }
 
   // Whatever is open ends here: backward is not to be recorded.
   void backward_begins() override {
     Thread& thread = this_thread();
     for (Open& entry : thread.open) thread.stop(entry);
-    while (!thread.open.empty() && thread.open.back().module) thread.open.pop_back();
+    while (!thread.open.empty() && thread.open.back().module) thread.end();
     thread.choose_key();
   }
 
-  bool watches(const at::Tensor& parameter) const override {
-    Watch& all = all_watched();
-    std::lock_guard lock(all.mutex);
-    return all.parameters.count(parameter.unsafeGetTensorImpl()) > 0;
-  }
+  bool watches(const at::Tensor& parameter) const override { return is_watched(parameter); }
 
  private:
   static void begin(const std::shared_ptr<Chosen>& module, const c10::TensorImpl* first) {
-    auto region =
-        module->kept ? nullptr : std::make_shared<Region>(module->path, module->selective);
-    this_thread().begin({std::move(region), module, first});
+    this_thread().begin(module->mode, module->path, !module->kept, module, first);
+    see_only(*module, first);
   }
 
   static void record(Thread& thread, const OperatorFacts& facts, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
-    std::shared_ptr<Region> region = thread.open.back().region;
+    Open& last = thread.open.back();
+    std::shared_ptr<Region> region = last.region;
     Region::Fit fit = region->begin(facts, *stack);
     if (fit != Region::Fit::kRecorded) {
       region->drop();
-      std::vector<c10::StorageImpl*> written = region->written_outside();
       if (fit == Region::Fit::kMixed)
-        thread.give_up(facts.op.schema().name() +
-                       " writes to tensors from inside and outside of it");
-      else
-        protect(thread, *region, written, facts);
+        thread.give_up(
+            last, facts.op.schema().name() + " writes to tensors from inside and outside of it");
+      protect_written(thread, facts, *stack);
       return facts.op.redispatchBoxed(keys, stack);
     }
+    // Its own tensors, which pieces of code inside of it, or around it, may have read.
+    if (facts.writes && (!thread.inner.empty() || thread.open.size() > 1))
+      protect(thread, thread.inner, region.get(), facts, *stack);
     try {
       facts.op.redispatchBoxed(keys, stack);
     } catch (...) {
@@ -213,20 +247,36 @@ class Hook final : public shard::TapeHook {
     region->finish(*stack);
   }
 
-  // Steps have read what is about to be written: they keep a copy.
-  static void protect(Thread& thread, Region& current,
-                      const std::vector<c10::StorageImpl*>& written, const OperatorFacts& facts) {
-    for (c10::StorageImpl* storage : written) {
-      auto ask = [&](Region& region) {
-        if (region.before_write(storage))
-          say_once("recompute: " + facts.op.schema().name() + " writes to a tensor that region \"" +
-                   region.name() + "\" has read; a copy of it is kept.");
-      };
-      ask(current);
-      for (const auto& closed : thread.closed)
-        if (auto region = closed.lock()) ask(*region);
+  static void protect_written(Thread& thread, const OperatorFacts& facts,
+                              const torch::jit::Stack& stack) {
+    protect(thread, thread.closed, /*but=*/nullptr, facts, stack);
+  }
+
+  // Steps have read what is about to be written: they keep a copy. Asks the open regions and
+  // `closed` ones.
+  static void protect(Thread& thread, const std::vector<std::weak_ptr<Region>>& closed,
+                      const Region* but, const OperatorFacts& facts,
+                      const torch::jit::Stack& stack) {
+    size_t count = facts.arguments.size(), first = stack.size() - count;
+    auto ask = [&](Region& region, c10::StorageImpl* storage) {
+      if (&region != but && region.before_write(storage))
+        say_once("recompute: " + facts.op.schema().name() + " writes to a tensor that region \"" +
+                 region.name() + "\" has read; a copy of it is kept.");
+    };
+    auto see = [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !tensor.has_storage()) return;
+      c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+      for (const auto& weak : closed)
+        if (auto region = weak.lock()) ask(*region, storage);
       for (const Open& entry : thread.open)
-        if (entry.region && entry.region.get() != &current) ask(*entry.region);
+        if (entry.region) ask(*entry.region, storage);
+    };
+    for (size_t i = 0; i < count; ++i) {
+      const c10::IValue& value = stack[first + i];
+      if (facts.arguments[i] == OperatorFacts::kReads) continue;
+      if (value.isTensor()) see(value.toTensor());
+      if (value.isTensorList())
+        for (const at::Tensor& tensor : value.toTensorVector()) see(tensor);
     }
   }
 };
@@ -247,9 +297,8 @@ void watch(const at::Tensor& parameter, std::vector<std::shared_ptr<Chosen>> mod
   Watch& all = all_watched();
   std::lock_guard lock(all.mutex);
   std::erase_if(all.parameters, [](const auto& entry) { return entry.second.parameter.expired(); });
-  Watched watched{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
-                      parameter.getIntrusivePtr()),
-                  std::move(modules)};
+  Watched watched{WeakTensor(parameter.getIntrusivePtr()), std::move(modules)};
+  for (const auto& module : watched.modules) module->parameters.push_back(watched.parameter);
   all.parameters.insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(watched));
 }
 
@@ -259,12 +308,18 @@ void unwatch(const at::Tensor& parameter) {
   all.parameters.erase(parameter.unsafeGetTensorImpl());
 }
 
-size_t open_scope(bool selective) {
+bool is_watched(const at::Tensor& parameter) {
+  Watch& all = all_watched();
+  std::lock_guard lock(all.mutex);
+  return all.parameters.count(parameter.unsafeGetTensorImpl()) > 0;
+}
+
+size_t open_scope(Recompute mode) {
   install();
   Thread& thread = this_thread();
   size_t depth = thread.open.size();
   bool records = shard::GraphWanted::now() && !in_backward() && !thread.replaying;
-  thread.begin({records ? std::make_shared<Region>("fsdp::recompute", selective) : nullptr});
+  thread.begin(mode, "fsdp::recompute", records);
   return depth;
 }
 

@@ -319,6 +319,7 @@ bool Region::before_write(c10::StorageImpl* storage) {
   for (Made& made : made_) {
     if (made.weak._unsafe_get_target() != storage) continue;
     made.overwritten = true;
+    made.outside |= !closed_;  // what this region reads of it from now on no step of it makes
     if (!made.memory) continue;
     forget(made);
     keep(made, copied());

@@ -45,6 +45,7 @@ struct RopeNode : Node {
 Heads cut(const at::Tensor& qkv, int64_t heads, int64_t kv_heads) {
   int64_t batch = qkv.size(0), tokens = qkv.size(1);
   int64_t head_dim = qkv.size(2) / (heads + 2 * kv_heads);
+  shard::ViewsOnly views;
   auto part = [&](int64_t first, int64_t count) {
     return qkv.narrow(2, first * head_dim, count * head_dim)
         .view({batch, tokens, count, head_dim})

@@ -146,6 +146,7 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
     if (bias.defined()) biases.push_back(bias);
     out = products(as_rows(activated(x, activation)), {weight}, biases, lies);
     sizes.back() = out.size(-1);
+    shard::ViewsOnly views;
     out = out.view(sizes);
   }
   if (auto node = record<LinearNode>({x, weight, bias})) {

@@ -90,7 +90,9 @@ at::Tensor like_weight(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 at::Tensor as_rows(const at::Tensor& tensor) {
-  return tensor.contiguous().view({-1, tensor.size(-1)});
+  at::Tensor whole = tensor.contiguous();
+  shard::ViewsOnly views;
+  return whole.view({-1, tensor.size(-1)});
 }
 
 }  // namespace fsdp::nn

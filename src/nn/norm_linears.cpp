@@ -92,6 +92,7 @@ NormedLinears fused(const at::Tensor& given, const at::Tensor& added, const Norm
     normed = normalised(x, residual, norm);
     out = products(as_rows(normed.out), weights, biases, lies);
     sizes.back() = out.size(-1);
+    shard::ViewsOnly views;
     out = out.view(sizes);
   }
   normed.out.reset();

@@ -8,11 +8,13 @@
 #include <numeric>
 
 #include "kernels/ops.h"
+#include "shard/dry_run.h"
 
 namespace fsdp::nn {
 namespace {
 
 at::Tensor in_out(const at::Tensor& weight, Lies lies) {
+  shard::ViewsOnly views;
   return lies == Lies::kOutIn ? weight.t() : weight;
 }
 
@@ -81,6 +83,7 @@ at::Tensor joined(const Tensors& parts) {
   }
   std::vector<int64_t> sizes = first.sizes().vec();
   sizes[0] = rows;
+  shard::ViewsOnly views;
   return first.as_strided(sizes, first.strides(), first.storage_offset());
 }
 
@@ -167,7 +170,12 @@ void product_into(const shard::Place& place, const at::Tensor& a, const at::Tens
   at::Tensor out = place.gradient;
   at::ScalarType type = a.scalar_type();
   bool half = type == at::kBFloat16 || type == at::kHalf;
-  if (out.scalar_type() == type) {
+  if (a.is_meta() && half && out.scalar_type() == at::kFloat && shard::dry_run::as_gpu()) {
+    // A GPU writes float32 right away; no operator on the meta device does.
+    shard::dry_run::count_product(
+        {2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(1)),
+         static_cast<double>(a.nbytes() + b.nbytes() + out.nbytes())});
+  } else if (out.scalar_type() == type) {
     if (place.accumulate)
       at::addmm_out(out, out, a, b);
     else

@@ -232,6 +232,14 @@ const std::vector<NamedPiece> kPieces = {
        return (y.exp() + net.count).sigmoid();
      },
      /*copies=*/true},
+    {"in_place_on_what_another_region_made",
+     [](NetImpl& net, at::Tensor h) {
+       at::Tensor y = h.tanh() * 2, z = y.exp();  // which keeps z
+       at::Tensor shift = net.b().sum();          // region "b" begins
+       y.add_(shift);
+       return z.sin() * y.exp();
+     },
+     /*copies=*/true},
     {"loss_inside", [](NetImpl&, at::Tensor h) { return at::log_softmax(h.exp(), 1).exp(); }},
     {"another_module",
      [](NetImpl& net, at::Tensor h) { return long_way(long_way(h).mm(net.b()) + h); }},
@@ -383,6 +391,30 @@ TEST(Regions, AForwardWithoutBackwardIsForgotten) {
       },
       {});
   expect_equal(plain, again);
+}
+
+TEST(Regions, RandomNumbersOfAStepThatIsRecordedAsAGraphAreKept) {
+  Make make = with([](NetImpl&, at::Tensor h) {
+    h = at::dropout(h.tanh(), 0.3, true).exp();
+    at::Tensor mask = at::empty_like(h).bernoulli_(0.5);
+    return (h * mask).sigmoid();
+  });
+  auto recorded = [&](Recompute mode) {
+    Subject subject = make(mode);
+    subject.loss = [loss = subject.loss] {
+      shard::InGraph in_graph;
+      return loss();
+    };
+    return subject;
+  };
+  Outcome plain = run(make, {.recompute = false});
+  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE}) {
+    Outcome again = run(recorded, {.mode = mode});
+    expect_equal(plain, again);
+    EXPECT_LT(again.kept, plain.kept);
+    // Of the two draws what they were multiplied with, or what came of it.
+    EXPECT_GE(again.kept, run(make, {.mode = mode}).kept + 2 * kRows * kWidth);
+  }
 }
 
 TEST(Regions, ASecondDerivativeIsTheSame) {

@@ -88,6 +88,51 @@ TEST(Recompute, AScopeInsideARegionOfAPolicyIsTheSame) {
   expect_equal(outcome(plain_loss), outcome(inside, /*policy=*/true));
 }
 
+// Both in scopes of these modes; none: as it is.
+at::Tensor in_scope(std::optional<Recompute> mode, const std::function<at::Tensor()>& code) {
+  return mode ? recompute(*mode, code) : code();
+}
+
+using TwoScopes =
+    std::function<at::Tensor(TwoImpl&, std::optional<Recompute>, std::optional<Recompute>)>;
+
+void expect_same_in_scopes(const TwoScopes& loss, std::vector<Recompute> outers) {
+  auto with = [&](std::optional<Recompute> outer, std::optional<Recompute> inner) {
+    return outcome([&, outer, inner](TwoImpl& two) { return loss(two, outer, inner); });
+  };
+  Outcome plain = with({}, {});
+  for (Recompute outer : outers)
+    for (Recompute inner : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
+      SCOPED_TRACE(std::to_string(int(outer)) + " around " + std::to_string(int(inner)));
+      expect_equal(plain, with(outer, inner));
+    }
+}
+
+TEST(Recompute, AWriteInAnInnerScopeIsNotLostInTheOuterOne) {
+  expect_same_in_scopes(
+      [](TwoImpl& two, auto outer, auto inner) {
+        return in_scope(outer, [&] {
+          at::Tensor y = two.a(two.x) * 2, z = y * 3;
+          in_scope(inner, [&] { return y.add_(1); });
+          return long_way(two.b(long_way(y) * z)).square().sum();
+        });
+      },
+      {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD});
+}
+
+TEST(Recompute, AWriteInTheOuterScopeDoesNotReachWhatAnInnerOneHasRead) {
+  expect_same_in_scopes(
+      [](TwoImpl& two, auto outer, auto inner) {
+        return in_scope(outer, [&] {
+          at::Tensor y = two.a(two.x) * 2;
+          at::Tensor z = in_scope(inner, [&] { return long_way(y + 1); });
+          y.add_(1);
+          return long_way(two.b(long_way(y) * z)).square().sum();
+        });
+      },
+      {Recompute::FULL, Recompute::SELECTIVE});  // that record the write
+}
+
 TEST(Recompute, AnExceptionLeavesTheScope) {
   at::Tensor w = at::randn({4, 4}).requires_grad_(true);
   EXPECT_THROW(recompute([&] {

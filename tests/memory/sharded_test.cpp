@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
+#include "fsdp/models/gpt2.h"
 #include "fsdp/models/llama.h"
 #include "fsdp/optim.h"
 #include "fsdp/recompute.h"
+#include "memory/activation_offload.h"
 #include "shard/oracle.h"
 #include "shard/saved_activations.h"
 
@@ -81,12 +83,15 @@ void expect_equal(const Trained& plain, const Trained& other) {
   EXPECT_EQ(other.left, 0);
 }
 
-// Full and selective beside none. Returns what each keeps: none, full, selective.
+// All modes beside none. Returns what each keeps: none, full, selective, offload.
 std::vector<int64_t> expect_same(Training training, const WrapPolicy& which) {
   Trained plain = train(training);
   std::vector<int64_t> kept{plain.kept};
-  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE}) {
-    SCOPED_TRACE(mode == Recompute::FULL ? "full" : "selective");
+  memory::offload::smallest_bytes = 1;  // nothing here is large
+  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
+    SCOPED_TRACE(mode == Recompute::FULL        ? "full"
+                 : mode == Recompute::SELECTIVE ? "selective"
+                                                : "offload");
     training.policy = RecomputePolicy(which, {.mode = mode});
     Trained again = train(training);
     expect_equal(plain, again);
@@ -192,10 +197,29 @@ TEST(ShardedRecompute, OtherModelsAreTheSame) {
 TEST(ShardedRecompute, ALlamaIsTheSame) {
   auto which = wrap::modules<models::LlamaBlock>();
   auto kept = expect_same(llama({}), which);
-  EXPECT_LT(2 * kept[1], kept[0]);
+  EXPECT_LT(4 * kept[1], kept[0]);
+  EXPECT_LE(kept[2], kept[0] + 64);  // selective: the same products
   expect_same(llama({.share_host_memory = false}), which);
   auto half = expect_same(llama({.mixed_precision = bf16_precision()}), which);
   EXPECT_LT(2 * half[1], half[0]);
+  EXPECT_LT(kept[3], kept[0] * 3 / 4);  // two of four blocks
+}
+
+// Of a block 4 · dim are kept besides gate and up, which are 4 · dim here, too; in their place
+// stays what they are made of.
+TEST(ShardedRecompute, AFeedForwardAloneIsTheSameAndKeepsLess) {
+  auto kept = expect_same(llama({}), wrap::modules<models::SwiGLU>());
+  EXPECT_LT(kept[1], kept[0] * 3 / 4);
+  Training gpt2 = llama({});
+  gpt2.options.wrap = wrap::modules<models::GPT2Block>();
+  gpt2.build = [] {
+    models::GPT2 model(
+        models::GPT2Config{.vocab = 61, .max_tokens = 24, .dim = 32, .layers = 4, .heads = 4});
+    return built(model.ptr(),
+                 [model](const Batch& batch) mutable { return model->forward(batch.x, batch.y); });
+  };
+  kept = expect_same(gpt2, wrap::modules<models::GPT2MLP>());
+  EXPECT_LT(kept[1], kept[0] * 4 / 5);
 }
 
 TEST(ShardedRecompute, AStepBetweenForwardAndBackwardIsAnError) {

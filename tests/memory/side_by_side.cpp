@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include "memory/activation_offload.h"
 #include "shard/saved_activations.h"
 
 namespace fsdp::testing {
@@ -21,6 +22,7 @@ void count_everything() {
 
 Outcome run(const Make& make, const RunOptions& options) {
   count_everything();
+  memory::offload::smallest_bytes = 1;  // nothing here is large
   torch::manual_seed(1);
   Outcome outcome;
   {
@@ -80,14 +82,17 @@ void expect_same(const Make& make, RunOptions options) {
   Outcome plain = run(make, options);
   EXPECT_EQ(plain.left, 0);
   options.recompute = true;
-  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE}) {
-    SCOPED_TRACE(mode == Recompute::FULL ? "full" : "selective");
+  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
+    SCOPED_TRACE(mode == Recompute::FULL        ? "full"
+                 : mode == Recompute::SELECTIVE ? "selective"
+                                                : "offload");
     options.mode = mode;
     Outcome again = run(make, options);
     expect_equal(plain, again);
     if (options.less) {
       EXPECT_LE(again.kept, plain.kept + 64);  // a number or two
     }
+    EXPECT_EQ(memory::offload::use_of(at::kCPU).now, 0) << "bytes are still in host memory";
     ::testing::Test::RecordProperty("kept", std::to_string(again.kept));
   }
 }

@@ -43,7 +43,7 @@ struct RunOptions {
 
 Outcome run(const Make& make, const RunOptions& options);
 void expect_equal(const Outcome& plain, const Outcome& other);
-// Plain, full and selective.
+// Plain, full, selective and offloaded.
 void expect_same(const Make& make, RunOptions options = {});
 
 }  // namespace fsdp::testing

@@ -1,0 +1,353 @@
+#include "memory/activation_offload.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+#include <unordered_map>
+
+#include "fsdp/error.h"
+#include "memory/host_pool.h"
+#include "memory/region.h"
+#include "shard/deferred_tape.h"
+#include "shard/device_stream.h"
+#include "shard/saved_activations.h"
+#include "shard/tensor_access.h"
+
+namespace fsdp::memory {
+
+namespace offload {
+int64_t smallest_bytes = int64_t{1} << 20;
+}
+
+namespace {
+
+std::atomic<int64_t> copies_out{0}, copies_in{0};
+
+// Two tensors with one counter see each other's writes. Others may lie in one storage all the same
+// (unsafe_chunk), and what one of them is written is not told by the other's version.
+const void* identity_of(const c10::VariableVersion& counter);
+template <auto Member>
+struct Reach {
+  friend const void* identity_of(const c10::VariableVersion& counter) {
+    return (counter.*Member).get();
+  }
+};
+template struct Reach<&c10::VariableVersion::version_counter_>;
+
+// What a device has for its copies. Lives for ever: graphs die late.
+struct Lane {
+  explicit Lane(at::Device device) : side(device), pool(device) {}
+  shard::SideStream side;
+  HostPool pool;
+};
+
+Lane& lane_of(at::Device device) {
+  static std::mutex mutex;
+  static auto* lanes = new std::unordered_map<at::Device, std::unique_ptr<Lane>>;
+  std::lock_guard lock(mutex);
+  std::unique_ptr<Lane>& lane = (*lanes)[device];
+  if (!lane) lane = std::make_unique<Lane>(device);
+  return *lane;
+}
+
+// Straight to the backends, unseen by everything that watches operators.
+struct Quiet {
+  shard::Unseen unseen;
+  c10::impl::ExcludeDispatchKeyGuard below{c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                           c10::DispatchKeySet(shard::deferred::kRecordKey)};
+};
+
+at::Tensor bytes_of(const Memory& memory) {
+  return shard::tensor_over(memory, at::kByte, {static_cast<int64_t>(memory->nbytes())}, {1}, 0);
+}
+
+using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+// Storages that backward found alive. Weak references: no other storage comes to lie there.
+class Residents {
+ public:
+  bool has(const c10::StorageImpl* storage) {
+    std::lock_guard lock(mutex_);
+    return known_.count(storage) > 0;
+  }
+  void add(const Memory& memory) {
+    std::lock_guard lock(mutex_);
+    if (known_.size() >= most_) {
+      std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
+      most_ = std::max<size_t>(64, 2 * known_.size());
+    }
+    known_.emplace(memory.get(), WeakMemory(memory));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, WeakMemory> known_;
+  size_t most_ = 64;
+};
+
+Residents& residents() {
+  static auto* all = new Residents;
+  return *all;
+}
+
+}  // namespace
+
+// A storage, or what it held when it was saved, in host memory.
+class AwayStorage {
+ public:
+  explicit AwayStorage(const at::Tensor& tensor)
+      : memory_(Memory::reclaim_copy(tensor.storage().unsafeGetStorageImpl())),
+        weak_(memory_),
+        device_(memory_->device()),
+        bytes_(static_cast<int64_t>(memory_->nbytes())),
+        counter_(tensor.unsafeGetTensorImpl()->version_counter()),
+        version_(counter_.current_version()),
+        lane_(lane_of(device_)) {
+    count(true);
+    ++copies_out;
+    if (device_.is_meta()) return;  // a plan: there is nothing to copy
+    Quiet quiet;
+    host_ = lane_.pool.take(bytes_);
+    shard::Moment saved;
+    saved.record(device_);
+    {
+      shard::OnStream side(lane_.side);
+      saved.wait(device_);
+      host_.copy_(bytes_of(memory_), /*non_blocking=*/true);
+      out_.record(device_);
+    }
+  }
+
+  // By the last place, on whichever thread: the streams must be done with both memories first. The
+  // host's is written and read by the side stream only, which keeps the order itself.
+  ~AwayStorage() {
+    try {
+      drop();
+    } catch (...) {  // a recording that failed
+    }
+    if (host_.defined()) lane_.pool.give(host_);
+    forget(*this);
+  }
+  AwayStorage(const AwayStorage&) = delete;
+  AwayStorage& operator=(const AwayStorage&) = delete;
+
+  void leave() {
+    std::lock_guard lock(mutex_);
+    if (!back_) drop();
+  }
+
+  // Begins to bring it back.
+  void bring() {
+    std::lock_guard lock(mutex_);
+    if (back_) return;
+    back_ = true;
+    if (memory_) return;  // it has not left yet
+    if (Memory living = weak_.lock()) {
+      residents().add(living);
+      memory_ = std::move(living);
+      return count(true);
+    }
+    Quiet quiet;
+    at::Tensor room = at::empty({bytes_}, at::TensorOptions(at::kByte).device(device_));
+    if (host_.defined()) fill(room);
+    ++copies_in;
+    memory_ = Memory::reclaim_copy(room.storage().unsafeGetStorageImpl());
+    count(true);
+  }
+
+  Memory here() {
+    bring();
+    std::lock_guard lock(mutex_);
+    in_.wait(device_);
+    return memory_;
+  }
+
+  // --- one for all views: the newest of a storage ---
+
+  static std::shared_ptr<AwayStorage> of(const at::Tensor& tensor, bool* made) {
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    Table& table = all();
+    std::shared_ptr<AwayStorage> away;  // dies outside of the lock, if it is the last
+    {
+      std::lock_guard lock(table.mutex);
+      auto known = table.storages.find(storage);
+      if (known != table.storages.end()) away = known->second.lock();
+    }
+    if (away && away->holds(tensor)) return away;
+    away = std::make_shared<AwayStorage>(tensor);
+    *made = true;
+    std::lock_guard lock(table.mutex);
+    table.storages.insert_or_assign(storage, away);
+    return away;
+  }
+
+ private:
+  struct Table {
+    std::mutex mutex;
+    std::unordered_map<const c10::StorageImpl*, std::weak_ptr<AwayStorage>> storages;
+  };
+  static Table& all() {
+    static auto* table = new Table;
+    return *table;
+  }
+
+  static void forget(const AwayStorage& away) {
+    Table& table = all();
+    std::lock_guard lock(table.mutex);
+    auto known = table.storages.find(away.weak_._unsafe_get_target());
+    if (known != table.storages.end() && known->second.expired()) table.storages.erase(known);
+  }
+
+  void fill(const at::Tensor& room) {
+    shard::Moment free;  // from here on the compute stream has no work of before in that memory
+    free.record(device_);
+    {
+      shard::OnStream side(lane_.side);
+      free.wait(device_);
+      room.copy_(host_, /*non_blocking=*/true);
+      in_.record(device_);
+    }
+    lane_.pool.give(host_);
+    host_.reset();
+  }
+
+  // As it is now, not as it was before somebody wrote to it.
+  bool holds(const at::Tensor& tensor) const {
+    const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    return identity_of(counter) == identity_of(counter_) && counter.current_version() == version_;
+  }
+
+  void drop() {
+    if (!memory_) return;
+    out_.wait(device_);
+    in_.wait(device_);
+    count(false);
+    memory_.reset();
+  }
+
+  void count(bool on) {
+    if (on && shard::saved_activations::counting())
+      shard::saved_activations::add(counted_ = memory_.get(), static_cast<size_t>(bytes_));
+    if (!on && counted_) shard::saved_activations::remove(counted_);
+    if (!on) counted_ = nullptr;
+  }
+
+  std::mutex mutex_;
+  Memory memory_;  // on the device: until it has left, and from when it is on its way back
+  const WeakMemory weak_;
+  const at::Device device_;
+  const int64_t bytes_;
+  const c10::VariableVersion counter_;
+  const uint32_t version_;
+  Lane& lane_;
+  at::Tensor host_;
+  shard::Moment out_, in_;
+  bool back_ = false;
+  const void* counted_ = nullptr;
+};
+
+namespace {
+
+class OffloadedPlace final : public shard::SavedPlace {
+ public:
+  OffloadedPlace(std::shared_ptr<OffloadedRegion> region, std::shared_ptr<AwayStorage> away,
+                 const at::Tensor& tensor)
+      : region_(std::move(region)),
+        away_(std::move(away)),
+        sizes_(tensor.sizes()),
+        strides_(tensor.strides()),
+        offset_(tensor.storage_offset()),
+        type_(tensor.scalar_type()),
+        counter_(tensor.unsafeGetTensorImpl()->version_counter()),
+        version_(counter_.current_version()) {}
+
+  at::Tensor get() override {
+    if (counter_.current_version() != version_)
+      throw Error(
+          "a tensor that backward needs was changed in place after forward saved it "
+          "(offloaded region \"" +
+              region_->name() + "\"): version " + std::to_string(counter_.current_version()) +
+              ", expected " + std::to_string(version_) + ".",
+          "replace the in-place operation (add_, relu_, …) by one that returns a result.");
+    region_->come_back();
+    return shard::tensor_over(away_->here(), type_, sizes_, strides_, offset_);
+  }
+
+ private:
+  std::shared_ptr<OffloadedRegion> region_;
+  std::shared_ptr<AwayStorage> away_;
+  c10::DimVector sizes_, strides_;
+  int64_t offset_;
+  at::ScalarType type_;
+  c10::VariableVersion counter_;
+  uint32_t version_;
+};
+
+bool is_worth_it(const at::Tensor& tensor) {
+  if (!is_plain(tensor) || tensor.is_inference() || tensor.is_conj() || tensor.is_neg() ||
+      shard::tag_of(tensor))
+    return false;
+  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  auto bytes = static_cast<int64_t>(storage->nbytes());
+  return bytes > 0 && bytes >= offload::smallest_bytes && !residents().has(storage);
+}
+
+}  // namespace
+
+std::unique_ptr<shard::SavedPlace> OffloadedRegion::place(const at::Tensor& tensor) {
+  if (!is_worth_it(tensor)) return nullptr;
+  bool made = false;
+  std::shared_ptr<AwayStorage> away = AwayStorage::of(tensor, &made);
+  if (made) {
+    std::lock_guard lock(mutex_);
+    storages_.push_back(away);
+  }
+  return std::make_unique<OffloadedPlace>(shared_from_this(), std::move(away), tensor);
+}
+
+bool OffloadedRegion::empty() const {
+  std::lock_guard lock(mutex_);
+  return storages_.empty();
+}
+
+void OffloadedRegion::leave() {
+  std::lock_guard lock(mutex_);
+  if (reached_) return;
+  for (const auto& weak : storages_)
+    if (auto away = weak.lock()) away->leave();
+}
+
+// Backward asks for the last ones first.
+void OffloadedRegion::bring() {
+  std::lock_guard lock(mutex_);
+  if (brought_) return;
+  brought_ = true;
+  for (auto weak = storages_.rbegin(); weak != storages_.rend(); ++weak)
+    if (auto away = weak->lock()) away->bring();
+}
+
+void OffloadedRegion::come_back() {
+  {
+    std::lock_guard lock(mutex_);
+    if (reached_) return;
+    reached_ = true;
+  }
+  bring();
+  if (auto before = before_.lock()) before->bring();
+}
+
+namespace offload {
+
+Use use_of(at::Device device) {
+  const HostPool& pool = lane_of(device).pool;
+  return {pool.used(), pool.size()};
+}
+
+Copies copies() {
+  return {copies_out, copies_in};
+}
+
+}  // namespace offload
+}  // namespace fsdp::memory

@@ -1,0 +1,70 @@
+#include "memory/host_pool.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "shard/device_stream.h"
+#include "shard/tensor_access.h"
+
+namespace fsdp::memory {
+namespace {
+
+// LibTorch rounds pinned memory up to a power of two.
+constexpr int64_t kSlab = int64_t{1} << 28, kGrain = 4096;
+
+int64_t rounded(int64_t bytes) {
+  return (std::max<int64_t>(bytes, 1) + kGrain - 1) / kGrain * kGrain;
+}
+
+}  // namespace
+
+at::Tensor HostPool::take(int64_t bytes) {
+  shard::Unseen unseen;
+  const int64_t whole = rounded(bytes);
+  std::lock_guard lock(mutex_);
+  at::Tensor block;
+  if (auto same = free_.find(whole); same != free_.end() && !same->second.empty()) {
+    block = std::move(same->second.back());
+    same->second.pop_back();
+  }
+  for (size_t i = 0; !block.defined(); ++i) {
+    if (i == slabs_.size()) {
+      auto options = at::TensorOptions(at::kByte).pinned_memory(shard::has_streams(device_));
+      slabs_.push_back({at::empty({std::max(kSlab, whole)}, options)});
+    }
+    Slab& slab = slabs_[i];
+    if (slab.memory.numel() - slab.cut < whole) continue;
+    block = slab.memory.narrow(0, slab.cut, whole);
+    slab.cut += whole;
+  }
+  used_ += whole;
+  return block.narrow(0, 0, bytes);
+}
+
+void HostPool::give(const at::Tensor& block) {
+  shard::Unseen unseen;
+  const int64_t whole = rounded(block.numel());
+  std::lock_guard lock(mutex_);
+  used_ -= whole;
+  if (used_ > 0) {
+    free_[whole].push_back(block.as_strided({whole}, {1}));
+    return;
+  }
+  free_.clear();
+  for (Slab& slab : slabs_) slab.cut = 0;
+}
+
+int64_t HostPool::used() const {
+  std::lock_guard lock(mutex_);
+  return used_;
+}
+
+int64_t HostPool::size() const {
+  std::lock_guard lock(mutex_);
+  int64_t bytes = 0;
+  for (const Slab& slab : slabs_) bytes += slab.memory.numel();
+  return bytes;
+}
+
+}  // namespace fsdp::memory
