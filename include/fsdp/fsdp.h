@@ -12,6 +12,8 @@
 #include "fsdp/lr_schedule.h"
 #include "fsdp/mesh.h"
 #include "fsdp/optim.h"
+#include "fsdp/out_of_memory.h"
+#include "fsdp/plan.h"
 #include "fsdp/profile.h"
 #include "fsdp/recompute.h"
 #include "fsdp/reduce_op.h"

@@ -62,6 +62,7 @@ class World {
 
  private:
   friend World init(InitOptions options);
+  friend World fake_world(int size, int local_size);
   struct State;
   std::shared_ptr<State> state_;
 };
@@ -69,5 +70,9 @@ class World {
 // Joins the world. Collective; an Error names the ranks that did not come in time. The world ends
 // when the last copy of the handle is gone; call it once.
 World init(InitOptions options = {});
+
+// Rank 0 of a world with nobody else in it, beside any that this process has joined: what plans are
+// made in. `local_size`: ranks a node; 0: all of them.
+World fake_world(int size, int local_size = 0);
 
 }  // namespace fsdp

@@ -10,13 +10,15 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand(
       "bench",
       "Measure: collectives (comm), training (train), unit events (units), strategies, "
-      "checkpoints (checkpoint)");
+      "checkpoints (checkpoint), offload to host memory (offload), state on a disk (nvme)");
   bench->require_subcommand(1);
   add_bench_comm(*bench, action);
   add_bench_train(*bench, action);
   add_bench_units(*bench, action);
   add_bench_strategies(*bench, action);
   add_bench_checkpoint(*bench, action);
+  add_bench_offload(*bench, action);
+  add_bench_nvme(*bench, action);
 }
 
 }  // namespace fsdp::cli

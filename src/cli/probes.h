@@ -39,6 +39,7 @@ Finding probe_peer_watch();
 Finding probe_dev_shm();
 Finding probe_limits();
 Finding probe_huge_pages();
+Finding probe_io_uring();
 Finding probe_launcher();
 Finding probe_environment();
 

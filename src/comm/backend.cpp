@@ -119,7 +119,8 @@ void CpuBackend::require(const Call& call, const at::Tensor& tensor, const char*
                          int64_t count) const {
   if (!tensor.defined())
     refuse(call, std::string("the ") + role + " is undefined", "pass a tensor.");
-  if (!tensor.device().is_cpu())
+  // A plan trains on the meta device in a fake world.
+  if (!tensor.device().is_cpu() && !(tensor.is_meta() && backend_ == "fake"))
     refuse(call, std::string("the ") + role + " is on " + tensor.device().str(),
            "the " + backend_ + " backend moves CPU tensors; use nccl for GPUs.");
   if (!tensor.is_contiguous())

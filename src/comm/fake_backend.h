@@ -2,6 +2,7 @@
 //
 // It answers as a world would in which every other rank holds what this one holds: an all-gather
 // repeats the input, a sum multiplies by the number of ranks. Nothing is sent, nothing waits.
+// Tensors of the meta device pass: a plan trains on them.
 #pragma once
 
 #include "comm/backend.h"

@@ -148,6 +148,23 @@ World init(InitOptions options) {
   return world;
 }
 
+World fake_world(int size, int local_size) {
+  if (size < 1 || local_size < 0)
+    throw Error("a world of " + std::to_string(size) + " ranks cannot be.", "give 1 rank or more.");
+  World world;
+  world.state_ = std::make_shared<World::State>();
+  world.state_->backend = "fake";
+  world.state_->timeout = comm::asked_timeout(milliseconds(0));
+  comm::LaunchEnvironment& launch = world.state_->launch;
+  launch.rank = launch.local_rank = 0;
+  launch.size = size;
+  launch.local_size = local_size > 0 ? std::min(local_size, size) : size;
+  std::vector<int> everybody(size);
+  std::iota(everybody.begin(), everybody.end(), 0);
+  world.state_->comm = world.communicator(everybody, "world");
+  return world;
+}
+
 int World::rank() const {
   return state_->launch.rank;
 }

@@ -47,4 +47,38 @@ std::string describe(const MemoryReport& memory, std::optional<int64_t> measured
   return out.str();
 }
 
+Compared compare(const PlannedMemory& planned, const MemoryReport& held,
+                 std::optional<int64_t> peak) {
+  Table table({{"kind", "memory of this rank", Table::kLeft},
+               {"planned", "planned"},
+               {"measured", "measured"}});
+  auto cell = [](int64_t bytes) {
+    auto size = static_cast<double>(bytes);
+    return Cell{size, bytes > 0 ? human_bytes(size) : "-"};
+  };
+  auto add = [&](const char* kind, int64_t expected, int64_t found) {
+    if (expected > 0 || found > 0) table.add({text(kind), cell(expected), cell(found)});
+  };
+  int64_t parameters = held.parameters + held.gathered_from;
+  add("parameters and masters", planned.parameters + planned.master, parameters);
+  add("gradients", planned.gradients, held.gradients);
+  add("optimizer states", planned.states, held.optimizer);
+  add("gather buffers", planned.gather_buffers, held.unsharded + held.secondary);
+  add("communication", planned.communication, held.reduce_buffers + held.accumulated);
+  add("activations", planned.activations, held.activations);
+  add("logits and temporaries", planned.temporaries, 0);
+  add("workspaces", planned.workspaces, 0);
+  add("peak", planned.peak(), peak.value_or(0));
+  Compared compared;
+  int64_t expected = planned.parameters + planned.master + planned.states;
+  int64_t found = parameters + held.optimizer;
+  if (peak) expected = planned.peak(), found = *peak;
+  if (expected > 0)
+    compared.off = static_cast<double>(found - expected) / static_cast<double>(expected);
+  std::stringstream out;
+  table.print(out, /*json=*/false);
+  compared.text = out.str();
+  return compared;
+}
+
 }  // namespace fsdp::observe

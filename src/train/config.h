@@ -98,6 +98,18 @@ struct ShardConfig {
   bool share_host_memory = true;
 };
 
+struct ActivationsConfig {    // what backward needs of forward
+  std::string mode = "none";  // none, selective, full, offload
+  int64_t every = 1;          // of the blocks
+};
+
+struct OffloadConfig {  // what lies in host memory; see fsdp::Offload
+  bool optimizer = false;
+  bool parameters = false;
+  bool gradients = false;
+  double fraction = 1;
+};
+
 struct CheckpointConfig {
   int64_t every = 0;      // steps; 0: only at the end
   int64_t keep_last = 3;  // 0: all
@@ -129,6 +141,8 @@ struct Config {
   CheckpointConfig checkpoint;
   CommConfig comm;
   LogConfig log;
+  ActivationsConfig activations;
+  OffloadConfig offload;
 };
 
 }  // namespace fsdp::train

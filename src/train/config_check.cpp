@@ -54,6 +54,7 @@ const std::vector<OnlyWith>& conditions() {
       {"optim.momentum", "optim.type", {"sgd"}},
       {"optim.decay_steps", "optim.schedule", {"wsd"}},
       {"optim.final_ratio", "optim.schedule", {"linear", "cosine", "wsd"}},
+      {"activations.every", "activations.mode", {"selective", "full", "offload"}},
       {"shard.wrap_min_params", "shard.wrap", {"size"}},
       {"shard.shard_ranks", "shard.strategy", {"hybrid_shard"}},
   };
@@ -240,6 +241,27 @@ void check_shard(const ShardConfig& shard, int world) {
   }
 }
 
+void check_offload(const OffloadConfig& offload) {
+  if (offload.optimizer) return;
+  for (auto [on, key] : {std::pair(offload.parameters, "offload.parameters"),
+                         std::pair(offload.gradients, "offload.gradients"),
+                         std::pair(offload.fraction != 1, "offload.fraction")})
+    if (on)
+      throw Error(std::string(key) + " is set, but offload.optimizer is not.",
+                  "add --offload.optimizer: the rest follows where the update runs.");
+}
+
+void check_activations(const Config& config) {
+  if (config.activations.mode == "selective" && config.model.type == "mlp")
+    throw Error("activations.mode = selective, but an mlp has no feed-forwards inside of blocks.",
+                "set it to full, offload or none.");
+  int64_t layers = config.model.layers;
+  if (layers > 0 && config.activations.every > layers)
+    throw Error("activations.every is " + text(config.activations.every) + ", but there are only " +
+                    text(layers) + " layers (model.layers).",
+                "give at most that.");
+}
+
 void check_graph(const Config& config) {
   if (config.train.graph != "on") return;
   auto refuse = [](const std::string& why, const std::string& key) {
@@ -252,6 +274,7 @@ void check_graph(const Config& config) {
     refuse("with document masks no two batches have the same shape", "data.document_mask to false");
   if (config.data.loss_mask)
     refuse("how many targets count is known on the host only", "data.loss_mask to false");
+  if (config.offload.optimizer) refuse("the CPU has a part in it", "offload.optimizer to false");
 }
 
 }  // namespace
@@ -267,6 +290,8 @@ void check(const Config& config, int world) {
   check_batch(config.train, world);
   check_optim(config);
   check_shard(config.shard, world);
+  check_activations(config);
+  check_offload(config.offload);
   check_graph(config);
 }
 

@@ -12,10 +12,12 @@
 
 #include "base/terminal.h"
 #include "fsdp/error.h"
+#include "fsdp/out_of_memory.h"
 #include "train/config_check.h"
 #include "train/config_write.h"
 #include "train/device.h"
 #include "train/init_from.h"
+#include "train/memory_plan.h"
 #include "train/report.h"
 #include "train/sample.h"
 #include "train/step.h"
@@ -282,6 +284,7 @@ void train(const World& world, RunRequest request) {
     report.line("graph      after some steps the GPU replays the whole step (train.graph)");
   Steps steps(training, options, graphed, [] { return StopSignals::received() != 0; });
   StepProfile profile(training, graphed);
+  MemoryPlan memory_plan(training);
   struct UnderWay {  // a step whose outcome is not known yet
     RunState state;
     StepCost cost;
@@ -312,8 +315,14 @@ void train(const World& world, RunRequest request) {
     std::chrono::nanoseconds waited = feed->waited();
     const bool eager = profile.active();
     profile.before_step();
+    memory_plan.before_step(state.step + 1);
     const auto begun = std::chrono::steady_clock::now();
-    report.timed(Report::kStep, [&] { steps.take(feed->next(), eager); });
+    try {
+      report.timed(Report::kStep, [&] { steps.take(feed->next(), eager); });
+    } catch (const std::exception& problem) {
+      if (is_out_of_memory(problem)) throw memory_plan.explain(problem);
+      throw;
+    }
     const std::string profiled = profile.after_step();
     ++state.step;
     state.position = feed->position();
@@ -328,6 +337,8 @@ void train(const World& world, RunRequest request) {
     if (last || evaluates || samples || saves) steps.finish();
     settle();
     if (!profiled.empty()) report.line(profiled);
+    if (std::string memory = memory_plan.after_step(state.step); !memory.empty())
+      report.line(memory);
     if (first && config.checkpoint.async && config.checkpoint.every > 0)
       checkpoint::prepare_async(training.sharded, training.optimizer.get());
     first = false;

@@ -194,6 +194,27 @@ void add_shard(List& list, ShardConfig& shard) {
            "Ranks of one host keep gathered parameters once, in shared memory (shm only)");
 }
 
+void add_activations(List& list, ActivationsConfig& activations) {
+  list.section("activations");
+  list.add("mode", activations.mode,
+           "none: all of it is kept; selective: the wide products of feed-forwards are computed "
+           "again; full: whole blocks are; offload: it waits in host memory",
+           {.choices = {"none", "selective", "full", "offload"}});
+  list.add("every", activations.every, "In every how many-th block", {.least = 1});
+}
+
+void add_offload(List& list, OffloadConfig& offload) {
+  list.section("offload");
+  list.add("optimizer", offload.optimizer,
+           "Masters, states and gradients lie in host memory, and the CPU updates them");
+  list.add("parameters", offload.parameters,
+           "Parameters, too, lie there, and come to the device when they are gathered");
+  list.add("gradients", offload.gradients, "Gradients leave during backward; optimizer does that");
+  list.add("fraction", offload.fraction,
+           "Share of the model whose states leave, in whole units, the last ones first",
+           {.least = 0, .most = 1});
+}
+
 void add_rest(List& list, Config& config) {
   list.section("checkpoint");
   auto& checkpoint = config.checkpoint;
@@ -261,6 +282,8 @@ std::vector<Option> options(Config& config) {
   add_train(list, config.train);
   add_optim(list, config.optim);
   add_shard(list, config.shard);
+  add_activations(list, config.activations);
+  add_offload(list, config.offload);
   add_rest(list, config);
   return std::move(list.options);
 }
@@ -273,6 +296,8 @@ const std::vector<Section>& sections() {
       {"train", "How long, in what portions, and what is looked at on the way"},
       {"optim", "How it learns"},
       {"shard", "How it is divided among ranks"},
+      {"activations", "What backward needs of forward: kept, computed again or moved"},
+      {"offload", "What lies in host memory instead of the device's"},
       {"checkpoint", "What is kept"},
       {"comm", "How ranks talk"},
       {"log", "What is shown and written"},

@@ -163,7 +163,7 @@ bool wants_graphs(const Training& training, int64_t steps) {
     return false;
   }
   return on || (!training.scaler && !config.data.document_mask && !config.data.loss_mask &&
-                steps >= kWorthIt);
+                !config.offload.optimizer && steps >= kWorthIt);
 }
 
 }  // namespace fsdp::train

@@ -13,11 +13,12 @@ namespace fsdp::train {
 namespace {
 
 Trainee language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy blocks,
-                       int64_t seq) {
+                       WrapPolicy feed_forwards, int64_t seq) {
   Trainee trainee;
   trainee.module = model;
   trainee.text = model;
   trainee.blocks = std::move(blocks);
+  trainee.feed_forwards = std::move(feed_forwards);
   trainee.loss_sum = [model](const Samples& samples) {
     return model->loss_sum({.ids = samples.inputs, .documents = samples.documents},
                            samples.targets);
@@ -73,10 +74,12 @@ Trainee make_trainee(const Config& config, int64_t vocab) {
   } else {
     models::AnyConfig shape = model_shape(config, vocab);
     if (const auto* gpt2 = std::get_if<models::GPT2Config>(&shape))
-      trainee = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(), seq);
+      trainee = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(),
+                               wrap::modules<models::GPT2MLP>(), seq);
     else
-      trainee = language_model(models::Llama(std::get<models::LlamaConfig>(shape)).ptr(),
-                               wrap::modules<models::LlamaBlock>(), seq);
+      trainee =
+          language_model(models::Llama(std::get<models::LlamaConfig>(shape)).ptr(),
+                         wrap::modules<models::LlamaBlock>(), wrap::modules<models::SwiGLU>(), seq);
   }
   std::set<const void*> seen;  // a tied one has two names
   for (const at::Tensor& parameter : trainee.module->parameters())

@@ -30,6 +30,7 @@ struct Trainee {
   std::shared_ptr<torch::nn::Module> module;
   std::shared_ptr<models::CausalLMImpl> text;  // the same; null where it is no language model
   WrapPolicy blocks;
+  WrapPolicy feed_forwards;  // of the blocks; none where they have no wide product inside
   std::function<at::Tensor(const Samples&)> loss_sum;
   double flops_per_sample = 0;  // forward and backward
   int64_t tokens_per_sample = 0;

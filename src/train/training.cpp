@@ -40,6 +40,8 @@ ReshardAfterForward reshard_of(const std::string& text) {
   return std::stoi(text);
 }
 
+}  // namespace
+
 ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee) {
   const ShardConfig& shard = config.shard;
   ShardOptions options{.strategy = parse_strategy(shard.strategy),
@@ -49,6 +51,10 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
                        .forward_prefetch = static_cast<int>(shard.forward_prefetch),
                        .backward_prefetch = static_cast<int>(shard.backward_prefetch),
                        .limit_all_gathers = shard.limit_all_gathers,
+                       .offload = {.parameters = config.offload.parameters,
+                                   .gradients = config.offload.gradients,
+                                   .optimizer = config.offload.optimizer,
+                                   .fraction = config.offload.fraction},
                        .share_host_memory = shard.share_host_memory};
   if (shard.wrap == "block") options.wrap = trainee.blocks;
   if (shard.wrap == "size") options.wrap = wrap::min_params(shard.wrap_min_params);
@@ -57,6 +63,17 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
     options.mesh = DeviceMesh(world, {{"replicate", world.size() / ranks}, {"shard", ranks}});
   }
   return options;
+}
+
+std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
+                                                 const Trainee& trainee) {
+  RecomputeOptions options{.every = static_cast<int>(activations.every)};
+  if (activations.mode == "none") return std::nullopt;
+  // Layers of fsdp::nn keep nothing that is cheap to make. Next comes the widest product: what it
+  // is made of takes a fraction of its memory.
+  if (activations.mode == "selective") return RecomputePolicy(trainee.feed_forwards, options);
+  if (activations.mode == "offload") options.mode = Recompute::OFFLOAD;
+  return RecomputePolicy(trainee.blocks, options);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded) {
@@ -71,6 +88,8 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharde
                                                        .weight_decay = optim.weight_decay,
                                                        .groups = {no_decay()}});
 }
+
+namespace {
 
 LRSchedule schedule_of(const OptimConfig& optim, int64_t steps) {
   ScheduleOptions options{.total_steps = steps,
@@ -173,6 +192,8 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   if (world.size() > 1)  // losses are divided by all targets already
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
+  if (auto policy = activation_policy(chosen.activations, training.trainee))
+    apply_activation_checkpointing(training.sharded, *policy);
   if (loads && !chosen.resume)  // else the run's own checkpoint is loaded
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);

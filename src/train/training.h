@@ -9,6 +9,7 @@
 #include "fsdp/grad_scaler.h"
 #include "fsdp/lr_schedule.h"
 #include "fsdp/optim.h"
+#include "fsdp/recompute.h"
 #include "fsdp/world.h"
 #include "train/config.h"
 #include "train/corpus.h"
@@ -32,6 +33,13 @@ struct Training {
 };
 
 ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in either case
+
+// What a config asks for; for plans, too.
+ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee);
+// Nothing where everything is kept.
+std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
+                                                 const Trainee& trainee);
+std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded);
 
 // Collective. The directory exists.
 Training assemble(const World& world, const Config& config, const RunDirectory& directory);

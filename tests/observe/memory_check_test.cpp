@@ -48,5 +48,22 @@ TEST(MemoryCheck, TheDifferenceIsAShareOfWhatWasMeasured) {
   EXPECT_NE(less.find("9.4 % less"), std::string::npos) << less;
 }
 
+TEST(MemoryCheck, APlanIsComparedByItsPeakOrByWhatStays) {
+  PlannedMemory planned{.parameters = 500,
+                        .master = 1000,
+                        .gradients = 800,
+                        .states = 2000,
+                        .activations = 4000,
+                        .temporaries = 1700};
+  EXPECT_EQ(compare(planned, report(), std::nullopt).off, 0);
+  EXPECT_DOUBLE_EQ(compare(planned, report(), 11000).off, 0.1);
+  EXPECT_DOUBLE_EQ(compare(planned, report(), 9000).off, -0.1);
+  planned.states = 1000;
+  EXPECT_DOUBLE_EQ(compare(planned, report(), std::nullopt).off, 0.4);
+  std::string text = compare(planned, report(), 11000).text;
+  for (const char* kind : {"parameters", "optimizer states", "activations", "peak"})
+    EXPECT_NE(text.find(kind), std::string::npos) << kind;
+}
+
 }  // namespace
 }  // namespace fsdp::observe

@@ -89,6 +89,14 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"train.graph", "on", "shard.precision", "fp16"}, "set shard.precision to bf16"},
       {{"train.graph", "on", "data.document_mask", "true"}, "set data.document_mask to false"},
       {{"train.graph", "on", "data.loss_mask", "true"}, "set data.loss_mask to false"},
+      {{"train.graph", "on", "offload.optimizer", "true"}, "set offload.optimizer to false"},
+      {{"activations.every", "2"}, "set activations.mode to selective or full or offload"},
+      {{"activations.mode", "full", "activations.every", "999"}, "there are only"},
+      {{"model.type", "mlp", "data.train", "random", "activations.mode", "selective"},
+       "no feed-forwards"},
+      {{"offload.parameters", "true"}, "offload.optimizer is not"},
+      {{"offload.gradients", "true"}, "offload.optimizer is not"},
+      {{"offload.fraction", "0.5"}, "offload.optimizer is not"},
       {{"resume", "true"}, "does not say which run"},
   };
   for (const Case& one : cases) {

@@ -60,7 +60,12 @@ TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
                   {"no-shard", 2, {"--shard.strategy", "no_shard"}},
                   {"hybrid", 4, {"--shard.strategy", "hybrid_shard", "--shard.shard_ranks", "2"}},
                   {"by-size", 2, {"--shard.wrap", "size", "--shard.wrap_min_params", "5000"}},
-                  {"gathered", 2, {"--shard.share_host_memory", "false"}}};
+                  {"gathered", 2, {"--shard.share_host_memory", "false"}},
+                  {"recomputed", 2, {"--activations.mode", "full", "--activations.every", "2"}},
+                  {"selective", 1, {"--activations.mode", "selective"}},
+                  {"activations", 2, {"--activations.mode", "offload"}},
+                  {"offload", 2, {"--offload.optimizer", "true", "--offload.fraction", "0.7"}},
+                  {"away", 2, {"--offload.optimizer", "true", "--offload.parameters", "true"}}};
   for (const Variant& variant : variants) {
     Said said = train(variant.ranks, tiny_run(folder, variant.name, 6) + variant.flags);
     ASSERT_EQ(said.code, 0) << variant.name << said.err;

@@ -1,0 +1,145 @@
+#include "fsdp/out_of_memory.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "base/table.h"
+
+namespace fsdp {
+namespace {
+
+std::string size(int64_t bytes) {
+  return human_bytes(static_cast<double>(bytes));
+}
+
+std::string first_line(const std::exception& problem) {
+  const auto* error = dynamic_cast<const c10::Error*>(&problem);
+  std::string text = error ? error->what_without_backtrace() : problem.what();
+  text = text.substr(0, text.find('\n'));
+  return text.size() > 300 ? text.substr(0, 300) + "…" : text;
+}
+
+std::string held_by(const Sharded& sharded) {
+  MemoryReport held;
+  if (sharded) held = sharded.memory();
+  std::string text;
+  auto add = [&](const char* kind, int64_t bytes) {
+    if (bytes > 0) text += (text.empty() ? "" : ", ") + (size(bytes) + " ") + kind;
+  };
+  add("parameters", held.parameters + held.gathered_from);
+  add("gradients", held.gradients);
+  add("optimizer states", held.optimizer);
+  add("gathered units", held.unsharded + held.secondary);
+  add("gradients on their way", held.reduce_buffers + held.accumulated);
+  add("activations", held.activations);
+  return text.empty() ? "nothing of the engine's" : text;
+}
+
+struct Change {
+  std::string what;
+  PlanOptions options;
+};
+
+std::vector<Change> changes_of(const PlanOptions& now) {
+  std::vector<Change> changes;
+  auto add = [&](std::string what, const std::function<void(PlanOptions&)>& make) {
+    Change change{std::move(what), now};
+    make(change.options);
+    changes.push_back(std::move(change));
+  };
+  if (now.batch > 1)
+    add("micro-batches of " + std::to_string(now.batch / 2), [&](PlanOptions& o) {
+      o.batch = now.batch / 2;
+      o.micro_batches = static_cast<int>((now.batch * now.micro_batches + o.batch - 1) / o.batch);
+    });
+  if (!now.recompute)
+    add("selective recomputation", [](PlanOptions& o) { o.recompute = Recompute::SELECTIVE; });
+  if (now.recompute != Recompute::FULL)
+    add("full recomputation", [](PlanOptions& o) { o.recompute = Recompute::FULL; });
+  if (now.shard.strategy != ShardingStrategy::FULL_SHARD && now.world > 1)
+    add("FULL_SHARD", [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });
+  if (!now.shard.offload.optimizer && now.gpu)
+    add("offload of the optimizer", [](PlanOptions& o) { o.shard.offload.optimizer = true; });
+  if (!now.shard.offload.parameters && now.gpu)
+    add("offload of parameters, gradients and optimizer", [](PlanOptions& o) {
+      o.shard.offload.parameters = o.shard.offload.gradients = o.shard.offload.optimizer = true;
+    });
+  if (now.shard.strategy != ShardingStrategy::NO_SHARD)
+    add("twice the ranks", [](PlanOptions& o) { o.world *= 2; });
+  return changes;
+}
+
+std::string effect(const Plan& before, const Plan& after) {
+  int64_t saved = before.memory.peak() - after.memory.peak();
+  char text[160];
+  std::snprintf(text, sizeof text, "saves %s (%.0f %%)", size(saved).c_str(),
+                100.0 * static_cast<double>(saved) / static_cast<double>(before.memory.peak()));
+  std::string line = text;
+  if (before.time.total() > 0) {
+    // Of equal work: another number of ranks does another share of it.
+    double slower = after.time.total() / static_cast<double>(after.samples) /
+                    (before.time.total() / static_cast<double>(before.samples));
+    std::snprintf(text, sizeof text, ", and a sample takes %.2f times as long", slower);
+    line += text;
+  }
+  return line;
+}
+
+// The plan, and the three that save the most beside it.
+std::string advice(const PlanModel& model, const PlanOptions& options) {
+  Plan now = plan(model, options);
+  std::string text = "\n  planned: " + size(now.memory.peak()) + " at the peak (" +
+                     size(now.memory.parameters + now.memory.master) + " parameters and masters, " +
+                     size(now.memory.gradients) + " gradients, " + size(now.memory.states) +
+                     " states, " + size(now.memory.gather_buffers + now.memory.communication) +
+                     " buffers, " + size(now.memory.activations) + " activations, " +
+                     size(now.memory.temporaries) + " temporaries)";
+  std::vector<std::pair<std::string, Plan>> plans;
+  for (const Change& change : changes_of(options)) {
+    try {
+      plans.emplace_back(change.what, plan(model, change.options));
+    } catch (const std::exception&) {
+      continue;  // what cannot be is no help
+    }
+  }
+  std::stable_sort(plans.begin(), plans.end(), [](const auto& a, const auto& b) {
+    return a.second.memory.peak() < b.second.memory.peak();
+  });
+  int told = 0;
+  for (const auto& [what, after] : plans) {
+    if (told == 3 || after.memory.peak() >= now.memory.peak()) break;
+    text += "\n  " + std::to_string(++told) + ". " + what + " " + effect(now, after);
+  }
+  return text;
+}
+
+}  // namespace
+
+bool is_out_of_memory(const std::exception& problem) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&problem)) return true;
+  if (dynamic_cast<const std::bad_alloc*>(&problem)) return true;
+  const char* what = problem.what();
+  return dynamic_cast<const c10::Error*>(&problem) &&
+         (std::strstr(what, "can't allocate memory") || std::strstr(what, "not enough memory") ||
+          std::strstr(what, "out of memory"));
+}
+
+Error explain_out_of_memory(const Sharded& sharded, const std::exception& problem,
+                            const PlanModel& model, const PlanOptions& options) {
+  std::string what = "out of memory: " + first_line(problem);
+  try {
+    what += "\n  held: " + held_by(sharded);
+    if (model) what += advice(model, options);
+  } catch (const std::exception& further) {
+    what += "\n  (no plan: " + first_line(further) + ")";
+  }
+  return Error(what, model ? "fsdp plan shows more settings, and what fits; see docs/memory.md."
+                           : "give a model to explain_out_of_memory to see what would help; see "
+                             "docs/memory.md.");
+}
+
+}  // namespace fsdp

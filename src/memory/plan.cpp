@@ -1,0 +1,180 @@
+// plan(): a dry run, told by kind, with what a device adds to it.
+#include "fsdp/plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+
+#include "base/table.h"
+#include "memory/plan_run.h"
+#include "memory/plan_time.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+// cuBLAS keeps one for the thread of the forward and one for that of the backward.
+constexpr int64_t kWorkspaces = 2 * 32 * kMiB;
+// What the driver, the loaded kernels and cuDNN take, and NCCL's buffers for a few communicators.
+constexpr int64_t kContext = 600 * kMiB;
+constexpr int64_t kNccl = 400 * kMiB;
+
+int64_t share_of(int64_t bytes, double share) {
+  return static_cast<int64_t>(static_cast<double>(bytes) * share);
+}
+
+PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
+                       const PlanOptions& options) {
+  const MemoryReport& engine = sample.engine;
+  PlannedMemory kinds;
+  bool apart = engine.gathered_from > 0;
+  kinds.parameters = apart ? engine.gathered_from : engine.parameters;
+  kinds.master = apart ? engine.parameters : 0;
+  kinds.gradients = engine.gradients;
+  kinds.states = engine.optimizer;
+  kinds.gather_buffers = engine.unsharded + engine.secondary;
+  kinds.communication = engine.reduce_buffers + engine.accumulated;
+  kinds.activations = sample.activations;
+  kinds.temporaries = sample.live - kinds.peak();
+  if (kinds.temporaries < 0) {  // a saved tensor can lie in memory of the engine's
+    kinds.activations += kinds.temporaries;
+    kinds.temporaries = 0;
+  }
+  if (options.gpu) {
+    kinds.workspaces = kWorkspaces;
+    kinds.fragmentation = std::max<int64_t>(0, run.held - run.peak);
+    kinds.outside = kContext + (options.world > 1 ? kNccl : 0);
+  }
+  return kinds;
+}
+
+// As the engine does it (shard/offload.h): gradients leave with what is updated, and the host has
+// the shards whether or not the device has them too.
+void move_to_host(PlannedMemory& kinds, const Offload& offload) {
+  if (!offload.optimizer) return;
+  double share = std::clamp(offload.fraction, 0.0, 1.0);
+  auto take = [&](int64_t& kind) {
+    int64_t moved = share_of(kind, share);
+    kind -= moved;
+    return moved;
+  };
+  int64_t updated = take(kinds.states) + take(kinds.master);
+  if (offload.directory.empty()) kinds.host += updated;  // else in files
+  kinds.host += take(kinds.gradients);
+  int64_t shards = share_of(kinds.parameters, share);
+  kinds.host += shards;
+  if (offload.parameters) kinds.parameters -= shards;
+}
+
+std::string percent(double part, double whole) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.0f %%", 100 * part / whole);
+  return text;
+}
+
+std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
+                                   const PlanOptions& options) {
+  std::vector<std::string> advice;
+  auto all = static_cast<double>(std::max<int64_t>(1, run.parameters));
+  int64_t tiny = 0;
+  for (const auto& unit : run.units) {
+    auto numel = static_cast<double>(unit.numel);
+    if (unit.root && numel > 0.5 * all && options.world > 1)
+      advice.push_back("the root unit holds " + percent(numel, all) +
+                       " of the parameters and stays gathered from forward to backward: wrap more "
+                       "of it (shard.wrap).");
+    if (!unit.root && unit.bytes < kMiB) ++tiny;
+  }
+  if (options.world > 1 && tiny > 1 && 2 * tiny > static_cast<int64_t>(run.units.size()))
+    advice.push_back(std::to_string(tiny) + " of " + std::to_string(run.units.size()) +
+                     " units have less than 1 MiB: each gather costs more than its bytes. Wrap "
+                     "larger modules.");
+  if (!plan.fits) {
+    auto without = plan.memory;
+    without.activations = without.temporaries = 0;
+    bool ever = without.total() <= options.gpu->memory;
+    advice.push_back(
+        "a micro-batch of " + std::to_string(options.batch) +
+        " does not fit: " + human_bytes(static_cast<double>(plan.memory.total())) +
+        " are needed and the GPU has " + human_bytes(static_cast<double>(options.gpu->memory)) +
+        (ever ? "."
+              : "; without any activations it would not fit either: use more ranks, or "
+                "offload."));
+  }
+  return advice;
+}
+
+}  // namespace
+
+Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
+  // What is offloaded may move the moment of the peak.
+  PlannedMemory most, before;
+  for (const Sample& sample : run.samples) {
+    PlannedMemory kinds = kinds_of(run, sample, options), here = kinds;
+    move_to_host(kinds, options.shard.offload);
+    before.gradients = std::max(before.gradients, here.gradients);
+    before.states = std::max(before.states, here.states);
+    before.parameters = here.parameters;
+    before.master = here.master;
+    if (kinds.peak() >= most.peak()) {
+      kinds.host = std::max(kinds.host, most.host);
+      most = kinds;
+    }
+  }
+  // Samples are taken before the next allocation, when a temporary may be gone again.
+  int64_t seen = 0;
+  for (const Sample& sample : run.samples) seen = std::max(seen, sample.live);
+  most.temporaries += std::max<int64_t>(0, run.peak - seen);
+  Plan plan{.memory = most,
+            .batch = options.batch,
+            .samples = options.batch * options.micro_batches * options.world,
+            .parameters = run.parameters,
+            .units = static_cast<int64_t>(run.units.size())};
+  for (const auto& product : run.products) plan.flops += run.times * product.flops;
+  plan.time = time_of(run, before, options);
+  plan.fits = !options.gpu || plan.memory.total() <= options.gpu->memory;
+  plan.advice = advice_on(run, plan, options);
+  return plan;
+}
+
+Plan plan(const PlanModel& model, const PlanOptions& options) {
+  return memory::plan_from(memory::dry_run(model, options), options);
+}
+
+std::string Plan::describe() const {
+  Table table({{"kind", "memory of a rank", Table::kLeft}, {"bytes", "bytes"}, {"size", "size"}});
+  auto add = [&](const char* kind, int64_t bytes) {
+    if (bytes == 0) return;
+    auto size = static_cast<double>(bytes);
+    table.add({text(kind), text(with_separators(bytes)), Cell{size, human_bytes(size)}});
+  };
+  add("parameters", memory.parameters);
+  add("master weights", memory.master);
+  add("gradients", memory.gradients);
+  add("optimizer states", memory.states);
+  add("gather buffers", memory.gather_buffers);
+  add("communication", memory.communication);
+  add("activations", memory.activations);
+  add("logits and temporaries", memory.temporaries);
+  add("workspaces", memory.workspaces);
+  add("peak of the allocator", memory.peak());
+  add("fragmentation", memory.fragmentation);
+  add("driver and NCCL", memory.outside);
+  if (memory.outside > 0) add("all of it", memory.total());
+  add("in host memory", memory.host);
+  std::stringstream out;
+  table.print(out, /*json=*/false);
+  if (time.total() > 0) {
+    char line[200];
+    std::snprintf(line, sizeof line,
+                  "a step takes about %.1f ms: %.1f compute, %.1f communication that shows (of "
+                  "%.1f), %.1f optimizer, %.1f offload\n",
+                  1e3 * time.total(), 1e3 * time.compute, 1e3 * time.exposed,
+                  1e3 * time.communication, 1e3 * time.optimizer, 1e3 * time.offload);
+    out << line;
+  }
+  for (const std::string& one : advice) out << "! " << one << "\n";
+  return out.str();
+}
+
+}  // namespace fsdp

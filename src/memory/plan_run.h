@@ -1,0 +1,40 @@
+// The dry run behind a plan: a few steps of the real engine on the meta device, counted.
+#pragma once
+
+#include "fsdp/plan.h"
+#include "shard/dry_run.h"
+
+namespace fsdp::memory {
+
+// A stretch of a step in which the engine holds the same, when the most was live.
+struct Sample {
+  MemoryReport engine;
+  int64_t activations = 0;  // what autograd kept
+  int64_t live = 0;         // everything
+};
+
+struct DryRun {
+  std::vector<Sample> samples;  // of one step
+  int64_t peak = 0;             // the most that was live
+  int64_t held = 0;             // with what a GPU's allocator could not have given back
+  int64_t allocated = 0;        // bytes that a step asks for, one after the other
+  std::vector<shard::dry_run::Product> products;  // of a step
+  Traffic traffic;                                // of a step
+  int64_t shard_ranks = 1;                        // over which a model is spread
+  double times = 1;  // that `allocated`, `products` and `traffic` come in a step
+  struct UnitSize {
+    std::string name;
+    bool root;
+    int64_t numel, bytes;  // of the gathered parameters
+  };
+  std::vector<UnitSize> units;
+  int64_t parameters = 0;  // elements of all units
+  double element = 0;      // bytes of a parameter in operators, on average
+};
+
+DryRun dry_run(const PlanModel& model, const PlanOptions& options);
+
+// What a dry run of these options comes to; they may differ from its own in offload and GPU.
+Plan plan_from(const DryRun& run, const PlanOptions& options);
+
+}  // namespace fsdp::memory

@@ -1,0 +1,83 @@
+#include "memory/plan_time.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fsdp::memory {
+namespace {
+
+constexpr double kProducts = 0.70;   // of the peak, reached by a mix of products and attention
+constexpr double kBandwidth = 0.85;  // of a memory's, reached by kernels that stream
+constexpr double kLinks = 0.75;      // of links, reached by collectives
+constexpr double kLatency = 20e-6;   // of a collective in a node; each further node adds some
+constexpr double kPerNode = 3e-6;
+constexpr double kAccesses = 3;      // a result is written once and read about twice
+constexpr double kUpdate = 1.8;      // an update reads everything and writes most of it
+constexpr double kHostRate = 4.7e9;  // elements a second that 16 cores update with AdamW
+
+double products_time(const DryRun& run, const Gpu& gpu) {
+  double peak = (run.element < 4 ? gpu.tflops : gpu.tflops_fp32) * 1e12 * kProducts;
+  double bandwidth = gpu.bandwidth * 1e9 * kBandwidth, seconds = 0;
+  for (const auto& product : run.products)
+    seconds += std::max(product.flops / peak, product.bytes / bandwidth);
+  return seconds;
+}
+
+// A ring over several nodes enters each by all its network cards at once.
+double speed_within(int64_t ranks, const PlanOptions& options, const Gpu& gpu) {
+  double link = gpu.link;
+  if (ranks > options.ranks_per_node) link = std::min(link, gpu.network * options.ranks_per_node);
+  return link * 1e9 * kLinks;
+}
+
+double communication_time(const DryRun& run, const PlanOptions& options, const Gpu& gpu) {
+  auto moved = static_cast<double>(run.traffic.all_gather + run.traffic.reduce_scatter);
+  auto reduced = static_cast<double>(run.traffic.all_reduce);
+  double seconds = moved / speed_within(run.shard_ranks, options, gpu);
+  if (reduced > 0)  // copies in other nodes have one card for each rank
+    seconds += reduced / (run.shard_ranks > 1 ? gpu.network * 1e9 * kLinks
+                                              : speed_within(options.world, options, gpu));
+  double nodes = std::ceil(double(options.world) / options.ranks_per_node);
+  double calls = 0;
+  for (const auto& unit : run.units) calls += unit.root ? 2 : 3;
+  if (options.world > 1) seconds += calls * (kLatency + kPerNode * (nodes - 1));
+  return seconds;
+}
+
+}  // namespace
+
+PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOptions& options) {
+  PlannedTime time;
+  if (!options.gpu) return time;
+  const Gpu& gpu = *options.gpu;
+  double bandwidth = gpu.bandwidth * 1e9 * kBandwidth;
+  time.compute =
+      products_time(run, gpu) + kAccesses * static_cast<double>(run.allocated) / bandwidth;
+  time.compute *= run.times;
+  time.communication = run.times * communication_time(run, options, gpu);
+
+  const Offload& offload = options.shard.offload;
+  bool host_update = offload.optimizer || !offload.directory.empty();
+  double share = host_update ? std::clamp(offload.fraction, 0.0, 1.0) : 0;
+  auto updated =
+      static_cast<double>(kinds.parameters + kinds.master + kinds.gradients + kinds.states);
+  time.optimizer = (1 - share) * kUpdate * updated / bandwidth;
+  double host_link = gpu.host_link * 1e9 * kLinks;
+  double elements = static_cast<double>(run.parameters) / static_cast<double>(run.shard_ranks);
+  if (host_update) {
+    // Gradients leave during backward; the update and the way back wait for the last of them.
+    double back = share * static_cast<double>(kinds.parameters) / host_link;
+    time.offload = std::max(share * elements / kHostRate, back);
+  }
+  if (offload.gradients || host_update)
+    time.communication += static_cast<double>(kinds.gradients) / host_link;
+  if (offload.parameters)  // every gather begins with a copy
+    time.communication += 2 * static_cast<double>(kinds.parameters) / host_link;
+
+  // The first gather and the last reduction have nothing to hide behind.
+  double ends = time.communication / static_cast<double>(std::max<size_t>(1, run.units.size()));
+  time.exposed = std::max(ends, time.communication - 0.9 * time.compute);
+  return time;
+}
+
+}  // namespace fsdp::memory

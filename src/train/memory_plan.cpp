@@ -1,0 +1,90 @@
+#include "train/memory_plan.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+
+#include "base/log.h"
+#include "fsdp/out_of_memory.h"
+#include "observe/memory_check.h"
+#include "train/device.h"
+#include "train/plan_config.h"
+
+namespace fsdp::train {
+namespace {
+
+constexpr int64_t kStep = 3;      // states are there, and the order of units is known
+constexpr double kFarOff = 0.10;  // is worth a warning
+
+// What is known of this device: the GPU of that name whose memory is nearest, with its own memory.
+std::optional<Gpu> gpu_of(at::Device device) {
+  if (device.is_cpu()) return {};
+  std::string name = device_name(device);
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+  auto memory = static_cast<int64_t>(total);
+  Gpu found = gpu("h100");
+  for (const Gpu& known : known_gpus()) {
+    bool named = name.find(known.name.substr(0, known.name.find('-'))) != std::string::npos;
+    bool nearer = std::abs(known.memory - memory) < std::abs(found.memory - memory);
+    if (named && (nearer || name.find(found.name) == std::string::npos)) found = known;
+  }
+  found.memory = memory;
+  return found;
+}
+
+ConfigPlan plan_here(const Training& training) {
+  const World& world = training.world;
+  return plan_of(training.config, world.size(), gpu_of(world.device()), world.local_size());
+}
+
+}  // namespace
+
+bool MemoryPlan::looks_at(int64_t step) const {
+  const World& world = training_.world;
+  return step == kStep && world.rank() == 0 &&
+         (!world.device().is_cpu() || training_.config.train.profile > 0);
+}
+
+void MemoryPlan::before_step(int64_t step) const {
+  if (looks_at(step)) training_.sharded.count_activations(true);
+}
+
+std::string MemoryPlan::after_step(int64_t step) const {
+  if (!looks_at(step)) return "";
+  MemoryReport held = training_.sharded.memory();
+  training_.sharded.count_activations(false);
+  at::Device device = training_.world.device();
+  std::optional<int64_t> peak;
+  if (!device.is_cpu()) peak = peak_memory(device);
+  try {
+    ConfigPlan here = plan_here(training_);
+    observe::Compared compared =
+        observe::compare(plan(here.model, here.options).memory, held, peak);
+    if (std::abs(compared.off) > kFarOff) {
+      char text[160];
+      std::snprintf(text, sizeof text,
+                    "the memory of this run is %.0f %% %s than planned; see docs/memory.md.",
+                    100 * std::abs(compared.off), compared.off > 0 ? "more" : "less");
+      log::warn(text);
+    }
+    return compared.text;
+  } catch (const std::exception& problem) {  // a plan is never worth a run
+    return std::string("no plan of the memory: ") + problem.what();
+  }
+}
+
+Error MemoryPlan::explain(const std::exception& out_of_memory) const {
+  try {
+    ConfigPlan here = plan_here(training_);
+    return explain_out_of_memory(training_.sharded, out_of_memory, here.model, here.options);
+  } catch (const std::exception&) {
+    return explain_out_of_memory(training_.sharded, out_of_memory);
+  }
+}
+
+}  // namespace fsdp::train
