@@ -9,16 +9,26 @@ namespace fsdp::comm {
 
 void FakeBackend::run(const Call& call) {
   const Description& what = call.what;
-  if (!call.out) return;  // on the meta device, or nothing at all
+  if (!call.out && !call.in) return;  // on the meta device, or nothing at all
+  // What has elements has memory, unless it is on the meta device.
+  auto require_both = [&] {
+    if (!call.out || !call.in)
+      throw Error("rank " + std::to_string(rank_) + ": " + what.text() + ": the " +
+                      (call.in ? "output" : "input") + " alone is on meta.",
+                  "pass tensors of one device.");
+  };
   int64_t bytes = what.count * static_cast<int64_t>(c10::elementSize(what.type));
   char* out = static_cast<char*>(call.out);
   const char* in = static_cast<const char*>(call.in);
   switch (what.operation) {
     case Operation::kAllGather:
+      if (bytes > 0) require_both();
       for (int r = 0; r < size_; ++r)
         if (out + r * bytes != in) std::memmove(out + r * bytes, in, bytes);
       return;
     case Operation::kReduceScatter:
+      if (bytes > 0) require_both();
+      [[fallthrough]];
     case Operation::kAllReduce: {
       const void* own = what.operation == Operation::kAllReduce ? out : in + rank_ * bytes;
       std::vector<const void*> everybody(size_, own);
@@ -34,6 +44,7 @@ void FakeBackend::run(const Call& call) {
                           ": in a fake world every rank sends what this one keeps, and the output "
                           "splits expect something else.",
                       "use equal splits with the fake backend.");
+        if (count > 0) require_both();
         std::memcpy(out + at * element, in + own * element, count * element);
         at += count;
       }

@@ -108,6 +108,7 @@ struct OffloadConfig {  // what lies in host memory; see fsdp::Offload
   bool parameters = false;
   bool gradients = false;
   double fraction = 1;
+  std::string directory;
 };
 
 struct CheckpointConfig {

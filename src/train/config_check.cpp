@@ -245,7 +245,8 @@ void check_offload(const OffloadConfig& offload) {
   if (offload.optimizer) return;
   for (auto [on, key] : {std::pair(offload.parameters, "offload.parameters"),
                          std::pair(offload.gradients, "offload.gradients"),
-                         std::pair(offload.fraction != 1, "offload.fraction")})
+                         std::pair(offload.fraction != 1, "offload.fraction"),
+                         std::pair(!offload.directory.empty(), "offload.directory")})
     if (on)
       throw Error(std::string(key) + " is set, but offload.optimizer is not.",
                   "add --offload.optimizer: the rest follows where the update runs.");

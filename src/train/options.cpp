@@ -213,6 +213,8 @@ void add_offload(List& list, OffloadConfig& offload) {
   list.add("fraction", offload.fraction,
            "Share of the model whose states leave, in whole units, the last ones first",
            {.least = 0, .most = 1});
+  list.add("directory", offload.directory,
+           "Masters and states lie in a file in this directory instead; empty: in memory");
 }
 
 void add_rest(List& list, Config& config) {

@@ -54,7 +54,8 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
                        .offload = {.parameters = config.offload.parameters,
                                    .gradients = config.offload.gradients,
                                    .optimizer = config.offload.optimizer,
-                                   .fraction = config.offload.fraction},
+                                   .fraction = config.offload.fraction,
+                                   .directory = config.offload.directory},
                        .share_host_memory = shard.share_host_memory};
   if (shard.wrap == "block") options.wrap = trainee.blocks;
   if (shard.wrap == "size") options.wrap = wrap::min_params(shard.wrap_min_params);

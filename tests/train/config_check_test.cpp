@@ -97,6 +97,7 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"offload.parameters", "true"}, "offload.optimizer is not"},
       {{"offload.gradients", "true"}, "offload.optimizer is not"},
       {{"offload.fraction", "0.5"}, "offload.optimizer is not"},
+      {{"offload.directory", "/tmp"}, "offload.optimizer is not"},
       {{"resume", "true"}, "does not say which run"},
   };
   for (const Case& one : cases) {

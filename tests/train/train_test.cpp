@@ -54,18 +54,20 @@ TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
     const char* name;
     int ranks;
     Words flags;
-  } variants[] = {{"micro", 1, {"--train.micro_batch", "4"}},
-                  {"micro-2", 2, {"--train.micro_batch", "2"}},
-                  {"grad-op", 2, {"--shard.strategy", "shard_grad_op"}},
-                  {"no-shard", 2, {"--shard.strategy", "no_shard"}},
-                  {"hybrid", 4, {"--shard.strategy", "hybrid_shard", "--shard.shard_ranks", "2"}},
-                  {"by-size", 2, {"--shard.wrap", "size", "--shard.wrap_min_params", "5000"}},
-                  {"gathered", 2, {"--shard.share_host_memory", "false"}},
-                  {"recomputed", 2, {"--activations.mode", "full", "--activations.every", "2"}},
-                  {"selective", 1, {"--activations.mode", "selective"}},
-                  {"activations", 2, {"--activations.mode", "offload"}},
-                  {"offload", 2, {"--offload.optimizer", "true", "--offload.fraction", "0.7"}},
-                  {"away", 2, {"--offload.optimizer", "true", "--offload.parameters", "true"}}};
+  } variants[] = {
+      {"micro", 1, {"--train.micro_batch", "4"}},
+      {"micro-2", 2, {"--train.micro_batch", "2"}},
+      {"grad-op", 2, {"--shard.strategy", "shard_grad_op"}},
+      {"no-shard", 2, {"--shard.strategy", "no_shard"}},
+      {"hybrid", 4, {"--shard.strategy", "hybrid_shard", "--shard.shard_ranks", "2"}},
+      {"by-size", 2, {"--shard.wrap", "size", "--shard.wrap_min_params", "5000"}},
+      {"gathered", 2, {"--shard.share_host_memory", "false"}},
+      {"recomputed", 2, {"--activations.mode", "full", "--activations.every", "2"}},
+      {"selective", 1, {"--activations.mode", "selective"}},
+      {"activations", 2, {"--activations.mode", "offload"}},
+      {"offload", 2, {"--offload.optimizer", "true", "--offload.fraction", "0.7"}},
+      {"away", 2, {"--offload.optimizer", "true", "--offload.parameters", "true"}},
+      {"disk", 2, {"--offload.optimizer", "true", "--offload.directory", folder.path()}}};
   for (const Variant& variant : variants) {
     Said said = train(variant.ranks, tiny_run(folder, variant.name, 6) + variant.flags);
     ASSERT_EQ(said.code, 0) << variant.name << said.err;
