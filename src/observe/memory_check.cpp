@@ -9,8 +9,8 @@
 namespace fsdp::observe {
 namespace {
 
-int64_t known(const MemoryReport& memory) {
-  return memory.total() + memory.activations;
+int64_t known(const MemoryReport& memory) {  // on the device
+  return memory.total() - memory.host + memory.activations;
 }
 
 }  // namespace
@@ -32,7 +32,8 @@ std::string describe(const MemoryReport& memory, std::optional<int64_t> measured
   add("optimizer states", memory.optimizer);
   add("gather buffers", memory.unsharded + memory.secondary);
   add("activations", memory.activations);
-  add("together", known(memory));
+  if (memory.host > 0) add("of these in host memory", memory.host);
+  add(memory.host > 0 ? "together on the device" : "together", known(memory));
   if (measured) add("measured peak", *measured);
   std::stringstream out;
   table.print(out, /*json=*/false);

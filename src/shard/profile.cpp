@@ -62,7 +62,10 @@ void Profiler::met(std::chrono::nanoseconds host_time) {
 }
 
 void Profiler::see(const MemoryReport& now) {
-  if (now.total() + now.activations > most_.total() + most_.activations) most_ = now;
+  auto on_device = [](const MemoryReport& report) {
+    return report.total() - report.host + report.activations;
+  };
+  if (on_device(now) > on_device(most_)) most_ = now;
 }
 
 // --- TraceScope ---

@@ -48,6 +48,15 @@ TEST(MemoryCheck, TheDifferenceIsAShareOfWhatWasMeasured) {
   EXPECT_NE(less.find("9.4 % less"), std::string::npos) << less;
 }
 
+TEST(MemoryCheck, WhatLiesOnTheHostIsNotTheDevices) {
+  MemoryReport offloaded = report();
+  offloaded.host = 3000;
+  std::string text = describe(offloaded, 5750);
+  EXPECT_TRUE(has_row(text, "in host memory", "3,000")) << text;
+  EXPECT_TRUE(has_row(text, "together on the device", "5,750")) << text;
+  EXPECT_DOUBLE_EQ(unaccounted_share(offloaded, 5750), 0);
+}
+
 TEST(MemoryCheck, APlanIsComparedByItsPeakOrByWhatStays) {
   PlannedMemory planned{.parameters = 500,
                         .master = 1000,
