@@ -14,7 +14,6 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -23,6 +22,7 @@
 #include "base/subprocess.h"
 #include "base/table.h"
 #include "cli/bench.h"
+#include "cli/bench_flags.h"
 #include "cli/bench_training.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
@@ -265,23 +265,15 @@ void add_bench_checkpoint(CLI::App& bench, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = bench.add_subcommand(
       "checkpoint", "Saving, loading and async saves beside the disk, a copy, and PyTorch's DCP");
-  command->add_option("--device", options->device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_device(*command, options->device);
   command->add_option("--backend", options->backend, "shm, mpi or nccl; what fits the device");
   command->add_option("--dir", options->dir, "Where to write; the directory we are in")
       ->type_name("DIR");
-  const auto count = [&](const char* name, auto& value, const char* help) {
-    command->add_option(name, value, help)
-        ->check(CLI::Range(1, 1 << 20).description(""))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  count("--ranks", options->ranks, "Ranks on this host");
-  count("--threads", options->threads, "Threads of each rank");
-  count("--width", options->width, "Of each linear");
-  count("--layers", options->layers, "Linears");
-  count("--rounds", options->rounds, "That the medians are of");
+  add_count(*command, "--ranks", options->ranks, "Ranks on this host");
+  add_count(*command, "--threads", options->threads, "Threads of each rank");
+  add_count(*command, "--width", options->width, "Of each linear");
+  add_count(*command, "--layers", options->layers, "Linears");
+  add_count(*command, "--rounds", options->rounds, "That the medians are of");
   command->add_flag("--alone", options->alone, "Without the peer");
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_flag("--worker", options->worker, "")->group("");  // a rank of the above

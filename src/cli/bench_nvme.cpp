@@ -9,7 +9,6 @@
 #include <ATen/ops/rand.h>
 #include <sys/mman.h>
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -21,6 +20,7 @@
 
 #include "base/table.h"
 #include "cli/bench.h"
+#include "cli/bench_flags.h"
 #include "cli/bench_training.h"
 #include "disk/state_store.h"
 #include "fsdp/error.h"
@@ -240,17 +240,12 @@ void add_bench_nvme(CLI::App& bench, Action& action) {
       ->check(CLI::Range(0.001, 100000.0).description(""))
       ->type_name("GB")
       ->capture_default_str();
-  const auto count = [&](const char* name, auto& value, int least, int most, const char* help) {
-    command->add_option(name, value, help)
-        ->check(CLI::Range(least, most).description(""))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  count("--piece", options->piece, 1, 64, "MiB of one read or write");
-  count("--depth", options->depth, 2, 256, "Pieces under way at a time");
-  count("--unit", options->unit, 1, 4096, "Mi parameters of a unit, which is in memory as a whole");
-  count("--buffers", options->buffers, 2, 64, "For units");
-  count("--rounds", options->rounds, 1, 1000, "That the medians are of");
+  add_count(*command, "--piece", options->piece, "MiB of one read or write", 1, 64);
+  add_count(*command, "--depth", options->depth, "Pieces under way at a time", 2, 256);
+  add_count(*command, "--unit", options->unit,
+            "Mi parameters of a unit, which is in memory as a whole", 1, 4096);
+  add_count(*command, "--buffers", options->buffers, "For units", 2, 64);
+  add_count(*command, "--rounds", options->rounds, "That the medians are of", 1, 1000);
   command->add_flag("--page-cache", options->page_cache, "Without O_DIRECT");
   command->add_flag("--json", options->json, "One JSON object a line");
   command->footer(

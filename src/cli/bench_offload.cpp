@@ -10,7 +10,6 @@
 #include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <iostream>
 #include <set>
@@ -18,6 +17,7 @@
 #include "base/subprocess.h"
 #include "base/table.h"
 #include "cli/bench.h"
+#include "cli/bench_flags.h"
 #include "cli/bench_training.h"
 #include "cli/step_split.h"
 #include "fsdp/error.h"
@@ -254,21 +254,15 @@ void add_bench_offload(CLI::App& bench, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = bench.add_subcommand(
       "offload", "Memory, time and what a step spends it on, without and with offload to the host");
-  auto count = [&](const char* name, int& value, const char* help, int least) {
-    command->add_option(name, value, help)
-        ->check(CLI::Range(least, 1 << 20).description(""))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  command->add_option("--device", options->device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_device(*command, options->device);
   command->add_option("--backend", options->backend, "shm, mpi or nccl; what fits the device");
-  count("--ranks", options->ranks, "Ranks on this host", 1);
-  count("--threads", options->threads, "Threads of each rank; they update what is offloaded", 1);
-  count("--steps", options->steps, "Steps that are timed", 1);
-  count("--warmup", options->warmup, "Steps before them", 1);
-  count("--prefetch", options->prefetch, "Units gathered ahead; each takes memory", 0);
+  add_count(*command, "--ranks", options->ranks, "Ranks on this host");
+  add_count(*command, "--threads", options->threads,
+            "Threads of each rank; they update what is offloaded");
+  add_count(*command, "--steps", options->steps, "Steps that are timed");
+  add_count(*command, "--warmup", options->warmup, "Steps before them");
+  add_count(*command, "--prefetch", options->prefetch, "Units gathered ahead; each takes memory",
+            0);
   command->add_option("--clip", options->clip, "Largest norm of the gradients; 0: not clipped")
       ->capture_default_str();
   command->add_option("--fraction", options->fraction, "Share of the model that is offloaded")

@@ -6,13 +6,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/tensor.h>
 
-#include <CLI/CLI.hpp>
 #include <iostream>
 
 #include "base/log.h"
 #include "base/subprocess.h"
 #include "base/table.h"
 #include "cli/bench.h"
+#include "cli/bench_flags.h"
 #include "cli/bench_training.h"
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
@@ -182,20 +182,12 @@ void add_bench_strategies(CLI::App& bench, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = bench.add_subcommand(
       "strategies", "Memory, bytes sent and time of each sharding strategy on one model");
-  auto count = [&](const char* name, int& value, const char* help, int least) {
-    command->add_option(name, value, help)
-        ->check(CLI::Range(least, 1 << 20).description(""))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  command->add_option("--device", options->device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_device(*command, options->device);
   command->add_option("--backend", options->backend, "shm, mpi or nccl; what fits the device");
-  count("--ranks", options->ranks, "Ranks on this host", 1);
-  count("--threads", options->threads, "Threads of each rank", 1);
-  count("--steps", options->steps, "Steps that are timed", 1);
-  count("--warmup", options->warmup, "Steps before them", 1);
+  add_count(*command, "--ranks", options->ranks, "Ranks on this host");
+  add_count(*command, "--threads", options->threads, "Threads of each rank");
+  add_count(*command, "--steps", options->steps, "Steps that are timed");
+  add_count(*command, "--warmup", options->warmup, "Steps before them");
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
   command->add_option("--parts", options->parts, "")->group("");

@@ -5,7 +5,6 @@
 // for a while is slow for each. The command starts its own ranks, which run this command again with
 // --worker (bench_train_rank.cpp); rank 0 prints one JSON object, which the parent turns into the
 // table. Named rows (--rows all), which have goals on a GPU, are in bench_train_rows.cpp.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -15,6 +14,7 @@
 #include "base/subprocess.h"
 #include "base/table.h"
 #include "cli/bench.h"
+#include "cli/bench_flags.h"
 #include "cli/bench_train.h"
 #include "fsdp/error.h"
 #include "train/training.h"
@@ -268,15 +268,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
   auto options = std::make_shared<TrainBench>();
   CLI::App* command = bench.add_subcommand(
       "train", "Time training steps: ours, PyTorch's FSDP2 and no sharding at all, side by side");
-  auto count = [&](const char* name, int& value, const char* help, int least) {
-    command->add_option(name, value, help)
-        ->check(CLI::Range(least, 1 << 20).description(""))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  command->add_option("--device", options->device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_device(*command, options->device);
   command
       ->add_option(
           "--rows", options->rows,
@@ -289,11 +281,11 @@ void add_bench_train(CLI::App& bench, Action& action) {
                    "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (beside DDP) or HYBRID_SHARD")
       ->capture_default_str();
   command->add_option("--backend", options->backend, "shm, mpi or nccl; what fits the device");
-  count("--ranks", options->ranks, "Ranks on this host", 1);
-  count("--threads", options->threads, "Threads of each rank", 1);
-  count("--steps", options->steps, "Steps that are timed", 1);
-  count("--warmup", options->warmup, "Steps before them", 1);
-  count("--rounds", options->rounds, "Times that each is started, in turn", 1);
+  add_count(*command, "--ranks", options->ranks, "Ranks on this host");
+  add_count(*command, "--threads", options->threads, "Threads of each rank");
+  add_count(*command, "--steps", options->steps, "Steps that are timed");
+  add_count(*command, "--warmup", options->warmup, "Steps before them");
+  add_count(*command, "--rounds", options->rounds, "Times that each is started, in turn");
   command->add_option("--clip", options->clip, "Largest norm of the gradients; 0: no clipping")
       ->check(CLI::Range(0.0, 1e30).description(""))
       ->capture_default_str();

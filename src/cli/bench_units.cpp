@@ -15,13 +15,13 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <iostream>
 
 #include "base/subprocess.h"
 #include "base/table.h"
 #include "cli/bench.h"
+#include "cli/bench_flags.h"
 #include "cli/bench_training.h"
 #include "fsdp/fully_shard.h"
 #include "train/device.h"
@@ -303,20 +303,13 @@ void add_bench_units(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand(
       "units",
       "Host time of a unit's events (touch, gather, reshard, reduce) beside the collective");
-  command->add_option("--device", options->device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_device(*command, options->device);
   command->add_option("--backend", options->backend, "shm, mpi or nccl; what fits the device");
-  auto count = [&](const char* name, auto& value, const char* help) {
-    command->add_option(name, value, help)
-        ->check(CLI::Range(1, 1 << 30).description(""))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  count("--ranks", options->ranks, "Ranks on this host");
-  count("--units", options->units, "Units of the model");
-  count("--numel", options->numel, "Elements of a unit");
-  count("--events", options->events, "Events of each kind that are timed");
+  add_count(*command, "--ranks", options->ranks, "Ranks on this host", 1, 1 << 30);
+  add_count(*command, "--units", options->units, "Units of the model", 1, 1 << 30);
+  add_count(*command, "--numel", options->numel, "Elements of a unit", 1, 1 << 30);
+  add_count(*command, "--events", options->events, "Events of each kind that are timed", 1,
+            1 << 30);
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_flag("--worker", options->worker, "")->group("");  // a rank of the above
   command->footer(
