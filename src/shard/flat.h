@@ -128,6 +128,13 @@ class Flat {
   at::Tensor stand_in(size_t parameter) const;
   bool is_stand_in(const at::Tensor& gradient) const;
 
+  // --- offload (offload.cpp) ---
+  std::shared_ptr<Home> home;  // null: everything lies on the device
+  void await_update() const;   // of the master and the states, in the thread that does it
+  // Waits until nobody reads or writes the shard, the master and the states in host memory.
+  void settle() const;
+  void await_gradient() const;  // and until the gradient has come there
+
  private:
   Unit& unit_;
   std::vector<Parameter> parameters_;
@@ -150,14 +157,6 @@ class Flat {
   std::vector<std::pair<int64_t, int64_t>> gaps() const;  // padding in the full buffer: from, count
   std::map<GradientSlot*, SlotViews> slot_views_;
   const SlotViews* views_ = nullptr;  // of `slot`
-
- public:
-  // --- offload (offload.cpp) ---
-  std::shared_ptr<Home> home;  // null: everything lies on the device
-  void await_update() const;   // of the master and the states, in the thread that does it
-  // Waits until nobody reads or writes the shard, the master and the states in host memory.
-  void settle() const;
-  void await_gradient() const;  // and until the gradient has come there
 };
 
 }  // namespace fsdp::shard

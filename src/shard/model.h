@@ -88,6 +88,18 @@ class Model : public std::enable_shared_from_this<Model> {
   void hand_out_masters();
   void zero_weight_step();
 
+  // --- offload (offload.cpp) ---
+  // On the gather stream: the flat's shard on the device, in its place of `full` or in memory of
+  // its own. What it is copied from may be written again after Home::read.
+  at::Tensor bring(Flat& flat, const at::Tensor& full);
+  // On a reduction's stream: adds a reduced gradient to the one in host memory, on its own stream.
+  void send_home(Flat& flat, const at::Tensor& reduced);
+  void shard_changed(Flat& flat);             // copies of it elsewhere are out of date
+  std::shared_ptr<HostUpdates> host_updates;  // null: nothing is offloaded
+  // Kernels of an update that the thread will run, while it is made up (update.h).
+  std::vector<std::function<void()>>* handed_over = nullptr;
+  std::map<const void*, std::function<int64_t()>> host_states;  // like `optimizers`
+
   // --- CUDA graphs (capture.cpp) ---
   // Forgets every moment: what was recorded outside of a capture cannot be waited for inside of it,
   // nor the other way round. The device must be idle, or the caller wait for it.
@@ -109,6 +121,8 @@ class Model : public std::enable_shared_from_this<Model> {
   std::shared_ptr<Background> background;  // is asked before every update
 
  private:
+  friend void begin_offload(Model& model);
+
   struct Call {  // what was sent in a step, so that a rank without data can do the same
     Unit* unit;
     Flat* flat;  // null: a gather
@@ -140,7 +154,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void accumulate(Flat& flat, at::Tensor reduced);
   void show_memory();  // to the profiler
 
-  SideStream gather_stream_, reduce_stream_, replicate_stream_;
+  SideStream gather_stream_, reduce_stream_, replicate_stream_, leave_stream_;
   Order order_;
   std::vector<std::unique_ptr<Slot>> ring_;
   std::vector<std::unique_ptr<GradientSlot>> gradient_slots_;
@@ -153,26 +167,8 @@ class Model : public std::enable_shared_from_this<Model> {
   Moment written_;               // every write to a shard so far
   Moment reduced_, replicated_;  // every reduction so far, on either stream
   Moment before_, scattered_;    // handed from one stream to the next
-
- public:
-  // --- offload (offload.cpp) ---
-  // On the gather stream: the flat's shard on the device, in its place of `full` or in memory of
-  // its own. What it is copied from may be written again after Home::read.
-  at::Tensor bring(Flat& flat, const at::Tensor& full);
-  // On a reduction's stream: adds a reduced gradient to the one in host memory, on its own stream.
-  void send_home(Flat& flat, const at::Tensor& reduced);
-  void shard_changed(Flat& flat);             // copies of it elsewhere are out of date
-  std::shared_ptr<HostUpdates> host_updates;  // null: nothing is offloaded
-  // Kernels of an update that the thread will run, while it is made up (update.h).
-  std::vector<std::function<void()>>* handed_over = nullptr;
-  std::map<const void*, std::function<int64_t()>> host_states;  // like `optimizers`
-
- private:
-  friend void begin_offload(Model& model);
-  SideStream leave_stream_;
-  Moment leaving_;  // handed from a reduction to the copy
-  Moment left_;     // every gradient so far has come to the host
-  uint64_t arrivals_ = 0;
+  Moment leaving_, left_;        // a reduction is done; every gradient so far is on the host
+  uint64_t arrivals_ = 0;        // of gradients there
 };
 
 // The model behind a handle: the one that took it over, if one did.
