@@ -30,6 +30,7 @@ class Sharded;
 namespace shard {
 class Flat;
 class Model;
+struct HostFactor;
 }  // namespace shard
 
 // Parameters that are updated with other numbers than the rest.
@@ -60,6 +61,12 @@ class Optimizer {
 
   // Updates what has a gradient. Gives up gathered units; collective where ranks share memory.
   void step();
+  // Said before the last backward of a step: units that are updated in host memory
+  // (ShardOptions::offload) are so as soon as their gradients have come, while backward goes on,
+  // and step() does what is left. For steps that neither clip nor scale nor look at gradients. A
+  // backward that fails leaves units updated; a learning rate for this step is set before. Without
+  // such units nothing changes.
+  void step_in_backward();
   void zero_grad(bool set_to_none = true);
 
   // A parameter belongs to the first ParamGroup that wants it.
@@ -127,6 +134,9 @@ class Optimizer {
     size_t group;
   };
   Entry& entry(const shard::Flat& flat);
+  void add(const shard::Flat& flat, Update& to);
+  void update_on_device(const at::Tensor& factor);
+  void update_on_host(shard::Flat& flat, size_t place, const shard::HostFactor& factor);
   size_t group_of(const shard::Flat& flat, size_t parameter) const;
   void refresh(Entry& entry) const;
   std::vector<Stretch> stretches_of(const shard::Flat& flat,

@@ -58,13 +58,13 @@ enum class Cut {
   TENSOR,   // between parameters: each is whole on one rank
 };
 
-// What lies in host memory instead of the device's. Numbers are the same, to within what a CPU's and
-// a GPU's arithmetic differ by.
+// What lies in host memory instead of the device's. Numbers are the same, to within what a CPU's
+// and a GPU's arithmetic differ by.
 struct Offload {
   bool parameters = false;  // shards: a gather begins with a copy to the device
   bool gradients = false;   // reduced shards: they leave during backward
-  bool optimizer = false;   // masters and states: the update runs on the CPU
-  double fraction = 1;      // of masters and states, in whole units, the last ones first
+  bool optimizer = false;   // masters and states: the update runs on the CPU, and gradients leave
+  double fraction = 1;      // of all that, in whole units, the last ones first
   bool pin_memory = true;   // false: pageable, so that copies do not overlap with compute
   std::string directory = {};  // masters and states in files here instead, read and written ahead
   bool any() const { return parameters || gradients || optimizer || !directory.empty(); }

@@ -38,7 +38,7 @@ std::vector<Share> shares_of(shard::Model& model, double norm_type) {  // in the
                               [&](const Share& share) { return share.group == group; });
     if (known == shares.end()) known = shares.insert(shares.end(), {group, {}, {}});
     if (!flat->grad.defined()) continue;
-    if (flat->home)
+    if (shard::gradient_at_home(*flat))
       known->powers.push_back(power_on_host(*flat, norm_type, model.device));
     else
       known->gradients.push_back(flat->grad);
@@ -80,6 +80,12 @@ at::Tensor total_of(const std::vector<Share>& shares, double norm_type, at::Devi
   return total.defined() ? total : own_total({}, norm_type, device);
 }
 
+bool used_early(shard::Model& model) {
+  for (const shard::Flat* flat : model.flats())
+    if (flat->home && flat->home->stepped) return true;
+  return false;
+}
+
 kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_type) {
   const auto shares = shares_of(model, norm_type);
   if (norm_type != 2.0) {
@@ -110,7 +116,13 @@ at::Tensor Sharded::clip_grad_norm_(double max_norm, double norm_type) const {
   shard::Unseen unseen;
   model->forget_cleared_gradients();
   model->settle_factor();
+  const bool used = used_early(*model);
+  if (used && !std::isinf(max_norm))
+    throw Error("clip_grad_norm_: gradients were used already, by an update in backward.",
+                "call step_in_backward() only where nothing is clipped; a bound of infinity gives "
+                "the norm alone.");
   auto [norm, factor] = clipping_of(*model, max_norm, norm_type);
+  if (used) return norm;
   model->factor = factor;
   // An optimizer of ours multiplies while it updates; others read the gradients themselves.
   if (model->optimizers.empty() || model->masters_handed_out) model->settle_factor();

@@ -386,7 +386,7 @@ GraphedStep::GraphedStep(const Sharded& sharded, Optimizer& optimizer, Loss loss
   else if (!options.graph)
     state_->why_eager = "graphs are switched off.";
   else if (shard::offloads(*state_->model)) {
-    state_->why_eager = "parts of the model are offloaded, and the CPU updates them.";
+    state_->why_eager = "parts of the model are offloaded.";
     log::warn("steps are not recorded as a CUDA graph: " + state_->why_eager);
   }
   if (!shard::has_streams(state_->device)) return;

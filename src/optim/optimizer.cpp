@@ -39,6 +39,13 @@ struct Optimizer::Entry {
   // What they were made from.
   at::Tensor master, shard, rest;
   std::vector<bool> trained;
+
+  void forget_pieces() {
+    pieces.clear();
+    master.reset();
+    shard.reset();
+    rest.reset();
+  }
 };
 
 namespace {
@@ -113,38 +120,69 @@ void Optimizer::step() {
     throw Error("the model was sharded as a part of a larger one after its optimizer was made.",
                 "make the optimizer after the last call of fully_shard.");
   at::NoGradGuard no_grad;
-  Update what{.factor = shard::begin_update(*model_), .rates = rates_, .counts = counts_};
-  const at::Tensor& factor = what.factor;
+  const at::Tensor factor = shard::begin_update(*model_);
   const bool skipped =
       factor.defined() && factor.device().is_cpu() && !std::isfinite(factor.item<float>());
-  const auto add = [&](const shard::Flat& flat, Update& to) {
-    Entry& known = entry(flat);
-    refresh(known);
-    if (!to.counts.defined()) ++known.steps;
-    for (const auto& piece : known.pieces) {
-      to.pieces.push_back(piece);
-      to.pieces.back().grad = flat.grad;
-      to.pieces.back().step = known.steps;
-    }
-  };
-  for (const auto* flat : shard::trainable_flats(*model_))
-    if (!skipped && flat->grad.defined() && !shard::on_host(*flat)) add(*flat, what);
-  if (!what.pieces.empty()) update(what);
-
-  // What lies in host memory is updated there, flat by flat. Optimizers that we do not know may do
-  // the work themselves, so they wait for everything it needs.
-  const auto host_flats = shard::host_flats(*model_);
-  if (!skipped && !host_flats.empty()) {
-    const bool ours = typeid(*this) == typeid(AdamW) || typeid(*this) == typeid(SGD);
-    const auto host_factor = shard::bring_factor(*model_, factor);
-    for (auto* flat : host_flats) {
-      if (!flat->grad.defined()) continue;
-      Update one{.factor = host_factor.value};
-      add(*flat, one);
-      shard::update_on_host(*model_, *flat, host_factor, /*at_once=*/!ours, [&] { update(one); });
-    }
+  if (!skipped) {
+    update_on_device(factor);
+    const auto host_flats = shard::host_flats(*model_);
+    const auto host_factor =
+        host_flats.empty() ? shard::HostFactor{} : shard::bring_factor(*model_, factor);
+    for (size_t i = 0; i < host_flats.size(); ++i)
+      if (host_flats[i]->grad.defined() && !shard::updated_in_backward(*host_flats[i]))
+        update_on_host(*host_flats[i], i, host_factor);
   }
   shard::end_update(*model_, /*shards_written=*/true);
+}
+
+void Optimizer::step_in_backward() {
+  const auto flats = shard::host_flats(*model_);
+  shard::update_in_backward(*model_, [this, flats](shard::Flat& flat) {
+    at::NoGradGuard no_grad;
+    const auto place = std::find(flats.begin(), flats.end(), &flat) - flats.begin();
+    update_on_host(flat, static_cast<size_t>(place), {});
+  });
+}
+
+// The flat's part of an update.
+void Optimizer::add(const shard::Flat& flat, Update& to) {
+  Entry& known = entry(flat);
+  refresh(known);
+  if (!to.counts.defined()) ++known.steps;
+  for (const auto& piece : known.pieces) {
+    to.pieces.push_back(piece);
+    to.pieces.back().grad = flat.grad;
+    to.pieces.back().step = known.steps;
+  }
+}
+
+// All at once, but for those that come there one by one.
+void Optimizer::update_on_device(const at::Tensor& factor) {
+  Update what{.factor = factor, .rates = rates_, .counts = counts_};
+  const auto visiting = shard::visiting_flats(*model_);
+  for (auto* flat : shard::trainable_flats(*model_))
+    if (flat->grad.defined() && !shard::on_host(*flat) &&
+        std::find(visiting.begin(), visiting.end(), flat) == visiting.end())
+      add(*flat, what);
+  if (!what.pieces.empty()) update(what);
+  for (auto* flat : visiting) {
+    if (!flat->grad.defined()) continue;
+    shard::update_on_visit(*model_, *flat, [&] {
+      Update one{.factor = factor, .rates = rates_, .counts = counts_};
+      add(*flat, one);
+      update(one);
+    });
+    entry(*flat).forget_pieces();  // or the copies on the device would stay
+  }
+}
+
+// What lies in host memory is updated there, flat by flat. Optimizers that we do not know may do
+// the work themselves, so they wait for everything it needs.
+void Optimizer::update_on_host(shard::Flat& flat, size_t place, const shard::HostFactor& factor) {
+  const bool ours = typeid(*this) == typeid(AdamW) || typeid(*this) == typeid(SGD);
+  Update one{.factor = factor.value};
+  add(flat, one);
+  shard::update_on_host(*model_, flat, place, factor, /*at_once=*/!ours, [&] { update(one); });
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
@@ -269,8 +307,8 @@ size_t Optimizer::group_of(const shard::Flat& flat, size_t parameter) const {
 void Optimizer::refresh(Entry& entry) const {
   const auto& flat = entry.flat;
   auto trained = trained_parameters(flat);
-  if (entry.master.is_same(flat.master) && entry.shard.is_same(flat.shard) &&
-      entry.rest.is_same(flat.rest) && entry.trained == trained)
+  if (!entry.pieces.empty() && entry.master.is_same(flat.master) &&
+      entry.shard.is_same(flat.shard) && entry.rest.is_same(flat.rest) && entry.trained == trained)
     return;
   if (entry.states.empty()) entry.states = shard::make_states(*model_, flat, state_names_.size());
 

@@ -180,6 +180,8 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
     if (offloaded && (options.offload.parameters || dtypes.trainable)) {
       auto home = std::make_shared<Home>();
       home->parameters = options.offload.parameters;
+      home->gradients = options.offload.gradients;
+      home->optimizer = options.offload.optimizer;
       home->pinned = options.offload.pin_memory;
       home->directory = options.offload.directory;
       unit->flats.back()->home = std::move(home);
@@ -192,13 +194,13 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
 bool has_windows(const Unit& unit) {
   return unit.group->shares_memory && unit.group->shard_size > 1 &&
          std::none_of(unit.flats.begin(), unit.flats.end(),
-                      [](const auto& flat) { return flat->home != nullptr; });
+                      [](const auto& flat) { return shard_at_home(*flat); });
 }
 
 void allocate(Flat& flat, const Group& group) {
   at::TensorOptions on = at::TensorOptions().device(flat.device());
   int64_t numel = flat.layout().shard_numel();
-  if (flat.home) {
+  if (shard_at_home(flat)) {
     flat.shard = host_zeros(numel, flat.param_dtype(), flat.device(), flat.home->pinned);
     if (!flat.home->parameters)
       flat.home->resident = at::zeros({numel}, on.dtype(flat.param_dtype()));

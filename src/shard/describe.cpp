@@ -174,10 +174,14 @@ MemoryReport Model::memory() const {
     report.parameters += bytes(flat->master) + bytes(flat->rest);
     if (!flat->shard.is_same(flat->master)) report.gathered_from += bytes(flat->shard);
     if (flat->window.defined()) report.shared_window += bytes(flat->shard);
-    if (flat->home) {
+    if (gradient_at_home(*flat)) report.host += bytes(flat->grad_memory);
+    if (shard_at_home(*flat)) {
       report.gathered_from += bytes(flat->home->resident);
-      report.host += bytes(flat->master) + bytes(flat->rest) + bytes(flat->grad_memory);
-      if (!flat->shard.is_same(flat->master)) report.host += bytes(flat->shard);
+      report.host += bytes(flat->shard);
+    }
+    if (updated_at_home(*flat)) {
+      report.host += bytes(flat->rest);
+      if (!flat->shard.is_same(flat->master)) report.host += bytes(flat->master);
       report.parameters -= master_bytes_away(*flat);
       report.optimizer += buffer_bytes(*flat);
       report.host += buffer_bytes(*flat) - master_bytes_away(*flat);

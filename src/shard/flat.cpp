@@ -105,10 +105,15 @@ bool Flat::trainable() const {
 
 // --- the master ---
 
+at::TensorOptions Flat::master_options() const {
+  at::Device where = updated_at_home(*this) ? shard.device() : device_;
+  return at::TensorOptions().dtype(dtypes_.master).device(where);
+}
+
 void Flat::allocate_master() {
   int64_t numel = layout_.shard_numel();
   if (dtypes_.split)
-    rest = at::zeros({numel}, shard.options().dtype(at::kShort));
+    rest = at::zeros({numel}, master_options().dtype(at::kShort));
   else
     master = dtypes_.master == dtypes_.param ? shard : at::zeros({numel}, master_options());
 }
@@ -116,7 +121,7 @@ void Flat::allocate_master() {
 at::Tensor Flat::read_master() const {
   settle();
   bring_master(*this);
-  return rest.defined() ? kernels::join_float(shard, rest) : master;
+  return rest.defined() ? kernels::join_float(shard.to(rest.device()), rest) : master;
 }
 
 at::Tensor Flat::edit_master() {
@@ -134,10 +139,13 @@ at::Tensor Flat::edit_master() {
 void Flat::settle_master() {
   settle();
   bring_master(*this);
-  if (edited_.defined())
-    kernels::split_float(std::exchange(edited_, at::Tensor()), shard, rest);
-  else if (master.defined() && !shard.is_same(master))
+  if (edited_.defined()) {
+    at::Tensor high = shard.to(rest.device());  // itself, unless it lies on the host alone
+    kernels::split_float(std::exchange(edited_, at::Tensor()), high, rest);
+    if (!high.is_same(shard)) shard.copy_(high);
+  } else if (master.defined() && !shard.is_same(master)) {
     shard.copy_(master);
+  }
 }
 
 void Flat::join_master() {
@@ -268,7 +276,8 @@ bool Flat::alone() const {
 GradientSlot* Flat::own_slot() {
   if (!own_slot_) {
     if (!grad_memory.defined())
-      grad_memory = at::empty({layout_.shard_numel()}, shard.options().dtype(grad_dtype()));
+      grad_memory = at::empty({layout_.shard_numel()},
+                              at::TensorOptions().device(device_).dtype(grad_dtype()));
     own_slot_ = std::make_unique<GradientSlot>();
     own_slot_->bytes = grad_memory.view(at::kByte);
     own_slot_->ring = false;

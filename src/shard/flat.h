@@ -61,7 +61,7 @@ class Flat {
   at::ScalarType master_dtype() const { return dtypes_.master; }
   at::ScalarType reduce_dtype() const { return dtypes_.reduce; }
   at::ScalarType grad_dtype() const { return leaf.defined() ? dtypes_.master : dtypes_.grad; }
-  at::TensorOptions master_options() const { return shard.options().dtype(dtypes_.master); }
+  at::TensorOptions master_options() const;  // where the update runs
   at::Device device() const { return device_; }
   int64_t full_bytes() const;
   bool trainable() const;  // some parameter wants a gradient

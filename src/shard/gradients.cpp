@@ -43,8 +43,9 @@ int64_t element(at::ScalarType type) {
 
 at::Tensor make_gradient_memory(const Flat& flat) {
   int64_t numel = flat.layout().shard_numel();
-  if (flat.home) return host_zeros(numel, flat.grad_dtype(), flat.device(), flat.home->pinned);
-  return at::empty({numel}, flat.shard.options().dtype(flat.grad_dtype()));
+  if (gradient_at_home(flat))
+    return host_zeros(numel, flat.grad_dtype(), flat.device(), flat.home->pinned);
+  return at::empty({numel}, at::TensorOptions().device(flat.device()).dtype(flat.grad_dtype()));
 }
 
 at::Tensor in_host_memory(const Flat& flat, const at::Tensor& gradient) {
@@ -64,8 +65,14 @@ void watch_gradient(const std::shared_ptr<Unit>& unit, size_t flat, size_t param
 
 // Before a gradient is written to by others than a reduction.
 void change_gradient(Flat& flat) {
+  if (!flat.home) return;
+  if (flat.home->stepped)
+    throw Error("unit \"" + flat.unit().name +
+                    "\": its gradient was used already, by an update in backward.",
+                "call step_in_backward() only where gradients are not clipped, scaled or changed "
+                "before step().");
   flat.await_gradient();
-  if (flat.home) flat.home->square_valid = false;
+  flat.home->square_valid = false;
 }
 
 // --- the ends of a backward ---
@@ -144,6 +151,14 @@ void Model::end_backward(bool failed) {
 }
 
 void Model::drop_gradients() {
+  for (const auto& unit : units)
+    if (stepped_early(*unit)) {
+      log::warn(
+          "unit \"" + unit->name +
+          "\": a backward failed after step_in_backward() had updated it. Load a checkpoint.");
+      break;
+    }
+  end_early_updates();
   for (Flat* flat : flats()) {
     for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
     if (flat->in_own_slot() && flat->grad.defined()) {
@@ -276,7 +291,7 @@ void Model::give_back(Flat& flat) {
 // Whether a gradient is final where it was written: no other rank adds to it, and nobody wants to
 // see it on its way.
 bool Model::stays(const Flat& flat) const {
-  return flat.alone() && !reduce_hook && divide_factor <= 0 && !flat.home;
+  return flat.alone() && !reduce_hook && divide_factor <= 0 && !gradient_at_home(flat);
 }
 
 void Model::reduce(Flat& flat) {
@@ -310,7 +325,7 @@ void Model::reduce(Flat& flat) {
   if (!flat.grad_memory.defined()) flat.grad_memory = make_gradient_memory(flat);
   at::Tensor reduced = full;
   if (group.shard_size > 1) {
-    bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype() && !flat.home;
+    bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype() && !gradient_at_home(flat);
     reduced = direct ? flat.grad_memory : at::empty({flat.layout().shard_numel()}, full.options());
     theirs([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
     traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
@@ -327,19 +342,20 @@ void Model::reduce(Flat& flat) {
   accumulate(flat, reduced);
   (beside ? replicated_ : reduced_).record(device);
   std::optional<OnStream> away;
-  if (flat.home && reduced.is_alias_of(flat.slot->bytes)) away.emplace(leave_stream_);
+  if (gradient_at_home(flat) && reduced.is_alias_of(flat.slot->bytes)) away.emplace(leave_stream_);
   flat.slot->free_after.record(device);
   away.reset();
   profiled.done({beside ? &replicated_ : &reduced_, &flat.slot->free_after});
   give_back(flat);
   log_event(Event::kReduced, unit, true);
+  if (early_update && updated_at_home(flat)) step_early(flat);
 }
 
 // On the stream of the reduction.
 void Model::accumulate(Flat& flat, at::Tensor reduced) {
   if (reduce_hook) reduce_hook(reduced, flat.unit().name);
   if (divide_factor > 0) reduced.div_(divide_factor);
-  if (flat.home) return send_home(flat, reduced);
+  if (gradient_at_home(flat)) return send_home(flat, reduced);
   if (flat.grad.defined()) {
     flat.grad.add_(reduced);
     return;
@@ -358,6 +374,7 @@ void Model::zero_gradients(bool set_to_none) {
   std::lock_guard lock(mutex);
   Unseen unseen;
   factor.reset();
+  end_early_updates();
   for (Flat* flat : flats()) {
     if (flat->slot) give_back(*flat);
     if (set_to_none) {
@@ -399,6 +416,12 @@ void Model::hand_out_masters() {
   masters_handed_out = true;
   for (Flat* flat : flats()) {
     if (flat->leaf.defined() || !flat->trainable() || !flat->shard.defined()) continue;
+    if (flat->home && !updated_at_home(*flat))
+      throw Error(
+          "unit \"" + flat->unit().name +
+              "\": torch::optim would find its parameters and gradients in different places "
+              "(offload.parameters or offload.gradients without offload.optimizer).",
+          "use fsdp::AdamW or fsdp::SGD, or set .optimizer = true as well.");
     flat->settle();
     flat->await_gradient();
     flat->join_master();
@@ -408,7 +431,7 @@ void Model::hand_out_masters() {
     if (flat->grad.defined() && flat->grad.scalar_type() != flat->master_dtype()) {
       at::Tensor grad = flat->grad.to(flat->master_dtype());
       flat->release_gradient_memory();
-      flat->grad = flat->grad_memory = flat->home ? in_host_memory(*flat, grad) : grad;
+      flat->grad = flat->grad_memory = gradient_at_home(*flat) ? in_host_memory(*flat, grad) : grad;
     }
     flat->leaf = flat->master.detach();
     flat->leaf.set_requires_grad(true);

@@ -127,6 +127,13 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
 
 void Model::issue(Unit& unit, const char* by) {
   if (unit.state != Unit::State::kSharded) return;
+  if (in_backward_ && stepped_early(unit)) {
+    if (!by) return;
+    throw Error("unit \"" + unit.name + "\" is used by " + by +
+                    " in a backward that has updated it already.",
+                "leave out step_in_backward(): parts of this unit are used where no gradient "
+                "waits for them.");
+  }
   for (const auto& flat : unit.flats) flat->await_update();
   if (masters_handed_out) follow_masters(unit, by ? by : "prefetch");
   if (unit.needs_slot()) {
@@ -145,9 +152,9 @@ void Model::issue(Unit& unit, const char* by) {
       at::Tensor full = full_view(unit, *flat, slot->bytes);
       const Communicator& comm =
           from_neighbours ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
-      at::Tensor part = from_neighbours ? flat->secondary
-                        : flat->home    ? bring(*flat, full)
-                                        : flat->shard;
+      at::Tensor part = from_neighbours        ? flat->secondary
+                        : shard_at_home(*flat) ? bring(*flat, full)
+                                               : flat->shard;
       if (unit.group->shard_size == 1) continue;  // the copy was all
       unit.works.push_back(theirs([&] { return comm.all_gather(full, part, call); }));
       traffic.all_gather += part.nbytes() * (comm.size() - 1);
@@ -163,7 +170,7 @@ void Model::issue(Unit& unit, const char* by) {
     OnStream on(gather_stream_);
     written_.wait(device);
     for (const auto& flat : unit.flats)
-      if (flat->home) bring(*flat, {});
+      if (shard_at_home(*flat)) bring(*flat, {});
     unit.gathered.record(device);
   }
   unit.state = Unit::State::kGathering;
@@ -194,7 +201,7 @@ void Model::finish(Unit& unit) {
   for (const auto& flat : unit.flats) {
     at::Tensor full = unit.slot                ? full_view(unit, *flat, unit.slot->bytes)
                       : flat->window.defined() ? flat->window
-                      : flat->home             ? flat->home->resident
+                      : shard_at_home(*flat)   ? flat->home->resident
                                                : flat->shard;
     flat->point_at(full);
     flat->remember_versions();

@@ -94,11 +94,17 @@ class Model : public std::enable_shared_from_this<Model> {
   at::Tensor bring(Flat& flat, const at::Tensor& full);
   // On a reduction's stream: adds a reduced gradient to the one in host memory, on its own stream.
   void send_home(Flat& flat, const at::Tensor& reduced);
+  // The flat's shard, updated on the device, goes to `home` on the stream of its own.
+  void send_shard_home(Flat& flat, const at::Tensor& home);
   void shard_changed(Flat& flat);             // copies of it elsewhere are out of date
   std::shared_ptr<HostUpdates> host_updates;  // null: nothing is offloaded
   // Kernels of an update that the thread will run, while it is made up (update.h).
   std::vector<std::function<void()>>* handed_over = nullptr;
   std::map<const void*, std::function<int64_t()>> host_states;  // like `optimizers`
+  // A step in backward: hands the update of a flat to the thread. Null: none is asked for.
+  std::function<void(Flat& flat)> early_update;
+  void step_early(Flat& flat);  // its gradient has come: the unit is updated once all have
+  void end_early_updates();     // the step is over
 
   // --- CUDA graphs (capture.cpp) ---
   // Forgets every moment: what was recorded outside of a capture cannot be waited for inside of it,

@@ -70,9 +70,12 @@ void HostUpdates::loop() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
-    auto next = std::find_if(waiting_.begin(), waiting_.end(), [](const auto& entry) {
-      return !entry.second.can_start || entry.second.can_start();
-    });
+    auto next = waiting_.end();
+    for (auto entry = waiting_.begin(); entry != waiting_.end(); ++entry) {
+      const HostWork& work = entry->second;
+      if (next != waiting_.end() && next->second.wanted <= work.wanted) continue;
+      if (!work.can_start || work.can_start()) next = entry;
+    }
     if (next == waiting_.end())
       next = std::min_element(waiting_.begin(), waiting_.end(), [](const auto& a, const auto& b) {
         return a.second.arrival < b.second.arrival;
@@ -87,6 +90,18 @@ void HostUpdates::loop() {
 }
 
 // --- memory ---
+
+bool shard_at_home(const Flat& flat) {
+  return flat.home && (flat.home->optimizer || flat.home->parameters);
+}
+
+bool gradient_at_home(const Flat& flat) {
+  return flat.home && (flat.home->optimizer || flat.home->gradients);
+}
+
+bool updated_at_home(const Flat& flat) {
+  return flat.home && flat.home->optimizer;
+}
 
 at::Tensor host_zeros(int64_t numel, at::ScalarType type, at::Device device, bool pinned) {
   at::TensorOptions on = at::TensorOptions().dtype(type);
@@ -108,12 +123,6 @@ void check_offload(const Offload& offload) {
   if (!(offload.fraction >= 0 && offload.fraction <= 1))
     throw Error("offload.fraction = " + std::to_string(offload.fraction) + " is not in [0, 1].",
                 "1 offloads every unit, 0.5 the last units up to half of the parameters.");
-  // An update on the device would fetch back in every step what was just sent away, all of it at
-  // once: nothing would be saved where memory is highest.
-  if ((offload.parameters || offload.gradients) && !offload.optimizer)
-    throw Error(std::string("offload.") + (offload.parameters ? "parameters" : "gradients") +
-                    " without offload.optimizer: the update on the device needs them there.",
-                "set .optimizer = true as well: the update then runs on the CPU, where they are.");
 }
 
 void begin_offload(Model& model) {
@@ -164,6 +173,7 @@ at::Tensor Model::bring(Flat& flat, const at::Tensor& full) {
   } else if (!home.stale) {
     return place;
   }
+  home.read.wait(device);  // a shard that was updated on the device is on its way back
   place.copy_(flat.shard, /*non_blocking=*/true);
   home.stale = false;
   home.read.record(device);
@@ -193,6 +203,48 @@ void Model::send_home(Flat& flat, const at::Tensor& reduced) {
   home.left.record(device);
   home.arrival = ++arrivals_;
   left_.record(device);
+}
+
+void Model::send_shard_home(Flat& flat, const at::Tensor& home) {
+  leaving_.record(device);
+  OnStream on(leave_stream_);
+  leaving_.wait(device);
+  if (has_streams(device)) flat.shard.record_stream(current_stream(device));
+  at::Tensor to = home;
+  to.copy_(flat.shard, /*non_blocking=*/true);
+  flat.home->read.record(device);
+}
+
+// --- steps in backward ---
+
+bool stepped_early(const Unit& unit) {
+  return std::any_of(unit.flats.begin(), unit.flats.end(),
+                     [](const auto& flat) { return flat->home && flat->home->stepped; });
+}
+
+void Model::step_early(Flat& flat) {
+  Unit& unit = flat.unit();
+  if (std::exchange(flat.home->due, true))
+    throw Error("unit \"" + unit.name +
+                    "\": a second backward came after step_in_backward(), which has used the "
+                    "gradients of the first.",
+                "call it before the last backward of a step; run the others before, or under "
+                "no_sync().");
+  std::vector<Flat*> all;  // as long as one of them is needed the unit may be gathered again
+  for (const auto& other : unit.flats)
+    if (updated_at_home(*other) && other->trainable()) all.push_back(other.get());
+  if (!std::all_of(all.begin(), all.end(), [](const Flat* one) { return one->home->due; })) return;
+  for (Flat* one : all) {
+    early_update(*one);
+    one->home->stepped = true;
+    shard_changed(*one);
+  }
+}
+
+void Model::end_early_updates() {
+  early_update = nullptr;
+  for (Flat* flat : flats())
+    if (flat->home) flat->home->due = flat->home->stepped = false;
 }
 
 }  // namespace fsdp::shard

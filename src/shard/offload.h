@@ -1,11 +1,12 @@
-// Offload: flats whose shard, master, states and gradient live in host memory, and the thread that
-// updates them there.
+// Offload: flats whose shard, gradient, or master and states live in host memory, and the thread
+// that updates them there.
 //
 // A flat with a Home is computed with on the device like any other. What differs is the way there
 // and back: a gather begins with a copy of the shard to the device, a reduced gradient is copied to
 // the host while backward goes on, and optimizer.step() hands the update to a thread, flat by flat
 // in the order of forward. Whoever wants the flat next waits for its own update and no other, so
-// the updates overlap with the next forward.
+// the updates overlap with the next forward. Where the master and the states stay on the device,
+// the rest comes there for its update, one flat after the other (update_on_visit).
 //
 // Who may touch host memory: the thread, from the moment an update is handed to it until it is
 // done; the device, until the moments `read` and `left` have passed; else the model, under its
@@ -34,6 +35,7 @@ namespace fsdp::shard {
 
 class Flat;
 class Model;
+class Unit;
 struct Parked;
 
 // The update of one flat, handed to the thread.
@@ -54,11 +56,12 @@ struct HostWork {
   std::function<void()> run;
   std::function<bool()> can_start = {};  // what it needs has come; none: it has
   uint64_t arrival = 0;                  // what comes first has the smallest
+  size_t wanted = 0;                     // what forward wants first has the smallest
 };
 
 // Runs updates one after the other in a thread of its own, which starts with the first: of those
-// that can start the one that was added first, so that those of a whole step are done in the order
-// of forward; where none can, the one whose gradient comes next.
+// that can start the one that forward wants first; where none can, the one whose gradient comes
+// next.
 class HostUpdates {
  public:
   HostUpdates() = default;
@@ -80,7 +83,9 @@ class HostUpdates {
 
 // What a flat in host memory has beside its tensors.
 struct Home {
-  bool parameters = false;  // nothing of the shard stays on the device
+  bool parameters = false;  // the shard lies there, and nothing of it stays on the device
+  bool gradients = false;   // the gradient lies there
+  bool optimizer = false;   // master and states do, and so the shard and the gradient
   bool pinned = true;
   at::Tensor resident;  // [shard_numel] on the device, gathered from; undefined: the shard is
                         // copied into its place of every gather
@@ -93,9 +98,16 @@ struct Home {
   bool square_valid = false;
   std::shared_ptr<HostUpdate> update;  // the last; null: none that has not been waited for
   uint64_t arrival = 0;                // of the gradient, among all
+  bool due = false;                    // the gradient of a step in backward has come
+  bool stepped = false;                // and was used: optimizer.step() has nothing left to do
   std::string directory;               // for the master and the states; empty: in memory
   std::shared_ptr<Parked> parked;      // these, once there are states (on_disk.h)
 };
+
+// What of a flat lies in host memory.
+bool shard_at_home(const Flat& flat);
+bool gradient_at_home(const Flat& flat);
+bool updated_at_home(const Flat& flat);
 
 // [numel] of zeros in host memory, pinned where a GPU is there and it is wanted; without memory for
 // a model on the meta device.
@@ -104,7 +116,8 @@ at::Tensor host_zeros(int64_t numel, at::ScalarType type, at::Device device, boo
 // An Error when the options contradict each other, or what the rest of the options asks for.
 void check_offload(const Offload& offload);
 
-void begin_offload(Model& model);   // its stream and thread
+void begin_offload(Model& model);  // its stream and thread
+bool stepped_early(const Unit& unit);
 bool offloads(const Model& model);  // whether any flat has a home
 
 }  // namespace fsdp::shard

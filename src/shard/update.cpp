@@ -29,6 +29,7 @@ void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t
 
 void detach_optimizer(Model& model, const void* optimizer) {
   std::lock_guard lock(model.mutex);
+  model.early_update = nullptr;  // it may be this one's
   model.optimizers.erase(optimizer);
   model.host_states.erase(optimizer);
 }
@@ -36,7 +37,9 @@ void detach_optimizer(Model& model, const void* optimizer) {
 at::Tensor begin_update(Model& model) {
   std::lock_guard lock(model.mutex);
   if (model.background) model.background->check();
-  await_updates(model);
+  for (Flat* flat : model.flats())
+    if (!updated_in_backward(*flat)) flat->await_update();
+  model.early_update = nullptr;
   for (const auto& unit : model.units) {
     if (unit->meta)
       throw Error("unit \"" + unit->name + "\" has no values yet.",
@@ -62,6 +65,7 @@ void end_update(Model& model, bool shards_written) {
     for (Flat* flat : model.flats()) flat->settle_master();
   }
   model.shards_written();
+  model.end_early_updates();
   at::autocast::clear_cache();  // of weights that are no longer these
 }
 
@@ -80,13 +84,13 @@ void zero_gradients(Model& model, bool set_to_none) {
 // --- flats in host memory ---
 
 bool on_host(const Flat& flat) {
-  return flat.home != nullptr;
+  return updated_at_home(flat);
 }
 
 std::vector<Flat*> host_flats(Model& model) {
   std::vector<Flat*> found;
   for (Flat* flat : trainable_flats(model))
-    if (flat->home) found.push_back(flat);
+    if (updated_at_home(*flat)) found.push_back(flat);
   // The root has what comes before and after the other units.
   std::stable_partition(found.begin(), found.end(),
                         [](const Flat* flat) { return flat->unit().root; });
@@ -116,7 +120,7 @@ struct HandingOver {
 
 }  // namespace
 
-void update_on_host(Model& model, Flat& flat, const HostFactor& factor, bool at_once,
+void update_on_host(Model& model, Flat& flat, size_t wanted, const HostFactor& factor, bool at_once,
                     const std::function<void()>& update) {
   auto ready = [home = flat.home, come = factor.come] {
     home->left.synchronize();
@@ -134,7 +138,7 @@ void update_on_host(Model& model, Flat& flat, const HostFactor& factor, bool at_
     model.handed_over = &kernels;
     update();
   }
-  HostWork work;
+  HostWork work{.wanted = wanted};
   work.run = [ready, home = flat.home, kernels = std::move(kernels),
               label = "unit \"" + flat.unit().name + "\" " + kUpdateLabel] {
     ready();
@@ -149,6 +153,62 @@ void update_on_host(Model& model, Flat& flat, const HostFactor& factor, bool at_
   // A factor comes after every gradient: then the order of forward is all that counts.
   if (!factor.come) work.arrival = flat.home->arrival;
   flat.home->update = model.host_updates->add(std::move(work));
+}
+
+void update_in_backward(Model& model, std::function<void(Flat& flat)> update) {
+  std::lock_guard lock(model.mutex);
+  model.end_early_updates();
+  if (!host_flats(model).empty()) model.early_update = std::move(update);
+}
+
+bool updated_in_backward(const Flat& flat) {
+  return flat.home && flat.home->stepped;
+}
+
+// --- flats that come to the device for their update ---
+
+std::vector<Flat*> visiting_flats(Model& model) {
+  std::vector<Flat*> found;
+  for (Flat* flat : trainable_flats(model))
+    if (flat->home && !updated_at_home(*flat)) found.push_back(flat);
+  return found;
+}
+
+namespace {
+
+// What a flat has in host memory, put back whatever happens.
+struct AtHome {
+  explicit AtHome(Flat& of) : flat(of), shard(of.shard), master(of.master), grad(of.grad) {}
+  ~AtHome() {
+    flat.shard = shard;
+    flat.master = master;
+    flat.grad = grad;
+  }
+  AtHome(const AtHome&) = delete;
+  AtHome& operator=(const AtHome&) = delete;
+
+  Flat& flat;
+  at::Tensor shard, master, grad;
+};
+
+at::Tensor copied(const at::Tensor& tensor, at::Device device) {
+  at::Tensor copy = at::empty(tensor.sizes(), tensor.options().device(device).pinned_memory(false));
+  return copy.copy_(tensor, /*non_blocking=*/true);
+}
+
+}  // namespace
+
+void update_on_visit(Model& model, Flat& flat, const std::function<void()>& update) {
+  Home& home = *flat.home;
+  AtHome kept(flat);
+  home.read.wait(model.device);
+  home.left.wait(model.device);
+  if (gradient_at_home(flat)) flat.grad = copied(kept.grad, model.device);
+  if (!shard_at_home(flat)) return update();
+  flat.shard = copied(kept.shard, model.device);
+  if (kept.master.is_same(kept.shard)) flat.master = flat.shard;
+  update();
+  model.send_shard_home(flat, kept.shard);
 }
 
 void run_update(Model& model, std::function<void()> kernels) {

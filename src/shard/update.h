@@ -56,8 +56,21 @@ HostFactor bring_factor(Model& model, const at::Tensor& factor);
 // Calls `update`, which hands its kernels to run_update: they run later, in the model's thread,
 // when the gradient and the factor have come and the device has read the shard. Who wants the flat
 // waits for them. `at_once`: waits for all that first, and `update` may do the work itself.
-void update_on_host(Model& model, Flat& flat, const HostFactor& factor, bool at_once,
+// `wanted`: the flat's place in forward.
+void update_on_host(Model& model, Flat& flat, size_t wanted, const HostFactor& factor, bool at_once,
                     const std::function<void()>& update);
+// From now until the next update or zero_grad, gradients of host_flats() are used as they come:
+// `update` is called in backward, for every flat of a unit when the last has come. A flat that was
+// updated so is skipped by step(). Nothing may clip or change gradients in between.
+void update_in_backward(Model& model, std::function<void(Flat& flat)> update);
+bool updated_in_backward(const Flat& flat);
+
+// Flats of which only the shard or the gradient lies in host memory.
+std::vector<Flat*> visiting_flats(Model& model);
+// Calls `update` while both are copies on the device, in the flat's own fields; then the shard goes
+// back, beside what the device does next.
+void update_on_visit(Model& model, Flat& flat, const std::function<void()>& update);
+
 // Profilers see them under the unit's name and this.
 inline constexpr const char* kUpdateLabel = "(update)";
 // Runs an update's kernels: at once, or as update_on_host says. They must hold what they use.

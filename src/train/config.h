@@ -109,6 +109,7 @@ struct OffloadConfig {  // what lies in host memory; see fsdp::Offload
   bool gradients = false;
   double fraction = 1;
   std::string directory;
+  bool step_in_backward = false;
 };
 
 struct CheckpointConfig {

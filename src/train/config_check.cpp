@@ -241,15 +241,26 @@ void check_shard(const ShardConfig& shard, int world) {
   }
 }
 
-void check_offload(const OffloadConfig& offload) {
-  if (offload.optimizer) return;
-  for (auto [on, key] : {std::pair(offload.parameters, "offload.parameters"),
-                         std::pair(offload.gradients, "offload.gradients"),
-                         std::pair(offload.fraction != 1, "offload.fraction"),
-                         std::pair(!offload.directory.empty(), "offload.directory")})
-    if (on)
+void check_offload(const Config& config) {
+  const OffloadConfig& offload = config.offload;
+  if (offload.fraction != 1 && !offloads(config))
+    throw Error("offload.fraction is set, but nothing is offloaded.",
+                "add --offload.optimizer, --offload.parameters or --offload.gradients.");
+  for (auto [on, key] : {std::pair(!offload.directory.empty(), "offload.directory"),
+                         std::pair(offload.step_in_backward, "offload.step_in_backward")})
+    if (on && !offload.optimizer)
       throw Error(std::string(key) + " is set, but offload.optimizer is not.",
-                  "add --offload.optimizer: the rest follows where the update runs.");
+                  "add --offload.optimizer: it is about updates on the CPU.");
+  if (!offload.step_in_backward) return;
+  auto refuse = [](const std::string& why, const std::string& hint) {
+    throw Error("offload.step_in_backward is set, but " + why + ".", hint);
+  };
+  if (config.train.clip > 0)
+    refuse("gradients are clipped by a norm that is known after backward (train.clip)",
+           "add --train.clip 0, or leave it out.");
+  if (config.shard.precision == "fp16" && config.optim.grad_scaler)
+    refuse("gradients are scaled, and known to be finite after backward only",
+           "use --shard.precision bf16, or leave it out.");
 }
 
 void check_activations(const Config& config) {
@@ -276,6 +287,8 @@ void check_graph(const Config& config) {
   if (config.data.loss_mask)
     refuse("how many targets count is known on the host only", "data.loss_mask to false");
   if (config.offload.optimizer) refuse("the CPU has a part in it", "offload.optimizer to false");
+  if (offloads(config))
+    refuse("parts of the model are offloaded", "offload.parameters and offload.gradients to false");
 }
 
 }  // namespace
@@ -292,8 +305,13 @@ void check(const Config& config, int world) {
   check_optim(config);
   check_shard(config.shard, world);
   check_activations(config);
-  check_offload(config.offload);
+  check_offload(config);
   check_graph(config);
+}
+
+bool offloads(const Config& config) {
+  const OffloadConfig& offload = config.offload;
+  return offload.optimizer || offload.parameters || offload.gradients;
 }
 
 std::optional<int64_t> known_steps(const Config& config) {

@@ -14,4 +14,6 @@ void check(const Config& config, int world);
 // Steps of the run where the config alone says it (steps, tokens); not with epochs.
 std::optional<int64_t> known_steps(const Config& config);
 
+bool offloads(const Config& config);  // whether anything lies in host memory
+
 }  // namespace fsdp::train

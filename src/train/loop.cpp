@@ -269,7 +269,8 @@ void train(const World& world, RunRequest request) {
     show_cost_of_determinism(report, training, training.corpus->training(world, 0)->next());
   StepOptions options{.micro_batch = config.train.micro_batch,
                       .clip = config.train.clip,
-                      .masked = config.data.loss_mask};
+                      .masked = config.data.loss_mask,
+                      .step_in_backward = config.offload.step_in_backward};
   NotFinite not_finite(training);
   int64_t saved_at = state.step;
   auto save_now = [&] {

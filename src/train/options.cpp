@@ -208,13 +208,16 @@ void add_offload(List& list, OffloadConfig& offload) {
   list.add("optimizer", offload.optimizer,
            "Masters, states and gradients lie in host memory, and the CPU updates them");
   list.add("parameters", offload.parameters,
-           "Parameters, too, lie there, and come to the device when they are gathered");
-  list.add("gradients", offload.gradients, "Gradients leave during backward; optimizer does that");
+           "Parameters lie there, and come to the device when they are gathered");
+  list.add("gradients", offload.gradients,
+           "Gradients leave during backward; with optimizer they do in any case");
   list.add("fraction", offload.fraction,
-           "Share of the model whose states leave, in whole units, the last ones first",
+           "Share of the model that leaves, in whole units, the last ones first",
            {.least = 0, .most = 1});
   list.add("directory", offload.directory,
            "Masters and states lie in a file in this directory instead; empty: in memory");
+  list.add("step_in_backward", offload.step_in_backward,
+           "Units are updated as their gradients come; a step that is not finite ends the run");
 }
 
 void add_rest(List& list, Config& config) {

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "fsdp/communicator.h"
+#include "fsdp/error.h"
 
 namespace fsdp::train {
 namespace {
@@ -53,6 +54,7 @@ StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded&
     at::Tensor sum = trainee.loss_sum(part);
     loss += sum.detach().to(at::kDouble);
     at::Tensor mean = sum / divisor;
+    if (options.step_in_backward && first + micro >= batch.count) optimizer.step_in_backward();
     (scaler ? scaler->scale(mean) : mean).backward();
   }
   if (scaler) scaler->unscale_(sharded);
@@ -73,6 +75,10 @@ StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded&
     optimizer.step();
     outcome.updated = true;
   }
+  if (options.step_in_backward && !outcome.updated)
+    throw Error("a loss or gradient is not finite, and units were updated with it in backward.",
+                "resume from the last checkpoint, with offload.step_in_backward = false, which "
+                "leaves such a step out.");
   optimizer.zero_grad();
   return outcome;
 }

@@ -17,9 +17,10 @@
 namespace fsdp::train {
 
 struct StepOptions {
-  int64_t micro_batch = 0;  // samples at once; 0: all
-  double clip = 0;          // 0: none
-  bool masked = false;      // ranks may have different numbers of targets that count
+  int64_t micro_batch = 0;        // samples at once; 0: all
+  double clip = 0;                // 0: none
+  bool masked = false;            // ranks may have different numbers of targets that count
+  bool step_in_backward = false;  // see Optimizer; without clip and scaler
 };
 
 struct StepOutcome {     // the same on every rank

@@ -11,6 +11,7 @@
 #include "fsdp/communicator.h"
 #include "fsdp/error.h"
 #include "fsdp/graphed_step.h"
+#include "train/config_check.h"
 
 namespace fsdp::train {
 namespace {
@@ -163,7 +164,7 @@ bool wants_graphs(const Training& training, int64_t steps) {
     return false;
   }
   return on || (!training.scaler && !config.data.document_mask && !config.data.loss_mask &&
-                !config.offload.optimizer && steps >= kWorthIt);
+                !offloads(config) && steps >= kWorthIt);
 }
 
 }  // namespace fsdp::train

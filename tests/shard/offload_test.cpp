@@ -108,6 +108,9 @@ ShardOptions by_block(Offload offload = {}) {
 
 const Offload kOptimizer{.optimizer = true};
 const Offload kAll{.parameters = true, .gradients = true, .optimizer = true};
+const Offload kParameters{.parameters = true};
+const Offload kGradients{.gradients = true};
+const Offload kBoth{.parameters = true, .gradients = true};
 const Offload kDisk{.optimizer = true,
                     .directory = std::filesystem::temp_directory_path().string()};
 
@@ -115,8 +118,11 @@ void expect_same_with_offload(ShardOptions options, const Step& step = clipped_s
                               bool sgd = false) {
   options.offload = {};
   const Numbers expected = train(options, step, sgd);
-  for (const auto& offload : {kOptimizer, kAll, kDisk}) {
-    SCOPED_TRACE(offload.parameters ? "all" : offload.directory.empty() ? "optimizer" : "disk");
+  const std::vector<std::pair<const char*, Offload>> ways = {
+      {"optimizer", kOptimizer}, {"all", kAll},  {"disk", kDisk}, {"parameters", kParameters},
+      {"gradients", kGradients}, {"both", kBoth}};
+  for (const auto& [way, offload] : ways) {
+    SCOPED_TRACE(way);
     options.offload = offload;
     expect_same(train(options, step, sgd), expected);
   }
@@ -181,7 +187,7 @@ TEST(Offloads, OfAFractionChangeNoBitAndMoveItsBytes) {
   int64_t before = 0;
   for (double fraction : {0.0, 0.4, 0.8, 1.0}) {
     SCOPED_TRACE(fraction);
-    for (Offload offload : {kOptimizer, kAll}) {
+    for (Offload offload : {kOptimizer, kAll, kBoth}) {
       offload.fraction = fraction;
       expect_same(train(by_block(offload)), expected);
     }
@@ -311,6 +317,86 @@ TEST(Offloads, LeaveTheHostFreeAfterStep) {
   for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->home->update);
 }
 
+TEST(Offloads, CountWhatLiesInHostMemory) {
+  const auto memory_with = [](const Offload& offload) {
+    auto options = by_block(offload);
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    Training run = start(options);
+    run.loss(0).backward();
+    run.optimizer->step();
+    return run.sharded.memory();
+  };
+  const MemoryReport none = memory_with({});
+  EXPECT_EQ(none.host, 0);
+  EXPECT_EQ(memory_with(kParameters).host, none.gathered_from);
+  EXPECT_EQ(memory_with(kGradients).host, none.gradients);
+  EXPECT_EQ(memory_with(kBoth).host, none.gathered_from + none.gradients);
+  EXPECT_EQ(memory_with(kAll).host,
+            none.gathered_from + none.gradients + none.parameters + none.optimizer);
+}
+
+TEST(Offloads, OfParametersAloneAreRefusedByOptimizersOfTorch) {
+  for (const Offload& offload : {kParameters, kGradients}) {
+    Training run = start(by_block(offload));
+    expect_error([&] { run.sharded.parameters(); }, {"torch::optim", "offload.optimizer", "HINT"});
+  }
+}
+
+// --- steps in backward ---
+
+void early_step(Training& run, int step, Numbers& seen) {
+  for (int part = 0; part < 2; ++part) {
+    if (part == 1) run.optimizer->step_in_backward();
+    run.loss(2 * step + part).backward();
+  }
+  note(seen, "norm", run.sharded.clip_grad_norm_(std::numeric_limits<double>::infinity()));
+  run.optimizer->step();
+  run.optimizer->zero_grad();
+}
+
+TEST(StepsInBackward, ChangeNoBit) {
+  for (const auto& options : strategies()) {
+    SCOPED_TRACE(name(options.strategy));
+    expect_same_with_offload(options, early_step);
+  }
+  auto halves = by_block();
+  halves.mixed_precision.param_dtype = at::kBFloat16;
+  halves.mixed_precision.norms_in_fp32 = true;  // units of two flats
+  expect_same_with_offload(halves, early_step);
+  expect_same_with_offload(halves, early_step, /*sgd=*/true);
+}
+
+TEST(StepsInBackward, UpdateEveryUnitBeforeStepIsCalled) {
+  Training run = start(by_block(kAll));
+  run.optimizer->step_in_backward();
+  run.loss(0).backward();
+  for (const auto* flat : run.sharded.model()->flats()) {
+    EXPECT_TRUE(flat->home->stepped);
+    EXPECT_EQ(run.optimizer->steps(*flat), 1);
+  }
+  run.optimizer->step();
+  for (const auto* flat : run.sharded.model()->flats()) {
+    EXPECT_FALSE(flat->home->stepped);
+    EXPECT_EQ(run.optimizer->steps(*flat), 1);
+  }
+  run.optimizer->zero_grad();
+  run.loss(1).backward();  // nobody asked again
+  for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->home->stepped);
+}
+
+TEST(StepsInBackward, RefuseWhatComesTooLateForThem) {
+  Training run = start(by_block(kAll));
+  run.optimizer->step_in_backward();
+  run.loss(0).backward();
+  expect_error([&] { run.sharded.clip_grad_norm_(1.0); }, {"clip_grad_norm_", "backward", "HINT"});
+  GradScaler scaler;
+  expect_error([&] { scaler.unscale_(run.sharded); }, {"unit", "step_in_backward", "HINT"});
+  expect_error([&] { run.loss(1).backward(); }, {"second backward", "no_sync", "HINT"});
+  run.optimizer->zero_grad();
+  Numbers seen;
+  plain_step(run, 2, seen);  // and then all is as it was
+}
+
 TEST(Offloads, ChangeNoBitOfOptimizersOfTorch) {
   auto step = [](Training& run, std::unique_ptr<torch::optim::AdamW>& torchs, int i,
                  Numbers& seen) {
@@ -367,8 +453,8 @@ TEST(Offloads, CheckpointsGoBetweenRunsWithAndWithout) {
   Numbers seen, expected;
   Training straight = start(by_block());
   for (int i = 0; i < kSteps; ++i) clipped_step(straight, i, expected);
-  for (const Offload& from : {Offload{}, kOptimizer, kAll, kDisk})
-    for (const Offload& to : {kOptimizer, kAll, kDisk, Offload{}}) {
+  for (const Offload& from : {Offload{}, kOptimizer, kAll, kDisk, kBoth})
+    for (const Offload& to : {kOptimizer, kAll, kDisk, kBoth, Offload{}}) {
       Training first = start(by_block(from)), second = start(by_block(to));
       clipped_step(first, 0, seen);
       checkpoint::save(folder / "a", first.sharded, first.optimizer.get());
@@ -389,8 +475,6 @@ TEST(Offloads, ThatMakeNoSenseAreRefused) {
     Mlp model;
     expect_error([&] { fully_shard(model, by_block(offload)); }, words);
   };
-  refuse({.parameters = true}, {"offload.parameters", "offload.optimizer", "HINT"});
-  refuse({.gradients = true}, {"offload.gradients", "offload.optimizer", "HINT"});
   refuse({.optimizer = true, .fraction = 1.5}, {"offload.fraction", "1.5", "HINT"});
   refuse({.optimizer = true, .directory = "states"}, {"offload.directory", "HINT"});
 }

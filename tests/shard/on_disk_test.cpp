@@ -180,11 +180,14 @@ TEST(OnDisk, ADiskThatFailsIsSaidByALaterCallWithTheUnit) {
   Training disk = start(on_disk());
   disk.step(0);
   disk::set_seam(broken);
+  // Of several ranks the first to see it leaves, and the others may meet that before their own.
+  std::vector<std::string> either = {"writing"};
+  if (world_size() > 1) either.push_back("left");
   expect_error(
       [&] {
         for (int i = 1; i < 4; ++i) disk.step(i);
       },
-      {"unit", "writing", "failed"});
+      {"unit"}, either);
   disk::set_seam(nullptr);
 }
 

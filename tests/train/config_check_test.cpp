@@ -94,9 +94,10 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"activations.mode", "full", "activations.every", "999"}, "there are only"},
       {{"model.type", "mlp", "data.train", "random", "activations.mode", "selective"},
        "no feed-forwards"},
-      {{"offload.parameters", "true"}, "offload.optimizer is not"},
-      {{"offload.gradients", "true"}, "offload.optimizer is not"},
-      {{"offload.fraction", "0.5"}, "offload.optimizer is not"},
+      {{"train.graph", "on", "offload.parameters", "true"}, "offload.gradients to false"},
+      {{"offload.fraction", "0.5"}, "nothing is offloaded"},
+      {{"offload.step_in_backward", "true"}, "offload.optimizer is not"},
+      {{"offload.optimizer", "true", "offload.step_in_backward", "true"}, "train.clip"},
       {{"offload.directory", "/tmp"}, "offload.optimizer is not"},
       {{"resume", "true"}, "does not say which run"},
   };

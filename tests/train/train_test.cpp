@@ -67,6 +67,7 @@ TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
       {"activations", 2, {"--activations.mode", "offload"}},
       {"offload", 2, {"--offload.optimizer", "true", "--offload.fraction", "0.7"}},
       {"away", 2, {"--offload.optimizer", "true", "--offload.parameters", "true"}},
+      {"in parts", 2, {"--offload.gradients", "true", "--offload.parameters", "true"}},
       {"disk", 2, {"--offload.optimizer", "true", "--offload.directory", folder.path()}}};
   for (const Variant& variant : variants) {
     Said said = train(variant.ranks, tiny_run(folder, variant.name, 6) + variant.flags);
