@@ -67,13 +67,24 @@ TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
       {"activations", 2, {"--activations.mode", "offload"}},
       {"offload", 2, {"--offload.optimizer", "true", "--offload.fraction", "0.7"}},
       {"away", 2, {"--offload.optimizer", "true", "--offload.parameters", "true"}},
-      {"in parts", 2, {"--offload.gradients", "true", "--offload.parameters", "true"}},
+      {"parts", 2, {"--offload.gradients", "true", "--offload.parameters", "true"}},
       {"disk", 2, {"--offload.optimizer", "true", "--offload.directory", folder.path()}}};
   for (const Variant& variant : variants) {
     Said said = train(variant.ranks, tiny_run(folder, variant.name, 6) + variant.flags);
     ASSERT_EQ(said.code, 0) << variant.name << said.err;
     expect_near(losses(folder, variant.name), plain, 1e-5);
   }
+}
+
+TEST(Train, StepsInBackwardChangeNoLoss) {
+  Folder folder;
+  const Words unclipped = {"--train.clip",        "0",   "--train.micro_batch", "4",
+                           "--offload.optimizer", "true"};
+  ASSERT_EQ(train(2, tiny_run(folder, "after", 6) + unclipped).code, 0);
+  Said said =
+      train(2, tiny_run(folder, "in", 6) + unclipped + Words{"--offload.step_in_backward", "true"});
+  ASSERT_EQ(said.code, 0) << said.err;
+  EXPECT_EQ(losses(folder, "in"), losses(folder, "after"));
 }
 
 TEST(Train, TheSameSeedGivesTheSameBits) {
