@@ -78,7 +78,7 @@ TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
 
 TEST(Train, StepsInBackwardChangeNoLoss) {
   Folder folder;
-  const Words unclipped = {"--train.clip",        "0",   "--train.micro_batch", "4",
+  const Words unclipped = {"--train.clip",        "0",   "--train.micro_batch", "2",
                            "--offload.optimizer", "true"};
   ASSERT_EQ(train(2, tiny_run(folder, "after", 6) + unclipped).code, 0);
   Said said =
@@ -279,6 +279,11 @@ TEST(Train, ALossThatIsNotFiniteIsSkippedOrStops) {
   EXPECT_TRUE(has(skipped.err, "4 times in a row"));
   auto lines = metrics(folder, "skip");
   EXPECT_FALSE(lines.empty());
+  Said early =
+      train(2, tiny_run(folder, "early", 8) + explosive +
+                   Words{"--offload.optimizer", "true", "--offload.step_in_backward", "true"});
+  EXPECT_NE(early.code, 0);
+  EXPECT_TRUE(has(early.err, "updated with it in backward")) << early.err;
 }
 
 TEST(Train, WhatDoesNotFitIsRefusedBeforeAnythingStarts) {
