@@ -12,5 +12,6 @@ void add_bench_offload(CLI::App& bench, Action& action);
 void add_bench_strategies(CLI::App& bench, Action& action);
 void add_bench_train(CLI::App& bench, Action& action);
 void add_bench_units(CLI::App& bench, Action& action);
+void add_bench_update(CLI::App& bench, Action& action);
 
 }  // namespace fsdp::cli

@@ -126,7 +126,9 @@ at::Tensor count_not_finite(const at::Tensor& tensor);
 // The implementations behind the functions above, which choose by device. `aten` works on any
 // device, CPU too.
 namespace cpu {
-void adamw(const AdamWTensors& tensors, const AdamWStep& step, float factor);
+// `width`: bytes of the registers it is done in (cpu/widths.h), 0 for the usual. The same bits in
+// all.
+void adamw(const AdamWTensors& tensors, const AdamWStep& step, float factor, int width = 0);
 void sgd(const SGDTensors& tensors, const SGDStep& step, float factor);
 double sum_of_powers(const at::Tensor& tensor, double p);
 int64_t count_not_finite(const at::Tensor& tensor);

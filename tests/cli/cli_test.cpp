@@ -61,7 +61,8 @@ TEST(Cli, EveryCommandHasHelp) {
   for (Words words :
        {Words{"train"}, Words{"generate"}, Words{"tokenize"}, Words{"explain"}, Words{"run"},
         Words{"doctor"}, Words{"bench"}, Words{"bench", "comm"}, Words{"bench", "train"},
-        Words{"bench", "units"}, Words{"bench", "strategies"}, Words{"bench", "offload"}}) {
+        Words{"bench", "units"}, Words{"bench", "strategies"}, Words{"bench", "offload"},
+        Words{"bench", "update"}}) {
     words.push_back("--help");
     Said said = fsdp(words);
     EXPECT_EQ(said.code, 0) << words[0];

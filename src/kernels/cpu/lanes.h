@@ -2,7 +2,8 @@
 //
 // GCC's and clang's vector types compile to NEON and SSE2, which every machine we build for has.
 // The passes that use them are bound by memory, or by divisions that are no faster in wider
-// registers, so one build of the code serves all (no slower than LibTorch's AVX-512 on a Xeon).
+// registers, so one build of the code serves all. AdamW, which a step with offload waits for, has
+// wider ones too (registers.h).
 // over() sends a remainder through the same instructions as everything else: what an element
 // becomes never depends on where it lies.
 #pragma once
@@ -10,36 +11,29 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#elif defined(__SSE2__)
-#include <emmintrin.h>
-#else
-#error "fsdp: LibTorch is built for x86_64 and aarch64 only"
-#endif
+#include "kernels/cpu/registers.h"
 
 namespace fsdp::kernels::cpu {
 
 template <typename T>
-using Lanes __attribute__((vector_size(16))) = T;
+constexpr int64_t kLanes = 16 / sizeof(T);
 
 template <typename T>
-constexpr int64_t kLanes = 16 / sizeof(T);
+using Lanes = Vector<T, 16 / sizeof(T)>;
 
 // What a dtype is computed in.
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // What vector types have no operator for.
-#if defined(__aarch64__)
 inline Lanes<float> square_root(Lanes<float> x) {
-  return vsqrtq_f32(x);
+  return Registers<16>::square_root(x);
 }
+#if defined(__aarch64__)
 inline Lanes<double> square_root(Lanes<double> x) {
   return vsqrtq_f64(x);
 }
@@ -49,19 +43,7 @@ inline Lanes<double> first_two(Lanes<float> x) {
 inline Lanes<double> last_two(Lanes<float> x) {
   return vcvt_high_f64_f32(x);
 }
-inline Lanes<float> load_float(const c10::BFloat16* from) {
-  uint16x4_t bits;
-  std::memcpy(&bits, from, sizeof(bits));
-  return vreinterpretq_f32_u32(vshll_n_u16(bits, 16));
-}
-inline void store_high_halves(void* to, Lanes<uint32_t> x) {
-  const auto high = vshrn_n_u32(x, 16);
-  std::memcpy(to, &high, sizeof(high));
-}
 #else
-inline Lanes<float> square_root(Lanes<float> x) {
-  return _mm_sqrt_ps(x);
-}
 inline Lanes<double> square_root(Lanes<double> x) {
   return _mm_sqrt_pd(x);
 }
@@ -71,21 +53,13 @@ inline Lanes<double> first_two(Lanes<float> x) {
 inline Lanes<double> last_two(Lanes<float> x) {
   return _mm_cvtps_pd(_mm_movehl_ps(x, x));
 }
-inline Lanes<float> load_float(const c10::BFloat16* from) {
-  const auto bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-  return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), bits));
-}
-inline void store_high_halves(void* to, Lanes<uint32_t> x) {
-  const auto high = _mm_srai_epi32(std::bit_cast<__m128i>(x), 16);  // signed, so packing keeps it
-  _mm_storel_epi64(static_cast<__m128i*>(to), _mm_packs_epi32(high, high));
-}
 #endif
 
 // kLanes<C> elements from memory.
 template <typename C, typename T>
 Lanes<C> load(const T* from) {
   if constexpr (std::is_same_v<T, c10::BFloat16> && std::is_same_v<C, float>) {
-    return load_float(from);
+    return load_bfloat16<16>(from);
   } else {
     Lanes<C> x = {};
     if constexpr (std::is_same_v<T, C>)
@@ -102,10 +76,7 @@ void store(T* to, Lanes<C> x) {
   if constexpr (std::is_same_v<T, C>) {
     std::memcpy(to, &x, sizeof(x));
   } else if constexpr (std::is_same_v<T, c10::BFloat16> && std::is_same_v<C, float>) {
-    const auto bits = std::bit_cast<Lanes<uint32_t>>(x);
-    const Lanes<uint32_t> rounded = bits + (0x7fffu + ((bits >> 16) & 1u));
-    const Lanes<uint32_t> nan = rounded * 0 + 0x7fc00000u;  // rounding could make it an infinity
-    store_high_halves(to, x == x ? rounded : nan);
+    store_bfloat16<16>(to, x);
   } else {
     for (int i = 0; i < kLanes<C>; ++i) to[i] = static_cast<T>(x[i]);
   }

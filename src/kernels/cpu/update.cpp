@@ -1,5 +1,5 @@
-// The CPU's updates: each reads and writes every array once (28 bytes an element for AdamW in
-// float32), threaded, the copy in the dtype of forward written on the way.
+// The CPU's SGD, and what clipping and loss scaling must know of gradients: one pass each,
+// threaded.
 #include "kernels/update.h"
 
 #include <algorithm>
@@ -7,123 +7,12 @@
 #include <vector>
 
 #include "kernels/cpu/dtypes.h"
-#include "kernels/cpu/halves.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/masters.h"
 #include "kernels/cpu/parallel.h"
 
 namespace fsdp::kernels::cpu {
 namespace {
-
-// Calls body(G{}) with the type of a gradient beside a master of T.
-template <typename T, typename Body>
-void with_grad(const at::Tensor& grad, const Body& body) {
-  if constexpr (std::is_same_v<T, float>)
-    if (grad.scalar_type() == at::ScalarType::BFloat16) return body(c10::BFloat16{});
-  body(T{});
-}
-
-template <typename Tensors>
-at::ScalarType master_type(const Tensors& t) {
-  return t.rest.defined() ? at::ScalarType::Float : t.master.scalar_type();
-}
-
-// Elements after which the copy is written, or the halves of a split master: they are still in the
-// first cache then, and a loop of its own overlaps better with the divisions than if it waited for
-// each.
-constexpr int64_t kBlock = 1024;
-
-// Writes low[begin, …) from `count` elements of the master.
-template <typename T>
-void write_low(const at::Tensor& low, const T* master, int64_t begin, int64_t count) {
-  using C = Compute<T>;
-  with_dtype(low.scalar_type(), [&]<typename L>(L) {
-    const auto convert = [](L* to, const T* from) { store<C>(to, load<C>(from)); };
-    over<C>(count, convert, write<L>(low) + begin, master);
-  });
-}
-
-// Calls body(master, begin, end) for blocks of the flats, threaded: `master` holds the elements
-// from `begin` on. Writes the copy after each.
-template <typename T, typename Tensors, typename Body>
-void update_whole(const Tensors& t, const Body& body) {
-  T* master = write<T>(t.master);
-  parallel(t.master.numel(), [&](int64_t, int64_t begin, int64_t end) {
-    if (!t.low.defined()) return body(master + begin, begin, end);
-    for (int64_t at = begin; at < end; at += kBlock) {
-      const int64_t stop = std::min(end, at + kBlock);
-      body(master + at, at, stop);
-      write_low(t.low, master + at, at, stop - at);
-    }
-  });
-}
-
-// The same for a split master: a block of it is whole for a moment.
-template <typename Tensors, typename Body>
-void update_split(const Tensors& t, const Body& body) {
-  auto* high = write<c10::BFloat16>(t.low);
-  auto* rest = write<int16_t>(t.rest);
-  const auto join = [](float* w, c10::BFloat16* h, int16_t* r) {
-    store<float>(w, load_split(h, r));
-  };
-  const auto split = [](float* w, c10::BFloat16* h, int16_t* r) {
-    store_split(h, r, load<float>(w));
-  };
-  parallel(t.rest.numel(), [&](int64_t, int64_t begin, int64_t end) {
-    float block[kBlock];
-    for (int64_t at = begin; at < end; at += kBlock) {
-      const int64_t stop = std::min(end, at + kBlock);
-      over<float>(stop - at, join, static_cast<float*>(block), high + at, rest + at);
-      body(block, at, stop);
-      over<float>(stop - at, split, static_cast<float*>(block), high + at, rest + at);
-    }
-  });
-}
-
-template <typename T, typename Tensors, typename Body>
-void update(const Tensors& t, const Body& body) {
-  if constexpr (std::is_same_v<T, float>)
-    if (t.rest.defined()) return update_split(t, body);
-  update_whole<T>(t, body);
-}
-
-// The constants of a step, rounded once from float64.
-template <typename C>
-struct AdamWConstants {
-  AdamWConstants(const AdamWStep& step, float factor)
-      : scale(static_cast<C>(step.maximize ? -factor : factor)),
-        beta1(static_cast<C>(step.beta1)),
-        rest1(static_cast<C>(1 - step.beta1)),
-        beta2(static_cast<C>(step.beta2)),
-        rest2(static_cast<C>(1 - step.beta2)),
-        eps(static_cast<C>(step.eps)),
-        keep(static_cast<C>(1 - step.lr * step.weight_decay)),
-        size(static_cast<C>(step.lr / (1 - std::pow(step.beta1, step.step)))),
-        correction(static_cast<C>(1 / std::sqrt(1 - std::pow(step.beta2, step.step)))) {}
-
-  C scale, beta1, rest1, beta2, rest2, eps, keep, size, correction;
-};
-
-template <typename T, typename G>
-void adamw(const AdamWTensors& t, const AdamWStep& step, float factor) {
-  using C = Compute<T>;
-  const AdamWConstants<C> k(step, factor);
-  T* exp_avg = write<T>(t.exp_avg);
-  T* exp_avg_sq = write<T>(t.exp_avg_sq);
-  const G* grad = read<G>(t.grad) + t.grad_begin;
-  const auto lanes = [k](T* w_at, const G* g_at, T* m_at, T* v_at) {
-    const Lanes<C> g = load<C>(g_at) * k.scale;
-    const Lanes<C> m = load<C>(m_at) * k.beta1 + g * k.rest1;
-    const Lanes<C> v = load<C>(v_at) * k.beta2 + g * g * k.rest2;
-    const Lanes<C> w =
-        load<C>(w_at) * k.keep - k.size * m / (square_root(v) * k.correction + k.eps);
-    store<C>(m_at, m);
-    store<C>(v_at, v);
-    store<C>(w_at, w);
-  };
-  update<T>(t, [&](T* master, int64_t begin, int64_t end) {
-    over<C>(end - begin, lanes, master, grad + begin, exp_avg + begin, exp_avg_sq + begin);
-  });
-}
 
 template <typename C>
 struct SGDConstants {
@@ -277,12 +166,6 @@ struct Exponent<c10::Half> {
 };
 
 }  // namespace
-
-void adamw(const AdamWTensors& t, const AdamWStep& step, float factor) {
-  with_dtype(master_type(t), [&]<typename T>(T) {
-    with_grad<T>(t.grad, [&]<typename G>(G) { adamw<T, G>(t, step, factor); });
-  });
-}
 
 void sgd(const SGDTensors& t, const SGDStep& step, float factor) {
   with_dtype(master_type(t), [&]<typename T>(T) {

@@ -1,0 +1,14 @@
+// AdamW in registers of 64 bytes. Compiled for AVX-512 (src/CMakeLists.txt): called only where
+// there is.
+#if defined(__x86_64__)
+#include "kernels/cpu/adamw_loop.h"
+
+namespace fsdp::kernels::cpu {
+
+void adamw_64(const AdamWArrays& arrays, const AdamWNumbers<float>& numbers, int64_t begin,
+              int64_t end) {
+  adamw_loop<64>(arrays, numbers, begin, end);
+}
+
+}  // namespace fsdp::kernels::cpu
+#endif
