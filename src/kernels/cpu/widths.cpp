@@ -9,8 +9,6 @@
 namespace fsdp::kernels::cpu {
 namespace {
 
-constexpr const char* kVariable = "FSDP_CPU_WIDTH";
-
 // The compiler's question also asks whether the operating system keeps such registers.
 std::vector<int> find() {
   std::vector<int> found = {16};
@@ -36,13 +34,13 @@ int choose_width(std::optional<int64_t> asked, const std::vector<int>& there) {
   if (std::find(there.begin(), there.end(), *asked) != there.end()) return static_cast<int>(*asked);
   std::string list;
   for (const int width : there) list += (list.empty() ? "" : ", ") + std::to_string(width);
-  throw Error(std::string(kVariable) + "=" + std::to_string(*asked) +
+  throw Error("FSDP_CPU_WIDTH=" + std::to_string(*asked) +
                   ": this CPU has no registers of so many bytes that fsdp uses.",
               "it has " + list + "; unset it to use the widest.");
 }
 
 int width() {
-  static const int chosen = choose_width(environment::integer(kVariable), widths());
+  static const int chosen = choose_width(environment::integer("FSDP_CPU_WIDTH"), widths());
   return chosen;
 }
 
