@@ -1,7 +1,8 @@
 // The loop behind adamw_16, adamw_32 and adamw_64: written once, compiled for each width.
 //
-// It is bound by memory. Each array is read once and written once, the halves of a split master and
-// the copy of a whole one on the way, and asked for some lines ahead.
+// On all cores it is bound by memory, so each array is read once and written once, the halves of a
+// split master and the copy of a whole one on the way, and asked for some lines ahead. On one core
+// it is bound by its divisions and roots, which wide registers do not make faster.
 #pragma once
 
 #include "kernels/cpu/adamw_next.h"
@@ -9,7 +10,6 @@
 #include "kernels/cpu/registers.h"
 
 namespace fsdp::kernels::cpu {
-
 namespace {  // so that no two files share what they make of this
 
 enum class Master { kWhole, kWithCopy, kSplit };
@@ -94,7 +94,7 @@ struct AdamWLoop {
   }
 
   // A line is finished while the next is computed: what waits for no division fills the time of
-  // those that do (a third of the time of a split master on a Neoverse N1).
+  // those that do (a seventh of the time of a split master on a Neoverse N1).
   static void run(const AdamWArrays& given, const AdamWNumbers<float>& numbers, int64_t begin,
                   int64_t end) {
     const AdamWArrays a = given;  // copies nobody can write to: they stay in registers
@@ -105,6 +105,7 @@ struct AdamWLoop {
     };
     int64_t i = begin;
     if (i + kLine <= end) {
+      ask(a, i);
       for (int64_t at = 0; at < kLine; at += kLanes) compute(a, k, i + at, place(i + at));
       for (i += kLine; i + kLine <= end; i += kLine) {
         ask(a, i);

@@ -112,7 +112,7 @@ struct Registers<32> {
 #if defined(__AVX512F__)
 template <>
 struct Registers<64> {
-  // Of every lane: without a mask g++ 12 and 13 warn of their own headers (GCC bug 105593).
+  // Every lane. Without a mask g++ 12 warns of its own headers (GCC bug 105593).
   static constexpr __mmask16 kAll = 0xffff;
   FSDP_INLINE static Floats<64> square_root(Floats<64> x) { return _mm512_maskz_sqrt_ps(kAll, x); }
   FSDP_INLINE static Words<64> high(const void* from) {
