@@ -36,7 +36,8 @@ struct AdamWLoop {
       w = load_floats<bytes>(a.master + i);
     Floats<bytes> m = load_floats<bytes>(a.exp_avg + i);
     Floats<bytes> v = load_floats<bytes>(a.exp_avg_sq + i);
-    w = adamw_next(w, g * k.scale, m, v, k, Registers<bytes>::square_root);
+    const auto root = [](Floats<bytes> x) { return Registers<bytes>::square_root(x); };
+    w = adamw_next(w, g * k.scale, m, v, k, root);
     store_floats<bytes>(a.exp_avg + i, m);
     store_floats<bytes>(a.exp_avg_sq + i, v);
     store_floats<bytes>(w_at, w);
