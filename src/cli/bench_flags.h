@@ -23,4 +23,26 @@ inline void add_device(CLI::App& command, std::string& device) {
       ->capture_default_str();
 }
 
+// Of commands with named rows.
+inline void add_page_flags(CLI::App& command, std::string& page, std::string& keep, int& limit) {
+  const char* group = "Named rows";
+  command
+      .add_option("--write", page,
+                  "Write a page with commands, versions and raw lines; to bench/results if no file "
+                  "is named")
+      ->expected(0, 1)
+      ->type_name("[FILE]")
+      ->group(group);
+  command
+      .add_option("--keep", keep,
+                  "Add raw lines to this file, and do not measure what it has again")
+      ->type_name("FILE")
+      ->group(group);
+  command.add_option("--limit", limit, "Seconds after which a start is given up")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(group);
+}
+
 }  // namespace fsdp::cli

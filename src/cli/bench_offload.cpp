@@ -1,236 +1,48 @@
 // fsdp bench offload: what offload costs in time and saves in memory, on one model: the step
 // without it, with optimizer states in host memory, and with everything there.
 //
-// Each row gets ranks of its own, which run this command again with --worker; rank 0 prints one
-// JSON object. Steps are timed first, then some more are taken apart by LibTorch's profiler.
-#include <ATen/Parallel.h>
-#include <ATen/record_function.h>
-#include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <kineto/ActivityType.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
+// Each gets ranks of its own, which run this command again with --worker (bench_offload_rank.cpp);
+// rank 0 prints one JSON object. Steps are timed first, then some more are taken apart by
+// LibTorch's profiler. Named rows, which have goals on a GPU, are in bench_offload_rows.cpp.
+#include "cli/bench_offload.h"
 
-#include <cstdlib>
 #include <iostream>
-#include <set>
+#include <sstream>
 
 #include "base/subprocess.h"
-#include "base/table.h"
 #include "cli/bench.h"
 #include "cli/bench_flags.h"
-#include "cli/bench_training.h"
-#include "cli/step_split.h"
-#include "fsdp/error.h"
-#include "fsdp/fully_shard.h"
-#include "fsdp/optim.h"
-#include "shard/update.h"
-#include "train/device.h"
 
 namespace fsdp::cli {
 namespace {
-
-struct Options {
-  Shape shape = {.layers = 4, .dim = 256, .heads = 4, .vocab = 2048, .seq = 64, .batch = 2};
-  std::string device = "cpu", backend;
-  int ranks = 1, threads = 1, steps = 10, warmup = 3, prefetch = 1;
-  double clip = 1.0, fraction = 1.0;
-  bool json = false;
-  std::string worker;  // a row: this process is a rank
-};
-
-struct Row {
-  const char* name;
-  Offload offload;
-};
-
-std::vector<Row> rows_of(const Options& options) {
-  return {{"off", {}},
-          {"optimizer", {.optimizer = true, .fraction = options.fraction}},
-          {"everything", {.parameters = true, .optimizer = true, .fraction = options.fraction}}};
-}
-
-// --- a rank ---
-
-constexpr const char* kAll = "fsdp bench: all steps";
-constexpr const char* kLoading = "fsdp bench: data";
-
-void wait_for_device(at::Device device) {
-  if (!device.is_cpu())
-    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-}
-
-// Runs `steps` under the profiler, of every thread.
-std::array<int64_t, kParts> take_apart(const std::function<void()>& steps) {
-  namespace kineto = torch::autograd::profiler;
-  namespace profiler = torch::profiler::impl;
-  profiler::ExperimentalConfig experimental;
-  experimental.profile_all_threads = true;  // updates have their own
-  profiler::ProfilerConfig config(profiler::ProfilerState::KINETO, false, false, false, false,
-                                  false, experimental);
-  std::set<profiler::ActivityType> activities{profiler::ActivityType::CPU};
-  if (at::hasCUDA())
-    activities.insert(profiler::ActivityType::CUDA);
-  else
-    setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // else it says that there is no GPU
-  kineto::prepareProfiler(config, activities);
-  kineto::enableProfiler(config, activities);
-  {
-    RECORD_USER_SCOPE(kAll);
-    steps();
-  }
-  auto result = kineto::disableProfiler();
-
-  std::vector<Span> spans;
-  int64_t begin = 0, end = 0;
-  for (const auto& event : result->events()) {
-    const auto from = static_cast<int64_t>(event.startNs());
-    const auto to = static_cast<int64_t>(event.endNs());
-    const auto add = [&](Activity activity) { spans.push_back({activity, from, to}); };
-    using libkineto::ActivityType;
-    switch (static_cast<ActivityType>(event.activityType())) {
-      case ActivityType::CONCURRENT_KERNEL:
-        add(Activity::kKernel);
-        break;
-      case ActivityType::GPU_MEMCPY:
-        add(Activity::kMemcpy);
-        break;
-      case ActivityType::GPU_MEMSET:
-        add(Activity::kMemset);
-        break;
-      case ActivityType::CUDA_RUNTIME:
-      case ActivityType::CUDA_DRIVER:
-        add(Activity::kRuntime);
-        break;
-      case ActivityType::CPU_OP:
-        add(Activity::kCpu);
-        break;
-      case ActivityType::USER_ANNOTATION:
-        if (event.name() == kAll) begin = from, end = to;
-        if (event.name() == kLoading) add(Activity::kLoading);
-        if (event.name().ends_with(shard::kUpdateLabel)) add(Activity::kCpu);
-        break;
-      default:
-        break;
-    }
-  }
-  if (begin == end) throw Error("the profiler has not seen the steps.", "run it once more.");
-  return split(spans, begin, end);
-}
-
-int run_worker(const Options& options) {
-  World world = init({.backend = options.backend});
-  at::set_num_threads(options.threads);
-  Workload work = make_workload(options.shape, world);
-  ShardOptions how = {.wrap = work.wrap,
-                      .mixed_precision = mixed_precision(options.shape),
-                      .device = world.device(),
-                      .forward_prefetch = options.prefetch,
-                      .backward_prefetch = options.prefetch};
-  for (const Row& row : rows_of(options))
-    if (options.worker == row.name) how.offload = row.offload;
-  auto sharded = fully_shard(work.module, how);
-  AdamW optimizer(sharded, {.lr = 1e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1});
-  std::vector<at::Tensor> batch;  // as a loader would hand it out
-  for (const at::Tensor& input : work.inputs) batch.push_back(input.cpu());
-
-  MemoryReport memory;  // when all there is at once is there
-  const auto forward = [&] {
-    std::vector<at::Tensor> inputs;
-    {
-      RECORD_USER_SCOPE(kLoading);
-      for (const at::Tensor& input : batch) inputs.push_back(input.to(world.device()));
-    }
-    return work.loss_of(inputs);
-  };
-  const auto clip = [&] {
-    if (options.clip > 0) sharded.clip_grad_norm_(options.clip);
-  };
-  const auto update = [&] {
-    memory = sharded.memory();
-    optimizer.step();
-    optimizer.zero_grad();
-  };
-  if (!world.device().is_cpu())
-    c10::getDeviceAllocator(world.device().type())->resetPeakStats(world.device().index());
-  Timing timing = time_steps({forward, clip, update}, options.warmup, options.steps, world);
-  const auto parts = take_apart([&] {
-    for (int i = 0; i < options.steps; ++i) {
-      forward().backward();
-      clip();
-      update();
-    }
-    shard::await_updates(*sharded.model());
-    wait_for_device(world.device());
-  });
-
-  const int64_t held = memory.total() - memory.host;
-  const double device = world.device().is_cpu() ? static_cast<double>(held)
-                                                : train::peak_memory_mb(world.device()) * (1 << 20);
-  Json line = {{"step_ms", timing.step * 1e3},
-               {"loss", timing.last_loss},
-               {"device_bytes", device},
-               {"host_bytes", memory.host}};
-  for (size_t i = 0; i < kParts; ++i) line["parts"].push_back(parts[i] / options.steps);
-  if (world.rank() == 0) std::cout << line.dump() << std::endl;
-  world.comm().barrier();
-  return 0;
-}
-
-// --- the parent ---
-
-Json measure(const Options& options, const Row& row) {
-  std::vector<std::string> program = {own_binary(),
-                                      "bench",
-                                      "offload",
-                                      "--worker",
-                                      row.name,
-                                      "--backend",
-                                      options.backend,
-                                      "--threads",
-                                      std::to_string(options.threads),
-                                      "--steps",
-                                      std::to_string(options.steps),
-                                      "--warmup",
-                                      std::to_string(options.warmup),
-                                      "--prefetch",
-                                      std::to_string(options.prefetch),
-                                      "--clip",
-                                      std::to_string(options.clip),
-                                      "--fraction",
-                                      std::to_string(options.fraction)};
-  for (const std::string& flag : flags_of(options.shape)) program.push_back(flag);
-  return run_ranks({options.ranks, options.threads, program, row.name}).front();
-}
 
 std::string percent(int64_t hundredths) {
   const std::string rest = std::to_string(hundredths % 100);
   return std::to_string(hundredths / 100) + "." + (rest.size() < 2 ? "0" : "") + rest;
 }
 
-int run_parent(const Options& options) {
+Json measure(const OffloadBench& options, const std::string& which) {
+  std::vector<std::string> program = worker_flags(options, which);
+  for (const std::string& flag : flags_of(options.shape)) program.push_back(flag);
+  return run_ranks({options.ranks, options.threads, program, which}).front();
+}
+
+int run_parent(const OffloadBench& options) {
   Table table({{"offload", "offload", Table::kLeft},
                {"device_bytes", "device"},
                {"host_bytes", "host"},
                {"step_ms", "step ms"},
                {"loss", "loss"}});
-  Table parts({{"offload", "offload", Table::kLeft},
-               {"part", "of a step", Table::kLeft},
-               {"us", "us"},
-               {"percent", "%"}});
-  for (const Row& row : rows_of(options)) {
-    Json found = measure(options, row);
+  Table parts = parts_table();
+  for (const std::string& which : options.which) {
+    Json found = measure(options, which);
     auto bytes = [&](const char* key) {
       const double value = found[key].get<double>();
       return Cell{static_cast<int64_t>(value), value == 0 ? "-" : human_bytes(value)};
     };
-    table.add({text(row.name), bytes("device_bytes"), bytes("host_bytes"),
+    table.add({text(which), bytes("device_bytes"), bytes("host_bytes"),
                number(found["step_ms"].get<double>(), 1), number(found["loss"].get<double>(), 6)});
-    std::array<int64_t, kParts> ns{};
-    for (size_t i = 0; i < kParts; ++i) ns[i] = found["parts"][i].get<int64_t>();
-    const auto share = shares(ns);
-    for (size_t i = 0; i < kParts; ++i)
-      parts.add({text(row.name), text(part_name(i)), number(static_cast<double>(ns[i]) / 1e3, 0),
-                 Cell{static_cast<double>(share[i]) / 100, percent(share[i])}});
+    add_parts(parts, "", which, found);
   }
   table.print(std::cout, options.json);
   if (!options.json) std::cout << "\n";
@@ -248,10 +60,75 @@ int run_parent(const Options& options) {
   return 0;
 }
 
+void add_row_flags(CLI::App& command, OffloadBench& options) {
+  const char* group = "Named rows";
+  command
+      .add_option("--rows", options.rows,
+                  "Models that have goals on a GPU, with settings of their own: all, or some of "
+                  "953m (with and without clipping), mlp")
+      ->type_name("NAMES")
+      ->group(group);
+  command
+      .add_flag("--peer", options.peer,
+                "FSDP2 too, with CPUOffloadPolicy and its fused AdamW on the CPU")
+      ->group(group);
+  command.add_option("--only", options.only, "Only ours, or only the peer")
+      ->check(CLI::IsMember({"ours", "peer"}))
+      ->group(group);
+  add_page_flags(command, options.page, options.keep, options.limit);
+}
+
 }  // namespace
 
+std::vector<std::string> worker_flags(const OffloadBench& options, const std::string& worker) {
+  std::ostringstream clip, fraction;
+  clip << options.clip;
+  fraction << options.fraction;
+  std::vector<std::string> flags = {own_binary(),
+                                    "bench",
+                                    "offload",
+                                    "--worker",
+                                    worker,
+                                    "--backend",
+                                    options.backend,
+                                    "--threads",
+                                    std::to_string(options.threads),
+                                    "--steps",
+                                    std::to_string(options.steps),
+                                    "--warmup",
+                                    std::to_string(options.warmup),
+                                    "--prefetch",
+                                    std::to_string(options.prefetch),
+                                    "--clip",
+                                    clip.str(),
+                                    "--fraction",
+                                    fraction.str()};
+  if (!options.grad_dtype.empty()) flags.insert(flags.end(), {"--grad-dtype", options.grad_dtype});
+  if (options.init != "cpu") flags.insert(flags.end(), {"--init", options.init});
+  return flags;
+}
+
+Table parts_table() {
+  return Table({{"row", "", Table::kLeft},
+                {"offload", "offload", Table::kLeft},
+                {"part", "of a step", Table::kLeft},
+                {"us", "us"},
+                {"percent", "%"}});
+}
+
+void add_parts(Table& table, const std::string& row, const std::string& what, const Json& line) {
+  if (!line.contains("parts")) return;  // the profiler has failed, and said so
+  std::array<int64_t, kParts> ns{};
+  for (size_t i = 0; i < kParts; ++i) ns[i] = line["parts"][i].get<int64_t>();
+  const auto share = shares(ns);
+  for (size_t i = 0; i < kParts; ++i)
+    table.add({text(row), text(what), text(part_name(i)),
+               number(static_cast<double>(ns[i]) / 1e3, 0),
+               Cell{static_cast<double>(share[i]) / 100, percent(share[i])}});
+}
+
 void add_bench_offload(CLI::App& bench, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<OffloadBench>();
   CLI::App* command = bench.add_subcommand(
       "offload", "Memory, time and what a step spends it on, without and with offload to the host");
   add_device(*command, options->device);
@@ -268,16 +145,38 @@ void add_bench_offload(CLI::App& bench, Action& action) {
   command->add_option("--fraction", options->fraction, "Share of the model that is offloaded")
       ->check(CLI::Range(0.0, 1.0).description(""))
       ->capture_default_str();
+  command
+      ->add_option("--which", options->which,
+                   "Of off, optimizer (masters, gradients and states in host memory), everything")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"off", "optimizer", "everything"}))
+      ->capture_default_str();
+  command
+      ->add_option("--grad-dtype", options->grad_dtype,
+                   "Of gradients until the update: bf16 or fp32; fp32, or what a row asks for")
+      ->check(CLI::IsMember({"bf16", "fp32"}));
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
+  command->add_option("--init", options->init, "")->group("");      // of a rank
+  add_row_flags(*command, *options);
   add_shape_flags(*command, options->shape);
   command->footer(
       "Examples:\n  fsdp bench offload\n  fsdp bench offload --device cuda --threads 16 --dtype "
-      "bf16\n  fsdp bench offload --model mlp --width 1024 --clip 0 --json");
-  command->callback([options, &action] {
+      "bf16\n  fsdp bench offload --model mlp --width 1024 --clip 0 --json\n"
+      "  fsdp bench offload --device cuda --rows 953m,mlp --peer --write\n"
+      "The peer needs a python3 with torch 2.11 (FSDP_TEST_PYTHON names one); without it it is "
+      "left out.");
+  command->callback([options, command, &action] {
+    options->steps_given = command->count("--steps") > 0;
+    options->warmup_given = command->count("--warmup") > 0;
+    options->prefetch_given = command->count("--prefetch") > 0;
+    options->clip_given = command->count("--clip") > 0;
+    options->threads_given = command->count("--threads") > 0;
+    options->write = command->count("--write") > 0;
     if (options->backend.empty()) options->backend = options->device == "cuda" ? "nccl" : "shm";
     action = [options] {
-      return options->worker.empty() ? run_parent(*options) : run_worker(*options);
+      if (!options->worker.empty()) return run_offload_rank(*options);
+      return options->rows.empty() ? run_parent(*options) : run_offload_rows(*options);
     };
   });
 }

@@ -30,9 +30,59 @@ BenchRow qwen(const std::string& name, const std::string& title, Shape sizes, in
           .same_weights = false};
 }
 
+// The size at which activations matter: 8,192 tokens of a 3.6B model with a large vocabulary.
+BenchRow llama_3b(const std::string& activations, double goal_ms, double goal_gb) {
+  bool none = activations == "none";
+  return {.name = none ? "3.6b" : "3.6b-" + activations,
+          .title = "Llama 3.6B" + (none ? "" : ", " + activations),
+          .shape = {.layers = 28,
+                    .dim = 3072,
+                    .heads = 24,
+                    .kv_heads = 8,
+                    .ffn = 8192,
+                    .vocab = 128256,
+                    .seq = 4096,
+                    .batch = 2,
+                    .dtype = "bf16"},
+          .steps = 8,
+          .warmup = 4,
+          .modes = {"eager", "graph"},
+          .goal_ms = goal_ms,
+          .goal_gb = goal_gb,
+          .same_weights = false,
+          .in_all = goal_ms > 0,
+          .activations = activations};
+}
+
+Shape llama_953m() {
+  return {.layers = 16,
+          .dim = 2048,
+          .heads = 16,
+          .vocab = 32000,
+          .seq = 2048,
+          .batch = 4,
+          .dtype = "bf16"};
+}
+
+Shape mlp_20480() {
+  return {.model = "mlp", .width = 20480, .batch = 64, .dtype = "fp32"};
+}
+
+// Seconds on any machine: to see that a command works.
+Shape tiny() {
+  return {.layers = 2,
+          .dim = 128,
+          .heads = 4,
+          .kv_heads = 2,
+          .vocab = 256,
+          .seq = 64,
+          .batch = 2,
+          .dtype = "bf16"};
+}
+
 }  // namespace
 
-std::vector<BenchRow> all_rows() {
+std::vector<BenchRow> train_rows() {
   std::vector<BenchRow> rows;
   rows.push_back({.name = "182m",
                   .title = "Llama 182M",
@@ -46,18 +96,12 @@ std::vector<BenchRow> all_rows() {
                   .goal_ms = 6});
   rows.push_back({.name = "953m",
                   .title = "Llama 953M",
-                  .shape = {.layers = 16,
-                            .dim = 2048,
-                            .heads = 16,
-                            .vocab = 32000,
-                            .seq = 2048,
-                            .batch = 4,
-                            .dtype = "bf16"},
+                  .shape = llama_953m(),
                   .goal_ms = 85,
                   .goal_gb = 18.5});
   rows.push_back({.name = "mlp",
                   .title = "MLP 8 x 20480 fp32",
-                  .shape = {.model = "mlp", .width = 20480, .batch = 64, .dtype = "fp32"},
+                  .shape = mlp_20480(),
                   .steps = 10,
                   .goal_ms = 65});
   rows.push_back({.name = "117m",
@@ -79,43 +123,72 @@ std::vector<BenchRow> all_rows() {
                       {.layers = 28, .dim = 1536, .heads = 12, .ffn = 8960}, 16, 59e3));
   rows.push_back(qwen("qwen3b", "Qwen2.5 3B",
                       {.layers = 36, .dim = 2048, .heads = 16, .ffn = 11008}, 8, 31e3));
-  // Seconds on any machine: to see that the command works.
+  rows.push_back(llama_3b("none", 0, 0));
+  rows.push_back(llama_3b("selective", 345, 0));
+  rows.push_back(llama_3b("full", 400, 50));
+  rows.push_back(llama_3b("offload", 0, 0));
+  Shape smallest = tiny();
+  smallest.tied = smallest.qkv_bias = true;
+  smallest.accumulate = 2;
   rows.push_back({.name = "tiny",
                   .title = "Llama, tiny",
-                  .shape = {.layers = 2,
-                            .dim = 128,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .vocab = 256,
-                            .seq = 64,
-                            .batch = 2,
-                            .dtype = "bf16",
-                            .tied = true,
-                            .qkv_bias = true,
-                            .accumulate = 2},
+                  .shape = smallest,
                   .steps = 3,
                   .warmup = 3,
                   .in_all = false});
   return rows;
 }
 
-std::vector<BenchRow> rows_named(const std::string& names) {
+std::vector<BenchRow> offload_rows() {
+  const std::vector<std::string> modes = {"off", "optimizer", "everything"};
+  auto llama = [&](double clip, double goal_ms) {
+    return BenchRow{.name = "953m",
+                    .title = std::string("Llama 953M, ") + (clip > 0 ? "clip" : "no clip"),
+                    .shape = llama_953m(),
+                    .steps = 10,
+                    .warmup = 3,
+                    .modes = modes,
+                    .goal_ms = goal_ms,
+                    .clip = clip};
+  };
+  return {llama(1, 320),
+          llama(0, 250),
+          {.name = "mlp",
+           .title = "MLP 8 x 20480 fp32, clip",
+           .shape = mlp_20480(),
+           .steps = 6,
+           .warmup = 3,
+           .modes = modes,
+           .goal_ms = 1300,
+           .goal_gb = 6.5,
+           .same_weights = false,
+           .prefetch = 0},
+          {.name = "tiny",
+           .title = "Llama, tiny, clip",
+           .shape = tiny(),
+           .steps = 3,
+           .warmup = 2,
+           .modes = modes,
+           .in_all = false}};
+}
+
+std::vector<BenchRow> rows_named(const std::string& names, const std::vector<BenchRow>& rows) {
   std::vector<BenchRow> chosen;
-  std::string known;
-  for (const BenchRow& row : all_rows()) {
-    known += (known.empty() ? "" : ", ") + row.name;
+  std::string known, last;
+  for (const BenchRow& row : rows) {
+    if (row.name != last) known += (known.empty() ? "" : ", ") + row.name;
+    last = row.name;
     if (names == "all" && row.in_all) chosen.push_back(row);
   }
   if (names == "all") return chosen;
   std::istringstream parts(names);
   for (std::string name; std::getline(parts, name, ',');) {
     size_t before = chosen.size();
-    for (const BenchRow& row : all_rows())
+    for (const BenchRow& row : rows)
       if (row.name == name) chosen.push_back(row);
     if (chosen.size() == before)
-      throw Error(
-          "there is no row \"" + name + "\".",
-          "--rows takes cpu, all, or some of these with commas between them: " + known + ".");
+      throw Error("there is no row \"" + name + "\".",
+                  "--rows takes all, or some of these with commas between them: " + known + ".");
   }
   return chosen;
 }

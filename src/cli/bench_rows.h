@@ -1,4 +1,5 @@
-// The rows of `fsdp bench train --rows`: models that have a goal on a GPU, or a published figure.
+// The rows of `fsdp bench train --rows` and `fsdp bench offload --rows`: models that have a goal on
+// a GPU, or a published figure.
 #pragma once
 
 #include <string>
@@ -14,21 +15,27 @@ struct BenchRow {
   Shape shape;
   int ranks = 1;
   int steps = 20, warmup = 5;
-  std::vector<std::string> modes = {"eager", "graph", "plain"};
-  double goal_ms = 0;         // a step, at most; 0: none
-  double goal_gb = 0;         // of peak memory, MiB / 1000
+  std::vector<std::string> modes = {"eager", "graph", "plain"};  // for offload: what is offloaded
+  double goal_ms = 0;                                            // a step, at most; 0: none
+  double goal_gb = 0;                                            // of peak memory, MiB / 1000
   double goal_times = 0;      // a step, at most this times the peer's
   double published_rate = 0;  // tokens/s that others say they reach, on another machine
   std::string published_by = "";
   bool same_weights =
       true;            // the peer draws its weights on the CPU, as we do: slow for the largest
   bool in_all = true;  // `all` has it
+  std::string activations = "none";  // or selective, full, offload: as `fsdp train` has them
+
+  // --- of `bench offload` ---
+  double clip = 1;   // 0: gradients are not clipped
+  int prefetch = 1;  // units gathered ahead
 };
 
-std::vector<BenchRow> all_rows();
+std::vector<BenchRow> train_rows();
+std::vector<BenchRow> offload_rows();  // two may have one name: with and without clipping
 
-// "all", or names with commas between them. Error: a name that is none.
-std::vector<BenchRow> rows_named(const std::string& names);
+// Those of `rows` that "all" has, or names with commas between them. Error: a name that is none.
+std::vector<BenchRow> rows_named(const std::string& names, const std::vector<BenchRow>& rows);
 
 // A step, at most, given what the peer took (NaN: not known); 0: there is no goal.
 double goal_ms(const BenchRow& row, double peer_ms);

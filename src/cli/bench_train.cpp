@@ -15,6 +15,7 @@
 #include "base/table.h"
 #include "cli/bench.h"
 #include "cli/bench_flags.h"
+#include "cli/bench_measured.h"
 #include "cli/bench_train.h"
 #include "fsdp/error.h"
 #include "train/training.h"
@@ -62,10 +63,6 @@ std::vector<std::string> common_flags(const TrainBench& options) {
           "--clip",   std::to_string(options.clip)};
 }
 
-void append(std::vector<std::string>& to, const std::vector<std::string>& more) {
-  to.insert(to.end(), more.begin(), more.end());
-}
-
 Json measure_cpp(const TrainBench& options, const std::string& worker, const Row& row,
                  const std::string& what) {
   std::vector<std::string> program = {own_binary(),
@@ -79,6 +76,7 @@ Json measure_cpp(const TrainBench& options, const std::string& worker, const Row
                                       options.strategy};
   append(program, common_flags(options));
   append(program, flags_of(row.shape));
+  if (!options.activations.empty()) append(program, {"--activations", options.activations});
   if (!options.backend.empty()) append(program, {"--backend", options.backend});
   return run_ranks({options.ranks, options.threads, program, what}).front();
 }
@@ -90,6 +88,7 @@ Json measure_python(const TrainBench& options, const std::string& python, const 
       python, peer_script("peer_fsdp2.py"), "--mode", mode, "--reshard", keeps ? "0" : "1"};
   append(program, common_flags(options));
   append(program, peer_flags_of(row.shape));
+  append(program, peer_recomputes(options.activations));
   Ranks ranks = {options.ranks, options.threads, program, what};
   bool share = options.device == "cuda" && options.ranks > 1;
   return (share ? run_peers_on_gpu(ranks) : run_ranks(ranks)).front();
@@ -233,33 +232,17 @@ void add_row_flags(CLI::App& command, TrainBench& options) {
   command.add_flag("--peer", options.peer, "FSDP2 too, in its best variant")->group(group);
   command
       .add_option("--mode", options.modes,
-                  "Of ours: eager, graph (one CUDA graph a step), plain (no FSDP); what each row "
-                  "asks for")
+                  "Of ours: eager, graph (one CUDA graph a step), plain (no FSDP), tape (what "
+                  "recording for recomputation adds to a forward); what each row asks for")
       ->delimiter(',')
-      ->check(CLI::IsMember({"eager", "graph", "plain"}))
+      ->check(CLI::IsMember({"eager", "graph", "plain", "tape"}))
       ->group(group);
   command
       .add_option("--grad-dtype", options.grad_dtype,
                   "Of gradients until the update: bf16 or fp32; what each row asks for")
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->group(group);
-  command
-      .add_option("--write", options.page,
-                  "Write a page with commands, versions and raw lines; to bench/results/DEVICE.md "
-                  "if no file is named")
-      ->expected(0, 1)
-      ->type_name("[FILE]")
-      ->group(group);
-  command
-      .add_option("--keep", options.keep,
-                  "Add raw lines to this file, and do not measure what it has again")
-      ->type_name("FILE")
-      ->group(group);
-  command.add_option("--limit", options.limit, "Seconds after which a start is given up")
-      ->check(CLI::Range(1, 1 << 20).description(""))
-      ->type_name("N")
-      ->capture_default_str()
-      ->group(group);
+  add_page_flags(command, options.page, options.keep, options.limit);
 }
 
 }  // namespace
@@ -274,7 +257,8 @@ void add_bench_train(CLI::App& bench, Action& action) {
           "--rows", options->rows,
           "cpu: the Llama of 13.8M and the MLP of 8 x 2048 that have goals on the CPU (what "
           "runs when no flag of the model is given); all: those that have goals on a GPU; "
-          "or some of these: 182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b")
+          "or some of these: 182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b, 3.6b, "
+          "3.6b-selective, 3.6b-full, 3.6b-offload")
       ->type_name("NAMES");
   command
       ->add_option("--strategy", options->strategy,
@@ -289,10 +273,16 @@ void add_bench_train(CLI::App& bench, Action& action) {
   command->add_option("--clip", options->clip, "Largest norm of the gradients; 0: no clipping")
       ->check(CLI::Range(0.0, 1e30).description(""))
       ->capture_default_str();
+  command
+      ->add_option("--activations", options->activations,
+                   "What backward needs: none, selective, full, offload, as fsdp train has it; "
+                   "what each row asks for")
+      ->check(CLI::IsMember({"none", "selective", "full", "offload"}));
   command->add_option("--only", options->only, "Only ours, only none (no FSDP), or only the peer")
       ->check(CLI::IsMember({"ours", "none", "peer"}));
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
+  command->add_option("--init", options->init, "")->group("");      // of a rank
   add_row_flags(*command, *options);
   add_shape_flags(*command, options->shape);
   command->footer(
@@ -303,6 +293,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
       "    --seq 256 --batch 1 --vocab 8192 --dtype bf16\n"
       "  fsdp bench train --device cuda --rows all --peer --write\n"
       "  fsdp bench train --device cuda --rows 182m,953m --mode graph\n"
+      "  fsdp bench train --device cuda --rows 3.6b-selective,3.6b-full --peer\n"
       "The peers need a python3 with torch 2.11 (FSDP_TEST_PYTHON names one); without it they are "
       "left out.");
   command->callback([options, command, &action] {

@@ -1,6 +1,6 @@
 // The parts of `fsdp bench train`: its options, what a rank does (bench_train_rank.cpp), and the
 // named rows that are measured beside PyTorch's FSDP2 on a GPU (bench_rows.cpp says which,
-// bench_train_rows.cpp measures them, bench_train_page.cpp writes the page).
+// bench_train_rows.cpp and bench_measured.cpp measure them, bench_page.cpp writes the page).
 #pragma once
 
 #include <string>
@@ -21,14 +21,16 @@ struct TrainBench {
   double clip = 1.0;  // 0: none
   std::string only;   // ours, none, peer; empty: all
   bool json = false;
-  // ours, none: this process is a rank. Of a row: eager, graph, plain.
+  // ours, none: this process is a rank. Of a row: eager, graph, plain, tape.
   std::string worker;
+  std::string activations;   // none, selective, full, offload; empty: what the row asks for
+  std::string init = "cpu";  // or device: where weights are drawn
 
   // --- for named rows ---
   // Else each row has its own steps, and one round.
   bool steps_given = false, warmup_given = false, rounds_given = false;
   bool peer = false;
-  std::vector<std::string> modes;  // eager, graph, plain; empty: what the row asks for
+  std::vector<std::string> modes;  // eager, graph, plain, tape; empty: what the row asks for
   std::string grad_dtype;          // fp32 or bf16; empty: what the row asks for
   bool write = false;
   std::string page;  // where to write; empty: bench/results/DEVICE.md
@@ -40,5 +42,8 @@ constexpr double kLearningRate = 1e-4, kBeta1 = 0.9, kBeta2 = 0.95, kWeightDecay
 
 int run_rank(const TrainBench& options);
 int run_rows(const TrainBench& options);
+
+// What recording costs: a forward without and with every block recorded for recomputation.
+Json time_tape(const TrainBench& options, const World& world);
 
 }  // namespace fsdp::cli

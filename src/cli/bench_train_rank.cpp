@@ -111,12 +111,16 @@ class Autocast {
   bool on_;
 };
 
+Workload workload(const TrainBench& options, const World& world) {
+  return make_workload(options.shape, world, options.init == "device");
+}
+
 Sharded shard(const TrainBench& options, const Workload& work, const World& world,
               const MixedPrecision& precision) {
-  return fully_shard(work.module, {.wrap = work.wrap,
-                                   .strategy = train::parse_strategy(options.strategy),
-                                   .mixed_precision = precision,
-                                   .device = world.device()});
+  return shard_workload(
+      work, world,
+      {.strategy = train::parse_strategy(options.strategy), .mixed_precision = precision},
+      options.activations.empty() ? "none" : options.activations);
 }
 
 AdamWOptions adamw_options() {
@@ -226,14 +230,8 @@ Json time_whole_steps(const TrainBench& options, const WholeSteps& whole, const 
   return line;
 }
 
-// Of rows: where nothing is reduced or accumulated, gradients stay as the matrix products give
-// them; else they are summed and kept in float32, as FSDP2's are.
 MixedPrecision precision_of(const TrainBench& options, const World& world) {
-  if (options.shape.dtype == "fp32") return {};
-  bool alone = world.size() == 1 && options.shape.accumulate == 1 && !world.device().is_cpu();
-  bool bf16 = options.grad_dtype.empty() ? alone : options.grad_dtype == "bf16";
-  if (!bf16) return mixed_precision(options.shape);
-  return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16, .grad_dtype = at::kBFloat16};
+  return row_precision(options.shape, world, options.grad_dtype);
 }
 
 // One step more, for the books: what memory() says, what autograd keeps, and what the allocator saw
@@ -257,7 +255,7 @@ void add_memory(Json& line, const Sharded& sharded, const Workload& work, Optimi
 }
 
 Json train_eager(const TrainBench& options, const World& world) {
-  Workload work = make_workload(options.shape, world);
+  Workload work = workload(options, world);
   Sharded sharded = shard(options, work, world, precision_of(options, world));
   AdamW optimizer(sharded, adamw_options());
   auto parts = static_cast<double>(options.shape.accumulate);
@@ -279,7 +277,7 @@ Json train_eager(const TrainBench& options, const World& world) {
 }
 
 Json train_graphed(const TrainBench& options, const World& world) {
-  Workload work = make_workload(options.shape, world);
+  Workload work = workload(options, world);
   Sharded sharded = shard(options, work, world, precision_of(options, world));
   AdamW optimizer(sharded, adamw_options());
   int warmup = std::max(1, options.warmup - 2);  // one step captures, one replays, before the clock
@@ -328,6 +326,7 @@ int run_rank(const TrainBench& options) {
               : options.worker == "none"  ? line_of(train_without(options, world))
               : options.worker == "eager" ? train_eager(options, world)
               : options.worker == "graph" ? train_graphed(options, world)
+              : options.worker == "tape"  ? time_tape(options, world)
                                           : train_plain(options, world);
   if (world.rank() == 0) std::cout << line.dump() << std::endl;
   world.comm().barrier();

@@ -1,33 +1,19 @@
 // fsdp bench train --rows: models that have goals on a GPU, each as we train it (eager, and as one
 // CUDA graph a step), without FSDP, and by PyTorch's FSDP2 in its best variant, one after the other
 // on the same device.
-//
-// One start that fails or takes too long costs its own line of the table, not the table. --keep
-// holds what was measured in a file, so that a run that was cut short goes on where it ended.
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <iostream>
-#include <map>
-#include <regex>
 #include <sstream>
 
-#include "base/log.h"
 #include "base/subprocess.h"
-#include "base/table.h"
-#include "cli/bench_train_page.h"
-#include "fsdp/error.h"
+#include "cli/bench_measured.h"
+#include "cli/bench_train.h"
 #include "observe/throughput.h"
 #include "train/training.h"
 
 namespace fsdp::cli {
 namespace {
 
-using Kept = std::map<std::string, Json>;  // by key_of
-
-void append(std::vector<std::string>& to, const std::vector<std::string>& more) {
-  to.insert(to.end(), more.begin(), more.end());
-}
+constexpr double kTapeGoal = 15;  // percent of a forward that recording may add
 
 // --- who is measured ---
 
@@ -40,17 +26,8 @@ std::vector<std::string> common_flags(const TrainBench& options, const BenchRow&
           "--clip",   clip.str()};
 }
 
-// The words that a page shows: programs by their names.
-std::string shown(const std::vector<std::string>& program) {
-  std::string all;
-  for (const std::string& word : program) {
-    bool path = word.find('/') != std::string::npos;
-    std::string name = path ? std::filesystem::path(word).filename().string() : word;
-    if (all.empty() && name.starts_with("python")) name = "python3";
-    if (name.ends_with(".py")) name = "bench/peers/" + name;
-    all += (all.empty() ? "" : " ") + name;
-  }
-  return all;
+const std::string& activations_of(const TrainBench& options, const BenchRow& row) {
+  return options.activations.empty() ? row.activations : options.activations;
 }
 
 Measured ours(const TrainBench& options, const BenchRow& row, const std::string& mode) {
@@ -68,8 +45,12 @@ Measured ours(const TrainBench& options, const BenchRow& row, const std::string&
   append(program, common_flags(options, row));
   append(program, flags_of(row.shape));
   if (!options.grad_dtype.empty()) append(program, {"--grad-dtype", options.grad_dtype});
-  std::string title = mode == "plain" ? "no FSDP, C++ eager" : "fsdp.cpp, " + mode;
-  return {.who = mode, .title = title, .command = shown(program), .program = program};
+  const bool sharded = mode != "plain";
+  if (sharded && mode != "tape" && activations_of(options, row) != "none")
+    append(program, {"--activations", activations_of(options, row)});
+  const bool on_device = !row.same_weights || options.init == "device";
+  if (sharded && on_device) append(program, {"--init", "device"});
+  return measured(mode, sharded ? "fsdp.cpp, " + mode : "no FSDP, C++ eager", program);
 }
 
 Measured peer(const TrainBench& options, const BenchRow& row, const std::string& python,
@@ -81,7 +62,7 @@ Measured peer(const TrainBench& options, const BenchRow& row, const std::string&
   if (keeps) append(program, {"--reshard", "0"});
   if (row.same_weights) append(program, {"--init", "cpu"});
   append(program, variant);
-  return {.who = "peer", .title = title, .command = shown(program), .program = program};
+  return measured("peer", title, program);
 }
 
 std::vector<Measured> everybody(const TrainBench& options, const BenchRow& row,
@@ -93,78 +74,26 @@ std::vector<Measured> everybody(const TrainBench& options, const BenchRow& row,
     if (wanted && options.only != "peer") all.push_back(ours(options, row, mode));
   }
   if (!python) return all;
+  const std::vector<std::string> again = peer_recomputes(activations_of(options, row));
+  const std::string ac = again.empty() ? "" : " + ac";
   if (options.device == "cpu") {
-    all.push_back(peer(options, row, *python, "FSDP2", {}));
+    all.push_back(peer(options, row, *python, "FSDP2" + ac, again));
   } else if (row.shape.model == "mlp") {  // nobody knows before which is faster
     all.push_back(peer(options, row, *python, "FSDP2", {}));
     all.push_back(peer(options, row, *python, "FSDP2 + compile", {"--compile"}));
   } else {
-    all.push_back(
-        peer(options, row, *python, "FSDP2 + compile, cuDNN", {"--compile", "--attn", "cudnn"}));
+    std::vector<std::string> best = {"--compile", "--attn", "cudnn"};
+    append(best, again);
+    all.push_back(peer(options, row, *python, "FSDP2 + compile" + ac + ", cuDNN", best));
+    if (activations_of(options, row) == "selective") {  // as above: which is faster
+      best.back() = "--ac=selective";
+      all.push_back(peer(options, row, *python, "FSDP2 + compile + selective ac, cuDNN", best));
+    }
   }
   return all;
 }
 
-// --- measuring ---
-
-std::string key_of(const BenchRow& row, const Measured& one, int round) {
-  return std::to_string(row.ranks) + " ranks, round " + std::to_string(round) + ": " + one.command;
-}
-
-Kept read_kept(const std::string& path) {
-  Kept kept;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    Json entry = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (entry.is_object() && entry.contains("of") && entry.contains("line"))
-      kept[entry["of"].get<std::string>()] = entry["line"];
-  }
-  return kept;
-}
-
-void keep(const std::string& path, const std::string& key, const Json& line) {
-  if (path.empty()) return;
-  std::ofstream file(path, std::ios::app);
-  file << Json{{"of", key}, {"line", line}}.dump() << std::endl;
-  if (!file)
-    throw Error("cannot write to " + path + ".", "--keep names a file in a folder that exists.");
-}
-
-void measure(const TrainBench& options, const BenchRow& row, Measured& one, int round, Kept& kept) {
-  std::string key = key_of(row, one, round);
-  if (auto known = kept.find(key); known != kept.end()) {
-    one.rounds.push_back(known->second);
-    return;
-  }
-  Ranks ranks = {.count = row.ranks,
-                 .threads = options.threads,
-                 .program = one.program,
-                 .what = row.title + ", " + one.title,
-                 .limit_s = options.limit};
-  bool share = one.who == "peer" && options.device == "cuda" && row.ranks > 1;
-  try {
-    Json line = (share ? run_peers_on_gpu(ranks) : run_ranks(ranks)).front();
-    if (!line.contains("step_ms")) throw Error("it printed no step_ms.", "");
-    one.rounds.push_back(line);
-    keep(options.keep, key, line);
-    log::info(ranks.what + ": " + number(line["step_ms"].get<double>(), 2).text + " ms");
-  } catch (const Error& error) {
-    one.failure = error.what();
-    log::warn(ranks.what + ": " + one.failure);
-  }
-}
-
 // --- telling ---
-
-Cell maybe(double value, int digits) {
-  return std::isfinite(value) ? number(value, digits) : Cell{nullptr, "-"};
-}
-
-Cell against(double value, double goal, int digits) {
-  Cell cell = maybe(value, digits);
-  if (goal > 0 && std::isfinite(value)) cell.colour = value <= goal ? "32" : "31";
-  return cell;
-}
 
 Table empty_table() {
   return Table({{"row", "model", Table::kLeft},
@@ -191,6 +120,7 @@ void add_rows(Table& table, const RowResult& result) {
   double peer_ms = result.peer() ? result.peer()->ms() : std::nan("");
   double plain_ms = result.ms_of("plain");
   for (const Measured& one : result.all) {
+    if (one.who == "tape") continue;  // it has a table of its own
     std::string what = one.title;
     if (!one.failure.empty()) what += ": failed";
     if (one.who == "graph" && one.value("replayed") == 0) what += ": stayed eager";
@@ -221,27 +151,32 @@ void add_rows(Table& table, const RowResult& result) {
   }
 }
 
-// More than 1 % apart from the peer, at the beginning or at the end.
-void compare_losses(const RowResult& result, std::vector<std::string>& notes) {
-  const Measured* peer = result.peer();
-  if (!peer) return;
-  for (const Measured& one : result.all)
-    for (const char* field : {"loss0", "loss"}) {
-      double mine = one.value(field), theirs = peer->value(field);
-      bool apart = one.who != "peer" && !one.rounds.empty() &&
-                   !(std::abs(mine - theirs) <= 0.01 * std::abs(theirs));
-      if (!apart) continue;
-      notes.push_back(result.row.title + ", " + one.title + ": the " +
-                      (std::string(field) == "loss0" ? "first" : "last") + " loss is " +
-                      number(mine, 4).text + ", FSDP2's " + number(theirs, 4).text + ".");
-      log::warn(notes.back());
+// Of rows that were measured with --mode tape.
+Table tape_table(const std::vector<RowResult>& results) {
+  Table table({{"row", "forward of", Table::kLeft},
+               {"forward_ms", "ms"},
+               {"recorded_forward_ms", "recorded ms"},
+               {"more_percent", "more %"},
+               {"goal_percent", "goal %"},
+               {"forward_host_ms", "host ms"},
+               {"recorded_forward_host_ms", "recorded host ms"}});
+  for (const RowResult& result : results)
+    for (const Measured& one : result.all) {
+      if (one.who != "tape") continue;
+      table.add({text(result.row.title + (one.failure.empty() ? "" : ": failed")),
+                 maybe(one.value("forward_ms"), 2), maybe(one.value("recorded_forward_ms"), 2),
+                 against(one.value("more_percent"), kTapeGoal, 1), number(kTapeGoal, 0),
+                 maybe(one.value("forward_host_ms"), 2),
+                 maybe(one.value("recorded_forward_host_ms"), 2)});
     }
+  return table;
 }
 
 std::vector<std::string> explanations(const TrainBench& options,
                                       const std::vector<RowResult>& results) {
   std::vector<std::string> notes;
   bool accumulates = false, shared = false, bf16 = false, published = false;
+  bool recomputes = false, taped = false, plain = false;
   for (const RowResult& result : results) {
     notes.push_back(description(result.row.shape) + "; " + std::to_string(result.row.ranks) +
                     (result.row.ranks == 1 ? " rank." : " ranks."));
@@ -249,6 +184,11 @@ std::vector<std::string> explanations(const TrainBench& options,
     shared = shared || result.row.ranks > 1;
     bf16 = bf16 || result.row.shape.dtype == "bf16";
     published = published || result.row.published_rate > 0;
+    recomputes = recomputes || activations_of(options, result.row) != "none";
+    for (const Measured& one : result.all) {
+      taped = taped || one.who == "tape";
+      plain = plain || one.who == "plain";
+    }
   }
   notes.push_back(
       "step ms: rank 0's median, on the host's clock, each step waited for; a step is forward, "
@@ -270,70 +210,85 @@ std::vector<std::string> explanations(const TrainBench& options,
                     "nothing is reduced") +
         (accumulates ? " or accumulated" : "") + "; else reduced and kept in float32" +
         (shared ? " (2 ranks)" : "") + ". FSDP2's are bf16 and then cast to float32.");
-  notes.push_back(
-      "plain: the same model code without FSDP, parameters in the row's dtype with float32 "
-      "masters, "
-      "fused AdamW; eager is to be within 1.15 of it.");
+  if (recomputes)
+    notes.push_back(
+        "selective: the product of gate and up is computed again in backward; full: whole blocks; "
+        "offload: nothing, it waits in host memory. What is computed again is not in TFLOP/s. "
+        "FSDP2's ac is of whole blocks; its selective one keeps products and attention.");
+  if (taped)
+    notes.push_back(
+        "recorded: with a policy that computes every block again; the forward alone, in turns with "
+        "the one without.");
+  if (plain)
+    notes.push_back(
+        "plain: the same model code without FSDP, parameters in the row's dtype with float32 "
+        "masters, "
+        "fused AdamW; eager is to be within 1.15 of it.");
   if (published)
     notes.push_back(
         "published: tokens/s that llmq states for one H100, another machine than this.");
   return notes;
 }
 
-// A table is coloured for a terminal; a page is none.
-std::string without_colours(const std::string& text) {
-  static const std::regex colour("\033\\[[0-9;]*m");
-  return std::regex_replace(text, colour, "");
-}
-
-void write_page(const TrainBench& options, const std::vector<RowResult>& results,
-                const std::string& table, const std::vector<std::string>& notes) {
-  std::string path = options.page.empty() ? page_path(results) : options.page;
-  std::ofstream file(path);
-  file << page_of(options, results, table, notes) << std::flush;
-  if (!file)
-    throw Error("cannot write to " + path + ".",
-                "call it from the root of the checkout, or name a file: --write FILE.");
-  log::info("wrote " + path);
+// Goal, what was reached, and the peer: for those who read one table only.
+std::string summary(const std::vector<RowResult>& results) {
+  std::ostringstream out;
+  out << "| row | goal | reached (graph) | eager | FSDP2 in the same run | peak GB, FSDP2's |\n"
+         "|---|---|---|---|---|---|\n";
+  auto ms = [](double value) {
+    return std::isnan(value) ? std::string("-") : number(value, value < 100 ? 2 : 1).text + " ms";
+  };
+  auto gb = [](double mib) {
+    return std::isnan(mib) ? std::string("-") : number(mib / 1000, 2).text;
+  };
+  for (const RowResult& result : results) {
+    const BenchRow& row = result.row;
+    const Measured* peer = result.peer();
+    double peer_ms = peer ? peer->ms() : std::nan("");
+    std::string goal = row.goal_ms > 0 ? "<= " + number(row.goal_ms, 0).text + " ms" : "-";
+    if (row.goal_times > 0) goal = "<= " + number(row.goal_times, 1).text + " x FSDP2";
+    if (row.goal_gb > 0) goal += ", " + number(row.goal_gb, 1).text + " GB";
+    double peak = std::nan("");
+    for (const Measured& one : result.all)
+      if (one.who == "graph") peak = one.value("peak_alloc_mb");
+    out << "| " << row.title << " | " << goal << " | " << ms(result.ms_of("graph")) << " | "
+        << ms(result.ms_of("eager")) << " | " << ms(peer_ms) << " | " << gb(peak) << ", "
+        << gb(peer ? peer->value("peak_alloc_mb") : std::nan("")) << " |\n";
+  }
+  return out.str();
 }
 
 }  // namespace
 
 int run_rows(const TrainBench& options) {
   train::parse_strategy(options.strategy);  // complain before anything starts
-  std::vector<BenchRow> rows = rows_named(options.rows);
   auto python =
       options.peer || options.only == "peer" ? python_with_torch("FSDP2 is") : std::nullopt;
-  Kept kept = options.keep.empty() ? Kept{} : read_kept(options.keep);
   std::vector<RowResult> results;
-  bool failed = false;
-  for (const BenchRow& row : rows) {
-    RowResult& result = results.emplace_back(RowResult{row, everybody(options, row, python)});
-    for (int round = 1; round <= (options.rounds_given ? options.rounds : 1); ++round)
-      for (Measured& one : result.all)
-        if (one.failure.empty()) measure(options, row, one, round, kept);
-    for (const Measured& one : result.all)
-      failed = failed || (one.who != "peer" && !one.failure.empty());
+  bool taped = false, stepped = false;
+  for (const BenchRow& row : rows_named(options.rows, train_rows())) {
+    results.push_back({row, everybody(options, row, python)});
+    for (const Measured& one : results.back().all) (one.who == "tape" ? taped : stepped) = true;
   }
+  Starts start = starts(options.device, options.threads, options.limit, options.keep);
+  const bool well = measure(start, results, options.rounds_given ? options.rounds : 1);
 
-  Table table = empty_table();
-  std::vector<std::string> apart;
+  Table steps = empty_table(), tapes = tape_table(results);
+  Told told = {.device = options.device,
+               .heading = "Training",
+               .page = options.page,
+               .notes = explanations(options, results),
+               .summary = summary(results),
+               .json = options.json,
+               .write = options.write};
   for (const RowResult& result : results) {
-    add_rows(table, result);
-    compare_losses(result, apart);
+    add_rows(steps, result);
+    compare_losses(result, told.notes);
   }
-  table.print(std::cout, options.json);
-  std::vector<std::string> notes = explanations(options, results);
-  notes.insert(notes.end(), apart.begin(), apart.end());
-  if (!options.json)
-    for (const std::string& note : notes)
-      std::cout << (&note == &notes[0] ? "\n" : "") << note << "\n";
-  if (options.write) {
-    std::ostringstream plain;
-    table.print(plain, /*json=*/false);
-    write_page(options, results, without_colours(plain.str()), notes);
-  }
-  return failed ? 1 : 0;
+  if (stepped) told.tables.push_back(&steps);
+  if (taped) told.tables.push_back(&tapes);
+  tell(told, results);
+  return well ? 0 : 1;
 }
 
 }  // namespace fsdp::cli

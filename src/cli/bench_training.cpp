@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <torch/nn/init.h>
 #include <torch/utils.h>
 
 #include <CLI/CLI.hpp>
@@ -10,9 +11,12 @@
 #include <chrono>
 
 #include "base/table.h"
+#include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/models.h"
+#include "shard/deferred_trial.h"
 #include "train/device.h"
+#include "train/training.h"
 
 namespace fsdp::cli {
 namespace {
@@ -35,8 +39,29 @@ std::string millions(int64_t number) {
   return fsdp::number(value, value < 100 ? 1 : 0).text + "M";
 }
 
-Workload llama_workload(const Shape& shape, const at::Generator& random, at::Device device) {
-  models::Llama model(llama_config(shape));
+// `unfilled`: shapes, and neither memory nor random numbers.
+template <typename Build>
+auto built(bool unfilled, const Build& build) {
+  if (!unfilled) return build();
+  shard::deferred::ShapesOnly shapes_only;
+  return deferred_init(build);
+}
+
+// As the Llama's constructor does it.
+void draw_llama(torch::nn::Module& one) {
+  for (auto& parameter : one.named_parameters(/*recurse=*/false)) {
+    if (parameter.value().dim() > 1)
+      torch::nn::init::normal_(parameter.value(), 0.0, models::LlamaConfig().init_std);
+    else if (parameter.key() == "bias")
+      torch::nn::init::zeros_(parameter.value());
+    else
+      torch::nn::init::ones_(parameter.value());
+  }
+}
+
+Workload llama_workload(const Shape& shape, const at::Generator& random, at::Device device,
+                        bool unfilled) {
+  models::Llama model = built(unfilled, [&] { return models::Llama(llama_config(shape)); });
   at::Tensor data =
       at::randint(0, shape.vocab, {shape.batch, shape.seq + 1}, random, at::kLong).to(device);
   at::Tensor ids = data.slice(1, 0, shape.seq).contiguous(),
@@ -46,13 +71,18 @@ Workload llama_workload(const Shape& shape, const at::Generator& random, at::Dev
   };
   return {.module = model.ptr(),
           .wrap = wrap::modules<models::LlamaBlock>(),
+          .feed_forwards = wrap::modules<models::SwiGLU>(),
           .loss = [model, ids, targets]() mutable { return model->forward(ids, targets); },
           .inputs = {ids, targets},
-          .loss_of = loss};
+          .loss_of = loss,
+          .unfilled = unfilled,
+          .draw = draw_llama};
 }
 
-Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Device device) {
-  models::MLP model(models::MLPConfig{.width = shape.width});
+Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Device device,
+                      bool unfilled) {
+  models::MLP model =
+      built(unfilled, [&] { return models::MLP(models::MLPConfig{.width = shape.width}); });
   at::Tensor x = at::randn({shape.batch, shape.width}, random, at::kFloat).to(device);
   at::Tensor targets = at::randn({shape.batch, shape.width}, random, at::kFloat).to(device);
   auto loss = [model](const std::vector<at::Tensor>& inputs) mutable {
@@ -60,9 +90,12 @@ Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Devic
   };
   return {.module = model.ptr(),
           .wrap = wrap::modules<torch::nn::Linear>(),
+          .feed_forwards = {},
           .loss = [model, x, targets]() mutable { return model->forward(x, targets); },
           .inputs = {x, targets},
-          .loss_of = loss};
+          .loss_of = loss,
+          .unfilled = unfilled,
+          .draw = {}};  // reset_parameters
 }
 
 }  // namespace
@@ -129,6 +162,11 @@ std::vector<std::string> peer_flags_of(const Shape& shape) {
   return flags;
 }
 
+std::vector<std::string> peer_recomputes(const std::string& activations) {
+  if (activations.empty() || activations == "none") return {};
+  return {"--ac"};
+}
+
 int64_t parameter_count(const Shape& shape) {
   return shape.model == "mlp" ? models::parameter_count(models::MLPConfig{.width = shape.width})
                               : models::parameter_count(llama_config(shape));
@@ -170,16 +208,40 @@ std::string description(const Shape& shape) {
          ", " + text(shape.seq) + " tokens" + end;
 }
 
-Workload make_workload(const Shape& shape, const World& world) {
+Workload make_workload(const Shape& shape, const World& world, bool unfilled) {
   torch::manual_seed(0);
   at::Generator random = at::detail::createCPUGenerator(1234 + world.rank());
-  return shape.model == "mlp" ? mlp_workload(shape, random, world.device())
-                              : llama_workload(shape, random, world.device());
+  return shape.model == "mlp" ? mlp_workload(shape, random, world.device(), unfilled)
+                              : llama_workload(shape, random, world.device(), unfilled);
+}
+
+Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,
+                       const std::string& activations) {
+  how.wrap = work.wrap;
+  how.device = world.device();
+  how.initialize = !work.unfilled;
+  Sharded sharded = fully_shard(work.module, how);
+  if (work.unfilled) sharded.materialize(world.device(), work.draw);
+  train::Trainee trainee;
+  trainee.blocks = work.wrap;
+  trainee.feed_forwards = work.feed_forwards;
+  if (auto policy = train::activation_policy({.mode = activations}, trainee))
+    apply_activation_checkpointing(sharded, *policy);
+  return sharded;
 }
 
 MixedPrecision mixed_precision(const Shape& shape) {
   if (shape.dtype == "fp32") return {};
   return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+}
+
+MixedPrecision row_precision(const Shape& shape, const World& world,
+                             const std::string& grad_dtype) {
+  if (shape.dtype == "fp32") return {};
+  bool alone = world.size() == 1 && shape.accumulate == 1 && !world.device().is_cpu();
+  bool bf16 = grad_dtype.empty() ? alone : grad_dtype == "bf16";
+  if (!bf16) return mixed_precision(shape);
+  return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16, .grad_dtype = at::kBFloat16};
 }
 
 Timing time_steps(const Step& step, int warmup, int steps, const World& world) {

@@ -34,7 +34,8 @@ struct Shape {
 void add_shape_flags(CLI::App& command, Shape& shape);
 std::vector<std::string> flags_of(const Shape& shape);
 std::vector<std::string> peer_flags_of(const Shape& shape);
-std::string title(const Shape& shape);        // "Llama 13.8M"
+std::vector<std::string> peer_recomputes(const std::string& activations);  // its flags for that
+std::string title(const Shape& shape);                                     // "Llama 13.8M"
 std::string description(const Shape& shape);  // "Llama 13.8M: 6 layers, dim 384, …"
 int64_t parameter_count(const Shape& shape);
 int64_t tokens_of(const Shape& shape);  // of a rank and step; rows of an mlp
@@ -45,14 +46,29 @@ double flops_of(const Shape& shape);
 struct Workload {
   std::shared_ptr<torch::nn::Module> module;  // on the CPU, in float32
   WrapPolicy wrap;                            // blocks of the Llama, linears of the MLP
+  WrapPolicy feed_forwards;                   // of those blocks; the MLP has none
   std::function<at::Tensor()> loss;           // forward on this rank's batch, on `world`'s device
   std::vector<at::Tensor> inputs;             // that batch
   std::function<at::Tensor(const std::vector<at::Tensor>& inputs)> loss_of;  // forward on another
+  bool unfilled = false;                             // parameters have no values yet …
+  std::function<void(torch::nn::Module& one)> draw;  // … and this draws a module's own
 };
 
-Workload make_workload(const Shape& shape, const World& world);
+// Weights are drawn on the CPU, as the peer draws them with --init cpu; that is half a minute for
+// the largest. `unfilled`: shard_workload draws them on the device.
+Workload make_workload(const Shape& shape, const World& world, bool unfilled = false);
+
+// fully_shard with the workload's units, and with `activations` as `fsdp train` treats them: none,
+// selective, full or offload.
+Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,
+                       const std::string& activations = "none");
 
 MixedPrecision mixed_precision(const Shape& shape);  // gradients are reduced and kept in float32
+
+// Of named rows: where nothing is reduced or accumulated on a GPU, gradients stay as the matrix
+// products give them; else they are summed and kept in float32, as FSDP2's are. `grad_dtype`
+// (fp32 or bf16) decides instead if it is not empty.
+MixedPrecision row_precision(const Shape& shape, const World& world, const std::string& grad_dtype);
 
 struct Step {
   std::function<at::Tensor()> forward;  // returns the loss

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -35,7 +36,7 @@ TEST(BenchRows, ANameThatIsNoneIsRefusedWithThoseThereAre) {
   Rows rows = bench_rows({"--rows", "182m,nothing"});
   EXPECT_EQ(rows.code, 1);
   EXPECT_TRUE(has(rows.err, "there is no row \"nothing\"."));
-  EXPECT_TRUE(has(rows.err, "182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b"));
+  EXPECT_TRUE(has(rows.err, "182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b, 3.6b, "));
 }
 
 TEST(BenchRows, EveryWayOfTrainingLosesTheSameAndIsKept) {
@@ -63,6 +64,42 @@ TEST(BenchRows, EveryWayOfTrainingLosesTheSameAndIsKept) {
   Rows again = bench_rows(arguments);
   EXPECT_EQ(again.lines, rows.lines) << "what is kept is not measured again";
   EXPECT_EQ(folder.read("kept.jsonl"), before);
+}
+
+TEST(BenchRows, RecomputationChangesNoLoss) {
+  std::vector<json> lines;
+  for (const char* mode : {"none", "selective", "full", "offload"}) {
+    Rows rows = bench_rows({"--rows", "tiny", "--mode", "eager", "--steps", "1", "--warmup", "1",
+                            "--activations", mode});
+    ASSERT_EQ(rows.code, 0) << rows.err;
+    ASSERT_EQ(rows.lines.size(), 1U);
+    lines.push_back(rows.lines.front());
+    EXPECT_EQ(lines.back()["first_loss"], lines.front()["first_loss"]) << mode;
+    EXPECT_EQ(lines.back()["last_loss"], lines.front()["last_loss"]) << mode;
+  }
+}
+
+TEST(BenchRows, WeightsThatAreDrawnOnTheDeviceAreAsLikelyAsTheOthers) {
+  Rows rows = bench_rows(
+      {"--rows", "tiny", "--mode", "eager", "--steps", "1", "--warmup", "1", "--init", "device"});
+  ASSERT_EQ(rows.code, 0) << rows.err;
+  // Weights this small say nothing: any of 256 tokens may come next.
+  EXPECT_NEAR(rows.lines.front()["first_loss"].get<double>(), std::log(256), 0.1);
+  EXPECT_LT(rows.lines.front()["last_loss"], rows.lines.front()["first_loss"]);
+}
+
+TEST(BenchRows, RecordingIsTimedBesideTheSameForward) {
+  launch::Folder folder;
+  Rows rows = bench_rows({"--rows", "tiny", "--mode", "tape", "--steps", "4", "--warmup", "1",
+                          "--keep", folder / "kept.jsonl"});
+  ASSERT_EQ(rows.code, 0) << rows.err;
+  ASSERT_EQ(rows.lines.size(), 1U);  // it has a table of its own
+  const json& line = rows.lines.front();
+  const double without = line["forward_ms"], with = line["recorded_forward_ms"];
+  EXPECT_GT(without, 0);
+  EXPECT_NEAR(line["more_percent"].get<double>(), (with / without - 1) * 100, 0.1);
+  const json raw = json::parse(folder.read("kept.jsonl"))["line"];
+  EXPECT_EQ(raw["recorded_loss"], raw["loss"]);
 }
 
 TEST(BenchRows, AStartThatFailsCostsItsOwnLine) {

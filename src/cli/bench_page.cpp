@@ -1,13 +1,11 @@
-#include "cli/bench_train_page.h"
+#include "cli/bench_page.h"
 
-#include <algorithm>
+#include <cctype>
 #include <chrono>
-#include <cmath>
 #include <ctime>
 #include <fstream>
 #include <sstream>
 
-#include "base/table.h"
 #include "cli/probes.h"
 #include "fsdp/version.h"
 
@@ -63,60 +61,9 @@ std::string software(const std::vector<RowResult>& results) {
   return text;
 }
 
-// Goal, what was reached, and the peer: for those who read one table only.
-void add_summary(std::ostream& out, const std::vector<RowResult>& results) {
-  out << "| row | goal | reached (graph) | eager | FSDP2 in the same run | peak GB, FSDP2's |\n"
-         "|---|---|---|---|---|---|\n";
-  auto ms = [](double value) {
-    return std::isnan(value) ? std::string("-") : number(value, value < 100 ? 2 : 1).text + " ms";
-  };
-  auto gb = [](double mib) {
-    return std::isnan(mib) ? std::string("-") : number(mib / 1000, 2).text;
-  };
-  for (const RowResult& result : results) {
-    const BenchRow& row = result.row;
-    const Measured* peer = result.peer();
-    double peer_ms = peer ? peer->ms() : std::nan("");
-    std::string goal = row.goal_ms > 0 ? "<= " + number(row.goal_ms, 0).text + " ms" : "-";
-    if (row.goal_times > 0) goal = "<= " + number(row.goal_times, 1).text + " x FSDP2";
-    if (row.goal_gb > 0) goal += ", " + number(row.goal_gb, 1).text + " GB";
-    double peak = std::nan("");
-    for (const Measured& one : result.all)
-      if (one.who == "graph") peak = one.value("peak_alloc_mb");
-    out << "| " << row.title << " | " << goal << " | " << ms(result.ms_of("graph")) << " | "
-        << ms(result.ms_of("eager")) << " | " << ms(peer_ms) << " | " << gb(peak) << ", "
-        << gb(peer ? peer->value("peak_alloc_mb") : std::nan("")) << " |\n";
-  }
-}
-
 }  // namespace
 
-double Measured::value(const char* field) const {
-  std::vector<const Json*> order;
-  for (const Json& line : rounds) order.push_back(&line);
-  if (order.empty()) return std::nan("");
-  std::sort(order.begin(), order.end(), [](const Json* a, const Json* b) {
-    return (*a)["step_ms"].get<double>() < (*b)["step_ms"].get<double>();
-  });
-  const Json& middle = *order[order.size() / 2];
-  return middle.contains(field) && middle[field].is_number() ? middle[field].get<double>()
-                                                             : std::nan("");
-}
-
-const Measured* RowResult::peer() const {
-  const Measured* best = nullptr;
-  for (const Measured& one : all)
-    if (one.who == "peer" && !one.rounds.empty() && (!best || one.ms() < best->ms())) best = &one;
-  return best;
-}
-
-double RowResult::ms_of(const std::string& who) const {
-  for (const Measured& one : all)
-    if (one.who == who) return one.ms();
-  return std::nan("");
-}
-
-std::string page_path(const std::vector<RowResult>& results) {
+std::string page_path(const std::vector<RowResult>& results, const std::string& suffix) {
   std::string name = said(results, "", "gpu");
   if (name.empty()) name = "cpu";
   if (name.starts_with("NVIDIA ")) name.erase(0, 7);
@@ -124,21 +71,21 @@ std::string page_path(const std::vector<RowResult>& results) {
     letter = std::isalnum(static_cast<unsigned char>(letter))
                  ? static_cast<char>(std::tolower(static_cast<unsigned char>(letter)))
                  : '-';
-  return "bench/results/" + name + ".md";
+  return "bench/results/" + name + suffix + ".md";
 }
 
-std::string page_of(const TrainBench& options, const std::vector<RowResult>& results,
-                    const std::string& table, const std::vector<std::string>& notes) {
+std::string page_of(const Page& page, const std::vector<RowResult>& results) {
   std::string gpu = said(results, "", "gpu");
   std::ostringstream out;
-  out << "# Training on " << (gpu.empty() ? "the CPU" : "an " + gpu) << ", beside FSDP2\n\n"
+  out << "# " << page.heading << " on " << (gpu.empty() ? "the CPU" : "an " + gpu)
+      << ", beside FSDP2\n\n"
       << "| | |\n|---|---|\n"
-      << "| machine | " << (options.device == "cuda" ? probe_gpus().found + "; " : "")
+      << "| machine | " << (page.device == "cuda" ? probe_gpus().found + "; " : "")
       << probe_cores().found << " |\n| software | " << software(results) << " |\n| date | "
       << today() << " |\n| command | `" << own_command() << "` |\n\n";
-  add_summary(out, results);
-  out << "\n```\n" << table << "```\n\n";
-  for (const std::string& note : notes) out << "- " << note << "\n";
+  if (!page.summary.empty()) out << page.summary << "\n";
+  out << "```\n" << page.tables << "```\n\n";
+  for (const std::string& note : page.notes) out << "- " << note << "\n";
   out << "\nWhat each ran, and its raw lines (with --ranks processes of it):\n\n```\n";
   for (const RowResult& result : results)
     for (const Measured& one : result.all) {
