@@ -23,6 +23,14 @@ inline void add_device(CLI::App& command, std::string& device) {
       ->capture_default_str();
 }
 
+inline void add_init(CLI::App& command, std::string& init) {
+  command
+      .add_option("--init", init,
+                  "Where weights are drawn: cpu (as the peer with --init cpu), or device, which is "
+                  "faster; cpu, or what a row asks for")
+      ->check(CLI::IsMember({"cpu", "device"}));
+}
+
 // Of commands with named rows.
 inline void add_page_flags(CLI::App& command, std::string& page, std::string& keep, int& limit) {
   const char* group = "Named rows";

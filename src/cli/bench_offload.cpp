@@ -104,12 +104,12 @@ std::vector<std::string> worker_flags(const OffloadBench& options, const std::st
                                     "--fraction",
                                     fraction.str()};
   if (!options.grad_dtype.empty()) flags.insert(flags.end(), {"--grad-dtype", options.grad_dtype});
-  if (options.init != "cpu") flags.insert(flags.end(), {"--init", options.init});
+  if (!options.init.empty()) flags.insert(flags.end(), {"--init", options.init});
   return flags;
 }
 
-Table parts_table() {
-  return Table({{"row", "", Table::kLeft},
+Table parts_table(const std::string& of) {
+  return Table({{"row", of, Table::kLeft},
                 {"offload", "offload", Table::kLeft},
                 {"part", "of a step", Table::kLeft},
                 {"us", "us"},
@@ -157,7 +157,7 @@ void add_bench_offload(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"bf16", "fp32"}));
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
-  command->add_option("--init", options->init, "")->group("");      // of a rank
+  add_init(*command, options->init);
   add_row_flags(*command, *options);
   add_shape_flags(*command, options->shape);
   command->footer(

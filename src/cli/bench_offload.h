@@ -19,9 +19,9 @@ struct OffloadBench {
   double clip = 1.0, fraction = 1.0;
   std::vector<std::string> which = {"off", "optimizer", "everything"};
   bool json = false;
-  std::string worker;        // one of `which`: this process is a rank
-  std::string grad_dtype;    // fp32 or bf16; empty: fp32, or what the row asks for
-  std::string init = "cpu";  // or device: where weights are drawn
+  std::string worker;      // one of `which`: this process is a rank
+  std::string grad_dtype;  // fp32 or bf16; empty: fp32, or what the row asks for
+  std::string init;        // cpu or device: where weights are drawn; empty: cpu, or the row's
 
   // --- for named rows ---
   std::string rows;
@@ -43,7 +43,8 @@ int run_offload_rank(const OffloadBench& options);
 int run_offload_rows(const OffloadBench& options);
 
 // Where the time of a step goes, a line for each part: from the "parts" that a rank has printed.
-Table parts_table();
+// `of`: how people read the column of rows; empty: there is one row, and they do not.
+Table parts_table(const std::string& of = "");
 void add_parts(Table& table, const std::string& row, const std::string& what, const Json& line);
 
 }  // namespace fsdp::cli

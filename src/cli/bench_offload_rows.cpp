@@ -20,7 +20,7 @@ OffloadBench settled(const OffloadBench& options, const BenchRow& row) {
   if (!options.warmup_given) chosen.warmup = row.warmup;
   if (!options.prefetch_given) chosen.prefetch = row.prefetch;
   if (!options.clip_given) chosen.clip = row.clip;
-  if (!row.same_weights) chosen.init = "device";
+  if (options.init.empty()) chosen.init = row.same_weights ? "cpu" : "device";
   // What leaves for the CPU is as short as what is computed, where nothing is reduced.
   bool alone = options.ranks == 1 && options.device != "cpu";
   if (options.grad_dtype.empty() && row.shape.dtype == "bf16")
@@ -47,7 +47,7 @@ Measured peer(const OffloadBench& chosen, const BenchRow& row, const std::string
                                       "--clip",   clip.str(),
                                       "--offload"};
   append(program, peer_flags_of(row.shape));
-  if (row.same_weights) append(program, {"--init", "cpu"});
+  append(program, {"--init", chosen.init});
   bool compiles = chosen.device == "cuda" && row.shape.model == "llama";
   if (compiles) append(program, {"--compile", "--attn", "cudnn"});
   return measured(
@@ -172,7 +172,7 @@ int run_offload_rows(const OffloadBench& given) {
   Starts start = starts(options.device, options.threads, options.limit, options.keep);
   const bool well = measure(start, results, /*rounds=*/1);
 
-  Table steps = steps_table(), parts = parts_table();
+  Table steps = steps_table(), parts = parts_table("model");
   Told told = {.device = options.device,
                .heading = "Offload to host memory",
                .page = options.page,

@@ -21,9 +21,10 @@ struct BenchRow {
   double goal_times = 0;      // a step, at most this times the peer's
   double published_rate = 0;  // tokens/s that others say they reach, on another machine
   std::string published_by = "";
-  bool same_weights =
-      true;            // the peer draws its weights on the CPU, as we do: slow for the largest
-  bool in_all = true;  // `all` has it
+  // Both draw their weights on the CPU, and so the same; else on the device, which takes seconds
+  // where the CPU takes minutes.
+  bool same_weights = true;
+  bool in_all = true;                // `all` has it
   std::string activations = "none";  // or selective, full, offload: as `fsdp train` has them
 
   // --- of `bench offload` ---

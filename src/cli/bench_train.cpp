@@ -282,7 +282,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"ours", "none", "peer"}));
   command->add_flag("--json", options->json, "One JSON object a line");
   command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
-  command->add_option("--init", options->init, "")->group("");      // of a rank
+  add_init(*command, options->init);
   add_row_flags(*command, *options);
   add_shape_flags(*command, options->shape);
   command->footer(

@@ -26,6 +26,11 @@ std::vector<std::string> common_flags(const TrainBench& options, const BenchRow&
           "--clip",   clip.str()};
 }
 
+std::string init_of(const TrainBench& options, const BenchRow& row) {
+  if (!options.init.empty()) return options.init;
+  return row.same_weights ? "cpu" : "device";
+}
+
 const std::string& activations_of(const TrainBench& options, const BenchRow& row) {
   return options.activations.empty() ? row.activations : options.activations;
 }
@@ -48,8 +53,7 @@ Measured ours(const TrainBench& options, const BenchRow& row, const std::string&
   const bool sharded = mode != "plain";
   if (sharded && mode != "tape" && activations_of(options, row) != "none")
     append(program, {"--activations", activations_of(options, row)});
-  const bool on_device = !row.same_weights || options.init == "device";
-  if (sharded && on_device) append(program, {"--init", "device"});
+  if (sharded && init_of(options, row) == "device") append(program, {"--init", "device"});
   return measured(mode, sharded ? "fsdp.cpp, " + mode : "no FSDP, C++ eager", program);
 }
 
@@ -60,7 +64,7 @@ Measured peer(const TrainBench& options, const BenchRow& row, const std::string&
   append(program, common_flags(options, row));
   append(program, peer_flags_of(row.shape));
   if (keeps) append(program, {"--reshard", "0"});
-  if (row.same_weights) append(program, {"--init", "cpu"});
+  if (init_of(options, row) == "cpu") append(program, {"--init", "cpu"});
   append(program, variant);
   return measured("peer", title, program);
 }
@@ -176,7 +180,7 @@ std::vector<std::string> explanations(const TrainBench& options,
                                       const std::vector<RowResult>& results) {
   std::vector<std::string> notes;
   bool accumulates = false, shared = false, bf16 = false, published = false;
-  bool recomputes = false, taped = false, plain = false;
+  bool recomputes = false, taped = false, plain = false, stepped = false;
   for (const RowResult& result : results) {
     notes.push_back(description(result.row.shape) + "; " + std::to_string(result.row.ranks) +
                     (result.row.ranks == 1 ? " rank." : " ranks."));
@@ -186,10 +190,15 @@ std::vector<std::string> explanations(const TrainBench& options,
     published = published || result.row.published_rate > 0;
     recomputes = recomputes || activations_of(options, result.row) != "none";
     for (const Measured& one : result.all) {
-      taped = taped || one.who == "tape";
+      (one.who == "tape" ? taped : stepped) = true;
       plain = plain || one.who == "plain";
     }
   }
+  if (taped)
+    notes.push_back(
+        "recorded: with a policy that computes every block again; the forward alone, in turns with "
+        "the one without.");
+  if (!stepped) return notes;
   notes.push_back(
       "step ms: rank 0's median, on the host's clock, each step waited for; a step is forward, "
       "backward, clip" +
@@ -215,10 +224,6 @@ std::vector<std::string> explanations(const TrainBench& options,
         "selective: the product of gate and up is computed again in backward; full: whole blocks; "
         "offload: nothing, it waits in host memory. What is computed again is not in TFLOP/s. "
         "FSDP2's ac is of whole blocks; its selective one keeps products and attention.");
-  if (taped)
-    notes.push_back(
-        "recorded: with a policy that computes every block again; the forward alone, in turns with "
-        "the one without.");
   if (plain)
     notes.push_back(
         "plain: the same model code without FSDP, parameters in the row's dtype with float32 "
