@@ -238,17 +238,16 @@ MixedPrecision precision_of(const TrainBench& options, const World& world) {
 // by the end of forward, when that is all there is.
 void add_memory(Json& line, const Sharded& sharded, const Workload& work, Optimizer& optimizer,
                 at::Device device) {
-  if (device.is_cpu()) return;
   auto mb = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   sharded.count_activations(true);
   reset_peak(device);
   at::Tensor loss = work.loss();
   MemoryReport forward = sharded.memory();
-  line["forward_peak_mb"] = train::peak_memory_mb(device);
+  if (!device.is_cpu()) line["forward_peak_mb"] = train::peak_memory_mb(device);
   line["forward_memory_mb"] = mb(forward.total());
   line["activations_mb"] = mb(forward.activations);
   loss.backward();
-  line["backward_peak_mb"] = train::peak_memory_mb(device);
+  if (!device.is_cpu()) line["backward_peak_mb"] = train::peak_memory_mb(device);
   line["backward_memory_mb"] = mb(sharded.memory().total());
   sharded.count_activations(false);
   optimizer.zero_grad();
