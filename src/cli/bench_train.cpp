@@ -77,6 +77,7 @@ Json measure_cpp(const TrainBench& options, const std::string& worker, const Row
   append(program, common_flags(options));
   append(program, flags_of(row.shape));
   if (!options.activations.empty()) append(program, {"--activations", options.activations});
+  if (!options.init.empty()) append(program, {"--init", options.init});
   if (!options.backend.empty()) append(program, {"--backend", options.backend});
   return run_ranks({options.ranks, options.threads, program, what}).front();
 }

@@ -130,7 +130,7 @@ AdamWOptions adamw_options() {
 // --- steps by their parts ---
 
 Timing train_sharded(const TrainBench& options, const World& world) {
-  Workload work = make_workload(options.shape, world);
+  Workload work = workload(options, world);
   Sharded sharded = shard(options, work, world, mixed_precision(options.shape));
   AdamW optimizer(sharded, adamw_options());
   auto clip = [&] {
