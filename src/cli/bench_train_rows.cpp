@@ -271,7 +271,11 @@ int run_rows(const TrainBench& options) {
       options.peer || options.only == "peer" ? python_with_torch("FSDP2 is") : std::nullopt;
   std::vector<RowResult> results;
   bool taped = false, stepped = false;
-  for (const BenchRow& row : rows_named(options.rows, train_rows())) {
+  for (BenchRow row : rows_named(options.rows, train_rows())) {
+    if (activations_of(options, row) != row.activations) {  // then its goals are another's
+      row.title += ", " + options.activations;
+      row.goal_ms = row.goal_gb = row.goal_times = 0;
+    }
     results.push_back({row, everybody(options, row, python)});
     for (const Measured& one : results.back().all) (one.who == "tape" ? taped : stepped) = true;
   }
@@ -283,7 +287,7 @@ int run_rows(const TrainBench& options) {
                .heading = "Training",
                .page = options.page,
                .notes = explanations(options, results),
-               .summary = summary(results),
+               .summary = stepped ? summary(results) : "",
                .json = options.json,
                .write = options.write};
   for (const RowResult& result : results) {
