@@ -1,6 +1,7 @@
 // fsdp bench offload: the sum of its parts, and the command from the outside on the CPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -136,6 +137,15 @@ TEST(BenchOffload, RowsStandBesideThePeerAndAreKept) {
   Answer again = bench_offload_rows(arguments, python);
   EXPECT_EQ(again.rows, answer.rows) << "what is kept is not measured again";
   EXPECT_EQ(folder.read("calls"), calls);
+}
+
+TEST(BenchOffload, WhatTwoRowsHaveInCommonIsMeasuredOnce) {
+  launch::Folder folder;
+  Answer answer = bench_offload_rows({"--rows", "tiny,tiny", "--only", "peer"},
+                                     stand_in(folder, R"(echo '{"peer":"him","step_ms":4}')"));
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const std::string calls = folder.read("calls");
+  EXPECT_EQ(std::count(calls.begin(), calls.end(), '\n'), 1) << calls;
 }
 
 TEST(BenchOffload, APeerThatFailsCostsItsOwnLine) {
