@@ -165,8 +165,11 @@ void Optimizer::update_on_device(const at::Tensor& factor) {
         std::find(visiting.begin(), visiting.end(), flat) == visiting.end())
       add(*flat, what);
   if (!what.pieces.empty()) update(what);
+  const shard::Flat* before[2] = {nullptr, nullptr};
   for (auto* flat : visiting) {
     if (!flat->grad.defined()) continue;
+    if (before[0]) before[0]->settle();  // two at once, or all might be on the device
+    before[0] = std::exchange(before[1], flat);
     shard::update_on_visit(*model_, *flat, [&] {
       Update one{.factor = factor, .rates = rates_, .counts = counts_};
       add(*flat, one);

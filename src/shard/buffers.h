@@ -29,6 +29,7 @@ struct Slot {
 
 struct GradientSlot {
   at::Tensor bytes;
+  at::Tensor part;  // a shard's bytes, where reduced gradients leave for host memory from
   bool taken = false;
   bool ring = true;              // false: it belongs to one flat
   const Group* group = nullptr;  // whose ranks can read it

@@ -29,7 +29,7 @@ void Model::forget_moments() {
     flat->home->left.forget();
   }
   for (Moment* moment :
-       {&written_, &reduced_, &replicated_, &before_, &scattered_, &leaving_, &left_})
+       {&written_, &reduced_, &replicated_, &before_, &scattered_, &leaving_, &left_, &summed_})
     moment->forget();
 }
 

@@ -199,10 +199,11 @@ MemoryReport Model::memory() const {
   for (const auto& unit : units)
     if (unit->own) report.unsharded += bytes(unit->own->bytes);
   for (const auto& slot : gradient_slots_)
-    if (slot->ring) report.reduce_buffers += bytes(slot->bytes);
+    if (slot->ring) report.reduce_buffers += bytes(slot->bytes) + bytes(slot->part);
   for (const auto& [flat, slot] : own_gradient_slots_) {
     if (!slot) continue;  // it is being made
-    (flat->unit().root ? report.reduce_buffers : report.accumulated) += bytes(slot->bytes);
+    (flat->unit().root ? report.reduce_buffers : report.accumulated) +=
+        bytes(slot->bytes) + bytes(slot->part);
   }
   for (const auto& [optimizer, states] : optimizers) report.optimizer += states();
   for (const auto& [optimizer, states] : host_states) report.host += states();

@@ -289,7 +289,7 @@ void Flat::release_gradient_memory() {
   views_ = nullptr;
   slot_views_.clear();
   own_slot_.reset();
-  if (!home) grad_memory.reset();  // pinned memory is dear to make
+  if (!gradient_at_home(*this)) grad_memory.reset();  // pinned memory is dear to make
 }
 
 const at::Tensor& Flat::slot_view() const {

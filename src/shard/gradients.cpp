@@ -294,6 +294,17 @@ bool Model::stays(const Flat& flat) const {
   return flat.alone() && !reduce_hook && divide_factor <= 0 && !gradient_at_home(flat);
 }
 
+// Where a reduced gradient waits until it has left: in the slot, which is kept until then, and not
+// in memory that the allocator would hold back for as long.
+at::Tensor Model::leaving_part(Flat& flat) {
+  GradientSlot& slot = *flat.slot;
+  if (!slot.part.defined())
+    slot.part = at::empty({slot.bytes.numel() / flat.unit().group->shard_size},
+                          slot.bytes.options().device(device));
+  int64_t numel = flat.layout().shard_numel();
+  return slot.part.narrow(0, 0, numel * element(flat.reduce_dtype())).view(flat.reduce_dtype());
+}
+
 void Model::reduce(Flat& flat) {
   Unit& unit = flat.unit();
   Group& group = *unit.group;
@@ -325,8 +336,10 @@ void Model::reduce(Flat& flat) {
   if (!flat.grad_memory.defined()) flat.grad_memory = make_gradient_memory(flat);
   at::Tensor reduced = full;
   if (group.shard_size > 1) {
-    bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype() && !gradient_at_home(flat);
-    reduced = direct ? flat.grad_memory : at::empty({flat.layout().shard_numel()}, full.options());
+    bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype();
+    reduced = gradient_at_home(flat) ? leaving_part(flat)
+              : direct               ? flat.grad_memory
+                                     : at::empty({flat.layout().shard_numel()}, full.options());
     theirs([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
     traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
   }
@@ -342,7 +355,7 @@ void Model::reduce(Flat& flat) {
   accumulate(flat, reduced);
   (beside ? replicated_ : reduced_).record(device);
   std::optional<OnStream> away;
-  if (gradient_at_home(flat) && reduced.is_alias_of(flat.slot->bytes)) away.emplace(leave_stream_);
+  if (gradient_at_home(flat)) away.emplace(leave_stream_);
   flat.slot->free_after.record(device);
   away.reset();
   profiled.done({beside ? &replicated_ : &reduced_, &flat.slot->free_after});
@@ -367,7 +380,7 @@ void Model::accumulate(Flat& flat, at::Tensor reduced) {
 void Model::finish_reductions() {
   exposed_wait(*this, reduced_, /*backward=*/true);
   exposed_wait(*this, replicated_, /*backward=*/true);
-  exposed_wait(*this, left_, /*backward=*/true);  // slots may be released
+  exposed_wait(*this, summed_, /*backward=*/true);
 }
 
 void Model::zero_gradients(bool set_to_none) {
@@ -389,6 +402,7 @@ void Model::zero_gradients(bool set_to_none) {
     if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
   }
   if (set_to_none && dry_run::like_gpu(device)) {  // every reduction was waited for
+    left_.wait(device);
     own_gradient_slots_.clear();
     gradient_slots_.clear();
   }
@@ -428,6 +442,11 @@ void Model::hand_out_masters() {
     // Others may still read what is shared when an optimizer we know nothing of writes.
     if (flat->window.defined() && flat->master.is_same(flat->shard))
       flat->master = flat->shard.clone();
+    if (!flat->grad.defined() && flat->grad_memory.defined() &&
+        flat->grad_memory.scalar_type() != flat->master_dtype()) {
+      flat->release_gradient_memory();
+      flat->grad_memory.reset();
+    }
     if (flat->grad.defined() && flat->grad.scalar_type() != flat->master_dtype()) {
       at::Tensor grad = flat->grad.to(flat->master_dtype());
       flat->release_gradient_memory();

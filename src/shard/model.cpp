@@ -50,6 +50,18 @@ Model::Model(World joined, at::Device on)
       replicate_stream_(on) {}
 
 Model::~Model() {
+  try {  // memory goes back to the compute stream, which must know what others still do with it
+    for (const SideStream* side :
+         {&gather_stream_, &reduce_stream_, &replicate_stream_, &leave_stream_}) {
+      Moment done;
+      {
+        OnStream on(*side);
+        done.record(device);
+      }
+      done.wait(device);
+    }
+  } catch (const std::exception&) {  // of a device that is lost
+  }
   for (auto& unit : units)
     if (unit->model == this) unit->model = nullptr;
   registry::remove(this);
@@ -248,7 +260,10 @@ Slot* Model::find_slot(Unit& unit, bool may_grow) {
   }
   for (const auto& slot : ring_)
     if (!slot->tenant && slot->bytes.numel() >= bytes) return slot.get();
-  size_t capacity = 2 + std::max({0, options.forward_prefetch, options.backward_prefetch});
+  // The one in use, those ahead, and one that is still computed with when the host is ahead. Who
+  // wants nothing ahead wants memory.
+  int ahead = std::max({0, options.forward_prefetch, options.backward_prefetch});
+  size_t capacity = ahead > 0 ? 2 + ahead : 1;
   if (ring_.size() >= capacity && options.limit_all_gathers) {
     Slot* oldest = nullptr;
     for (const auto& slot : ring_)

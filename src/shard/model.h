@@ -158,6 +158,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void give_back(Flat& flat);
   void finish_reductions();
   void accumulate(Flat& flat, at::Tensor reduced);
+  at::Tensor leaving_part(Flat& flat);
   void show_memory();  // to the profiler
 
   SideStream gather_stream_, reduce_stream_, replicate_stream_, leave_stream_;
@@ -174,6 +175,7 @@ class Model : public std::enable_shared_from_this<Model> {
   Moment reduced_, replicated_;  // every reduction so far, on either stream
   Moment before_, scattered_;    // handed from one stream to the next
   Moment leaving_, left_;        // a reduction is done; every gradient so far is on the host
+  Moment summed_;                // and the squares of all of these are known
   uint64_t arrivals_ = 0;        // of gradients there
 };
 

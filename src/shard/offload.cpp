@@ -3,9 +3,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "fsdp/error.h"
@@ -66,6 +68,8 @@ std::shared_ptr<HostUpdate> HostUpdates::add(HostWork work) {
 void HostUpdates::loop() {
   at::NoGradGuard no_grad;
   Unseen unseen;
+  std::optional<c10::DeviceGuard> on;  // or looking at an event would make a context on GPU 0
+  if (has_streams(device_)) on.emplace(device_);
   while (true) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
@@ -128,7 +132,7 @@ void check_offload(const Offload& offload) {
 void begin_offload(Model& model) {
   if (model.host_updates) return;
   model.leave_stream_ = SideStream(model.device);
-  model.host_updates = std::make_shared<HostUpdates>();
+  model.host_updates = std::make_shared<HostUpdates>(model.device);
 }
 
 bool offloads(const Model& model) {
@@ -183,10 +187,18 @@ at::Tensor Model::bring(Flat& flat, const at::Tensor& full) {
 
 void Model::send_home(Flat& flat, const at::Tensor& reduced) {
   Home& home = *flat.home;
+  auto sum_up = [&](const at::Tensor& value) {
+    if (!home.square.defined())
+      home.square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+    home.square.copy_(kernels::sum_of_powers(value, 2));
+    home.square_valid = true;
+  };
+  // Here where that can be: the norm then need not wait for copies.
+  bool as_it_is = !flat.grad.defined() && reduced.scalar_type() == flat.grad_dtype();
+  if (as_it_is) sum_up(reduced);
   leaving_.record(device);
   OnStream on(leave_stream_);
   leaving_.wait(device);
-  if (has_streams(device)) reduced.record_stream(current_stream(device));
   at::Tensor value = reduced.to(flat.grad_dtype());
   if (flat.grad.defined()) {
     // On the device, as without offload: the same sum, and nothing waits for it.
@@ -194,10 +206,10 @@ void Model::send_home(Flat& flat, const at::Tensor& reduced) {
     value.copy_(flat.grad, /*non_blocking=*/true);
     value.add_(reduced);
   }
-  if (!home.square.defined())
-    home.square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
-  home.square.copy_(kernels::sum_of_powers(value, 2));
-  home.square_valid = true;
+  if (!as_it_is) {
+    sum_up(value);
+    summed_.record(device);
+  }
   flat.grad_memory.copy_(value, /*non_blocking=*/true);
   flat.grad = flat.grad_memory;
   home.left.record(device);

@@ -64,7 +64,7 @@ struct HostWork {
 // next.
 class HostUpdates {
  public:
-  HostUpdates() = default;
+  explicit HostUpdates(at::Device device = at::kCPU) : device_(device) {}
   ~HostUpdates();  // after the last update
   HostUpdates(const HostUpdates&) = delete;
   HostUpdates& operator=(const HostUpdates&) = delete;
@@ -74,6 +74,7 @@ class HostUpdates {
  private:
   void loop();
 
+  const at::Device device_;  // whose events are looked at
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::pair<std::shared_ptr<HostUpdate>, HostWork>> waiting_;

@@ -270,7 +270,8 @@ FullParams::~FullParams() noexcept(false) {
   for (const auto& unit : model_->units) model_->release(*unit);
   for (auto& [flat, i, value] : written) {
     // What was only read keeps the master's precision.
-    at::Tensor master = flat->edit_master(), before = flat->part_of(i, flat->shard);
+    at::Tensor master = flat->edit_master();
+    at::Tensor before = flat->part_of(i, flat->shard).to(master.device());
     at::Tensor part = flat->part_of(i, master);
     at::Tensor fresh = at::empty_like(master);
     flat->keep_part(i, value.to(fresh.device()), fresh);

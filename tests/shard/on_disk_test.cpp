@@ -40,6 +40,12 @@ Offload on_disk() {
   return {.optimizer = true, .directory = std::filesystem::temp_directory_path().string()};
 }
 
+// What the runs with the disk are compared with: on a GPU one that the CPU updates as well, since
+// the GPU's update rounds otherwise, and twenty steps make much of that.
+Offload in_memory() {
+  return {.optimizer = !test_device().is_cpu()};
+}
+
 MixedPrecision bf16() {
   return {.param_dtype = at::kBFloat16};
 }
@@ -71,18 +77,14 @@ void expect_same(const Training& seen, const Training& expected) {
   const auto a = everything(seen), b = everything(expected);
   ASSERT_EQ(a.size(), b.size());
   ASSERT_GE(a.size(), 3u * kLayers);
-  for (size_t i = 0; i < a.size(); ++i)
-    if (test_device().is_cpu())
-      EXPECT_TRUE(at::equal(a[i], b[i])) << i;
-    else
-      EXPECT_TRUE(at::allclose(a[i].cpu(), b[i].cpu(), 1e-2, 1e-3)) << i;
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i].cpu(), b[i].cpu())) << i;
 }
 
 TEST(OnDisk, TwentyStepsAreThoseInMemory) {
   for (const auto& precision :
        {bf16(), MixedPrecision{.param_dtype = at::kBFloat16, .split_master = false},
         MixedPrecision{}}) {
-    Training plain = start({}, precision), disk = start(on_disk(), precision);
+    Training plain = start(in_memory(), precision), disk = start(on_disk(), precision);
     for (int i = 0; i < 20; ++i) {
       plain.step(i);
       disk.step(i);
@@ -109,7 +111,7 @@ TEST(OnDisk, MemoryHoldsAFewUnitsOfMastersAndStates) {
 }
 
 TEST(OnDisk, LookingInBetweenChangesNothing) {
-  Training plain = start({}), disk = start(on_disk());
+  Training plain = start(in_memory()), disk = start(on_disk());
   for (int i = 0; i < 6; ++i) {
     plain.step(i);
     disk.step(i);
@@ -119,7 +121,7 @@ TEST(OnDisk, LookingInBetweenChangesNothing) {
 }
 
 TEST(OnDisk, WhatIsWrittenBetweenStepsIsKept) {
-  Training plain = start({}), disk = start(on_disk());
+  Training plain = start(in_memory()), disk = start(on_disk());
   for (int i = 0; i < 6; ++i)
     for (Training* run : {&plain, &disk}) {
       run->step(i);
@@ -131,7 +133,7 @@ TEST(OnDisk, WhatIsWrittenBetweenStepsIsKept) {
 }
 
 TEST(OnDisk, AnOptimizerMayFollowOneThatIsGone) {
-  Training plain = start({}), disk = start(on_disk());
+  Training plain = start(in_memory()), disk = start(on_disk());
   for (Training* run : {&plain, &disk}) {
     run->step(0);
     run->optimizer.reset();

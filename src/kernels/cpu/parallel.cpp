@@ -1,9 +1,12 @@
 #include "kernels/cpu/parallel.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <atomic>
+#include <vector>
 
 namespace fsdp::kernels::cpu {
 
@@ -25,9 +28,36 @@ void parallel_tasks(int64_t count, c10::function_ref<void(int64_t)> body) {
   at::TensorIterator::borrowing_nullary_op(counted).for_each(loop, /*grain_size=*/1);
 }
 
+namespace {
+
+struct alignas(64) Stretch {  // of chunks, those from `next` on not taken yet
+  std::atomic<int64_t> next;
+  int64_t end;
+};
+
+}  // namespace
+
+// A thread begins with a stretch of its own, the same in every call, so that memory stays near it;
+// then it helps the others: one that shares its core with something else would hold up all.
 void parallel(int64_t count, c10::function_ref<void(int64_t, int64_t, int64_t)> body) {
-  parallel_tasks(chunks(count), [&](int64_t chunk) {
-    body(chunk, chunk * kChunk, std::min(count, (chunk + 1) * kChunk));
+  const int64_t all = chunks(count);
+  const int64_t threads = std::clamp<int64_t>(at::get_num_threads(), 1, std::max<int64_t>(1, all));
+  const int64_t at_a_time = std::clamp<int64_t>(all / (8 * threads), 1, 16);
+  std::vector<Stretch> stretches(threads);
+  for (int64_t i = 0; i < threads; ++i) {
+    stretches[i].next = all * i / threads;
+    stretches[i].end = all * (i + 1) / threads;
+  }
+  parallel_tasks(threads, [&](int64_t own) {
+    for (int64_t i = 0; i < threads; ++i) {
+      Stretch& stretch = stretches[(own + i) % threads];
+      while (stretch.next.load(std::memory_order_relaxed) < stretch.end) {
+        const int64_t first = stretch.next.fetch_add(at_a_time, std::memory_order_relaxed);
+        const int64_t end = std::min(stretch.end, first + at_a_time);
+        for (int64_t chunk = first; chunk < end; ++chunk)
+          body(chunk, chunk * kChunk, std::min(count, (chunk + 1) * kChunk));
+      }
+    }
   });
 }
 
