@@ -52,13 +52,17 @@ struct PlanStep {     // what a step is asked for
 struct PlanOptions {
   ShardOptions shard = {};      // .mesh and .device are the plan's own
   int world = 8;                // ranks
-  int ranks_per_node = 8;       // HYBRID_SHARD shards inside a node; links are faster there
+  int ranks_per_node = 8;       // links are faster there
+  int shard_ranks = 0;          // of HYBRID_SHARD, that hold one copy together; 0: a node's
   std::optional<Gpu> gpu = {};  // none: the habits and the allocator of the CPU, and no limit
   int64_t batch = 1;            // samples of a micro-batch
   int micro_batches = 1;        // in a step
   double clip = 1.0;            // 0: none
   std::optional<Recompute> recompute = {};
   WrapPolicy recompute_modules = {};  // none: those of shard.wrap
+  int every = 1;                      // of these modules, every how many-th
+  // Where given, SELECTIVE computes these whole instead, as `fsdp train` does.
+  WrapPolicy selective_modules = {};
   // AdamW where none is given.
   std::function<std::unique_ptr<Optimizer>(const Sharded&)> optimizer = {};
 };
@@ -72,7 +76,8 @@ struct PlannedMemory {
   int64_t gather_buffers = 0;  // gathered units
   int64_t communication = 0;   // whole gradients on their way
   int64_t activations = 0;     // what autograd keeps for backward
-  int64_t temporaries = 0;     // all else: logits, gradients of activations, inputs, buffers
+  int64_t logits = 0;          // what a loss over classes reads and makes
+  int64_t temporaries = 0;     // all else: gradients of activations, inputs, buffers
   int64_t workspaces = 0;      // of cuBLAS and cuDNN
   int64_t fragmentation = 0;   // in segments of the allocator that nobody can use
   int64_t outside = 0;         // of the allocator: the driver's context, NCCL's buffers
@@ -81,7 +86,7 @@ struct PlannedMemory {
   // What the allocator hands out at most: what can be measured.
   int64_t peak() const {
     return parameters + master + gradients + states + gather_buffers + communication + activations +
-           temporaries + workspaces;
+           logits + temporaries + workspaces;
   }
   int64_t total() const { return peak() + fragmentation + outside; }
 };
@@ -148,10 +153,12 @@ struct PlanChoice {
 };
 
 struct SurveyOptions {
+  // HYBRID_SHARD is left out where it is no choice of its own: with one node, or with parts of one.
   std::vector<ShardingStrategy> strategies = {
-      ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::NO_SHARD};
+      ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::HYBRID_SHARD,
+      ShardingStrategy::NO_SHARD};
   std::vector<std::optional<Recompute>> recompute = {std::nullopt, Recompute::SELECTIVE,
-                                                     Recompute::FULL};
+                                                     Recompute::FULL, Recompute::OFFLOAD};
   std::vector<Offload> offload = {
       {}, {.optimizer = true}, {.parameters = true, .gradients = true, .optimizer = true}};
 };
@@ -159,5 +166,21 @@ struct SurveyOptions {
 // Every combination, each with the largest micro-batch that fits up to options.batch (0: any).
 std::vector<PlanChoice> survey(const PlanModel& model, const PlanOptions& options,
                                const SurveyOptions& survey = {});
+
+// What a number of ranks can do.
+struct WorldChoice {
+  int world = 0;
+  int64_t largest_batch = 0;  // with the settings asked for; 0: they do not fit
+  int settings = 0;           // that were looked at
+  int fitting = 0;            // of these, with one sample
+  PlanChoice fastest;         // of these; its largest_batch is 0 where nothing fits
+};
+
+// A row for each of `options`, which differ in .world. One sample is planned for every setting and
+// world; how much more each further sample takes is known from the first world. What seems the
+// fastest then is planned as it is.
+std::vector<WorldChoice> survey_worlds(const PlanModel& model,
+                                       const std::vector<PlanOptions>& options,
+                                       const SurveyOptions& survey = {});
 
 }  // namespace fsdp

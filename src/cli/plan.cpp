@@ -1,14 +1,14 @@
 // fsdp plan: what a config would need on some GPUs, before anything is launched.
 #include <CLI/CLI.hpp>
-#include <cstdio>
+#include <algorithm>
 #include <iostream>
 #include <memory>
 
 #include "base/table.h"
 #include "cli/commands.h"
+#include "cli/plan_tables.h"
 #include "fsdp/error.h"
 #include "fsdp/plan.h"
-#include "observe/throughput.h"
 #include "train/config_flags.h"
 #include "train/config_resolve.h"
 #include "train/plan_config.h"
@@ -21,6 +21,8 @@ constexpr const char* kExamples = R"(Examples:
     fsdp plan llama-8b
   On other GPUs, more of them, with other settings; every flag of fsdp train is one here:
     fsdp plan llama-70b --gpu a100-80 --world 64 --data.seq 8192 --shard.strategy hybrid_shard
+  How many GPUs are needed, and what is the fastest there:
+    fsdp plan llama-70b --gpu h100 --world 8..1024
   On a GPU with 24 GB:
     fsdp plan gpt2-124m --gpu 24 --world 1
 
@@ -29,114 +31,90 @@ docs/memory.md says what each kind of memory is and how well plans hold.)";
 
 struct Flags {
   train::CommandLine line;
-  std::string gpu = "h100", recompute = "none", offload = "off";
+  std::string gpu = "h100", world = "8", recompute, offload;
   std::vector<std::string> set;
-  int world = 8;
+  int per_host = 8;
   bool json = false, no_survey = false;
 };
 
-std::string name_of(const std::optional<Recompute>& recompute) {
-  if (!recompute) return "none";
-  return *recompute == Recompute::FULL        ? "full"
-         : *recompute == Recompute::SELECTIVE ? "selective"
-                                              : "offload";
-}
-
-std::string name_of(const Offload& offload) {
-  if (!offload.any()) return "off";
-  return offload.parameters ? "all" : "optimizer";
-}
-
-std::string lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
-
-void print_table(const std::vector<PlanChoice>& choices, int64_t tokens_per_sample, bool json) {
-  Table table({{"strategy", "strategy", Table::kLeft},
-               {"recompute", "recompute", Table::kLeft},
-               {"offload", "offload", Table::kLeft},
-               {"fits", "fits", Table::kLeft},
-               {"micro_batch", "largest micro-batch"},
-               {"bytes", "memory"},
-               {"host_bytes", "host"},
-               {"step_ms", "ms a step"},
-               {"tokens_per_second", tokens_per_sample > 1 ? "tokens/s" : "samples/s"},
-               {"fastest", "choice", Table::kLeft}});
-  for (const PlanChoice& choice : choices) {
-    bool fits = choice.largest_batch > 0;
-    auto total = static_cast<double>(choice.plan.memory.total());
-    auto host = static_cast<double>(choice.plan.memory.host);
-    double ms = 1e3 * choice.plan.time.total();
-    double rate = choice.samples_per_second() * static_cast<double>(tokens_per_sample);
-    table.add({text(lower(name(choice.strategy))), text(name_of(choice.recompute)),
-               text(name_of(choice.offload)), Cell{fits, fits ? "yes" : "no", fits ? "32" : "31"},
-               Cell{choice.largest_batch, fits ? std::to_string(choice.largest_batch) : "-"},
-               Cell{total, human_bytes(total)}, Cell{host, host > 0 ? human_bytes(host) : ""},
-               fits ? number(ms, 1) : Cell{ms, "-"},
-               Cell{rate, fits ? observe::human_count(rate) : "-"},
-               Cell{choice.fastest, choice.fastest ? "fastest" : "", "1"}});
-  }
-  table.print(std::cout, json);
-}
-
-// The kinds of the config as it is, for programs.
-void print_kinds(const Plan& plan) {
-  Table table({{"kind", "", Table::kLeft}, {"bytes", ""}});
-  const PlannedMemory& memory = plan.memory;
-  auto add = [&](const char* kind, int64_t bytes) { table.add({text(kind), Cell{bytes, ""}}); };
-  add("parameters", memory.parameters);
-  add("master", memory.master);
-  add("gradients", memory.gradients);
-  add("states", memory.states);
-  add("gather_buffers", memory.gather_buffers);
-  add("communication", memory.communication);
-  add("activations", memory.activations);
-  add("temporaries", memory.temporaries);
-  add("workspaces", memory.workspaces);
-  add("fragmentation", memory.fragmentation);
-  add("outside", memory.outside);
-  add("host", memory.host);
-  table.print(std::cout, /*json=*/true);
-}
-
-int run_plan(Flags flags) {
+// The short flags are others of the config, which are checked with it.
+void add_short_flags(Flags& flags) {
+  auto& given = flags.line.flags;
   for (const std::string& one : flags.set) {
     size_t equals = one.find('=');
     if (equals == std::string::npos)
       throw Error("--set " + one + " gives no value.", "write --set key=value.");
-    flags.line.flags.emplace_back(one.substr(0, equals), one.substr(equals + 1));
+    given.emplace_back(one.substr(0, equals), one.substr(equals + 1));
   }
-  train::Resolved resolved = train::resolve(flags.line);
-  Gpu gpu = fsdp::gpu(flags.gpu);
-  train::ConfigPlan of = train::plan_of(resolved.config, flags.world, gpu);
-  if (flags.recompute != "none")
-    of.options.recompute = flags.recompute == "full" ? Recompute::FULL : Recompute::SELECTIVE;
-  if (flags.offload != "off") of.options.shard.offload.optimizer = true;
-  if (flags.offload == "all")
-    of.options.shard.offload.parameters = of.options.shard.offload.gradients = true;
+  if (!flags.recompute.empty()) given.emplace_back("activations.mode", flags.recompute);
+  if (flags.offload.empty()) return;
+  auto text = [](bool on) { return on ? "true" : "false"; };
+  given.emplace_back("offload.optimizer", text(flags.offload != "off"));
+  for (const char* key : {"offload.parameters", "offload.gradients"})
+    given.emplace_back(key, text(flags.offload == "all"));
+}
+
+std::string gpu_text(const Gpu& gpu) {
+  return gpu.name + " (" + human_bytes(static_cast<double>(gpu.memory)) + ")";
+}
+
+int plan_worlds(const Flags& flags, const train::Config& config, const Gpu& gpu,
+                const std::vector<int>& worlds) {
+  std::vector<PlanOptions> options;
+  train::ConfigPlan of;
+  for (int world : worlds) {
+    of = train::plan_of(config, world, gpu, flags.per_host);
+    of.options.batch = 0;
+    options.push_back(of.options);
+  }
+  SurveyOptions survey = train::survey_of(config);
+  if (flags.no_survey)
+    survey = {.strategies = {of.options.shard.strategy},
+              .recompute = {of.options.recompute},
+              .offload = {of.options.shard.offload}};
+  std::vector<WorldChoice> rows = survey_worlds(of.model, options, survey);
+  if (!flags.json) std::cout << of.title << "\non " << gpu_text(gpu) << "\n\n";
+  print_worlds(rows, of.tokens_per_sample, flags.json);
+  if (flags.json) return 0;
+  auto fits = [](const WorldChoice& row) { return row.fitting > 0; };
+  if (std::none_of(rows.begin(), rows.end(), fits))
+    std::cout << "\nNothing fits: use more ranks, or GPUs with more memory (--gpu).\n";
+  else
+    std::cout << "\n\"As asked\" is the config as it is, the rest is the fastest of all settings. "
+                 "--world with one number shows each of them.\n";
+  return 0;
+}
+
+int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, int world) {
+  train::ConfigPlan of = train::plan_of(config, world, gpu, flags.per_host);
   Plan asked = plan(of.model, of.options);
-  if (!flags.json) {
+  if (flags.json) {
+    print_kinds(asked);
+  } else {
     std::cout << of.title << "\n"
-              << flags.world << " ranks on " << gpu.name << " ("
-              << human_bytes(static_cast<double>(gpu.memory)) << "), "
+              << world << (world == 1 ? " rank on " : " ranks on ") << gpu_text(gpu) << ", "
               << lower(name(of.options.shard.strategy)) << " in " << asked.units
               << " units, micro-batches of " << asked.batch << "\n\n"
-              << asked.describe() << "\n";
-    std::cout << (asked.fits ? "It fits.\n\n" : "It does not fit.\n\n");
+              << asked.describe() << "\n"
+              << (asked.fits ? "It fits.\n\n" : "It does not fit.\n\n");
   }
-  if (flags.json) print_kinds(asked);
   if (flags.no_survey) return 0;
-  PlanOptions any = of.options;
-  any.batch = 0;
-  std::vector<PlanChoice> choices = survey(of.model, any);
-  print_table(choices, of.tokens_per_sample, flags.json);
-  if (flags.json) return 0;
-  bool some = false;
-  for (const PlanChoice& choice : choices) some = some || choice.largest_batch > 0;
-  if (!some)
+  of.options.batch = 0;
+  std::vector<PlanChoice> choices = survey(of.model, of.options, train::survey_of(config));
+  print_choices(choices, of.tokens_per_sample, flags.json);
+  auto fits = [](const PlanChoice& choice) { return choice.largest_batch > 0; };
+  if (!flags.json && std::none_of(choices.begin(), choices.end(), fits))
     std::cout << "\nNothing fits: use more ranks (--world), or GPUs with more memory (--gpu).\n";
   return 0;
+}
+
+int run_plan(Flags flags) {
+  add_short_flags(flags);
+  std::vector<int> worlds = worlds_of(flags.world);
+  Gpu gpu = fsdp::gpu(flags.gpu);
+  train::Config config = train::resolve(flags.line).config;
+  return worlds.size() == 1 ? plan_world(flags, config, gpu, worlds.front())
+                            : plan_worlds(flags, config, gpu, worlds);
 }
 
 }  // namespace
@@ -150,15 +128,21 @@ void add_plan(CLI::App& app, Action& action) {
       ->add_option("--gpu", flags->gpu,
                    "a100-40, a100-80, h100, h200, b200, or a GPU's memory in GB")
       ->capture_default_str();
-  command->add_option("--world", flags->world, "Ranks, one for each GPU")
-      ->check(CLI::Range(1, 65536))
+  command
+      ->add_option("--world", flags->world,
+                   "Ranks, one for each GPU: 8, or several (8,16), or a range (8..1024, doubled)")
       ->capture_default_str();
-  command->add_option("--recompute", flags->recompute, "Of blocks: none, selective or full")
-      ->check(CLI::IsMember({"none", "selective", "full"}))
+  command->add_option("--per-host", flags->per_host, "GPUs of a host")
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->add_option("--offload", flags->offload, "To host memory: off, optimizer or all")
-      ->check(CLI::IsMember({"off", "optimizer", "all"}))
-      ->capture_default_str();
+  command
+      ->add_option("--recompute", flags->recompute,
+                   "none, selective, full or offload: short for --activations.mode")
+      ->check(CLI::IsMember({"none", "selective", "full", "offload"}));
+  command
+      ->add_option("--offload", flags->offload,
+                   "To host memory: off, optimizer or all; short for --offload.*")
+      ->check(CLI::IsMember({"off", "optimizer", "all"}));
   command->add_flag("--no-survey", flags->no_survey,
                     "Only the config as it is, no table of others");
   command->add_option("--set", flags->set, "KEY=VALUE of the config; --KEY VALUE is the same");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <unordered_map>
+#include <utility>
 
 #include "fsdp/error.h"
 #include "memory/host_pool.h"
@@ -24,6 +25,13 @@ int64_t smallest_bytes = int64_t{1} << 20;
 namespace {
 
 std::atomic<int64_t> copies_out{0}, copies_in{0};
+thread_local offload::Planned on_meta;
+
+void plan_away(int64_t bytes) {
+  on_meta.now += bytes;
+  on_meta.most = std::max(on_meta.most, on_meta.now);
+  on_meta.moved += std::max<int64_t>(0, bytes);
+}
 
 // Two tensors with one counter see each other's writes. Others may lie in one storage all the same
 // (unsafe_chunk), and what one of them is written is not told by the other's version.
@@ -107,7 +115,10 @@ class AwayStorage {
         lane_(lane_of(device_)) {
     count(true);
     ++copies_out;
-    if (device_.is_meta()) return;  // a plan: there is nothing to copy
+    if (device_.is_meta()) {  // a plan: there is nothing to copy
+      plan_away(planned_ = bytes_);
+      return;
+    }
     Quiet quiet;
     host_ = lane_.pool.take(bytes_);
     shard::Moment saved;
@@ -128,6 +139,7 @@ class AwayStorage {
     } catch (...) {  // a recording that failed
     }
     if (host_.defined()) lane_.pool.give(host_);
+    plan_away(-planned_);
     forget(*this);
   }
   AwayStorage(const AwayStorage&) = delete;
@@ -152,6 +164,7 @@ class AwayStorage {
     Quiet quiet;
     at::Tensor room = at::empty({bytes_}, at::TensorOptions(at::kByte).device(device_));
     if (host_.defined()) fill(room);
+    plan_away(-std::exchange(planned_, 0));
     ++copies_in;
     memory_ = Memory::reclaim_copy(room.storage().unsafeGetStorageImpl());
     count(true);
@@ -245,6 +258,7 @@ class AwayStorage {
   at::Tensor host_;
   shard::Moment out_, in_;
   bool back_ = false;
+  int64_t planned_ = 0;  // bytes that a plan has in host memory
   const void* counted_ = nullptr;
 };
 
@@ -347,6 +361,14 @@ Use use_of(at::Device device) {
 
 Copies copies() {
   return {copies_out, copies_in};
+}
+
+void begin_plan() {
+  on_meta = {.now = on_meta.now, .most = on_meta.now};
+}
+
+Planned planned() {
+  return on_meta;
 }
 
 }  // namespace offload

@@ -65,6 +65,13 @@ struct Copies {
   int64_t out = 0, in = 0;
 };
 Copies copies();
+// What a dry run on the meta device would have moved, since begin_plan().
+struct Planned {
+  int64_t now = 0, most = 0;  // bytes in host memory
+  int64_t moved = 0;          // that left, one after the other
+};
+void begin_plan();
+Planned planned();
 
 }  // namespace offload
 }  // namespace fsdp::memory

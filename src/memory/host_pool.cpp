@@ -60,6 +60,10 @@ int64_t HostPool::used() const {
   return used_;
 }
 
+int64_t HostPool::size_for(int64_t most) {
+  return (most + kSlab - 1) / kSlab * kSlab;
+}
+
 int64_t HostPool::size() const {
   std::lock_guard lock(mutex_);
   int64_t bytes = 0;

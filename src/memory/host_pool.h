@@ -20,10 +20,11 @@ class HostPool {
  public:
   explicit HostPool(at::Device device) : device_(device) {}
 
-  at::Tensor take(int64_t bytes);      // [bytes], of bytes
-  void give(const at::Tensor& block);  // as it was taken
-  int64_t used() const;                // bytes that are taken
-  int64_t size() const;                // bytes of all slabs
+  at::Tensor take(int64_t bytes);         // [bytes], of bytes
+  void give(const at::Tensor& block);     // as it was taken
+  int64_t used() const;                   // bytes that are taken
+  int64_t size() const;                   // bytes of all slabs
+  static int64_t size_for(int64_t most);  // of a pool that had that much taken at once
 
  private:
   struct Slab {

@@ -97,7 +97,8 @@ std::string advice(const PlanModel& model, const PlanOptions& options) {
                      size(now.memory.gradients) + " gradients, " + size(now.memory.states) +
                      " states, " + size(now.memory.gather_buffers + now.memory.communication) +
                      " buffers, " + size(now.memory.activations) + " activations, " +
-                     size(now.memory.temporaries) + " temporaries)";
+                     size(now.memory.logits) + " logits, " + size(now.memory.temporaries) +
+                     " temporaries)";
   std::vector<std::pair<std::string, Plan>> plans;
   for (const Change& change : changes_of(options)) {
     try {

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/table.h"
+#include "memory/host_pool.h"
 #include "memory/plan_run.h"
 #include "memory/plan_time.h"
 
@@ -35,6 +36,7 @@ PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
   kinds.gather_buffers = engine.unsharded + engine.secondary;
   kinds.communication = engine.reduce_buffers + engine.accumulated;
   kinds.activations = sample.activations;
+  kinds.logits = sample.logits;
   kinds.temporaries = sample.live - kinds.peak();
   if (kinds.temporaries < 0) {  // a saved tensor can lie in memory of the engine's
     kinds.activations += kinds.temporaries;
@@ -91,7 +93,7 @@ std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
                      "larger modules.");
   if (!plan.fits) {
     auto without = plan.memory;
-    without.activations = without.temporaries = 0;
+    without.activations = without.logits = without.temporaries = 0;
     bool ever = without.total() <= options.gpu->memory;
     advice.push_back(
         "a micro-batch of " + std::to_string(options.batch) +
@@ -125,6 +127,7 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
   int64_t seen = 0;
   for (const Sample& sample : run.samples) seen = std::max(seen, sample.live);
   most.temporaries += std::max<int64_t>(0, run.peak - seen);
+  if (run.away > 0) most.host += HostPool::size_for(run.away);
   Plan plan{.memory = most,
             .batch = options.batch,
             .samples = options.batch * options.micro_batches * options.world,
@@ -155,7 +158,8 @@ std::string Plan::describe() const {
   add("gather buffers", memory.gather_buffers);
   add("communication", memory.communication);
   add("activations", memory.activations);
-  add("logits and temporaries", memory.temporaries);
+  add("logits", memory.logits);
+  add("temporaries", memory.temporaries);
   add("workspaces", memory.workspaces);
   add("peak of the allocator", memory.peak());
   add("fragmentation", memory.fragmentation);

@@ -1,20 +1,34 @@
 #include "memory/plan_meter.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "memory/plan_blocks.h"
 #include "shard/dry_run.h"
+#include "shard/saved_activations.h"
 
 namespace fsdp::memory {
+
+struct Counted {  // a storage's part of the count, which may outlive the meter
+  std::shared_ptr<Meter::State> state;
+  int64_t asked = 0, bytes = 0;
+  Blocks::Block* block = nullptr;
+  const void* logits = nullptr;  // the storage, where it holds some
+};
 
 struct Meter::State {
   bool blocks = false;
   Blocks placed;
+  std::set<Counted*> logits;
+  Counted* taken_over = nullptr;  // by the next allocation: a sum of gradients
   int64_t live = 0, peak = 0, peak_held = 0, allocated = 0;
   std::function<void()> watch;
 
@@ -31,14 +45,10 @@ namespace {
 
 thread_local std::shared_ptr<Meter::State> current;
 
-struct Counted {  // a storage's part of the count, which may outlive the meter
-  std::shared_ptr<Meter::State> state;
-  int64_t bytes = 0;
-  Blocks::Block* block = nullptr;
-};
-
 void forget(void* context) {
   auto* counted = static_cast<Counted*>(context);
+  if (counted->logits) counted->state->logits.erase(counted);
+  if (counted->state->taken_over == counted) counted->state->taken_over = nullptr;
   counted->state->live -= counted->bytes;
   if (counted->block) counted->state->placed.release(counted->block);
   delete counted;
@@ -48,7 +58,13 @@ class MetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (!current || bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, at::kMeta};
-    auto* counted = new Counted{current, static_cast<int64_t>(bytes)};
+    auto* counted = new Counted{current, static_cast<int64_t>(bytes), static_cast<int64_t>(bytes)};
+    Counted* before = std::exchange(current->taken_over, nullptr);
+    if (before && before->asked == counted->asked) {
+      counted->bytes = std::exchange(before->bytes, 0);
+      counted->block = std::exchange(before->block, nullptr);
+      return {nullptr, counted, &forget, at::kMeta};
+    }
     if (current->blocks) {
       counted->block = current->placed.allocate(counted->bytes);
       counted->bytes = counted->block->size;
@@ -113,11 +129,63 @@ double bytes_of(c10::ArrayRef<const c10::IValue> inputs) {
   return 1.5 * bytes;
 }
 
+Counted* counted_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_meta() || !tensor.has_storage()) return nullptr;
+  const c10::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->data_ptr();
+  return data.get_deleter() == &forget ? static_cast<Counted*>(data.get_context()) : nullptr;
+}
+
+// The gradient that autograd would add another to, in place, on any other device. That is between
+// two nodes, and nobody else may know it; one reference is the callback's.
+Counted* summed(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
+  if (name != "aten::add" || at::GradMode::is_enabled() || !inputs[0].isTensor()) return nullptr;
+  if (torch::autograd::get_current_graph_task_id() < 0 || torch::autograd::get_current_node())
+    return nullptr;
+  const at::Tensor& sum = inputs[0].toTensor();
+  Counted* counted = counted_of(sum);
+  bool own = counted && sum.use_count() == 2 && sum.storage().use_count() == 1;
+  return own && sum.is_non_overlapping_and_dense() ? counted : nullptr;
+}
+
+void mark_logits(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return;
+  const at::Tensor& tensor = value.toTensor();
+  Counted* counted = tensor.is_floating_point() ? counted_of(tensor) : nullptr;
+  if (!counted || counted->logits) return;
+  counted->logits = tensor.storage().unsafeGetStorageImpl();
+  counted->state->logits.insert(counted);
+}
+
+struct Loss : at::ObserverContext {};  // an operator whose results are of the logits' kind
+
+// Losses over classes, ours and LibTorch's: which argument the logits are, or what they became.
+int logits_of(std::string_view name) {
+  if (name == "aten::_log_softmax" || name == "aten::nll_loss_forward" ||
+      name == "aten::nll_loss2d_forward" || name == "aten::binary_cross_entropy_with_logits" ||
+      name == "fsdp::cross_entropy" || name == "fsdp::cross_entropy_")
+    return 0;
+  if (name == "aten::_log_softmax_backward_data" || name == "aten::nll_loss_backward" ||
+      name == "aten::nll_loss2d_backward" || name == "fsdp::cross_entropy_backward")
+    return 1;
+  return -1;
+}
+
 std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
   if (!current) return nullptr;
-  double flops = flops_of(function.name(), function.inputs());
-  if (flops > 0) shard::dry_run::count_product({flops, bytes_of(function.inputs())});
-  return nullptr;
+  std::string_view name = function.name();
+  c10::ArrayRef<const c10::IValue> inputs = function.inputs();
+  double flops = flops_of(name, inputs);
+  if (flops > 0) shard::dry_run::count_product({flops, bytes_of(inputs)});
+  current->taken_over = summed(name, inputs);
+  int logits = logits_of(name);
+  if (logits < 0) return nullptr;
+  mark_logits(inputs[static_cast<size_t>(logits)]);
+  return std::make_unique<Loss>();
+}
+
+void seen(const at::RecordFunction& function, at::ObserverContext* loss) {
+  if (!current || !loss) return;
+  for (const c10::IValue& made : function.outputs()) mark_logits(made);
 }
 
 }  // namespace
@@ -126,8 +194,10 @@ Meter::Meter(bool blocks) : state_(std::make_shared<State>()) {
   install();
   state_->blocks = blocks;
   current = state_;
-  callback_ = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(&see).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&see, &seen)
+                                             .needsInputs(true)
+                                             .needsOutputs(true)
+                                             .scopes({at::RecordScope::FUNCTION}));
 }
 
 Meter::~Meter() {
@@ -138,6 +208,14 @@ Meter::~Meter() {
 
 int64_t Meter::live() const {
   return state_->live;
+}
+Meter::Logits Meter::logits() const {
+  Logits sum;
+  for (const Counted* counted : state_->logits) {
+    sum.all += counted->bytes;
+    if (shard::saved_activations::holds(counted->logits)) sum.saved += counted->bytes;
+  }
+  return sum;
 }
 int64_t Meter::peak() const {
   return state_->peak;

@@ -3,6 +3,9 @@
 //
 // The meta device has an allocator like any other, which hands out nothing. Ours hands out nothing
 // too, but is told when a storage dies, so that the bytes that live at any time are known exactly.
+// Where several gradients of one tensor meet, autograd adds in place, but not on the meta device:
+// there the sum is counted as if it lay where the first of them did.
+// Logits are told by who reads them: what a cross-entropy takes and makes.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +24,11 @@ class Meter {
   Meter& operator=(const Meter&) = delete;
 
   int64_t live() const;
+  struct Logits {
+    int64_t all = 0;    // bytes that live
+    int64_t saved = 0;  // of these, what autograd keeps
+  };
+  Logits logits() const;
   int64_t peak() const;       // since begin()
   int64_t peak_held() const;  // likewise, with what a GPU's allocator cannot give back
   int64_t allocated() const;  // all that was asked for since begin()

@@ -6,6 +6,7 @@
 #include "fsdp/error.h"
 #include "fsdp/mesh.h"
 #include "fsdp/world.h"
+#include "memory/activation_offload.h"
 #include "memory/plan_meter.h"
 #include "memory/plan_operators.h"
 #include "shard/deferred_trial.h"
@@ -16,17 +17,14 @@
 namespace fsdp::memory {
 namespace {
 
-// The first makes states and buffers and learns the order of units, the second does as all that
-// follow, the third is looked at when it needs the most.
-constexpr int kStepsBefore = 2;
 // From the second micro-batch on all need the same, so that more of them are only counted.
 constexpr int kMicroBatches = 2;
 
 void check(const PlanModel& model, const PlanOptions& options) {
   if (!model) throw Error("plan() was given no model.", "pass a function that makes one.");
   if (options.world < 1 || options.ranks_per_node < 1 || options.batch < 1 ||
-      options.micro_batches < 1)
-    throw Error("plan(): world, ranks_per_node, batch and micro_batches are at least 1.",
+      options.micro_batches < 1 || options.every < 1)
+    throw Error("plan(): world, ranks_per_node, batch, micro_batches and every are at least 1.",
                 "a world of one rank is a plan without sharding.");
 }
 
@@ -35,7 +33,8 @@ int ranks_that_share(const PlanOptions& options) {
     case ShardingStrategy::NO_SHARD:
       return 1;
     case ShardingStrategy::HYBRID_SHARD:
-      return std::min(options.ranks_per_node, options.world);
+      return std::min(options.shard_ranks > 0 ? options.shard_ranks : options.ranks_per_node,
+                      options.world);
     default:
       return options.world;
   }
@@ -44,9 +43,10 @@ int ranks_that_share(const PlanOptions& options) {
 DeviceMesh mesh_of(const World& world, const PlanOptions& options) {
   int shard = ranks_that_share(options);
   if (world.size() % shard != 0)
-    throw Error("plan(): " + std::to_string(world.size()) + " ranks are no whole nodes of " +
-                    std::to_string(shard) + ".",
-                "choose a world that ranks_per_node divides, or FULL_SHARD.");
+    throw Error("plan(): HYBRID_SHARD over groups of " + std::to_string(shard) + ", but " +
+                    std::to_string(world.size()) + " ranks are no whole number of them.",
+                "choose a world that the group divides (shard_ranks, else ranks_per_node), or "
+                "FULL_SHARD.");
   if (options.shard.strategy == ShardingStrategy::NO_SHARD)
     return DeviceMesh(world, {{"replicate", world.size()}});
   if (options.shard.strategy == ShardingStrategy::HYBRID_SHARD)
@@ -85,12 +85,14 @@ void note_units(const shard::Model& model, DryRun& run) {
 }
 
 // Sampled at every allocation: what was live before it, and whose it was.
-void note(std::vector<Sample>& samples, const shard::Model& model, int64_t live) {
+void note(std::vector<Sample>& samples, const shard::Model& model, const Meter& meter) {
   MemoryReport engine = model.memory();
+  int64_t live = meter.live();
   bool same = !samples.empty() && samples.back().engine.total() == engine.total() &&
               samples.back().engine.gradients == engine.gradients;
   if (same && samples.back().live >= live) return;
-  Sample sample{engine, shard::saved_activations::held(), live};
+  Meter::Logits logits = meter.logits();
+  Sample sample{engine, shard::saved_activations::held() - logits.saved, logits.all, live};
   if (same)
     samples.back() = sample;
   else
@@ -102,6 +104,16 @@ struct Counting {  // of what autograd keeps
   ~Counting() { shard::saved_activations::count(false); }
 };
 
+RecomputePolicy policy_of(const PlanOptions& options) {
+  RecomputeOptions how{.mode = *options.recompute, .every = options.every};
+  if (how.mode == Recompute::SELECTIVE && options.selective_modules) {
+    how.mode = Recompute::FULL;
+    return RecomputePolicy(options.selective_modules, how);
+  }
+  return RecomputePolicy(options.recompute_modules ? options.recompute_modules : options.shard.wrap,
+                         how);
+}
+
 DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   PlanSubject subject = [&] {
     shard::deferred::ShapesOnly shapes_only;
@@ -111,40 +123,36 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   World world = fake_world(options.world, options.ranks_per_node);
   Sharded sharded(shard::shard_modules({subject.module}, shard_options(world, options)));
   const std::shared_ptr<shard::Model>& model = sharded.model();
-  if (options.recompute) {
-    const WrapPolicy& modules =
-        options.recompute_modules ? options.recompute_modules : options.shard.wrap;
-    apply_activation_checkpointing(sharded, RecomputePolicy(modules, {.mode = *options.recompute}));
-  }
+  if (options.recompute) apply_activation_checkpointing(sharded, policy_of(options));
   std::unique_ptr<Optimizer> optimizer =
       options.optimizer ? options.optimizer(sharded) : std::make_unique<AdamW>(sharded);
   Counting counting;
-  int micro_batches = std::min(options.micro_batches, kMicroBatches);
-  auto step = [&] {
+  auto step = [&](int micro_batches) {
     for (int i = 0; i < micro_batches; ++i)
       subject.loss({options.batch, at::Device(at::kMeta)}).backward();
     if (options.clip > 0) sharded.clip_grad_norm_(options.clip);
     optimizer->step();
     optimizer->zero_grad();
   };
-  for (int i = 0; i < kStepsBefore; ++i) {
-    meter.begin();
-    sharded.reset_traffic();
-    shard::dry_run::take_products();
-    step();
-  }
-  DryRun run{.peak = meter.peak(),
-             .held = std::max(meter.peak_held(), meter.peak()),
-             .allocated = meter.allocated(),
-             .products = shard::dry_run::take_products(),
-             .traffic = sharded.traffic(),
-             .shard_ranks = ranks_that_share(options)};
+  step(1);  // makes states and buffers and learns the order of units
+  DryRun run{.shard_ranks = ranks_that_share(options)};
+  auto look = [&] { note(run.samples, *model, meter); };
+  sharded.reset_traffic();
+  shard::dry_run::take_products();
+  offload::begin_plan();
+  meter.begin(look);
+  int micro_batches = std::min(options.micro_batches, kMicroBatches);
+  step(micro_batches);  // does as all that follow
+  look();
+  run.peak = meter.peak();
+  run.held = std::max(meter.peak_held(), meter.peak());
+  run.allocated = meter.allocated();
+  run.products = shard::dry_run::take_products();
+  run.traffic = sharded.traffic();
+  run.away = offload::planned().most;
+  run.moved = offload::planned().moved;
   run.times = static_cast<double>(options.micro_batches) / micro_batches;
   note_units(*model, run);
-  auto look = [&] { note(run.samples, *model, meter.live()); };
-  meter.begin(look);
-  step();
-  look();
   return run;
 }
 
@@ -161,6 +169,47 @@ DryRun dry_run(const PlanModel& model, const PlanOptions& options) {
   } catch (const c10::Error& error) {
     explain(error);
   }
+}
+
+bool can_spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to) {
+  int64_t ranks = ranks_that_share(to);
+  bool micro = (from.micro_batches > 1) == (to.micro_batches > 1);
+  return micro && from.world > 1 && to.world > 1 && (run.shard_ranks > 1) == (ranks > 1);
+}
+
+DryRun spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to) {
+  DryRun other = run;
+  other.shard_ranks = ranks_that_share(to);
+  double share = static_cast<double>(run.shard_ranks) / static_cast<double>(other.shard_ranks);
+  int64_t before = 0, after = 0;
+  for (Sample& sample : other.samples) {
+    before = std::max(before, sample.live);
+    auto shrink = [&](int64_t& kind) {
+      auto now = static_cast<int64_t>(static_cast<double>(kind) * share);
+      sample.live += now - kind;
+      kind = now;
+    };
+    shrink(sample.engine.parameters);
+    shrink(sample.engine.gathered_from);
+    shrink(sample.engine.gradients);
+    shrink(sample.engine.optimizer);
+    after = std::max(after, sample.live);
+  }
+  other.peak += after - before;
+  other.held += after - before;
+  // Of n ranks each sends (n - 1) / n of a buffer.
+  auto sent = [](int64_t ranks) { return static_cast<double>(ranks - 1) / ranks; };
+  auto scale = [&](int64_t& bytes, int64_t ranks_before, int64_t ranks_now) {
+    if (ranks_before > 1)
+      bytes =
+          static_cast<int64_t>(static_cast<double>(bytes) * sent(ranks_now) / sent(ranks_before));
+  };
+  scale(other.traffic.all_gather, run.shard_ranks, other.shard_ranks);
+  scale(other.traffic.reduce_scatter, run.shard_ranks, other.shard_ranks);
+  scale(other.traffic.all_reduce, from.world / run.shard_ranks, to.world / other.shard_ranks);
+  int done = std::min(from.micro_batches, kMicroBatches);
+  other.times = static_cast<double>(to.micro_batches) / done;
+  return other;
 }
 
 }  // namespace fsdp::memory

@@ -9,8 +9,9 @@ namespace fsdp::memory {
 // A stretch of a step in which the engine holds the same, when the most was live.
 struct Sample {
   MemoryReport engine;
-  int64_t activations = 0;  // what autograd kept
-  int64_t live = 0;         // everything
+  int64_t activations = 0;  // what autograd kept, beside logits
+  int64_t logits = 0;
+  int64_t live = 0;  // everything
 };
 
 struct DryRun {
@@ -21,7 +22,9 @@ struct DryRun {
   std::vector<shard::dry_run::Product> products;  // of a step
   Traffic traffic;                                // of a step
   int64_t shard_ranks = 1;                        // over which a model is spread
-  double times = 1;  // that `allocated`, `products` and `traffic` come in a step
+  int64_t away = 0;                               // activations in host memory, at most
+  int64_t moved = 0;                              // bytes of them that leave, and come back
+  double times = 1;  // that `allocated`, `products`, `traffic` and `moved` come in a step
   struct UnitSize {
     std::string name;
     bool root;
@@ -33,6 +36,11 @@ struct DryRun {
 };
 
 DryRun dry_run(const PlanModel& model, const PlanOptions& options);
+
+// The dry run `to` would come to, from one of another world: shards are as much smaller as there
+// are more ranks, and what is gathered stays as it is. Not where one of the two gathers nothing.
+bool can_spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to);
+DryRun spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to);
 
 // What a dry run of these options comes to; they may differ from its own in offload and GPU.
 Plan plan_from(const DryRun& run, const PlanOptions& options);

@@ -1,77 +1,131 @@
-// Which settings fit, and which of those is the fastest.
-//
-// What a step needs grows with its samples nearly along a line. The line through two dry runs
-// promises a number, a third checks it, at most four times as many samples at a time; the numbers
-// between the last that fits and the first that does not are looked at until 2 % are left.
+// Which settings fit, and which of those is the fastest: for one world, each with its largest
+// micro-batch; and for several, where only what seems the fastest is looked at that closely.
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "fsdp/error.h"
 #include "fsdp/plan.h"
-#include "memory/plan_run.h"
+#include "memory/plan_search.h"
+#include "memory/plan_time.h"
 
 namespace fsdp {
 namespace {
 
-constexpr int64_t kMost = 4096;  // samples; beyond that nobody looks
+using memory::AtBatch;
+using memory::DryRun;
+using memory::find_largest;
+using memory::Found;
+using memory::Slope;
+using memory::Slopes;
 
-struct Found {
-  int64_t batch = 0;
-  Plan plan;
-};
+void check(const PlanOptions& options, const char* who) {
+  if (!options.gpu)
+    throw Error(std::string(who) + "() needs to know how much memory there is.",
+                "set options.gpu.");
+}
 
-// Plans of one model by the number of samples. What is offloaded makes no other dry run.
-class AtBatch {
+// Whether HYBRID_SHARD is something else than FULL_SHARD, and possible.
+bool has_hybrid(const PlanOptions& options) {
+  int ranks = options.shard_ranks > 0 ? options.shard_ranks : options.ranks_per_node;
+  return ranks > 1 && ranks < options.world && options.world % ranks == 0;
+}
+
+// Each strategy and recomputation; all that may be offloaded then comes of the same dry runs.
+std::vector<PlanOptions> runs_of(const PlanOptions& options, const SurveyOptions& survey) {
+  std::vector<PlanOptions> runs;
+  for (ShardingStrategy strategy : survey.strategies) {
+    if (strategy == ShardingStrategy::HYBRID_SHARD && !has_hybrid(options)) continue;
+    for (const std::optional<Recompute>& recompute : survey.recompute) {
+      runs.push_back(options);
+      runs.back().shard.strategy = strategy;
+      runs.back().recompute = recompute;
+    }
+  }
+  return runs;
+}
+
+PlanChoice choice_of(const PlanOptions& options, Found found) {
+  return {options.shard.strategy, options.recompute, options.shard.offload, found.batch,
+          std::move(found.plan)};
+}
+
+// What a choice that was planned with one sample would come to with as many as fit.
+PlanChoice stretched(PlanChoice choice, const PlanOptions& options, const Slope& slope) {
+  auto room = static_cast<double>(options.gpu->memory - choice.plan.memory.total());
+  int64_t most = options.batch > 0 ? options.batch : memory::kMostSamples;
+  int64_t further = slope.bytes > 0 ? static_cast<int64_t>(room / slope.bytes) : 0;
+  choice.largest_batch = std::min(most, 1 + further);
+  auto added = static_cast<double>(choice.largest_batch - 1) * options.micro_batches;
+  choice.plan.samples *= choice.largest_batch;
+  choice.plan.time.compute += slope.compute * added;
+  choice.plan.time.offload += slope.offload * added;
+  memory::hide_communication(choice.plan.time, choice.plan.units);
+  return choice;
+}
+
+// One sample on other worlds, by the dry run of the first that is like it.
+class OneSample {
  public:
-  explicit AtBatch(const PlanModel& model) : model_(model) {}
+  explicit OneSample(const PlanModel& model) : model_(model) {}
 
-  Plan operator()(PlanOptions options, int64_t batch) {
-    options.batch = batch;
-    auto known = runs_.find(batch);
-    if (known == runs_.end()) known = runs_.emplace(batch, memory::dry_run(model_, options)).first;
-    return memory::plan_from(known->second, options);
+  const DryRun& operator()(const PlanOptions& options) {
+    auto& [known, there] = runs_[{options.shard.strategy, options.recompute}];
+    if (there && memory::can_spread(there->run, *known, options))
+      return there->spread = memory::spread(there->run, *known, options);
+    known = options;
+    PlanOptions one = options;
+    one.batch = 1;
+    there = Runs{memory::dry_run(model_, one), {}};
+    return there->run;
   }
 
  private:
+  struct Runs {
+    DryRun run, spread;
+  };
   const PlanModel& model_;
-  std::map<int64_t, memory::DryRun> runs_;
+  std::map<std::pair<ShardingStrategy, std::optional<Recompute>>,
+           std::pair<std::optional<PlanOptions>, std::optional<Runs>>>
+      runs_;
 };
 
-// The largest batch up to `most`, with its plan; with the plan of one sample where none fits.
-Found find_largest(AtBatch& at_batch, const PlanOptions& options, int64_t most) {
-  auto room = static_cast<double>(options.gpu->memory);
-  Found best{0, at_batch(options, 1)};
-  if (!best.plan.fits) return best;
-  best.batch = 1;
-  int64_t bad = most + 1;
-  auto before = std::pair(0.0, 0.0);  // samples and bytes of the number tried before
-  auto last = std::pair(1.0, static_cast<double>(best.plan.memory.total()));
-  while (best.batch + 1 < bad) {
-    if (bad <= most && (bad - best.batch) * 50 <= best.batch) break;
-    double slope = (last.second - before.second) / (last.first - before.first);
-    double promised = before.first > 0 && slope > 0 ? last.first + (room - last.second) / slope
-                                                    : static_cast<double>(2 * best.batch);
-    auto next = static_cast<int64_t>(std::min(promised, 4.0 * static_cast<double>(best.batch)));
-    if (bad <= most && next >= bad) next = (best.batch + bad) / 2;
-    next = std::clamp(next, best.batch + 1, bad - 1);
-    Plan tried = at_batch(options, next);
-    before = last;
-    last = {static_cast<double>(next), static_cast<double>(tried.memory.total())};
-    if (tried.fits)
-      best = {next, std::move(tried)};
-    else
-      bad = next;
+// Looks at every setting with one sample. row.fastest is a guess afterwards.
+void look_at_all(const PlanModel& model, OneSample& one_sample, const PlanOptions& options,
+                 const SurveyOptions& survey, Slopes& slopes, WorldChoice& row) {
+  for (PlanOptions& chosen : runs_of(options, survey)) {
+    const DryRun& run = one_sample(chosen);
+    Slope& slope = slopes[chosen.recompute];
+    for (const Offload& offload : survey.offload) {
+      chosen.shard.offload = offload;
+      PlanOptions one = chosen;
+      one.batch = 1;
+      PlanChoice choice = choice_of(chosen, {1, memory::plan_from(run, one)});
+      ++row.settings;
+      if (!choice.plan.fits) continue;
+      ++row.fitting;
+      if (slope.bytes == 0) {
+        AtBatch at_batch(model);
+        find_largest(at_batch, chosen, slope);
+      }
+      choice = stretched(std::move(choice), options, slope);
+      if (row.fastest.largest_batch == 0 ||
+          choice.samples_per_second() > row.fastest.samples_per_second())
+        row.fastest = std::move(choice);
+    }
   }
-  return best;
 }
 
 }  // namespace
 
 int64_t largest_batch(const PlanModel& model, const PlanOptions& options) {
-  if (!options.gpu)
-    throw Error("largest_batch() needs to know how much memory there is.", "set options.gpu.");
+  check(options, "largest_batch");
   AtBatch at_batch(model);
-  return find_largest(at_batch, options, kMost).batch;
+  Slope slope;
+  PlanOptions any = options;
+  any.batch = 0;
+  return find_largest(at_batch, any, slope).batch;
 }
 
 double PlanChoice::samples_per_second() const {
@@ -80,21 +134,17 @@ double PlanChoice::samples_per_second() const {
 
 std::vector<PlanChoice> survey(const PlanModel& model, const PlanOptions& options,
                                const SurveyOptions& survey) {
-  if (!options.gpu)
-    throw Error("survey() needs to know how much memory there is.", "set options.gpu.");
+  check(options, "survey");
   std::vector<PlanChoice> choices;
-  for (ShardingStrategy strategy : survey.strategies)
-    for (const std::optional<Recompute>& recompute : survey.recompute) {
-      AtBatch at_batch(model);
-      for (const Offload& offload : survey.offload) {
-        PlanOptions chosen = options;
-        chosen.shard.strategy = strategy;
-        chosen.recompute = recompute;
-        chosen.shard.offload = offload;
-        Found found = find_largest(at_batch, chosen, options.batch > 0 ? options.batch : kMost);
-        choices.push_back({strategy, recompute, offload, found.batch, std::move(found.plan)});
-      }
+  Slopes slopes;
+  for (PlanOptions& chosen : runs_of(options, survey)) {
+    AtBatch at_batch(model);
+    for (const Offload& offload : survey.offload) {
+      chosen.shard.offload = offload;
+      Found found = find_largest(at_batch, chosen, slopes[chosen.recompute]);
+      choices.push_back(choice_of(chosen, std::move(found)));
     }
+  }
   PlanChoice* fastest = nullptr;
   for (PlanChoice& choice : choices)
     if (choice.largest_batch > 0 &&
@@ -102,6 +152,32 @@ std::vector<PlanChoice> survey(const PlanModel& model, const PlanOptions& option
       fastest = &choice;
   if (fastest) fastest->fastest = true;
   return choices;
+}
+
+std::vector<WorldChoice> survey_worlds(const PlanModel& model,
+                                       const std::vector<PlanOptions>& worlds,
+                                       const SurveyOptions& survey) {
+  std::vector<WorldChoice> rows;
+  Slopes slopes;
+  OneSample one_sample(model);
+  for (const PlanOptions& options : worlds) {
+    check(options, "survey_worlds");
+    WorldChoice row{.world = options.world};
+    AtBatch asked(model);
+    row.largest_batch = find_largest(asked, options, slopes[options.recompute]).batch;
+    look_at_all(model, one_sample, options, survey, slopes, row);
+    if (row.fitting > 0) {
+      PlanOptions chosen = options;
+      chosen.shard.strategy = row.fastest.strategy;
+      chosen.recompute = row.fastest.recompute;
+      chosen.shard.offload = row.fastest.offload;
+      AtBatch at_batch(model);
+      row.fastest = choice_of(chosen, find_largest(at_batch, chosen, slopes[chosen.recompute]));
+      row.fastest.fastest = row.fastest.largest_batch > 0;
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
 }
 
 }  // namespace fsdp

@@ -69,15 +69,23 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
     double back = share * static_cast<double>(kinds.parameters) / host_link;
     time.offload = std::max(share * elements / kHostRate, back);
   }
+  // Activations leave during forward and come back during backward, which takes twice as long.
+  double way = run.times * static_cast<double>(run.moved) / host_link;
+  time.offload +=
+      std::max(0.0, way - 0.9 * time.compute / 3) + std::max(0.0, way - 0.9 * time.compute * 2 / 3);
   if (offload.gradients || host_update)
     time.communication += static_cast<double>(kinds.gradients) / host_link;
   if (offload.parameters)  // every gather begins with a copy
     time.communication += 2 * static_cast<double>(kinds.parameters) / host_link;
 
-  // The first gather and the last reduction have nothing to hide behind.
-  double ends = time.communication / static_cast<double>(std::max<size_t>(1, run.units.size()));
-  time.exposed = std::max(ends, time.communication - 0.9 * time.compute);
+  hide_communication(time, static_cast<int64_t>(run.units.size()));
   return time;
+}
+
+void hide_communication(PlannedTime& time, int64_t units) {
+  // The first gather and the last reduction have nothing to hide behind.
+  double ends = time.communication / static_cast<double>(std::max<int64_t>(1, units));
+  time.exposed = std::max(ends, time.communication - 0.9 * time.compute);
 }
 
 }  // namespace fsdp::memory

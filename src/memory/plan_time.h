@@ -9,4 +9,7 @@ namespace fsdp::memory {
 // `kinds`: before anything was offloaded.
 PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOptions& options);
 
+// Works out time.exposed: what of the communication the computation does not cover.
+void hide_communication(PlannedTime& time, int64_t units);
+
 }  // namespace fsdp::memory

@@ -67,7 +67,8 @@ Compared compare(const PlannedMemory& planned, const MemoryReport& held,
   add("gather buffers", planned.gather_buffers, held.unsharded + held.secondary);
   add("communication", planned.communication, held.reduce_buffers + held.accumulated);
   add("activations", planned.activations, held.activations);
-  add("logits and temporaries", planned.temporaries, 0);
+  add("logits", planned.logits, 0);
+  add("temporaries", planned.temporaries, 0);
   add("workspaces", planned.workspaces, 0);
   add("peak", planned.peak(), peak.value_or(0));
   Compared compared;

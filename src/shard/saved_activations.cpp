@@ -52,6 +52,11 @@ void remove(const void* storage) {
   storages.erase(known);
 }
 
+bool holds(const void* storage) {
+  std::lock_guard lock(mutex);
+  return storages.contains(storage);
+}
+
 int64_t held() {
   std::lock_guard lock(mutex);
   return now;

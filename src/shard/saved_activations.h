@@ -11,6 +11,7 @@ bool counting();      // cheap: asked for every saved tensor
 void add(const at::Tensor& tensor);
 void add(const void* storage, size_t bytes);
 void remove(const void* storage);
+bool holds(const void* storage);
 int64_t held();  // now
 int64_t peak();  // since counting began; 0 where it never did
 

@@ -48,17 +48,19 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   };
   PlanOptions& options = plan.options;
   options.ranks_per_node = ranks_per_node;
-  if (config.shard.strategy == "hybrid_shard" && config.shard.shard_ranks > 0)
-    options.ranks_per_node = static_cast<int>(config.shard.shard_ranks);
+  options.shard_ranks = static_cast<int>(config.shard.shard_ranks);
   options.world = world;
   options.ranks_per_node = std::min(options.ranks_per_node, world);
   options.shard = shard_options(fake_world(world, options.ranks_per_node), config, known);
   options.gpu = std::move(gpu);
-  if (config.activations.mode != "none") {
-    options.recompute = config.activations.mode == "offload" ? Recompute::OFFLOAD : Recompute::FULL;
-    options.recompute_modules =
-        config.activations.mode == "selective" ? known.feed_forwards : known.blocks;
-  }
+  const std::string& mode = config.activations.mode;
+  if (mode != "none")
+    options.recompute = mode == "offload"     ? Recompute::OFFLOAD
+                        : mode == "selective" ? Recompute::SELECTIVE
+                                              : Recompute::FULL;
+  options.recompute_modules = known.blocks;
+  options.selective_modules = known.feed_forwards;
+  options.every = static_cast<int>(config.activations.every);
   int64_t share = std::max<int64_t>(1, config.train.batch / world);
   options.batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
@@ -67,6 +69,12 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
     return make_optimizer(optim, sharded);
   };
   return plan;
+}
+
+SurveyOptions survey_of(const Config& config) {
+  SurveyOptions survey;
+  if (config.model.type == "mlp") std::erase(survey.recompute, Recompute::SELECTIVE);
+  return survey;
 }
 
 }  // namespace fsdp::train

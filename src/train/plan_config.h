@@ -19,4 +19,7 @@ struct ConfigPlan {
 // data is read: a vocabulary that only a tokenizer knows is an Error.
 ConfigPlan plan_of(const Config& config, int world, std::optional<Gpu> gpu, int ranks_per_node = 8);
 
+// What can be chosen for it: settings that `fsdp train` takes.
+SurveyOptions survey_of(const Config& config);
+
 }  // namespace fsdp::train

@@ -1,0 +1,169 @@
+#include "cli/plan_tables.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <iostream>
+
+#include "base/table.h"
+#include "fsdp/error.h"
+#include "observe/throughput.h"
+
+namespace fsdp::cli {
+namespace {
+
+constexpr int kMostRanks = 65536;
+
+[[noreturn]] void refuse(const std::string& text, const std::string& why) {
+  throw Error("--world " + text + ": " + why,
+              "give a number of ranks (8), several (8,16,24), or a range that is doubled from one "
+              "to the other (8..1024).");
+}
+
+int ranks_of(const std::string& part, const std::string& text) {
+  int ranks = 0;
+  auto [end, problem] = std::from_chars(part.data(), part.data() + part.size(), ranks);
+  if (problem != std::errc() || end != part.data() + part.size())
+    refuse(text, "\"" + part + "\" is no number of ranks.");
+  if (ranks < 1 || ranks > kMostRanks)
+    refuse(text, "a world has 1 to " + std::to_string(kMostRanks) + " ranks, not " + part + ".");
+  return ranks;
+}
+
+std::string name_of(const std::optional<Recompute>& recompute) {
+  if (!recompute) return "none";
+  return *recompute == Recompute::FULL        ? "full"
+         : *recompute == Recompute::SELECTIVE ? "selective"
+                                              : "offload";
+}
+
+std::string name_of(const Offload& offload) {
+  if (!offload.any()) return "off";
+  return offload.parameters ? "all" : "optimizer";
+}
+
+const std::vector<Table::Column> kSetting = {{"strategy", "strategy", Table::kLeft},
+                                             {"recompute", "activations", Table::kLeft},
+                                             {"offload", "offload", Table::kLeft}};
+
+std::vector<Table::Column> figures(int64_t tokens_per_sample) {
+  return {{"micro_batch", "largest micro-batch"},
+          {"bytes", "memory"},
+          {"host_bytes", "host"},
+          {"step_ms", "ms a step"},
+          {"tokens_per_second", tokens_per_sample > 1 ? "tokens/s" : "samples/s"}};
+}
+
+std::vector<Cell> setting_cells(const PlanChoice& choice) {
+  return {text(lower(name(choice.strategy))), text(name_of(choice.recompute)),
+          text(name_of(choice.offload))};
+}
+
+std::vector<Cell> figure_cells(const PlanChoice& choice, int64_t tokens_per_sample) {
+  bool fits = choice.largest_batch > 0;
+  auto total = static_cast<double>(choice.plan.memory.total());
+  auto host = static_cast<double>(choice.plan.memory.host);
+  double ms = 1e3 * choice.plan.time.total();
+  double rate = choice.samples_per_second() * static_cast<double>(tokens_per_sample);
+  return {Cell{choice.largest_batch, fits ? std::to_string(choice.largest_batch) : "-"},
+          Cell{total, human_bytes(total)}, Cell{host, host > 0 ? human_bytes(host) : ""},
+          fits ? number(ms, 1) : Cell{ms, "-"},
+          Cell{rate, fits ? observe::human_count(rate) : "-"}};
+}
+
+template <typename T>
+void append(std::vector<T>& to, const std::vector<T>& more) {
+  to.insert(to.end(), more.begin(), more.end());
+}
+
+}  // namespace
+
+std::string lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+std::vector<int> worlds_of(const std::string& text) {
+  if (size_t dots = text.find(".."); dots != std::string::npos) {
+    int first = ranks_of(text.substr(0, dots), text), last = ranks_of(text.substr(dots + 2), text);
+    if (first > last) refuse(text, "the first number is the larger one.");
+    std::vector<int> worlds;
+    for (int ranks = first; ranks < last; ranks *= 2) worlds.push_back(ranks);
+    worlds.push_back(last);
+    return worlds;
+  }
+  std::vector<int> worlds;
+  for (size_t at = 0; at <= text.size();) {
+    size_t comma = std::min(text.find(',', at), text.size());
+    worlds.push_back(ranks_of(text.substr(at, comma - at), text));
+    at = comma + 1;
+  }
+  return worlds;
+}
+
+void print_choices(const std::vector<PlanChoice>& choices, int64_t tokens_per_sample, bool json) {
+  std::vector<Table::Column> columns = kSetting;
+  columns.push_back({"fits", "fits", Table::kLeft});
+  append(columns, figures(tokens_per_sample));
+  columns.push_back({"fastest", "choice", Table::kLeft});
+  Table table(columns);
+  for (const PlanChoice& choice : choices) {
+    bool fits = choice.largest_batch > 0;
+    std::vector<Cell> row = setting_cells(choice);
+    row.push_back(Cell{fits, fits ? "yes" : "no", fits ? "32" : "31"});
+    append(row, figure_cells(choice, tokens_per_sample));
+    row.push_back(Cell{choice.fastest, choice.fastest ? "fastest" : "", "1"});
+    table.add(std::move(row));
+  }
+  table.print(std::cout, json);
+}
+
+void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sample, bool json) {
+  std::vector<Table::Column> columns = {{"world", "ranks"},
+                                        {"as_asked", "micro-batch as asked"},
+                                        {"fitting", "settings that fit"},
+                                        {"settings", ""}};
+  append(columns, kSetting);
+  columns[4].title = "fastest: strategy";
+  append(columns, figures(tokens_per_sample));
+  Table table(columns);
+  for (const WorldChoice& world : worlds) {
+    bool fits = world.fitting > 0;
+    std::string of = std::to_string(world.fitting) + " of " + std::to_string(world.settings);
+    std::vector<Cell> row = {
+        Cell{world.world, std::to_string(world.world)},
+        Cell{world.largest_batch,
+             world.largest_batch > 0 ? std::to_string(world.largest_batch) : "none fits"},
+        Cell{world.fitting, of, fits ? "32" : "31"}, Cell{world.settings, ""}};
+    if (fits) {
+      append(row, setting_cells(world.fastest));
+      append(row, figure_cells(world.fastest, tokens_per_sample));
+    } else {
+      while (row.size() < columns.size()) row.push_back(Cell{nullptr, "-"});
+    }
+    table.add(std::move(row));
+  }
+  table.print(std::cout, json);
+}
+
+void print_kinds(const Plan& plan) {
+  Table table({{"kind", "", Table::kLeft}, {"bytes", ""}});
+  const PlannedMemory& memory = plan.memory;
+  auto add = [&](const char* kind, int64_t bytes) { table.add({text(kind), Cell{bytes, ""}}); };
+  add("parameters", memory.parameters);
+  add("master", memory.master);
+  add("gradients", memory.gradients);
+  add("states", memory.states);
+  add("gather_buffers", memory.gather_buffers);
+  add("communication", memory.communication);
+  add("activations", memory.activations);
+  add("logits", memory.logits);
+  add("temporaries", memory.temporaries);
+  add("workspaces", memory.workspaces);
+  add("fragmentation", memory.fragmentation);
+  add("outside", memory.outside);
+  add("host", memory.host);
+  table.print(std::cout, /*json=*/true);
+}
+
+}  // namespace fsdp::cli
