@@ -123,10 +123,10 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
       most = kinds;
     }
   }
-  // Samples are taken before the next allocation, when a temporary may be gone again.
+  // Samples are taken before the next allocation, when what was made last may be gone again.
   int64_t seen = 0;
   for (const Sample& sample : run.samples) seen = std::max(seen, sample.live);
-  most.temporaries += std::max<int64_t>(0, run.peak - seen);
+  (run.peak_in_loss ? most.logits : most.temporaries) += std::max<int64_t>(0, run.peak - seen);
   if (run.away > 0) most.host += HostPool::size_for(run.away);
   Plan plan{.memory = most,
             .batch = options.batch,

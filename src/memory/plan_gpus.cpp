@@ -36,7 +36,7 @@ Gpu gpu(const std::string& name) {
   }
   double size = 0;
   auto [end, problem] = std::from_chars(name.data(), name.data() + name.size(), size);
-  if (problem != std::errc() || end != name.data() + name.size() || !(size > 0))
+  if (problem != std::errc() || end != name.data() + name.size() || !(size > 0) || size > 1e6)
     throw Error("there is no GPU \"" + name + "\" here.",
                 "choose from " + known + "or give its memory in GB.");
   Gpu like = gpu("h100");

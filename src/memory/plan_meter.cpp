@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -29,6 +28,8 @@ struct Meter::State {
   Blocks placed;
   std::set<Counted*> logits;
   Counted* taken_over = nullptr;  // by the next allocation: a sum of gradients
+  int nodes = 0, losses = 0;      // that run now, one inside the other
+  bool peak_in_loss = false;
   int64_t live = 0, peak = 0, peak_held = 0, allocated = 0;
   std::function<void()> watch;
 
@@ -36,7 +37,10 @@ struct Meter::State {
     if (watch) watch();
     live += bytes;
     allocated += bytes;
-    peak = std::max(peak, live);
+    if (live > peak) {
+      peak = live;
+      peak_in_loss = losses > 0;
+    }
     if (blocks) peak_held = std::max(peak_held, placed.held());
   }
 };
@@ -139,8 +143,7 @@ Counted* counted_of(const at::Tensor& tensor) {
 // two nodes, and nobody else may know it; one reference is the callback's.
 Counted* summed(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
   if (name != "aten::add" || at::GradMode::is_enabled() || !inputs[0].isTensor()) return nullptr;
-  if (torch::autograd::get_current_graph_task_id() < 0 || torch::autograd::get_current_node())
-    return nullptr;
+  if (torch::autograd::get_current_graph_task_id() < 0 || current->nodes > 0) return nullptr;
   const at::Tensor& sum = inputs[0].toTensor();
   Counted* counted = counted_of(sum);
   bool own = counted && sum.use_count() == 2 && sum.storage().use_count() == 1;
@@ -156,7 +159,18 @@ void mark_logits(const c10::IValue& value) {
   counted->state->logits.insert(counted);
 }
 
-struct Loss : at::ObserverContext {};  // an operator whose results are of the logits' kind
+// An operator whose results are of the logits' kind, and a node of autograd's graph, while they
+// run.
+struct InLoss : at::ObserverContext {
+  explicit InLoss(std::shared_ptr<Meter::State> of) : state(std::move(of)) { ++state->losses; }
+  ~InLoss() override { --state->losses; }
+  std::shared_ptr<Meter::State> state;
+};
+struct InNode : at::ObserverContext {
+  explicit InNode(std::shared_ptr<Meter::State> of) : state(std::move(of)) { ++state->nodes; }
+  ~InNode() override { --state->nodes; }
+  std::shared_ptr<Meter::State> state;
+};
 
 // Losses over classes, ours and LibTorch's: which argument the logits are, or what they became.
 int logits_of(std::string_view name) {
@@ -180,12 +194,16 @@ std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
   int logits = logits_of(name);
   if (logits < 0) return nullptr;
   mark_logits(inputs[static_cast<size_t>(logits)]);
-  return std::make_unique<Loss>();
+  return std::make_unique<InLoss>(current);
 }
 
 void seen(const at::RecordFunction& function, at::ObserverContext* loss) {
   if (!current || !loss) return;
   for (const c10::IValue& made : function.outputs()) mark_logits(made);
+}
+
+std::unique_ptr<at::ObserverContext> see_node(const at::RecordFunction&) {
+  return current ? std::make_unique<InNode>(current) : nullptr;
 }
 
 }  // namespace
@@ -198,10 +216,13 @@ Meter::Meter(bool blocks) : state_(std::make_shared<State>()) {
                                              .needsInputs(true)
                                              .needsOutputs(true)
                                              .scopes({at::RecordScope::FUNCTION}));
+  nodes_ = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(&see_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 Meter::~Meter() {
   at::removeCallback(callback_);
+  at::removeCallback(nodes_);
   state_->watch = {};
   current.reset();
 }
@@ -220,6 +241,9 @@ Meter::Logits Meter::logits() const {
 int64_t Meter::peak() const {
   return state_->peak;
 }
+bool Meter::peak_in_loss() const {
+  return state_->peak_in_loss;
+}
 int64_t Meter::peak_held() const {
   return state_->peak_held;
 }
@@ -229,6 +253,7 @@ int64_t Meter::allocated() const {
 
 void Meter::begin(std::function<void()> watch) {
   state_->peak = state_->live;
+  state_->peak_in_loss = false;
   state_->peak_held = state_->blocks ? state_->placed.held() : 0;
   state_->allocated = 0;
   state_->watch = std::move(watch);

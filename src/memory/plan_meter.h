@@ -30,6 +30,7 @@ class Meter {
   };
   Logits logits() const;
   int64_t peak() const;       // since begin()
+  bool peak_in_loss() const;  // whether what came last then was made by a loss over classes
   int64_t peak_held() const;  // likewise, with what a GPU's allocator cannot give back
   int64_t allocated() const;  // all that was asked for since begin()
   // A new count. `watch` is called at each allocation, before it counts: by then it is known whose
@@ -40,7 +41,7 @@ class Meter {
 
  private:
   std::shared_ptr<State> state_;
-  uint64_t callback_ = 0;
+  uint64_t callback_ = 0, nodes_ = 0;
 };
 
 }  // namespace fsdp::memory

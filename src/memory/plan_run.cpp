@@ -145,6 +145,7 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   step(micro_batches);  // does as all that follow
   look();
   run.peak = meter.peak();
+  run.peak_in_loss = meter.peak_in_loss();
   run.held = std::max(meter.peak_held(), meter.peak());
   run.allocated = meter.allocated();
   run.products = shard::dry_run::take_products();

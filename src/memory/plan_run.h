@@ -17,6 +17,7 @@ struct Sample {
 struct DryRun {
   std::vector<Sample> samples;  // of one step
   int64_t peak = 0;             // the most that was live
+  bool peak_in_loss = false;    // what came last then was logits
   int64_t held = 0;             // with what a GPU's allocator could not have given back
   int64_t allocated = 0;        // bytes that a step asks for, one after the other
   std::vector<shard::dry_run::Product> products;  // of a step

@@ -51,7 +51,9 @@ bool MemoryPlan::looks_at(int64_t step) const {
 }
 
 void MemoryPlan::before_step(int64_t step) const {
-  if (looks_at(step)) training_.sharded.count_activations(true);
+  if (!looks_at(step)) return;
+  training_.sharded.count_activations(true);
+  reset_peak_memory(training_.world.device());  // what loading needed is no step's
 }
 
 std::string MemoryPlan::after_step(int64_t step) const {

@@ -49,6 +49,8 @@ TEST(TrainProfile, ATableAndATraceOfEveryRank) {
   EXPECT_TRUE(has(said.out, "2 steps of")) << said.out;
   EXPECT_TRUE(has(said.out, "rank 0 of 2")) << said.out;
   EXPECT_TRUE(has(said.out, "activations")) << said.out;
+  EXPECT_TRUE(has(said.out, "planned")) << "after step 3\n" << said.out;
+  EXPECT_FALSE(has(said.err, "than planned")) << said.err;
   EXPECT_FALSE(has(said.out, "measured peak")) << "nobody measures on the CPU";
   // unit, pass, gathers, median, max, sent (two words), …
   for (const char* unit : {"model.layers.0", "model.layers.1", "root"}) {

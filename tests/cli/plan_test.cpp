@@ -1,0 +1,146 @@
+// fsdp plan from the outside: kinds and settings for programs, worlds, and what is refused.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "launch/launched.h"
+
+namespace fsdp {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Words = std::vector<std::string>;
+
+struct Said {
+  int code = -1;
+  std::string out, err;
+};
+
+Said plan(Words arguments) {
+  arguments.insert(arguments.begin(), {FSDP_BINARY, "plan"});
+  launch::Launched program(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND"});
+  Said said;
+  said.code = program.wait();
+  said.out = program.out();
+  said.err = program.err();
+  return said;
+}
+
+std::vector<Json> rows_of(Words arguments) {
+  arguments.push_back("--json");
+  Said said = plan(arguments);
+  EXPECT_EQ(said.code, 0) << said.err;
+  std::vector<Json> rows;
+  std::istringstream lines(said.out);
+  for (std::string line; std::getline(lines, line);) {
+    rows.push_back(Json::parse(line, nullptr, /*allow_exceptions=*/false));
+    EXPECT_TRUE(rows.back().is_object()) << line;
+  }
+  return rows;
+}
+
+std::map<std::string, int64_t> kinds_of(Words arguments) {
+  arguments.push_back("--no-survey");
+  std::map<std::string, int64_t> kinds;
+  for (const Json& row : rows_of(arguments))
+    kinds[row["kind"].get<std::string>()] = row["bytes"].get<int64_t>();
+  return kinds;
+}
+
+bool has(const std::string& text, const std::string& word) {
+  return text.find(word) != std::string::npos;
+}
+
+TEST(PlanCommand, EveryKindIsThere) {
+  auto kinds = kinds_of({"demo", "--gpu", "h100", "--world", "8"});
+  for (const char* kind :
+       {"parameters", "master", "gradients", "states", "gather_buffers", "communication",
+        "activations", "logits", "temporaries", "workspaces", "fragmentation", "outside", "host"})
+    EXPECT_TRUE(kinds.count(kind)) << kind;
+  EXPECT_GT(kinds["logits"], 0);
+  EXPECT_GT(kinds["activations"], 0);
+  EXPECT_EQ(kinds["host"], 0);
+}
+
+TEST(PlanCommand, MoreIsKeptWhereFewerBlocksAreRecomputed) {
+  auto kept = [](const Words& more) {
+    Words words = {"demo", "--world", "2", "--train.micro_batch", "4"};
+    words.insert(words.end(), more.begin(), more.end());
+    return kinds_of(words)["activations"];
+  };
+  int64_t all = kept({}), none = kept({"--recompute", "full"});
+  int64_t half = kept({"--recompute", "full", "--activations.every", "2"});
+  EXPECT_LT(none, half);
+  EXPECT_LT(half, all);
+}
+
+TEST(PlanCommand, OffloadMovesStatesToTheHost) {
+  Words words = {"demo", "--world", "2", "--offload", "optimizer"};
+  auto kinds = kinds_of(words);
+  EXPECT_EQ(kinds["states"], 0);
+  EXPECT_GT(kinds["host"], 0);
+}
+
+TEST(PlanCommand, TheSurveyHasEverySettingThatCanBeTrained) {
+  std::set<std::string> strategies, recompute;
+  int rows = 0, fastest = 0;
+  for (const Json& row : rows_of({"demo", "--world", "16", "--gpu", "2"})) {
+    if (!row.contains("strategy")) continue;
+    ++rows;
+    fastest += row["fastest"].get<bool>();
+    strategies.insert(row["strategy"].get<std::string>());
+    recompute.insert(row["recompute"].get<std::string>());
+  }
+  EXPECT_EQ(rows, 4 * 4 * 3);
+  EXPECT_EQ(fastest, 1);
+  EXPECT_TRUE(strategies.count("hybrid_shard"));
+  EXPECT_TRUE(recompute.count("offload"));
+}
+
+TEST(PlanCommand, AnMlpHasNothingSelective) {
+  for (const Json& row : rows_of({"mlp-small", "--world", "2", "--gpu", "2"}))
+    if (row.contains("recompute")) {
+      EXPECT_NE(row["recompute"], "selective");
+    }
+}
+
+TEST(PlanCommand, ARangeOfWorldsIsDoubledAndEndsWhereItSays) {
+  auto worlds = [](const char* text) {
+    std::vector<int> found;
+    for (const Json& row : rows_of({"mlp-small", "--gpu", "h100", "--no-survey", "--world", text}))
+      found.push_back(row["world"].get<int>());
+    return found;
+  };
+  EXPECT_EQ(worlds("2..16"), (std::vector{2, 4, 8, 16}));
+  EXPECT_EQ(worlds("2..5"), (std::vector{2, 4, 5}));
+  EXPECT_EQ(worlds("8,3"), (std::vector{8, 3}));
+}
+
+TEST(PlanCommand, ThatNothingFitsIsAnAnswer) {
+  for (const char* world : {"2", "2,4"}) {
+    Said said = plan({"mlp-small", "--gpu", "0.1", "--world", world});
+    EXPECT_EQ(said.code, 0) << said.err;
+    EXPECT_TRUE(has(said.out, "Nothing fits")) << said.out;
+  }
+}
+
+TEST(PlanCommand, BadWorldsAndGpusAreRefusedWithWhatToWrite) {
+  for (const char* world :
+       {"0", "-1", "x", "8..", "..8", "16..8", "8,,9", "8,", "8...16", "70000", "1e3"}) {
+    Said said = plan({"mlp-small", "--world", world});
+    EXPECT_NE(said.code, 0) << world;
+    EXPECT_TRUE(has(said.err, "--world")) << world << "\n" << said.err;
+    EXPECT_TRUE(has(said.err, "8..1024")) << world << "\n" << said.err;
+  }
+  for (const char* gpu : {"v100", "-3", "0", ""}) {
+    Said said = plan({"mlp-small", "--gpu", gpu});
+    EXPECT_NE(said.code, 0) << gpu;
+    EXPECT_TRUE(has(said.err, "a100-40")) << said.err;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

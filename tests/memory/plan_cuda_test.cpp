@@ -1,0 +1,128 @@
+// Plans of models that fill a GPU, against the peak of its allocator. On one rank, where a GPU is.
+#include <ATen/ATen.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <torch/utils.h>
+
+#include "fsdp/deferred_init.h"
+#include "memory/plan_subjects.h"
+#include "shard/world.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+c10::DeviceAllocator& allocator() {
+  return *c10::getDeviceAllocator(at::kCUDA);
+}
+
+int64_t allocated(bool peak) {
+  auto stats = allocator().getDeviceStats(test_device().index());
+  return peak ? stats.allocated_bytes[kAll].peak : stats.allocated_bytes[kAll].current;
+}
+
+// cuBLAS keeps a workspace for the thread of the forward and one for that of the backward, for
+// good: they are there before anything is measured, and left out of what is planned.
+void make_workspaces() {
+  for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    at::Tensor x = at::ones({64, 64}, at::TensorOptions(type).device(test_device()));
+    x.requires_grad_(true);
+    at::mm(x, x).sum().backward();
+  }
+}
+
+int64_t measured(const Subject& subject, const PlanOptions& options) {
+  make_workspaces();
+  at::Device device = test_device();
+  allocator().emptyCache();
+  int64_t before = allocated(/*peak=*/false);
+  torch::manual_seed(7);
+  PlanSubject made = deferred_init(subject.model);
+  ShardOptions shard = options.shard;
+  shard.device = device;
+  Sharded sharded(shard::shard_modules({made.module}, shard));
+  if (options.recompute)
+    apply_activation_checkpointing(
+        sharded, RecomputePolicy(options.shard.wrap, {.mode = *options.recompute}));
+  AdamW optimizer(sharded);
+  int64_t peak = 0;
+  for (int step = 0; step < 3; ++step) {
+    allocator().resetPeakStats(device.index());
+    for (int i = 0; i < options.micro_batches; ++i) made.loss({options.batch, device}).backward();
+    sharded.clip_grad_norm_(options.clip);
+    optimizer.step();
+    optimizer.zero_grad();
+    peak = allocated(/*peak=*/true);
+  }
+  return peak - before;
+}
+
+void expect_close(const Subject& subject, const PlanOptions& options) {
+  if (!test_device().is_cuda()) GTEST_SKIP() << "needs a GPU";
+  PlannedMemory planned = plan(subject.model, options).memory;
+  int64_t expected = planned.peak() - planned.workspaces, real = measured(subject, options);
+  double off = 100.0 * static_cast<double>(expected - real) / static_cast<double>(real);
+  EXPECT_LE(std::abs(off), 5) << subject.name << ": planned " << expected << ", measured " << real;
+  ::testing::Test::RecordProperty(subject.name, std::to_string(off));
+}
+
+PlanOptions options_for(const Subject& subject, int64_t batch, bool bf16) {
+  PlanOptions options{.shard = {.wrap = subject.wrap, .share_host_memory = false},
+                      .world = world_size(),
+                      .ranks_per_node = world_size(),
+                      .gpu = gpu("h200"),
+                      .batch = batch};
+  if (bf16)
+    options.shard.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  return options;
+}
+
+Subject llama_182m() {
+  return llama({.vocab = 8192, .dim = 768, .layers = 24, .heads = 12}, 256);
+}
+
+Subject llama_953m() {
+  return llama({.vocab = 32000, .dim = 2048, .layers = 16, .heads = 16}, 2048);
+}
+
+TEST(PlanCuda, PredictsTheSmallLlama) {
+  expect_close(llama_182m(), options_for(llama_182m(), 1, /*bf16=*/true));
+}
+
+TEST(PlanCuda, PredictsTheLlama) {
+  expect_close(llama_953m(), options_for(llama_953m(), 4, /*bf16=*/true));
+}
+
+TEST(PlanCuda, PredictsTheLlamaWithRecomputation) {
+  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
+    PlanOptions options = options_for(llama_953m(), 4, /*bf16=*/true);
+    options.recompute = mode;
+    expect_close(llama_953m(), options);
+  }
+}
+
+TEST(PlanCuda, PredictsMicroBatches) {
+  PlanOptions options = options_for(llama_953m(), 2, /*bf16=*/true);
+  options.micro_batches = 2;
+  expect_close(llama_953m(), options);
+}
+
+TEST(PlanCuda, PredictsTheMlp) {
+  Subject subject = mlp(20480, 8);
+  expect_close(subject, options_for(subject, 64, /*bf16=*/false));
+}
+
+// Many blocks: the workspace of a convolution, which nobody can tell beforehand, weighs little.
+TEST(PlanCuda, PredictsAResNet) {
+  Subject subject = resnet(24, 64, 32);
+  expect_close(subject, options_for(subject, 64, /*bf16=*/false));
+}
+
+// One layer, mostly weights: what cuDNN keeps for the backward of its steps is not told to anybody.
+TEST(PlanCuda, PredictsAnLstm) {
+  Subject subject = lstm(2048, 2048, 1, 16);
+  expect_close(subject, options_for(subject, 16, /*bf16=*/false));
+}
+
+}  // namespace
+}  // namespace fsdp::testing
