@@ -43,6 +43,18 @@ struct Meter::State {
     }
     if (blocks) peak_held = std::max(peak_held, placed.held());
   }
+
+  // Memory that a kernel takes and gives back while it runs.
+  void passing(int64_t bytes) {
+    if (live + bytes > peak) {
+      peak = live + bytes;
+      peak_in_loss = false;
+    }
+    if (!blocks || bytes == 0) return;
+    Blocks::Block* block = placed.allocate(bytes);
+    peak_held = std::max(peak_held, placed.held());
+    placed.release(block);
+  }
 };
 
 namespace {
@@ -166,6 +178,13 @@ struct InLoss : at::ObserverContext {
   ~InLoss() override { --state->losses; }
   std::shared_ptr<Meter::State> state;
 };
+struct InSum : at::ObserverContext {
+  InSum(std::shared_ptr<Meter::State> of, Counted* sum) : state(std::move(of)) {
+    state->taken_over = sum;
+  }
+  ~InSum() override { state->taken_over = nullptr; }
+  std::shared_ptr<Meter::State> state;
+};
 struct InNode : at::ObserverContext {
   explicit InNode(std::shared_ptr<Meter::State> of) : state(std::move(of)) { ++state->nodes; }
   ~InNode() override { --state->nodes; }
@@ -184,22 +203,46 @@ int logits_of(std::string_view name) {
   return -1;
 }
 
+// Libraries compute convolutions in a layout of their own: what goes in and comes out of the kernel
+// is there once more.
+struct InConvolution : at::ObserverContext {
+  bool forward = false;
+  int64_t bytes = 0;
+
+  void add(const c10::IValue& value) {
+    if (value.isTensor() && value.toTensor().defined())
+      bytes += static_cast<int64_t>(value.toTensor().nbytes());
+  }
+};
+
 std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
   if (!current) return nullptr;
   std::string_view name = function.name();
   c10::ArrayRef<const c10::IValue> inputs = function.inputs();
   double flops = flops_of(name, inputs);
   if (flops > 0) shard::dry_run::count_product({flops, bytes_of(inputs)});
-  current->taken_over = summed(name, inputs);
+  if (Counted* sum = summed(name, inputs)) return std::make_unique<InSum>(current, sum);
+  if (name == "aten::convolution" || name == "aten::convolution_backward") {
+    auto kernel = std::make_unique<InConvolution>();
+    kernel->forward = name == "aten::convolution";
+    for (const c10::IValue& input : inputs) kernel->add(input);
+    return kernel;
+  }
   int logits = logits_of(name);
   if (logits < 0) return nullptr;
   mark_logits(inputs[static_cast<size_t>(logits)]);
   return std::make_unique<InLoss>(current);
 }
 
-void seen(const at::RecordFunction& function, at::ObserverContext* loss) {
-  if (!current || !loss) return;
-  for (const c10::IValue& made : function.outputs()) mark_logits(made);
+void seen(const at::RecordFunction& function, at::ObserverContext* context) {
+  if (!current) return;
+  if (auto* kernel = dynamic_cast<InConvolution*>(context)) {
+    if (kernel->forward)
+      for (const c10::IValue& output : function.outputs()) kernel->add(output);
+    current->passing(kernel->bytes);
+  }
+  if (dynamic_cast<InLoss*>(context))
+    for (const c10::IValue& made : function.outputs()) mark_logits(made);
 }
 
 std::unique_ptr<at::ObserverContext> see_node(const at::RecordFunction&) {

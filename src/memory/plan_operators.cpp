@@ -3,7 +3,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/lstm_native.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -12,6 +17,8 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "fsdp/error.h"
 #include "shard/dry_run.h"
@@ -185,8 +192,57 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
       at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, {}, scale, grouped));
 }
 
+// One layer and direction of an LSTM as the CPU takes it: the products of all inputs at once, then
+// step by step. LibTorch looks at the device for that, and takes all products by steps elsewhere.
+struct LstmLayer {
+  at::Tensor w_ih, w_hh, b_ih, b_hh;
+
+  at::Tensor operator()(const at::Tensor& x, at::Tensor& h, at::Tensor& c, bool reverse) const {
+    std::vector<at::Tensor> inputs = at::linear(x, w_ih, b_ih).unbind(0);
+    if (reverse) std::reverse(inputs.begin(), inputs.end());
+    std::vector<at::Tensor> outputs;
+    for (const at::Tensor& input : inputs) {
+      std::vector<at::Tensor> gates = at::linear(h, w_hh, b_hh).add_(input).unsafe_chunk(4, 1);
+      at::Tensor in = gates[0].sigmoid_(), forget = gates[1].sigmoid_(), cell = gates[2].tanh_(),
+                 out = gates[3].sigmoid_();
+      c = (forget * c).add_(in * cell);
+      h = out * c.tanh();
+      outputs.push_back(h);
+    }
+    if (reverse) std::reverse(outputs.begin(), outputs.end());
+    return at::stack(outputs, 0);
+  }
+};
+
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+Three lstm(const at::Tensor& input, at::TensorList hx, at::TensorList params, bool biases,
+           int64_t layers, double dropout, bool train, bool bidirectional, bool batch_first) {
+  const size_t each = biases ? 4 : 2, directions = bidirectional ? 2 : 1;
+  const auto count = static_cast<size_t>(layers) * directions;
+  if (!shard::dry_run::on() || shard::dry_run::as_gpu() || params.size() != count * each)
+    return at::native::lstm(input, hx, params, biases, layers, dropout, train, bidirectional,
+                            batch_first);
+  at::Tensor x = batch_first ? input.transpose(0, 1) : input;
+  std::vector<at::Tensor> h = hx[0].unbind(0), c = hx[1].unbind(0);
+  for (size_t layer = 0; layer < static_cast<size_t>(layers); ++layer) {
+    std::vector<at::Tensor> outputs;
+    for (size_t d = 0; d < directions; ++d) {
+      size_t i = layer * directions + d;
+      const at::Tensor* own = &params[i * each];
+      LstmLayer run{own[0], own[1], biases ? own[2] : at::Tensor(), biases ? own[3] : at::Tensor()};
+      outputs.push_back(run(x, h[i], c[i], /*reverse=*/d == 1));
+    }
+    x = directions == 1 ? outputs[0] : at::cat(outputs, -1);
+    if (dropout > 0 && train && layer + 1 < static_cast<size_t>(layers))
+      x = at::dropout(x, dropout, train);
+  }
+  return {batch_first ? x.transpose(0, 1) : x, at::stack(h, 0), at::stack(c, 0)};
+}
+
 TORCH_LIBRARY_IMPL(aten, AutogradMeta, m) {
   m.impl("scaled_dot_product_attention", attention);
+  m.impl("lstm.input", lstm);
 }
 
 }  // namespace
