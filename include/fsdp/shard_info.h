@@ -52,6 +52,9 @@ struct MemoryReport {
   // What autograd kept for backward at its most, beside parameters: counted while
   // count_activations(true) is on, else 0. Not ours, so not in total().
   int64_t activations = 0;
+  // Host memory that is there for offloaded activations (Recompute::OFFLOAD), of this whole
+  // process, whether or not they are counted. It is kept from step to step. In no sum either.
+  int64_t host_activations = 0;
   int64_t total() const {
     return parameters + gathered_from + gradients + optimizer + unsharded + secondary +
            reduce_buffers + accumulated;

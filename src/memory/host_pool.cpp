@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "shard/device_stream.h"
+#include "shard/saved_activations.h"
 #include "shard/tensor_access.h"
 
 namespace fsdp::memory {
@@ -19,6 +20,10 @@ int64_t rounded(int64_t bytes) {
 
 }  // namespace
 
+HostPool::~HostPool() {
+  shard::saved_activations::add_host(-size());
+}
+
 at::Tensor HostPool::take(int64_t bytes) {
   shard::Unseen unseen;
   const int64_t whole = rounded(bytes);
@@ -32,6 +37,7 @@ at::Tensor HostPool::take(int64_t bytes) {
     if (i == slabs_.size()) {
       auto options = at::TensorOptions(at::kByte).pinned_memory(shard::has_streams(device_));
       slabs_.push_back({at::empty({std::max(kSlab, whole)}, options)});
+      shard::saved_activations::add_host(slabs_.back().memory.numel());
     }
     Slab& slab = slabs_[i];
     if (slab.memory.numel() - slab.cut < whole) continue;

@@ -1,10 +1,10 @@
 // HostPool: host memory that things of a device wait in, used again from step to step.
 //
 // Memory comes in slabs, pinned where a device copies from and to it, and is never given back: a
-// device may still be at it, and a recorded step will be. Blocks are cut from the slabs; one that
-// is given back serves the next of its size, and when all are, cutting begins anew. So a step that
-// does what the step before did takes nothing more, and the pool is as large as the most that was
-// in it at once.
+// device may still be at it, and a recorded step will be. It shows as
+// MemoryReport::host_activations. Blocks are cut from the slabs; one that is given back serves the
+// next of its size, and when all are, cutting begins anew. So a step that does what the step before
+// did takes nothing more, and the pool is as large as the most that was in it at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +19,7 @@ namespace fsdp::memory {
 class HostPool {
  public:
   explicit HostPool(at::Device device) : device_(device) {}
+  ~HostPool();
 
   at::Tensor take(int64_t bytes);         // [bytes], of bytes
   void give(const at::Tensor& block);     // as it was taken

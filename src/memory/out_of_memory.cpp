@@ -60,6 +60,8 @@ std::vector<Change> changes_of(const PlanOptions& now) {
     add("selective recomputation", [](PlanOptions& o) { o.recompute = Recompute::SELECTIVE; });
   if (now.recompute != Recompute::FULL)
     add("full recomputation", [](PlanOptions& o) { o.recompute = Recompute::FULL; });
+  if (!now.recompute && now.gpu)
+    add("activations in host memory", [](PlanOptions& o) { o.recompute = Recompute::OFFLOAD; });
   if (now.shard.strategy != ShardingStrategy::FULL_SHARD && now.world > 1)
     add("FULL_SHARD", [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });
   if (!now.shard.offload.optimizer && now.gpu)

@@ -34,6 +34,7 @@ std::string describe(const MemoryReport& memory, std::optional<int64_t> measured
   add("activations", memory.activations);
   if (memory.host > 0) add("of these in host memory", memory.host);
   add(memory.host > 0 ? "together on the device" : "together", known(memory));
+  if (memory.host_activations > 0) add("host memory for activations", memory.host_activations);
   if (measured) add("measured peak", *measured);
   std::stringstream out;
   table.print(out, /*json=*/false);
@@ -71,6 +72,7 @@ Compared compare(const PlannedMemory& planned, const MemoryReport& held,
   add("temporaries", planned.temporaries, 0);
   add("workspaces", planned.workspaces, 0);
   add("peak", planned.peak(), peak.value_or(0));
+  add("in host memory", planned.host, held.host + held.host_activations);
   Compared compared;
   int64_t expected = planned.parameters + planned.master + planned.states;
   int64_t found = parameters + held.optimizer;

@@ -208,6 +208,7 @@ MemoryReport Model::memory() const {
   for (const auto& [optimizer, states] : optimizers) report.optimizer += states();
   for (const auto& [optimizer, states] : host_states) report.host += states();
   report.activations = saved_activations::peak();
+  report.host_activations = saved_activations::host();
   return report;
 }
 
@@ -235,6 +236,7 @@ std::string MemoryReport::table() const {
   add("gradients accumulated whole", accumulated);
   add("total", total());
   if (host > 0) add("  of this in host memory", host);
+  if (host_activations > 0) add("host memory for activations", host_activations);
   std::stringstream out;
   table.print(out, /*json=*/false);
   return out.str();

@@ -13,6 +13,7 @@ struct Held {
 };
 
 std::atomic<bool> on{false};
+std::atomic<int64_t> in_host{0};
 std::mutex mutex;
 std::unordered_map<const void*, Held> storages;
 int64_t now = 0, most = 0;
@@ -65,6 +66,14 @@ int64_t held() {
 int64_t peak() {
   std::lock_guard lock(mutex);
   return most;
+}
+
+void add_host(int64_t bytes) {
+  in_host += bytes;
+}
+
+int64_t host() {
+  return in_host;
 }
 
 }  // namespace fsdp::shard::saved_activations

@@ -15,4 +15,8 @@ bool holds(const void* storage);
 int64_t held();  // now
 int64_t peak();  // since counting began; 0 where it never did
 
+// Host memory that offloaded ones lie in, or did.
+void add_host(int64_t bytes);
+int64_t host();
+
 }  // namespace fsdp::shard::saved_activations

@@ -55,7 +55,7 @@ bool has(const std::string& text, const std::string& word) {
 }
 
 TEST(PlanCommand, EveryKindIsThere) {
-  auto kinds = kinds_of({"demo", "--gpu", "h100", "--world", "8"});
+  auto kinds = kinds_of({"gpt2-124m", "--gpu", "h100", "--world", "8"});
   for (const char* kind :
        {"parameters", "master", "gradients", "states", "gather_buffers", "communication",
         "activations", "logits", "temporaries", "workspaces", "fragmentation", "outside", "host"})

@@ -3,9 +3,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <utility>
+
 #include "fsdp/error.h"
 #include "fsdp/out_of_memory.h"
 #include "fsdp/plan.h"
+#include "memory/activation_offload.h"
 #include "memory/plan_subjects.h"
 #include "shard/counting_allocator.h"
 #include "shard/world.h"
@@ -88,6 +91,23 @@ TEST(Plan, OffloadedActivationsLieOnTheHost) {
   EXPECT_GE(away.memory.host, kept.memory.activations - away.memory.activations);
   EXPECT_EQ(away.flops, kept.flops);
   EXPECT_GE(away.time.offload, 0);
+}
+
+TEST(Plan, HostMemoryForActivationsIsReported) {
+  int64_t smallest = std::exchange(memory::offload::smallest_bytes, 1);
+  Subject subject = llama();
+  torch::manual_seed(7);
+  PlanSubject made = subject.model();
+  Sharded sharded(
+      shard::shard_modules({made.module}, {.wrap = subject.wrap, .share_host_memory = false}));
+  apply_activation_checkpointing(sharded,
+                                 RecomputePolicy(subject.wrap, {.mode = Recompute::OFFLOAD}));
+  made.loss({subject.batch, at::kCPU}).backward();
+  memory::offload::smallest_bytes = smallest;
+  MemoryReport report = sharded.memory();
+  EXPECT_GT(report.host_activations, 0);
+  EXPECT_EQ(report.host_activations, memory::offload::use_of(at::kCPU).pool);
+  EXPECT_TRUE(contains(report.table(), "host memory for activations"));
 }
 
 TEST(Plan, NothingIsComputedAndNothingAllocated) {

@@ -55,6 +55,9 @@ TEST(MemoryCheck, WhatLiesOnTheHostIsNotTheDevices) {
   EXPECT_TRUE(has_row(text, "in host memory", "3,000")) << text;
   EXPECT_TRUE(has_row(text, "together on the device", "5,750")) << text;
   EXPECT_DOUBLE_EQ(unaccounted_share(offloaded, 5750), 0);
+  offloaded.host_activations = 2500;  // of no device
+  EXPECT_DOUBLE_EQ(unaccounted_share(offloaded, 5750), 0);
+  EXPECT_TRUE(has_row(describe(offloaded, 5750), "host memory for activations", "2,500"));
 }
 
 TEST(MemoryCheck, APlanIsComparedByItsPeakOrByWhatStays) {
