@@ -55,6 +55,7 @@ struct PlanOptions {
   int ranks_per_node = 8;       // links are faster there
   int shard_ranks = 0;          // of HYBRID_SHARD, that hold one copy together; 0: a node's
   std::optional<Gpu> gpu = {};  // none: the habits and the allocator of the CPU, and no limit
+  int64_t host_memory = 0;      // bytes of a node, for all its ranks; 0: not known, and no limit
   int64_t batch = 1;            // samples of a micro-batch
   int micro_batches = 1;        // in a step
   double clip = 1.0;            // 0: none
@@ -108,7 +109,7 @@ struct Plan {
   double flops = 0;        // of a rank's step
   int64_t parameters = 0;  // elements of the whole model
   int64_t units = 0;
-  bool fits = true;                 // in the GPU's memory
+  bool fits = true;                 // in the GPU's memory, and the host's
   std::vector<std::string> advice;  // bad ideas that were found
   std::string describe() const;     // memory by kind, time, advice: some lines
 };

@@ -34,6 +34,7 @@ struct Flags {
   std::string gpu = "h100", world = "8", recompute, offload;
   std::vector<std::string> set;
   int per_host = 8;
+  double host_memory = 2000;
   bool json = false, no_survey = false;
 };
 
@@ -58,12 +59,19 @@ std::string gpu_text(const Gpu& gpu) {
   return gpu.name + " (" + human_bytes(static_cast<double>(gpu.memory)) + ")";
 }
 
+train::ConfigPlan plan_of(const Flags& flags, const train::Config& config, const Gpu& gpu,
+                          int world) {
+  train::ConfigPlan of = train::plan_of(config, world, gpu, flags.per_host);
+  of.options.host_memory = static_cast<int64_t>(flags.host_memory * 1e9);
+  return of;
+}
+
 int plan_worlds(const Flags& flags, const train::Config& config, const Gpu& gpu,
                 const std::vector<int>& worlds) {
   std::vector<PlanOptions> options;
   train::ConfigPlan of;
   for (int world : worlds) {
-    of = train::plan_of(config, world, gpu, flags.per_host);
+    of = plan_of(flags, config, gpu, world);
     of.options.batch = 0;
     options.push_back(of.options);
   }
@@ -86,7 +94,7 @@ int plan_worlds(const Flags& flags, const train::Config& config, const Gpu& gpu,
 }
 
 int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, int world) {
-  train::ConfigPlan of = train::plan_of(config, world, gpu, flags.per_host);
+  train::ConfigPlan of = plan_of(flags, config, gpu, world);
   Plan asked = plan(of.model, of.options);
   if (flags.json) {
     print_kinds(asked);
@@ -134,6 +142,11 @@ void add_plan(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--per-host", flags->per_host, "GPUs of a host")
       ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command
+      ->add_option("--host-memory", flags->host_memory,
+                   "GB of a host, for what its ranks offload; 0: no limit")
+      ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   command
       ->add_option("--recompute", flags->recompute,

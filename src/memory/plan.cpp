@@ -91,7 +91,14 @@ std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
     advice.push_back(std::to_string(tiny) + " of " + std::to_string(run.units.size()) +
                      " units have less than 1 MiB: each gather costs more than its bytes. Wrap "
                      "larger modules.");
-  if (!plan.fits) {
+  int64_t ranks = std::min(options.ranks_per_node, options.world);
+  if (!plan.fits && plan.memory.total() <= options.gpu->memory) {
+    advice.push_back(std::to_string(ranks) + " ranks of a host need " +
+                     human_bytes(static_cast<double>(ranks * plan.memory.host)) +
+                     " of its memory for what is offloaded, and it has " +
+                     human_bytes(static_cast<double>(options.host_memory)) +
+                     ": offload less, or use more ranks that share it (FULL_SHARD).");
+  } else if (!plan.fits) {
     auto without = plan.memory;
     without.activations = without.logits = without.temporaries = 0;
     bool ever = without.total() <= options.gpu->memory;
@@ -135,7 +142,9 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
             .units = static_cast<int64_t>(run.units.size())};
   for (const auto& product : run.products) plan.flops += run.times * product.flops;
   plan.time = time_of(run, before, options);
-  plan.fits = !options.gpu || plan.memory.total() <= options.gpu->memory;
+  int64_t on_host = plan.memory.host * std::min(options.ranks_per_node, options.world);
+  plan.fits = !options.gpu || (plan.memory.total() <= options.gpu->memory &&
+                               (options.host_memory == 0 || on_host <= options.host_memory));
   plan.advice = advice_on(run, plan, options);
   return plan;
 }

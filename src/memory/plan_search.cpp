@@ -58,6 +58,8 @@ Found find_largest(AtBatch& at_batch, const PlanOptions& options, Slope& slope) 
   }
   if (best.batch > 1) {
     slope.bytes = std::max(1.0, rise(one, best));
+    slope.host = static_cast<double>(best.plan.memory.host - one.plan.memory.host) /
+                 static_cast<double>(best.batch - 1);
     double samples = static_cast<double>(best.batch - 1) * options.micro_batches;
     slope.compute = (best.plan.time.compute - one.plan.time.compute) / samples;
     slope.offload = (best.plan.time.offload - one.plan.time.offload) / samples;

@@ -32,6 +32,7 @@ class AtBatch {
 // What each further sample adds, of steps that keep the same for backward.
 struct Slope {
   double bytes = 0;                 // 0: not known yet
+  double host = 0;                  // bytes
   double compute = 0, offload = 0;  // seconds of a micro-batch
 };
 using Slopes = std::map<std::optional<Recompute>, Slope>;

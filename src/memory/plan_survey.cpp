@@ -56,6 +56,12 @@ PlanChoice stretched(PlanChoice choice, const PlanOptions& options, const Slope&
   auto room = static_cast<double>(options.gpu->memory - choice.plan.memory.total());
   int64_t most = options.batch > 0 ? options.batch : memory::kMostSamples;
   int64_t further = slope.bytes > 0 ? static_cast<int64_t>(room / slope.bytes) : 0;
+  if (options.host_memory > 0 && slope.host > 0) {
+    auto share =
+        static_cast<double>(options.host_memory / std::min(options.ranks_per_node, options.world));
+    auto free = share - static_cast<double>(choice.plan.memory.host);
+    further = std::min(further, static_cast<int64_t>(free / slope.host));
+  }
   choice.largest_batch = std::min(most, 1 + further);
   auto added = static_cast<double>(choice.largest_batch - 1) * options.micro_batches;
   choice.plan.samples *= choice.largest_batch;

@@ -76,7 +76,8 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
   if (offload.gradients || host_update)
     time.communication += static_cast<double>(kinds.gradients) / host_link;
   if (offload.parameters)  // every gather begins with a copy
-    time.communication += 2 * static_cast<double>(kinds.parameters) / host_link;
+    time.communication +=
+        2 * options.micro_batches * static_cast<double>(kinds.parameters) / host_link;
 
   hide_communication(time, static_cast<int64_t>(run.units.size()));
   return time;

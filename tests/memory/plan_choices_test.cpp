@@ -156,6 +156,24 @@ TEST(Plan, OffloadMovesBytesToTheHost) {
   EXPECT_GT(off.time.offload, 0);
 }
 
+TEST(Plan, WhatIsOffloadedMustFitOnTheHost) {
+  PlanOptions options = options_for(llama());
+  options.world = 16;
+  options.ranks_per_node = 8;
+  options.gpu = gpu("h100");
+  options.shard.offload.optimizer = true;
+  int64_t each = plan(llama().model, options).memory.host;
+  options.host_memory = 8 * each;
+  EXPECT_TRUE(plan(llama().model, options).fits);
+  options.host_memory = 8 * each - 1;
+  Plan too_much = plan(llama().model, options);
+  EXPECT_FALSE(too_much.fits);
+  ASSERT_FALSE(too_much.advice.empty());
+  EXPECT_TRUE(contains(too_much.advice.back(), "8 ranks of a host need"));
+  options.shard.offload = {};
+  EXPECT_TRUE(plan(llama().model, options).fits);
+}
+
 TEST(Plan, RecomputationKeepsLessAndTakesLonger) {
   PlanOptions options = options_for(llama());
   options.gpu = gpu("h100");
