@@ -44,6 +44,12 @@ Found find_largest(AtBatch& at_batch, const PlanOptions& options, Slope& slope) 
     if (step > 0 && bytes_of(best.plan) + step > room + step / 4) break;  // clearly too much
     double promised =
         steep > 0 ? static_cast<double>(last.batch) + (room - bytes_of(last.plan)) / steep : 2;
+    if (options.host_memory > 0 && slope.host > 0) {
+      double share = static_cast<double>(options.host_memory) /
+                     std::min(options.ranks_per_node, options.world);
+      double free = share - static_cast<double>(one.plan.memory.host);
+      promised = std::min(promised, 1 + free / slope.host);
+    }
     if (!told) promised = std::min(promised, 4.0 * static_cast<double>(best.batch));
     auto next = static_cast<int64_t>(std::min(promised, static_cast<double>(bad)));
     if (bad <= most && next >= bad) next = (best.batch + bad) / 2;
