@@ -39,7 +39,9 @@ std::string name_of(const std::optional<Recompute>& recompute) {
 
 std::string name_of(const Offload& offload) {
   if (!offload.any()) return "off";
-  return offload.parameters ? "all" : "optimizer";
+  if (offload.optimizer) return offload.parameters ? "all" : "optimizer";
+  if (offload.parameters && offload.gradients) return "parameters, gradients";
+  return offload.parameters ? "parameters" : "gradients";
 }
 
 const std::vector<Table::Column> kSetting = {{"strategy", "strategy", Table::kLeft},

@@ -53,19 +53,42 @@ PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
 // As the engine does it (shard/offload.h): gradients leave with what is updated, and the host has
 // the shards whether or not the device has them too.
 void move_to_host(PlannedMemory& kinds, const Offload& offload) {
-  if (!offload.optimizer) return;
   double share = std::clamp(offload.fraction, 0.0, 1.0);
   auto take = [&](int64_t& kind) {
     int64_t moved = share_of(kind, share);
     kind -= moved;
     return moved;
   };
-  int64_t updated = take(kinds.states) + take(kinds.master);
-  if (offload.directory.empty()) kinds.host += updated;  // else in files
-  kinds.host += take(kinds.gradients);
+  if (offload.optimizer) {
+    int64_t updated = take(kinds.states) + take(kinds.master);
+    if (offload.directory.empty()) kinds.host += updated;  // else in files
+  }
+  if (offload.optimizer || offload.gradients) kinds.host += take(kinds.gradients);
+  if (!offload.optimizer && !offload.parameters) return;
   int64_t shards = share_of(kinds.parameters, share);
   kinds.host += shards;
   if (offload.parameters) kinds.parameters -= shards;
+}
+
+// The dry run offloads nothing, and a model that is not sharded has no buffers then: its parameters
+// and gradients stay where they are. Those that leave pass through some.
+void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOptions& options) {
+  const Offload& offload = options.shard.offload;
+  if (offload.fraction <= 0 || run.shard_ranks > 1) return;
+  int64_t largest = 0, root = 0, others = 0;
+  for (const auto& unit : run.units) {
+    if (unit.root) root += unit.bytes;
+    if (!unit.root) largest = std::max(largest, unit.bytes), ++others;
+  }
+  auto slots = [&](int64_t count) { return std::min(count, others) * largest + root; };
+  if (offload.parameters) {
+    int64_t ahead = std::max({0, options.shard.forward_prefetch, options.shard.backward_prefetch});
+    kinds.gather_buffers += slots(ahead > 0 ? 2 + ahead : 1);
+  }
+  if ((offload.optimizer || offload.gradients) && kinds.gradients > 0) {
+    double bytes = static_cast<double>(kinds.gradients) / static_cast<double>(run.parameters);
+    kinds.communication += share_of(slots(options.gpu ? 2 : 1), bytes / run.element);
+  }
 }
 
 std::string percent(double part, double whole) {
@@ -120,6 +143,7 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
   PlannedMemory most, before;
   for (const Sample& sample : run.samples) {
     PlannedMemory kinds = kinds_of(run, sample, options), here = kinds;
+    add_buffers(kinds, run, options);
     move_to_host(kinds, options.shard.offload);
     before.gradients = std::max(before.gradients, here.gradients);
     before.states = std::max(before.states, here.states);

@@ -68,6 +68,11 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
     // Gradients leave during backward; the update and the way back wait for the last of them.
     double back = share * static_cast<double>(kinds.parameters) / host_link;
     time.offload = std::max(share * elements / kHostRate, back);
+  } else {
+    // What is updated on the device comes there, and the parameters go back.
+    double visits = (offload.parameters ? 2 * static_cast<double>(kinds.parameters) : 0) +
+                    (offload.gradients ? static_cast<double>(kinds.gradients) : 0);
+    time.offload = std::clamp(offload.fraction, 0.0, 1.0) * visits / host_link;
   }
   // Activations leave during forward and come back during backward, which takes twice as long.
   double way = run.times * static_cast<double>(run.moved) / host_link;

@@ -262,7 +262,9 @@ Slot* Model::find_slot(Unit& unit, bool may_grow) {
     if (!slot->tenant && slot->bytes.numel() >= bytes) return slot.get();
   // The one in use, those ahead, and one that is still computed with when the host is ahead. Who
   // wants nothing ahead wants memory.
-  int ahead = std::max({0, options.forward_prefetch, options.backward_prefetch});
+  size_t ahead = std::max({0, options.forward_prefetch, options.backward_prefetch});
+  for (const auto& other : units)
+    ahead = std::max({ahead, other->forward_next.size(), other->backward_next.size()});
   size_t capacity = ahead > 0 ? 2 + ahead : 1;
   if (ring_.size() >= capacity && options.limit_all_gathers) {
     Slot* oldest = nullptr;

@@ -156,6 +156,34 @@ TEST(Plan, OffloadMovesBytesToTheHost) {
   EXPECT_GT(off.time.offload, 0);
 }
 
+// Also of one rank, which without offload gathers and reduces nothing.
+TEST(Plan, OffloadedModelsHoldOnTheDeviceWhatThePlanSays) {
+  const Subject subject = mlp();
+  for (const Offload& offload :
+       {Offload{.optimizer = true}, Offload{.parameters = true}, Offload{.gradients = true},
+        Offload{.parameters = true, .gradients = true, .optimizer = true}})
+    for (int ahead : {0, 1}) {
+      PlanOptions options = options_for(subject);
+      options.shard.offload = offload;
+      options.shard.forward_prefetch = options.shard.backward_prefetch = ahead;
+      const PlannedMemory planned = plan(subject.model, options).memory;
+      PlanSubject real = subject.model();
+      Sharded sharded = fully_shard(real.module, options.shard);
+      AdamW optimizer(sharded);
+      for (int i = 0; i < 2; ++i) {
+        real.loss({subject.batch, at::kCPU}).backward();
+        optimizer.step();
+      }
+      const MemoryReport memory = sharded.memory();
+      const int64_t held = planned.parameters + planned.master + planned.gradients +
+                           planned.states + planned.gather_buffers + planned.communication;
+      EXPECT_NEAR(static_cast<double>(held), static_cast<double>(memory.total() - memory.host),
+                  0.05 * static_cast<double>(held));
+      EXPECT_NEAR(static_cast<double>(planned.host), static_cast<double>(memory.host),
+                  0.01 * static_cast<double>(memory.host));
+    }
+}
+
 TEST(Plan, WhatIsOffloadedMustFitOnTheHost) {
   PlanOptions options = options_for(llama());
   options.world = 16;

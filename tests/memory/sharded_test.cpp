@@ -30,6 +30,8 @@ struct Training {
 };
 
 Trained train(const Training& training) {
+  if (!test_device().is_cpu())  // where the same sum need not be the same twice
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   torch::manual_seed(kSeed);
   Built built = training.build();
   auto apply = [&](const auto& model) {

@@ -1,6 +1,7 @@
 #include "shard/world.h"
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,13 +9,30 @@
 #include <cstdlib>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "fsdp/fully_shard.h"
 
 namespace fsdp::testing {
 namespace {
 
 std::optional<World> world;
 std::optional<DeviceMesh> mesh;
+std::vector<std::pair<torch::nn::Linear, Sharded>> kept;
 int texts = 0;
+
+// Models without a mesh of their own share the communicators of one that lives, and NCCL takes some
+// tenths of a second to make a set.
+void keep_communicators() {
+  for (auto strategy :
+       {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::NO_SHARD})
+    for (bool share : {true, false}) {
+      torch::nn::Linear model(1, 1);
+      Sharded sharded = fully_shard(
+          model, {.strategy = strategy, .device = world->device(), .share_host_memory = share});
+      kept.emplace_back(model, sharded);
+    }
+}
 
 double reduced(double mine, ReduceOp op) {
   auto tensor = at::full({1}, mine, at::TensorOptions().dtype(at::kDouble).device(test_device()));
@@ -66,7 +84,10 @@ class RankListener : public ::testing::EmptyTestEventListener {
 }  // namespace
 
 const World& test_world() {
-  if (!world) world = init();
+  if (!world) {
+    world = init();
+    if (world->backend() == "nccl") keep_communicators();
+  }
   return *world;
 }
 
@@ -142,6 +163,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "no test has such a name.\n");
       result = 1;
     }
+    fsdp::testing::kept.clear();
     fsdp::testing::mesh.reset();
     fsdp::testing::world.reset();
   } catch (const std::exception& error) {
