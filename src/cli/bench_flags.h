@@ -5,7 +5,11 @@
 
 #include <string>
 
+#include "fsdp/error.h"
+
 namespace fsdp::cli {
+
+inline constexpr const char* kNamedRows = "Named rows";
 
 // A whole number from `least` to `most`.
 template <typename Number>
@@ -31,9 +35,18 @@ inline void add_init(CLI::App& command, std::string& init) {
       ->check(CLI::IsMember({"cpu", "device"}));
 }
 
+// What is said about named rows says nothing without them.
+inline void require_rows(const CLI::App& command, const std::string& rows) {
+  if (!rows.empty()) return;
+  for (const CLI::Option* option : command.get_options())
+    if (option->get_group() == kNamedRows && option->count() > 0)
+      throw Error(option->get_name() + " is about named rows, and none were asked for.",
+                  "add --rows; --help lists them.");
+}
+
 // Of commands with named rows.
 inline void add_page_flags(CLI::App& command, std::string& page, std::string& keep, int& limit) {
-  const char* group = "Named rows";
+  const char* group = kNamedRows;
   command
       .add_option("--write", page,
                   "Write a page with commands, versions and raw lines; to bench/results if no file "

@@ -27,8 +27,9 @@ std::string shown(const std::vector<std::string>& program) {
   return all;
 }
 
-std::string key_of(const BenchRow& row, const Measured& one, int round) {
-  return std::to_string(row.ranks) + " ranks, round " + std::to_string(round) + ": " + one.command;
+std::string key_of(const BenchRow& row, const Measured& one, int threads, int round) {
+  return std::to_string(row.ranks) + " ranks of " + std::to_string(threads) + " threads, round " +
+         std::to_string(round) + ": " + one.command;
 }
 
 void keep(const std::string& path, const std::string& key, const Json& line) {
@@ -41,7 +42,7 @@ void keep(const std::string& path, const std::string& key, const Json& line) {
 
 // What two rows have in common is measured once.
 void measure_one(Starts& starts, const BenchRow& row, Measured& one, int round) {
-  std::string key = key_of(row, one, round);
+  std::string key = key_of(row, one, starts.threads, round);
   if (auto known = starts.known.find(key); known != starts.known.end()) {
     one.rounds.push_back(known->second);
     return;

@@ -174,8 +174,9 @@ void add_bench_offload(CLI::App& bench, Action& action) {
     options->threads_given = command->count("--threads") > 0;
     options->write = command->count("--write") > 0;
     if (options->backend.empty()) options->backend = options->device == "cuda" ? "nccl" : "shm";
-    action = [options] {
+    action = [options, command] {
       if (!options->worker.empty()) return run_offload_rank(*options);
+      require_rows(*command, options->rows);
       return options->rows.empty() ? run_parent(*options) : run_offload_rows(*options);
     };
   });

@@ -118,7 +118,11 @@ int run_offload_rank(const OffloadBench& options) {
       RECORD_USER_SCOPE(kLoading);
       for (const at::Tensor& input : batch) inputs.push_back(input.to(world.device()));
     }
-    return work.loss_of(inputs);
+    const auto parts = static_cast<double>(options.shape.accumulate);
+    for (int64_t i = 1; i < options.shape.accumulate; ++i)
+      (work.loss_of(inputs) / parts).backward();
+    if (options.clip <= 0) optimizer.step_in_backward();  // of the last part
+    return options.shape.accumulate > 1 ? work.loss_of(inputs) / parts : work.loss_of(inputs);
   };
   const auto clip = [&] {
     if (options.clip > 0) sharded.clip_grad_norm_(options.clip);

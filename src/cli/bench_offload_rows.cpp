@@ -84,7 +84,7 @@ std::vector<Measured> everybody(const OffloadBench& options, const BenchRow& row
   std::vector<Measured> all;
   if (options.only != "peer")
     for (const std::string& which : options.which) all.push_back(ours(chosen, row, which));
-  if (python) all.push_back(peer(chosen, row, *python));
+  if (python && options.only != "ours") all.push_back(peer(chosen, row, *python));
   return all;
 }
 

@@ -142,14 +142,12 @@ std::vector<BenchRow> train_rows() {
 }
 
 std::vector<BenchRow> offload_rows() {
-  const std::vector<std::string> modes = {"off", "optimizer", "everything"};
-  auto llama = [&](double clip, double goal_ms) {
+  auto llama = [](double clip, double goal_ms) {
     return BenchRow{.name = "953m",
                     .title = std::string("Llama 953M, ") + (clip > 0 ? "clip" : "no clip"),
                     .shape = llama_953m(),
                     .steps = 10,
                     .warmup = 3,
-                    .modes = modes,
                     .goal_ms = goal_ms,
                     .clip = clip};
   };
@@ -160,7 +158,6 @@ std::vector<BenchRow> offload_rows() {
            .shape = mlp_20480(),
            .steps = 6,
            .warmup = 3,
-           .modes = modes,
            .goal_ms = 1300,
            .goal_gb = 6.5,
            .same_weights = false,
@@ -170,7 +167,6 @@ std::vector<BenchRow> offload_rows() {
            .shape = tiny(),
            .steps = 3,
            .warmup = 2,
-           .modes = modes,
            .in_all = false}};
 }
 

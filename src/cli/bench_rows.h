@@ -15,9 +15,9 @@ struct BenchRow {
   Shape shape;
   int ranks = 1;
   int steps = 20, warmup = 5;
-  std::vector<std::string> modes = {"eager", "graph", "plain"};  // for offload: what is offloaded
-  double goal_ms = 0;                                            // a step, at most; 0: none
-  double goal_gb = 0;                                            // of peak memory, MiB / 1000
+  std::vector<std::string> modes = {"eager", "graph", "plain"};
+  double goal_ms = 0;         // a step, at most; 0: none
+  double goal_gb = 0;         // of peak memory, MiB / 1000
   double goal_times = 0;      // a step, at most this times the peer's
   double published_rate = 0;  // tokens/s that others say they reach, on another machine
   std::string published_by = "";

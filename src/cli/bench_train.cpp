@@ -89,7 +89,8 @@ Json measure_python(const TrainBench& options, const std::string& python, const 
       python, peer_script("peer_fsdp2.py"), "--mode", mode, "--reshard", keeps ? "0" : "1"};
   append(program, common_flags(options));
   append(program, peer_flags_of(row.shape));
-  append(program, peer_recomputes(options.activations));
+  if (mode != "none") append(program, peer_recomputes(options.activations));
+  if (!options.init.empty()) append(program, {"--init", options.init});
   Ranks ranks = {options.ranks, options.threads, program, what};
   bool share = options.device == "cuda" && options.ranks > 1;
   return (share ? run_peers_on_gpu(ranks) : run_ranks(ranks)).front();
@@ -308,8 +309,9 @@ void add_bench_train(CLI::App& bench, Action& action) {
     options->warmup_given = command->count("--warmup") > 0;
     options->rounds_given = command->count("--rounds") > 0;
     options->write = command->count("--write") > 0;
-    action = [options, model_given] {
+    action = [options, command, model_given] {
       if (!options->worker.empty()) return run_rank(*options);
+      require_rows(*command, options->rows == "cpu" ? "" : options->rows);
       if (!options->rows.empty() && options->rows != "cpu") return run_rows(*options);
       return run_parent(*options, model_given);
     };

@@ -77,7 +77,7 @@ std::vector<Measured> everybody(const TrainBench& options, const BenchRow& row,
     bool wanted = options.only.empty() || (options.only == "none") == (mode == "plain");
     if (wanted && options.only != "peer") all.push_back(ours(options, row, mode));
   }
-  if (!python) return all;
+  if (!python || options.only == "ours" || options.only == "none") return all;
   const std::vector<std::string> again = peer_recomputes(activations_of(options, row));
   const std::string ac = again.empty() ? "" : " + ac";
   if (options.device == "cpu") {

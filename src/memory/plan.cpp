@@ -71,7 +71,8 @@ void move_to_host(PlannedMemory& kinds, const Offload& offload) {
 }
 
 // The dry run offloads nothing, and a model that is not sharded has no buffers then: its parameters
-// and gradients stay where they are. Those that leave pass through some.
+// and gradients stay where they are. Those that leave pass through some. (Of a sharded model a
+// shard of the largest unit beside each whole gradient is left out: little.)
 void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOptions& options) {
   const Offload& offload = options.shard.offload;
   if (offload.fraction <= 0 || run.shard_ranks > 1) return;

@@ -42,8 +42,9 @@ Found find_largest(AtBatch& at_batch, const PlanOptions& options, Slope& slope) 
     double line = best.batch > 1 ? rise(one, best) : steep;
     double step = line * static_cast<double>(little);
     if (step > 0 && bytes_of(best.plan) + step > room + step / 4) break;  // clearly too much
-    double promised =
-        steep > 0 ? static_cast<double>(last.batch) + (room - bytes_of(last.plan)) / steep : 2;
+    double promised = steep > 0
+                          ? static_cast<double>(last.batch) + (room - bytes_of(last.plan)) / steep
+                          : 2.0 * static_cast<double>(best.batch);
     if (options.host_memory > 0 && slope.host > 0) {
       double share = static_cast<double>(options.host_memory) /
                      std::min(options.ranks_per_node, options.world);

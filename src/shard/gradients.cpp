@@ -426,16 +426,17 @@ void Model::settle_factor() {
 void Model::hand_out_masters() {
   std::lock_guard lock(mutex);
   Unseen unseen;
-  settle_factor();
-  masters_handed_out = true;
-  for (Flat* flat : flats()) {
-    if (flat->leaf.defined() || !flat->trainable() || !flat->shard.defined()) continue;
-    if (flat->home && !updated_at_home(*flat))
+  for (Flat* flat : flats())
+    if (flat->trainable() && flat->home && !updated_at_home(*flat))
       throw Error(
           "unit \"" + flat->unit().name +
               "\": torch::optim would find its parameters and gradients in different places "
               "(offload.parameters or offload.gradients without offload.optimizer).",
           "use fsdp::AdamW or fsdp::SGD, or set .optimizer = true as well.");
+  settle_factor();
+  masters_handed_out = true;
+  for (Flat* flat : flats()) {
+    if (flat->leaf.defined() || !flat->trainable() || !flat->shard.defined()) continue;
     flat->settle();
     flat->await_gradient();
     flat->join_master();

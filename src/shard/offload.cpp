@@ -65,6 +65,19 @@ std::shared_ptr<HostUpdate> HostUpdates::add(HostWork work) {
   return update;
 }
 
+namespace {
+
+// What cannot be asked (a device that is lost) is told by the work itself.
+bool can_start(const HostWork& work) {
+  try {
+    return !work.can_start || work.can_start();
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+}  // namespace
+
 void HostUpdates::loop() {
   at::NoGradGuard no_grad;
   Unseen unseen;
@@ -78,7 +91,7 @@ void HostUpdates::loop() {
     for (auto entry = waiting_.begin(); entry != waiting_.end(); ++entry) {
       const HostWork& work = entry->second;
       if (next != waiting_.end() && next->second.wanted <= work.wanted) continue;
-      if (!work.can_start || work.can_start()) next = entry;
+      if (can_start(work)) next = entry;
     }
     if (next == waiting_.end())
       next = std::min_element(waiting_.begin(), waiting_.end(), [](const auto& a, const auto& b) {

@@ -3,9 +3,9 @@ what is measured beside ours is no other work. Run by a python with torch; witho
 import json, os, socket, subprocess, sys
 
 try:
-    import torch  # noqa: F401
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard  # noqa: F401
 except ImportError:
-    print("this python has no torch: FSDP_TEST_PYTHON names one; ./fsdp test makes it")
+    print("this python has no torch with FSDP2: FSDP_TEST_PYTHON names one; ./fsdp test makes it")
     sys.exit(77)
 
 script = sys.argv[1]

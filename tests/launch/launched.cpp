@@ -16,8 +16,8 @@ namespace fsdp::launch {
 
 using namespace std::chrono_literals;
 
-bool eventually(const std::function<bool()>& condition) {
-  auto deadline = std::chrono::steady_clock::now() + 60s;
+bool eventually(const std::function<bool()>& condition, std::chrono::seconds limit) {
+  auto deadline = std::chrono::steady_clock::now() + limit;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(10ms);
@@ -126,11 +126,11 @@ std::vector<std::string> Launched::out_lines() const {
   return lines;
 }
 
-int Launched::wait() {
+int Launched::wait(std::chrono::seconds limit) {
   if (waited_) return code_;
   waited_ = true;
   int status = 0;
-  bool ended = eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; });
+  bool ended = eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; }, limit);
   if (ended) {
     code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   } else {

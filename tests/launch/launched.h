@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <mutex>
@@ -15,8 +16,9 @@
 
 namespace fsdp::launch {
 
-// Polls until `condition` holds; false after a minute.
-bool eventually(const std::function<bool()>& condition);
+// Polls until `condition` holds; false after `limit`.
+bool eventually(const std::function<bool()>& condition,
+                std::chrono::seconds limit = std::chrono::minutes(1));
 
 // True while the process exists and is not a zombie that nobody has buried yet.
 bool is_alive(pid_t pid);
@@ -55,8 +57,8 @@ class Launched {
   std::vector<std::string> out_lines() const;  // sorted: ranks come in any order
 
   // The exit code, or 128 + the signal that killed it, when it has ended and all output has come;
-  // -1 when that took more than a minute.
-  int wait();
+  // -1 when that took longer than `limit`.
+  int wait(std::chrono::seconds limit = std::chrono::minutes(1));
 
  private:
   void read_all(int fd, std::string& text);

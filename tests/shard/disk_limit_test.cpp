@@ -3,6 +3,7 @@
 // runs out of memory, so the limit is real.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
 
 #include "launch/launched.h"
@@ -29,7 +30,7 @@ class DiskLimit : public ::testing::TestWithParam<const char*> {
         {"sh", "-c", "ulimit -s 1024 && exec \"$@\"", "sh", FSDP_LIMITED_PROGRAM, GetParam(),
          states, std::to_string(limit), folder_ / "result"},
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "FSDP_BACKEND", "OMP_NUM_THREADS=1"});
-    Ended ended{.code = program.wait()};
+    Ended ended{.code = program.wait(std::chrono::minutes(4))};  // a disk may be slow
     ended.out = program.out(), ended.err = program.err();
     if (ended.code == 0) ended.result = folder_.read("result");
     return ended;

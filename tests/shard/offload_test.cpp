@@ -341,6 +341,9 @@ TEST(Offloads, OfParametersAloneAreRefusedByOptimizersOfTorch) {
   for (const Offload& offload : {kParameters, kGradients}) {
     Training run = start(by_block(offload));
     expect_error([&] { run.sharded.parameters(); }, {"torch::optim", "offload.optimizer", "HINT"});
+    Numbers seen;
+    clipped_step(run, 0, seen);  // and nothing has changed
+    EXPECT_FALSE(run.sharded.model()->masters_handed_out);
   }
 }
 
