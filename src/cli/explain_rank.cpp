@@ -275,7 +275,7 @@ Json account_of_a_step(const ExplainOptions& options) {
                   {"shard_rank", group.shard_rank},
                   {"shared_memory", group.shares_memory && group.shard_size > 1},
                   {"prefetch", options.prefetch},
-                  {"ring", 2 + options.prefetch},
+                  {"ring", options.prefetch > 0 ? 2 + options.prefetch : 1},
                   {"numel", numel},
                   {"units", units}};
   account["first_step"] = memory_of_first_step(subject, sharded, optimizer);

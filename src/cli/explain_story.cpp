@@ -62,9 +62,10 @@ void tell_memory(const Json& account, bool brief, std::ostream& out) {
     paragraph(out,
               "Every unit has a buffer to be whole in, and stays in it from forward to backward.");
   else
-    paragraph(out, "Whole units take turns in " + account["ring"].dump() +
-                       " buffers of the size of the largest, however many units there are. The "
-                       "root has one of its own.");
+    paragraph(out, "Whole units take turns in " +
+                       (account["ring"] == 1 ? "one buffer" : account["ring"].dump() + " buffers") +
+                       " of the size of the largest, however many units there are. The root has "
+                       "one of its own.");
 }
 
 // --- 3: the step ---

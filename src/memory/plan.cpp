@@ -70,12 +70,17 @@ void move_to_host(PlannedMemory& kinds, const Offload& offload) {
   if (offload.parameters) kinds.parameters -= shards;
 }
 
-// The dry run offloads nothing, and a model that is not sharded has no buffers then: its parameters
-// and gradients stay where they are. Those that leave pass through some. (Of a sharded model a
-// shard of the largest unit beside each whole gradient is left out: little.)
+// The dry run offloads nothing. Reduced gradients that leave wait beside the whole ones; and a
+// model that is not sharded has no buffers at all, since its parameters and gradients stay where
+// they are.
 void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOptions& options) {
   const Offload& offload = options.shard.offload;
-  if (offload.fraction <= 0 || run.shard_ranks > 1) return;
+  const bool gradients_leave = offload.optimizer || offload.gradients;
+  if (offload.fraction <= 0) return;
+  if (run.shard_ranks > 1) {
+    if (gradients_leave) kinds.communication += kinds.communication / run.shard_ranks;
+    return;
+  }
   int64_t largest = 0, root = 0, others = 0;
   for (const auto& unit : run.units) {
     if (unit.root) root += unit.bytes;
@@ -86,7 +91,7 @@ void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOpti
     int64_t ahead = std::max({0, options.shard.forward_prefetch, options.shard.backward_prefetch});
     kinds.gather_buffers += slots(ahead > 0 ? 2 + ahead : 1);
   }
-  if ((offload.optimizer || offload.gradients) && kinds.gradients > 0) {
+  if (gradients_leave && kinds.gradients > 0) {
     double bytes = static_cast<double>(kinds.gradients) / static_cast<double>(run.parameters);
     kinds.communication += share_of(slots(options.gpu ? 2 : 1), bytes / run.element);
   }

@@ -76,7 +76,8 @@ int gathers_of(const Case& how, const std::string& unit) {
   if (!sends) return 0;
   if (unit == "root" || how.strategy == "SHARD_GRAD_OP") return 1;
   int block = std::stoi(unit.substr(unit.rfind('.') + 1));
-  return block < kBlocks - (2 + how.prefetch) ? 2 : 1;
+  int ring = how.prefetch > 0 ? 2 + how.prefetch : 1;
+  return block < kBlocks - ring ? 2 : 1;
 }
 
 void expect_what_is_demanded(const Case& how, const std::vector<Json>& accounts) {

@@ -16,7 +16,7 @@
 namespace fsdp::testing {
 namespace {
 
-PlanOptions options_for(const Subject& subject) {
+PlanOptions options_for(const PlannedModel& subject) {
   return {.shard = {.wrap = subject.wrap, .share_host_memory = false},
           .world = world_size(),
           .ranks_per_node = world_size(),
@@ -79,7 +79,8 @@ TEST(Plan, ChunkedLogitsAreFewerThanAll) {
 }
 
 TEST(Plan, OffloadedActivationsLieOnTheHost) {
-  Subject subject = llama({.vocab = 512, .dim = 256, .layers = 6, .heads = 4, .kv_heads = 2}, 512);
+  PlannedModel subject =
+      llama({.vocab = 512, .dim = 256, .layers = 6, .heads = 4, .kv_heads = 2}, 512);
   PlanOptions options = options_for(subject);
   options.gpu = gpu("h100");
   options.batch = 8;
@@ -95,7 +96,7 @@ TEST(Plan, OffloadedActivationsLieOnTheHost) {
 
 TEST(Plan, HostMemoryForActivationsIsReported) {
   int64_t smallest = std::exchange(memory::offload::smallest_bytes, 1);
-  Subject subject = llama();
+  PlannedModel subject = llama();
   torch::manual_seed(7);
   PlanSubject made = subject.model();
   Sharded sharded(
@@ -151,14 +152,15 @@ TEST(Plan, OffloadMovesBytesToTheHost) {
   options.shard.offload = {.parameters = true, .gradients = true, .optimizer = true};
   Plan off = plan(llama().model, options);
   EXPECT_EQ(off.memory.states + off.memory.gradients + off.memory.parameters, 0);
-  EXPECT_EQ(off.memory.activations, on_device.memory.activations);
+  EXPECT_LE(off.memory.activations, on_device.memory.activations);  // the peak may come later
+  EXPECT_LT(off.memory.peak(), on_device.memory.peak());
   EXPECT_GE(off.memory.host, on_device.memory.states + on_device.memory.gradients);
   EXPECT_GT(off.time.offload, 0);
 }
 
 // Also of one rank, which without offload gathers and reduces nothing.
 TEST(Plan, OffloadedModelsHoldOnTheDeviceWhatThePlanSays) {
-  const Subject subject = mlp();
+  const PlannedModel subject = mlp();
   for (const Offload& offload :
        {Offload{.optimizer = true}, Offload{.parameters = true}, Offload{.gradients = true},
         Offload{.parameters = true, .gradients = true, .optimizer = true}})
@@ -345,7 +347,7 @@ TEST(Plan, AStepThatLooksAtValuesIsRefusedByName) {
 // --- out of memory ---
 
 TEST(OutOfMemory, TheErrorSaysWhatHeldItAndWhatHelps) {
-  Subject subject = llama();
+  PlannedModel subject = llama();
   PlanOptions options = options_for(subject);
   options.batch = 16;
   int64_t before = static_cast<int64_t>(counted().live);

@@ -31,7 +31,7 @@ void make_workspaces() {
   }
 }
 
-int64_t measured(const Subject& subject, const PlanOptions& options) {
+int64_t measured(const PlannedModel& subject, const PlanOptions& options) {
   make_workspaces();
   at::Device device = test_device();
   allocator().emptyCache();
@@ -57,7 +57,7 @@ int64_t measured(const Subject& subject, const PlanOptions& options) {
   return peak - before;
 }
 
-void expect_close(const Subject& subject, const PlanOptions& options) {
+void expect_close(const PlannedModel& subject, const PlanOptions& options) {
   if (!test_device().is_cuda()) GTEST_SKIP() << "needs a GPU";
   PlannedMemory planned = plan(subject.model, options).memory;
   int64_t expected = planned.peak() - planned.workspaces, real = measured(subject, options);
@@ -66,7 +66,7 @@ void expect_close(const Subject& subject, const PlanOptions& options) {
   ::testing::Test::RecordProperty(subject.name, std::to_string(off));
 }
 
-PlanOptions options_for(const Subject& subject, int64_t batch, bool bf16) {
+PlanOptions options_for(const PlannedModel& subject, int64_t batch, bool bf16) {
   PlanOptions options{.shard = {.wrap = subject.wrap, .share_host_memory = false},
                       .world = world_size(),
                       .ranks_per_node = world_size(),
@@ -77,11 +77,11 @@ PlanOptions options_for(const Subject& subject, int64_t batch, bool bf16) {
   return options;
 }
 
-Subject llama_182m() {
+PlannedModel llama_182m() {
   return llama({.vocab = 8192, .dim = 768, .layers = 24, .heads = 12}, 256);
 }
 
-Subject llama_953m() {
+PlannedModel llama_953m() {
   return llama({.vocab = 32000, .dim = 2048, .layers = 16, .heads = 16}, 2048);
 }
 
@@ -108,19 +108,19 @@ TEST(PlanCuda, PredictsMicroBatches) {
 }
 
 TEST(PlanCuda, PredictsTheMlp) {
-  Subject subject = mlp(20480, 8);
+  PlannedModel subject = mlp(20480, 8);
   expect_close(subject, options_for(subject, 64, /*bf16=*/false));
 }
 
 // Many blocks: the workspace of a convolution, which nobody can tell beforehand, weighs little.
 TEST(PlanCuda, PredictsAResNet) {
-  Subject subject = resnet(24, 64, 32);
+  PlannedModel subject = resnet(24, 64, 32);
   expect_close(subject, options_for(subject, 64, /*bf16=*/false));
 }
 
 // One layer, mostly weights: what cuDNN keeps for the backward of its steps is not told to anybody.
 TEST(PlanCuda, PredictsAnLstm) {
-  Subject subject = lstm(2048, 2048, 1, 16);
+  PlannedModel subject = lstm(2048, 2048, 1, 16);
   expect_close(subject, options_for(subject, 16, /*bf16=*/false));
 }
 

@@ -17,7 +17,7 @@
 
 namespace fsdp::testing {
 
-struct Subject {
+struct PlannedModel {
   std::string name;
   PlanModel model;
   WrapPolicy wrap = {};
@@ -29,7 +29,7 @@ inline at::Tensor ids_for(const PlanStep& step, int64_t tokens, int64_t vocab) {
   return at::randint(vocab, {step.batch, tokens}, at::TensorOptions(at::kLong).device(step.device));
 }
 
-inline Subject mlp(int64_t width = 256, int64_t layers = 6) {
+inline PlannedModel mlp(int64_t width = 256, int64_t layers = 6) {
   return {
       "mlp",
       plan_model([=] { return models::MLP(models::MLPConfig{.width = width, .layers = layers}); },
@@ -39,7 +39,7 @@ inline Subject mlp(int64_t width = 256, int64_t layers = 6) {
       wrap::modules<torch::nn::Linear>(), 64};
 }
 
-inline Subject llama(
+inline PlannedModel llama(
     models::LlamaConfig config = {.vocab = 512, .dim = 128, .layers = 3, .heads = 4, .kv_heads = 2},
     int64_t tokens = 64) {
   return {"llama",
@@ -51,7 +51,7 @@ inline Subject llama(
           wrap::modules<models::LlamaBlock>()};
 }
 
-inline Subject gpt2() {
+inline PlannedModel gpt2() {
   models::GPT2Config config{.vocab = 512, .max_tokens = 64, .dim = 128, .layers = 3, .heads = 4};
   return {"gpt2",
           plan_model([config] { return models::GPT2(config); },
@@ -100,7 +100,7 @@ struct ResNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ResNet);
 
-inline Subject resnet(int blocks = 12, int64_t channels = 16, int64_t side = 16) {
+inline PlannedModel resnet(int blocks = 12, int64_t channels = 16, int64_t side = 16) {
   return {"resnet",
           plan_model(
               [=] { return ResNet(channels, blocks); },
@@ -113,8 +113,8 @@ inline Subject resnet(int blocks = 12, int64_t channels = 16, int64_t side = 16)
           wrap::modules<Residual>(), 8};
 }
 
-inline Subject lstm(int64_t inputs = 64, int64_t hidden = 192, int64_t layers = 2,
-                    int64_t steps = 8) {
+inline PlannedModel lstm(int64_t inputs = 64, int64_t hidden = 192, int64_t layers = 2,
+                         int64_t steps = 8) {
   return {"lstm",
           plan_model(
               [=] {

@@ -11,11 +11,11 @@
 namespace fsdp::testing {
 namespace {
 
-std::vector<Subject> subjects() {
+std::vector<PlannedModel> subjects() {
   return {mlp(), llama(), gpt2(), resnet(), lstm()};
 }
 
-PlanOptions options_for(const Subject& subject) {
+PlanOptions options_for(const PlannedModel& subject) {
   return {.shard = {.wrap = subject.wrap, .share_host_memory = false},
           .world = world_size(),
           .ranks_per_node = world_size(),
@@ -23,7 +23,7 @@ PlanOptions options_for(const Subject& subject) {
 }
 
 // What the CPU's allocator hands out at most in a step like that of the plan.
-int64_t measured(const Subject& subject, const PlanOptions& options) {
+int64_t measured(const PlannedModel& subject, const PlanOptions& options) {
   at::globalContext().setUserEnabledMkldnn(subject.onednn);
   CountingAllocator& counted = testing::counted();
   auto before = static_cast<int64_t>(counted.live);
@@ -57,7 +57,7 @@ void expect_close(const std::string& name, int64_t planned, int64_t real) {
 }
 
 TEST(Plan, PredictsThePeakOfAStep) {
-  for (const Subject& subject : subjects()) {
+  for (const PlannedModel& subject : subjects()) {
     PlanOptions options = options_for(subject);
     Plan planned = plan(subject.model, options);
     expect_close(subject.name, planned.memory.peak(), measured(subject, options));
@@ -94,7 +94,8 @@ TEST(Plan, PredictsThatEverySecondBlockIsRecomputed) {
 }
 
 TEST(Plan, PredictsSmallNetworks) {
-  std::vector<Subject> small = {resnet(4), resnet(6, 32, 16), lstm(64, 192, 1), lstm(128, 96, 3)};
+  std::vector<PlannedModel> small = {resnet(4), resnet(6, 32, 16), lstm(64, 192, 1),
+                                     lstm(128, 96, 3)};
   for (size_t i = 0; i < small.size(); ++i) {
     PlanOptions options = options_for(small[i]);
     expect_close("small " + small[i].name + std::to_string(i),
