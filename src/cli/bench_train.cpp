@@ -128,10 +128,6 @@ std::vector<Contender> contenders(const TrainBench& options) {
   return all;
 }
 
-Cell optional_number(double value, int digits) {
-  return std::isnan(value) ? Cell{nullptr, "-"} : number(value, digits);
-}
-
 // The faster of C++ and Python; NaN when neither ran.
 double without_fsdp(const std::vector<Contender>& all) {
   double best = std::nan("");
@@ -146,7 +142,7 @@ void add_rows(Table& table, const TrainBench& options, const Row& row,
   for (const Contender& one : all) {
     double ms = one.middle("step_ms"), ratio = ms / none;
     bool has_goal = one.key == "ours" && row.goal > 0;
-    Cell times = optional_number(ratio, 3);
+    Cell times = maybe(ratio, 3);
     if (has_goal && !std::isnan(ratio)) times.colour = ratio <= row.goal ? "32" : "31";
     Cell range = text(number(one.extreme(false), 1).text + "-" + number(one.extreme(true), 1).text);
     table.add(
@@ -158,13 +154,13 @@ void add_rows(Table& table, const TrainBench& options, const Row& row,
          range,
          times,
          has_goal ? Cell{row.goal, "<= " + number(row.goal, 1).text} : Cell{nullptr, ""},
-         optional_number(one.middle("forward_ms"), 1),
-         optional_number(one.middle("backward_ms"), 1),
-         optional_number(one.middle("clip_ms"), 1),
-         optional_number(one.middle("update_ms"), 1),
-         optional_number(one.middle("loss0"), 4),
-         optional_number(one.middle("loss"), 4),
-         optional_number(one.middle("maxrss_mb"), 0)});
+         maybe(one.middle("forward_ms"), 1),
+         maybe(one.middle("backward_ms"), 1),
+         maybe(one.middle("clip_ms"), 1),
+         maybe(one.middle("update_ms"), 1),
+         maybe(one.middle("loss0"), 4),
+         maybe(one.middle("loss"), 4),
+         maybe(one.middle("maxrss_mb"), 0)});
   }
 }
 

@@ -171,10 +171,6 @@ Json line_of(const Timing& timing) {
 
 // --- whole steps ---
 
-void reset_peak(at::Device device) {
-  if (!device.is_cpu()) c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
-}
-
 double peak_reserved_mb(at::Device device) {
   if (device.is_cpu()) return train::peak_memory_mb(device);
   auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
@@ -194,7 +190,7 @@ Json time_whole_steps(const TrainBench& options, const WholeSteps& whole, const 
   double first_loss = 0;
   at::Tensor loss;
   for (int i = -options.warmup; i < options.steps; ++i) {
-    if (i + options.warmup == whole.settled) reset_peak(world.device());
+    if (i + options.warmup == whole.settled) train::reset_peak_memory(world.device());
     if (i == 0) world.comm().barrier();
     auto start = steady_clock::now();
     auto since = [&] { return std::chrono::duration<double>(steady_clock::now() - start).count(); };
@@ -240,7 +236,7 @@ void add_memory(Json& line, const Sharded& sharded, const Workload& work, Optimi
                 at::Device device) {
   auto mb = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   sharded.count_activations(true);
-  reset_peak(device);
+  train::reset_peak_memory(device);
   at::Tensor loss = work.loss();
   MemoryReport forward = sharded.memory();
   if (!device.is_cpu()) line["forward_peak_mb"] = train::peak_memory_mb(device);
