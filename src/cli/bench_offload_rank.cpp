@@ -140,20 +140,13 @@ int run_offload_rank(const OffloadBench& options) {
   const int64_t held = memory.total() - memory.host;
   const double device = world.device().is_cpu() ? static_cast<double>(held)
                                                 : train::peak_memory_mb(world.device()) * (1 << 20);
-  Json line = {{"ours", options.worker},
+  Json line = line_of(timing);
+  line.update({{"ours", options.worker},
                {"world", world.size()},
                {"params", parameter_count(options.shape)},
-               {"step_ms", timing.step * 1e3},
                {"mean_ms", all * 1e3 / options.steps},  // with the updates that step_ms leaves out
-               {"forward_ms", timing.forward * 1e3},
-               {"backward_ms", timing.backward * 1e3},
-               {"clip_ms", timing.clip * 1e3},
-               {"update_ms", timing.update * 1e3},
-               {"loss0", timing.first_loss},
-               {"loss", timing.last_loss},
                {"device_bytes", device},
-               {"host_bytes", memory.host},
-               {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
+               {"host_bytes", memory.host}});
   if (!world.device().is_cpu()) {
     line["peak_alloc_mb"] = device / (1 << 20);
     line["gpu"] = train::device_name(world.device());

@@ -158,17 +158,6 @@ Timing train_without(const TrainBench& options, const World& world) {
                     world);
 }
 
-Json line_of(const Timing& timing) {
-  return {{"step_ms", timing.step * 1e3},
-          {"forward_ms", timing.forward * 1e3},
-          {"backward_ms", timing.backward * 1e3},
-          {"clip_ms", timing.clip * 1e3},
-          {"update_ms", timing.update * 1e3},
-          {"loss0", timing.first_loss},
-          {"loss", timing.last_loss},
-          {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
-}
-
 // --- whole steps ---
 
 double peak_reserved_mb(at::Device device) {

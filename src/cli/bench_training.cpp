@@ -285,6 +285,17 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
   return timing;
 }
 
+Json line_of(const Timing& timing) {
+  return {{"step_ms", timing.step * 1e3},
+          {"forward_ms", timing.forward * 1e3},
+          {"backward_ms", timing.backward * 1e3},
+          {"clip_ms", timing.clip * 1e3},
+          {"update_ms", timing.update * 1e3},
+          {"loss0", timing.first_loss},
+          {"loss", timing.last_loss},
+          {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

@@ -84,6 +84,7 @@ struct Timing {
 };
 
 Timing time_steps(const Step& step, int warmup, int steps, const World& world);
+Json line_of(const Timing& timing);  // what a rank prints of it
 
 double median(std::vector<double> values);
 

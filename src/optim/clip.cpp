@@ -80,12 +80,6 @@ at::Tensor total_of(const std::vector<Share>& shares, double norm_type, at::Devi
   return total.defined() ? total : own_total({}, norm_type, device);
 }
 
-bool used_early(shard::Model& model) {
-  for (const shard::Flat* flat : model.flats())
-    if (flat->home && flat->home->stepped) return true;
-  return false;
-}
-
 kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_type) {
   const auto shares = shares_of(model, norm_type);
   if (norm_type != 2.0) {
@@ -116,7 +110,8 @@ at::Tensor Sharded::clip_grad_norm_(double max_norm, double norm_type) const {
   shard::Unseen unseen;
   model->forget_cleared_gradients();
   model->settle_factor();
-  const bool used = used_early(*model);
+  const bool used = std::any_of(model->units.begin(), model->units.end(),
+                                [](const auto& unit) { return shard::stepped_early(*unit); });
   if (used && !std::isinf(max_norm))
     throw Error("clip_grad_norm_: gradients were used already, by an update in backward.",
                 "call step_in_backward() only where nothing is clipped; a bound of infinity gives "

@@ -159,14 +159,11 @@ void Optimizer::add(const shard::Flat& flat, Update& to) {
 // All at once, but for those that come there one by one.
 void Optimizer::update_on_device(const at::Tensor& factor) {
   Update what{.factor = factor, .rates = rates_, .counts = counts_};
-  const auto visiting = shard::visiting_flats(*model_);
   for (auto* flat : shard::trainable_flats(*model_))
-    if (flat->grad.defined() && !shard::on_host(*flat) &&
-        std::find(visiting.begin(), visiting.end(), flat) == visiting.end())
-      add(*flat, what);
+    if (flat->grad.defined() && !flat->home) add(*flat, what);
   if (!what.pieces.empty()) update(what);
   const shard::Flat* before[2] = {nullptr, nullptr};
-  for (auto* flat : visiting) {
+  for (auto* flat : shard::visiting_flats(*model_)) {
     if (!flat->grad.defined()) continue;
     if (before[0]) before[0]->settle();  // two at once, or all might be on the device
     before[0] = std::exchange(before[1], flat);
