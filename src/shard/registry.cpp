@@ -1,8 +1,11 @@
 #include "shard/registry.h"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 
 #include "shard/model.h"
 
@@ -42,6 +45,19 @@ std::vector<std::shared_ptr<Model>> take_parked(Done done) {
   return taken;
 }
 
+// A world must be left before the process ends, and so its models. By a thread of its own: the one
+// that ends the process has lost its thread-locals by now, CUDA's current streams among them.
+void leave_at_exit() {
+  auto parked = take_parked([](const Model&) { return true; });
+  if (parked.empty()) return;
+  std::thread([&] {
+    for (auto& model : parked) {
+      c10::DeviceGuard guard(model->device);
+      model.reset();
+    }
+  }).join();
+}
+
 }  // namespace
 
 void park(std::shared_ptr<Model> model) {
@@ -51,8 +67,7 @@ void park(std::shared_ptr<Model> model) {
   model->tree.reset();
   for (const auto& unit : model->units) unit->modules.clear();
   if (!in_use(*model)) return;
-  // A world must be left before the process ends.
-  static const int at_exit = std::atexit([] { take_parked([](const Model&) { return true; }); });
+  static const int at_exit = std::atexit(leave_at_exit);
   (void)at_exit;
   std::lock_guard lock(known().mutex);
   known().parked.push_back(std::move(model));

@@ -208,10 +208,10 @@ TEST(ShardedRecompute, ALlamaIsTheSame) {
 }
 
 // Of a block 4 · dim are kept besides gate and up, which are 4 · dim here, too; in their place
-// stays what they are made of.
+// stays what they are made of. A GPU's attention pads what it keeps of such small heads.
 TEST(ShardedRecompute, AFeedForwardAloneIsTheSameAndKeepsLess) {
   auto kept = expect_same(llama({}), wrap::modules<models::SwiGLU>());
-  EXPECT_LT(kept[1], kept[0] * 3 / 4);
+  EXPECT_LT(kept[1], kept[0] * 4 / 5);
   Training gpt2 = llama({});
   gpt2.options.wrap = wrap::modules<models::GPT2Block>();
   gpt2.build = [] {
