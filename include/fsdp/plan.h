@@ -49,6 +49,17 @@ struct PlanStep {     // what a step is asked for
   at::Device device;  // where its inputs must be made
 };
 
+// What is not kept as it is for backward.
+struct PlanRecompute {
+  std::optional<Recompute> mode = {};  // none: everything is
+  bool inner = false;                  // of PlanOptions::inner_modules
+
+  PlanRecompute() = default;
+  PlanRecompute(std::nullopt_t) {}  // NOLINT: meant to convert
+  PlanRecompute(Recompute mode, bool inner = false) : mode(mode), inner(inner) {}  // NOLINT
+  auto operator<=>(const PlanRecompute&) const = default;
+};
+
 struct PlanOptions {
   ShardOptions shard = {};      // .mesh and .device are the plan's own
   int world = 8;                // ranks
@@ -59,11 +70,12 @@ struct PlanOptions {
   int64_t batch = 1;            // samples of a micro-batch
   int micro_batches = 1;        // in a step
   double clip = 1.0;            // 0: none
-  std::optional<Recompute> recompute = {};
+  PlanRecompute recompute = {};
   WrapPolicy recompute_modules = {};  // none: those of shard.wrap
+  WrapPolicy inner_modules = {};      // parts of these that may be chosen instead, such as
+                                      // the feed-forwards of blocks
   int every = 1;                      // of these modules, every how many-th
-  // Where given, SELECTIVE computes these whole instead, as `fsdp train` does.
-  WrapPolicy selective_modules = {};
+  int keep_last = 0;                  // so many at the end are kept
   // AdamW where none is given.
   std::function<std::unique_ptr<Optimizer>(const Sharded&)> optimizer = {};
 };
@@ -145,7 +157,7 @@ Plan plan(Make make_model, Step step, const PlanOptions& options) {
 // One way to train the model, and what comes of it.
 struct PlanChoice {
   ShardingStrategy strategy = ShardingStrategy::FULL_SHARD;
-  std::optional<Recompute> recompute;
+  PlanRecompute recompute;
   Offload offload;
   int64_t largest_batch = 0;  // 0: does not fit
   Plan plan;                  // at that batch; at one sample where nothing fits
@@ -158,8 +170,12 @@ struct SurveyOptions {
   std::vector<ShardingStrategy> strategies = {
       ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::HYBRID_SHARD,
       ShardingStrategy::NO_SHARD};
-  std::vector<std::optional<Recompute>> recompute = {std::nullopt, Recompute::SELECTIVE,
-                                                     Recompute::FULL, Recompute::OFFLOAD};
+  // Inner modules are left out where there are none.
+  std::vector<PlanRecompute> recompute = {std::nullopt,
+                                          Recompute::SELECTIVE,
+                                          {Recompute::FULL, /*inner=*/true},
+                                          Recompute::FULL,
+                                          Recompute::OFFLOAD};
   std::vector<Offload> offload = {
       {}, {.optimizer = true}, {.parameters = true, .gradients = true, .optimizer = true}};
 };

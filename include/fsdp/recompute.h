@@ -33,6 +33,9 @@ enum class Recompute {
 struct RecomputeOptions {
   Recompute mode = Recompute::FULL;
   int every = 1;  // every k-th of the modules that the policy takes, beginning with the first
+  // So many of them at the end are left alone: backward needs them first, before its gradients have
+  // taken the memory that they would.
+  int keep_last = 0;
 };
 
 // Which modules, and how: a policy of wrap.h, or a function of a ModuleView that gives bool or
@@ -57,10 +60,11 @@ class RecomputePolicy {
 
   Decision operator()(const ModuleView& module) const { return decide_(module); }
   int every() const { return every_; }
+  int keep_last() const { return keep_last_; }
 
  private:
   std::function<Decision(const ModuleView&)> decide_;
-  int every_ = 1;
+  int every_ = 1, keep_last_ = 0;
 };
 
 // From now on the modules that the policy takes are regions: each from the first use of a parameter

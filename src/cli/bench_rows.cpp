@@ -127,7 +127,12 @@ std::vector<BenchRow> train_rows() {
                       {.layers = 36, .dim = 2048, .heads = 16, .ffn = 11008}, 8, 31e3));
   rows.push_back(llama_3b("none", 0, 0));
   rows.push_back(llama_3b("selective", 345, 0));
+  rows.push_back(llama_3b("feed_forward", 0, 0));
   rows.push_back(llama_3b("full", 400, 50));
+  rows.push_back(llama_3b("full", 400, 50));
+  rows.back().name = "3.6b-keep8";
+  rows.back().title += " but last 8";
+  rows.back().keep_last = 8;
   rows.push_back(llama_3b("offload", 0, 0));
   Shape smallest = tiny();
   smallest.tied = smallest.qkv_bias = true;

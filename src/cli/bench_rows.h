@@ -25,7 +25,8 @@ struct BenchRow {
   // where the CPU takes minutes.
   bool same_weights = true;
   bool in_all = true;                // `all` has it
-  std::string activations = "none";  // or selective, full, offload: as `fsdp train` has them
+  std::string activations = "none";  // as `fsdp train` has them
+  int keep_last = 0;                 // blocks at the end of which all is kept
 
   // --- of `bench offload` ---
   double clip = 1;   // 0: gradients are not clipped

@@ -77,6 +77,7 @@ Json measure_cpp(const TrainBench& options, const std::string& worker, const Row
   append(program, common_flags(options));
   append(program, flags_of(row.shape));
   if (!options.activations.empty()) append(program, {"--activations", options.activations});
+  if (options.keep_last > 0) append(program, {"--keep-last", std::to_string(options.keep_last)});
   if (!options.init.empty()) append(program, {"--init", options.init});
   if (!options.backend.empty()) append(program, {"--backend", options.backend});
   return run_ranks({options.ranks, options.threads, program, what}).front();
@@ -256,7 +257,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
           "cpu: the Llama of 13.8M and the MLP of 8 x 2048 that have goals on the CPU (what "
           "runs when no flag of the model is given); all: those that have goals on a GPU; "
           "or some of these: 182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b, 3.6b, "
-          "3.6b-selective, 3.6b-full, 3.6b-offload")
+          "3.6b-selective, 3.6b-feed_forward, 3.6b-full, 3.6b-keep8, 3.6b-offload")
       ->type_name("NAMES");
   command
       ->add_option("--strategy", options->strategy,
@@ -273,9 +274,12 @@ void add_bench_train(CLI::App& bench, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--activations", options->activations,
-                   "What backward needs: none, selective, full, offload, as fsdp train has it; "
+                   "What backward needs: none, selective, feed_forward, full, offload, as fsdp "
+                   "train has it; "
                    "what each row asks for")
-      ->check(CLI::IsMember({"none", "selective", "full", "offload"}));
+      ->check(CLI::IsMember({"none", "selective", "feed_forward", "full", "offload"}));
+  add_count(*command, "--keep-last", options->keep_last,
+            "Blocks at the end that --activations leaves alone", 0);
   command->add_option("--only", options->only, "Only ours, only none (no FSDP), or only the peer")
       ->check(CLI::IsMember({"ours", "none", "peer"}));
   command->add_flag("--json", options->json, "One JSON object a line");

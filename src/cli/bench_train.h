@@ -23,8 +23,10 @@ struct TrainBench {
   bool json = false;
   // ours, none: this process is a rank. Of a row: eager, graph, plain, tape.
   std::string worker;
-  std::string activations;  // none, selective, full, offload; empty: what the row asks for
-  std::string init;         // cpu or device: where weights are drawn; empty: cpu, or the row's
+  // none, selective, feed_forward, full, offload; empty: what the row asks for
+  std::string activations;
+  int keep_last = 0;  // blocks at the end of which all is kept
+  std::string init;   // cpu or device: where weights are drawn; empty: cpu, or the row's
 
   // --- for named rows ---
   // Else each row has its own steps, and one round.

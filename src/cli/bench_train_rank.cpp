@@ -120,7 +120,8 @@ Sharded shard(const TrainBench& options, const Workload& work, const World& worl
   return shard_workload(
       work, world,
       {.strategy = train::parse_strategy(options.strategy), .mixed_precision = precision},
-      options.activations.empty() ? "none" : options.activations);
+      {.mode = options.activations.empty() ? "none" : options.activations,
+       .keep_last = options.keep_last});
 }
 
 AdamWOptions adamw_options() {

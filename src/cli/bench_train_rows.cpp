@@ -35,6 +35,10 @@ const std::string& activations_of(const TrainBench& options, const BenchRow& row
   return options.activations.empty() ? row.activations : options.activations;
 }
 
+int keep_last_of(const TrainBench& options, const BenchRow& row) {
+  return options.activations.empty() ? row.keep_last : options.keep_last;
+}
+
 Measured ours(const TrainBench& options, const BenchRow& row, const std::string& mode) {
   std::vector<std::string> program = {own_binary(),
                                       "bench",
@@ -53,6 +57,8 @@ Measured ours(const TrainBench& options, const BenchRow& row, const std::string&
   const bool sharded = mode != "plain";
   if (sharded && mode != "tape" && activations_of(options, row) != "none")
     append(program, {"--activations", activations_of(options, row)});
+  if (sharded && keep_last_of(options, row) > 0)
+    append(program, {"--keep-last", std::to_string(keep_last_of(options, row))});
   if (sharded && init_of(options, row) == "device") append(program, {"--init", "device"});
   return measured(mode, sharded ? "fsdp.cpp, " + mode : "no FSDP, C++ eager", program);
 }

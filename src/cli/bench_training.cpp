@@ -216,7 +216,7 @@ Workload make_workload(const Shape& shape, const World& world, bool unfilled) {
 }
 
 Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,
-                       const std::string& activations) {
+                       const train::ActivationsConfig& activations) {
   how.wrap = work.wrap;
   how.device = world.device();
   how.initialize = !work.unfilled;
@@ -225,7 +225,7 @@ Sharded shard_workload(const Workload& work, const World& world, ShardOptions ho
   train::Trainee trainee;
   trainee.blocks = work.wrap;
   trainee.feed_forwards = work.feed_forwards;
-  if (auto policy = train::activation_policy({.mode = activations}, trainee))
+  if (auto policy = train::activation_policy(activations, trainee))
     apply_activation_checkpointing(sharded, *policy);
   return sharded;
 }

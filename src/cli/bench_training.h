@@ -13,6 +13,7 @@
 #include "cli/bench_ranks.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/world.h"
+#include "train/config.h"
 
 namespace CLI {
 class App;
@@ -58,10 +59,9 @@ struct Workload {
 // the largest. `unfilled`: shard_workload draws them on the device.
 Workload make_workload(const Shape& shape, const World& world, bool unfilled = false);
 
-// fully_shard with the workload's units, and with `activations` as `fsdp train` treats them: none,
-// selective, full or offload.
+// fully_shard with the workload's units, and with activations as `fsdp train` treats them.
 Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,
-                       const std::string& activations = "none");
+                       const train::ActivationsConfig& activations = {});
 
 MixedPrecision mixed_precision(const Shape& shape);  // gradients are reduced and kept in float32
 

@@ -150,8 +150,8 @@ void add_plan(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--recompute", flags->recompute,
-                   "none, selective, full or offload: short for --activations.mode")
-      ->check(CLI::IsMember({"none", "selective", "full", "offload"}));
+                   "none, selective, feed_forward, full or offload: short for --activations.mode")
+      ->check(CLI::IsMember({"none", "selective", "feed_forward", "full", "offload"}));
   command
       ->add_option("--offload", flags->offload,
                    "To host memory: off, optimizer or all; short for --offload.*")

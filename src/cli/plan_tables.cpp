@@ -30,11 +30,12 @@ int ranks_of(const std::string& part, const std::string& text) {
   return ranks;
 }
 
-std::string name_of(const std::optional<Recompute>& recompute) {
-  if (!recompute) return "none";
-  return *recompute == Recompute::FULL        ? "full"
-         : *recompute == Recompute::SELECTIVE ? "selective"
-                                              : "offload";
+std::string name_of(const PlanRecompute& recompute) {
+  if (!recompute.mode) return "none";
+  if (recompute.inner) return "feed_forward";
+  return *recompute.mode == Recompute::FULL        ? "full"
+         : *recompute.mode == Recompute::SELECTIVE ? "selective"
+                                                   : "offload";
 }
 
 std::string name_of(const Offload& offload) {

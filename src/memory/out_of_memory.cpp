@@ -56,11 +56,16 @@ std::vector<Change> changes_of(const PlanOptions& now) {
       o.batch = now.batch / 2;
       o.micro_batches = static_cast<int>((now.batch * now.micro_batches + o.batch - 1) / o.batch);
     });
-  if (!now.recompute)
+  const bool keeps = !now.recompute.mode;
+  if (keeps && now.inner_modules)
+    add("recomputation of feed-forwards", [](PlanOptions& o) {
+      o.recompute = {Recompute::FULL, /*inner=*/true};
+    });
+  if (keeps && !now.inner_modules)
     add("selective recomputation", [](PlanOptions& o) { o.recompute = Recompute::SELECTIVE; });
-  if (now.recompute != Recompute::FULL)
+  if (now.recompute != PlanRecompute(Recompute::FULL))
     add("full recomputation", [](PlanOptions& o) { o.recompute = Recompute::FULL; });
-  if (!now.recompute && now.gpu)
+  if (keeps && now.gpu)
     add("activations in host memory", [](PlanOptions& o) { o.recompute = Recompute::OFFLOAD; });
   if (now.shard.strategy != ShardingStrategy::FULL_SHARD && now.world > 1)
     add("FULL_SHARD", [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });

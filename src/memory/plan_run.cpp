@@ -105,11 +105,9 @@ struct Counting {  // of what autograd keeps
 };
 
 RecomputePolicy policy_of(const PlanOptions& options) {
-  RecomputeOptions how{.mode = *options.recompute, .every = options.every};
-  if (how.mode == Recompute::SELECTIVE && options.selective_modules) {
-    how.mode = Recompute::FULL;
-    return RecomputePolicy(options.selective_modules, how);
-  }
+  RecomputeOptions how{
+      .mode = *options.recompute.mode, .every = options.every, .keep_last = options.keep_last};
+  if (options.recompute.inner) return RecomputePolicy(options.inner_modules, how);
   return RecomputePolicy(options.recompute_modules ? options.recompute_modules : options.shard.wrap,
                          how);
 }
@@ -123,7 +121,7 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   World world = fake_world(options.world, options.ranks_per_node);
   Sharded sharded(shard::shard_modules({subject.module}, shard_options(world, options)));
   const std::shared_ptr<shard::Model>& model = sharded.model();
-  if (options.recompute) apply_activation_checkpointing(sharded, policy_of(options));
+  if (options.recompute.mode) apply_activation_checkpointing(sharded, policy_of(options));
   std::unique_ptr<Optimizer> optimizer =
       options.optimizer ? options.optimizer(sharded) : std::make_unique<AdamW>(sharded);
   Counting counting;

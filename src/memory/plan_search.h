@@ -35,7 +35,7 @@ struct Slope {
   double host = 0;                  // bytes
   double compute = 0, offload = 0;  // seconds of a micro-batch
 };
-using Slopes = std::map<std::optional<Recompute>, Slope>;
+using Slopes = std::map<PlanRecompute, Slope>;
 
 struct Found {
   int64_t batch = 0;

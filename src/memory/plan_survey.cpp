@@ -37,7 +37,8 @@ std::vector<PlanOptions> runs_of(const PlanOptions& options, const SurveyOptions
   std::vector<PlanOptions> runs;
   for (ShardingStrategy strategy : survey.strategies) {
     if (strategy == ShardingStrategy::HYBRID_SHARD && !has_hybrid(options)) continue;
-    for (const std::optional<Recompute>& recompute : survey.recompute) {
+    for (const PlanRecompute& recompute : survey.recompute) {
+      if (recompute.inner && !options.inner_modules) continue;
       runs.push_back(options);
       runs.back().shard.strategy = strategy;
       runs.back().recompute = recompute;
@@ -92,7 +93,7 @@ class OneSample {
     DryRun run, spread;
   };
   const PlanModel& model_;
-  std::map<std::pair<ShardingStrategy, std::optional<Recompute>>,
+  std::map<std::pair<ShardingStrategy, PlanRecompute>,
            std::pair<std::optional<PlanOptions>, std::optional<Runs>>>
       runs_;
 };

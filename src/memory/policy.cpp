@@ -42,6 +42,8 @@ class Choice {
   }
 
   void apply() const {
+    for (const auto& [number, module] : chosen_)
+      if (number >= found_ - policy_.keep_last()) module->kept = true;
     for (const auto& [impl, parameter] : parameters_) {
       watch(parameter.tensor, parameter.modules);
       shard::StorageTag* tag = shard::tag_of(parameter.tensor);
@@ -74,8 +76,10 @@ class Choice {
                 "before it.");
       return nullptr;
     }
-    if (found_++ % policy_.every() != 0) return nullptr;
+    const int number = found_++;
+    if (number % policy_.every() != 0) return nullptr;
     auto chosen = std::make_shared<Chosen>();
+    chosen_.emplace_back(number, chosen);
     chosen->path = view.path.empty() ? view.type : view.path;
     chosen->mode = *mode;
     return chosen;
@@ -83,6 +87,7 @@ class Choice {
 
   const RecomputePolicy& policy_;
   std::map<const c10::TensorImpl*, Parameter> parameters_;
+  std::vector<std::pair<int, std::shared_ptr<Chosen>>> chosen_;  // with their numbers among all
   int found_ = 0;
 };
 
@@ -90,6 +95,11 @@ void apply(const ModuleTree& tree, const RecomputePolicy& policy) {
   Choice choice(policy);
   choice.visit(tree, nullptr, /*root=*/true);
   choice.whole(tree);
+  if (choice.found() > 0 && choice.found() <= policy.keep_last())
+    throw Error("apply_activation_checkpointing: the policy takes " +
+                    std::to_string(choice.found()) + " modules, and the last " +
+                    std::to_string(policy.keep_last()) + " of them are left alone.",
+                "make keep_last smaller.");
   if (choice.found() == 0)
     throw Error("apply_activation_checkpointing: the policy takes no module of the model.",
                 "print sharded.describe() to see its modules; see wrap.h for policies.");
@@ -127,10 +137,14 @@ RecomputePolicy::RecomputePolicy(WrapPolicy modules, RecomputeOptions options)
     : decide_([modules = std::move(modules), options](const ModuleView& view) {
         return modules(view) ? Decision(options.mode) : std::nullopt;
       }),
-      every_(options.every) {
+      every_(options.every),
+      keep_last_(options.keep_last) {
   if (every_ < 1)
     throw Error("every " + std::to_string(every_) + "-th module cannot be recomputed.",
                 "give 1 for all of them, 2 for every second.");
+  if (keep_last_ < 0)
+    throw Error("the last " + std::to_string(keep_last_) + " modules cannot be left alone.",
+                "give 0 for none of them.");
 }
 
 void apply_activation_checkpointing(const Sharded& model, const RecomputePolicy& policy) {

@@ -147,27 +147,28 @@ class Hook final : public shard::TapeHook {
   void touched(c10::TensorImpl* parameter) override {
     Thread& thread = this_thread();
     if (thread.replaying || in_backward() || !shard::GraphWanted::now()) return;
-    std::vector<std::shared_ptr<Chosen>> modules;
+    std::shared_ptr<Chosen> next;
     {
       Watch& all = all_watched();
       std::lock_guard lock(all.mutex);
       auto known = all.parameters.find(parameter);
       if (known == all.parameters.end()) return;
-      modules = known->second.modules;
-    }
-    auto runs = [&](const Open& entry) {
-      return entry.module &&
-             std::find(modules.begin(), modules.end(), entry.module) != modules.end();
-    };
-    if (std::any_of(thread.open.begin(), thread.open.end(), runs)) {
-      // The parameter that a region began with, once more: the module runs again.
-      Open again = thread.open.back();
-      if (!runs(again) || again.first != parameter) return;
-      thread.end();
-      return begin(again.module, parameter);
+      const auto& modules = known->second.modules;
+      auto runs = [&](const Open& entry) {
+        return entry.module &&
+               std::find(modules.begin(), modules.end(), entry.module) != modules.end();
+      };
+      if (std::any_of(thread.open.begin(), thread.open.end(), runs)) {
+        // The parameter that a region began with, once more: the module runs again.
+        const Open& again = thread.open.back();
+        if (again.first != parameter || !runs(again)) return;
+        next = again.module;
+      } else if (!modules.empty()) {
+        next = modules.front();
+      }
     }
     if (!thread.open.empty() && thread.open.back().module) thread.end();
-    if (!modules.empty()) begin(modules.front(), parameter);
+    if (next) begin(next, parameter);
   }
 
   void operate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

@@ -172,7 +172,13 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 at::Tensor rope_attention(const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
                           int64_t heads, int64_t kv_heads, const AttentionOptions& options) {
   Heads all = rope_heads(qkv, cos, sin, heads, kv_heads);
-  return attention(all.q, all.k, all.v, options).transpose(1, 2).flatten(2);
+  at::Tensor out = attention(all.q, all.k, all.v, options);
+  {
+    shard::ViewsOnly views;
+    out = out.transpose(1, 2);
+    if (out.is_contiguous()) return out.flatten(2);
+  }
+  return out.flatten(2);  // a copy
 }
 
 }  // namespace fsdp::nn

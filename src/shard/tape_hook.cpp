@@ -34,8 +34,11 @@ void set_taping(bool on) {
   c10::impl::tls_set_dispatch_key_included(deferred::kRecordKey, on);
 }
 
-ViewsOnly::ViewsOnly()
-    : hides_(is_taping && !c10::impl::tls_is_dispatch_key_excluded(deferred::kRecordKey)) {
+bool shown() {
+  return is_taping && !c10::impl::tls_is_dispatch_key_excluded(deferred::kRecordKey);
+}
+
+ViewsOnly::ViewsOnly() : hides_(shown()) {
   if (hides_) c10::impl::tls_set_dispatch_key_excluded(deferred::kRecordKey, true);
 }
 

@@ -42,6 +42,7 @@ void set_tape_hook(TapeHook* hook);  // lives for ever
 // Whether this thread records. Includes the key, or takes it away.
 bool taping();
 void set_taping(bool on);
+bool shown();  // whether the hook is shown operators: it records, and no ViewsOnly is alive
 // Whether the hook is asked about tensors that autograd saves in this thread: where it records, and
 // where it only moves them elsewhere.
 bool packing();

@@ -207,7 +207,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   if (deferred::recording()) return deferred::record(op, keys, stack);
   touched.tell();
   // A region that began just now begins with this operator.
-  if (taping() && inside == 0) keys = keys.add(deferred::kRecordKey);
+  if (shown() && inside == 0) keys = keys.add(deferred::kRecordKey);
   if (auto type = touched.cast_to()) cast_inputs(op, *type, stack);
   struct Inside {
     Inside() { ++inside; }

@@ -99,8 +99,9 @@ struct ShardConfig {
 };
 
 struct ActivationsConfig {    // what backward needs of forward
-  std::string mode = "none";  // none, selective, full, offload
+  std::string mode = "none";  // none, selective, feed_forward, full, offload
   int64_t every = 1;          // of the blocks
+  int64_t keep_last = 0;      // blocks that are left alone
 };
 
 struct OffloadConfig {  // what lies in host memory; see fsdp::Offload

@@ -54,7 +54,10 @@ const std::vector<OnlyWith>& conditions() {
       {"optim.momentum", "optim.type", {"sgd"}},
       {"optim.decay_steps", "optim.schedule", {"wsd"}},
       {"optim.final_ratio", "optim.schedule", {"linear", "cosine", "wsd"}},
-      {"activations.every", "activations.mode", {"selective", "full", "offload"}},
+      {"activations.every", "activations.mode", {"selective", "feed_forward", "full", "offload"}},
+      {"activations.keep_last",
+       "activations.mode",
+       {"selective", "feed_forward", "full", "offload"}},
       {"shard.wrap_min_params", "shard.wrap", {"size"}},
       {"shard.shard_ranks", "shard.strategy", {"hybrid_shard"}},
   };
@@ -264,14 +267,19 @@ void check_offload(const Config& config) {
 }
 
 void check_activations(const Config& config) {
-  if (config.activations.mode == "selective" && config.model.type == "mlp")
-    throw Error("activations.mode = selective, but an mlp has no feed-forwards inside of blocks.",
-                "set it to full, offload or none.");
+  if (config.activations.mode == "feed_forward" && config.model.type == "mlp")
+    throw Error(
+        "activations.mode = feed_forward, but an mlp has no feed-forwards inside of blocks.",
+        "set it to full, offload or none.");
   int64_t layers = config.model.layers;
   if (layers > 0 && config.activations.every > layers)
     throw Error("activations.every is " + text(config.activations.every) + ", but there are only " +
                     text(layers) + " layers (model.layers).",
                 "give at most that.");
+  if (layers > 0 && config.activations.mode != "none" && config.activations.keep_last >= layers)
+    throw Error("activations.keep_last is " + text(config.activations.keep_last) +
+                    ", but there are only " + text(layers) + " layers (model.layers).",
+                "give less, or set activations.mode to none.");
 }
 
 void check_graph(const Config& config) {

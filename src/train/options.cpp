@@ -197,10 +197,15 @@ void add_shard(List& list, ShardConfig& shard) {
 void add_activations(List& list, ActivationsConfig& activations) {
   list.section("activations");
   list.add("mode", activations.mode,
-           "none: all of it is kept; selective: the wide products of feed-forwards are computed "
-           "again; full: whole blocks are; offload: it waits in host memory",
-           {.choices = {"none", "selective", "full", "offload"}});
+           "none: all that backward reads is kept; selective: norms and activations are computed "
+           "again, which the layers of these models do in any case; feed_forward: the wide "
+           "products of feed-forwards, too; full: whole blocks; offload: it waits in host memory",
+           {.choices = {"none", "selective", "feed_forward", "full", "offload"}});
   list.add("every", activations.every, "In every how many-th block", {.least = 1});
+  list.add("keep_last", activations.keep_last,
+           "So many blocks at the end are left alone: backward needs them before gradients have "
+           "taken memory",
+           {.least = 0});
 }
 
 void add_offload(List& list, OffloadConfig& offload) {

@@ -58,9 +58,11 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
     options.recompute = mode == "offload"     ? Recompute::OFFLOAD
                         : mode == "selective" ? Recompute::SELECTIVE
                                               : Recompute::FULL;
+  options.recompute.inner = mode == "feed_forward";
   options.recompute_modules = known.blocks;
-  options.selective_modules = known.feed_forwards;
+  if (config.model.type != "mlp") options.inner_modules = known.feed_forwards;
   options.every = static_cast<int>(config.activations.every);
+  options.keep_last = static_cast<int>(config.activations.keep_last);
   int64_t share = std::max<int64_t>(1, config.train.batch / world);
   options.batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
@@ -73,7 +75,8 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
 
 SurveyOptions survey_of(const Config& config) {
   SurveyOptions survey;
-  if (config.model.type == "mlp") std::erase(survey.recompute, Recompute::SELECTIVE);
+  // Of layers of fsdp::nn it is the same as none.
+  std::erase(survey.recompute, PlanRecompute(Recompute::SELECTIVE));
   return survey;
 }
 

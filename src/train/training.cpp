@@ -68,11 +68,13 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
 
 std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
                                                  const Trainee& trainee) {
-  RecomputeOptions options{.every = static_cast<int>(activations.every)};
+  RecomputeOptions options{.every = static_cast<int>(activations.every),
+                           .keep_last = static_cast<int>(activations.keep_last)};
   if (activations.mode == "none") return std::nullopt;
   // Layers of fsdp::nn keep nothing that is cheap to make. Next comes the widest product: what it
   // is made of takes a fraction of its memory.
-  if (activations.mode == "selective") return RecomputePolicy(trainee.feed_forwards, options);
+  if (activations.mode == "feed_forward") return RecomputePolicy(trainee.feed_forwards, options);
+  if (activations.mode == "selective") options.mode = Recompute::SELECTIVE;
   if (activations.mode == "offload") options.mode = Recompute::OFFLOAD;
   return RecomputePolicy(trainee.blocks, options);
 }

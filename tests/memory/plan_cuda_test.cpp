@@ -41,9 +41,9 @@ int64_t measured(const PlannedModel& subject, const PlanOptions& options) {
   ShardOptions shard = options.shard;
   shard.device = device;
   Sharded sharded(shard::shard_modules({made.module}, shard));
-  if (options.recompute)
+  if (options.recompute.mode)
     apply_activation_checkpointing(
-        sharded, RecomputePolicy(options.shard.wrap, {.mode = *options.recompute}));
+        sharded, RecomputePolicy(options.shard.wrap, {.mode = *options.recompute.mode}));
   AdamW optimizer(sharded);
   int64_t peak = 0;
   for (int step = 0; step < 3; ++step) {

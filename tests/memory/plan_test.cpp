@@ -32,10 +32,11 @@ int64_t measured(const PlannedModel& subject, const PlanOptions& options) {
   ShardOptions shard = options.shard;
   shard.device = at::kCPU;
   Sharded sharded(shard::shard_modules({made.module}, shard));
-  if (options.recompute)
+  if (options.recompute.mode)
     apply_activation_checkpointing(
-        sharded,
-        RecomputePolicy(options.shard.wrap, {.mode = *options.recompute, .every = options.every}));
+        sharded, RecomputePolicy(options.shard.wrap, {.mode = *options.recompute.mode,
+                                                      .every = options.every,
+                                                      .keep_last = options.keep_last}));
   AdamW optimizer(sharded);
   for (int step = 0; step < 3; ++step) {
     counted.peak = counted.live.load();
@@ -80,6 +81,21 @@ TEST(Plan, PredictsRecomputation) {
     expect_close(mode == Recompute::FULL ? "full" : "selective",
                  plan(llama().model, options).memory.peak(), measured(llama(), options));
   }
+}
+
+// What is computed again of a block takes as much as keeping it: the last one is free.
+TEST(Plan, PredictsThatTheLastBlocksAreKept) {
+  PlanOptions options = options_for(llama());
+  options.recompute = Recompute::FULL;
+  options.batch = 16;
+  Plan none = plan(llama().model, options);
+  options.keep_last = 1;
+  Plan one = plan(llama().model, options);
+  EXPECT_EQ(one.memory.activations, none.memory.activations);
+  options.keep_last = 2;
+  Plan two = plan(llama().model, options);
+  EXPECT_GT(two.memory.activations, none.memory.activations);
+  expect_close("keep_last", two.memory.peak(), measured(llama(), options));
 }
 
 TEST(Plan, PredictsThatEverySecondBlockIsRecomputed) {

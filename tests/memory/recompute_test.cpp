@@ -20,13 +20,16 @@ namespace {
 constexpr int64_t kBatch = 32;  // so that activations outweigh weights
 
 // The transformer of the sharding tests, wider and with a larger batch.
-Make transformer(WrapPolicy which = wrap::modules<Block>(), int every = 1, int64_t depth = 4) {
+Make transformer(WrapPolicy which = wrap::modules<Block>(), int every = 1, int64_t depth = 4,
+                 int keep_last = 0) {
   return [=](Recompute mode) {
     Transformer model(32, 4, depth);
     at::Tensor ids =
         random_integers(0, 0, 0, TransformerImpl::kVocabulary, {kBatch, TransformerImpl::kTokens});
     auto loss = [model, ids]() mutable { return model->loss(ids, ids.roll(1, 1)); };
-    return Subject{model.ptr(), loss, RecomputePolicy(which, {.mode = mode, .every = every})};
+    return Subject{
+        model.ptr(), loss,
+        RecomputePolicy(which, {.mode = mode, .every = every, .keep_last = keep_last})};
   };
 }
 
@@ -196,10 +199,20 @@ TEST(Policies, TheModelItselfIsTakenWhereNothingInItIs) {
   EXPECT_LT(run(transformer(root), {}).kept, run(transformer(), {}).kept);
 }
 
+TEST(Policies, TheLastBlocksCanBeLeftAlone) {
+  Make but_one = transformer(wrap::modules<Block>(), 1, 4, /*keep_last=*/1);
+  expect_same(but_one);
+  EXPECT_GT(run(but_one, {}).kept, run(transformer(), {}).kept);
+  EXPECT_LT(run(but_one, {}).kept, run(transformer(), {.recompute = false}).kept);
+}
+
 TEST(Policies, OneThatTakesNothingIsAnError) {
   Transformer model;
   EXPECT_THROW(apply_activation_checkpointing(model, wrap::names({"nobody"})), Error);
   EXPECT_THROW(RecomputePolicy(wrap::always(), {.every = 0}), Error);
+  EXPECT_THROW(RecomputePolicy(wrap::always(), {.keep_last = -1}), Error);
+  RecomputePolicy none_left(wrap::names({"blocks.*"}), {.keep_last = 99});
+  EXPECT_THROW(apply_activation_checkpointing(model, none_left), Error);
 }
 
 TEST(Policies, ASecondOneReplacesTheFirstAndRemoveEndsIt) {

@@ -64,6 +64,7 @@ TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
       {"gathered", 2, {"--shard.share_host_memory", "false"}},
       {"recomputed", 2, {"--activations.mode", "full", "--activations.every", "2"}},
       {"selective", 1, {"--activations.mode", "selective"}},
+      {"feed-forward", 1, {"--activations.mode", "feed_forward", "--activations.keep_last", "1"}},
       {"activations", 2, {"--activations.mode", "offload"}},
       {"offload", 2, {"--offload.optimizer", "true", "--offload.fraction", "0.7"}},
       {"away", 2, {"--offload.optimizer", "true", "--offload.parameters", "true"}},
