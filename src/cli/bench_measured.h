@@ -56,8 +56,8 @@ Starts starts(const std::string& device, int threads, int limit_s, const std::st
 // its reason and is not started again. False where one of ours failed.
 bool measure(Starts& starts, std::vector<RowResult>& rows, int rounds);
 
-// Losses that are more than 1 % apart from the peer's, at the beginning or at the end: warned of,
-// and added to `notes`.
+// Losses that are more than 1 % apart from the peer's, at the beginning or at the end (and a bit,
+// where nothing is left of them): warned of, and added to `notes`.
 void compare_losses(const RowResult& result, std::vector<std::string>& notes);
 
 void append(std::vector<std::string>& to, const std::vector<std::string>& more);

@@ -170,6 +170,7 @@ double peak_reserved_mb(at::Device device) {
 
 struct WholeSteps {
   std::function<at::Tensor()> step;  // returns the loss
+  bool of_all_ranks = false;         // the loss is their mean already
   // Steps after which memory is counted anew. What a graph needs is allocated when it is captured,
   // and no more when it is replayed: so it counts from just before the capture.
   int settled = 0;
@@ -179,6 +180,9 @@ Json time_whole_steps(const TrainBench& options, const WholeSteps& whole, const 
   std::vector<double> times, issued;
   double first_loss = 0;
   at::Tensor loss;
+  auto loss_of_all = [&] {
+    return whole.of_all_ranks ? loss.item<double>() : mean_over_ranks(loss, world);
+  };
   for (int i = -options.warmup; i < options.steps; ++i) {
     if (i + options.warmup == whole.settled) train::reset_peak_memory(world.device());
     if (i == 0) world.comm().barrier();
@@ -188,7 +192,7 @@ Json time_whole_steps(const TrainBench& options, const WholeSteps& whole, const 
     double host = since();
     train::synchronize(world.device());
     double all = since();
-    if (i == -options.warmup) first_loss = loss.item<double>();
+    if (i == -options.warmup) first_loss = loss_of_all();
     if (i < 0) continue;
     times.push_back(all);
     issued.push_back(host);
@@ -204,7 +208,7 @@ Json time_whole_steps(const TrainBench& options, const WholeSteps& whole, const 
                {"tok_s_rank", tokens / step},
                {"tflops_rank", flops / step / 1e12},
                {"loss0", first_loss},
-               {"loss", loss.item<double>()},
+               {"loss", loss_of_all()},
                {"peak_alloc_mb", train::peak_memory_mb(world.device())},
                {"peak_reserved_mb", peak_reserved_mb(world.device())},
                {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
@@ -256,7 +260,7 @@ Json train_eager(const TrainBench& options, const World& world) {
     optimizer.zero_grad();
     return loss.detach();
   };
-  Json line = time_whole_steps(options, {step, options.warmup}, world);
+  Json line = time_whole_steps(options, {step, /*of_all_ranks=*/false, options.warmup}, world);
   add_memory(line, sharded, work, optimizer, world.device());
   return line;
 }
@@ -271,7 +275,8 @@ Json train_graphed(const TrainBench& options, const World& world) {
       {.clip = options.clip, .warmup = warmup, .micro_batches = options.shape.accumulate});
   std::vector<std::vector<at::Tensor>> batches(static_cast<size_t>(options.shape.accumulate),
                                                work.inputs);
-  Json line = time_whole_steps(options, {[&] { return step(batches).loss; }, warmup}, world);
+  Json line = time_whole_steps(
+      options, {[&] { return step(batches).loss; }, /*of_all_ranks=*/true, warmup}, world);
   line["replayed"] = step.replayed() ? 1 : 0;
   line["recordings"] = step.recordings();
   if (!step.why_eager().empty()) line["why_eager"] = step.why_eager();
@@ -298,7 +303,7 @@ Json train_plain(const TrainBench& options, const World& world) {
     optimizer.step();
     return loss.detach();
   };
-  return time_whole_steps(options, {step, options.warmup}, world);
+  return time_whole_steps(options, {step, /*of_all_ranks=*/false, options.warmup}, world);
 }
 
 }  // namespace

@@ -244,6 +244,12 @@ MixedPrecision row_precision(const Shape& shape, const World& world,
   return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16, .grad_dtype = at::kBFloat16};
 }
 
+double mean_over_ranks(const at::Tensor& loss, const World& world) {
+  at::Tensor sum = loss.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  if (world.size() > 1) world.comm().all_reduce(sum, ReduceOp::SUM);
+  return sum.item<double>() / world.size();
+}
+
 Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
   std::vector<double> whole, forward, backward, clip, update;
   Timing timing;
@@ -268,7 +274,7 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
     mark();
     train::synchronize(world.device());
     mark();
-    if (i == -warmup) timing.first_loss = loss.item<double>();
+    if (i == -warmup) timing.first_loss = mean_over_ranks(loss, world);
     if (i < 0) continue;
     forward.push_back(at[0]);
     backward.push_back(at[1] - at[0]);
@@ -276,7 +282,7 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
     update.push_back(at[3] - at[2]);
     whole.push_back(at[4]);
   }
-  timing.last_loss = loss.item<double>();
+  timing.last_loss = mean_over_ranks(loss, world);
   timing.step = median(whole);
   timing.forward = median(forward);
   timing.backward = median(backward);

@@ -84,6 +84,8 @@ struct Timing {
 };
 
 Timing time_steps(const Step& step, int warmup, int steps, const World& world);
+
+double mean_over_ranks(const at::Tensor& loss, const World& world);  // who have different data
 Json line_of(const Timing& timing);  // what a rank prints of it
 
 double median(std::vector<double> values);

@@ -109,11 +109,16 @@ int run_train(const Flags& flags) {
     std::cout << train::to_toml(resolved.config);
     return 0;
   }
-  bool launched = comm::read_launch_environment().launcher != "none";
+  const comm::LaunchEnvironment around = comm::read_launch_environment();
+  const bool launched = around.launcher != "none";
   if (launched && flags.ranks != "auto")
     throw Error("--ranks " + flags.ranks + " was given, but a launcher has started the ranks.",
                 "leave out --ranks, or start fsdp train without a launcher.");
-  if (launched) return train_here(resolved);
+  if (launched) {
+    // Before ranks meet: all refuse alike, and nobody hears of lost connections instead.
+    train::check(resolved.config, around.size);
+    return train_here(resolved);
+  }
   int ranks = parse_ranks(flags.ranks, resolved.config.train);
   train::check(resolved.config, ranks);
   train::check_paths(resolved.config);
