@@ -140,6 +140,13 @@ Plan plan(const PlanModel& model, const PlanOptions& options);
 // The most samples of a micro-batch that fit; 0: not even one. With a GPU.
 int64_t largest_batch(const PlanModel& model, const PlanOptions& options);
 
+// How many modules at the end need not be recomputed (options.keep_last).
+struct KeepLast {
+  int free = 0;  // without more memory at the peak than the options as they are take
+  int fits = 0;  // in the GPU's memory; without a GPU the same
+};
+KeepLast most_kept(const PlanModel& model, const PlanOptions& options);
+
 template <typename Make, typename Step>
 PlanModel plan_model(Make make_model, Step step) {
   return [make_model, step] {

@@ -93,6 +93,16 @@ int plan_worlds(const Flags& flags, const train::Config& config, const Gpu& gpu,
   return 0;
 }
 
+void tell_what_may_be_kept(const train::ConfigPlan& of) {
+  const KeepLast kept = most_kept(of.model, of.options);
+  if (kept.fits <= of.options.keep_last) return;
+  std::cout << "The last " << kept.fits
+            << " blocks can be left alone: activations.keep_last = " << kept.fits << " fits";
+  if (kept.free > of.options.keep_last)
+    std::cout << ", and " << kept.free << " takes no more memory than now";
+  std::cout << ".\n";
+}
+
 int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, int world) {
   train::ConfigPlan of = plan_of(flags, config, gpu, world);
   Plan asked = plan(of.model, of.options);
@@ -104,7 +114,9 @@ int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, 
               << lower(name(of.options.shard.strategy)) << " in " << asked.units
               << " units, micro-batches of " << asked.batch << "\n\n"
               << asked.describe() << "\n"
-              << (asked.fits ? "It fits.\n\n" : "It does not fit.\n\n");
+              << (asked.fits ? "It fits.\n" : "It does not fit.\n");
+    if (asked.fits && of.options.recompute.mode) tell_what_may_be_kept(of);
+    std::cout << "\n";
   }
   if (flags.no_survey) return 0;
   of.options.batch = 0;

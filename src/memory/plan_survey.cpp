@@ -1,6 +1,7 @@
 // Which settings fit, and which of those is the fastest: for one world, each with its largest
 // micro-batch; and for several, where only what seems the fastest is looked at that closely.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -125,6 +126,38 @@ void look_at_all(const PlanModel& model, OneSample& one_sample, const PlanOption
 }
 
 }  // namespace
+
+KeepLast most_kept(const PlanModel& model, const PlanOptions& options) {
+  if (!options.recompute.mode) return {};
+  std::map<int, int64_t> known;  // bytes
+  constexpr int64_t kTooMany = std::numeric_limits<int64_t>::max();
+  auto bytes = [&](int kept) {
+    auto [entry, fresh] = known.try_emplace(kept, kTooMany);
+    if (!fresh) return entry->second;
+    PlanOptions changed = options;
+    changed.keep_last = kept;
+    try {
+      const PlannedMemory memory = plan(model, changed).memory;
+      entry->second = options.gpu ? memory.total() : memory.peak();
+    } catch (const Error&) {  // more than there are
+      if (kept == options.keep_last) throw;
+    }
+    return entry->second;
+  };
+  // Each one that is kept takes as much as the one before, or more.
+  auto most = [&](int64_t limit) {
+    int good = options.keep_last, step = 1;
+    while (bytes(good + step) <= limit) good += std::exchange(step, 2 * step);
+    for (; step > 0; step /= 2)
+      if (bytes(good + step) <= limit) good += step;
+    return good;
+  };
+  const int64_t now = bytes(options.keep_last);
+  KeepLast found;
+  found.free = most(now);
+  found.fits = options.gpu ? most(std::max(now, options.gpu->memory)) : found.free;
+  return found;
+}
 
 int64_t largest_batch(const PlanModel& model, const PlanOptions& options) {
   check(options, "largest_batch");

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
 #include <string>
@@ -134,6 +135,10 @@ Heads rope_heads(const at::Tensor& given, const at::Tensor& cos, const at::Tenso
     Unrecorded unrecorded;
     kernels::rope_(qkv, c, s, heads + kv_heads, /*inverse=*/false);
     out = cut(qkv, heads, kv_heads);
+    // As of views that autograd knows: what is written to one is written to their common memory.
+    for (at::Tensor* part : {&out.q, &out.k, &out.v})
+      torch::autograd::impl::set_version_counter(*part,
+                                                 torch::autograd::impl::version_counter(qkv));
   }
   if (auto node = record<RopeHeadsNode>({qkv})) {
     node->batch = qkv.size(0);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
 
+#include "fsdp/nn/functional.h"
 #include "memory/activation_offload.h"
 #include "memory/host_pool.h"
 #include "memory/side_by_side.h"
@@ -71,6 +72,17 @@ TEST_F(Offload, ViewsOfAStorageAreCopiedOnce) {
   at::Tensor y = x.tanh();
   (y.t() * y).sum().backward();
   EXPECT_TRUE(at::equal(gradient, x.grad()));
+}
+
+TEST_F(Offload, QueriesKeysAndValuesAreCopiedOnce) {
+  at::Tensor qkv = at::randn({2, 16, 4 * 8}).requires_grad_(true);
+  at::Tensor cos = at::rand({16, 8}), sin = at::rand({16, 8});
+  at::Tensor loss = offloaded([&] {
+    return fsdp::nn::rope_attention(qkv * 2, cos, sin, /*heads=*/2, /*kv_heads=*/1).square().sum();
+  });
+  // Both tables, what attention reads, its result, and the logarithms of its sums.
+  EXPECT_EQ(out(), 5);
+  loss.backward();
 }
 
 TEST_F(Offload, PartsOfAStorageThatAreWrittenOneAfterTheOtherAreEachAsTheyWereSaved) {

@@ -98,6 +98,22 @@ TEST(Plan, PredictsThatTheLastBlocksAreKept) {
   expect_close("keep_last", two.memory.peak(), measured(llama(), options));
 }
 
+TEST(Plan, FindsHowManyBlocksNeedNotBeRecomputed) {
+  PlanOptions options = options_for(llama());
+  EXPECT_EQ(most_kept(llama().model, options).fits, 0);  // nothing is
+  options.recompute = Recompute::FULL;
+  options.batch = 16;
+  KeepLast kept = most_kept(llama().model, options);
+  EXPECT_EQ(kept.free, 1);  // as above
+  EXPECT_EQ(kept.fits, 1);
+  options.gpu = gpu("h100");
+  kept = most_kept(llama().model, options);
+  EXPECT_EQ(kept.fits, 2);  // of 3: one is to be left
+  int64_t now = plan(llama().model, options).memory.total();
+  options.keep_last = kept.free;
+  EXPECT_EQ(plan(llama().model, options).memory.total(), now);
+}
+
 TEST(Plan, PredictsThatEverySecondBlockIsRecomputed) {
   PlanOptions options = options_for(llama());
   options.recompute = Recompute::FULL;

@@ -8,7 +8,9 @@
 #include <torch/types.h>
 
 #include <bit>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -464,13 +466,17 @@ TEST(Parallel, TakesEveryChunkOnceOnLibTorchsThreads) {
   Threads several(2);
   const int64_t count = 10 * cpu::kChunk + 5;
   std::mutex mutex;
+  std::condition_variable changed;
   std::set<std::thread::id> threads;
   std::vector<std::pair<int64_t, int64_t>> taken(cpu::chunks(count));
   cpu::parallel(count, [&](int64_t chunk, int64_t begin, int64_t end) {
-    std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     EXPECT_EQ(taken.at(chunk), std::pair(int64_t{0}, int64_t{0}));
     taken[chunk] = {begin, end};
     threads.insert(std::this_thread::get_id());
+    changed.notify_all();
+    // One that is quick would take all of them before the other has begun.
+    changed.wait_for(lock, std::chrono::seconds(30), [&] { return threads.size() > 1; });
   });
   for (int64_t i = 0; i < static_cast<int64_t>(taken.size()); ++i)
     EXPECT_EQ(taken[i], std::pair(i * cpu::kChunk, std::min(count, (i + 1) * cpu::kChunk)));

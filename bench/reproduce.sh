@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# reproduce.sh [DIR]: measures on this machine's GPU all that bench/results says of one, FSDP2 beside
+# it, and writes the pages. Raw lines go to DIR (build/bench), and what they have is not measured
+# again: a run that was cut short goes on. About 20 minutes.
+set -euo pipefail
+root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/..
+dir=${1:-$root/build/bench}
+mkdir -p "$dir"
+fsdp() { "$root/fsdp" "$@"; }
+
+fsdp bench train --device cuda --rows all --peer --keep "$dir/train.jsonl" --write
+fsdp bench train --device cuda --rows 182m --mode tape --steps 160 --keep "$dir/tape.jsonl"
+fsdp bench offload --device cuda --rows all --peer --keep "$dir/offload.jsonl" --write
+fsdp bench update --millions 953 --threads "$(nproc)"
+"${FSDP_TEST_PYTHON:-python3}" "$root/bench/floor.py"
