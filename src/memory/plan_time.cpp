@@ -9,11 +9,12 @@ namespace {
 constexpr double kProducts = 0.70;   // of the peak, reached by a mix of products and attention
 constexpr double kBandwidth = 0.85;  // of a memory's, reached by kernels that stream
 constexpr double kLinks = 0.75;      // of links, reached by collectives
+constexpr double kHostLink = 0.87;   // of the link to the host, reached by copies of pinned memory
 constexpr double kLatency = 20e-6;   // of a collective in a node; each further node adds some
 constexpr double kPerNode = 3e-6;
 constexpr double kAccesses = 3;      // a result is written once and read about twice
 constexpr double kUpdate = 1.8;      // an update reads everything and writes most of it
-constexpr double kHostRate = 4.7e9;  // elements a second that 16 cores update with AdamW
+constexpr double kHostRate = 6.2e9;  // elements a second that 16 cores update with AdamW
 
 double products_time(const DryRun& run, const Gpu& gpu) {
   double peak = (run.element < 4 ? gpu.tflops : gpu.tflops_fp32) * 1e12 * kProducts;
@@ -62,7 +63,7 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
   auto updated =
       static_cast<double>(kinds.parameters + kinds.master + kinds.gradients + kinds.states);
   time.optimizer = (1 - share) * kUpdate * updated / bandwidth;
-  double host_link = gpu.host_link * 1e9 * kLinks;
+  double host_link = gpu.host_link * 1e9 * kHostLink;
   double elements = static_cast<double>(run.parameters) / static_cast<double>(run.shard_ranks);
   if (host_update) {
     // Gradients leave during backward; the update and the way back wait for the last of them.
