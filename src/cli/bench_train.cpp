@@ -264,7 +264,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
                    "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (beside DDP) or HYBRID_SHARD")
       ->capture_default_str();
   command->add_option("--backend", options->backend, "shm, mpi or nccl; what fits the device");
-  add_count(*command, "--ranks", options->ranks, "Ranks on this host");
+  add_count(*command, "--ranks", options->ranks, "Ranks on this host; of a named row, its own");
   add_count(*command, "--threads", options->threads, "Threads of each rank");
   add_count(*command, "--steps", options->steps, "Steps that are timed");
   add_count(*command, "--warmup", options->warmup, "Steps before them");
@@ -308,6 +308,8 @@ void add_bench_train(CLI::App& bench, Action& action) {
     options->steps_given = command->count("--steps") > 0;
     options->warmup_given = command->count("--warmup") > 0;
     options->rounds_given = command->count("--rounds") > 0;
+    options->keep_last_given = command->count("--keep-last") > 0;
+    options->ranks_given = command->count("--ranks") > 0;
     options->write = command->count("--write") > 0;
     action = [options, command, model_given] {
       if (!options->worker.empty()) return run_rank(*options);

@@ -26,7 +26,8 @@ struct TrainBench {
   // none, selective, feed_forward, full, offload; empty: what the row asks for
   std::string activations;
   int keep_last = 0;  // blocks at the end of which all is kept
-  std::string init;   // cpu or device: where weights are drawn; empty: cpu, or the row's
+  bool keep_last_given = false, ranks_given = false;
+  std::string init;  // cpu or device: where weights are drawn; empty: cpu, or the row's
 
   // --- for named rows ---
   // Else each row has its own steps, and one round.

@@ -36,7 +36,8 @@ const std::string& activations_of(const TrainBench& options, const BenchRow& row
 }
 
 int keep_last_of(const TrainBench& options, const BenchRow& row) {
-  return options.activations.empty() ? row.keep_last : options.keep_last;
+  return options.keep_last_given || !options.activations.empty() ? options.keep_last
+                                                                 : row.keep_last;
 }
 
 Measured ours(const TrainBench& options, const BenchRow& row, const std::string& mode) {
@@ -84,21 +85,23 @@ std::vector<Measured> everybody(const TrainBench& options, const BenchRow& row,
     if (wanted && options.only != "peer") all.push_back(ours(options, row, mode));
   }
   if (!python || options.only == "ours" || options.only == "none") return all;
+  const bool selective = activations_of(options, row) == "selective";
   const std::vector<std::string> again = peer_recomputes(activations_of(options, row));
-  const std::string ac = again.empty() ? "" : " + ac";
+  const std::string ac = again.empty() ? "" : selective ? " + selective ac" : " + ac";
   if (options.device == "cpu") {
     all.push_back(peer(options, row, *python, "FSDP2" + ac, again));
   } else if (row.shape.model == "mlp") {  // nobody knows before which is faster
     all.push_back(peer(options, row, *python, "FSDP2", {}));
     all.push_back(peer(options, row, *python, "FSDP2 + compile", {"--compile"}));
   } else {
-    std::vector<std::string> best = {"--compile", "--attn", "cudnn"};
-    append(best, again);
-    all.push_back(peer(options, row, *python, "FSDP2 + compile" + ac + ", cuDNN", best));
-    if (activations_of(options, row) == "selective") {  // as above: which is faster
-      best.back() = "--ac=selective";
-      all.push_back(peer(options, row, *python, "FSDP2 + compile + selective ac, cuDNN", best));
-    }
+    const std::vector<std::string> best = {"--compile", "--attn", "cudnn"};
+    auto compiled = [&](const std::string& with, const std::vector<std::string>& flags) {
+      std::vector<std::string> variant = best;
+      append(variant, flags);
+      all.push_back(peer(options, row, *python, "FSDP2 + compile" + with + ", cuDNN", variant));
+    };
+    if (selective) compiled(" + ac", {"--ac"});  // as above: which is faster
+    compiled(ac, again);
   }
   return all;
 }
@@ -227,7 +230,8 @@ std::vector<std::string> explanations(const TrainBench& options,
         (shared ? " (2 ranks)" : "") + ". FSDP2's are bf16 and then cast to float32.");
   if (recomputes)
     notes.push_back(
-        "selective: the product of gate and up is computed again in backward; full: whole blocks; "
+        "selective: products and attention are kept; feed_forward: the product of gate and up is "
+        "computed again in backward; full: whole blocks (but the last ones, where it says so); "
         "offload: nothing, it waits in host memory. What is computed again is not in TFLOP/s. "
         "FSDP2's ac is of whole blocks; its selective one keeps products and attention.");
   if (plain)
@@ -278,10 +282,18 @@ int run_rows(const TrainBench& options) {
   std::vector<RowResult> results;
   bool taped = false, stepped = false;
   for (BenchRow row : rows_named(options.rows, train_rows())) {
-    if (activations_of(options, row) != row.activations) {  // then its goals are another's
-      row.title += ", " + options.activations;
-      row.goal_ms = row.goal_gb = row.goal_times = 0;
+    const bool others = activations_of(options, row) != row.activations ||
+                        keep_last_of(options, row) != row.keep_last;
+    if (others)
+      row.title += ", " + activations_of(options, row) +
+                   (options.keep_last > 0 ? " but last " + std::to_string(options.keep_last) : "");
+    const bool other_ranks = options.ranks_given && options.ranks != row.ranks;
+    if (other_ranks) {
+      row.ranks = options.ranks;
+      row.title = row.title.substr(0, row.title.find(", 2 ranks")) + ", " +
+                  std::to_string(row.ranks) + (row.ranks == 1 ? " rank" : " ranks");
     }
+    if (others || other_ranks) row.goal_ms = row.goal_gb = row.goal_times = 0;  // are not its own
     results.push_back({row, everybody(options, row, python)});
     for (const Measured& one : results.back().all) (one.who == "tape" ? taped : stepped) = true;
   }
@@ -295,7 +307,7 @@ int run_rows(const TrainBench& options) {
                .notes = explanations(options, results),
                .summary = stepped ? summary(results) : "",
                .json = options.json,
-               .write = options.write};
+               .write = options.write || (options.rows == "all" && options.peer)};
   for (const RowResult& result : results) {
     add_rows(steps, result);
     compare_losses(result, told.notes);

@@ -164,7 +164,7 @@ std::vector<std::string> peer_flags_of(const Shape& shape) {
 
 std::vector<std::string> peer_recomputes(const std::string& activations) {
   if (activations.empty() || activations == "none") return {};
-  return {"--ac"};
+  return {activations == "selective" ? "--ac=selective" : "--ac"};
 }
 
 int64_t parameter_count(const Shape& shape) {

@@ -9,6 +9,7 @@
 #include "cli/plan_tables.h"
 #include "fsdp/error.h"
 #include "fsdp/plan.h"
+#include "train/config_check.h"
 #include "train/config_flags.h"
 #include "train/config_resolve.h"
 #include "train/plan_config.h"
@@ -133,6 +134,7 @@ int run_plan(Flags flags) {
   std::vector<int> worlds = worlds_of(flags.world);
   Gpu gpu = fsdp::gpu(flags.gpu);
   train::Config config = train::resolve(flags.line).config;
+  train::check_choices(config);
   return worlds.size() == 1 ? plan_world(flags, config, gpu, worlds.front())
                             : plan_worlds(flags, config, gpu, worlds);
 }

@@ -1,5 +1,6 @@
 #include "fsdp/out_of_memory.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <new>
 
 #include "base/table.h"
+#include "shard/model.h"
 
 namespace fsdp {
 namespace {
@@ -23,9 +25,21 @@ std::string first_line(const std::exception& problem) {
   return text.size() > 300 ? text.substr(0, 300) + "…" : text;
 }
 
+// The most that the device's allocator has given out; 0 where nobody counts that (CPUs).
+int64_t most_allocated(at::Device device) {
+  if (device.is_cpu()) return 0;
+  auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
+      .peak;
+}
+
 std::string held_by(const Sharded& sharded) {
   MemoryReport held;
-  if (sharded) held = sharded.memory();
+  int64_t allocated = 0;
+  if (sharded) {
+    held = sharded.memory();
+    allocated = most_allocated(sharded.model()->device);
+  }
   std::string text;
   auto add = [&](const char* kind, int64_t bytes) {
     if (bytes > 0) text += (text.empty() ? "" : ", ") + (size(bytes) + " ") + kind;
@@ -36,7 +50,15 @@ std::string held_by(const Sharded& sharded) {
   add("gathered units", held.unsharded + held.secondary);
   add("gradients on their way", held.reduce_buffers + held.accumulated);
   add("activations", held.activations);
-  return text.empty() ? "nothing of the engine's" : text;
+  if (text.empty()) text = "nothing of the engine's";
+  if (held.host > 0) text += " (of these " + size(held.host) + " in host memory)";
+  // What went with the error is not there any more, but the allocator remembers.
+  const int64_t ours = held.total() - held.host + held.activations;
+  if (allocated > ours)
+    text += "; the allocator gave out up to " + size(allocated) + ", the other " +
+            size(allocated - ours) + " for " +
+            (held.activations > 0 ? "temporaries" : "activations and temporaries");
+  return text;
 }
 
 struct Change {
@@ -65,6 +87,8 @@ std::vector<Change> changes_of(const PlanOptions& now) {
     add("selective recomputation", [](PlanOptions& o) { o.recompute = Recompute::SELECTIVE; });
   if (now.recompute != PlanRecompute(Recompute::FULL))
     add("full recomputation", [](PlanOptions& o) { o.recompute = Recompute::FULL; });
+  if (!keeps && now.keep_last > 0)
+    add("recomputation of the last blocks, too", [](PlanOptions& o) { o.keep_last = 0; });
   if (keeps && now.gpu)
     add("activations in host memory", [](PlanOptions& o) { o.recompute = Recompute::OFFLOAD; });
   if (now.shard.strategy != ShardingStrategy::FULL_SHARD && now.world > 1)

@@ -52,8 +52,8 @@ PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
 
 // As the engine does it (shard/offload.h): gradients leave with what is updated, and the host has
 // the shards whether or not the device has them too.
-void move_to_host(PlannedMemory& kinds, const Offload& offload) {
-  double share = std::clamp(offload.fraction, 0.0, 1.0);
+void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload& offload) {
+  double share = memory::offloaded_share(run, offload);
   auto take = [&](int64_t& kind) {
     int64_t moved = share_of(kind, share);
     kind -= moved;
@@ -76,7 +76,7 @@ void move_to_host(PlannedMemory& kinds, const Offload& offload) {
 void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOptions& options) {
   const Offload& offload = options.shard.offload;
   const bool gradients_leave = offload.optimizer || offload.gradients;
-  if (offload.fraction <= 0) return;
+  if (memory::offloaded_share(run, offload) <= 0) return;
   if (run.shard_ranks > 1) {
     if (gradients_leave) kinds.communication += kinds.communication / run.shard_ranks;
     return;
@@ -150,7 +150,7 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
   for (const Sample& sample : run.samples) {
     PlannedMemory kinds = kinds_of(run, sample, options), here = kinds;
     add_buffers(kinds, run, options);
-    move_to_host(kinds, options.shard.offload);
+    move_to_host(kinds, run, options.shard.offload);
     before.gradients = std::max(before.gradients, here.gradients);
     before.states = std::max(before.states, here.states);
     before.parameters = here.parameters;

@@ -99,14 +99,12 @@ void note(std::vector<Sample>& samples, const shard::Model& model, const Meter& 
     samples.push_back(sample);
 }
 
-struct Counting {  // of what autograd keeps
-  Counting() { shard::saved_activations::count(true); }
-  ~Counting() { shard::saved_activations::count(false); }
-};
-
 RecomputePolicy policy_of(const PlanOptions& options) {
   RecomputeOptions how{
       .mode = *options.recompute.mode, .every = options.every, .keep_last = options.keep_last};
+  if (options.recompute.inner && !options.inner_modules)
+    throw Error("a plan is to recompute inner modules, and does not know which.",
+                "set options.inner_modules.");
   if (options.recompute.inner) return RecomputePolicy(options.inner_modules, how);
   return RecomputePolicy(options.recompute_modules ? options.recompute_modules : options.shard.wrap,
                          how);
@@ -124,7 +122,7 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   if (options.recompute.mode) apply_activation_checkpointing(sharded, policy_of(options));
   std::unique_ptr<Optimizer> optimizer =
       options.optimizer ? options.optimizer(sharded) : std::make_unique<AdamW>(sharded);
-  Counting counting;
+  shard::saved_activations::CountedApart counting;
   auto step = [&](int micro_batches) {
     for (int i = 0; i < micro_batches; ++i)
       subject.loss({options.batch, at::Device(at::kMeta)}).backward();
@@ -168,6 +166,21 @@ DryRun dry_run(const PlanModel& model, const PlanOptions& options) {
   } catch (const c10::Error& error) {
     explain(error);
   }
+}
+
+double offloaded_share(const DryRun& run, const Offload& offload) {
+  std::vector<const DryRun::UnitSize*> order;  // the last ones first, the root at the end
+  for (auto unit = run.units.rbegin(); unit != run.units.rend(); ++unit)
+    if (!unit->root) order.push_back(&*unit);
+  for (const auto& unit : run.units)
+    if (unit.root) order.push_back(&unit);
+  double all = 0, taken = 0;
+  for (const auto* unit : order) all += static_cast<double>(unit->numel);
+  for (const auto* unit : order) {
+    if (taken + static_cast<double>(unit->numel) > offload.fraction * all) break;
+    taken += static_cast<double>(unit->numel);
+  }
+  return all > 0 ? taken / all : 0;
 }
 
 bool can_spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to) {

@@ -38,6 +38,9 @@ struct DryRun {
 
 DryRun dry_run(const PlanModel& model, const PlanOptions& options);
 
+// What offload.fraction comes to, in whole units, as the engine chooses them (shard/build.cpp).
+double offloaded_share(const DryRun& run, const Offload& offload);
+
 // The dry run `to` would come to, from one of another world: shards are as much smaller as there
 // are more ranks, and what is gathered stays as it is. Not where one of the two gathers nothing.
 bool can_spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to);

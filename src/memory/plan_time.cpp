@@ -59,7 +59,7 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
 
   const Offload& offload = options.shard.offload;
   bool host_update = offload.optimizer || !offload.directory.empty();
-  double share = host_update ? std::clamp(offload.fraction, 0.0, 1.0) : 0;
+  double share = host_update ? offloaded_share(run, offload) : 0;
   auto updated =
       static_cast<double>(kinds.parameters + kinds.master + kinds.gradients + kinds.states);
   time.optimizer = (1 - share) * kUpdate * updated / bandwidth;
@@ -73,7 +73,7 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
     // What is updated on the device comes there, and the parameters go back.
     double visits = (offload.parameters ? 2 * static_cast<double>(kinds.parameters) : 0) +
                     (offload.gradients ? static_cast<double>(kinds.gradients) : 0);
-    time.offload = std::clamp(offload.fraction, 0.0, 1.0) * visits / host_link;
+    time.offload = offloaded_share(run, offload) * visits / host_link;
   }
   // Activations leave during forward and come back during backward, which takes twice as long.
   double way = run.times * static_cast<double>(run.moved) / host_link;

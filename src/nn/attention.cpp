@@ -136,9 +136,10 @@ Heads rope_heads(const at::Tensor& given, const at::Tensor& cos, const at::Tenso
     kernels::rope_(qkv, c, s, heads + kv_heads, /*inverse=*/false);
     out = cut(qkv, heads, kv_heads);
     // As of views that autograd knows: what is written to one is written to their common memory.
-    for (at::Tensor* part : {&out.q, &out.k, &out.v})
+    // Not the counter of qkv, which may be a part of something that is turned again.
+    for (at::Tensor* part : {&out.k, &out.v})
       torch::autograd::impl::set_version_counter(*part,
-                                                 torch::autograd::impl::version_counter(qkv));
+                                                 torch::autograd::impl::version_counter(out.q));
   }
   if (auto node = record<RopeHeadsNode>({qkv})) {
     node->batch = qkv.size(0);

@@ -137,6 +137,8 @@ std::vector<bool> choose_offloaded(const std::vector<PlannedUnit>& planned,
     if (static_cast<double>(taken) > offload.fraction * static_cast<double>(all)) break;
     chosen[i] = offload.fraction > 0;
   }
+  if (std::find(chosen.begin(), chosen.end(), true) == chosen.end())
+    log::warn("offload.fraction is less than the last unit, so nothing is offloaded.");
   return chosen;
 }
 

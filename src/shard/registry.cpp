@@ -5,6 +5,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <system_error>
 #include <thread>
 
 #include "shard/model.h"
@@ -50,12 +54,28 @@ std::vector<std::shared_ptr<Model>> take_parked(Done done) {
 void leave_at_exit() {
   auto parked = take_parked([](const Model&) { return true; });
   if (parked.empty()) return;
-  std::thread([&] {
+  auto leave = [&] {
     for (auto& model : parked) {
-      c10::DeviceGuard guard(model->device);
+      std::optional<c10::DeviceGuard> guard;
+      try {
+        guard.emplace(model->device);
+      } catch (const std::exception&) {  // a device that is lost
+      }
       model.reset();
     }
-  }).join();
+  };
+  try {
+    std::thread(leave).join();
+  } catch (const std::system_error&) {
+    leave();
+  }
+}
+
+// Before what the model's device and backend have registered to be ended, since that came first.
+void leave_at_exit_with(const Model& model) {
+  static auto* known_to = new std::set<std::string>;  // under the lock
+  if (known_to->insert(model.device.str() + " " + model.world.backend()).second)
+    std::atexit(leave_at_exit);
 }
 
 }  // namespace
@@ -67,9 +87,8 @@ void park(std::shared_ptr<Model> model) {
   model->tree.reset();
   for (const auto& unit : model->units) unit->modules.clear();
   if (!in_use(*model)) return;
-  static const int at_exit = std::atexit(leave_at_exit);
-  (void)at_exit;
   std::lock_guard lock(known().mutex);
+  leave_at_exit_with(*model);
   known().parked.push_back(std::move(model));
 }
 

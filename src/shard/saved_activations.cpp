@@ -18,14 +18,37 @@ std::mutex mutex;
 std::unordered_map<const void*, Held> storages;
 int64_t now = 0, most = 0;
 
+void begin(bool wanted) {
+  on = wanted;
+  storages.clear();
+  now = most = 0;
+}
+
 }  // namespace
 
 void count(bool wanted) {
   std::lock_guard lock(mutex);
-  on = wanted;
-  if (!wanted) return;
-  storages.clear();
-  now = most = 0;
+  begin(wanted);
+}
+
+struct CountedApart::Before {
+  bool on = false;
+  std::unordered_map<const void*, Held> storages = {};
+  int64_t now = 0, most = 0;
+};
+
+CountedApart::CountedApart() : before_(std::make_unique<Before>()) {
+  std::lock_guard lock(mutex);
+  *before_ = {on, std::move(storages), now, most};
+  begin(true);
+}
+
+CountedApart::~CountedApart() {
+  std::lock_guard lock(mutex);
+  on = before_->on;
+  storages = std::move(before_->storages);
+  now = before_->now;
+  most = before_->most;
 }
 
 bool counting() {

@@ -295,6 +295,8 @@ void check_graph(const Config& config) {
   if (config.data.loss_mask)
     refuse("how many targets count is known on the host only", "data.loss_mask to false");
   if (config.offload.optimizer) refuse("the CPU has a part in it", "offload.optimizer to false");
+  if (config.activations.mode == "offload")
+    refuse("activations leave for the host", "activations.mode to full");
   if (offloads(config))
     refuse("parts of the model are offloaded", "offload.parameters and offload.gradients to false");
 }
@@ -312,6 +314,15 @@ void check(const Config& config, int world) {
   check_batch(config.train, world);
   check_optim(config);
   check_shard(config.shard, world);
+  check_activations(config);
+  check_offload(config);
+  check_graph(config);
+}
+
+void check_choices(const Config& config) {
+  check_conditions(config);
+  check_model(config);
+  check_optim(config);
   check_activations(config);
   check_offload(config);
   check_graph(config);

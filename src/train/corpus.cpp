@@ -229,6 +229,10 @@ std::vector<std::string> libtorch_headers() {
 }
 
 void check_paths(const Config& config) {
+  std::error_code ignored;
+  if (!config.offload.directory.empty() && !fs::is_directory(config.offload.directory, ignored))
+    throw Error("offload.directory: there is no folder " + config.offload.directory + ".",
+                "make one, on a disk with room for masters and states.");
   if (config.model.type == "mlp") return;
   auto check = [](const std::string& key, const std::string& path, const std::string& hint) {
     std::error_code problem;

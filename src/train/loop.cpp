@@ -231,18 +231,9 @@ bool due(int64_t every, int64_t step) {
   return every > 0 && step % every == 0;
 }
 
-}  // namespace
-
-void train(const World& world, RunRequest request) {
-  check(request.config, world.size());
-  StopSignals signals;
-  if (request.config.train.deterministic) set_deterministic(true);
-  Begun begun = begin(world, request);
-  if (!request.config.init_from.empty() && !request.config.resume)  // it may get newer meanwhile
-    request.config.init_from = from_rank_0(world, "fsdp/train/origin", [&] {
-      return find_origin(request.config.init_from).weights.string();
-    });
-  Training training = assemble(world, request.config, begun.directory);
+// The run, from its beginning or its checkpoint to its end.
+void run(const RunRequest& request, const Begun& begun, Training& training) {
+  const World& world = training.world;
   RunState state;
   if (!begun.checkpoint.empty()) state = restore(training, begun.checkpoint);
   if (state.step >= training.steps && !begun.checkpoint.empty())
@@ -316,20 +307,15 @@ void train(const World& world, RunRequest request) {
     std::chrono::nanoseconds waited = feed->waited();
     const bool eager = profile.active();
     profile.before_step();
-    memory_plan.before_step(state.step + 1);
-    const auto begun = std::chrono::steady_clock::now();
-    try {
-      report.timed(Report::kStep, [&] { steps.take(feed->next(), eager); });
-    } catch (const std::exception& problem) {
-      if (is_out_of_memory(problem)) throw memory_plan.explain(problem);
-      throw;
-    }
+    memory_plan.before_step();
+    const auto begun_at = std::chrono::steady_clock::now();
+    report.timed(Report::kStep, [&] { steps.take(feed->next(), eager); });
     const std::string profiled = profile.after_step();
     ++state.step;
     state.position = feed->position();
     state.tokens += config.train.batch * training.trainee.tokens_per_sample;
     under_way.push_back(
-        {state, report.cost(feed->waited() - waited, steps.host_is_ahead()), begun});
+        {state, report.cost(feed->waited() - waited, steps.host_is_ahead()), begun_at});
     training.scheduler->set_steps(state.step);
     const bool last = state.step == training.steps;
     const bool evaluates = due(config.train.eval_every, state.step);
@@ -338,8 +324,7 @@ void train(const World& world, RunRequest request) {
     if (last || evaluates || samples || saves) steps.finish();
     settle();
     if (!profiled.empty()) report.line(profiled);
-    if (std::string memory = memory_plan.after_step(state.step); !memory.empty())
-      report.line(memory);
+    if (std::string memory = memory_plan.after_step(); !memory.empty()) report.line(memory);
     if (first && config.checkpoint.async && config.checkpoint.every > 0)
       checkpoint::prepare_async(training.sharded, training.optimizer.get());
     first = false;
@@ -378,6 +363,33 @@ void train(const World& world, RunRequest request) {
       suggest_next(training);
   }
   std::cout << std::flush;
+}
+
+// work(), whose want of memory is explained.
+template <typename Work>
+auto with_memory(const World& world, const Config& config, const Sharded& sharded, Work work) {
+  try {
+    return work();
+  } catch (const std::exception& problem) {
+    if (!is_out_of_memory(problem)) throw;
+    throw explain_out_of_memory(world, config, sharded, problem);
+  }
+}
+
+}  // namespace
+
+void train(const World& world, RunRequest request) {
+  check(request.config, world.size());
+  StopSignals signals;
+  if (request.config.train.deterministic) set_deterministic(true);
+  Begun begun = begin(world, request);
+  if (!request.config.init_from.empty() && !request.config.resume)  // it may get newer meanwhile
+    request.config.init_from = from_rank_0(world, "fsdp/train/origin", [&] {
+      return find_origin(request.config.init_from).weights.string();
+    });
+  Training training = with_memory(world, request.config, Sharded(),
+                                  [&] { return assemble(world, request.config, begun.directory); });
+  with_memory(world, training.config, training.sharded, [&] { run(request, begun, training); });
 }
 
 }  // namespace fsdp::train

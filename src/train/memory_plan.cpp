@@ -37,34 +37,34 @@ std::optional<Gpu> gpu_of(at::Device device) {
   return found;
 }
 
-ConfigPlan plan_here(const Training& training) {
-  const World& world = training.world;
-  return plan_of(training.config, world.size(), gpu_of(world.device()), world.local_size());
+ConfigPlan plan_here(const World& world, const Config& config) {
+  return plan_of(config, world.size(), gpu_of(world.device()), world.local_size());
 }
 
 }  // namespace
 
-bool MemoryPlan::looks_at(int64_t step) const {
+bool MemoryPlan::looks() const {
   const World& world = training_.world;
-  return step == kStep && world.rank() == 0 &&
+  return step_ == kStep && world.rank() == 0 &&
          (!world.device().is_cpu() || training_.config.train.profile > 0);
 }
 
-void MemoryPlan::before_step(int64_t step) const {
-  if (!looks_at(step)) return;
+void MemoryPlan::before_step() {
+  ++step_;
+  if (!looks()) return;
   training_.sharded.count_activations(true);
   reset_peak_memory(training_.world.device());  // what loading needed is no step's
 }
 
-std::string MemoryPlan::after_step(int64_t step) const {
-  if (!looks_at(step)) return "";
+std::string MemoryPlan::after_step() {
+  if (!looks()) return "";
   MemoryReport held = training_.sharded.memory();
   training_.sharded.count_activations(false);
   at::Device device = training_.world.device();
   std::optional<int64_t> peak;
   if (!device.is_cpu()) peak = peak_memory(device);
   try {
-    ConfigPlan here = plan_here(training_);
+    ConfigPlan here = plan_here(training_.world, training_.config);
     observe::Compared compared =
         observe::compare(plan(here.model, here.options).memory, held, peak);
     if (std::abs(compared.off) > kFarOff) {
@@ -80,12 +80,13 @@ std::string MemoryPlan::after_step(int64_t step) const {
   }
 }
 
-Error MemoryPlan::explain(const std::exception& out_of_memory) const {
+Error explain_out_of_memory(const World& world, const Config& config, const Sharded& sharded,
+                            const std::exception& problem) {
   try {
-    ConfigPlan here = plan_here(training_);
-    return explain_out_of_memory(training_.sharded, out_of_memory, here.model, here.options);
+    ConfigPlan here = plan_here(world, config);
+    return fsdp::explain_out_of_memory(sharded, problem, here.model, here.options);
   } catch (const std::exception&) {
-    return explain_out_of_memory(training_.sharded, out_of_memory);
+    return fsdp::explain_out_of_memory(sharded, problem);
   }
 }
 

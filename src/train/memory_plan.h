@@ -14,17 +14,20 @@ class MemoryPlan {
  public:
   explicit MemoryPlan(const Training& training) : training_(training) {}
 
-  // Around step `step` (from 1). After the third, on rank 0 of GPUs, and on CPUs that profile:
-  // planned and measured, by kind. Else "". Warns where they are more than 10 % apart.
-  void before_step(int64_t step) const;
-  std::string after_step(int64_t step) const;
-
-  Error explain(const std::exception& out_of_memory) const;  // fsdp/out_of_memory.h
+  // Around every step. After the third of this process, on rank 0 of GPUs, and on CPUs that
+  // profile: planned and measured, by kind. Else "". Warns where they are more than 10 % apart.
+  void before_step();
+  std::string after_step();
 
  private:
-  bool looks_at(int64_t step) const;
+  bool looks() const;
 
   const Training& training_;
+  int64_t step_ = 0;  // of this process
 };
+
+// fsdp/out_of_memory.h, with the plan of this run. `sharded` is empty where there is no model yet.
+Error explain_out_of_memory(const World& world, const Config& config, const Sharded& sharded,
+                            const std::exception& problem);
 
 }  // namespace fsdp::train

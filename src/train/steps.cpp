@@ -164,7 +164,7 @@ bool wants_graphs(const Training& training, int64_t steps) {
     return false;
   }
   return on || (!training.scaler && !config.data.document_mask && !config.data.loss_mask &&
-                !offloads(config) && steps >= kWorthIt);
+                !offloads(config) && config.activations.mode != "offload" && steps >= kWorthIt);
 }
 
 }  // namespace fsdp::train

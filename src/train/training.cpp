@@ -13,6 +13,7 @@
 #include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/mesh.h"
+#include "train/config_check.h"
 #include "train/config_write.h"
 #include "train/init_from.h"
 
@@ -73,6 +74,9 @@ std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activa
   if (activations.mode == "none") return std::nullopt;
   // Layers of fsdp::nn keep nothing that is cheap to make. Next comes the widest product: what it
   // is made of takes a fraction of its memory.
+  if (activations.mode == "feed_forward" && !trainee.feed_forwards)
+    throw Error("activations.mode = feed_forward, but the model has no feed-forwards in blocks.",
+                "set it to full, offload or none.");
   if (activations.mode == "feed_forward") return RecomputePolicy(trainee.feed_forwards, options);
   if (activations.mode == "selective") options.mode = Recompute::SELECTIVE;
   if (activations.mode == "offload") options.mode = Recompute::OFFLOAD;
@@ -172,6 +176,12 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   Config& chosen = training.config;
   if (chosen.shard.precision == "auto")
     chosen.shard.precision = world.device().is_cpu() ? "fp32" : "bf16";
+  check(chosen, world.size());  // once more: now it is known what it is computed in
+  if (chosen.activations.mode == "selective" && world.rank() == 0)
+    log::info(
+        "activations.mode = selective keeps what none does: the layers of these models compute "
+        "norms "
+        "and activations again anyway. feed_forward keeps less.");
   training.corpus = open_corpus(chosen, (directory.root / "tokens").string());
   if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();
   if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != "mlp")

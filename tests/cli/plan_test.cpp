@@ -127,6 +127,18 @@ TEST(PlanCommand, ThatNothingFitsIsAnAnswer) {
   }
 }
 
+TEST(PlanCommand, WhatCouldNotBeTrainedIsNotPlanned) {
+  Said said = plan({"demo", "--world", "1", "--offload.fraction", "0.5"});
+  EXPECT_NE(said.code, 0);
+  EXPECT_TRUE(has(said.err, "nothing is offloaded")) << said.err;
+}
+
+TEST(PlanCommand, HowManyBlocksNeedNotBeRecomputedIsSaid) {
+  Said said = plan({"demo", "--world", "1", "--recompute", "full", "--no-survey"});
+  EXPECT_EQ(said.code, 0) << said.err;
+  EXPECT_TRUE(has(said.out, "activations.keep_last = 3 fits")) << said.out;  // of 4 layers
+}
+
 TEST(PlanCommand, BadWorldsAndGpusAreRefusedWithWhatToWrite) {
   for (const char* world :
        {"0", "-1", "x", "8..", "..8", "16..8", "8,,9", "8,", "8...16", "70000", "1e3"}) {

@@ -94,6 +94,20 @@ TEST(Plan, OffloadedActivationsLieOnTheHost) {
   EXPECT_GE(away.time.offload, 0);
 }
 
+TEST(Plan, WhatIsOffloadedInPartIsWholeUnits) {
+  PlanOptions options = options_for(llama());
+  options.gpu = gpu("h100");
+  auto on_host = [&](double fraction) {
+    options.shard.offload = {.optimizer = true, .fraction = fraction};
+    return plan(llama().model, options).memory.host;
+  };
+  const int64_t all = on_host(1), none = on_host(1e-6), some = on_host(0.6);
+  EXPECT_EQ(none, 0);
+  EXPECT_GT(some, 0);
+  EXPECT_LT(some, all);
+  EXPECT_EQ(on_host(0.601), some);  // no unit more
+}
+
 TEST(Plan, HostMemoryForActivationsIsReported) {
   int64_t smallest = std::exchange(memory::offload::smallest_bytes, 1);
   PlannedModel subject = llama();

@@ -109,6 +109,25 @@ TEST_P(Ends, RopeAttention) {
     }
 }
 
+TEST_P(Ends, RopeAttentionOfPartsOfOneTensor) {
+  auto [cos, sin] = tables(0, 8, 8);
+  at::Tensor c = cos.to(GetParam().type).to(at::kDouble),
+             s = sin.to(GetParam().type).to(at::kDouble);
+  auto ours = [&](const Tensors& in) {
+    at::Tensor all = in[0] * 1;
+    Tensors parts;
+    for (int64_t i : {0, 1})  // each turns its part in place
+      parts.push_back(rope_attention(all.narrow(0, i, 1), c.to(here()), s.to(here()), 2, 1));
+    return Tensors{at::cat(parts)};
+  };
+  auto plain = [&](const Tensors& in) {
+    Heads all = cut(in[0], 2, 1);
+    at::Tensor mixed = plain_attention(turned(all.q, c, s), turned(all.k, c, s), all.v, false);
+    return Tensors{mixed.transpose(1, 2).flatten(2)};
+  };
+  compare(ours, plain, {random({2, 8, 4 * 8})});
+}
+
 TEST_P(Ends, AttentionWithMasksGroupsAndWithout) {
   at::Tensor mask = at::rand({2, 1, 6, 6}).gt(0.4).logical_or(at::eye(6).to(at::kBool));
   for (int64_t kv_heads : {4, 1})

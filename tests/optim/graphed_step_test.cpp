@@ -8,12 +8,14 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <set>
 
 #include "fsdp/fully_shard.h"
 #include "fsdp/graphed_step.h"
 #include "fsdp/models/llama.h"
 #include "fsdp/optim.h"
+#include "fsdp/recompute.h"
 #include "optim/work_again.h"
 #include "shard/capture.h"
 #include "shard/model.h"
@@ -56,6 +58,7 @@ struct Plan {
   GraphedStepOptions step = {};
   int steps = 10;
   bool sgd = false;
+  std::optional<Recompute> recompute = {};                       // of every unit
   std::function<void(Inputs& inputs, int step)> change = {};     // of this rank's inputs
   std::function<void(Built& model, int step)> between = {};      // after each step
   std::function<void(Optimizer& optimizer, int step)> set = {};  // before each step
@@ -81,6 +84,9 @@ class Trial {
     sharded = fully_shard(built.module, ShardOptions{.wrap = model_case_.wrap,
                                                      .mixed_precision = plan.precision,
                                                      .device = test_device()});
+    if (plan.recompute)
+      apply_activation_checkpointing(sharded,
+                                     RecomputePolicy(model_case_.wrap, {.mode = *plan.recompute}));
     if (plan.sgd)
       optimizer = std::make_unique<SGD>(sharded, SGDOptions{.lr = 0.05, .momentum = 0.9});
     else
@@ -239,6 +245,14 @@ TEST_F(GraphedSteps, WorkWithBf16ParametersAndSgd) {
   Outcome unrecorded = eager(plan), recorded = graphed(plan);
   expect_same(recorded, unrecorded);
   expect_same(unrecorded, by_hand(plan), on_gpu() ? 1e-2 : 0);
+}
+
+TEST_F(GraphedSteps, AreTheSameWhereBlocksAreComputedAgain) {
+  Outcome kept = graphed({.model = "transformer", .step = {.clip = 0.5}});
+  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE}) {
+    Plan plan{.model = "transformer", .step = {.clip = 0.5}, .recompute = mode};
+    expect_same(expect_same_every_way(plan), kept);
+  }
 }
 
 TEST_F(GraphedSteps, ClipAndFollowTheLearningRate) {

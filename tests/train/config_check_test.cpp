@@ -98,6 +98,7 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"model.type", "mlp", "data.train", "random", "activations.mode", "feed_forward"},
        "no feed-forwards"},
       {{"train.graph", "on", "offload.parameters", "true"}, "offload.gradients to false"},
+      {{"train.graph", "on", "activations.mode", "offload"}, "activations leave for the host"},
       {{"offload.fraction", "0.5"}, "nothing is offloaded"},
       {{"offload.step_in_backward", "true"}, "offload.optimizer is not"},
       {{"offload.optimizer", "true", "offload.step_in_backward", "true"}, "train.clip"},

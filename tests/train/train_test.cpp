@@ -434,5 +434,21 @@ TEST(Generate, SaysWhatIsWrong) {
   EXPECT_TRUE(has(range.err, "top-p"));
 }
 
+// A process with a limit to its memory, and a batch that is too large for it.
+TEST(Train, ThatMemoryRunsOutIsExplained) {
+  launch::Folder folder;
+  Words limited = {"sh", "-c", "ulimit -d 4000000 && exec \"$@\"", "sh"};
+  Said said =
+      run(limited +
+          Words{FSDP_BINARY,     "train",  "--ranks",        "1",  "--dir",         folder / "run",
+                "--data.train",  "random", "--data.seq",     "32", "--model.vocab", "64",
+                "--model.dim",   "64",     "--model.layers", "2",  "--model.heads", "2",
+                "--train.batch", "200000", "--steps",        "2"});
+  EXPECT_EQ(said.code, 1);
+  for (const char* part :
+       {"out of memory", "held:", "planned:", "1. ", "micro-batches of 100000", "HINT:"})
+    EXPECT_TRUE(has(said.err, part)) << part << " in\n" << said.err;
+}
+
 }  // namespace
 }  // namespace fsdp::train
