@@ -36,8 +36,9 @@ Written write_file(const SavePlan& plan, const Path& path) {
   files::Output out(path, plan.bytes());
   for (const auto& value : plan.values)
     written.metadata.add_value(value.path, write_value(out, value.put));
+  ChunkReader reader(plan);
   for (const auto& chunk : plan.chunks) {
-    const Place place = write_tensor(out, chunk.part.memory);
+    const Place place = write_tensor(out, reader.read(chunk));
     for (const auto& name : chunk.paths)
       written.metadata.add_chunk(name, chunk.part.memory.scalar_type(), chunk.sizes,
                                  {chunk.part.rectangle, place});

@@ -1,5 +1,6 @@
 #include "checkpoint/save_plan.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "fsdp/error.h"
 #include "fsdp/optim.h"
+#include "shard/offload.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -21,46 +23,57 @@ void require_values(const shard::Unit& unit) {
                 "call sharded.materialize(device) before the model is saved.");
 }
 
-// A flat's master; the flat's parameters come in a row, and a split master is joined for all of
-// them.
-class Masters {
- public:
-  const at::Tensor& of(const shard::Flat& flat) {
-    if (flat_ != &flat) master_ = flat.read_master();
-    flat_ = &flat;
-    return master_;
-  }
-
- private:
-  const shard::Flat* flat_ = nullptr;
-  at::Tensor master_;
+struct Kind {         // of tensors that a flat has
+  std::string state;  // empty: the master
+  at::ScalarType type;
+  at::Device device;
 };
 
-void plan_tensors(SavePlan& plan, shard::Model& model, const Optimizer* optimizer) {
+Kind master_of(const shard::Flat& flat) {
+  const at::Tensor& there = flat.rest.defined() ? flat.rest : flat.master;
+  return {"", flat.master_dtype(), there.device()};
+}
+
+std::vector<Kind> states_of(const shard::Flat& flat, const Optimizer& optimizer) {
+  std::vector<Kind> kinds;
+  if (flat.home && flat.home->parked) {  // they are not read for it
+    for (const auto& name : optimizer.state_names())
+      kinds.push_back({name, flat.master_dtype(), at::kCPU});
+    return kinds;
+  }
+  for (const auto& [name, state] : optimizer.state(flat))
+    kinds.push_back({name, state.scalar_type(), state.device()});
+  return kinds;
+}
+
+void plan_tensors(SavePlan& plan, shard::Model& model) {
   Turns turns;
-  Masters masters;
+  const Optimizer* optimizer = plan.optimizer;
   const bool first = model.world.rank() == 0;
   for (const auto& sharded : sharded_parameters(model)) {
-    shard::Flat& flat = *sharded.flat;
+    const shard::Flat& flat = *sharded.flat;
     require_values(flat.unit());
     const auto& p = sharded.parameter();
     // Shards of one tensor in several places: its master, then its states.
-    const auto add = [&](std::vector<KeyPath> paths, const at::Tensor& shard) {
-      auto parts = parts_of(flat, sharded.index, shard);
+    const auto add = [&](std::vector<KeyPath> paths, const Kind& kind) {
+      const auto options = at::TensorOptions(kind.type);
+      const auto parts = parts_of(
+          flat, sharded.index, at::empty({flat.layout().shard_numel()}, options.device(at::kMeta)));
       int64_t bytes = 0;
       for (const auto& part : parts) bytes += static_cast<int64_t>(part.memory.nbytes());
-      if (flat.layout().numel(sharded.index) == 0 && flat.rank() == 0)
-        parts.push_back({{std::vector<int64_t>(p.sizes.size(), 0), p.sizes},
-                         shard.detach().narrow(0, 0, 0).view(p.sizes)});
+      const bool empty = flat.layout().numel(sharded.index) == 0 && flat.rank() == 0;
       if (!turns.mine(sharded, bytes)) return;
-      for (auto& part : parts) plan.chunks.push_back({paths, p.sizes, std::move(part)});
+      for (size_t i = 0; i < parts.size(); ++i)
+        plan.chunks.push_back({paths, p.sizes, parts[i],
+                               FlatSource{&flat, kind.state, sharded.index, i, kind.device}});
+      if (empty) add_whole(plan, paths, at::empty(p.sizes, options));
     };
     std::vector<KeyPath> paths;
     for (const auto& name : p.names) paths.push_back({"model", name});
-    add(std::move(paths), masters.of(flat));
+    add(std::move(paths), master_of(flat));
     if (!optimizer || !p.handle.requires_grad() || optimizer->steps(flat) == 0) continue;
-    for (const auto& [name, state] : optimizer->state(flat))
-      add({{"optim", "state", p.name(), name}}, state);
+    for (const auto& kind : states_of(flat, *optimizer))
+      add({{"optim", "state", p.name(), kind.state}}, kind);
     if (first)  // a tensor of float32 without dimensions, as torch has it
       add_whole(plan, {{"optim", "state", p.name(), "step"}},
                 at::full({}, optimizer->steps(flat), at::kFloat));
@@ -119,10 +132,28 @@ int64_t SavePlan::bytes() const {
   return sum + static_cast<int64_t>(values.size()) * (kAround + kName);
 }
 
+at::Tensor ChunkReader::read(const PlannedChunk& chunk) {
+  if (!chunk.source) return chunk.part.memory;
+  const FlatSource& from = *chunk.source;
+  if (at_ != from.flat) {
+    master_.reset();
+    states_.clear();
+    at_ = nullptr;
+    here_.reset();  // before there is another
+    here_.emplace(*from.flat);
+    at_ = from.flat;
+  }
+  if (from.state.empty() && !master_.defined()) master_ = from.flat->read_master();
+  if (!from.state.empty() && states_.empty()) states_ = optimizer_->state(*from.flat);
+  const at::Tensor& all = from.state.empty() ? master_ : states_.at(from.state);
+  return parts_of(*from.flat, from.parameter, all)[from.piece].memory;
+}
+
 SavePlan plan_save(shard::Model& model, const Optimizer* optimizer, const SaveOptions& options) {
   SavePlan plan;
   const int rank = model.world.rank();
-  plan_tensors(plan, model, optimizer);
+  plan.optimizer = optimizer;
+  plan_tensors(plan, model);
   if (optimizer && rank == 0) plan.values = param_groups(*optimizer);
   if (rank == 0) plan_extra(plan, options.extra, {"extra"});
   plan_extra(plan, options.per_rank, {"extra", "rank" + std::to_string(rank)});

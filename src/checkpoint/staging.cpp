@@ -99,7 +99,7 @@ Staging::Size Staging::size_of(const SavePlan& plan) {
   Size size;
   for (const auto& chunk : plan.chunks) {
     Spot::next(size.slabs, static_cast<int64_t>(chunk.part.memory.nbytes()));
-    size.pinned |= !chunk.part.memory.is_cpu();
+    size.pinned |= !chunk.device().is_cpu();
   }
   return size;
 }
@@ -122,8 +122,13 @@ void Staging::take(SavePlan& plan) {
   std::optional<at::Device> device;  // other than the host
   std::vector<Copy> copies;
   std::vector<int64_t> filled;  // of each slab
+  ChunkReader reader(plan);
   for (auto& chunk : plan.chunks) {
-    at::Tensor& memory = chunk.part.memory;
+    if (!reader.is_at(chunk)) {  // what was read so far may go
+      copy_on_host(copies);
+      copies.clear();
+    }
+    const at::Tensor memory = reader.read(chunk);
     const auto size = static_cast<int64_t>(memory.nbytes());
     const Spot place = Spot::next(filled, size);
     const at::Tensor staged =
@@ -135,7 +140,8 @@ void Staging::take(SavePlan& plan) {
     } else if (size > 0) {
       copies.push_back({static_cast<char*>(staged.data_ptr()), flat});
     }
-    memory = staged.as_strided(memory.sizes(), memory.strides());
+    chunk.part.memory = staged.as_strided(memory.sizes(), memory.strides());
+    chunk.source.reset();
   }
   copy_on_host(copies);
   if (device) shard::current_stream(*device).synchronize();

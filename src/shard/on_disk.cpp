@@ -177,6 +177,23 @@ void bring_states(const Flat& flat) {
   if (Parked* found = parked(flat)) bring(*found, found->has_master ? 1 : 0, found->bytes.size());
 }
 
+StatesHere::StatesHere(const Flat& flat) : parked_(flat.home ? flat.home->parked : nullptr) {
+  flat.settle();
+  if (!parked_) return;
+  for (size_t i = 0; i < parked_->memory.size(); ++i)
+    if (!parked_->memory[i].defined()) brought_.push_back(i);
+  bring(*parked_, 0, parked_->memory.size());
+}
+
+StatesHere::~StatesHere() {
+  if (!parked_) return;
+  const std::lock_guard lock(parked_->mutex);
+  for (const size_t i : brought_) {
+    take_away(*parked_->storages[i]);
+    parked_->memory[i].reset();
+  }
+}
+
 int64_t master_bytes_away(const Flat& flat) {
   return bytes_away(flat, /*of_states=*/false);
 }

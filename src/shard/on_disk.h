@@ -53,6 +53,20 @@ void with_states(Home& home, const std::function<void()>& work);
 void bring_master(const Flat& flat);
 void bring_states(const Flat& flat);
 
+// While alive, all that a flat has on the disk is in memory; what was not there before then goes.
+// For those who look at one flat after the other, and write to none.
+class StatesHere {
+ public:
+  explicit StatesHere(const Flat& flat);
+  ~StatesHere();
+  StatesHere(const StatesHere&) = delete;
+  StatesHere& operator=(const StatesHere&) = delete;
+
+ private:
+  std::shared_ptr<Parked> parked_;  // null: nothing is on the disk
+  std::vector<size_t> brought_;
+};
+
 // What is not in memory now.
 int64_t master_bytes_away(const Flat& flat);
 int64_t state_bytes_away(const Flat& flat);

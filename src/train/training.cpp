@@ -177,6 +177,12 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   if (chosen.shard.precision == "auto")
     chosen.shard.precision = world.device().is_cpu() ? "fp32" : "bf16";
   check(chosen, world.size());  // once more: now it is known what it is computed in
+  if (!chosen.offload.directory.empty() && chosen.checkpoint.async) {
+    chosen.checkpoint.async = false;
+    if (world.rank() == 0)
+      log::info(
+          "checkpoint.async is off: copies would take the memory that offload.directory saves.");
+  }
   if (chosen.activations.mode == "selective" && world.rank() == 0)
     log::info(
         "activations.mode = selective keeps what none does: the layers of these models compute "

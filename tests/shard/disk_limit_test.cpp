@@ -14,7 +14,7 @@ namespace {
 
 struct Ended {
   int code = 0;
-  std::string out, err, result;
+  std::string out, err, result, checkpoint;
 };
 
 class DiskLimit : public ::testing::TestWithParam<const char*> {
@@ -32,7 +32,10 @@ class DiskLimit : public ::testing::TestWithParam<const char*> {
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "FSDP_BACKEND", "OMP_NUM_THREADS=1"});
     Ended ended{.code = program.wait(std::chrono::minutes(4))};  // a disk may be slow
     ended.out = program.out(), ended.err = program.err();
-    if (ended.code == 0) ended.result = folder_.read("result");
+    if (ended.code == 0) {
+      ended.result = folder_.read("result");
+      ended.checkpoint = folder_.read("result.checkpoint/__0_0.distcp");
+    }
     return ended;
   }
 
@@ -48,6 +51,8 @@ TEST_P(DiskLimit, TwentyStepsInHalfOfTheStatesMemoryAreThoseWithoutLimit) {
   if (disk.code == 77) GTEST_SKIP() << disk.out;
   ASSERT_EQ(disk.code, 0) << disk.out << disk.err;
   EXPECT_TRUE(disk.result == plain.result);
+  EXPECT_FALSE(plain.checkpoint.empty());
+  EXPECT_TRUE(disk.checkpoint == plain.checkpoint);
 }
 
 TEST_P(DiskLimit, StatesInHostMemoryDoNotFitThere) {

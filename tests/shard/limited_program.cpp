@@ -3,8 +3,9 @@
 //
 // PRECISION: split or whole, how the masters of bfloat16 parameters are held. STATES: where masters
 // and states are: a directory, "host", or "device" for no offload. LIMIT: bytes that the process
-// may take beyond what it has before the first update; 0 for no limit. After the steps the limit is
-// lifted, and every bit of parameters, masters and states goes to the file RESULT.
+// may take beyond what it has before the first update; 0 for no limit. After the steps a checkpoint
+// is saved, RESULT.checkpoint; then the limit is lifted, and every bit of parameters, masters and
+// states goes to the file RESULT.
 //
 // Exits with 3 when memory ran out, and says so; with 77 where memory cannot be limited.
 #include <malloc.h>
@@ -22,6 +23,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include "fsdp/checkpoint.h"
 #include "fsdp/fsdp.h"
 #include "fsdp/optim.h"
 #include "shard/limited.h"
@@ -151,6 +153,7 @@ int train(const std::string& precision, const std::string& states, rlim_t more,
       run.update();
     }
     shard::await_updates(*run.sharded.model());
+    checkpoint::save(result + ".checkpoint", run.sharded, run.optimizer.get());
   } catch (const std::exception& problem) {
     lift_limit();
     std::cout << problem.what() << "\n";
