@@ -1,5 +1,6 @@
 #include "observe/memory_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <sstream>
@@ -68,9 +69,9 @@ Compared compare(const PlannedMemory& planned, const MemoryReport& held,
   add("gather buffers", planned.gather_buffers, held.unsharded + held.secondary);
   add("communication", planned.communication, held.reduce_buffers + held.accumulated);
   add("activations", planned.activations, held.activations);
-  add("logits", planned.logits, 0);
-  add("temporaries", planned.temporaries, 0);
-  add("workspaces", planned.workspaces, 0);
+  // Nobody counts these one by one.
+  add("logits, temporaries, workspaces", planned.logits + planned.temporaries + planned.workspaces,
+      std::max<int64_t>(0, peak.value_or(0) - known(held)));
   add("peak", planned.peak(), peak.value_or(0));
   add("in host memory", planned.host, held.host + held.host_activations);
   Compared compared;

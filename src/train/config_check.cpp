@@ -231,6 +231,12 @@ void check_shard(const ShardConfig& shard, int world) {
                     " ranks that share the model.",
                 "choose a divisor, true or false.");
   }
+  check_precision(shard);
+}
+
+}  // namespace
+
+void check_precision(const ShardConfig& shard) {
   if (shard.precision == "fp32" && shard.reduce != "fp32") {
     throw Error("shard.reduce = " + shard.reduce +
                     " would round gradients that are computed in "
@@ -243,6 +249,8 @@ void check_shard(const ShardConfig& shard, int world) {
                 "set shard.precision to bf16, or shard.gradients to fp32.");
   }
 }
+
+namespace {
 
 void check_offload(const Config& config) {
   const OffloadConfig& offload = config.offload;

@@ -10,6 +10,7 @@
 namespace fsdp::train {
 
 void check(const Config& config, int world);
+void check_precision(const ShardConfig& shard);  // of gradients beside that of what makes them
 void check_choices(const Config& config);  // those that have nothing to do with data and ranks
 
 // Steps of the run where the config alone says it (steps, tokens); not with epochs.

@@ -45,21 +45,22 @@ ConfigPlan plan_here(const World& world, const Config& config) {
 
 bool MemoryPlan::looks() const {
   const World& world = training_.world;
-  return step_ == kStep && world.rank() == 0 &&
-         (!world.device().is_cpu() || training_.config.train.profile > 0);
+  return step_ == kStep && (!world.device().is_cpu() || training_.config.train.profile > 0);
 }
 
 void MemoryPlan::before_step() {
   ++step_;
   if (!looks()) return;
-  training_.sharded.count_activations(true);
+  profile_.emplace().begin(training_.sharded);  // on all ranks, or their steps would differ
   reset_peak_memory(training_.world.device());  // what loading needed is no step's
 }
 
 std::string MemoryPlan::after_step() {
   if (!looks()) return "";
-  MemoryReport held = training_.sharded.memory();
-  training_.sharded.count_activations(false);
+  profile_->end();
+  const MemoryReport held = profile_->memory();
+  profile_.reset();
+  if (training_.world.rank() != 0) return "";
   at::Device device = training_.world.device();
   std::optional<int64_t> peak;
   if (!device.is_cpu()) peak = peak_memory(device);

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <exception>
+#include <optional>
 #include <string>
 
 #include "fsdp/error.h"
+#include "fsdp/profile.h"
 #include "train/training.h"
 
 namespace fsdp::train {
@@ -23,7 +25,8 @@ class MemoryPlan {
   bool looks() const;
 
   const Training& training_;
-  int64_t step_ = 0;  // of this process
+  int64_t step_ = 0;                // of this process
+  std::optional<Profile> profile_;  // of the step that is looked at: what there was at its peak
 };
 
 // fsdp/out_of_memory.h, with the plan of this run. `sharded` is empty where there is no model yet.

@@ -176,7 +176,7 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   Config& chosen = training.config;
   if (chosen.shard.precision == "auto")
     chosen.shard.precision = world.device().is_cpu() ? "fp32" : "bf16";
-  check(chosen, world.size());  // once more: now it is known what it is computed in
+  check_precision(chosen.shard);  // once more: now it is known what it is computed in
   if (!chosen.offload.directory.empty() && chosen.checkpoint.async) {
     chosen.checkpoint.async = false;
     if (world.rank() == 0)

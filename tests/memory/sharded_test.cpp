@@ -166,6 +166,23 @@ TEST(ShardedRecompute, RegionsNeedNotBeUnits) {
   expect_same(transformer({.share_host_memory = false}), wrap::names({"blocks.1", "blocks.2"}));
 }
 
+TEST(ShardedRecompute, TheSameElementsAreDropped) {
+  Training training;
+  training.build = [] {
+    nn::Sequential model(nn::Linear(32, 64), nn::Dropout(0.5), nn::Tanh(), nn::Linear(64, 32),
+                         nn::Dropout(0.3), nn::Linear(32, 8));
+    return built(model.ptr(), [model](const Batch& batch) mutable {
+      return model->forward(batch.x).square().mean();
+    });
+  };
+  training.batch = [](int step, int rank) {
+    at::Tensor x = random_normal(step, rank, 0, {16, 32});
+    return Batch{step, x, x};
+  };
+  training.options = {.wrap = wrap::modules<nn::Linear>(), .device = test_device()};
+  expect_same(training, wrap::modules<nn::Linear>());
+}
+
 TEST(ShardedRecompute, ThePolicyMayComeBeforeTheSharding) {
   Training training = transformer({.share_host_memory = false});
   int64_t kept = expect_same(training, wrap::modules<Block>())[1];
