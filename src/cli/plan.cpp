@@ -76,7 +76,7 @@ int plan_worlds(const Flags& flags, const train::Config& config, const Gpu& gpu,
     of.options.batch = 0;
     options.push_back(of.options);
   }
-  SurveyOptions survey = train::survey_of(config);
+  SurveyOptions survey = train::survey_options();
   if (flags.no_survey)
     survey = {.strategies = {of.options.shard.strategy},
               .recompute = {of.options.recompute},
@@ -121,7 +121,7 @@ int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, 
   }
   if (flags.no_survey) return 0;
   of.options.batch = 0;
-  std::vector<PlanChoice> choices = survey(of.model, of.options, train::survey_of(config));
+  std::vector<PlanChoice> choices = survey(of.model, of.options, train::survey_options());
   print_choices(choices, of.tokens_per_sample, flags.json);
   auto fits = [](const PlanChoice& choice) { return choice.largest_batch > 0; };
   if (!flags.json && std::none_of(choices.begin(), choices.end(), fits))

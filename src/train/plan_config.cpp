@@ -73,7 +73,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   return plan;
 }
 
-SurveyOptions survey_of(const Config& config) {
+SurveyOptions survey_options() {
   SurveyOptions survey;
   // Of layers of fsdp::nn it is the same as none.
   std::erase(survey.recompute, PlanRecompute(Recompute::SELECTIVE));

@@ -20,6 +20,6 @@ struct ConfigPlan {
 ConfigPlan plan_of(const Config& config, int world, std::optional<Gpu> gpu, int ranks_per_node = 8);
 
 // What can be chosen for it: settings that `fsdp train` takes.
-SurveyOptions survey_of(const Config& config);
+SurveyOptions survey_options();
 
 }  // namespace fsdp::train
