@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # reproduce.sh [DIR]: measures on this machine's GPU all that bench/results says of one, FSDP2 beside
 # it, and writes the pages. Raw lines go to DIR (build/bench), and what they have is not measured
-# again: a run that was cut short goes on. About 20 minutes.
+# again: a run that was cut short goes on.
 set -euo pipefail
 root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/..
 dir=${1:-$root/build/bench}
