@@ -12,6 +12,7 @@
 #include "shard/deferred_trial.h"
 #include "shard/dry_run.h"
 #include "shard/model.h"
+#include "shard/offload.h"
 #include "shard/saved_activations.h"
 
 namespace fsdp::memory {
@@ -169,16 +170,13 @@ DryRun dry_run(const PlanModel& model, const PlanOptions& options) {
 }
 
 double offloaded_share(const DryRun& run, const Offload& offload) {
-  std::vector<const DryRun::UnitSize*> order;  // the last ones first, the root at the end
-  for (auto unit = run.units.rbegin(); unit != run.units.rend(); ++unit)
-    if (!unit->root) order.push_back(&*unit);
-  for (const auto& unit : run.units)
-    if (unit.root) order.push_back(&unit);
+  std::vector<shard::UnitShare> units;
+  for (const auto& unit : run.units) units.push_back({unit.numel, unit.root});
+  const std::vector<bool> chosen = shard::last_units(units, offload.fraction);
   double all = 0, taken = 0;
-  for (const auto* unit : order) all += static_cast<double>(unit->numel);
-  for (const auto* unit : order) {
-    if (taken + static_cast<double>(unit->numel) > offload.fraction * all) break;
-    taken += static_cast<double>(unit->numel);
+  for (size_t i = 0; i < units.size(); ++i) {
+    all += static_cast<double>(units[i].numel);
+    if (chosen[i]) taken += static_cast<double>(units[i].numel);
   }
   return all > 0 ? taken / all : 0;
 }

@@ -38,7 +38,7 @@ struct DryRun {
 
 DryRun dry_run(const PlanModel& model, const PlanOptions& options);
 
-// What offload.fraction comes to, in whole units, as the engine chooses them (shard/build.cpp).
+// What offload.fraction comes to, in whole units, as the engine chooses them.
 double offloaded_share(const DryRun& run, const Offload& offload);
 
 // The dry run `to` would come to, from one of another world: shards are as much smaller as there

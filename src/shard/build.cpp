@@ -113,30 +113,16 @@ Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
           trainable};
 }
 
-// Which units are offloaded: the last ones up to the fraction of all parameters that are trained.
-// Their gradients come first in backward, and forward wants them last. The root's come last, and
-// forward wants them first.
 std::vector<bool> choose_offloaded(const std::vector<PlannedUnit>& planned,
                                    const Offload& offload) {
-  std::vector<bool> chosen(planned.size(), false);
-  if (!offload.any()) return chosen;
-  std::vector<size_t> order;
-  for (size_t i = planned.size(); i-- > 0;)
-    if (!planned[i].root) order.push_back(i);
-  for (size_t i = 0; i < planned.size(); ++i)
-    if (planned[i].root) order.push_back(i);
-  std::vector<int64_t> numel(planned.size());
-  int64_t all = 0, taken = 0;
-  for (size_t i = 0; i < planned.size(); ++i) {
-    for (const Parameter& p : planned[i].parameters)
-      if (p.handle.requires_grad()) numel[i] += p.handle.numel();
-    all += numel[i];
+  if (!offload.any()) return std::vector<bool>(planned.size(), false);
+  std::vector<UnitShare> units;
+  for (const PlannedUnit& unit : planned) {
+    units.push_back({0, unit.root});
+    for (const Parameter& p : unit.parameters)
+      if (p.handle.requires_grad()) units.back().numel += p.handle.numel();
   }
-  for (size_t i : order) {
-    taken += numel[i];
-    if (static_cast<double>(taken) > offload.fraction * static_cast<double>(all)) break;
-    chosen[i] = offload.fraction > 0;
-  }
+  std::vector<bool> chosen = last_units(units, offload.fraction);
   if (std::find(chosen.begin(), chosen.end(), true) == chosen.end())
     log::warn("offload.fraction is less than the last unit, so nothing is offloaded.");
   return chosen;

@@ -128,6 +128,24 @@ at::Tensor host_zeros(int64_t numel, at::ScalarType type, at::Device device, boo
 
 // --- options ---
 
+std::vector<bool> last_units(const std::vector<UnitShare>& units, double fraction) {
+  std::vector<size_t> order;
+  for (size_t i = units.size(); i-- > 0;)
+    if (!units[i].root) order.push_back(i);
+  int64_t all = 0, taken = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (units[i].root) order.push_back(i);
+    all += units[i].numel;
+  }
+  std::vector<bool> chosen(units.size(), false);
+  for (size_t i : order) {
+    taken += units[i].numel;
+    if (static_cast<double>(taken) > fraction * static_cast<double>(all)) break;
+    chosen[i] = fraction > 0;
+  }
+  return chosen;
+}
+
 void check_offload(const Offload& offload) {
   if (!offload.directory.empty() && !offload.optimizer)
     throw Error(

@@ -38,6 +38,15 @@ class Model;
 class Unit;
 struct Parked;
 
+// Which units a fraction of the model comes to: the last ones, as long as they do not exceed it.
+// Their gradients come first in backward, and forward wants them last. The root's come last, and
+// forward wants them first.
+struct UnitShare {
+  int64_t numel;
+  bool root;
+};
+std::vector<bool> last_units(const std::vector<UnitShare>& units, double fraction);
+
 // The update of one flat, handed to the thread.
 class HostUpdate {
  public:
