@@ -15,6 +15,7 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
 #include "shard/deferred.h"
+#include "shard/on_disk.h"
 #include "shard/tensor_access.h"
 
 namespace fsdp::checkpoint {
@@ -94,38 +95,34 @@ constexpr const char* kModelHint =
 constexpr const char* kOptimizerHint =
     "load it with .optimizer = false to begin with fresh optimizer states.";
 
-struct Fill {  // a tensor of the checkpoint and the memory it goes to
-  std::string name;
-  Part part;
-};
-
-void check_all(Source& source, const std::vector<Fill>& fills) {
-  for (const auto& fill : fills) source.check(fill.name, fill.part.rectangle);
-}
-
-void read_all(Source& source, const std::vector<Fill>& fills) {
-  for (const auto& fill : fills) source.read(fill.name, fill.part);
-}
-
 // --- a sharded model ---
 
-struct FlatStates {  // of one flat in the checkpoint
+// What the checkpoint has for one flat. A flat is read as a whole before the next one: its master
+// may be a copy until then, and what it has on a disk is in memory.
+struct FlatFill {
   struct Found {
     size_t parameter;
-    std::string state;  // "exp_avg"
+    std::string state;  // "exp_avg"; empty: its values
     std::string name;
   };
-  int64_t steps = 0;
   std::vector<Found> found;
+  std::optional<int64_t> steps;  // none: the optimizer does not update it, or is not loaded
 };
 
 struct ShardedPlan {
-  std::vector<Fill> fills;
-  std::set<shard::Unit*> incomplete;          // units that do not get all of their values
-  std::map<shard::Flat*, FlatStates> states;  // of all flats that the optimizer updates
+  std::map<shard::Flat*, FlatFill> flats;
+  std::set<shard::Unit*> incomplete;  // units that do not get all of their values
   std::vector<std::pair<std::string, at::Tensor>> replicated;
   std::vector<std::string> skipped;
 };
+
+// Remembers that `found` goes to a parameter. An Error where the checkpoint lacks a part of it.
+void add(ShardedPlan& plan, Source& source, const ShardedParameter& to, const std::string& state,
+         const std::string& found) {
+  plan.flats[to.flat].found.push_back({to.index, state, found});
+  for (const auto& part : parts_of(*to.flat, to.index, to.flat->shard))
+    source.check(found, part.rectangle);
+}
 
 int64_t read_steps(Source& source, const std::string& name) {
   const at::Tensor step = source.read_whole(name);
@@ -142,8 +139,8 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::M
   for (const auto& sharded : sharded_parameters(model)) {
     const auto& p = sharded.parameter();
     if (!p.handle.requires_grad()) continue;
-    FlatStates& states = plan.states[sharded.flat];
-    int64_t steps = 0;
+    auto& steps_of_flat = plan.flats[sharded.flat].steps;
+    int64_t steps = 0, others = steps_of_flat.value_or(0);
     bool any = false;
     for (const auto& state : optimizer.state_names()) {
       std::vector<std::string> names;
@@ -151,9 +148,7 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::M
       const auto found = matching.find("optim.state.", names, p.sizes, /*may_be_missing=*/true);
       if (found.empty()) continue;
       any = true;
-      states.found.push_back({sharded.index, state, found});
-      for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->shard))
-        source.check(found, part.rectangle);
+      add(plan, source, sharded, state, found);
     }
     for (const auto& name : p.names) {
       const std::string step = "optim.state." + name + ".step";
@@ -165,11 +160,11 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::M
     if (any && steps == 0) steps = 1;
     // A flat's parameters are updated together. Where they were not (other units then), the most
     // updates count, and a parameter without states has had gradients of zero.
-    if (states.steps != 0 && steps != 0 && steps != states.steps && model.world.rank() == 0)
+    if (others != 0 && steps != 0 && steps != others && model.world.rank() == 0)
       log::warn("\"" + p.name() + "\" has had " + std::to_string(steps) +
-                " updates, and others of its unit " + std::to_string(states.steps) +
+                " updates, and others of its unit " + std::to_string(others) +
                 ": from now on they count together.");
-    states.steps = std::max(states.steps, steps);
+    steps_of_flat = std::max(others, steps);
   }
   matching.note_unused("optim.state.", "optimizer");
 }
@@ -186,8 +181,7 @@ ShardedPlan make_plan(Source& source, shard::Model& model, const Optimizer* opti
       plan.incomplete.insert(&sharded.flat->unit());
       continue;
     }
-    for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->edit_master()))
-      plan.fills.push_back({found, std::move(part)});
+    add(plan, source, sharded, /*state=*/"", found);
   }
   for (const auto& [name, tensor] : replicated_tensors(model)) {
     const auto found = matching.find("model.", {name}, tensor.sizes().vec(), false);
@@ -196,35 +190,38 @@ ShardedPlan make_plan(Source& source, shard::Model& model, const Optimizer* opti
     plan.replicated.emplace_back(found, tensor);
   }
   matching.note_unused("model.", "model");
-  check_all(source, plan.fills);
   if (optimizer && options.optimizer) plan_states(plan, matching, source, model, *optimizer);
   plan.skipped = matching.finish(options.strict);
   return plan;
 }
 
-// Makes the optimizer's states as they were: zero where the checkpoint has none.
-void restore_states(Source& source, const ShardedPlan& plan, Optimizer& optimizer) {
-  for (const auto& [flat, states] : plan.states) {
-    if (states.steps == 0 && optimizer.state(*flat).empty()) continue;
-    auto memory = optimizer.restore(*flat, states.steps);
-    for (auto& [name, state] : memory) state.zero_();
-    for (const auto& found : states.found)
-      for (const auto& part : parts_of(*flat, found.parameter, memory.at(found.state)))
-        source.read(found.name, part);
-  }
+// The optimizer's states become what they were: zero where the checkpoint has none.
+void read_flat(Source& source, shard::Flat& flat, const FlatFill& fill, Optimizer* optimizer) {
+  std::map<std::string, at::Tensor> memory = {{"", flat.edit_master()}};
+  const bool fresh = fill.steps == 0 && optimizer->state(flat).empty();
+  if (fill.steps && !fresh)
+    for (auto& [name, state] : optimizer->restore(flat, *fill.steps))
+      memory.emplace(name, state.zero_());
+  for (const auto& found : fill.found)
+    for (const auto& part : parts_of(flat, found.parameter, memory.at(found.state)))
+      source.read(found.name, part);
 }
 
 void read_model(Source& source, const ShardedPlan& plan, shard::Model& model,
                 Optimizer* optimizer) {
-  read_all(source, plan.fills);
+  for (const auto& unit : model.units) {
+    for (const auto& flat : unit->flats)
+      if (const auto fill = plan.flats.find(flat.get()); fill != plan.flats.end())
+        read_flat(source, *flat, fill->second, optimizer);
+    model.changed(*unit);
+    for (const auto& flat : unit->flats) shard::put_away(*flat);
+    if (!plan.incomplete.contains(unit.get())) unit->meta = false;
+  }
   for (const auto& [name, tensor] : plan.replicated) {
     if (tensor.is_meta())
       shard::become(tensor, at::zeros(tensor.sizes(), tensor.options().device(model.device)));
     source.read(name, whole(tensor));
   }
-  for (const auto& unit : model.units)
-    if (!plan.incomplete.contains(unit.get())) unit->meta = false;
-  if (optimizer) restore_states(source, plan, *optimizer);
 }
 
 }  // namespace
@@ -259,17 +256,12 @@ Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer*
 
   model->give_up_all();
   model->synchronize_readers("checkpoint::load");
-  const auto tell = [&] {
-    for (const auto& unit : model->units) model->changed(*unit);
-  };
   try {
-    together(world, label + ": data",
-             [&] { read_model(*source, plan, *model, options.optimizer ? optimizer : nullptr); });
+    together(world, label + ": data", [&] { read_model(*source, plan, *model, optimizer); });
   } catch (...) {
-    tell();  // what was read until then is there
+    for (const auto& unit : model->units) model->changed(*unit);  // what was read is there
     throw;
   }
-  tell();
   return loaded;
 }
 
@@ -318,23 +310,23 @@ Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
   Source source(dir);
   Matching matching(source);
   require_prefix(source, "model.", kModelHint);
-  std::vector<Fill> fills;
+  std::vector<std::pair<std::string, Part>> fills;
   std::vector<std::pair<at::Tensor, at::Tensor>> fresh;  // a tensor, and the memory it will have
   for (const auto& [tensor, names] : tensors_of(module)) {
     const auto found = matching.find("model.", names, tensor.sizes().vec(), false);
     if (found.empty()) continue;
     at::Tensor memory = tensor;
     if (lacks_memory(tensor)) fresh.emplace_back(tensor, memory = memory_for(tensor));
-    fills.push_back({found, whole(memory)});
+    fills.emplace_back(found, whole(memory));
   }
   matching.note_unused("model.", "module");
   Loaded loaded;
   loaded.skipped = matching.finish(options.strict);
-  check_all(source, fills);
+  for (const auto& [name, part] : fills) source.check(name, part.rectangle);
   auto extras = read_extras(source, 0, &loaded.skipped);
   loaded.extra = std::move(extras.run);
   loaded.per_rank = std::move(extras.rank);
-  read_all(source, fills);
+  for (const auto& [name, part] : fills) source.read(name, part);
   for (const auto& [tensor, memory] : fresh) {
     shard::set_key(tensor, false);
     shard::become(tensor, memory);

@@ -177,6 +177,13 @@ void bring_states(const Flat& flat) {
   if (Parked* found = parked(flat)) bring(*found, found->has_master ? 1 : 0, found->bytes.size());
 }
 
+void put_away(const Flat& flat) {
+  Parked* const found = parked(flat);
+  if (!found) return;
+  const auto here = [](const at::Tensor& memory) { return memory.defined(); };
+  if (std::any_of(found->memory.begin(), found->memory.end(), here)) with_states(*flat.home, [] {});
+}
+
 StatesHere::StatesHere(const Flat& flat) : parked_(flat.home ? flat.home->parked : nullptr) {
   flat.settle();
   if (!parked_) return;

@@ -53,6 +53,9 @@ void with_states(Home& home, const std::function<void()>& work);
 void bring_master(const Flat& flat);
 void bring_states(const Flat& flat);
 
+// What was brought, or is not on the disk yet, goes there now and not with the next update.
+void put_away(const Flat& flat);
+
 // While alive, all that a flat has on the disk is in memory; what was not there before then goes.
 // For those who look at one flat after the other, and write to none.
 class StatesHere {
