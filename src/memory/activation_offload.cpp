@@ -11,6 +11,7 @@
 #include "fsdp/error.h"
 #include "memory/host_pool.h"
 #include "memory/region.h"
+#include "shard/capture.h"
 #include "shard/deferred_tape.h"
 #include "shard/device_stream.h"
 #include "shard/saved_activations.h"
@@ -312,6 +313,9 @@ bool is_worth_it(const at::Tensor& tensor) {
 
 std::unique_ptr<shard::SavedPlace> OffloadedRegion::place(const at::Tensor& tensor) {
   if (!is_worth_it(tensor)) return nullptr;
+  if (shard::RecordsStep::now())
+    throw Error("activations that wait in host memory cannot be part of a CUDA graph.",
+                "recompute them (Recompute::FULL or SELECTIVE) to have both.");
   bool made = false;
   std::shared_ptr<AwayStorage> away = AwayStorage::of(tensor, &made);
   if (made) {

@@ -158,6 +158,18 @@ void recover(Model& model) {
     if (auto* known = ours(backend)) known->take_captured();
 }
 
+static thread_local bool records_step = false;
+
+RecordsStep::RecordsStep() {
+  records_step = true;
+}
+RecordsStep::~RecordsStep() {
+  records_step = false;
+}
+bool RecordsStep::now() {
+  return records_step;
+}
+
 bool must_be_eager(const Model& model) {
   return model.recording_events || model.profiler || offloads(model) ||
          std::any_of(model.units.begin(), model.units.end(),

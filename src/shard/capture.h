@@ -38,6 +38,16 @@ bool has_graphs(const Model& model);
 // The seam for tests: what makes graphs instead, on the CPU too.
 extern std::function<std::unique_ptr<StepGraph>()> step_graphs_of_tests;
 
+// While alive, this thread's work is recorded, and what cannot be part of a graph may refuse.
+class RecordsStep {
+ public:
+  RecordsStep();
+  ~RecordsStep();
+  RecordsStep(const RecordsStep&) = delete;
+  RecordsStep& operator=(const RecordsStep&) = delete;
+  static bool now();
+};
+
 // After a recording that failed anywhere, when the stream is no longer recorded.
 void recover(Model& model);
 

@@ -10,17 +10,20 @@
 #include <limits>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "fsdp/fully_shard.h"
 #include "fsdp/graphed_step.h"
 #include "fsdp/models/llama.h"
 #include "fsdp/optim.h"
 #include "fsdp/recompute.h"
+#include "memory/activation_offload.h"
 #include "optim/work_again.h"
 #include "shard/capture.h"
 #include "shard/model.h"
 #include "shard/models.h"
 #include "shard/oracle.h"
+#include "shard/told.h"
 #include "shard/update.h"
 #include "shard/world.h"
 
@@ -255,6 +258,18 @@ TEST_F(GraphedSteps, AreTheSameWhereBlocksAreComputedAgain) {
   }
 }
 
+TEST_F(GraphedSteps, StayEagerWhereActivationsAreOffloaded) {
+  const int64_t smallest = std::exchange(memory::offload::smallest_bytes, 1);
+  Plan plan{.model = "transformer", .step = {.clip = 0.5}, .recompute = Recompute::OFFLOAD};
+  Outcome recorded;
+  const std::string said = told([&] { recorded = graphed(plan); });
+  EXPECT_FALSE(recorded.replayed);
+  EXPECT_TRUE(contains(recorded.why_eager, "host memory")) << recorded.why_eager;
+  EXPECT_TRUE(contains(said, "so steps stay eager")) << said;
+  expect_same(recorded, eager(plan));
+  memory::offload::smallest_bytes = smallest;
+}
+
 TEST_F(GraphedSteps, ClipAndFollowTheLearningRate) {
   Plan plan{.model = "transformer",
             .step = {.clip = 0.05},
@@ -295,7 +310,9 @@ TEST_F(GraphedSteps, AreRecordedAgainForOtherShapes) {
     if (step >= 5 && step % 3 != 0)
       for (at::Tensor& input : inputs) input = input.narrow(0, 0, 2);
   };
-  Outcome unrecorded = eager(plan), recorded = graphed(plan);
+  Outcome unrecorded = eager(plan), recorded;
+  const std::string said = told([&] { recorded = graphed(plan); });
+  EXPECT_EQ(contains(said, "was recorded again, for inputs of [2, "), rank() == 0) << said;
   expect_same(recorded, unrecorded);
   expect_same(unrecorded, by_hand(plan), on_gpu() ? 1e-5 : 0);
   EXPECT_EQ(recorded.recordings, 2);
@@ -470,7 +487,9 @@ TEST_F(GraphedSteps, GiveUpRecordingWhereShapesChangeAllTheTime) {
   plan.change = [](Inputs& inputs, int step) {  // two of each in turn, and only one is kept
     for (at::Tensor& input : inputs) input = input.narrow(0, 0, 1 + step / 2 % 3);
   };
-  Outcome recorded = graphed(plan);
+  Outcome recorded;
+  const std::string said = told([&] { recorded = graphed(plan); });
+  EXPECT_EQ(contains(said, "steps are eager from now on"), rank() == 0) << said;
   EXPECT_EQ(recorded.recordings, 4);
   EXPECT_FALSE(recorded.replayed);
   EXPECT_TRUE(contains(recorded.why_eager, "too often")) << recorded.why_eager;

@@ -1,0 +1,21 @@
+// What is written to stderr while something runs: warnings, and what the engine says it does.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <iostream>
+#include <string>
+
+namespace fsdp::testing {
+
+// It is still shown.
+inline std::string told(const std::function<void()>& work) {
+  ::testing::internal::CaptureStderr();
+  work();
+  std::string said = ::testing::internal::GetCapturedStderr();
+  std::cerr << said;
+  return said;
+}
+
+}  // namespace fsdp::testing
