@@ -67,6 +67,7 @@ struct PlanOptions {
   int shard_ranks = 0;          // of HYBRID_SHARD, that hold one copy together; 0: a node's
   std::optional<Gpu> gpu = {};  // none: the habits and the allocator of the CPU, and no limit
   int64_t host_memory = 0;      // bytes of a node, for all its ranks; 0: not known, and no limit
+  double disk_speed = 5;        // GB/s that a node's disk reads and writes at the same time
   int64_t batch = 1;            // samples of a micro-batch
   int micro_batches = 1;        // in a step
   double clip = 1.0;            // 0: none
@@ -95,6 +96,7 @@ struct PlannedMemory {
   int64_t fragmentation = 0;   // in segments of the allocator that nobody can use
   int64_t outside = 0;         // of the allocator: the driver's context, NCCL's buffers
   int64_t host = 0;            // offloaded: not on the device, in no sum
+  int64_t disk = 0;            // in files, with offload.directory; neither
 
   // What the allocator hands out at most: what can be measured.
   int64_t peak() const {
@@ -183,8 +185,12 @@ struct SurveyOptions {
                                           {Recompute::FULL, /*inner=*/true},
                                           Recompute::FULL,
                                           Recompute::OFFLOAD};
+  // A directory is looked at where the same without it lacks host memory; its name does not matter.
   std::vector<Offload> offload = {
-      {}, {.optimizer = true}, {.parameters = true, .gradients = true, .optimizer = true}};
+      {},
+      {.optimizer = true},
+      {.parameters = true, .gradients = true, .optimizer = true},
+      {.parameters = true, .gradients = true, .optimizer = true, .directory = "disk"}};
 };
 
 // Every combination, each with the largest micro-batch that fits up to options.batch (0: any).

@@ -96,14 +96,14 @@ int run_offload_rank(const OffloadBench& options) {
   World world = init({.backend = options.backend});
   at::set_num_threads(options.threads);
   Workload work = make_workload(options.shape, world, options.init == "device");
-  Sharded sharded = shard_workload(
-      work, world,
-      {.mixed_precision = options.grad_dtype.empty()
-                              ? mixed_precision(options.shape)
-                              : row_precision(options.shape, world, options.grad_dtype),
-       .forward_prefetch = options.prefetch,
-       .backward_prefetch = options.prefetch,
-       .offload = offload_of(options)});
+  const ShardOptions how = {
+      .mixed_precision = options.grad_dtype.empty()
+                             ? mixed_precision(options.shape)
+                             : row_precision(options.shape, world, options.grad_dtype),
+      .forward_prefetch = options.prefetch,
+      .backward_prefetch = options.prefetch,
+      .offload = offload_of(options)};
+  Sharded sharded = shard_workload(work, world, how);
   AdamW optimizer(sharded, {.lr = 1e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1});
   std::vector<at::Tensor> batch;  // as a loader would hand it out
   for (const at::Tensor& input : work.inputs) batch.push_back(input.cpu());
@@ -151,6 +151,9 @@ int run_offload_rank(const OffloadBench& options) {
     line["peak_alloc_mb"] = device / (1 << 20);
     line["gpu"] = train::device_name(world.device());
   }
+  if (world.rank() == 0)
+    if (auto mb = planned_mb(options.shape, world, how, {}, options.clip))
+      line["planned_mb"] = *mb;
   try {
     const auto parts = take_apart([&] {
       for (int i = 0; i < options.steps; ++i) {

@@ -100,6 +100,7 @@ Table steps_table() {
                 {"mean_ms", "mean ms"},
                 {"tokens_s", "tokens/s"},
                 {"peak_gb", "peak GB"},
+                {"planned_gb", "planned GB"},
                 {"goal_gb", "goal GB"},
                 {"host_gb", "host GB"},
                 {"first_loss", "first loss"},
@@ -123,7 +124,9 @@ void add_rows(Table& table, Table& parts, const RowResult& result) {
                optional_cell(ours, maybe(ms / peer_ms, 3)),
                optional_cell(ours, maybe(ms / result.ms_of("off"), 2)),
                optional_cell(ours, maybe(one.value("mean_ms"), 1)), maybe(tokens / ms * 1e3, 0),
-               against(peak, goal_gb, 2), optional_cell(goal_gb > 0, number(goal_gb, 1)),
+               against(peak, goal_gb, 2),
+               optional_cell(ours, maybe(one.value("planned_mb") / 1000, 2)),
+               optional_cell(goal_gb > 0, number(goal_gb, 1)),
                maybe(one.value("host_bytes") / (1 << 20) / 1000, 2), maybe(one.value("loss0"), 4),
                maybe(one.value("loss"), 4)});
     if (ours && !one.rounds.empty()) add_parts(parts, row.title, one.who, one.rounds.front());
@@ -154,7 +157,8 @@ std::vector<std::string> explanations(const OffloadBench& options,
             "is not known on the CPU."
           : "peak GB: the most that the allocator had given out, MiB / 1000; ours with the "
             "warm-up, "
-            "FSDP2's without. host GB: what the engine holds in host memory.");
+            "FSDP2's without; planned GB: what `fsdp plan` expects there. host GB: what the engine "
+            "holds in host memory.");
   notes.push_back(
       "The parts are those of as many steps more, under the profiler, which costs time itself; "
       "every moment counts for the first of them that was going on.");

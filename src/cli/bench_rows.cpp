@@ -22,7 +22,7 @@ BenchRow qwen(const std::string& name, const std::string& title, Shape sizes, in
   return {.name = name,
           .title = title,
           .shape = sizes,
-          .steps = 3,
+          .steps = 2,  // each of many micro-batches
           .warmup = 2,
           .modes = {"graph"},
           .published_rate = published,
@@ -105,7 +105,8 @@ std::vector<BenchRow> train_rows() {
                   .title = "MLP 8 x 20480 fp32",
                   .shape = mlp_20480(),
                   .steps = 10,
-                  .goal_ms = 65});
+                  .goal_ms = 65,
+                  .same_weights = false});
   rows.push_back({.name = "117m",
                   .title = "Llama 117M, 2 ranks",
                   .shape = {.layers = 4,

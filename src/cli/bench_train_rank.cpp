@@ -115,13 +115,18 @@ Workload workload(const TrainBench& options, const World& world) {
   return make_workload(options.shape, world, options.init == "device");
 }
 
+ShardOptions shard_options(const TrainBench& options, const MixedPrecision& precision) {
+  return {.strategy = train::parse_strategy(options.strategy), .mixed_precision = precision};
+}
+
+train::ActivationsConfig activations_of(const TrainBench& options) {
+  return {.mode = options.activations.empty() ? "none" : options.activations,
+          .keep_last = options.keep_last};
+}
+
 Sharded shard(const TrainBench& options, const Workload& work, const World& world,
               const MixedPrecision& precision) {
-  return shard_workload(
-      work, world,
-      {.strategy = train::parse_strategy(options.strategy), .mixed_precision = precision},
-      {.mode = options.activations.empty() ? "none" : options.activations,
-       .keep_last = options.keep_last});
+  return shard_workload(work, world, shard_options(options, precision), activations_of(options));
 }
 
 AdamWOptions adamw_options() {
@@ -224,6 +229,14 @@ MixedPrecision precision_of(const TrainBench& options, const World& world) {
   return row_precision(options.shape, world, options.grad_dtype);
 }
 
+void add_plan(Json& line, const TrainBench& options, const World& world) {
+  if (world.rank() != 0) return;
+  if (auto mb =
+          planned_mb(options.shape, world, shard_options(options, precision_of(options, world)),
+                     activations_of(options), options.clip))
+    line["planned_mb"] = *mb;
+}
+
 // One step more, for the books: what memory() says, what autograd keeps, and what the allocator saw
 // by the end of forward, when that is all there is.
 void add_memory(Json& line, const Sharded& sharded, const Workload& work, Optimizer& optimizer,
@@ -262,6 +275,7 @@ Json train_eager(const TrainBench& options, const World& world) {
   };
   Json line = time_whole_steps(options, {step, /*of_all_ranks=*/false, options.warmup}, world);
   add_memory(line, sharded, work, optimizer, world.device());
+  add_plan(line, options, world);
   return line;
 }
 
@@ -280,6 +294,7 @@ Json train_graphed(const TrainBench& options, const World& world) {
   line["replayed"] = step.replayed() ? 1 : 0;
   line["recordings"] = step.recordings();
   if (!step.why_eager().empty()) line["why_eager"] = step.why_eager();
+  add_plan(line, options, world);
   return line;
 }
 

@@ -123,6 +123,7 @@ Table empty_table() {
                 {"tflops", "TFLOP/s"},
                 {"mfu", "MFU %"},
                 {"peak_gb", "peak GB"},
+                {"planned_gb", "planned GB"},
                 {"goal_gb", "goal GB"},
                 {"first_loss", "first loss"},
                 {"last_loss", "last loss"}});
@@ -159,8 +160,10 @@ void add_rows(Table& table, const RowResult& result) {
          maybe(ranks * static_cast<double>(tokens_of(row.shape)) / ms * 1e3, 0),
          row.published_rate > 0 && is_ours ? number(row.published_rate, 0) : Cell{nullptr, ""},
          maybe(tflops, 1), share ? number(*share * 100, 1) : Cell{nullptr, "-"},
-         against(peak_gb, goal_gb, 2), goal_gb > 0 ? number(goal_gb, 1) : Cell{nullptr, ""},
-         maybe(one.value("loss0"), 4), maybe(one.value("loss"), 4)});
+         against(peak_gb, goal_gb, 2),
+         optional_cell(is_ours, maybe(one.value("planned_mb") / 1000, 2)),
+         goal_gb > 0 ? number(goal_gb, 1) : Cell{nullptr, ""}, maybe(one.value("loss0"), 4),
+         maybe(one.value("loss"), 4)});
   }
 }
 
@@ -221,7 +224,8 @@ std::vector<std::string> explanations(const TrainBench& options,
       "count, in its raw lines, has the embedding and all of attention in it.");
   notes.push_back(
       "peak GB: the most that the allocator had given out, after warm-up, MiB / 1000; of a graph, "
-      "from just before it is captured.");
+      "from just before it is captured. planned GB: what `fsdp plan` expects there, of eager "
+      "steps; on the CPU peak GB is the whole process, and the plan is of tensors alone.");
   if (bf16 && options.grad_dtype.empty())
     notes.push_back(
         std::string("gradients of bf16 rows on a GPU: bf16 as the matrix products give them where "

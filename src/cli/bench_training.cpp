@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
 #include <torch/nn/init.h>
 #include <torch/utils.h>
 
@@ -10,12 +11,15 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/log.h"
 #include "base/table.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/models.h"
+#include "fsdp/plan.h"
 #include "shard/deferred_trial.h"
 #include "train/device.h"
+#include "train/plan_config.h"
 #include "train/training.h"
 
 namespace fsdp::cli {
@@ -96,6 +100,22 @@ Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Devic
           .loss_of = loss,
           .unfilled = unfilled,
           .draw = {}};  // reset_parameters
+}
+
+PlanModel plan_model_of(const Shape& shape) {
+  if (shape.model == "mlp")
+    return plan_model([=] { return models::MLP(models::MLPConfig{.width = shape.width}); },
+                      [=](models::MLP& model, const PlanStep& step) {
+                        at::Tensor x = at::randn({step.batch, shape.width}, step.device);
+                        return model->forward(x, at::randn_like(x));
+                      });
+  return plan_model([=] { return models::Llama(llama_config(shape)); },
+                    [=](models::Llama& model, const PlanStep& step) {
+                      at::Tensor ids =
+                          at::randint(shape.vocab, {step.batch, shape.seq},
+                                      at::TensorOptions(at::kLong).device(step.device));
+                      return model->forward(ids, ids);
+                    });
 }
 
 }  // namespace
@@ -228,6 +248,28 @@ Sharded shard_workload(const Workload& work, const World& world, ShardOptions ho
   if (auto policy = train::activation_policy(activations, trainee))
     apply_activation_checkpointing(sharded, *policy);
   return sharded;
+}
+
+std::optional<double> planned_mb(const Shape& shape, const World& world, const ShardOptions& how,
+                                 const train::ActivationsConfig& activations, double clip) {
+  const bool mlp = shape.model == "mlp";
+  PlanOptions options{.shard = how,
+                      .world = world.size(),
+                      .ranks_per_node = world.local_size(),
+                      .gpu = train::gpu_of(world.device()),
+                      .batch = shape.batch,
+                      .micro_batches = static_cast<int>(shape.accumulate),
+                      .clip = clip};
+  train::set_recompute(options, activations);
+  options.shard.wrap =
+      mlp ? wrap::modules<torch::nn::Linear>() : wrap::modules<models::LlamaBlock>();
+  if (!mlp) options.inner_modules = wrap::modules<models::SwiGLU>();
+  try {
+    return static_cast<double>(plan(plan_model_of(shape), options).memory.peak()) / (1 << 20);
+  } catch (const Error& problem) {
+    log::warn(title(shape) + ": no plan of the memory: " + problem.what());
+    return {};
+  }
 }
 
 MixedPrecision mixed_precision(const Shape& shape) {

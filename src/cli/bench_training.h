@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,12 @@ Workload make_workload(const Shape& shape, const World& world, bool unfilled = f
 Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,
                        const train::ActivationsConfig& activations = {});
 
+// MiB that a plan expects the device's allocator to hand out at most, with the options that
+// shard_workload is given, each step of eager orders; nothing where it cannot be planned, which is
+// said.
+std::optional<double> planned_mb(const Shape& shape, const World& world, const ShardOptions& how,
+                                 const train::ActivationsConfig& activations, double clip);
+
 MixedPrecision mixed_precision(const Shape& shape);  // gradients are reduced and kept in float32
 
 // Of named rows: where nothing is reduced or accumulated on a GPU, gradients stay as the matrix
@@ -86,7 +93,7 @@ struct Timing {
 Timing time_steps(const Step& step, int warmup, int steps, const World& world);
 
 double mean_over_ranks(const at::Tensor& loss, const World& world);  // who have different data
-Json line_of(const Timing& timing);  // what a rank prints of it
+Json line_of(const Timing& timing);                                  // what a rank prints of it
 
 double median(std::vector<double> values);
 

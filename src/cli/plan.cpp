@@ -35,7 +35,7 @@ struct Flags {
   std::string gpu = "h100", world = "8", recompute, offload;
   std::vector<std::string> set;
   int per_host = 8;
-  double host_memory = 2000;
+  double host_memory = 2000, disk_speed = PlanOptions().disk_speed;
   bool json = false, no_survey = false;
 };
 
@@ -64,6 +64,7 @@ train::ConfigPlan plan_of(const Flags& flags, const train::Config& config, const
                           int world) {
   train::ConfigPlan of = train::plan_of(config, world, gpu, flags.per_host);
   of.options.host_memory = static_cast<int64_t>(flags.host_memory * 1e9);
+  of.options.disk_speed = flags.disk_speed;
   return of;
 }
 
@@ -161,6 +162,12 @@ void add_plan(CLI::App& app, Action& action) {
       ->add_option("--host-memory", flags->host_memory,
                    "GB of a host, for what its ranks offload; 0: no limit")
       ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  command
+      ->add_option("--disk-speed", flags->disk_speed,
+                   "GB/s that a host's disk reads and writes at once, for offload.directory (fsdp "
+                   "bench nvme measures it)")
+      ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   command
       ->add_option("--recompute", flags->recompute,

@@ -40,7 +40,8 @@ std::string name_of(const PlanRecompute& recompute) {
 
 std::string name_of(const Offload& offload) {
   if (!offload.any()) return "off";
-  if (offload.optimizer) return offload.parameters ? "all" : "optimizer";
+  const std::string where = offload.directory.empty() ? "" : ", states on disk";
+  if (offload.optimizer) return (offload.parameters ? "all" : "optimizer") + where;
   if (offload.parameters && offload.gradients) return "parameters, gradients";
   return offload.parameters ? "parameters" : "gradients";
 }
@@ -166,6 +167,7 @@ void print_kinds(const Plan& plan) {
   add("fragmentation", memory.fragmentation);
   add("outside", memory.outside);
   add("host", memory.host);
+  add("disk", memory.disk);
   table.print(std::cout, /*json=*/true);
 }
 

@@ -62,7 +62,7 @@ std::string held_by(const Sharded& sharded) {
 }
 
 struct Change {
-  std::string what;
+  std::string what;  // and the flags of `fsdp train` that make it
   PlanOptions options;
 };
 
@@ -73,32 +73,41 @@ std::vector<Change> changes_of(const PlanOptions& now) {
     make(change.options);
     changes.push_back(std::move(change));
   };
+  const std::string half = std::to_string(now.batch / 2);
   if (now.batch > 1)
-    add("micro-batches of " + std::to_string(now.batch / 2), [&](PlanOptions& o) {
+    add("micro-batches of " + half + " (--train.micro_batch " + half + ")", [&](PlanOptions& o) {
       o.batch = now.batch / 2;
       o.micro_batches = static_cast<int>((now.batch * now.micro_batches + o.batch - 1) / o.batch);
     });
   const bool keeps = !now.recompute.mode;
   if (keeps && now.inner_modules)
-    add("recomputation of feed-forwards", [](PlanOptions& o) {
+    add("recomputation of feed-forwards (--activations.mode feed_forward)", [](PlanOptions& o) {
       o.recompute = {Recompute::FULL, /*inner=*/true};
     });
   if (keeps && !now.inner_modules)
-    add("selective recomputation", [](PlanOptions& o) { o.recompute = Recompute::SELECTIVE; });
+    add("selective recomputation (--activations.mode selective)",
+        [](PlanOptions& o) { o.recompute = Recompute::SELECTIVE; });
   if (now.recompute != PlanRecompute(Recompute::FULL))
-    add("full recomputation", [](PlanOptions& o) { o.recompute = Recompute::FULL; });
+    add("full recomputation (--activations.mode full)",
+        [](PlanOptions& o) { o.recompute = Recompute::FULL; });
   if (!keeps && now.keep_last > 0)
-    add("recomputation of the last blocks, too", [](PlanOptions& o) { o.keep_last = 0; });
+    add("recomputation of the last blocks, too (--activations.keep_last 0)",
+        [](PlanOptions& o) { o.keep_last = 0; });
   if (keeps && now.gpu)
-    add("activations in host memory", [](PlanOptions& o) { o.recompute = Recompute::OFFLOAD; });
+    add("activations in host memory (--activations.mode offload)",
+        [](PlanOptions& o) { o.recompute = Recompute::OFFLOAD; });
   if (now.shard.strategy != ShardingStrategy::FULL_SHARD && now.world > 1)
-    add("FULL_SHARD", [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });
+    add("FULL_SHARD (--shard.strategy full_shard)",
+        [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });
   if (!now.shard.offload.optimizer && now.gpu)
-    add("offload of the optimizer", [](PlanOptions& o) { o.shard.offload.optimizer = true; });
+    add("offload of the optimizer (--offload.optimizer true)",
+        [](PlanOptions& o) { o.shard.offload.optimizer = true; });
   if (!now.shard.offload.parameters && now.gpu)
-    add("offload of parameters, gradients and optimizer", [](PlanOptions& o) {
-      o.shard.offload.parameters = o.shard.offload.gradients = o.shard.offload.optimizer = true;
-    });
+    add("offload of parameters, gradients and optimizer (--offload.parameters true "
+        "--offload.gradients true --offload.optimizer true)",
+        [](PlanOptions& o) {
+          o.shard.offload.parameters = o.shard.offload.gradients = o.shard.offload.optimizer = true;
+        });
   if (now.shard.strategy != ShardingStrategy::NO_SHARD)
     add("twice the ranks", [](PlanOptions& o) { o.world *= 2; });
   return changes;
@@ -169,9 +178,11 @@ Error explain_out_of_memory(const Sharded& sharded, const std::exception& proble
   } catch (const std::exception& further) {
     what += "\n  (no plan: " + first_line(further) + ")";
   }
-  return Error(what, model ? "fsdp plan shows more settings, and what fits; see docs/memory.md."
-                           : "give a model to explain_out_of_memory to see what would help; see "
-                             "docs/memory.md.");
+  return Error(
+      what, model ? "the flags are fsdp train's; fsdp plan shows more settings, and what fits; see "
+                    "docs/memory.md."
+                  : "give a model to explain_out_of_memory to see what would help; see "
+                    "docs/memory.md.");
 }
 
 }  // namespace fsdp

@@ -50,6 +50,14 @@ PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
   return kinds;
 }
 
+// Of what is on a disk, in memory: units that are read, updated and written (shard/on_disk.cpp).
+double buffered_share(const memory::DryRun& run) {
+  constexpr double kUnits = 3;
+  int64_t largest = 0;
+  for (const auto& unit : run.units) largest = std::max(largest, unit.numel);
+  return std::min(1.0, kUnits * double(largest) / double(std::max<int64_t>(1, run.parameters)));
+}
+
 // As the engine does it (shard/offload.h): gradients leave with what is updated, and the host has
 // the shards whether or not the device has them too.
 void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload& offload) {
@@ -61,7 +69,8 @@ void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload
   };
   if (offload.optimizer) {
     int64_t updated = take(kinds.states) + take(kinds.master);
-    if (offload.directory.empty()) kinds.host += updated;  // else in files
+    (offload.directory.empty() ? kinds.host : kinds.disk) += updated;
+    if (!offload.directory.empty()) kinds.host += share_of(updated, buffered_share(run));
   }
   if (offload.optimizer || offload.gradients) kinds.host += take(kinds.gradients);
   if (!offload.optimizer && !offload.parameters) return;
@@ -122,11 +131,13 @@ std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
                      "larger modules.");
   int64_t ranks = std::min(options.ranks_per_node, options.world);
   if (!plan.fits && plan.memory.total() <= options.gpu->memory) {
-    advice.push_back(std::to_string(ranks) + " ranks of a host need " +
-                     human_bytes(static_cast<double>(ranks * plan.memory.host)) +
-                     " of its memory for what is offloaded, and it has " +
-                     human_bytes(static_cast<double>(options.host_memory)) +
-                     ": offload less, or use more ranks that share it (FULL_SHARD).");
+    advice.push_back(
+        std::to_string(ranks) + " ranks of a host need " +
+        human_bytes(static_cast<double>(ranks * plan.memory.host)) +
+        " of its memory for what is offloaded, and it has " +
+        human_bytes(static_cast<double>(options.host_memory)) +
+        ": offload less, or to a disk (offload.directory), or use more ranks that share it "
+        "(FULL_SHARD).");
   } else if (!plan.fits) {
     auto without = plan.memory;
     without.activations = without.logits = without.temporaries = 0;
@@ -144,6 +155,11 @@ std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
 
 }  // namespace
 
+bool memory::lacks_host_memory(const PlannedMemory& memory, const PlanOptions& options) {
+  int64_t all = memory.host * std::min(options.ranks_per_node, options.world);
+  return options.host_memory > 0 && all > options.host_memory;
+}
+
 Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
   // What is offloaded may move the moment of the peak.
   PlannedMemory most, before;
@@ -157,6 +173,7 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
     before.master = here.master;
     if (kinds.peak() >= most.peak()) {
       kinds.host = std::max(kinds.host, most.host);
+      kinds.disk = std::max(kinds.disk, most.disk);
       most = kinds;
     }
   }
@@ -172,9 +189,8 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
             .units = static_cast<int64_t>(run.units.size())};
   for (const auto& product : run.products) plan.flops += run.times * product.flops;
   plan.time = time_of(run, before, options);
-  int64_t on_host = plan.memory.host * std::min(options.ranks_per_node, options.world);
   plan.fits = !options.gpu || (plan.memory.total() <= options.gpu->memory &&
-                               (options.host_memory == 0 || on_host <= options.host_memory));
+                               !memory::lacks_host_memory(plan.memory, options));
   plan.advice = advice_on(run, plan, options);
   return plan;
 }
@@ -205,6 +221,7 @@ std::string Plan::describe() const {
   add("driver and NCCL", memory.outside);
   if (memory.outside > 0) add("all of it", memory.total());
   add("in host memory", memory.host);
+  add("on the disk", memory.disk);
   std::stringstream out;
   table.print(out, /*json=*/false);
   if (time.total() > 0) {

@@ -48,5 +48,7 @@ DryRun spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to)
 
 // What a dry run of these options comes to; they may differ from its own in offload and GPU.
 Plan plan_from(const DryRun& run, const PlanOptions& options);
+// Of a node, by what its ranks offload.
+bool lacks_host_memory(const PlannedMemory& memory, const PlanOptions& options);
 
 }  // namespace fsdp::memory

@@ -48,6 +48,14 @@ std::vector<PlanOptions> runs_of(const PlanOptions& options, const SurveyOptions
   return runs;
 }
 
+// A disk is the last resort: where the same in host memory would do, it only takes longer.
+bool worth_looking_at(const DryRun& one_sample, PlanOptions options) {
+  if (options.shard.offload.directory.empty()) return true;
+  options.shard.offload.directory.clear();
+  options.batch = 1;
+  return memory::lacks_host_memory(memory::plan_from(one_sample, options).memory, options);
+}
+
 PlanChoice choice_of(const PlanOptions& options, Found found) {
   return {options.shard.strategy, options.recompute, options.shard.offload, found.batch,
           std::move(found.plan)};
@@ -107,6 +115,7 @@ void look_at_all(const PlanModel& model, OneSample& one_sample, const PlanOption
     Slope& slope = slopes[chosen.recompute];
     for (const Offload& offload : survey.offload) {
       chosen.shard.offload = offload;
+      if (!worth_looking_at(run, chosen)) continue;
       PlanOptions one = chosen;
       one.batch = 1;
       PlanChoice choice = choice_of(chosen, {1, memory::plan_from(run, one)});
@@ -181,6 +190,7 @@ std::vector<PlanChoice> survey(const PlanModel& model, const PlanOptions& option
     AtBatch at_batch(model);
     for (const Offload& offload : survey.offload) {
       chosen.shard.offload = offload;
+      if (!worth_looking_at(at_batch.run(chosen, 1), chosen)) continue;
       Found found = find_largest(at_batch, chosen, slopes[chosen.recompute]);
       choices.push_back(choice_of(chosen, std::move(found)));
     }

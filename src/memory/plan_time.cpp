@@ -67,8 +67,11 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
   double elements = static_cast<double>(run.parameters) / static_cast<double>(run.shard_ranks);
   if (host_update) {
     // Gradients leave during backward; the update and the way back wait for the last of them.
-    double back = share * static_cast<double>(kinds.parameters) / host_link;
-    time.offload = std::max(share * elements / kHostRate, back);
+    double back = share * static_cast<double>(kinds.parameters) / host_link, disk = 0;
+    if (!offload.directory.empty())
+      disk = share * static_cast<double>(kinds.master + kinds.states) *
+             std::min(options.ranks_per_node, options.world) / (options.disk_speed * 1e9);
+    time.offload = std::max({share * elements / kHostRate, back, disk});
   } else {
     // What is updated on the device comes there, and the parameters go back.
     double visits = (offload.parameters ? 2 * static_cast<double>(kinds.parameters) : 0) +

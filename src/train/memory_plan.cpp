@@ -1,9 +1,5 @@
 #include "train/memory_plan.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
-
-#include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstdio>
 
@@ -18,24 +14,6 @@ namespace {
 
 constexpr int64_t kStep = 3;      // states are there, and the order of units is known
 constexpr double kFarOff = 0.10;  // is worth a warning
-
-// What is known of this device: the GPU of that name whose memory is nearest, with its own memory.
-std::optional<Gpu> gpu_of(at::Device device) {
-  if (device.is_cpu()) return {};
-  std::string name = device_name(device);
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return std::tolower(c); });
-  auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
-  auto memory = static_cast<int64_t>(total);
-  Gpu found = gpu("h100");
-  for (const Gpu& known : known_gpus()) {
-    bool named = name.find(known.name.substr(0, known.name.find('-'))) != std::string::npos;
-    bool nearer = std::abs(known.memory - memory) < std::abs(found.memory - memory);
-    if (named && (nearer || name.find(found.name) == std::string::npos)) found = known;
-  }
-  found.memory = memory;
-  return found;
-}
 
 ConfigPlan plan_here(const World& world, const Config& config) {
   return plan_of(config, world.size(), gpu_of(world.device()), world.local_size());

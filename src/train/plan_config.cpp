@@ -1,10 +1,13 @@
 #include "train/plan_config.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "fsdp/tokenizer.h"
+#include "train/device.h"
 #include "train/trainee.h"
 #include "train/training.h"
 
@@ -53,16 +56,9 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   options.ranks_per_node = std::min(options.ranks_per_node, world);
   options.shard = shard_options(fake_world(world, options.ranks_per_node), config, known);
   options.gpu = std::move(gpu);
-  const std::string& mode = config.activations.mode;
-  if (mode != "none")
-    options.recompute = mode == "offload"     ? Recompute::OFFLOAD
-                        : mode == "selective" ? Recompute::SELECTIVE
-                                              : Recompute::FULL;
-  options.recompute.inner = mode == "feed_forward";
+  set_recompute(options, config.activations);
   options.recompute_modules = known.blocks;
   if (config.model.type != "mlp") options.inner_modules = known.feed_forwards;
-  options.every = static_cast<int>(config.activations.every);
-  options.keep_last = static_cast<int>(config.activations.keep_last);
   int64_t share = std::max<int64_t>(1, config.train.batch / world);
   options.batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
@@ -71,6 +67,34 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
     return make_optimizer(optim, sharded);
   };
   return plan;
+}
+
+std::optional<Gpu> gpu_of(at::Device device) {
+  if (device.is_cpu()) return {};
+  std::string name = device_name(device);
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+  auto memory = static_cast<int64_t>(total);
+  Gpu found = gpu("h100");
+  for (const Gpu& known : known_gpus()) {
+    bool named = name.find(known.name.substr(0, known.name.find('-'))) != std::string::npos;
+    bool nearer = std::abs(known.memory - memory) < std::abs(found.memory - memory);
+    if (named && (nearer || name.find(found.name) == std::string::npos)) found = known;
+  }
+  found.memory = memory;
+  return found;
+}
+
+void set_recompute(PlanOptions& options, const ActivationsConfig& activations) {
+  const std::string& mode = activations.mode;
+  if (mode != "none")
+    options.recompute = mode == "offload"     ? Recompute::OFFLOAD
+                        : mode == "selective" ? Recompute::SELECTIVE
+                                              : Recompute::FULL;
+  options.recompute.inner = mode == "feed_forward";
+  options.every = static_cast<int>(activations.every);
+  options.keep_last = static_cast<int>(activations.keep_last);
 }
 
 SurveyOptions survey_options() {

@@ -1,6 +1,7 @@
 // Plans of a run's config: the model, sharding and step that `fsdp train` would take with it.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "fsdp/plan.h"
@@ -18,6 +19,12 @@ struct ConfigPlan {
 // For `world` ranks, `ranks_per_node` of them on a host. Without a GPU as a CPU would run it. No
 // data is read: a vocabulary that only a tokenizer knows is an Error.
 ConfigPlan plan_of(const Config& config, int world, std::optional<Gpu> gpu, int ranks_per_node = 8);
+
+// The GPU of that name whose memory is nearest, with this one's memory; none for a CPU.
+std::optional<Gpu> gpu_of(at::Device device);
+
+// What is not kept for backward, and of which blocks.
+void set_recompute(PlanOptions& options, const ActivationsConfig& activations);
 
 // What can be chosen for it: settings that `fsdp train` takes.
 SurveyOptions survey_options();

@@ -84,6 +84,15 @@ TEST(PlanCommand, OffloadMovesStatesToTheHost) {
   EXPECT_GT(kinds["host"], 0);
 }
 
+TEST(PlanCommand, ADirectoryTakesThemOffTheHost) {
+  Words words = {"demo", "--world", "2", "--offload", "optimizer"};
+  const int64_t host = kinds_of(words)["host"];
+  words.insert(words.end(), {"--offload.directory", "/tmp"});
+  auto kinds = kinds_of(words);
+  EXPECT_GT(kinds["disk"], 0);
+  EXPECT_LT(kinds["host"], host);
+}
+
 TEST(PlanCommand, TheSurveyHasEverySettingThatCanBeTrained) {
   std::set<std::string> strategies, recompute;
   int rows = 0, fastest = 0;

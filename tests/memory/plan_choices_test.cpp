@@ -257,6 +257,39 @@ TEST(Plan, TheSurveyMarksTheFastestThatFits) {
   }
 }
 
+TEST(Plan, ADiskIsAChoiceWhereHostMemoryLacks) {
+  PlannedModel deep = llama(
+      {.vocab = 512, .dim = 128, .layers = 12, .heads = 4, .kv_heads = 2});  // units are small
+  PlanOptions options = options_for(deep);
+  options.gpu = gpu("h100");
+  options.gpu->memory = int64_t{2} << 30;
+  options.batch = 1;
+  options.shard.offload = {.parameters = true, .gradients = true, .optimizer = true};
+  const Plan host = plan(deep.model, options);
+  options.shard.offload.directory = "somewhere";
+  const Plan disk = plan(deep.model, options);
+  EXPECT_EQ(disk.memory.peak(), host.memory.peak());
+  EXPECT_GT(disk.memory.disk, 0);
+  EXPECT_LT(disk.memory.host, host.memory.host);
+  EXPECT_LE(host.memory.host, disk.memory.host + disk.memory.disk);
+  options.disk_speed = 1e-3;
+  EXPECT_GT(plan(deep.model, options).time.offload, 10 * disk.time.offload);
+
+  const auto on_disk = [&](int64_t host_memory) {
+    options.host_memory = host_memory;
+    options.disk_speed = 5;
+    int fitting = 0;
+    for (const PlanChoice& choice :
+         survey(deep.model, options, {.strategies = {ShardingStrategy::FULL_SHARD}}))
+      fitting += !choice.offload.directory.empty() && choice.largest_batch == 1;
+    return fitting;
+  };
+  const int ranks = std::min(options.ranks_per_node, options.world);
+  EXPECT_EQ(on_disk(0), 0);
+  EXPECT_EQ(on_disk(ranks * host.memory.host), 1);  // with activations there as well
+  EXPECT_EQ(on_disk(ranks * (host.memory.host - 1)), 4);
+}
+
 TEST(Plan, HybridSharingIsAChoiceOfSeveralNodes) {
   PlanOptions options = options_for(llama());
   options.gpu = gpu("h100");
@@ -388,7 +421,7 @@ TEST(OutOfMemory, TheErrorSaysWhatHeldItAndWhatHelps) {
   }
   counted().limit = std::numeric_limits<size_t>::max();
   for (const char* word : {"can't allocate memory", "held:", "optimizer states", "planned:", "1. ",
-                           "2. ", "3. ", "recomputation", "micro-batches of 8", "saves"})
+                           "2. ", "3. ", "--activations.mode", "--train.micro_batch 8", "saves"})
     EXPECT_TRUE(contains(said, word)) << word << " in\n" << said;
   EXPECT_FALSE(contains(said, "4. "));
 }
