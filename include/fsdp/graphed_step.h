@@ -13,11 +13,14 @@
 // On a GPU the first steps are eager; then a step is recorded as a CUDA graph and replayed from
 // then on, with the inputs copied to where the recording read them. The numbers are the same. What
 // the loss does on the host happens at recordings only, so it must not depend on the step: no
-// values read back (item()), the same modules every time, module->train() or eval() as it was.
-// Dropout works. Inputs of other shapes are recorded again. Where a recording fails, steps stay
-// eager, and a line says why. On the CPU every step is eager.
+// values read back (item()), the same modules every time, module->train() or eval() as it was; and
+// what a module keeps for itself between calls must stay where it is. Dropout works. Inputs of
+// other shapes are recorded again, and so is everything when requires_grad or the engine's settings
+// change. Where a recording fails, steps stay eager, and a line says why. On the CPU every step is
+// eager.
 //
-// A step whose loss or gradient is not finite changes nothing; that is decided on the device.
+// A step whose loss or gradient is not finite changes no parameter and no state of the optimizer;
+// that is decided on the device. What forward writes (the statistics of a batch norm) is written.
 // Memory that a recorded step needs stays reserved. Every rank takes the same steps, with inputs of
 // the same shapes. docs/graphs.md says more.
 #pragma once
@@ -52,12 +55,13 @@ struct GraphedStepOptions {
 struct StepResult {
   at::Tensor loss;     // float64 []: the mean over micro-batches and ranks
   at::Tensor norm;     // float32 []: of the gradient, before the clip
-  at::Tensor skipped;  // bool []: loss or norm was not finite, and nothing has changed
+  at::Tensor skipped;  // bool []: loss or norm was not finite, and nothing was updated
 };
 
 class GraphedStep {
  public:
-  using Inputs = std::vector<at::Tensor>;                 // of one loss; may lie in host memory
+  // Of one loss. May lie in host memory; if that is pinned, it is read until the step is done.
+  using Inputs = std::vector<at::Tensor>;
   using Loss = std::function<at::Tensor(const Inputs&)>;  // a tensor of one element
 
   // On a GPU the optimizer is made capturable. It and what `loss` uses must outlive the step.
@@ -76,9 +80,10 @@ class GraphedStep {
   // takes longer than the world's timeout.
   void wait(size_t under_way = 0);
 
-  bool replayed() const;                 // whether the last step was
-  int64_t recordings() const;            // made so far
-  const std::string& why_eager() const;  // why steps are not recorded; empty: they are, or will be
+  bool replayed() const;       // whether the last step was
+  int64_t recordings() const;  // made so far
+  // Why no step is recorded any more. Empty: they are, once their shape has come before.
+  const std::string& why_eager() const;
 
  private:
   struct State;

@@ -67,7 +67,7 @@ struct PlanOptions {
   int shard_ranks = 0;          // of HYBRID_SHARD, that hold one copy together; 0: a node's
   std::optional<Gpu> gpu = {};  // none: the habits and the allocator of the CPU, and no limit
   int64_t host_memory = 0;      // bytes of a node, for all its ranks; 0: not known, and no limit
-  double disk_speed = 5;        // GB/s that a node's disk reads and writes at the same time
+  double disk_speed = 5;        // GB/s of a node's disk, read and written together
   int64_t batch = 1;            // samples of a micro-batch
   int micro_batches = 1;        // in a step
   double clip = 1.0;            // 0: none

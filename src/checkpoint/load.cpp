@@ -259,7 +259,13 @@ Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer*
   try {
     together(world, label + ": data", [&] { read_model(*source, plan, *model, optimizer); });
   } catch (...) {
-    for (const auto& unit : model->units) model->changed(*unit);  // what was read is there
+    for (const auto& unit : model->units) {
+      try {
+        model->changed(*unit);  // what was read is there
+        for (const auto& flat : unit->flats) shard::put_away(*flat);
+      } catch (const std::exception&) {  // what failed first is what is told
+      }
+    }
     throw;
   }
   return loaded;

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <iostream>
 #include <random>
 #include <system_error>
@@ -168,7 +167,6 @@ Updates time_updates(const Options& options, bool uring) {
 }
 
 int run(const Options& options) {
-  std::filesystem::create_directories(options.dir);
   const double bytes = options.size * 1e9;
   double read = 0, write = 0, both = 0;
   bool direct = false;

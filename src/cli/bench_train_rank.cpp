@@ -2,10 +2,9 @@
 // as one JSON object, in the words of bench/peers/peer_fsdp2.py.
 //
 // ours and none time the parts of a step too and are what the table of the CPU shows. eager, graph
-// and plain belong to the named rows: whole steps, with accumulation and peak memory. plain is the
-// same model in bf16 with float32 masters, without sharding: as fast as C++ without a library goes.
+// and plain belong to the named rows: whole steps, with accumulation and peak memory. none and
+// plain are the same model without sharding.
 #include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -47,8 +46,6 @@ class PlainAdamW {
       steps_.push_back(at::zeros({}, master.options().dtype(at::kFloat)));
     }
   }
-  explicit PlainAdamW(const std::vector<at::Tensor>& parameters)
-      : PlainAdamW(parameters, parameters) {}
 
   void clip(double max_norm) {
     torch::NoGradGuard no_grad;
@@ -89,27 +86,28 @@ std::vector<at::Tensor> distinct_parameters(const torch::nn::Module& module) {
   return found;
 }
 
-// torch.autocast for one forward: how a model that is not sharded computes in bf16 on the CPU.
-class Autocast {
- public:
-  Autocast(at::DeviceType device, bool on) : device_(device), on_(on) {
-    if (!on_) return;
-    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
-    at::autocast::set_autocast_enabled(device_, true);
-    at::autocast::increment_nesting();
-  }
-  ~Autocast() {
-    if (!on_) return;
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(device_, false);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  at::DeviceType device_;
-  bool on_;
+// A model without sharding, in the dtype of its row with float32 masters: parameters, inputs and
+// what updates them. As fast as C++ without a library goes.
+struct Plain {
+  Workload work;
+  std::vector<at::Tensor> inputs;
+  PlainAdamW optimizer;
+  at::Tensor loss() const { return work.loss_of(inputs); }
 };
+
+Plain make_plain(const TrainBench& options, const World& world) {
+  Workload work = make_workload(options.shape, world);
+  work.module->to(world.device());
+  std::vector<at::Tensor> parameters = distinct_parameters(*work.module), masters = parameters;
+  std::vector<at::Tensor> inputs = work.inputs;
+  if (options.shape.dtype == "bf16") {
+    for (at::Tensor& master : masters) master = master.detach().clone();
+    work.module->to(at::kBFloat16);
+    for (at::Tensor& input : inputs)
+      if (input.is_floating_point()) input = input.to(at::kBFloat16);
+  }
+  return {work, inputs, PlainAdamW(parameters, masters)};
+}
 
 Workload workload(const TrainBench& options, const World& world) {
   return make_workload(options.shape, world, options.init == "device");
@@ -150,18 +148,12 @@ Timing train_sharded(const TrainBench& options, const World& world) {
 }
 
 Timing train_without(const TrainBench& options, const World& world) {
-  Workload work = make_workload(options.shape, world);
-  work.module->to(world.device());
-  PlainAdamW optimizer(distinct_parameters(*work.module));
-  auto forward = [&] {
-    Autocast autocast(world.device().type(), options.shape.dtype == "bf16");
-    return work.loss();
-  };
+  Plain plain = make_plain(options, world);
   auto clip = [&] {
-    if (options.clip > 0) optimizer.clip(options.clip);
+    if (options.clip > 0) plain.optimizer.clip(options.clip);
   };
-  return time_steps({forward, clip, [&] { optimizer.step(); }}, options.warmup, options.steps,
-                    world);
+  return time_steps({[&] { return plain.loss(); }, clip, [&] { plain.optimizer.step(); }},
+                    options.warmup, options.steps, world);
 }
 
 // --- whole steps ---
@@ -299,23 +291,16 @@ Json train_graphed(const TrainBench& options, const World& world) {
 }
 
 Json train_plain(const TrainBench& options, const World& world) {
-  Workload work = make_workload(options.shape, world);
-  work.module->to(world.device());
-  std::vector<at::Tensor> parameters = distinct_parameters(*work.module), masters = parameters;
-  if (options.shape.dtype == "bf16") {
-    for (at::Tensor& master : masters) master = master.detach().clone();
-    work.module->to(at::kBFloat16);
-  }
-  PlainAdamW optimizer(parameters, masters);
+  Plain plain = make_plain(options, world);
   auto parts = static_cast<double>(options.shape.accumulate);
   auto step = [&] {
     at::Tensor loss;
     for (int64_t i = 0; i < options.shape.accumulate; ++i) {
-      loss = work.loss();
+      loss = plain.loss();
       (parts > 1 ? loss / parts : loss).backward();
     }
-    if (options.clip > 0) optimizer.clip(options.clip);
-    optimizer.step();
+    if (options.clip > 0) plain.optimizer.clip(options.clip);
+    plain.optimizer.step();
     return loss.detach();
   };
   return time_whole_steps(options, {step, /*of_all_ranks=*/false, options.warmup}, world);

@@ -135,7 +135,7 @@ int run_plan(Flags flags) {
   std::vector<int> worlds = worlds_of(flags.world);
   Gpu gpu = fsdp::gpu(flags.gpu);
   train::Config config = train::resolve(flags.line).config;
-  train::check_choices(config);
+  for (int world : worlds) train::check_choices(config, world);
   return worlds.size() == 1 ? plan_world(flags, config, gpu, worlds.front())
                             : plan_worlds(flags, config, gpu, worlds);
 }
@@ -165,7 +165,7 @@ void add_plan(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--disk-speed", flags->disk_speed,
-                   "GB/s that a host's disk reads and writes at once, for offload.directory (fsdp "
+                   "GB/s of a host's disk, read and written together, for offload.directory (fsdp "
                    "bench nvme measures it)")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();

@@ -61,6 +61,14 @@ std::string held_by(const Sharded& sharded) {
   return text;
 }
 
+// Of the host, in a run that has a GPU.
+bool lacks_host(const std::exception& problem, const PlanOptions& options) {
+  if (!options.gpu || dynamic_cast<const c10::OutOfMemoryError*>(&problem)) return false;
+  const char* what = problem.what();
+  return dynamic_cast<const std::bad_alloc*>(&problem) || std::strstr(what, "allocate memory") ||
+         std::strstr(what, "not enough memory") || std::strstr(what, "HostAllocator");
+}
+
 struct Change {
   std::string what;  // and the flags of `fsdp train` that make it
   PlanOptions options;
@@ -73,11 +81,14 @@ std::vector<Change> changes_of(const PlanOptions& now) {
     make(change.options);
     changes.push_back(std::move(change));
   };
-  const std::string half = std::to_string(now.batch / 2);
+  const int64_t share = now.batch * now.micro_batches;
+  int64_t less = now.batch / 2;
+  while (less > 1 && share % less != 0) --less;
+  const std::string few = std::to_string(less);
   if (now.batch > 1)
-    add("micro-batches of " + half + " (--train.micro_batch " + half + ")", [&](PlanOptions& o) {
-      o.batch = now.batch / 2;
-      o.micro_batches = static_cast<int>((now.batch * now.micro_batches + o.batch - 1) / o.batch);
+    add("micro-batches of " + few + " (--train.micro_batch " + few + ")", [&](PlanOptions& o) {
+      o.batch = less;
+      o.micro_batches = static_cast<int>(share / less);
     });
   const bool keeps = !now.recompute.mode;
   if (keeps && now.inner_modules)
@@ -108,16 +119,30 @@ std::vector<Change> changes_of(const PlanOptions& now) {
         [](PlanOptions& o) {
           o.shard.offload.parameters = o.shard.offload.gradients = o.shard.offload.optimizer = true;
         });
+  if (now.shard.offload.optimizer && now.shard.offload.directory.empty())
+    add("masters and states on a disk (--offload.directory DIR)",
+        [](PlanOptions& o) { o.shard.offload.directory = "disk"; });
+  if (now.shard.offload.any())
+    add("offload of half as much (--offload.fraction " +
+            number(now.shard.offload.fraction / 2, 2).text + ")",
+        [](PlanOptions& o) { o.shard.offload.fraction /= 2; });
+  if (now.recompute.mode == Recompute::OFFLOAD)
+    add("activations on the device (--activations.mode none)",
+        [](PlanOptions& o) { o.recompute = {}; });
   if (now.shard.strategy != ShardingStrategy::NO_SHARD)
     add("twice the ranks", [](PlanOptions& o) { o.world *= 2; });
   return changes;
 }
 
-std::string effect(const Plan& before, const Plan& after) {
-  int64_t saved = before.memory.peak() - after.memory.peak();
+int64_t bytes_of(const Plan& plan, bool host) {
+  return host ? plan.memory.host : plan.memory.peak();
+}
+
+std::string effect(const Plan& before, const Plan& after, bool host) {
+  int64_t saved = bytes_of(before, host) - bytes_of(after, host);
   char text[160];
   std::snprintf(text, sizeof text, "saves %s (%.0f %%)", size(saved).c_str(),
-                100.0 * static_cast<double>(saved) / static_cast<double>(before.memory.peak()));
+                100.0 * static_cast<double>(saved) / static_cast<double>(bytes_of(before, host)));
   std::string line = text;
   if (before.time.total() > 0) {
     // Of equal work: another number of ranks does another share of it.
@@ -129,8 +154,8 @@ std::string effect(const Plan& before, const Plan& after) {
   return line;
 }
 
-// The plan, and the three that save the most beside it.
-std::string advice(const PlanModel& model, const PlanOptions& options) {
+// The plan, and the three that save the most beside it: of the device's memory, or the host's.
+std::string advice(const PlanModel& model, const PlanOptions& options, bool host) {
   Plan now = plan(model, options);
   std::string text = "\n  planned: " + size(now.memory.peak()) + " at the peak (" +
                      size(now.memory.parameters + now.memory.master) + " parameters and masters, " +
@@ -139,6 +164,8 @@ std::string advice(const PlanModel& model, const PlanOptions& options) {
                      " buffers, " + size(now.memory.activations) + " activations, " +
                      size(now.memory.logits) + " logits, " + size(now.memory.temporaries) +
                      " temporaries)";
+  if (now.memory.host > 0) text += ", and " + size(now.memory.host) + " in host memory";
+  if (host) text += "\n  it is the host's memory that ran out";
   std::vector<std::pair<std::string, Plan>> plans;
   for (const Change& change : changes_of(options)) {
     try {
@@ -147,13 +174,13 @@ std::string advice(const PlanModel& model, const PlanOptions& options) {
       continue;  // what cannot be is no help
     }
   }
-  std::stable_sort(plans.begin(), plans.end(), [](const auto& a, const auto& b) {
-    return a.second.memory.peak() < b.second.memory.peak();
+  std::stable_sort(plans.begin(), plans.end(), [&](const auto& a, const auto& b) {
+    return bytes_of(a.second, host) < bytes_of(b.second, host);
   });
   int told = 0;
   for (const auto& [what, after] : plans) {
-    if (told == 3 || after.memory.peak() >= now.memory.peak()) break;
-    text += "\n  " + std::to_string(++told) + ". " + what + " " + effect(now, after);
+    if (told == 3 || bytes_of(after, host) >= bytes_of(now, host)) break;
+    text += "\n  " + std::to_string(++told) + ". " + what + " " + effect(now, after, host);
   }
   return text;
 }
@@ -174,7 +201,7 @@ Error explain_out_of_memory(const Sharded& sharded, const std::exception& proble
   std::string what = "out of memory: " + first_line(problem);
   try {
     what += "\n  held: " + held_by(sharded);
-    if (model) what += advice(model, options);
+    if (model) what += advice(model, options, lacks_host(problem, options));
   } catch (const std::exception& further) {
     what += "\n  (no plan: " + first_line(further) + ")";
   }

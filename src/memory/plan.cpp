@@ -79,6 +79,13 @@ void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload
   if (offload.parameters) kinds.parameters -= shards;
 }
 
+// Whether units stay on the device from forward to backward, all at once (shard/build.cpp).
+bool keeps_units(const ShardOptions& shard) {
+  const bool kept = shard.strategy == ShardingStrategy::SHARD_GRAD_OP ||
+                    shard.strategy == ShardingStrategy::NO_SHARD;
+  return shard.reshard_after_forward.keep_parts.value_or(kept ? 1 : 0) == 1;
+}
+
 // The dry run offloads nothing. Reduced gradients that leave wait beside the whole ones; and a
 // model that is not sharded has no buffers at all, since its parameters and gradients stay where
 // they are.
@@ -96,11 +103,13 @@ void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOpti
     if (!unit.root) largest = std::max(largest, unit.bytes), ++others;
   }
   auto slots = [&](int64_t count) { return std::min(count, others) * largest + root; };
-  if (offload.parameters) {
+  if (offload.parameters && keeps_units(options.shard)) {
+    for (const auto& unit : run.units) kinds.gather_buffers += unit.bytes;
+  } else if (offload.parameters) {
     int64_t ahead = std::max({0, options.shard.forward_prefetch, options.shard.backward_prefetch});
     kinds.gather_buffers += slots(ahead > 0 ? 2 + ahead : 1);
   }
-  if (gradients_leave && kinds.gradients > 0) {
+  if (gradients_leave && kinds.gradients > 0 && options.world == 1) {  // else they are there
     double bytes = static_cast<double>(kinds.gradients) / static_cast<double>(run.parameters);
     kinds.communication += share_of(slots(options.gpu ? 2 : 1), bytes / run.element);
   }

@@ -78,7 +78,11 @@ ShardOptions shard_options(const World& world, const PlanOptions& options) {
 
 void note_units(const shard::Model& model, DryRun& run) {
   for (const auto& unit : model.units) {
-    run.units.push_back({unit->name, unit->root, unit->numel(), unit->full_bytes()});
+    int64_t trained = 0;
+    for (const auto& flat : unit->flats)
+      for (const shard::Parameter& p : flat->parameters())
+        if (p.handle.requires_grad()) trained += p.handle.numel();
+    run.units.push_back({unit->name, unit->root, unit->numel(), unit->full_bytes(), trained});
     run.parameters += unit->numel();
     run.element += static_cast<double>(unit->full_bytes());
   }
@@ -171,7 +175,7 @@ DryRun dry_run(const PlanModel& model, const PlanOptions& options) {
 
 double offloaded_share(const DryRun& run, const Offload& offload) {
   std::vector<shard::UnitShare> units;
-  for (const auto& unit : run.units) units.push_back({unit.numel, unit.root});
+  for (const auto& unit : run.units) units.push_back({unit.trained, unit.root});
   const std::vector<bool> chosen = shard::last_units(units, offload.fraction);
   double all = 0, taken = 0;
   for (size_t i = 0; i < units.size(); ++i) {

@@ -30,6 +30,7 @@ struct DryRun {
     std::string name;
     bool root;
     int64_t numel, bytes;  // of the gathered parameters
+    int64_t trained;       // of these elements
   };
   std::vector<UnitSize> units;
   int64_t parameters = 0;  // elements of all units

@@ -48,9 +48,12 @@ std::vector<PlanOptions> runs_of(const PlanOptions& options, const SurveyOptions
   return runs;
 }
 
-// A disk is the last resort: where the same in host memory would do, it only takes longer.
+// Parameters that are whole on every rank stay on the device. A disk is the last resort: where the
+// same in host memory would do, it only takes longer.
 bool worth_looking_at(const DryRun& one_sample, PlanOptions options) {
-  if (options.shard.offload.directory.empty()) return true;
+  const Offload& offload = options.shard.offload;
+  if (offload.parameters && options.shard.strategy == ShardingStrategy::NO_SHARD) return false;
+  if (offload.directory.empty()) return true;
   options.shard.offload.directory.clear();
   options.batch = 1;
   return memory::lacks_host_memory(memory::plan_from(one_sample, options).memory, options);

@@ -69,7 +69,7 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
     // Gradients leave during backward; the update and the way back wait for the last of them.
     double back = share * static_cast<double>(kinds.parameters) / host_link, disk = 0;
     if (!offload.directory.empty())
-      disk = share * static_cast<double>(kinds.master + kinds.states) *
+      disk = 2 * share * static_cast<double>(kinds.master + kinds.states) *  // in and out
              std::min(options.ranks_per_node, options.world) / (options.disk_speed * 1e9);
     time.offload = std::max({share * elements / kHostRate, back, disk});
   } else {
@@ -82,11 +82,13 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
   double way = run.times * static_cast<double>(run.moved) / host_link;
   time.offload +=
       std::max(0.0, way - 0.9 * time.compute / 3) + std::max(0.0, way - 0.9 * time.compute * 2 / 3);
-  if (offload.gradients || host_update)
-    time.communication += static_cast<double>(kinds.gradients) / host_link;
+  const double offloaded = offloaded_share(run, offload);
+  if (offload.gradients || host_update)  // those of later micro-batches come back to be added to
+    time.communication += offloaded * (2 * options.micro_batches - 1) *
+                          static_cast<double>(kinds.gradients) / host_link;
   if (offload.parameters)  // every gather begins with a copy
     time.communication +=
-        2 * options.micro_batches * static_cast<double>(kinds.parameters) / host_link;
+        offloaded * 2 * options.micro_batches * static_cast<double>(kinds.parameters) / host_link;
 
   hide_communication(time, static_cast<int64_t>(run.units.size()));
   return time;

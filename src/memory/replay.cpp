@@ -329,8 +329,11 @@ bool Region::before_write(c10::StorageImpl* storage) {
     if (!data.defined() || kept.unit() || !data.has_storage() ||
         data.storage().unsafeGetStorageImpl() != storage)
       continue;
-    kept = shard::KeptTensor(shard::tensor_over(copied(), data.scalar_type(), data.sizes(),
-                                                data.strides(), data.storage_offset()));
+    at::Tensor there = shard::tensor_over(copied(), data.scalar_type(), data.sizes(),
+                                          data.strides(), data.storage_offset());
+    there._set_conj(data.is_conj());
+    there._set_neg(data.is_neg());
+    kept = shard::KeptTensor(there);
   }
   return static_cast<bool>(copy);
 }

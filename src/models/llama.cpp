@@ -163,30 +163,36 @@ at::Tensor LlamaModelImpl::forward(const TextInputs& inputs) {
 }
 
 // Made at the first use, not in the constructor: there the model may be on its way to another
-// device or have no memory at all. With a cache every pass needs other positions: then there is
-// room for more, and the pass takes its part.
+// device or have no memory at all. The first has the tokens of the first pass. Who needs more gets
+// room for more than that, so there are few.
+const RotaryTables& LlamaModelImpl::tables_of(const at::Tensor& x, int64_t tokens, bool more) {
+  const RotaryTables* similar = nullptr;
+  for (const RotaryTables& known : tables_) {
+    if (known.cos.dtype() != x.dtype() || known.cos.device() != x.device()) continue;
+    if (known.cos.size(0) >= tokens) return known;
+    similar = &known;
+  }
+  c10::InferenceMode normal(false);  // what is made here must serve later training steps too
+  torch::NoGradGuard no_grad;
+  if (more || similar) tokens = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)));
+  RotaryTables made =
+      rotary_tables(tokens, config_.head_dim, config_.rope_base, x.device(), config_.rope_scaling);
+  tables_.push_back({made.cos.to(x.scalar_type()), made.sin.to(x.scalar_type())});
+  return tables_.back();
+}
+
 RotaryTables LlamaModelImpl::tables_for(const at::Tensor& x, const Attending& attending) {
   int64_t tokens = x.size(1), end = attending.past + tokens;
-  const at::Tensor& cos = tables_.cos;
-  bool fits = cos.defined() && (attending.cache ? cos.size(0) >= end : cos.size(0) == end) &&
-              cos.dtype() == x.dtype() && cos.device() == x.device();
-  if (!fits) {
-    c10::InferenceMode normal(false);  // what is made here must serve later training steps too
-    torch::NoGradGuard no_grad;
-    auto room = attending.cache ? std::bit_ceil(static_cast<uint64_t>(end)) : end;
-    RotaryTables made = rotary_tables(static_cast<int64_t>(room), config_.head_dim,
-                                      config_.rope_base, x.device(), config_.rope_scaling);
-    tables_ = {made.cos.to(x.scalar_type()), made.sin.to(x.scalar_type())};
-  }
+  const RotaryTables& tables = tables_of(x, end, /*more=*/attending.cache != nullptr);
   if (attending.positions.defined()) {
     at::Tensor positions = attending.positions.flatten();
     auto of = [&](const at::Tensor& table) {
       return table.index_select(0, positions).view({x.size(0), tokens, config_.head_dim});
     };
-    return {of(tables_.cos), of(tables_.sin)};
+    return {of(tables.cos), of(tables.sin)};
   }
-  if (!attending.cache) return tables_;
-  return {tables_.cos.slice(0, attending.past, end), tables_.sin.slice(0, attending.past, end)};
+  if (tables.cos.size(0) == tokens) return tables;
+  return {tables.cos.slice(0, attending.past, end), tables.sin.slice(0, attending.past, end)};
 }
 
 LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(checked(config)) {

@@ -158,21 +158,26 @@ Heads rope_heads(const at::Tensor& given, const at::Tensor& cos, const at::Tenso
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionOptions& options) {
+  std::string problem;
   if (is_for_cudnn(q, k, v, options)) {
     try {
       return std::get<0>(at::_scaled_dot_product_cudnn_attention(
           q, k, v, /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true, /*dropout_p=*/0.0,
           options.causal, /*return_debug_mask=*/false, options.scale));
+    } catch (const c10::OutOfMemoryError&) {
+      throw;  // is not cuDNN's
     } catch (const c10::Error& error) {
-      if (cudnn_works.exchange(false))
-        log::warn(std::string("cuDNN's attention does not work here, torch chooses another: ") +
-                  error.what_without_backtrace());
+      problem = error.what_without_backtrace();
     }
   }
   bool grouped = k.size(1) != q.size(1);
   auto mask = options.mask.defined() ? std::optional(options.mask) : std::nullopt;
-  return at::scaled_dot_product_attention(q, k, v, mask, options.dropout, options.causal,
-                                          options.scale, grouped);
+  at::Tensor out = at::scaled_dot_product_attention(q, k, v, mask, options.dropout, options.causal,
+                                                    options.scale, grouped);
+  // If that had failed as well, the inputs would be to blame.
+  if (!problem.empty() && cudnn_works.exchange(false))
+    log::warn("cuDNN's attention does not work here, torch chooses another: " + problem);
+  return out;
 }
 
 at::Tensor rope_attention(const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,

@@ -58,8 +58,9 @@ struct CrossEntropyNode : Node {
   }
 };
 
-// Inputs: hidden, weight. Output: the loss. Saved: the gradients of both for a loss that counts
-// once.
+// Inputs: hidden, weight. Output: the loss. Saved: the gradients of both for the sum of all losses,
+// and what that is multiplied with. A float16 would lose most of a gradient that were divided by
+// the number of rows before anybody scales the loss.
 struct LinearCrossEntropyNode : Node {
   Target weight;
 
@@ -68,6 +69,7 @@ struct LinearCrossEntropyNode : Node {
   Tensors backward(const Tensors& gradients) override {
     Tensors made = saved();
     at::Tensor scale = gradients[0].to(at::kFloat);
+    if (made[2].defined()) scale = scale * made[2];
     Tensors result(2);
     if (wants(0)) {
       result[0] = at::empty(made[0].sizes(), made[0].options());
@@ -87,12 +89,11 @@ struct Gradients {
   at::Tensor weight;  // [vocab, dim] float32; likewise
 };
 
-// The sum of all losses times `scale`, and the gradients of that; hidden [rows, dim], targets
-// [rows].
+// The sum of all losses, and the gradients of that; hidden [rows, dim], targets [rows].
 at::Tensor chunked(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                   const at::Tensor& scale, int64_t chunk, int64_t ignore_index,
-                   const Gradients& wanted) {
+                   int64_t chunk, int64_t ignore_index, const Gradients& wanted) {
   int64_t rows = hidden.size(0), vocab = weight.size(0);
+  at::Tensor once = at::ones({}, hidden.options().dtype(at::kFloat));
   at::Tensor losses = at::empty({rows}, hidden.options().dtype(at::kFloat));
   at::Tensor room = at::empty({std::min(chunk, rows), vocab}, hidden.options());
   if (rows == 0 && wanted.weight.defined()) wanted.weight.zero_();
@@ -106,7 +107,7 @@ at::Tensor chunked(const at::Tensor& hidden, const at::Tensor& weight, const at:
           .copy_(std::get<0>(kernels::cross_entropy(logits, t, ignore_index)));
       continue;
     }
-    losses.narrow(0, first, count).copy_(kernels::cross_entropy_(logits, t, scale, ignore_index));
+    losses.narrow(0, first, count).copy_(kernels::cross_entropy_(logits, t, once, ignore_index));
     if (wanted.hidden.defined()) {
       at::Tensor part = wanted.hidden.narrow(0, first, count);
       at::mm_out(part, logits, weight);
@@ -114,7 +115,7 @@ at::Tensor chunked(const at::Tensor& hidden, const at::Tensor& weight, const at:
     if (wanted.weight.defined())
       product_into({wanted.weight, /*accumulate=*/first > 0}, logits.t(), h);
   }
-  return losses.sum() * scale;
+  return losses.sum();
 }
 
 }  // namespace
@@ -160,21 +161,22 @@ at::Tensor linear_cross_entropy(const at::Tensor& given, const at::Tensor& weigh
 
   auto node = record<LinearCrossEntropyNode>({hidden, weight});
   Gradients made;
-  at::Tensor loss;
+  at::Tensor loss, scale;
   {
     Unrecorded unrecorded;
     if (node && node->will_want(0)) made.hidden = at::empty(hidden.sizes(), hidden.options());
     if (node && node->will_want(1))
       made.weight = at::empty(weight.sizes(), hidden.options().dtype(at::kFloat));
-    at::Tensor scale = options.reduction == Reduction::kMean
-                           ? mean_scale(flat, options.ignore_index)
-                           : at::ones({}, hidden.options().dtype(at::kFloat));
     Gradients rows{made.hidden.defined() ? as_rows(made.hidden) : at::Tensor(), made.weight};
-    loss = chunked(as_rows(hidden), weight, flat, scale, chunk, options.ignore_index, rows);
+    loss = chunked(as_rows(hidden), weight, flat, chunk, options.ignore_index, rows);
+    if (options.reduction == Reduction::kMean) {
+      scale = mean_scale(flat, options.ignore_index);
+      loss.mul_(scale);
+    }
   }
   if (node) {
     node->weight = Target(weight);
-    node->save({made.hidden, made.weight});
+    node->save({made.hidden, made.weight, scale});
     node->returns(loss);
   }
   return loss;

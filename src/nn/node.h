@@ -29,11 +29,13 @@ namespace fsdp::nn {
 using Tensors = std::vector<at::Tensor>;
 
 // Forward runs under this: no graph, and results that are no views, whatever made them. Sharded
-// parameters are still gathered when an operator reads them.
+// parameters are still gathered when an operator reads them. Layers compute in the type of their
+// weights, also where autocast would choose another: backward knows of no such choice.
 struct Unrecorded {
   shard::GraphWanted wanted;  // as of before
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard as_given{c10::autocast_dispatch_keyset};
 };
 
 // A gradient while it is written: into place.gradient, added to what is there if place.accumulate.

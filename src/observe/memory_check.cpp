@@ -62,10 +62,18 @@ Compared compare(const PlannedMemory& planned, const MemoryReport& held,
   auto add = [&](const char* kind, int64_t expected, int64_t found) {
     if (expected > 0 || found > 0) table.add({text(kind), cell(expected), cell(found)});
   };
+  // Who is offloaded is not told kind by kind: then they are compared together.
+  const int64_t planned_host = planned.host, held_host = held.host + held.host_activations;
   int64_t parameters = held.parameters + held.gathered_from;
-  add("parameters and masters", planned.parameters + planned.master, parameters);
-  add("gradients", planned.gradients, held.gradients);
-  add("optimizer states", planned.states, held.optimizer);
+  if (held.host > 0 || planned_host > 0) {
+    add("parameters, masters, gradients, states",
+        planned.parameters + planned.master + planned.gradients + planned.states,
+        parameters + held.gradients + held.optimizer - held.host);
+  } else {
+    add("parameters and masters", planned.parameters + planned.master, parameters);
+    add("gradients", planned.gradients, held.gradients);
+    add("optimizer states", planned.states, held.optimizer);
+  }
   add("gather buffers", planned.gather_buffers, held.unsharded + held.secondary);
   add("communication", planned.communication, held.reduce_buffers + held.accumulated);
   add("activations", planned.activations, held.activations);
@@ -73,10 +81,14 @@ Compared compare(const PlannedMemory& planned, const MemoryReport& held,
   add("logits, temporaries, workspaces", planned.logits + planned.temporaries + planned.workspaces,
       std::max<int64_t>(0, peak.value_or(0) - known(held)));
   add("peak", planned.peak(), peak.value_or(0));
-  add("in host memory", planned.host, held.host + held.host_activations);
+  add("in host memory", planned_host, held_host);
   Compared compared;
   int64_t expected = planned.parameters + planned.master + planned.states;
   int64_t found = parameters + held.optimizer;
+  if (held.host > 0 || planned_host > 0) {
+    expected += planned.gradients + planned_host;
+    found += held.gradients + held.host_activations;
+  }
   if (peak) expected = planned.peak(), found = *peak;
   if (expected > 0)
     compared.off = static_cast<double>(found - expected) / static_cast<double>(expected);

@@ -118,13 +118,17 @@ struct GraphedStep::State {
   std::deque<UnderWay> under_way;
   steady_clock::time_point progress{};  // when the last step was seen to be done
   int64_t steps = 0, recordings = 0;
+  uint64_t known = 0;  // state_of_recordings
   bool replayed = false;
+  bool told_uneven = false, told_many = false;
 
   StepResult take(const std::vector<Inputs>& batches);
   StepResult eager(const std::vector<Inputs>& batches);
   StepResult replay(Shape& shape, const std::vector<Inputs>& batches);
   bool record(Shape& shape, const Inputs& like);
   Shape* shape_of(const std::vector<Inputs>& batches);
+  void follow_changes();
+  void tell_once(bool& told, const std::string& what) const;
   void forget_one_recording();
   void add_gradients(const Inputs& inputs, bool last);
   StepResult update();
@@ -277,15 +281,45 @@ void GraphedStep::State::forget_one_recording() {
   oldest->inputs.clear();
 }
 
+// A recording goes on doing what was asked for when it was made.
+void GraphedStep::State::follow_changes() {
+  if (stream && !optimizer.capturable()) optimizer.set_capturable(true);
+  const uint64_t now = shard::state_of_recordings(*model);
+  if (std::exchange(known, now) == now) return;
+  if (std::none_of(shapes.begin(), shapes.end(),
+                   [](const auto& one) { return one->last != nullptr; }))
+    return;
+  wait(0);
+  shapes.clear();
+  if (model->world.rank() == 0)
+    log::info(
+        "the training step is recorded anew: what is trained, or how, is not what it was "
+        "(requires_grad, parameters(), gradient sync, hooks, units that are held).");
+}
+
+void GraphedStep::State::tell_once(bool& told, const std::string& what) const {
+  if (!std::exchange(told, true) && model->world.rank() == 0) log::warn(what);
+}
+
 // Null where the micro-batches differ among themselves.
 GraphedStep::State::Shape* GraphedStep::State::shape_of(const std::vector<Inputs>& batches) {
   std::vector<InputKind> kinds = kinds_of(batches.front());
   for (const Inputs& other : batches)
-    if (kinds_of(other) != kinds) return nullptr;
+    if (kinds_of(other) != kinds) {
+      tell_once(told_uneven,
+                "micro-batches of one step have different shapes: such steps are eager, not "
+                "replayed as a CUDA graph.");
+      return nullptr;
+    }
   for (const auto& known : shapes)
     if (known->kinds == kinds) return known.get();
-  if (shapes.size() >= kShapesKnown)
+  if (shapes.size() >= kShapesKnown) {
+    tell_once(told_many,
+              "the inputs have had " + std::to_string(shapes.size()) +
+                  " shapes: steps whose shape seldom comes again are eager, not replayed as a CUDA "
+                  "graph. Pad to a few lengths.");
     std::erase_if(shapes, [](auto& known) { return !known->last; });
+  }
   shapes.push_back(std::make_unique<Shape>());
   shapes.back()->kinds = std::move(kinds);
   return shapes.back().get();
@@ -315,6 +349,7 @@ StepResult GraphedStep::State::take(const std::vector<Inputs>& batches) {
   if (shard::has_gradients(*model)) optimizer.zero_grad();
   if (!why_eager.empty()) return eager(batches);
   OnOwnStream own(stream, device);
+  follow_changes();
   Shape* shape = shape_of(batches);
   if (!shape || shard::must_be_eager(*model)) return eager(batches);
   shape->last_use = steps;

@@ -124,8 +124,11 @@ void Optimizer::step() {
   const bool skipped =
       factor.defined() && factor.device().is_cpu() && !std::isfinite(factor.item<float>());
   if (!skipped) {
-    update_on_device(factor);
     const auto host_flats = shard::host_flats(*model_);
+    // A disk that is too small is found before anything is updated.
+    for (const auto* flat : host_flats)
+      if (flat->grad.defined()) refresh(entry(*flat));
+    update_on_device(factor);
     const auto host_factor =
         host_flats.empty() ? shard::HostFactor{} : shard::bring_factor(*model_, factor);
     for (size_t i = 0; i < host_flats.size(); ++i)
@@ -222,6 +225,7 @@ void Optimizer::write_rate(size_t group, int64_t which, double value) {
 
 void Optimizer::set_capturable(bool on) {
   if (on == capturable()) return;
+  ++model_->changes;
   at::NoGradGuard no_grad;
   const auto on_host = at::TensorOptions().dtype(at::kDouble);
   if (!on) {

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
+#include <bit>
 #include <set>
 
 #include "comm/modules.h"
@@ -174,6 +175,29 @@ bool must_be_eager(const Model& model) {
   return model.recording_events || model.profiler || offloads(model) ||
          std::any_of(model.units.begin(), model.units.end(),
                      [](const auto& unit) { return unit->held || unit->meta; });
+}
+
+uint64_t state_of_recordings(const Model& model) {
+  uint64_t state = 0;
+  auto add = [&](uint64_t part) { state = (state ^ part) * 0x9E3779B97F4A7C15 + (state >> 31); };
+  auto add_place = [&](const at::Tensor& tensor) {
+    add(tensor.defined() ? reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl()) : 0);
+  };
+  add(model.changes);
+  add(model.sync_gradients);
+  add(std::bit_cast<uint64_t>(model.divide_factor));
+  for (const auto& unit : model.units) {
+    add(static_cast<uint64_t>(unit->keep_parts));
+    for (const auto& flat : unit->flats) {
+      for (const at::Tensor* tensor : {&flat->shard, &flat->master, &flat->rest})
+        add_place(*tensor);
+      for (const Parameter& parameter : flat->parameters()) add(parameter.handle.requires_grad());
+    }
+  }
+  for (const auto& other : registry::models())  // while its own are held, steps are eager
+    for (const auto& unit : other->units)
+      if (unit->held && other.get() != &model) add(reinterpret_cast<uintptr_t>(unit.get()));
+  return state;
 }
 
 void begin_replays(Model& model) {

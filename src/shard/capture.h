@@ -9,6 +9,7 @@
 // All of it is for every sharded model of the process: a loss may use several.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -53,6 +54,10 @@ void recover(Model& model);
 
 // Whether a step must be taken eagerly for now: somebody watches the engine, or holds units.
 bool must_be_eager(const Model& model);
+
+// Changes with whatever a recording took for granted beside its inputs: where shards and masters
+// are, what is trained, how gradients are reduced, which units somebody holds.
+uint64_t state_of_recordings(const Model& model);
 
 // The two ends of a step that is replayed: throws what went wrong in the background, gives up what
 // is gathered; and tells that the parameters have changed. On the stream of the replays.

@@ -46,7 +46,9 @@ void Sharded::set_gradient_divide_factor(double factor) const {
 }
 
 void Sharded::set_reduce_hook(std::function<void(at::Tensor, const std::string&)> hook) const {
-  live(model_)->reduce_hook = std::move(hook);
+  auto model = live(model_);
+  model->reduce_hook = std::move(hook);
+  ++model->changes;
 }
 
 at::Tensor Sharded::scale_loss(const at::Tensor& loss, double weight) const {

@@ -107,6 +107,8 @@ class Model : public std::enable_shared_from_this<Model> {
   void end_early_updates();     // the step is over
 
   // --- CUDA graphs (capture.cpp) ---
+  // Of what a recorded step depends on and nothing else shows: hooks, where an optimizer counts.
+  uint64_t changes = 0;
   // Forgets every moment: what was recorded outside of a capture cannot be waited for inside of it,
   // nor the other way round. The device must be idle, or the caller wait for it.
   void forget_moments();

@@ -203,7 +203,10 @@ void update_on_visit(Model& model, Flat& flat, const std::function<void()>& upda
   AtHome kept(flat);
   home.read.wait(model.device);
   home.left.wait(model.device);
-  if (gradient_at_home(flat)) flat.grad = copied(kept.grad, model.device);
+  if (gradient_at_home(flat)) {
+    flat.grad = copied(kept.grad, model.device);
+    home.left.record(model.device);  // only then may somebody write to it, or zero it
+  }
   if (!shard_at_home(flat)) return update();
   flat.shard = copied(kept.shard, model.device);
   if (kept.master.is_same(kept.shard)) flat.master = flat.shard;

@@ -262,6 +262,9 @@ void check_offload(const Config& config) {
     if (on && !offload.optimizer)
       throw Error(std::string(key) + " is set, but offload.optimizer is not.",
                   "add --offload.optimizer: it is about updates on the CPU.");
+  if (offload.parameters && config.shard.strategy == "no_shard")
+    throw Error("offload.parameters saves nothing with no_shard: every unit stays on the device.",
+                "set shard.strategy to full_shard, which is for one rank, too.");
   if (!offload.step_in_backward) return;
   auto refuse = [](const std::string& why, const std::string& hint) {
     throw Error("offload.step_in_backward is set, but " + why + ".", hint);
@@ -327,10 +330,11 @@ void check(const Config& config, int world) {
   check_graph(config);
 }
 
-void check_choices(const Config& config) {
+void check_choices(const Config& config, int world) {
   check_conditions(config);
   check_model(config);
   check_optim(config);
+  check_shard(config.shard, world);
   check_activations(config);
   check_offload(config);
   check_graph(config);

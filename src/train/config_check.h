@@ -10,8 +10,8 @@
 namespace fsdp::train {
 
 void check(const Config& config, int world);
-void check_precision(const ShardConfig& shard);  // of gradients beside that of what makes them
-void check_choices(const Config& config);  // those that have nothing to do with data and ranks
+void check_precision(const ShardConfig& shard);       // of gradients beside that of what makes them
+void check_choices(const Config& config, int world);  // those that have nothing to do with data
 
 // Steps of the run where the config alone says it (steps, tokens); not with epochs.
 std::optional<int64_t> known_steps(const Config& config);

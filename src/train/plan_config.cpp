@@ -76,11 +76,13 @@ std::optional<Gpu> gpu_of(at::Device device) {
                  [](unsigned char c) { return std::tolower(c); });
   auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
   auto memory = static_cast<int64_t>(total);
+  auto named = [&](const Gpu& known) {
+    return name.find(known.name.substr(0, known.name.find('-'))) != std::string::npos;
+  };
   Gpu found = gpu("h100");
   for (const Gpu& known : known_gpus()) {
-    bool named = name.find(known.name.substr(0, known.name.find('-'))) != std::string::npos;
     bool nearer = std::abs(known.memory - memory) < std::abs(found.memory - memory);
-    if (named && (nearer || name.find(found.name) == std::string::npos)) found = known;
+    if (named(known) && (nearer || !named(found))) found = known;
   }
   found.memory = memory;
   return found;

@@ -103,7 +103,7 @@ TEST(PlanCommand, TheSurveyHasEverySettingThatCanBeTrained) {
     strategies.insert(row["strategy"].get<std::string>());
     recompute.insert(row["recompute"].get<std::string>());
   }
-  EXPECT_EQ(rows, 4 * 4 * 3);
+  EXPECT_EQ(rows, 4 * 4 * 3 - 4);  // parameters of no_shard stay on the device
   EXPECT_EQ(fastest, 1);
   EXPECT_TRUE(strategies.count("hybrid_shard"));
   EXPECT_EQ(recompute, (std::set<std::string>{"none", "feed_forward", "full", "offload"}));

@@ -175,11 +175,17 @@ TEST(Plan, OffloadMovesBytesToTheHost) {
 // Also of one rank, which without offload gathers and reduces nothing.
 TEST(Plan, OffloadedModelsHoldOnTheDeviceWhatThePlanSays) {
   const PlannedModel subject = mlp();
+  const std::vector<std::pair<ShardingStrategy, int>> ways = {{ShardingStrategy::FULL_SHARD, 0},
+                                                              {ShardingStrategy::FULL_SHARD, 1},
+                                                              {ShardingStrategy::SHARD_GRAD_OP, 1},
+                                                              {ShardingStrategy::NO_SHARD, 1}};
   for (const Offload& offload :
        {Offload{.optimizer = true}, Offload{.parameters = true}, Offload{.gradients = true},
         Offload{.parameters = true, .gradients = true, .optimizer = true}})
-    for (int ahead : {0, 1}) {
+    for (const auto& [strategy, ahead] : ways) {
+      SCOPED_TRACE(name(strategy) + std::string(offload.parameters ? " parameters" : ""));
       PlanOptions options = options_for(subject);
+      options.shard.strategy = strategy;
       options.shard.offload = offload;
       options.shard.forward_prefetch = options.shard.backward_prefetch = ahead;
       const PlannedMemory planned = plan(subject.model, options).memory;
@@ -238,7 +244,8 @@ TEST(Plan, TheSurveyMarksTheFastestThatFits) {
   options.gpu->memory = int64_t{2} << 30;
   options.batch = 4;
   std::vector<PlanChoice> choices = survey(llama().model, options);
-  EXPECT_EQ(choices.size(), 36);  // no HYBRID_SHARD: there is one node
+  // No HYBRID_SHARD: there is one node. NO_SHARD keeps parameters on the device.
+  EXPECT_EQ(choices.size(), 32);
   int marked = 0;
   double best = 0;
   for (const PlanChoice& choice : choices) {

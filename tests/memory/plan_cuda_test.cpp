@@ -4,6 +4,7 @@
 #include <torch/utils.h>
 
 #include "fsdp/deferred_init.h"
+#include "fsdp/profile.h"
 #include "memory/plan_subjects.h"
 #include "shard/world.h"
 
@@ -31,7 +32,12 @@ void make_workspaces() {
   }
 }
 
-int64_t measured(const PlannedModel& subject, const PlanOptions& options) {
+struct Measured {
+  int64_t peak = 0;   // of the allocator, in the third step
+  MemoryReport held;  // of engine and autograd, then
+};
+
+Measured measured(const PlannedModel& subject, const PlanOptions& options) {
   make_workspaces();
   at::Device device = test_device();
   allocator().emptyCache();
@@ -45,22 +51,26 @@ int64_t measured(const PlannedModel& subject, const PlanOptions& options) {
     apply_activation_checkpointing(
         sharded, RecomputePolicy(options.shard.wrap, {.mode = *options.recompute.mode}));
   AdamW optimizer(sharded);
-  int64_t peak = 0;
+  Measured found;
+  Profile profile;
   for (int step = 0; step < 3; ++step) {
+    if (step == 2) profile.begin(sharded);
     allocator().resetPeakStats(device.index());
     for (int i = 0; i < options.micro_batches; ++i) made.loss({options.batch, device}).backward();
     sharded.clip_grad_norm_(options.clip);
     optimizer.step();
     optimizer.zero_grad();
-    peak = allocated(/*peak=*/true);
+    found.peak = allocated(/*peak=*/true) - before;
   }
-  return peak - before;
+  profile.end();
+  found.held = profile.memory();
+  return found;
 }
 
 void expect_close(const PlannedModel& subject, const PlanOptions& options) {
   if (!test_device().is_cuda()) GTEST_SKIP() << "needs a GPU";
   PlannedMemory planned = plan(subject.model, options).memory;
-  int64_t expected = planned.peak() - planned.workspaces, real = measured(subject, options);
+  int64_t expected = planned.peak() - planned.workspaces, real = measured(subject, options).peak;
   double off = 100.0 * static_cast<double>(expected - real) / static_cast<double>(real);
   EXPECT_LE(std::abs(off), 5) << subject.name << ": planned " << expected << ", measured " << real;
   ::testing::Test::RecordProperty(subject.name, std::to_string(off));
@@ -91,6 +101,21 @@ TEST(PlanCuda, PredictsTheSmallLlama) {
 
 TEST(PlanCuda, PredictsTheLlama) {
   expect_close(llama_953m(), options_for(llama_953m(), 4, /*bf16=*/true));
+}
+
+// What the engine holds and autograd keeps is nearly everything.
+TEST(PlanCuda, MemoryAndActivationsAreThePeak) {
+  if (!test_device().is_cuda()) GTEST_SKIP() << "needs a GPU";
+  const std::pair<PlannedModel, PlanOptions> cases[] = {
+      {llama_953m(), options_for(llama_953m(), 4, /*bf16=*/true)},
+      {mlp(20480, 8), options_for(mlp(20480, 8), 64, /*bf16=*/false)}};
+  for (const auto& [subject, options] : cases) {
+    const Measured found = measured(subject, options);
+    const auto held = static_cast<double>(found.held.total() + found.held.activations);
+    EXPECT_NEAR(held, static_cast<double>(found.peak), 0.03 * static_cast<double>(found.peak))
+        << subject.name;
+    EXPECT_GT(found.held.activations, 0);
+  }
 }
 
 TEST(PlanCuda, PredictsTheLlamaWithRecomputation) {

@@ -1,4 +1,6 @@
 // Rotary positions, attention, embeddings and losses, each against torch's operators in float64.
+#include <ATen/autocast_mode.h>
+
 #include <cmath>
 #include <limits>
 
@@ -233,6 +235,40 @@ TEST_P(Ends, LossesAreFloat32) {
   at::Tensor targets = at::zeros({4}, at::TensorOptions(GetParam().device).dtype(at::kLong));
   EXPECT_EQ(linear_cross_entropy(hidden, weight, targets).scalar_type(), at::kFloat);
   EXPECT_EQ(nn::cross_entropy(hidden, targets).scalar_type(), at::kFloat);
+}
+
+// 1 / (rows * classes) is nothing in float16: what is scaled must not be divided before.
+TEST_P(Ends, TheMeanOfManyRowsHasAGradientInSixteenBits) {
+  if (c10::elementSize(GetParam().type) > 2) GTEST_SKIP() << "there is room enough";
+  constexpr int64_t kRows = 4096, kClasses = 4096;
+  at::Tensor hidden = random({kRows, 16}), weight = random({kClasses, 16}, 0.1);
+  at::Tensor targets = at::randint(kClasses, {kRows}, at::kLong);
+  at::Tensor ours = hidden.to(here()).requires_grad_(), w = weight.to(here()).requires_grad_();
+  at::Tensor plain = ours.detach().to(at::kCPU, at::kDouble).requires_grad_();
+  at::Tensor plain_w = w.detach().to(at::kCPU, at::kDouble).requires_grad_();
+  constexpr double kScale = 1 << 15;  // as a GradScaler does
+  (linear_cross_entropy(ours, w, targets.to(GetParam().device)) * kScale).backward();
+  (at::cross_entropy_loss(at::matmul(plain, plain_w.t()), targets) * kScale).backward();
+  expect_near(ours.grad(), plain.grad(), "hidden");
+  expect_near(w.grad(), plain_w.grad(), "weight");
+}
+
+// Layers compute in the type of their weights, forward and backward.
+TEST_P(Ends, AutocastChangesNothing) {
+  at::Tensor hidden = random({6, 16}), weight = random({24, 16});
+  auto gradient = [&](bool cast) {
+    at::Tensor x = hidden.to(here()).requires_grad_(), w = weight.to(here()).requires_grad_();
+    at::autocast::set_autocast_enabled(GetParam().device, cast);
+    at::Tensor y = swiglu(fsdp::nn::linear(x, w));
+    at::autocast::set_autocast_enabled(GetParam().device, false);
+    y.sum().backward();
+    return std::pair(y.detach(), w.grad());
+  };
+  auto [y, plain] = gradient(false);
+  auto [cast_y, cast] = gradient(true);
+  EXPECT_EQ(cast_y.scalar_type(), GetParam().type);
+  EXPECT_TRUE(at::equal(y, cast_y));
+  EXPECT_TRUE(at::equal(plain, cast));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ class Layers : public ::testing::TestWithParam<Setting> {
   }
   // As much as rounding explains: each result is rounded once or twice on the way.
   double tolerance(const at::Tensor& ours) const {
-    bool half = GetParam().type == at::kBFloat16;
+    bool half = GetParam().type == at::kBFloat16 || GetParam().type == at::kHalf;
     return half ? 1e-2 : ours.scalar_type() == at::kDouble ? 1e-10 : 1e-5;
   }
 
@@ -104,8 +104,10 @@ inline std::vector<Setting> settings() {
   return {{"float64_cpu", at::kDouble, at::kCPU},
           {"float32_cpu", at::kFloat, at::kCPU},
           {"bfloat16_cpu", at::kBFloat16, at::kCPU},
+          {"float16_cpu", at::kHalf, at::kCPU},
           {"float32_cuda", at::kFloat, at::kCUDA},
-          {"bfloat16_cuda", at::kBFloat16, at::kCUDA}};
+          {"bfloat16_cuda", at::kBFloat16, at::kCUDA},
+          {"float16_cuda", at::kHalf, at::kCUDA}};
 }
 
 inline std::string setting_name(const ::testing::TestParamInfo<Setting>& info) {

@@ -4,8 +4,9 @@
 // PRECISION: split or whole, how the masters of bfloat16 parameters are held. STATES: where masters
 // and states are: a directory, "host", or "device" for no offload. LIMIT: bytes that the process
 // may take beyond what it has before the first update; 0 for no limit. After the steps a checkpoint
-// is saved, RESULT.checkpoint, and loaded again after one step more; then the limit is lifted, and
-// every bit of parameters, masters and states goes to the file RESULT.
+// is saved, RESULT.checkpoint, and loaded again after one step more, and into a model made anew;
+// then the limit is lifted, and every bit of parameters, masters and states goes to the file
+// RESULT.
 //
 // Exits with 3 when memory ran out, and says so; with 77 where memory cannot be limited.
 #include <malloc.h>
@@ -156,6 +157,9 @@ int train(const std::string& precision, const std::string& states, rlim_t more,
     checkpoint::save(result + ".checkpoint", run.sharded, run.optimizer.get());
     run.backward(kSteps);
     run.update();
+    checkpoint::load(result + ".checkpoint", run.sharded, run.optimizer.get());
+    run = {};
+    run = start(precision, states);
     checkpoint::load(result + ".checkpoint", run.sharded, run.optimizer.get());
   } catch (const std::exception& problem) {
     lift_limit();

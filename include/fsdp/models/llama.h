@@ -112,9 +112,12 @@ class LlamaModelImpl : public torch::nn::Module {
 
  private:
   RotaryTables tables_for(const at::Tensor& x, const Attending& attending);
+  const RotaryTables& tables_of(const at::Tensor& x, int64_t tokens, bool more);
 
   LlamaConfig config_;
-  RotaryTables tables_;  // no parameter and no buffer: made again when dtype or device change
+  // By dtype and device; no parameters and no buffers. None is ever let go: a recorded step may
+  // read it.
+  std::vector<RotaryTables> tables_;
 };
 TORCH_MODULE(LlamaModel);
 

@@ -1,0 +1,34 @@
+// A checkpoint that is loaded between recorded steps.
+#include "checkpoint/trained.h"
+#include "fsdp/checkpoint.h"
+#include "optim/graphed_trial.h"
+
+namespace fsdp::testing {
+namespace {
+
+class GraphedCheckpoints : public GraphedSteps {};
+
+TEST_F(GraphedCheckpoints, AreGoneOnFromWhereverTheyAreLoaded) {
+  const SharedFolder folder;
+  auto train = [&](bool graph) {
+    Plan plan{.model = "transformer", .precision = bf16_precision(), .steps = 12};
+    plan.step.graph = graph;
+    Trial trial(plan);
+    GraphedStep step = step_of(trial);
+    std::vector<double> losses;
+    for (int i = 0; i < plan.steps; ++i) {
+      if (i == 3) checkpoint::save(folder.path() / "c", trial.sharded, trial.optimizer.get());
+      if (i == 8) checkpoint::load(folder.path() / "c", trial.sharded, trial.optimizer.get());
+      losses.push_back(step(trial.inputs(i >= 8 ? i - 5 : i)).loss.item<double>());
+    }
+    EXPECT_EQ(step.recordings(), graph ? 1 : 0);
+    step.wait();
+    for (int i = 3; i < 7; ++i) EXPECT_EQ(losses[i], losses[i + 5]) << i;
+    return trial.finish({.losses = losses});
+  };
+  Outcome recorded = train(true);
+  expect_same(recorded, train(false));
+}
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,148 @@
+// What users do with a GraphedStep beside taking steps: models of ours at several lengths,
+// accumulation, and changes between steps, after which a recording would be wrong.
+#include <torch/utils.h>
+
+#include "fsdp/models/llama.h"
+#include "optim/graphed_trial.h"
+#include "shard/told.h"
+
+namespace fsdp::testing {
+namespace {
+
+// Takes the plan's steps with `change` before the seventh, recorded and eagerly: the same numbers
+// and parameters; and says so where recordings are dropped.
+void expect_followed(Plan plan, const std::function<void(Trial& trial)>& change) {
+  auto train = [&](bool graph) {
+    plan.step.graph = graph;
+    Trial trial(plan);
+    GraphedStep step = step_of(trial);
+    std::vector<double> losses;
+    for (int i = 0; i < plan.steps; ++i) {
+      if (i == 6) {
+        EXPECT_EQ(step.replayed(), graph);
+        change(trial);
+      }
+      losses.push_back(step(trial.inputs(i)).loss.item<double>());
+    }
+    EXPECT_EQ(step.replayed(), graph) << step.why_eager();
+    EXPECT_EQ(step.recordings(), graph ? 2 : 0);
+    step.wait();
+    return trial.finish({.losses = losses});
+  };
+  Outcome recorded;
+  const std::string said = told([&] { recorded = train(true); });
+  EXPECT_EQ(contains(said, "recorded anew"), rank() == 0) << said;
+  expect_same(recorded, train(false));
+}
+
+TEST_F(GraphedSteps, FollowWhatIsTrained) {
+  expect_followed({.model = "transformer", .steps = 12}, [](Trial& trial) {
+    trial.built.parameters.front().second.requires_grad_(false);
+  });
+}
+
+TEST_F(GraphedSteps, FollowMastersThatAreHandedOut) {
+  expect_followed({.model = "transformer", .precision = bf16_precision(), .steps = 12},
+                  [](Trial& trial) { trial.sharded.parameters(); });
+}
+
+TEST_F(GraphedSteps, FollowHowGradientsAreReduced) {
+  expect_followed({.model = "mlp", .steps = 12},
+                  [](Trial& trial) { trial.sharded.set_gradient_divide_factor(3); });
+}
+
+TEST_F(GraphedSteps, FollowAnOptimizerThatCountsOnTheHostAgain) {
+  if (!on_gpu()) GTEST_SKIP() << "it always does";
+  expect_followed({.model = "mlp", .steps = 12},
+                  [](Trial& trial) { trial.optimizer->set_capturable(false); });
+}
+
+TEST_F(GraphedSteps, AccumulateInAResNet) {
+  Outcome resnet = graphed({.model = "resnet", .step = {.clip = 1.0, .micro_batches = 3}});
+  EXPECT_TRUE(resnet.replayed) << resnet.why_eager;
+  expect_same(resnet, eager({.model = "resnet", .step = {.clip = 1.0, .micro_batches = 3}}));
+}
+
+TEST_F(GraphedSteps, SayWhenMicroBatchesDiffer) {
+  Plan plan{.model = "mlp", .step = {.micro_batches = 2}};
+  Trial trial(plan);
+  GraphedStep step = step_of(trial);
+  const std::string said = told([&] {
+    for (int i = 0; i < plan.steps; ++i) {
+      std::vector<Inputs> parts = trial.inputs(i);
+      for (at::Tensor& input : parts[1]) input = input.narrow(0, 0, 1);
+      step(parts);
+    }
+  });
+  EXPECT_FALSE(step.replayed());
+  EXPECT_EQ(contains(said, "have different shapes"), rank() == 0) << said;
+  EXPECT_EQ(said.find("have different shapes"), said.rfind("have different shapes"));
+}
+
+TEST_F(GraphedSteps, SayWhenNoShapeComesTwice) {
+  Plan plan{.model = "mlp", .steps = 70};
+  Trial trial(plan);
+  GraphedStep step = step_of(trial);
+  const std::string said = told([&] {
+    for (int i = 0; i < plan.steps; ++i) {
+      Inputs inputs = trial.inputs(0).front();
+      for (at::Tensor& input : inputs) input = input.narrow(0, 0, 1).repeat({i + 1, 1});
+      step(inputs);
+    }
+  });
+  EXPECT_EQ(step.recordings(), 0);
+  EXPECT_EQ(contains(said, "Pad to a few lengths"), rank() == 0) << said;
+}
+
+// --- our own layers, which write gradients where they are reduced from ---
+
+struct Lengths {
+  int64_t of(int step) const { return step % 2 == 0 ? first : second; }
+  int64_t first, second;
+  int64_t between = 0;  // tokens of a pass without gradients after each step; 0: none
+};
+
+std::vector<double> train_llama(bool graph, const Lengths& lengths) {
+  torch::manual_seed(5);
+  models::Llama llama(models::LlamaConfig{
+      .vocab = 61, .dim = 64, .layers = 3, .heads = 4, .kv_heads = 2, .ffn = 96});
+  ShardOptions options{.wrap = wrap::modules<models::LlamaBlock>(), .device = test_device()};
+  if (on_gpu()) options.mixed_precision = bf16_precision();
+  Sharded sharded = fully_shard(llama, options);
+  AdamW optimizer(sharded, {.lr = 3e-3, .eps = 1e-4, .groups = {no_decay()}});
+  GraphedStep step(sharded, optimizer,
+                   [&](const Inputs& inputs) {
+                     return llama->loss_sum({.ids = inputs[0]}, inputs[1]) /
+                            static_cast<double>(inputs[1].numel());
+                   },
+                   {.clip = 1.0, .micro_batches = 2, .graph = graph});
+  std::vector<double> losses;
+  for (int i = 0; i < 16; ++i) {
+    std::vector<Inputs> parts;
+    for (int part = 0; part < 2; ++part)
+      parts.push_back({random_integers(part, rank(), 0, 61, {2, lengths.of(i)}),
+                       random_integers(part, rank(), 1, 61, {2, lengths.of(i)})});
+    losses.push_back(step(parts).loss.item<double>());
+    if (lengths.between == 0) continue;
+    torch::NoGradGuard no_grad;
+    at::Tensor ids = random_integers(9, rank(), 0, 61, {1, lengths.between}).to(test_device());
+    losses.push_back(llama->loss_sum({.ids = ids}, ids).item<double>());
+  }
+  EXPECT_EQ(step.replayed(), graph) << step.why_eager();
+  return losses;
+}
+
+TEST_F(GraphedSteps, TrainALlama) {
+  std::vector<double> eagerly = train_llama(false, {16, 16});
+  expect_same_numbers(train_llama(true, {16, 16}), eagerly, on_gpu() ? 5e-3 : 0);
+  EXPECT_LT(eagerly.back(), eagerly.front() - 0.1);
+}
+
+// A recording reads the tables of positions where they were, whatever length came since.
+TEST_F(GraphedSteps, TrainALlamaOfSeveralLengths) {
+  const Lengths lengths{12, 20, 33};
+  expect_same_numbers(train_llama(true, lengths), train_llama(false, lengths), on_gpu() ? 5e-3 : 0);
+}
+
+}  // namespace
+}  // namespace fsdp::testing
