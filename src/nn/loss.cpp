@@ -15,7 +15,10 @@
 namespace fsdp::nn {
 namespace {
 
-constexpr int64_t kLogits = int64_t{1} << 26;  // at a time; 128 MiB in bf16
+// Logits at a time: 128 MiB in bf16. But each chunk reads and writes the weight's gradient in
+// float32 once, which takes as long as the product of some 500 rows on a GPU: so there are more.
+constexpr int64_t kLogits = int64_t{1} << 26;
+constexpr int64_t kRows = 2048;
 
 at::Tensor checked_targets(const at::Tensor& targets, const at::Tensor& rows) {
   if (targets.scalar_type() != at::kLong ||
@@ -157,7 +160,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& given, const at::Tensor& weigh
                                options.ignore_index);
   hidden = hidden.contiguous();
   int64_t chunk = options.chunk;
-  if (chunk <= 0) chunk = std::max<int64_t>(256, kLogits / std::max<int64_t>(1, weight.size(0)));
+  if (chunk <= 0) chunk = std::max(kRows, kLogits / std::max<int64_t>(1, weight.size(0)));
 
   auto node = record<LinearCrossEntropyNode>({hidden, weight});
   Gradients made;

@@ -151,10 +151,11 @@ TEST(Async, AFailureSurfacesAtTheNextStepOnEveryRankAndNothingIsLost) {
     const auto [steps, error] = train_until_error(trained);  // the same step on every rank
     checkpoint::files::set_seam(nullptr);
     EXPECT_TRUE(contains(error, "step-2") && contains(error, "No space left")) << error;
-    const at::Tensor mine = at::full({1}, steps, at::kLong);
+    const at::Tensor mine =
+        at::full({1}, steps, at::TensorOptions(at::kLong).device(test_device()));
     at::Tensor all = at::empty({world_size()}, mine.options());
     test_world().comm().all_gather(all, mine);
-    EXPECT_TRUE(at::equal(all, at::full({world_size()}, steps, at::kLong))) << all;
+    EXPECT_TRUE(all.eq(steps).all().item<bool>()) << all;
     expect_error([&] { saving.wait(); }, {"No space left"});
     trained.train(1);  // it was told
     test_world().comm().barrier();

@@ -144,6 +144,35 @@ TEST(Memory, TheAllocatorAgrees) {
   EXPECT_LE(live(), expected + 16384);  // small tensors of the model and the tests
 }
 
+// At once where the module goes before the handle; else with the next model at the latest, because
+// the parameters may be used without the handle.
+TEST(Memory, OfAModelThatIsGoneIsGivenBack) {
+  if (!test_device().is_cpu()) GTEST_SKIP() << "counts what the CPU's allocator hands out";
+  auto another = [] { Subject subject(options()); };
+  auto live = [] { return static_cast<int64_t>(counted().live); };
+  another();
+  another();  // what is made once is there
+  Sharded handle;
+  const int64_t before = live();
+  {
+    Subject subject(options());
+    AdamW optimizer(subject.sharded);
+    subject.step(&optimizer);
+    handle = subject.sharded;
+    EXPECT_GT(live(), before);
+  }
+  handle = {};
+  EXPECT_LE(live(), before);
+  {
+    Subject subject(options());
+    AdamW optimizer(subject.sharded);
+    subject.step(&optimizer);
+    subject.sharded = {};
+  }
+  another();
+  EXPECT_LE(live(), before);
+}
+
 TEST(Memory, TheTableNamesEveryKind) {
   Subject subject(options());
   subject.step();

@@ -132,7 +132,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 struct LinearCrossEntropyOptions {
   Reduction reduction = Reduction::kMean;  // or kSum
   int64_t ignore_index = -100;
-  int64_t chunk = 0;  // rows whose logits exist at a time; 0: as many as make 64 Mi of them
+  int64_t chunk = 0;  // rows whose logits exist at a time; 0: those of 64 Mi, but at least 2048
 };
 // cross_entropy(linear(hidden, weight), targets) without ever holding all logits. Where gradients
 // are wanted, forward computes them as well, those of the weight in float32.
