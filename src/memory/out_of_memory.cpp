@@ -108,12 +108,14 @@ std::vector<Change> changes_of(const PlanOptions& now) {
     add("activations in host memory (--activations.mode offload)",
         [](PlanOptions& o) { o.recompute = Recompute::OFFLOAD; });
   if (now.shard.strategy != ShardingStrategy::FULL_SHARD && now.world > 1)
-    add("FULL_SHARD (--shard.strategy full_shard)",
+    add(std::string("FULL_SHARD (--shard.strategy full_shard") +
+            (now.shard_ranks > 0 ? " --shard.shard_ranks 0)" : ")"),
         [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });
   if (!now.shard.offload.optimizer && now.gpu)
     add("offload of the optimizer (--offload.optimizer true)",
         [](PlanOptions& o) { o.shard.offload.optimizer = true; });
-  if (!now.shard.offload.parameters && now.gpu)
+  if (!now.shard.offload.parameters && now.gpu &&
+      now.shard.strategy != ShardingStrategy::NO_SHARD)  // where it would save nothing
     add("offload of parameters, gradients and optimizer (--offload.parameters true "
         "--offload.gradients true --offload.optimizer true)",
         [](PlanOptions& o) {
@@ -127,8 +129,14 @@ std::vector<Change> changes_of(const PlanOptions& now) {
             number(now.shard.offload.fraction / 2, 2).text + ")",
         [](PlanOptions& o) { o.shard.offload.fraction /= 2; });
   if (now.recompute.mode == Recompute::OFFLOAD)
-    add("activations on the device (--activations.mode none)",
-        [](PlanOptions& o) { o.recompute = {}; });
+    add(std::string("activations on the device (--activations.mode none") +
+            (now.keep_last > 0 ? " --activations.keep_last 0" : "") +
+            (now.every > 1 ? " --activations.every 1)" : ")"),
+        [](PlanOptions& o) {
+          o.recompute = {};
+          o.keep_last = 0;
+          o.every = 1;
+        });
   if (now.shard.strategy != ShardingStrategy::NO_SHARD)
     add("twice the ranks", [](PlanOptions& o) { o.world *= 2; });
   return changes;

@@ -68,9 +68,11 @@ void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload
     return moved;
   };
   if (offload.optimizer) {
-    int64_t updated = take(kinds.states) + take(kinds.master);
+    const int64_t master = take(kinds.master), updated = take(kinds.states) + master;
     (offload.directory.empty() ? kinds.host : kinds.disk) += updated;
-    if (!offload.directory.empty()) kinds.host += share_of(updated, buffered_share(run));
+    // Masters are in memory until the first update takes them to the disk.
+    if (!offload.directory.empty())
+      kinds.host += std::max(master, share_of(updated, buffered_share(run)));
   }
   if (offload.optimizer || offload.gradients) kinds.host += take(kinds.gradients);
   if (!offload.optimizer && !offload.parameters) return;
@@ -104,7 +106,9 @@ void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOpti
   }
   auto slots = [&](int64_t count) { return std::min(count, others) * largest + root; };
   if (offload.parameters && keeps_units(options.shard)) {
-    for (const auto& unit : run.units) kinds.gather_buffers += unit.bytes;
+    int64_t all = 0;
+    for (const auto& unit : run.units) all += unit.bytes;
+    kinds.gather_buffers += share_of(all, memory::offloaded_share(run, offload));
   } else if (offload.parameters) {
     int64_t ahead = std::max({0, options.shard.forward_prefetch, options.shard.backward_prefetch});
     kinds.gather_buffers += slots(ahead > 0 ? 2 + ahead : 1);
@@ -180,11 +184,11 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
     before.states = std::max(before.states, here.states);
     before.parameters = here.parameters;
     before.master = here.master;
-    if (kinds.peak() >= most.peak()) {
-      kinds.host = std::max(kinds.host, most.host);
-      kinds.disk = std::max(kinds.disk, most.disk);
-      most = kinds;
-    }
+    // The host's peak is at a moment of its own.
+    const int64_t host = std::max(kinds.host, most.host), disk = std::max(kinds.disk, most.disk);
+    if (kinds.peak() >= most.peak()) most = kinds;
+    most.host = host;
+    most.disk = disk;
   }
   // Samples are taken before the next allocation, when what was made last may be gone again.
   int64_t seen = 0;

@@ -50,11 +50,17 @@ std::vector<PlanOptions> runs_of(const PlanOptions& options, const SurveyOptions
 
 // Parameters that are whole on every rank stay on the device. A disk is the last resort: where the
 // same in host memory would do, it only takes longer.
-bool worth_looking_at(const DryRun& one_sample, PlanOptions options) {
-  const Offload& offload = options.shard.offload;
+bool worth_looking_at(const DryRun& one_sample, PlanOptions options, const SurveyOptions& survey) {
+  if (survey.offload.size() == 1) return true;  // it is all that was asked for
+  Offload& offload = options.shard.offload;
   if (offload.parameters && options.shard.strategy == ShardingStrategy::NO_SHARD) return false;
   if (offload.directory.empty()) return true;
-  options.shard.offload.directory.clear();
+  offload.directory.clear();
+  const auto same = [&](const Offload& other) {
+    return other.directory.empty() && other.parameters == offload.parameters &&
+           other.gradients == offload.gradients && other.optimizer == offload.optimizer;
+  };
+  if (std::none_of(survey.offload.begin(), survey.offload.end(), same)) return true;
   options.batch = 1;
   return memory::lacks_host_memory(memory::plan_from(one_sample, options).memory, options);
 }
@@ -118,7 +124,7 @@ void look_at_all(const PlanModel& model, OneSample& one_sample, const PlanOption
     Slope& slope = slopes[chosen.recompute];
     for (const Offload& offload : survey.offload) {
       chosen.shard.offload = offload;
-      if (!worth_looking_at(run, chosen)) continue;
+      if (!worth_looking_at(run, chosen, survey)) continue;
       PlanOptions one = chosen;
       one.batch = 1;
       PlanChoice choice = choice_of(chosen, {1, memory::plan_from(run, one)});
@@ -193,7 +199,7 @@ std::vector<PlanChoice> survey(const PlanModel& model, const PlanOptions& option
     AtBatch at_batch(model);
     for (const Offload& offload : survey.offload) {
       chosen.shard.offload = offload;
-      if (!worth_looking_at(at_batch.run(chosen, 1), chosen)) continue;
+      if (!worth_looking_at(at_batch.run(chosen, 1), chosen, survey)) continue;
       Found found = find_largest(at_batch, chosen, slopes[chosen.recompute]);
       choices.push_back(choice_of(chosen, std::move(found)));
     }

@@ -51,6 +51,7 @@ Tensors Node::apply(Tensors&& gradients) {
   if (!std::any_of(gradients.begin(), gradients.end(), [](const auto& g) { return g.defined(); }))
     return Tensors(num_outputs());
   std::lock_guard lock(mutex_);
+  c10::impl::ExcludeDispatchKeyGuard as_given(c10::autocast_dispatch_keyset);  // as forward was
   return backward(gradients);
 }
 

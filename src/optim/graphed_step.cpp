@@ -117,7 +117,7 @@ struct GraphedStep::State {
   at::Tensor total;  // the loss of the step that is computed
   std::deque<UnderWay> under_way;
   steady_clock::time_point progress{};  // when the last step was seen to be done
-  int64_t steps = 0, recordings = 0;
+  int64_t steps = 0, recordings = 0, before_change = 0;
   uint64_t known = 0;  // state_of_recordings
   bool replayed = false;
   bool told_uneven = false, told_many = false;
@@ -281,17 +281,18 @@ void GraphedStep::State::forget_one_recording() {
   oldest->inputs.clear();
 }
 
-// A recording goes on doing what was asked for when it was made.
+// A recording goes on doing what was asked for when it was made. And a step that is new in any way
+// is eager once before it is recorded: states that it makes would be made in every replay.
 void GraphedStep::State::follow_changes() {
   if (stream && !optimizer.capturable()) optimizer.set_capturable(true);
   const uint64_t now = shard::state_of_recordings(*model);
   if (std::exchange(known, now) == now) return;
-  if (std::none_of(shapes.begin(), shapes.end(),
-                   [](const auto& one) { return one->last != nullptr; }))
-    return;
-  wait(0);
+  const bool recorded = std::any_of(shapes.begin(), shapes.end(),
+                                    [](const auto& one) { return one->last != nullptr; });
+  if (recorded) wait(0);
   shapes.clear();
-  if (model->world.rank() == 0)
+  before_change = recordings;
+  if (recorded && model->world.rank() == 0)
     log::info(
         "the training step is recorded anew: what is trained, or how, is not what it was "
         "(requires_grad, parameters(), gradient sync, hooks, units that are held).");
@@ -354,7 +355,7 @@ StepResult GraphedStep::State::take(const std::vector<Inputs>& batches) {
   if (!shape || shard::must_be_eager(*model)) return eager(batches);
   shape->last_use = steps;
   if (shape->last) return replay(*shape, batches);
-  if (recordings >= int64_t{kRecordingsPerShape} * options.shapes) {
+  if (recordings - before_change >= int64_t{kRecordingsPerShape} * options.shapes) {
     shapes.clear();
     why_eager = "the inputs have another shape too often.";
     if (model->world.rank() == 0)

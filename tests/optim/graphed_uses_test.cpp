@@ -41,6 +41,31 @@ TEST_F(GraphedSteps, FollowWhatIsTrained) {
   });
 }
 
+// A parameter that is first trained when a step would be recorded has its states made by an eager
+// one: else they would be made, and so be zero, in every replay.
+TEST_F(GraphedSteps, MakeNoStatesInARecording) {
+  auto train = [](bool graph) {
+    Plan plan{.model = "transformer", .steps = 12};
+    plan.step.graph = graph;
+    Trial trial(plan);
+    auto freeze = [&](bool frozen) {
+      for (auto& [name, parameter] : trial.built.parameters)
+        if (&name != &trial.built.parameters.front().first) parameter.requires_grad_(!frozen);
+    };
+    freeze(true);
+    GraphedStep step = step_of(trial);
+    std::vector<double> losses;
+    for (int i = 0; i < plan.steps; ++i) {
+      if (i == plan.step.warmup) freeze(false);
+      losses.push_back(step(trial.inputs(i)).loss.item<double>());
+    }
+    EXPECT_EQ(step.replayed(), graph) << step.why_eager();
+    step.wait();
+    return trial.finish({.losses = losses});
+  };
+  expect_same(train(true), train(false));
+}
+
 TEST_F(GraphedSteps, FollowMastersThatAreHandedOut) {
   expect_followed({.model = "transformer", .precision = bf16_precision(), .steps = 12},
                   [](Trial& trial) { trial.sharded.parameters(); });
