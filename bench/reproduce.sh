@@ -9,6 +9,7 @@ mkdir -p "$dir"
 fsdp() { "$root/fsdp" "$@"; }
 
 fsdp bench train --device cuda --rows all --peer --keep "$dir/train.jsonl" --write
+fsdp bench train --device cuda --rows 3.6b-feed_forward,3.6b-offload --keep "$dir/train.jsonl"
 fsdp bench train --device cuda --rows 182m --mode tape --steps 160 --keep "$dir/tape.jsonl"
 fsdp bench offload --device cuda --rows all --peer --keep "$dir/offload.jsonl" --write
 fsdp bench update --millions 953 --threads "$(nproc)"
