@@ -78,6 +78,9 @@ TEST(BenchRows, RecomputationKeepsLessAndChangesNoLoss) {
     EXPECT_EQ(raw[mode]["loss0"], raw["none"]["loss0"]) << mode;
     EXPECT_EQ(raw[mode]["loss"], raw["none"]["loss"]) << mode;
   }
+  auto planned = [&](const char* mode) { return raw[mode]["planned_mb"].get<double>(); };
+  EXPECT_GT(planned("full"), 0);
+  EXPECT_LT(planned("full"), planned("none"));
   auto kept = [&](const char* mode) { return raw[mode]["activations_mb"].get<double>(); };
   EXPECT_NEAR(kept("selective"), kept("none"), 0.01 * kept("none"));  // layers do so themselves
   EXPECT_LT(kept("feed_forward"), kept("none"));
