@@ -13,9 +13,11 @@ namespace {
 using environment::integer;
 using environment::text;
 
-// A port that every local rank computes alike and that other jobs are unlikely to have.
+// A port that every local rank computes alike and that other jobs are unlikely to have. Below those
+// that systems give to outgoing connections (32768 on Linux), any of which may be in use.
 int port_from(const std::string& job) {
-  return 20000 + static_cast<int>(std::hash<std::string>{}(job) % 30000);
+  constexpr size_t kFirst = 20000, kEnd = 32768;
+  return static_cast<int>(kFirst + std::hash<std::string>{}(job) % (kEnd - kFirst));
 }
 
 int required(const char* name, const char* because) {
