@@ -33,7 +33,7 @@ BenchRow qwen(const std::string& name, const std::string& title, Shape sizes, in
 // The size at which activations matter: 8,192 tokens of a 3.6B model with a large vocabulary.
 BenchRow llama_3b(const std::string& activations, double goal_ms, double goal_gb) {
   bool none = activations == "none";
-  // Eager steps take as long at this size. With offload the host has a part in them.
+  // Of 953M parameters eager steps take as long already. With offload the host has a part in them.
   const std::vector<std::string> modes = {activations == "offload" ? "eager" : "graph"};
   return {.name = none ? "3.6b" : "3.6b-" + activations,
           .title = "Llama 3.6B" + (none ? "" : ", " + activations),

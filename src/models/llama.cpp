@@ -166,15 +166,14 @@ at::Tensor LlamaModelImpl::forward(const TextInputs& inputs) {
 // device or have no memory at all. The first has the tokens of the first pass. Who needs more gets
 // room for more than that, so there are few.
 const RotaryTables& LlamaModelImpl::tables_of(const at::Tensor& x, int64_t tokens, bool more) {
-  const RotaryTables* similar = nullptr;
   for (const RotaryTables& known : tables_) {
     if (known.cos.dtype() != x.dtype() || known.cos.device() != x.device()) continue;
     if (known.cos.size(0) >= tokens) return known;
-    similar = &known;
+    more = true;
   }
   c10::InferenceMode normal(false);  // what is made here must serve later training steps too
   torch::NoGradGuard no_grad;
-  if (more || similar) tokens = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)));
+  if (more) tokens = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)));
   RotaryTables made =
       rotary_tables(tokens, config_.head_dim, config_.rope_base, x.device(), config_.rope_scaling);
   tables_.push_back({made.cos.to(x.scalar_type()), made.sin.to(x.scalar_type())});
