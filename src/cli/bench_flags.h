@@ -30,8 +30,8 @@ inline void add_device(CLI::App& command, std::string& device) {
 inline void add_init(CLI::App& command, std::string& init) {
   command
       .add_option("--init", init,
-                  "Where weights are drawn: cpu (as the peer with --init cpu), or device, which is "
-                  "faster; cpu, or what a row asks for")
+                  "Where weights are drawn, the same by all: cpu, or device, which is faster; "
+                  "without it cpu, or what a row asks for")
       ->check(CLI::IsMember({"cpu", "device"}));
 }
 

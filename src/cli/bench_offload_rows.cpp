@@ -20,7 +20,7 @@ OffloadBench settled(const OffloadBench& options, const BenchRow& row) {
   if (!options.warmup_given) chosen.warmup = row.warmup;
   if (!options.prefetch_given) chosen.prefetch = row.prefetch;
   if (!options.clip_given) chosen.clip = row.clip;
-  if (options.init.empty()) chosen.init = row.same_weights ? "cpu" : "device";
+  if (options.init.empty()) chosen.init = row.draw_on_cpu ? "cpu" : "device";
   // What leaves for the CPU is as short as what is computed, where nothing is reduced.
   bool alone = options.ranks == 1 && options.device != "cpu";
   if (options.grad_dtype.empty() && row.shape.dtype == "bf16")

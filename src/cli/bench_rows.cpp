@@ -27,7 +27,7 @@ BenchRow qwen(const std::string& name, const std::string& title, Shape sizes, in
           .modes = {"graph"},
           .published_rate = published,
           .published_by = "llmq, H100",
-          .same_weights = false};
+          .draw_on_cpu = false};
 }
 
 // The size at which activations matter: 8,192 tokens of a 3.6B model with a large vocabulary.
@@ -51,7 +51,7 @@ BenchRow llama_3b(const std::string& activations, double goal_ms, double goal_gb
           .modes = modes,
           .goal_ms = goal_ms,
           .goal_gb = goal_gb,
-          .same_weights = false,
+          .draw_on_cpu = false,
           .in_all = goal_ms > 0,
           .activations = activations};
 }
@@ -106,7 +106,7 @@ std::vector<BenchRow> train_rows() {
                   .shape = mlp_20480(),
                   .steps = 10,
                   .goal_ms = 65,
-                  .same_weights = false});
+                  .draw_on_cpu = false});
   rows.push_back({.name = "117m",
                   .title = "Llama 117M, 2 ranks",
                   .shape = {.layers = 4,
@@ -166,7 +166,7 @@ std::vector<BenchRow> offload_rows() {
            .warmup = 3,
            .goal_ms = 1300,
            .goal_gb = 6.5,
-           .same_weights = false,
+           .draw_on_cpu = false,
            .prefetch = 0},
           {.name = "tiny",
            .title = "Llama, tiny, clip",

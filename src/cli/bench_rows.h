@@ -21,9 +21,9 @@ struct BenchRow {
   double goal_times = 0;      // a step, at most this times the peer's
   double published_rate = 0;  // tokens/s that others say they reach, on another machine
   std::string published_by = "";
-  // Both draw their weights on the CPU, and so the same; else on the device, which takes seconds
-  // where the CPU takes minutes.
-  bool same_weights = true;
+  // We and the peer draw the same weights, on the CPU or else on the device, which takes seconds where
+  // the CPU takes minutes.
+  bool draw_on_cpu = true;
   bool in_all = true;                // `all` has it
   std::string activations = "none";  // as `fsdp train` has them
   int keep_last = 0;                 // blocks at the end of which all is kept

@@ -95,8 +95,13 @@ struct Plain {
   at::Tensor loss() const { return work.loss_of(inputs); }
 };
 
+Workload workload(const TrainBench& options, const World& world) {
+  return make_workload(options.shape, world, options.init == "device");
+}
+
 Plain make_plain(const TrainBench& options, const World& world) {
-  Workload work = make_workload(options.shape, world);
+  Workload work = workload(options, world);
+  if (work.unfilled) draw_whole(work, world.device());
   work.module->to(world.device());
   std::vector<at::Tensor> parameters = distinct_parameters(*work.module), masters = parameters;
   std::vector<at::Tensor> inputs = work.inputs;
@@ -107,10 +112,6 @@ Plain make_plain(const TrainBench& options, const World& world) {
       if (input.is_floating_point()) input = input.to(at::kBFloat16);
   }
   return {work, inputs, PlainAdamW(parameters, masters)};
-}
-
-Workload workload(const TrainBench& options, const World& world) {
-  return make_workload(options.shape, world, options.init == "device");
 }
 
 ShardOptions shard_options(const TrainBench& options, const MixedPrecision& precision) {

@@ -28,7 +28,7 @@ std::vector<std::string> common_flags(const TrainBench& options, const BenchRow&
 
 std::string init_of(const TrainBench& options, const BenchRow& row) {
   if (!options.init.empty()) return options.init;
-  return row.same_weights ? "cpu" : "device";
+  return row.draw_on_cpu ? "cpu" : "device";
 }
 
 const std::string& activations_of(const TrainBench& options, const BenchRow& row) {
@@ -60,7 +60,7 @@ Measured ours(const TrainBench& options, const BenchRow& row, const std::string&
     append(program, {"--activations", activations_of(options, row)});
   if (sharded && keep_last_of(options, row) > 0)
     append(program, {"--keep-last", std::to_string(keep_last_of(options, row))});
-  if (sharded && init_of(options, row) == "device") append(program, {"--init", "device"});
+  if (init_of(options, row) == "device") append(program, {"--init", "device"});
   return measured(mode, sharded ? "fsdp.cpp, " + mode : "no FSDP, C++ eager", program);
 }
 

@@ -10,6 +10,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <unordered_map>
 
 #include "base/log.h"
 #include "base/table.h"
@@ -17,7 +19,9 @@
 #include "fsdp/error.h"
 #include "fsdp/models.h"
 #include "fsdp/plan.h"
+#include "shard/deferred.h"
 #include "shard/deferred_trial.h"
+#include "shard/tensor_access.h"
 #include "train/device.h"
 #include "train/plan_config.h"
 #include "train/training.h"
@@ -51,16 +55,24 @@ auto built(bool unfilled, const Build& build) {
   return deferred_init(build);
 }
 
-// As the Llama's constructor does it.
-void draw_llama(torch::nn::Module& one) {
-  for (auto& parameter : one.named_parameters(/*recurse=*/false)) {
-    if (parameter.value().dim() > 1)
-      torch::nn::init::normal_(parameter.value(), 0.0, models::LlamaConfig().init_std);
-    else if (parameter.key() == "bias")
-      torch::nn::init::zeros_(parameter.value());
-    else
-      torch::nn::init::ones_(parameter.value());
-  }
+// What the Llama's constructor would draw, module by module. The seed of each matrix is its place
+// among the model's parameters, as the peer has it, so that both have the same whatever the order.
+std::function<void(torch::nn::Module&)> draw_llama(const torch::nn::Module& model) {
+  std::unordered_map<const c10::TensorImpl*, uint64_t> seeds;
+  for (const at::Tensor& parameter : model.parameters())  // one of a tied pair has the other's
+    seeds.try_emplace(parameter.unsafeGetTensorImpl(), seeds.size());
+  return [seeds](torch::nn::Module& one) {
+    for (auto& parameter : one.named_parameters(/*recurse=*/false)) {
+      at::Tensor& values = parameter.value();
+      torch::manual_seed(seeds.at(values.unsafeGetTensorImpl()));
+      if (values.dim() > 1)
+        torch::nn::init::normal_(values, 0.0, models::LlamaConfig().init_std);
+      else if (parameter.key() == "bias")
+        torch::nn::init::zeros_(values);
+      else
+        torch::nn::init::ones_(values);
+    }
+  };
 }
 
 Workload llama_workload(const Shape& shape, const at::Generator& random, at::Device device,
@@ -80,7 +92,7 @@ Workload llama_workload(const Shape& shape, const at::Generator& random, at::Dev
           .inputs = {ids, targets},
           .loss_of = loss,
           .unfilled = unfilled,
-          .draw = draw_llama};
+          .draw = draw_llama(*model)};
 }
 
 Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Device device,
@@ -99,7 +111,9 @@ Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Devic
           .inputs = {x, targets},
           .loss_of = loss,
           .unfilled = unfilled,
-          .draw = {}};  // reset_parameters
+          .draw = [](torch::nn::Module& one) {
+            if (auto* linear = one.as<torch::nn::LinearImpl>()) linear->reset_parameters();
+          }};
 }
 
 PlanModel plan_model_of(const Shape& shape) {
@@ -233,6 +247,15 @@ Workload make_workload(const Shape& shape, const World& world, bool unfilled) {
   at::Generator random = at::detail::createCPUGenerator(1234 + world.rank());
   return shape.model == "mlp" ? mlp_workload(shape, random, world.device(), unfilled)
                               : llama_workload(shape, random, world.device(), unfilled);
+}
+
+void draw_whole(const Workload& work, at::Device device) {
+  for (const at::Tensor& parameter : work.module->parameters()) {
+    if (!shard::deferred::is_deferred(parameter)) continue;  // the other of a tied pair
+    shard::set_key(parameter, false);
+    shard::become(parameter, at::empty(parameter.sizes(), parameter.options().device(device)));
+  }
+  work.module->apply(work.draw);
 }
 
 Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,

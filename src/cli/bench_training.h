@@ -56,9 +56,12 @@ struct Workload {
   std::function<void(torch::nn::Module& one)> draw;  // … and this draws a module's own
 };
 
-// Weights are drawn on the CPU, as the peer draws them with --init cpu; that is half a minute for
-// the largest. `unfilled`: shard_workload draws them on the device.
+// Weights are drawn on the CPU, which is half a minute for the largest. `unfilled`: shard_workload
+// draws them on the device. The peer has the same with that --init.
 Workload make_workload(const Shape& shape, const World& world, bool unfilled = false);
+
+// What shard_workload does to an unfilled one, without sharding it.
+void draw_whole(const Workload& work, at::Device device);
 
 // fully_shard with the workload's units, and with activations as `fsdp train` treats them.
 Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,
