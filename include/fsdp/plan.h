@@ -203,12 +203,13 @@ struct WorldChoice {
   int64_t largest_batch = 0;  // with the settings asked for; 0: they do not fit
   int settings = 0;           // that were looked at
   int fitting = 0;            // of these, with one sample
+  bool host_lacks = false;    // some would fit, but for the memory of the host
   PlanChoice fastest;         // of these; its largest_batch is 0 where nothing fits
 };
 
 // A row for each of `options`, which differ in .world. One sample is planned for every setting and
-// world; how much more each further sample takes is known from the first world. What seems the
-// fastest then is planned as it is.
+// world; how much more each further sample takes is known from the first world. The few that seem
+// the fastest then are planned as they are.
 std::vector<WorldChoice> survey_worlds(const PlanModel& model,
                                        const std::vector<PlanOptions>& options,
                                        const SurveyOptions& survey = {});

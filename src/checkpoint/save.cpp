@@ -279,6 +279,20 @@ void prepare_async(const Sharded& sharded, const Optimizer* optimizer) {
   if (!saver->busy()) saver->reserve(Staging::size_of(plan_save(*model, optimizer, {})));
 }
 
+static void copy_to_host(Staging& staging, SavePlan& plan, const std::filesystem::path& name) {
+  try {
+    staging.take(plan);
+  } catch (const c10::Error& problem) {
+    const std::string what = problem.what_without_backtrace();
+    if (what.find("memory") == std::string::npos) throw;
+    throw Error(
+        name.string() +
+            ": no copy of it can be made in host memory: " + what.substr(0, what.find('\n')),
+        "save without one (checkpoint.async = false, or checkpoint::save), or give the host "
+        "more memory.");
+  }
+}
+
 AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
                      const Optimizer* optimizer, const SaveOptions& options) {
   const auto begun = Clock::now();
@@ -300,7 +314,7 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   try {
     together(save.world, save.label() + ": copy", [&] {
       plan = plan_save(*model, optimizer, options);
-      saver->staging.take(plan);
+      copy_to_host(saver->staging, plan, save.name);
     });
   } catch (...) {
     if (save.world.rank() == 0) drop_partial(save.name);

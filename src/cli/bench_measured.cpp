@@ -68,16 +68,26 @@ void measure_one(Starts& starts, const BenchRow& row, Measured& one, int round) 
 
 }  // namespace
 
-double Measured::value(const char* field) const {
+const Json* Measured::line() const {
   std::vector<const Json*> order;
   for (const Json& line : rounds) order.push_back(&line);
-  if (order.empty()) return std::nan("");
+  if (order.empty()) return nullptr;
   std::sort(order.begin(), order.end(), [](const Json* a, const Json* b) {
     return (*a)["step_ms"].get<double>() < (*b)["step_ms"].get<double>();
   });
-  const Json& middle = *order[order.size() / 2];
-  return middle.contains(field) && middle[field].is_number() ? middle[field].get<double>()
-                                                             : std::nan("");
+  return order[order.size() / 2];
+}
+
+double Measured::value(const char* field) const {
+  const Json* middle = line();
+  if (!middle || !middle->contains(field) || !(*middle)[field].is_number()) return std::nan("");
+  return (*middle)[field].get<double>();
+}
+
+std::vector<double> Measured::losses() const {
+  const Json* middle = line();
+  if (!middle || !middle->contains("losses")) return {};
+  return (*middle)["losses"].get<std::vector<double>>();
 }
 
 Measured measured(std::string who, std::string title, std::vector<std::string> program) {
@@ -123,6 +133,15 @@ bool measure(Starts& starts, std::vector<RowResult>& rows, int rounds) {
       well = well && (one.who == "peer" || one.failure.empty());
   }
   return well;
+}
+
+double apart(const Measured& one, const Measured* peer) {
+  const std::vector<double> mine = one.losses();
+  const std::vector<double> theirs = peer ? peer->losses() : std::vector<double>();
+  if (mine.empty() || mine.size() != theirs.size()) return std::nan("");
+  double most = 0;
+  for (size_t i = 0; i < mine.size(); ++i) most = std::max(most, std::abs(mine[i] - theirs[i]));
+  return most / std::abs(theirs.front());
 }
 
 void compare_losses(const RowResult& result, std::vector<std::string>& notes) {

@@ -25,8 +25,9 @@ struct Measured {
   std::vector<Json> rounds = {};  // what each printed
   std::string failure = "";       // where a round did not end well
 
-  // Of the round with the median time; NaN where there is none.
-  double value(const char* field) const;
+  const Json* line() const;               // of the round with the median time; null: none
+  double value(const char* field) const;  // in it; NaN where there is none
+  std::vector<double> losses() const;     // of its steps
   double ms() const { return value("step_ms"); }
 };
 
@@ -55,6 +56,10 @@ Starts starts(const std::string& device, int threads, int limit_s, const std::st
 // Measures all of `rows` in turn, as often as `rounds` says, unless it is known. What fails keeps
 // its reason and is not started again. False where one of ours failed.
 bool measure(Starts& starts, std::vector<RowResult>& rows, int rounds);
+
+// The most that a step's loss is apart from the peer's, as a part of the first one: how near the
+// two curves are. NaN: not known.
+double apart(const Measured& one, const Measured* peer);
 
 // Losses that are more than 1 % apart from the peer's, at the beginning or at the end (and a bit,
 // where nothing is left of them): warned of, and added to `notes`.

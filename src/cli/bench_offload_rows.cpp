@@ -104,7 +104,8 @@ Table steps_table() {
                 {"goal_gb", "goal GB"},
                 {"host_gb", "host GB"},
                 {"first_loss", "first loss"},
-                {"last_loss", "last loss"}});
+                {"last_loss", "last loss"},
+                {"apart_percent", "apart %"}});
 }
 
 void add_rows(Table& table, Table& parts, const RowResult& result) {
@@ -128,7 +129,8 @@ void add_rows(Table& table, Table& parts, const RowResult& result) {
                optional_cell(ours, maybe(one.value("planned_mb") / 1000, 2)),
                optional_cell(goal_gb > 0, number(goal_gb, 1)),
                maybe(one.value("host_bytes") / (1 << 20) / 1000, 2), maybe(one.value("loss0"), 4),
-               maybe(one.value("loss"), 4)});
+               maybe(one.value("loss"), 4),
+               optional_cell(ours, maybe(apart(one, result.peer()) * 100, 2))});
     if (ours && !one.rounds.empty()) add_parts(parts, row.title, one.who, one.rounds.front());
   }
 }
@@ -159,6 +161,10 @@ std::vector<std::string> explanations(const OffloadBench& options,
             "warm-up, "
             "FSDP2's without; planned GB: what `fsdp plan` expects there. host GB: what the engine "
             "holds in host memory.");
+  notes.push_back(
+      "apart %: the most that the loss of a step, of all that were taken, is away from FSDP2's, as "
+      "a "
+      "part of the first one.");
   notes.push_back(
       "The parts are those of as many steps more, under the profiler, which costs time itself; "
       "every moment counts for the first of them that was going on.");

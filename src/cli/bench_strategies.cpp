@@ -72,7 +72,7 @@ int run_worker(const Options& options) {
   Timing timing = time_steps({work.loss, clip, update}, options.warmup, options.steps, world);
   Traffic sent = sharded.traffic();
 
-  Json line = {{"step_ms", timing.step * 1e3}, {"loss", timing.last_loss}};
+  Json line = {{"step_ms", timing.step * 1e3}, {"loss", timing.losses.back()}};
   auto add = [&](const char* key, int64_t bytes) { line[key] = largest(bytes, world); };
   add("parameters", memory.parameters);
   add("gathered_from", memory.gathered_from);

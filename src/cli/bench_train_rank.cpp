@@ -175,26 +175,22 @@ struct WholeSteps {
 };
 
 Json time_whole_steps(const TrainBench& options, const WholeSteps& whole, const World& world) {
-  std::vector<double> times, issued;
-  double first_loss = 0;
-  at::Tensor loss;
-  auto loss_of_all = [&] {
-    return whole.of_all_ranks ? loss.item<double>() : mean_over_ranks(loss, world);
-  };
+  std::vector<double> times, issued, losses;
   for (int i = -options.warmup; i < options.steps; ++i) {
     if (i + options.warmup == whole.settled) train::reset_peak_memory(world.device());
     if (i == 0) world.comm().barrier();
     auto start = steady_clock::now();
     auto since = [&] { return std::chrono::duration<double>(steady_clock::now() - start).count(); };
-    loss = whole.step();
+    at::Tensor loss = whole.step();
     double host = since();
     train::synchronize(world.device());
     double all = since();
-    if (i == -options.warmup) first_loss = loss_of_all();
+    losses.push_back(loss.item<double>());
     if (i < 0) continue;
     times.push_back(all);
     issued.push_back(host);
   }
+  if (!whole.of_all_ranks) losses = means_over_ranks(losses, world);
   double step = median(times), tokens = static_cast<double>(tokens_of(options.shape));
   double flops = flops_of(options.shape);
   Json line = {{"ours", options.worker},
@@ -205,11 +201,10 @@ Json time_whole_steps(const TrainBench& options, const WholeSteps& whole, const 
                {"cpu_issue_ms", median(issued) * 1e3},
                {"tok_s_rank", tokens / step},
                {"tflops_rank", flops / step / 1e12},
-               {"loss0", first_loss},
-               {"loss", loss_of_all()},
                {"peak_alloc_mb", train::peak_memory_mb(world.device())},
                {"peak_reserved_mb", peak_reserved_mb(world.device())},
                {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
+  line.update(losses_of(losses));
   if (!world.device().is_cpu()) {
     line["gpu"] = train::device_name(world.device());
     int there = c10::impl::VirtualGuardImpl(world.device().type()).deviceCount();

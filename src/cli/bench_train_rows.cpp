@@ -126,7 +126,8 @@ Table empty_table() {
                 {"planned_gb", "planned GB"},
                 {"goal_gb", "goal GB"},
                 {"first_loss", "first loss"},
-                {"last_loss", "last loss"}});
+                {"last_loss", "last loss"},
+                {"apart_percent", "apart %"}});
 }
 
 void add_rows(Table& table, const RowResult& result) {
@@ -163,7 +164,8 @@ void add_rows(Table& table, const RowResult& result) {
          against(peak_gb, goal_gb, 2),
          optional_cell(is_ours, maybe(one.value("planned_mb") / 1000, 2)),
          goal_gb > 0 ? number(goal_gb, 1) : Cell{nullptr, ""}, maybe(one.value("loss0"), 4),
-         maybe(one.value("loss"), 4)});
+         maybe(one.value("loss"), 4),
+         optional_cell(one.who != "peer", maybe(apart(one, result.peer()) * 100, 2))});
   }
 }
 
@@ -226,6 +228,10 @@ std::vector<std::string> explanations(const TrainBench& options,
       "peak GB: the most that the allocator had given out, after warm-up, MiB / 1000; of a graph, "
       "from just before it is captured. planned GB: what `fsdp plan` expects there, of eager "
       "steps; on the CPU peak GB is the whole process, and the plan is of tensors alone.");
+  notes.push_back(
+      "apart %: the most that the loss of a step, of all that were taken, is away from FSDP2's, as "
+      "a "
+      "part of the first one.");
   if (bf16 && options.grad_dtype.empty())
     notes.push_back(
         std::string("gradients of bf16 rows on a GPU: bf16 as the matrix products give them where "

@@ -111,9 +111,10 @@ Workload mlp_workload(const Shape& shape, const at::Generator& random, at::Devic
           .inputs = {x, targets},
           .loss_of = loss,
           .unfilled = unfilled,
-          .draw = [](torch::nn::Module& one) {
-            if (auto* linear = one.as<torch::nn::LinearImpl>()) linear->reset_parameters();
-          }};
+          .draw =
+              [](torch::nn::Module& one) {
+                if (auto* linear = one.as<torch::nn::LinearImpl>()) linear->reset_parameters();
+              }};
 }
 
 PlanModel plan_model_of(const Shape& shape) {
@@ -309,16 +310,17 @@ MixedPrecision row_precision(const Shape& shape, const World& world,
   return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16, .grad_dtype = at::kBFloat16};
 }
 
-double mean_over_ranks(const at::Tensor& loss, const World& world) {
-  at::Tensor sum = loss.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
-  if (world.size() > 1) world.comm().all_reduce(sum, ReduceOp::SUM);
-  return sum.item<double>() / world.size();
+std::vector<double> means_over_ranks(const std::vector<double>& values, const World& world) {
+  if (world.size() == 1) return values;
+  at::Tensor sums = at::tensor(values, at::kDouble).to(world.device());
+  world.comm().all_reduce(sums, ReduceOp::SUM);
+  sums = sums.div_(world.size()).cpu();
+  return {sums.const_data_ptr<double>(), sums.const_data_ptr<double>() + sums.numel()};
 }
 
 Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
   std::vector<double> whole, forward, backward, clip, update;
   Timing timing;
-  at::Tensor loss;
   for (int i = -warmup; i < steps; ++i) {
     if (i == 0) {
       train::synchronize(world.device());
@@ -329,7 +331,7 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
     auto mark = [&] {
       at.push_back(std::chrono::duration<double>(steady_clock::now() - start).count());
     };
-    loss = step.forward();
+    at::Tensor loss = step.forward();
     mark();
     loss.backward();
     mark();
@@ -339,7 +341,7 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
     mark();
     train::synchronize(world.device());
     mark();
-    if (i == -warmup) timing.first_loss = mean_over_ranks(loss, world);
+    timing.losses.push_back(loss.item<double>());
     if (i < 0) continue;
     forward.push_back(at[0]);
     backward.push_back(at[1] - at[0]);
@@ -347,7 +349,7 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
     update.push_back(at[3] - at[2]);
     whole.push_back(at[4]);
   }
-  timing.last_loss = mean_over_ranks(loss, world);
+  timing.losses = means_over_ranks(timing.losses, world);
   timing.step = median(whole);
   timing.forward = median(forward);
   timing.backward = median(backward);
@@ -357,14 +359,19 @@ Timing time_steps(const Step& step, int warmup, int steps, const World& world) {
 }
 
 Json line_of(const Timing& timing) {
-  return {{"step_ms", timing.step * 1e3},
-          {"forward_ms", timing.forward * 1e3},
-          {"backward_ms", timing.backward * 1e3},
-          {"clip_ms", timing.clip * 1e3},
-          {"update_ms", timing.update * 1e3},
-          {"loss0", timing.first_loss},
-          {"loss", timing.last_loss},
-          {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
+  Json line = {
+      {"step_ms", timing.step * 1e3},         {"forward_ms", timing.forward * 1e3},
+      {"backward_ms", timing.backward * 1e3}, {"clip_ms", timing.clip * 1e3},
+      {"update_ms", timing.update * 1e3},     {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
+  line.update(losses_of(timing.losses));
+  return line;
+}
+
+Json losses_of(std::vector<double> of_steps) {
+  Json line = {{"loss0", of_steps.front()}, {"loss", of_steps.back()}};
+  for (double& loss : of_steps) loss = std::round(loss * 1e4) / 1e4;  // as the peer prints them
+  line["losses"] = of_steps;
+  return line;
 }
 
 double median(std::vector<double> values) {

@@ -90,13 +90,15 @@ struct Step {
 // work in it; the parts are how long the host took to give it its orders.
 struct Timing {
   double step = 0, forward = 0, backward = 0, clip = 0, update = 0;
-  double first_loss = 0, last_loss = 0;
+  std::vector<double> losses;  // of all steps, warm-up too; the mean of all ranks
 };
 
 Timing time_steps(const Step& step, int warmup, int steps, const World& world);
 
-double mean_over_ranks(const at::Tensor& loss, const World& world);  // who have different data
-Json line_of(const Timing& timing);                                  // what a rank prints of it
+// Of one number each, whose data differ.
+std::vector<double> means_over_ranks(const std::vector<double>& values, const World& world);
+Json line_of(const Timing& timing);            // what a rank prints of it
+Json losses_of(std::vector<double> of_steps);  // the part of it that tells how training went
 
 double median(std::vector<double> values);
 

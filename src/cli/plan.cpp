@@ -88,7 +88,8 @@ int plan_worlds(const Flags& flags, const train::Config& config, const Gpu& gpu,
   if (flags.json) return 0;
   auto fits = [](const WorldChoice& row) { return row.fitting > 0; };
   if (std::none_of(rows.begin(), rows.end(), fits))
-    std::cout << "\nNothing fits: use more ranks, or GPUs with more memory (--gpu).\n";
+    std::cout << nothing_fits(std::any_of(rows.begin(), rows.end(),
+                                          [](const WorldChoice& row) { return row.host_lacks; }));
   else
     std::cout << "\n\"As asked\" is the config as it is, the rest is the fastest of all settings. "
                  "--world with one number shows each of them.\n";
@@ -110,6 +111,7 @@ int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, 
   Plan asked = plan(of.model, of.options);
   if (flags.json) {
     print_kinds(asked);
+    print_verdict(asked, of.tokens_per_sample);
   } else {
     std::cout << of.title << "\n"
               << world << (world == 1 ? " rank on " : " ranks on ") << gpu_text(gpu) << ", "
@@ -125,8 +127,11 @@ int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, 
   std::vector<PlanChoice> choices = survey(of.model, of.options, train::survey_options());
   print_choices(choices, of.tokens_per_sample, flags.json);
   auto fits = [](const PlanChoice& choice) { return choice.largest_batch > 0; };
+  auto fits_gpu = [&](const PlanChoice& choice) {
+    return choice.plan.memory.total() <= gpu.memory;
+  };
   if (!flags.json && std::none_of(choices.begin(), choices.end(), fits))
-    std::cout << "\nNothing fits: use more ranks (--world), or GPUs with more memory (--gpu).\n";
+    std::cout << nothing_fits(std::any_of(choices.begin(), choices.end(), fits_gpu));
   return 0;
 }
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "base/table.h"
 #include "fsdp/error.h"
@@ -169,6 +170,32 @@ void print_kinds(const Plan& plan) {
   add("host", memory.host);
   add("disk", memory.disk);
   table.print(std::cout, /*json=*/true);
+}
+
+void print_verdict(const Plan& plan, int64_t tokens_per_sample) {
+  const double seconds = plan.time.total();
+  const nlohmann::ordered_json verdict = {
+      {"fits", plan.fits},
+      {"bytes", plan.memory.total()},
+      {"peak_bytes", plan.memory.peak()},
+      {"micro_batch", plan.batch},
+      {"step_ms", 1e3 * seconds},
+      {"compute_ms", 1e3 * plan.time.compute},
+      {"communication_ms", 1e3 * plan.time.communication},
+      {"exposed_ms", 1e3 * plan.time.exposed},
+      {"optimizer_ms", 1e3 * plan.time.optimizer},
+      {"offload_ms", 1e3 * plan.time.offload},
+      {"tokens_per_second",
+       seconds > 0 ? static_cast<double>(plan.samples * tokens_per_sample) / seconds : 0},
+      {"advice", plan.advice}};
+  std::cout << verdict.dump() << "\n";
+}
+
+std::string nothing_fits(bool host_lacks) {
+  return host_lacks
+             ? "\nNothing fits: GPUs have room for what is offloaded then, but hosts have not. "
+               "Use hosts with more memory (--host-memory), or more of them.\n"
+             : "\nNothing fits: use more ranks (--world), or GPUs with more memory (--gpu).\n";
 }
 
 }  // namespace fsdp::cli

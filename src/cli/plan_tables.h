@@ -19,8 +19,12 @@ void print_choices(const std::vector<PlanChoice>& choices, int64_t tokens_per_sa
 // One row a world: how much fits there, and what is the fastest.
 void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sample, bool json);
 
-// The kinds of memory, for programs.
+// The kinds of memory, and what comes of them, for programs.
 void print_kinds(const Plan& plan);
+void print_verdict(const Plan& plan, int64_t tokens_per_sample);
+
+// `host_lacks`: GPUs would do, with what is offloaded.
+std::string nothing_fits(bool host_lacks);
 
 std::string lower(std::string text);
 

@@ -41,14 +41,15 @@ int allocate(int descriptor, int64_t bytes) {
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       limit.rlim_cur < static_cast<rlim_t>(bytes))
     return EFBIG;
+  // Some file systems give out all that is left before they say that it is too little, and others
+  // would find no room for that long.
+  if (free_bytes(descriptor) < bytes) return ENOSPC;
   int result = 0;
   do {
     result = ::fallocate(descriptor, 0, 0, bytes);
   } while (result < 0 && errno == EINTR);
   if (result == 0) return 0;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-  // Some network file systems cannot. Then the best that can be done is to look.
-  if (free_bytes(descriptor) < bytes) return ENOSPC;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;  // some network file systems cannot
   return ::ftruncate(descriptor, bytes) == 0 ? 0 : errno;
 }
 
@@ -105,7 +106,8 @@ void ScratchFile::reserve() const {
   if (code == EFBIG)
     throw Error(wanted + "files may not become so large.",
                 "raise the limit (ulimit -f unlimited), or use a file system for large files.");
-  throw Error(wanted + words(code) + "; " + sized(free_bytes(descriptor_)) + " are free.",
+  throw Error(wanted + words(code) + "; " + sized(free_bytes(descriptor_)) +
+                  " are free, for all ranks that use it.",
               "make room, choose a directory on a larger disk, or offload a smaller part "
               "(Offload::fraction).");
 }

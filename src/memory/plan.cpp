@@ -51,11 +51,12 @@ PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
 }
 
 // Of what is on a disk, in memory: units that are read, updated and written (shard/on_disk.cpp).
+// More than all of it where a few units are most of the model.
 double buffered_share(const memory::DryRun& run) {
-  constexpr double kUnits = 3;
+  const auto buffers = static_cast<double>(std::min<size_t>(3, 1 + run.units.size()));
   int64_t largest = 0;
   for (const auto& unit : run.units) largest = std::max(largest, unit.numel);
-  return std::min(1.0, kUnits * double(largest) / double(std::max<int64_t>(1, run.parameters)));
+  return buffers * double(largest) / double(std::max<int64_t>(1, run.parameters));
 }
 
 // As the engine does it (shard/offload.h): gradients leave with what is updated, and the host has
@@ -153,7 +154,7 @@ std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
         "(FULL_SHARD).");
   } else if (!plan.fits) {
     auto without = plan.memory;
-    without.activations = without.logits = without.temporaries = 0;
+    without.activations = without.logits = without.temporaries = without.fragmentation = 0;
     bool ever = without.total() <= options.gpu->memory;
     advice.push_back(
         "a micro-batch of " + std::to_string(options.batch) +
@@ -176,8 +177,10 @@ bool memory::lacks_host_memory(const PlannedMemory& memory, const PlanOptions& o
 Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
   // What is offloaded may move the moment of the peak.
   PlannedMemory most, before;
+  int64_t all_here = 0;  // at the peak, were nothing offloaded
   for (const Sample& sample : run.samples) {
     PlannedMemory kinds = kinds_of(run, sample, options), here = kinds;
+    all_here = std::max(all_here, here.peak());
     add_buffers(kinds, run, options);
     move_to_host(kinds, run, options.shard.offload);
     before.gradients = std::max(before.gradients, here.gradients);
@@ -190,6 +193,10 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
     most.host = host;
     most.disk = disk;
   }
+  // The dry run placed in memory what is offloaded, too. What is left is torn as much, not more.
+  if (most.peak() < all_here)
+    most.fragmentation = share_of(most.fragmentation,
+                                  static_cast<double>(most.peak()) / static_cast<double>(all_here));
   // Samples are taken before the next allocation, when what was made last may be gone again.
   int64_t seen = 0;
   for (const Sample& sample : run.samples) seen = std::max(seen, sample.live);

@@ -116,9 +116,12 @@ class OneSample {
       runs_;
 };
 
-// Looks at every setting with one sample. row.fastest is a guess afterwards.
-void look_at_all(const PlanModel& model, OneSample& one_sample, const PlanOptions& options,
-                 const SurveyOptions& survey, Slopes& slopes, WorldChoice& row) {
+// Looks at every setting with one sample, and guesses how fast those that fit would be with more:
+// the fastest comes first.
+std::vector<PlanChoice> guesses(const PlanModel& model, OneSample& one_sample,
+                                const PlanOptions& options, const SurveyOptions& survey,
+                                Slopes& slopes, WorldChoice& row) {
+  std::vector<PlanChoice> all;
   for (PlanOptions& chosen : runs_of(options, survey)) {
     const DryRun& run = one_sample(chosen);
     Slope& slope = slopes[chosen.recompute];
@@ -129,18 +132,42 @@ void look_at_all(const PlanModel& model, OneSample& one_sample, const PlanOption
       one.batch = 1;
       PlanChoice choice = choice_of(chosen, {1, memory::plan_from(run, one)});
       ++row.settings;
+      row.host_lacks |= !choice.plan.fits && choice.plan.memory.total() <= options.gpu->memory;
       if (!choice.plan.fits) continue;
       ++row.fitting;
       if (slope.bytes == 0) {
         AtBatch at_batch(model);
         find_largest(at_batch, chosen, slope);
       }
-      choice = stretched(std::move(choice), options, slope);
-      if (row.fastest.largest_batch == 0 ||
-          choice.samples_per_second() > row.fastest.samples_per_second())
-        row.fastest = std::move(choice);
+      all.push_back(stretched(std::move(choice), options, slope));
     }
   }
+  std::stable_sort(all.begin(), all.end(), [](const PlanChoice& a, const PlanChoice& b) {
+    return a.samples_per_second() > b.samples_per_second();
+  });
+  return all;
+}
+
+// Plans the best of them as they are, and says which is the fastest.
+PlanChoice fastest_of(const PlanModel& model, const std::vector<PlanChoice>& guessed,
+                      const PlanOptions& options, Slopes& slopes) {
+  constexpr size_t kLookedAt = 4;  // guesses are off by more where little fits
+  PlanChoice fastest;
+  std::map<std::pair<ShardingStrategy, PlanRecompute>, AtBatch> runs;
+  for (size_t i = 0; i < std::min(kLookedAt, guessed.size()); ++i) {
+    PlanOptions chosen = options;
+    chosen.shard.strategy = guessed[i].strategy;
+    chosen.recompute = guessed[i].recompute;
+    chosen.shard.offload = guessed[i].offload;
+    AtBatch& at_batch =
+        runs.try_emplace({chosen.shard.strategy, chosen.recompute}, model).first->second;
+    PlanChoice planned =
+        choice_of(chosen, find_largest(at_batch, chosen, slopes[chosen.recompute]));
+    if (planned.largest_batch > 0 && planned.samples_per_second() > fastest.samples_per_second())
+      fastest = std::move(planned);
+  }
+  fastest.fastest = fastest.largest_batch > 0;
+  return fastest;
 }
 
 }  // namespace
@@ -224,16 +251,8 @@ std::vector<WorldChoice> survey_worlds(const PlanModel& model,
     WorldChoice row{.world = options.world};
     AtBatch asked(model);
     row.largest_batch = find_largest(asked, options, slopes[options.recompute]).batch;
-    look_at_all(model, one_sample, options, survey, slopes, row);
-    if (row.fitting > 0) {
-      PlanOptions chosen = options;
-      chosen.shard.strategy = row.fastest.strategy;
-      chosen.recompute = row.fastest.recompute;
-      chosen.shard.offload = row.fastest.offload;
-      AtBatch at_batch(model);
-      row.fastest = choice_of(chosen, find_largest(at_batch, chosen, slopes[chosen.recompute]));
-      row.fastest.fastest = row.fastest.largest_batch > 0;
-    }
+    row.fastest = fastest_of(model, guesses(model, one_sample, options, survey, slopes, row),
+                             options, slopes);
     rows.push_back(std::move(row));
   }
   return rows;

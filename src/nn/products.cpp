@@ -44,10 +44,25 @@ bool all_wanted(const std::vector<const Target*>& targets) {
   return !targets.empty();
 }
 
+// Not is_alias_of, which reads pointers to data: a unit that is not gathered has none.
+bool in_one_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+}
+
+bool same_place(const at::Tensor& a, const at::Tensor& b) {
+  return in_one_storage(a, b) && a.storage_offset() == b.storage_offset();
+}
+
 std::vector<Opened> open_all(const std::vector<const Target*>& targets) {
   std::vector<Opened> opened(targets.size());
-  for (size_t i = 0; i < targets.size(); ++i)
-    if (targets[i]) opened[i] = targets[i]->open();
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (!targets[i]) continue;
+    opened[i] = targets[i]->open();
+    shard::Place& place = opened[i].place;
+    for (size_t j = 0; j < i; ++j)  // a weight that is there twice: the first one writes, then add
+      if (targets[j] && same_place(opened[j].place.gradient, place.gradient))
+        place.accumulate = true;
+  }
   return opened;
 }
 
@@ -75,7 +90,7 @@ at::Tensor joined(const Tensors& parts) {
   for (const at::Tensor& part : parts) {
     bool follows = part.is_contiguous() && part.dim() == first.dim() &&
                    part.sizes().slice(1) == first.sizes().slice(1) &&
-                   part.scalar_type() == first.scalar_type() && part.is_alias_of(first) &&
+                   part.scalar_type() == first.scalar_type() && in_one_storage(part, first) &&
                    part.storage_offset() == end;
     if (!follows) return {};
     rows += part.size(0);

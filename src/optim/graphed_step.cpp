@@ -231,12 +231,12 @@ bool GraphedStep::State::record(Shape& shape, const Inputs& like) {
     if (other->last) sibling = other->last.get();
   auto graph = [&](const std::function<void()>& work) {
     auto made = shard::make_step_graph(*model, sibling);
-    shard::RecordsStep here;
     made->record(work);
     sibling = made.get();
     return made;
   };
   try {
+    shard::RecordsStep here(*model);
     for (const at::Tensor& input : like)
       shape.inputs.push_back(
           input.defined()

@@ -1,6 +1,7 @@
 #include "shard/capture.h"
 
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <bit>
@@ -70,6 +71,24 @@ void give_up_all(Model& model) {
   model.give_up_all();
 }
 
+// What the host knows from before is no longer true when a graph is replayed: which copies of
+// parameters are as new as the shards, how many gradients are still to come.
+void forget_what_was(Model& model) {
+  std::lock_guard lock(model.mutex);
+  for (Flat* flat : model.flats()) {
+    flat->secondary_valid = false;
+    flat->expect_none();
+  }
+}
+
+void add_hooks(const at::Tensor& parameter, const std::function<void(uint64_t)>& add) {
+  add(torch::autograd::impl::hooks(parameter).size());
+  const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
+  if (!meta || !meta->cpp_hooks_list_) return;
+  for (const auto& hook : *meta->cpp_hooks_list_)
+    add(hook ? 2 : 1);  // of those removed, places stay
+}
+
 class CudaStepGraph : public StepGraph {
  public:
   CudaStepGraph(Model& model, const CudaStepGraph* sibling) : model_(model) {
@@ -91,7 +110,10 @@ class CudaStepGraph : public StepGraph {
 
 void CudaStepGraph::record(const std::function<void()>& work) {
   const auto models = registry::models();
-  for (const auto& model : models) give_up_all(*model);
+  for (const auto& model : models) {
+    give_up_all(*model);
+    forget_what_was(*model);
+  }
   // Timed events have no time in a graph.
   const bool measured = std::exchange(model_.stalls.on, false);
   const Traffic before = model_.traffic;
@@ -152,7 +174,7 @@ bool has_graphs(const Model& model) {
 void recover(Model& model) {
   model.forget_moments();  // they lie inside of it
   model.end_backward(/*failed=*/true);
-  model.zero_gradients(/*set_to_none=*/true);
+  if (!model.keeps_gradients) model.zero_gradients(/*set_to_none=*/true);
   give_up_all(model);
   model.forget_moments();
   for (const Backend& backend : backends_of(model))
@@ -161,11 +183,17 @@ void recover(Model& model) {
 
 static thread_local bool records_step = false;
 
-RecordsStep::RecordsStep() {
+RecordsStep::RecordsStep(Model& model) {
+  for (const auto& other : registry::models()) {
+    std::lock_guard lock(other->mutex);
+    other->keeps_gradients = other.get() != &model && has_gradients(*other);
+    if (!other->keeps_gradients) other->zero_gradients(/*set_to_none=*/true);
+  }
   records_step = true;
 }
 RecordsStep::~RecordsStep() {
   records_step = false;
+  for (const auto& other : registry::models()) other->keeps_gradients = false;
 }
 bool RecordsStep::now() {
   return records_step;
@@ -192,7 +220,10 @@ uint64_t state_of_recordings(const Model& model) {
     for (const auto& flat : unit->flats) {
       for (const at::Tensor* tensor : {&flat->shard, &flat->master, &flat->rest})
         add_place(*tensor);
-      for (const Parameter& parameter : flat->parameters()) add(parameter.handle.requires_grad());
+      for (const Parameter& parameter : flat->parameters()) {
+        add(parameter.handle.requires_grad());
+        add_hooks(parameter.handle, add);
+      }
     }
   }
   for (const auto& other : registry::models())  // while its own are held, steps are eager

@@ -39,10 +39,13 @@ bool has_graphs(const Model& model);
 // The seam for tests: what makes graphs instead, on the CPU too.
 extern std::function<std::unique_ptr<StepGraph>()> step_graphs_of_tests;
 
-// While alive, this thread's work is recorded, and what cannot be part of a graph may refuse.
+// While alive, this thread records the graphs of a step of `model`, and what cannot be part of them
+// may refuse. Gradients, and all memory that was taken for them before, are gone then: a graph
+// would go on writing to it. Other models keep the gradients that they have, and must not take
+// part.
 class RecordsStep {
  public:
-  RecordsStep();
+  explicit RecordsStep(Model& model);
   ~RecordsStep();
   RecordsStep(const RecordsStep&) = delete;
   RecordsStep& operator=(const RecordsStep&) = delete;
@@ -56,7 +59,7 @@ void recover(Model& model);
 bool must_be_eager(const Model& model);
 
 // Changes with whatever a recording took for granted beside its inputs: where shards and masters
-// are, what is trained, how gradients are reduced, which units somebody holds.
+// are, what is trained, how gradients are reduced and who watches them, which units somebody holds.
 uint64_t state_of_recordings(const Model& model);
 
 // The two ends of a step that is replayed: throws what went wrong in the background, gives up what

@@ -94,6 +94,11 @@ Flat::~Flat() {
   }
 }
 
+void Flat::expect_none() {
+  std::fill(expected.begin(), expected.end(), 0);
+  ++expectations;
+}
+
 int64_t Flat::full_bytes() const {
   return layout_.full_numel() * element(dtypes_.param);
 }

@@ -113,8 +113,10 @@ class Flat {
   std::vector<char> arrived;  // per parameter, in this backward
   std::vector<char> filled;   // per parameter: the slot holds something
   std::vector<int> expected;  // per parameter: gradients that layers of ours will write
-  std::vector<char> hooked;   // per parameter: hooks of the user's own must see its gradient
-  bool alone() const;         // no other rank has a part in its gradients
+  int64_t expectations = 0;   // ends of them: a layer's that is older counts no more
+  void expect_none();
+  std::vector<char> hooked;  // per parameter: hooks of the user's own must see its gradient
+  bool alone() const;        // no other rank has a part in its gradients
   at::ScalarType slot_dtype() const { return alone() ? grad_dtype() : dtypes_.reduce; }
   // The slot of a flat that is alone is what `grad` lies in.
   GradientSlot* own_slot();

@@ -25,7 +25,18 @@ Model& model_of(const std::shared_ptr<Unit>& unit) {
 void GradientRoute::expect() {
   auto unit = unit_.lock();
   std::lock_guard lock(model_of(unit).mutex);
-  ++unit->flats[flat_]->expected[parameter_];
+  Flat& flat = *unit->flats[flat_];
+  ++flat.expected[parameter_];
+  expects_ = since_ == flat.expectations ? expects_ + 1 : 1;
+  since_ = flat.expectations;
+}
+
+GradientRoute::~GradientRoute() {
+  auto unit = expects_ > 0 ? unit_.lock() : nullptr;
+  if (!unit || !unit->model) return;
+  std::lock_guard lock(unit->model->mutex);
+  Flat& flat = *unit->flats[flat_];
+  if (since_ == flat.expectations) flat.expected[parameter_] -= expects_;
 }
 
 Place GradientRoute::open() {
@@ -35,6 +46,7 @@ Place GradientRoute::open() {
 
 void GradientRoute::close() {
   auto unit = unit_.lock();
+  --expects_;
   model_of(unit).close_gradient(*unit->flats[flat_], parameter_);
 }
 

@@ -10,9 +10,10 @@
 //             route->close();                             // the last one of a unit starts its
 //             reduction and return an undefined gradient to autograd
 //
-// The weight must stay an input of the autograd node, so that the engine knows of the use. A
-// forward whose backward never comes delays the unit's reduction to the end of the next backward,
-// no more.
+// The weight must stay an input of the autograd node, so that the engine knows of the use. What a
+// forward expected is over when its route goes, or with the next backward: a forward whose backward
+// never comes delays the unit's reduction to the end of that one, and only while its graph is
+// alive.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -32,6 +33,9 @@ class GradientRoute : public torch::CustomClassHolder {
  public:
   GradientRoute(std::weak_ptr<Unit> unit, size_t flat, size_t parameter)
       : unit_(std::move(unit)), flat_(flat), parameter_(parameter) {}
+  ~GradientRoute() override;
+  GradientRoute(const GradientRoute&) = delete;
+  GradientRoute& operator=(const GradientRoute&) = delete;
 
   void expect();
   Place open();
@@ -40,6 +44,8 @@ class GradientRoute : public torch::CustomClassHolder {
  private:
   std::weak_ptr<Unit> unit_;
   size_t flat_, parameter_;
+  int expects_ = 0;    // that are in the flat's count …
+  int64_t since_ = 0;  // … if that is still of this time
 };
 
 // Null where the tensor is no sharded parameter of which a gradient is wanted (and where it is

@@ -126,7 +126,7 @@ void Model::end_backward(bool failed) {
   finish_reductions();
   show_memory();
   for (Flat* flat : flats()) {
-    std::fill(flat->expected.begin(), flat->expected.end(), 0);
+    flat->expect_none();
     if (flat->leaf.defined()) {
       flat->await_gradient();  // nobody tells when it is read
       flat->leaf.mutable_grad() = flat->grad;
@@ -151,6 +151,7 @@ void Model::end_backward(bool failed) {
 }
 
 void Model::drop_gradients() {
+  if (keeps_gradients) return;
   for (const auto& unit : units)
     if (stepped_early(*unit)) {
       log::warn(
@@ -161,14 +162,15 @@ void Model::drop_gradients() {
   end_early_updates();
   for (Flat* flat : flats()) {
     for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
-    if (flat->in_own_slot() && flat->grad.defined()) {
+    const bool brought = flat->home && std::exchange(flat->home->brought, false);
+    if (brought || (flat->in_own_slot() && flat->grad.defined())) {
       log::warn("unit \"" + flat->unit().name +
                 "\": a backward failed while it was adding to gradients of earlier ones; they are "
                 "dropped.");
       flat->grad.reset();
     }
     if (flat->slot) give_back(*flat);
-    std::fill(flat->expected.begin(), flat->expected.end(), 0);
+    flat->expect_none();
   }
 }
 
@@ -181,9 +183,19 @@ void Model::show_memory() {
 
 // --- one gradient ---
 
+// A recorded step would add to these gradients in each replay, long after they are gone.
+void Model::refuse_if_kept(const Flat& flat) const {
+  if (!keeps_gradients) return;
+  throw Error("unit \"" + flat.unit().name +
+                  "\": a step that is recorded as a graph adds to gradients that its model had "
+                  "before.",
+              "call zero_grad() of that model's optimizer before the step.");
+}
+
 void Model::gradient_arrived(Flat& flat, size_t parameter) {
   std::lock_guard lock(mutex);
   Unseen unseen;
+  refuse_if_kept(flat);
   at::Tensor handle = flat.parameters()[parameter].handle;
   at::Tensor gradient = handle.grad();
   handle.mutable_grad() = at::Tensor();
@@ -216,6 +228,7 @@ void Model::complete(Flat& flat, size_t parameter) {
 Place Model::open_gradient(Flat& flat, size_t parameter) {
   std::lock_guard lock(mutex);
   Unseen unseen;
+  refuse_if_kept(flat);
   if (!flat.slot) take_gradient_slot(flat);
   return {flat.gradient_view(parameter), flat.filled[parameter] != 0};
 }
@@ -277,6 +290,7 @@ void Model::take_gradient_slot(Flat& flat) {
   slot->taken = true;
   slot->last_use = ++uses_;
   flat.take(slot);
+  bring_gradient(flat);
   show_memory();
 }
 
@@ -390,6 +404,7 @@ void Model::zero_gradients(bool set_to_none) {
   end_early_updates();
   for (Flat* flat : flats()) {
     if (flat->slot) give_back(*flat);
+    if (flat->home) flat->home->brought = false;
     if (set_to_none) {
       flat->grad.reset();
       for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();

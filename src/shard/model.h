@@ -94,6 +94,7 @@ class Model : public std::enable_shared_from_this<Model> {
   at::Tensor bring(Flat& flat, const at::Tensor& full);
   // On a reduction's stream: adds a reduced gradient to the one in host memory, on its own stream.
   void send_home(Flat& flat, const at::Tensor& reduced);
+  void bring_gradient(Flat& flat);  // to the slot that it has just taken
   // The flat's shard, updated on the device, goes to `home` on the stream of its own.
   void send_shard_home(Flat& flat, const at::Tensor& home);
   void shard_changed(Flat& flat);             // copies of it elsewhere are out of date
@@ -109,6 +110,9 @@ class Model : public std::enable_shared_from_this<Model> {
   // --- CUDA graphs (capture.cpp) ---
   // Of what a recorded step depends on and nothing else shows: hooks, where an optimizer counts.
   uint64_t changes = 0;
+  // While another model's step is recorded: gradients of before are here, and the step must not add
+  // to them.
+  bool keeps_gradients = false;
   // Forgets every moment: what was recorded outside of a capture cannot be waited for inside of it,
   // nor the other way round. The device must be idle, or the caller wait for it.
   void forget_moments();
@@ -155,6 +159,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void check_handles(const Unit& unit, const char* when) const;
   void keep_secondary(Unit& unit);
   void complete(Flat& flat, size_t parameter);
+  void refuse_if_kept(const Flat& flat) const;
   bool stays(const Flat& flat) const;
   void take_gradient_slot(Flat& flat);
   void give_back(Flat& flat);

@@ -225,13 +225,14 @@ void Model::send_home(Flat& flat, const at::Tensor& reduced) {
     home.square_valid = true;
   };
   // Here where that can be: the norm then need not wait for copies.
-  bool as_it_is = !flat.grad.defined() && reduced.scalar_type() == flat.grad_dtype();
+  const bool added = flat.grad.defined() && !std::exchange(home.brought, false);
+  bool as_it_is = !added && reduced.scalar_type() == flat.grad_dtype();
   if (as_it_is) sum_up(reduced);
   leaving_.record(device);
   OnStream on(leave_stream_);
   leaving_.wait(device);
   at::Tensor value = reduced.to(flat.grad_dtype());
-  if (flat.grad.defined()) {
+  if (added) {
     // On the device, as without offload: the same sum, and nothing waits for it.
     value = at::empty_like(value);
     value.copy_(flat.grad, /*non_blocking=*/true);
@@ -246,6 +247,16 @@ void Model::send_home(Flat& flat, const at::Tensor& reduced) {
   home.left.record(device);
   home.arrival = ++arrivals_;
   left_.record(device);
+}
+
+// Of a flat that is alone: layers then add to it as they do where it never left, bit for bit.
+void Model::bring_gradient(Flat& flat) {
+  const bool added_later = reduce_hook || divide_factor > 0;
+  if (!flat.alone() || added_later || !gradient_at_home(flat) || !flat.grad.defined()) return;
+  flat.home->left.wait(device);
+  flat.slot_view().copy_(flat.grad, /*non_blocking=*/true);
+  std::fill(flat.filled.begin(), flat.filled.end(), 1);
+  flat.home->brought = true;
 }
 
 void Model::send_shard_home(Flat& flat, const at::Tensor& home) {

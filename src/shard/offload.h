@@ -97,11 +97,12 @@ struct Home {
   bool gradients = false;   // the gradient lies there
   bool optimizer = false;   // master and states do, and so the shard and the gradient
   bool pinned = true;
-  at::Tensor resident;  // [shard_numel] on the device, gathered from; undefined: the shard is
-                        // copied into its place of every gather
-  bool stale = true;    // the shard was written since `resident` was copied from it
-  Moment read;          // the device has read the shard
-  Moment left;          // the gradient has come to the host
+  at::Tensor resident;   // [shard_numel] on the device, gathered from; undefined: the shard is
+                         // copied into its place of every gather
+  bool stale = true;     // the shard was written since `resident` was copied from it
+  Moment read;           // the device has read the shard
+  Moment left;           // the gradient has come to the host
+  bool brought = false;  // … and was copied to the slot again, where the next ones are added
   // The sum of the gradient's squares, one float64 on the device. Not valid once the gradient is
   // changed on the host.
   at::Tensor square;

@@ -44,14 +44,18 @@ std::shared_ptr<Parked> make_parked(const Flat& flat, size_t states) {
         "fsdp: unit \"" + flat.unit().name +
             "\": this master or state is on the disk; ask for it again (optimizer.state, "
             "sharded.full_tensor) after each step."));
-  if (!made->has_master) return made;
-  // Its values stay in memory until the first update. The handle stays the same tensor.
-  made->memory[0] = master.alias();
-  const at::Tensor moved =
-      tensor_over(made->storages[0], master.scalar_type(), master.sizes(), master.strides(), 0);
-  point_at(*made->storages[0], made->memory[0].data_ptr());
-  become(master, moved);
   return made;
+}
+
+// Its values stay in memory until the first update. The handle stays the same tensor.
+void move_master(const Flat& flat, Parked& to) {
+  if (!to.has_master) return;
+  const at::Tensor& master = master_apart(flat);
+  to.memory[0] = master.alias();
+  const at::Tensor moved =
+      tensor_over(to.storages[0], master.scalar_type(), master.sizes(), master.strides(), 0);
+  point_at(*to.storages[0], to.memory[0].data_ptr());
+  become(master, moved);
 }
 
 // Room for every flat of the model that shall be on the disk and is not.
@@ -75,6 +79,7 @@ void park(Model& model, size_t states) {
     made[i]->store = store;
     made[i]->entry = static_cast<int>(i);
     flats[i]->home->parked = made[i];
+    move_master(*flats[i], *made[i]);  // not before there is room for it: that may throw
   }
 }
 

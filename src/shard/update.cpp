@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <set>
 
+#include "shard/capture.h"
 #include "shard/model.h"
 #include "shard/offload.h"
 #include "shard/on_disk.h"
@@ -36,7 +37,8 @@ void detach_optimizer(Model& model, const void* optimizer) {
 
 at::Tensor begin_update(Model& model) {
   std::lock_guard lock(model.mutex);
-  if (model.background) model.background->check();
+  // Ranks ask each other there, which no graph can; begin_replays does it for a recorded step.
+  if (model.background && !RecordsStep::now()) model.background->check();
   for (Flat* flat : model.flats())
     if (!updated_in_backward(*flat)) flat->await_update();
   model.early_update = nullptr;

@@ -30,5 +30,24 @@ TEST_F(GraphedCheckpoints, AreGoneOnFromWhereverTheyAreLoaded) {
   expect_same(recorded, train(false));
 }
 
+// Ranks ask each other how a save has ended, in a step of their own: not in one that is recorded.
+TEST_F(GraphedCheckpoints, AreSavedBehindAStepThatIsRecorded) {
+  const SharedFolder folder;
+  Plan plan{.model = "transformer", .steps = 8};
+  Trial trial(plan);
+  GraphedStep step = step_of(trial);
+  checkpoint::AsyncSave saving;
+  for (int i = 0; i < plan.steps; ++i) {
+    if (i == plan.step.warmup)
+      saving = checkpoint::save_async(folder.path() / "c", trial.sharded, trial.optimizer.get());
+    step(trial.inputs(i));
+  }
+  step.wait();
+  saving.wait();
+  EXPECT_TRUE(step.replayed()) << step.why_eager();
+  EXPECT_EQ(step.recordings(), 1);
+  EXPECT_EQ(checkpoint::latest(folder.path()), folder.path() / "c");
+}
+
 }  // namespace
 }  // namespace fsdp::testing

@@ -46,7 +46,7 @@ std::map<std::string, int64_t> kinds_of(Words arguments) {
   arguments.push_back("--no-survey");
   std::map<std::string, int64_t> kinds;
   for (const Json& row : rows_of(arguments))
-    kinds[row["kind"].get<std::string>()] = row["bytes"].get<int64_t>();
+    if (row.contains("kind")) kinds[row["kind"].get<std::string>()] = row["bytes"].get<int64_t>();
   return kinds;
 }
 

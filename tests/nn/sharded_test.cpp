@@ -2,8 +2,11 @@
 // the gradients that layers write into the units' buffers are those that autograd adds up.
 #include <torch/csrc/autograd/autograd.h>
 
+#include <numeric>
+
 #include "fsdp/nn.h"
 #include "nn/products.h"
+#include "shard/model.h"
 #include "shard/oracle.h"
 
 namespace fsdp::testing {
@@ -18,7 +21,8 @@ struct TwoHeadedImpl : torch::nn::Module {
     for (auto& p : fixed->parameters()) p.set_requires_grad(false);
   }
 
-  // Packed linears behind a norm, a weight that is used three times, and a frozen one.
+  // Packed linears behind a norm, a weight that is used three times, one that is packed with
+  // itself, and a frozen one.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& delta) {
     auto [both, sum] =
         layers::norm_linears(x, delta, norm->weight, norm->eps(), {left->weight, right->weight},
@@ -26,6 +30,11 @@ struct TwoHeadedImpl : torch::nn::Module {
     at::Tensor h = layers::swiglu_linear(both, again->weight);
     h = again(again(h).tanh());
     h = fixed(centre(h)) + layers::gelu_linear(h, twisted, {}, "tanh", layers::Lies::kInOut);
+    at::Tensor two =
+        layers::norm_linears(h, {}, norm->weight, norm->eps(), {both_of->weight, both_of->weight},
+                             {both_of->bias, both_of->bias})
+            .out;
+    h = h + two.narrow(-1, 0, kDim) * two.narrow(-1, kDim, kDim).tanh();
     return {sum, h};
   }
 
@@ -33,6 +42,7 @@ struct TwoHeadedImpl : torch::nn::Module {
   layers::Linear left = register_module("left", layers::Linear(kDim, kDim));
   layers::Linear right = register_module("right", layers::Linear(kDim, kDim));
   layers::Linear again = register_module("again", layers::Linear(kDim, kDim));
+  layers::Linear both_of = register_module("both_of", layers::Linear(kDim, kDim));
   layers::LayerNorm centre =
       register_module("centre", layers::LayerNorm(torch::nn::LayerNormOptions({kDim})));
   layers::Linear fixed = register_module("fixed", layers::Linear(kDim, kDim));
@@ -108,6 +118,35 @@ INSTANTIATE_TEST_SUITE_P(Memory, ShardedLayers,
 TEST_P(ShardedLayers, TrainAsTheUnshardedCopy) {
   SideBySide both(own(), options());
   both.train(4);
+}
+
+// Weights of one product that are in several units, of which some are not gathered yet.
+TEST_P(ShardedLayers, TrainWhereEachIsAUnit) {
+  ShardOptions each = options();
+  each.wrap = wrap::modules<layers::Linear>();
+  SideBySide both(own(), each);
+  both.train(3);
+}
+
+// Its reductions would come at the end of the next backward, all at once.
+TEST_P(ShardedLayers, ExpectNothingOfAForwardThatIsGone) {
+  SideBySide both(own(), options());
+  auto expected = [&] {
+    int all = 0;
+    for (const shard::Flat* flat : both.sharded().model()->flats())
+      all = std::accumulate(flat->expected.begin(), flat->expected.end(), all);
+    return all;
+  };
+  {
+    at::Tensor loss = both.mine().loss(both.batch(7, rank()));
+    EXPECT_GT(expected(), 0);
+    both.train(1);  // ends what was expected
+    EXPECT_EQ(expected(), 0);
+  }
+  EXPECT_EQ(expected(), 0);
+  both.mine().loss(both.batch(8, rank()));
+  EXPECT_EQ(expected(), 0);
+  both.train(2);
 }
 
 TEST_P(ShardedLayers, AccumulateWithoutCommunication) {

@@ -57,6 +57,7 @@ struct Plan {
   GraphedStepOptions step = {};
   int steps = 10;
   bool sgd = false;
+  ReshardAfterForward reshard = {};
   std::optional<Recompute> recompute = {};                       // of every unit
   std::function<void(Inputs& inputs, int step)> change = {};     // of this rank's inputs
   std::function<void(Built& model, int step)> between = {};      // after each step
@@ -82,6 +83,7 @@ class Trial {
     built = build_seeded(model_case_);
     sharded = fully_shard(built.module, ShardOptions{.wrap = model_case_.wrap,
                                                      .mixed_precision = plan.precision,
+                                                     .reshard_after_forward = plan.reshard,
                                                      .device = test_device()});
     if (plan.recompute)
       apply_activation_checkpointing(sharded,

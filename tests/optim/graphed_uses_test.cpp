@@ -76,6 +76,64 @@ TEST_F(GraphedSteps, FollowHowGradientsAreReduced) {
                   [](Trial& trial) { trial.sharded.set_gradient_divide_factor(3); });
 }
 
+TEST_F(GraphedSteps, FollowHooksOfParameters) {
+  expect_followed({.model = "transformer", .steps = 12}, [](Trial& trial) {
+    trial.built.parameters.front().second.register_hook([](const at::Tensor& g) { return g / 2; });
+  });
+}
+
+// A forward between steps leaves copies of parameters, and layers that expect a gradient. A replay
+// must not read the former, nor wait for the latter.
+TEST_F(GraphedSteps, TakeNothingFromAForwardBeforeThem) {
+  for (bool grad_mode : {false, true}) {
+    SCOPED_TRACE(grad_mode);
+    Plan plan{.model = "transformer"};
+    if (test_world().size() % 2 == 0) plan.reshard = 2;
+    plan.between = [&](Built& model, int) {
+      at::AutoGradMode mode(grad_mode);
+      model.loss(moved(model_case("transformer").batch(1000, rank()), test_device()));
+    };
+    Outcome recorded = graphed(plan);
+    EXPECT_TRUE(recorded.replayed) << recorded.why_eager;
+    expect_same(recorded, eager(plan));
+  }
+}
+
+// A step may use a model that somebody else trains. It adds to that one's gradients as an eager
+// step does, or, where they were zeroed before it, is recorded.
+TEST_F(GraphedSteps, LeaveGradientsOfOtherModelsToThem) {
+  if (!on_gpu()) GTEST_SKIP() << "nothing is recorded";
+  auto train = [](bool graph, bool zeroed) {
+    Plan plan{.model = "mlp", .steps = 8};
+    plan.step.graph = graph;
+    Trial trial(plan), other(plan);
+    GraphedStep step(
+        trial.sharded, *trial.optimizer,
+        [&](const Inputs& inputs) {
+          return trial.built.loss({0, inputs[0], inputs[1]}) +
+                 other.built.loss({0, inputs[0], inputs[1]});
+        },
+        plan.step);
+    other.built.loss(moved(model_case("mlp").batch(1000, rank()), test_device())).backward();
+    for (int i = 0; i < plan.steps; ++i) {
+      if (zeroed) other.optimizer->zero_grad();
+      step(trial.inputs(i));
+    }
+    step.wait();
+    EXPECT_EQ(step.replayed(), graph && zeroed) << step.why_eager();
+    EXPECT_EQ(contains(step.why_eager(), "gradients that its model had"), graph && !zeroed);
+    const std::string name = other.built.parameters.front().first;
+    at::Tensor gradient = zeroed ? at::zeros({1}) : other.sharded.full_grad(name).clone();
+    return std::pair(trial.finish({}), gradient);
+  };
+  for (bool zeroed : {false, true}) {
+    auto [recorded, its_gradient] = train(true, zeroed);
+    auto [eager, gradient] = train(false, zeroed);
+    expect_same(recorded, eager);
+    EXPECT_TRUE(at::equal(its_gradient, gradient));
+  }
+}
+
 TEST_F(GraphedSteps, FollowAnOptimizerThatCountsOnTheHostAgain) {
   if (!on_gpu()) GTEST_SKIP() << "it always does";
   expect_followed({.model = "mlp", .steps = 12},

@@ -5,6 +5,7 @@
 
 #include "fsdp/deferred_init.h"
 #include "fsdp/graphed_step.h"
+#include "fsdp/nn.h"
 #include "fsdp/optim.h"
 #include "optim/work_again.h"
 #include "shard/model.h"
@@ -64,6 +65,43 @@ TEST(OffloadedModels, LearnTheSameBits) {
     Offload some = kAll;
     some.fraction = 0.5;
     expect_same(trained(model, {.offload = some}), expected);
+  }
+}
+
+// Layers of ours add to a gradient in the product that makes it, which rounds otherwise than adding
+// products: a gradient that has left must come back for it.
+TEST(OffloadedModels, AccumulateTheSameBitsInLayersOfOurs) {
+  const auto train = [](Offload offload, bool quiet) {
+    torch::manual_seed(5);
+    torch::nn::Sequential model;
+    for (int i = 0; i < 3; ++i) model->push_back(nn::Linear(24, 24));
+    Sharded sharded = fully_shard(model, {.wrap = wrap::modules<nn::Linear>(),
+                                          .device = test_device(),
+                                          .offload = std::move(offload)});
+    AdamW optimizer(sharded, {.lr = 1e-2, .eps = 1e-3});
+    NamedTensors seen;
+    for (int step = 0; step < 3; ++step) {
+      for (int part = 0; part < 3; ++part) {
+        const auto no_sync = quiet && part == 1 ? sharded.no_sync() : nullptr;
+        torch::manual_seed(10 * step + part + rank());
+        model->forward(at::randn({8, 24}, test_device())).tanh().square().mean().backward();
+      }
+      seen.emplace_back("gradient", sharded.full_grad("1.weight").cpu());
+      seen.emplace_back("norm", sharded.clip_grad_norm_(0.1).cpu());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    for (const auto& item : model->named_parameters())
+      seen.emplace_back(item.key(), sharded.full_tensor(item.key()).cpu());
+    return seen;
+  };
+  for (bool quiet : {false, true}) {
+    SCOPED_TRACE(quiet);
+    const NamedTensors expected = train({}, quiet);
+    Offload some = kAll;
+    some.fraction = 0.5;
+    for (const Offload& offload : {Offload{.gradients = true}, kOptimizer, kAll, some})
+      expect_same(train(offload, quiet), expected);
   }
 }
 

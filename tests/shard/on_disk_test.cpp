@@ -176,6 +176,17 @@ TEST(OnDisk, AFullDiskIsSaidByTheFirstStep) {
   disk.model->forward(at::randn({4, kWidth}, test_device())).sum().backward();
   expect_error([&] { disk.optimizer->step(); }, {"no room", "free"});
   disk::set_seam(nullptr);
+  disk.optimizer->zero_grad();
+  // Nothing is lost: with room, training goes on as if it had always been there.
+  Training memory = start(in_memory());
+  for (int i = 0; i < 3; ++i) {
+    disk.step(i);
+    memory.step(i);
+  }
+  for (const auto& item : disk.model->named_parameters())
+    EXPECT_TRUE(
+        at::equal(disk.sharded.full_tensor(item.key()), memory.sharded.full_tensor(item.key())))
+        << item.key();
 }
 
 TEST(OnDisk, ADiskThatFailsIsSaidByALaterCallWithTheUnit) {
