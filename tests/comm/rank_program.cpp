@@ -215,6 +215,11 @@ void fault(const World& world, const std::string& kind, int victim) {
   at::Tensor data = at::ones({1000}, at::TensorOptions().device(world.device()));
   for (int i = 0; i < 3; ++i) comm.all_reduce(data, ReduceOp::MAX);
   comm.barrier();
+  // A rank may be past it while others are still in it, and it is not to be what fails.
+  const char* past = "past the barrier";
+  world.store()->add(past, 1);
+  while (world.rank() == victim && world.store()->add(past, 0) < world.size())
+    std::this_thread::yield();
   if (world.rank() == victim) {
     if (kind == "kill") raise(SIGKILL);
     if (kind == "stop") raise(SIGSTOP);
