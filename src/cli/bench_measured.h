@@ -73,6 +73,11 @@ Cell maybe(double value, int digits);                 // "-" for NaN
 Cell against(double value, double goal, int digits);  // green up to the goal, red above; 0: none
 Cell optional_cell(bool shown, const Cell& cell);     // nothing unless shown
 
+// A page must not look as if nobody had asked.
+constexpr const char* kWithoutPeer =
+    "FSDP2 was asked for and is not here: there was no python with torch (FSDP_TEST_PYTHON names "
+    "one).";
+
 // The table, its notes, and, where it is wanted, the page.
 struct Told {
   std::string device, heading;  // "Training", for the page

@@ -194,6 +194,7 @@ int run_offload_rows(const OffloadBench& given) {
                .notes = explanations(options, results),
                .json = options.json,
                .write = options.write};
+  if (options.peer && !python) told.notes.push_back(kWithoutPeer);
   for (const RowResult& result : results) {
     add_rows(steps, parts, result);
     compare_losses(result, told.notes);

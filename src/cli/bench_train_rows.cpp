@@ -317,7 +317,8 @@ int run_rows(const TrainBench& options) {
                .notes = explanations(options, results),
                .summary = stepped ? summary(results) : "",
                .json = options.json,
-               .write = options.write || (options.rows == "all" && options.peer)};
+               .write = options.write || (options.rows == "all" && options.peer && python)};
+  if (options.peer && !python) told.notes.push_back(kWithoutPeer);
   for (const RowResult& result : results) {
     add_rows(steps, result);
     compare_losses(result, told.notes);

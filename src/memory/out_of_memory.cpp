@@ -2,6 +2,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -25,9 +26,13 @@ std::string first_line(const std::exception& problem) {
   return text.size() > 300 ? text.substr(0, 300) + "…" : text;
 }
 
-// The most that the device's allocator has given out; 0 where nobody counts that (CPUs).
+// The most that the device's allocator has given out; on CPUs, where nobody counts that, the most
+// that the process has had.
 int64_t most_allocated(at::Device device) {
-  if (device.is_cpu()) return 0;
+  if (device.is_cpu()) {
+    rusage usage{};
+    return ::getrusage(RUSAGE_SELF, &usage) == 0 ? int64_t{usage.ru_maxrss} * 1024 : 0;
+  }
   auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
       .peak;
@@ -54,10 +59,13 @@ std::string held_by(const Sharded& sharded) {
   if (held.host > 0) text += " (of these " + size(held.host) + " in host memory)";
   // What went with the error is not there any more, but the allocator remembers.
   const int64_t ours = held.total() - held.host + held.activations;
-  if (allocated > ours)
-    text += "; the allocator gave out up to " + size(allocated) + ", the other " +
-            size(allocated - ours) + " for " +
-            (held.activations > 0 ? "temporaries" : "activations and temporaries");
+  if (allocated > ours) {
+    const bool cpu = sharded.model()->device.is_cpu();
+    text += (cpu ? "; the process had up to " : "; the allocator gave out up to ") +
+            size(allocated) + ", the other " + size(allocated - ours) + " for " +
+            (held.activations > 0 ? "temporaries" : "activations and temporaries") +
+            (cpu ? " and the program itself" : "");
+  }
   return text;
 }
 

@@ -54,6 +54,40 @@ bool has(const std::string& text, const std::string& word) {
   return text.find(word) != std::string::npos;
 }
 
+TEST(PlanCommand, AProgramLearnsWhetherItFits) {
+  const Json verdict = rows_of({"demo", "--world", "2", "--no-survey"}).back();
+  EXPECT_TRUE(verdict["fits"].get<bool>());
+  EXPECT_GT(verdict["bytes"], verdict["peak_bytes"]);
+  EXPECT_GT(verdict["step_ms"], 0);
+  EXPECT_GT(verdict["tokens_per_second"], 0);
+  EXPECT_TRUE(verdict["advice"].is_array());
+}
+
+TEST(PlanCommand, SaysWhenItIsTheHostsMemoryThatLacks) {
+  const Words asked = {"demo", "--no-survey", "--offload", "all", "--host-memory", "0.001"};
+  Words several = asked;
+  several.insert(several.end(), {"--world", "1,2"});
+  const Said said = plan(several);
+  EXPECT_TRUE(has(said.out, "hosts have not")) << said.out;
+  EXPECT_FALSE(has(said.out, "GPUs with more memory")) << said.out;
+}
+
+TEST(PlanCommand, TheFastestOfAWorldIsTheSameAmongOthersAndAlone) {
+  const Words model = {"gpt2-124m", "--gpu", "4", "--json"};
+  auto with = [&](const std::string& world) {
+    Words words = model;
+    words.insert(words.end(), {"--world", world});
+    return rows_of(words);
+  };
+  for (const Json& row : with("1,2,8")) {
+    double best = 0;
+    for (const Json& choice : with(std::to_string(row["world"].get<int>())))
+      if (choice.contains("fastest") && choice["fastest"].get<bool>())
+        best = choice["tokens_per_second"];
+    EXPECT_NEAR(row["tokens_per_second"].get<double>(), best, 1e-6 * best) << row;
+  }
+}
+
 TEST(PlanCommand, EveryKindIsThere) {
   auto kinds = kinds_of({"gpt2-124m", "--gpu", "h100", "--world", "8"});
   for (const char* kind :

@@ -432,8 +432,9 @@ TEST(OutOfMemory, TheErrorSaysWhatHeldItAndWhatHelps) {
     said = explain_out_of_memory(sharded, problem, subject.model, options).what();
   }
   counted().limit = std::numeric_limits<size_t>::max();
-  for (const char* word : {"can't allocate memory", "held:", "optimizer states", "planned:", "1. ",
-                           "2. ", "3. ", "--activations.mode", "--train.micro_batch 8", "saves"})
+  for (const char* word :
+       {"can't allocate memory", "held:", "optimizer states", "the process had", "planned:", "1. ",
+        "2. ", "3. ", "--activations.mode", "--train.micro_batch 8", "saves"})
     EXPECT_TRUE(contains(said, word)) << word << " in\n" << said;
   EXPECT_FALSE(contains(said, "4. "));
 }
