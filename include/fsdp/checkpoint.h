@@ -81,7 +81,8 @@ class AsyncSave {
 // from a GPU), which is kept for the next time. Writing goes on in a thread; the checkpoint is
 // there, and `latest` names it, when wait() returns. A failure is thrown by wait() and, if that
 // was not called, by the optimizer's next step() or the next save; if there is none, it is logged
-// when the model ends, which waits for the save. Collective, but only until it returns.
+// when the model ends, which waits for the save. Collective, but only until it returns. Where a
+// host has no memory for the copy, it is a save(), and a line says so.
 AsyncSave save_async(const std::filesystem::path& dir, const Sharded& model,
                      const Optimizer* optimizer, const SaveOptions& options = {});
 

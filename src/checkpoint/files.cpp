@@ -53,8 +53,7 @@ template <typename Call>
 auto change(const char* name, const Path& path, Call call) {
   decltype(call()) result;
   do {
-    const Seam test = seam;
-    errno = test ? test(name, path) : 0;
+    errno = ask_seam(name, path);
     result = errno == 0 ? call() : -1;
   } while (result < 0 && errno == EINTR);
   return result;
@@ -69,6 +68,11 @@ void change_or_fail(const char* name, const Path& path, Call call) {
 
 void set_seam(Seam fresh) {
   seam = fresh;
+}
+
+int ask_seam(const char* call, const Path& path) {
+  const Seam test = seam;
+  return test ? test(call, path) : 0;
 }
 
 // --- Output ---

@@ -18,10 +18,12 @@ namespace fsdp::checkpoint::files {
 
 using Path = std::filesystem::path;
 
-// A seam for tests: called before every system call that changes something on the disk. What it
-// returns is the errno that the call fails with; 0 lets it happen. Null: none.
+// A seam for tests: called before every system call that changes something on the disk, and before
+// a copy is made in host memory ("copy"). What it returns is the errno that the call fails with; 0
+// lets it happen. Null: none.
 using Seam = int (*)(const char* call, const Path& path);
 void set_seam(Seam seam);
+int ask_seam(const char* call, const Path& path);
 
 // A file that is written from its beginning to its end. Small pieces are collected, large ones are
 // written from where they lie. The disk begins with them at once, so that little is left to wait

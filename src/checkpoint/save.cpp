@@ -2,11 +2,13 @@
 // everybody has and the metadata, and gives the whole its name.
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
 
 #include "base/log.h"
+#include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/save_plan.h"
@@ -279,17 +281,15 @@ void prepare_async(const Sharded& sharded, const Optimizer* optimizer) {
   if (!saver->busy()) saver->reserve(Staging::size_of(plan_save(*model, optimizer, {})));
 }
 
-static void copy_to_host(Staging& staging, SavePlan& plan, const std::filesystem::path& name) {
+// False: there is no memory for it.
+static bool copy_to_host(Staging& staging, SavePlan& plan, const std::filesystem::path& name) {
+  if (files::ask_seam("copy", name) != 0) return false;
   try {
     staging.take(plan);
+    return true;
   } catch (const c10::Error& problem) {
-    const std::string what = problem.what_without_backtrace();
-    if (what.find("memory") == std::string::npos) throw;
-    throw Error(
-        name.string() +
-            ": no copy of it can be made in host memory: " + what.substr(0, what.find('\n')),
-        "save without one (checkpoint.async = false, or checkpoint::save), or give the host "
-        "more memory.");
+    if (!std::strstr(problem.what_without_backtrace(), "memory")) throw;
+    return false;
   }
 }
 
@@ -311,14 +311,32 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   shard::Unseen unseen;
   save.begin();
   SavePlan plan;
+  const auto planned = [&] { plan = plan_save(*model, optimizer, options); };
+  bool copied = true;
   try {
     together(save.world, save.label() + ": copy", [&] {
-      plan = plan_save(*model, optimizer, options);
-      copy_to_host(saver->staging, plan, save.name);
+      planned();
+      copied = copy_to_host(saver->staging, plan, save.name);
     });
+    copied = marks(save.world, save.label() + ": copied", copied ? 'y' : 'n').find('n') ==
+             std::string::npos;
+    if (!copied) {
+      plan = {};
+      saver->staging = {};
+      if (save.world.rank() == 0)
+        log::warn(
+            save.name.string() +
+            ": a host has no memory for the copy that would be written behind the training, so "
+            "that waits until it is on the disk (checkpoint.async = false always does).");
+      together(save.world, save.label() + ": plan", planned);
+    }
   } catch (...) {
     if (save.world.rank() == 0) drop_partial(save.name);
     throw;
+  }
+  if (!copied) {
+    save.finish(plan, by_collectives(save.world));
+    return {};
   }
   AsyncSave handle;
   handle.state_ = std::make_shared<AsyncSave::State>();

@@ -185,9 +185,10 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_flag("--no-survey", flags->no_survey,
                     "Only the config as it is, no table of others");
   command->add_option("--set", flags->set, "KEY=VALUE of the config; --KEY VALUE is the same");
-  command->add_flag(
-      "--json", flags->json,
-      "Kinds of memory, then settings (or a row for each world), one JSON object a line");
+  command->add_flag("--json", flags->json,
+                    "Kinds of memory, whether it fits and how long a step takes, then settings (or "
+                    "a row for each "
+                    "world): one JSON object a line");
   train::declare(*command, flags->line);
   command->callback([flags, &action] { action = [flags] { return run_plan(*flags); }; });
 }

@@ -119,6 +119,33 @@ TEST(Async, ASecondSaveWaitsOrIsRefused) {
 
 int failing_rank = 0;
 
+int no_memory(const char* call, const checkpoint::files::Path&) {
+  return std::string(call) == "copy" && rank() == failing_rank ? ENOMEM : 0;
+}
+
+TEST(Async, WithoutMemoryForTheCopyItIsAPlainSave) {
+  SharedFolder folder;
+  auto trained = make_trained("transformer", {});
+  trained.train(1);
+  const auto expected = snapshot(trained);
+  for (failing_rank = 0; failing_rank < world_size(); ++failing_rank) {
+    const auto dir = folder / ("step-" + std::to_string(failing_rank));
+    checkpoint::files::set_seam(no_memory);
+    const AsyncSave saving = save_async(dir, trained);
+    checkpoint::files::set_seam(nullptr);
+    EXPECT_TRUE(saving.done());
+    EXPECT_EQ(checkpoint::latest(folder.path()), dir);
+    saving.wait();
+    auto loaded = make_trained("transformer", {}, Rule::kAdamW, 8);
+    checkpoint::load(dir, loaded.sharded, loaded.optimizer.get());
+    expect_equal(snapshot(loaded), expected);
+  }
+  failing_rank = 0;
+  save_async(folder / "step-9", trained).wait();  // with memory again
+  EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-9");
+  test_world().comm().barrier();
+}
+
 int no_space(const char* call, const checkpoint::files::Path&) {
   return std::string(call) == "create" && rank() == failing_rank ? ENOSPC : 0;
 }
