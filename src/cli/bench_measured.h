@@ -60,6 +60,9 @@ bool measure(Starts& starts, std::vector<RowResult>& rows, int rounds);
 // The most that a step's loss is apart from the peer's, as a part of the first one: how near the
 // two curves are. NaN: not known.
 double apart(const Measured& one, const Measured* peer);
+constexpr const char* kApart =  // its column
+    "apart %: the most that the loss of a step, of all that were taken, is away from FSDP2's, as a "
+    "part of the first one.";
 
 // Losses that are more than 1 % apart from the peer's, at the beginning or at the end (and a bit,
 // where nothing is left of them): warned of, and added to `notes`.

@@ -161,10 +161,7 @@ std::vector<std::string> explanations(const OffloadBench& options,
             "warm-up, "
             "FSDP2's without; planned GB: what `fsdp plan` expects there. host GB: what the engine "
             "holds in host memory.");
-  notes.push_back(
-      "apart %: the most that the loss of a step, of all that were taken, is away from FSDP2's, as "
-      "a "
-      "part of the first one.");
+  notes.emplace_back(kApart);
   notes.push_back(
       "The parts are those of as many steps more, under the profiler, which costs time itself; "
       "every moment counts for the first of them that was going on.");

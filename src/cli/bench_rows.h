@@ -21,8 +21,8 @@ struct BenchRow {
   double goal_times = 0;      // a step, at most this times the peer's
   double published_rate = 0;  // tokens/s that others say they reach, on another machine
   std::string published_by = "";
-  // We and the peer draw the same weights, on the CPU or else on the device, which takes seconds where
-  // the CPU takes minutes.
+  // We and the peer draw the same weights, on the CPU or else on the device, which takes seconds
+  // where the CPU takes minutes.
   bool draw_on_cpu = true;
   bool in_all = true;                // `all` has it
   std::string activations = "none";  // as `fsdp train` has them

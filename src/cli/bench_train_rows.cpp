@@ -228,10 +228,7 @@ std::vector<std::string> explanations(const TrainBench& options,
       "peak GB: the most that the allocator had given out, after warm-up, MiB / 1000; of a graph, "
       "from just before it is captured. planned GB: what `fsdp plan` expects there, of eager "
       "steps; on the CPU peak GB is the whole process, and the plan is of tensors alone.");
-  notes.push_back(
-      "apart %: the most that the loss of a step, of all that were taken, is away from FSDP2's, as "
-      "a "
-      "part of the first one.");
+  notes.emplace_back(kApart);
   if (bf16 && options.grad_dtype.empty())
     notes.push_back(
         std::string("gradients of bf16 rows on a GPU: bf16 as the matrix products give them where "

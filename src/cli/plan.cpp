@@ -187,8 +187,7 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_option("--set", flags->set, "KEY=VALUE of the config; --KEY VALUE is the same");
   command->add_flag("--json", flags->json,
                     "Kinds of memory, whether it fits and how long a step takes, then settings (or "
-                    "a row for each "
-                    "world): one JSON object a line");
+                    "a row for each world): one JSON object a line");
   train::declare(*command, flags->line);
   command->callback([flags, &action] { action = [flags] { return run_plan(*flags); }; });
 }
