@@ -1,6 +1,8 @@
-"""The floor of a step on this GPU: its parts alone, with torch's own kernels and by bytes at the bandwidth of a copy.
+"""The floor of a step on this GPU: the time of each part alone.
 
-python3 bench/floor.py [182m,953m,mlp,gqa,launch]: prints one table in ms a step (medians of CUDA events)."""
+Parts are timed with torch's own kernels, or computed from their bytes at the bandwidth of a copy.
+
+python3 bench/floor.py [182m,953m,mlp,gqa,launch]: prints one table in ms per step (medians of CUDA events)."""
 import sys, time, traceback
 import torch
 
@@ -16,7 +18,7 @@ def row(name, part, ms, note=""):
 
 
 def attempt(name, part, f):
-    """A part that fails is a line of the table, not the end of it."""
+    """Runs f. A part that fails becomes a line of the table and doesn't end the run."""
     try:
         return f()
     except Exception as e:  # noqa: BLE001
@@ -47,7 +49,7 @@ def graph_of(f):
 
 
 def both(name, part, f, note="", n=7):
-    """Eager and as a graph; the graph's time is the one without the host. Returns it."""
+    """Times f eagerly and as a graph. Returns the graph's time, which excludes the host."""
     def run():
         eager = median_ms(f, n)
         g = graph_of(f)
@@ -90,7 +92,7 @@ def adamw(name, params, fused=True):
 # ---- attention ----
 def attention_ops(kind, q, k, v):
     o = torch.ops.aten
-    if kind == "cudnn":  # None: the bias that is not there
+    if kind == "cudnn":  # None: no bias
         def fwd(): return o._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False)
         def bwd(r, g): return o._scaled_dot_product_cudnn_attention_backward(g, q, k, v, r[0], r[1], r[6], r[7], None, r[2], r[3], r[4], r[5], 0.0, True)
     else:
@@ -100,7 +102,7 @@ def attention_ops(kind, q, k, v):
 
 
 def attention(name, kind, L, B, T, H, KV, hd, packed=True):
-    """Forward and backward of L layers, from a graph of 4; q, k, v as views of one packed [B, T, (H+2KV)*hd], as the model has them."""
+    """Times forward and backward of L layers, scaled from a graph of 4. As in the model, q, k, v are views of one packed [B, T, (H+2KV)*hd]."""
     qkv = torch.randn(B, T, H + 2 * KV, hd, device=dev, dtype=bf)
     q, k, v = (t.transpose(1, 2) for t in qkv.split([H, KV, KV], 2))
     if not packed: q, k, v = (t.contiguous() for t in (q, k, v))
@@ -124,12 +126,12 @@ def gqa():
     attempt(name, "flash with fewer kv heads", lambda: attention(name, "flash", 24, B, T, H, KV, hd))
     attempt(name, "cudnn, kv expanded to 14", lambda: attention(name + ", expanded", "cudnn", 24, B, T, H, H, hd))
     attempt(name, "flash, kv expanded to 14", lambda: attention(name + ", expanded", "flash", 24, B, T, H, H, hd))
-    # right or wrong: fewer heads against heads written out
+    # compare fewer kv heads with expanded ones
     def check():
         q, k, v = (torch.randn(2, h, 256, hd, device=dev, dtype=bf) for h in (H, KV, KV))
         a = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False)[0]
         r = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float().repeat_interleave(7, 1), v.float().repeat_interleave(7, 1), is_causal=True)
-        row(name, "cudnn with 2 kv heads: largest error", (a.float() - r).abs().max().item(), "against float32 with heads written out (about 0.01 is right)")
+        row(name, "cudnn with 2 kv heads: largest error", (a.float() - r).abs().max().item(), "against float32 with expanded heads (about 0.01 is right)")
     attempt(name, "check", check)
 
 
@@ -159,7 +161,7 @@ def llama(name, L, d, H, T, B, V, ffn, goal):
             for k in keys: torch.mm(Y[k].t(), X[k], f32, out=g[k])
     total = 0.0
     every = list(shapes)
-    for k in every:  # each alone, so that a slow one shows
+    for k in every:  # each alone, to show a slow one
         parts = []
         for what, f in (("forward", lambda: forward([k])), ("dX", lambda: dx([k])), ("dW", lambda: dw([k], G16))):
             ms = attempt(name, f"{k} {what}", lambda: median_ms(graph_of(f).replay, 5)); parts.append(f"{what} {ms:.3f} ({flops([k]) / ms / 1e9:.0f} TF)")
@@ -171,7 +173,7 @@ def llama(name, L, d, H, T, B, V, ffn, goal):
     G32 = [{k: torch.empty(s, device=dev, dtype=f32) for k, s in shapes.items()} for _ in range(L)]
     both(name, f"matmul dW float32 (out_dtype), {L} layers", lambda: dw32(every, G32), "not in the total")
     del G32; torch.cuda.empty_cache()
-    # the head, in chunks of rows; the first chunk writes dW, the others add to it
+    # the head, in chunks of rows: the first chunk writes dW, the others add to it
     x, w = torch.randn(n, d, device=dev, dtype=bf), torch.randn(V, d, device=dev, dtype=bf).mul_(.02)
     gx, g16, g32 = torch.empty_like(x), torch.empty_like(w), torch.empty(V, d, device=dev)
     best = float("inf")
@@ -196,7 +198,7 @@ def llama(name, L, d, H, T, B, V, ffn, goal):
     attempt(name, "attention cudnn contiguous", lambda: attention(name, "cudnn", L, B, T, H, H, d // H, packed=False))
     adamw(name, params)
     elementwise = 2 * L * n * (28 * d + 9 * ffn) + 2 * 3 * n * V
-    row(name, "norms, rope, swiglu, loss by bytes", by_bytes(elementwise), f"{elementwise / 1e9:.1f} GB: 28 d + 9 ffn a row and layer, logits read twice and written")
+    row(name, "norms, rope, swiglu, loss by bytes", by_bytes(elementwise), f"{elementwise / 1e9:.1f} GB: 28 d + 9 ffn per row and layer, logits read twice and written once")
     update, norm, ew = by_bytes(26 * params), by_bytes(2 * params), by_bytes(elementwise)
     attn = min(a for a in att if a == a) if any(a == a for a in att) else float("nan")
     row(name, "FLOOR", total + attn + update + norm + ew,
@@ -213,7 +215,7 @@ def mlp():
     sums = {}
     for tf32 in (False, True):
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        sums[tf32] = sum(both(name, f"matmul {k}, {'tf32' if tf32 else 'fp32'}", f, "tf32 is not what the peer does" if tf32 else "", 5) for k, f in parts.items())
+        sums[tf32] = sum(both(name, f"matmul {k}, {'tf32' if tf32 else 'fp32'}", f, "the peer doesn't use tf32" if tf32 else "", 5) for k, f in parts.items())
     torch.backends.cuda.matmul.allow_tf32 = False
     params = L * (w * w + w)
     nbytes = (8 + 7 + 8) * w * w * 4
@@ -249,7 +251,7 @@ if "953m" in want: attempt("953M", "row", lambda: llama("953M", 16, 2048, 16, 20
 torch.cuda.empty_cache()
 if "mlp" in want: attempt("mlp", "row", mlp)
 
-print(f"{p.name}, torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}; ms a step; {time.time() - began:.0f} s in all")
+print(f"{p.name}, torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}; ms per step; {time.time() - began:.0f} s in all")
 a, b = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
 for name, part, ms, note in rows:
     print(f"{name:<{a}}  {part:<{b}}  {ms if isinstance(ms, str) else f'{ms:.3f}':>9}  {note}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# reproduce.sh [DIR]: measures on this machine's GPU all that bench/results says of one, FSDP2 beside
-# it, and writes the pages. Raw lines go to DIR (build/bench), and what they have is not measured
-# again: a run that was cut short goes on.
+# reproduce.sh [DIR]: repeats all GPU measurements of bench/results on this machine, beside FSDP2, and
+# writes the pages. Raw lines go to DIR (build/bench). Rows that are already there are skipped, so an
+# interrupted run can continue.
 set -euo pipefail
 root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/..
 dir=${1:-$root/build/bench}
@@ -14,3 +14,4 @@ fsdp bench train --device cuda --rows 182m --mode tape --steps 160 --keep "$dir/
 fsdp bench offload --device cuda --rows all --peer --keep "$dir/offload.jsonl" --write
 fsdp bench update --millions 953 --threads "$(nproc)"
 "${FSDP_TEST_PYTHON:-python3}" "$root/bench/floor.py"
+python3 "$root/bench/plot.py"  # the charts of docs/images

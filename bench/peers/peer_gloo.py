@@ -1,4 +1,4 @@
-"""The peer for CPU collectives: torch's Gloo, in-place-sized all-gather and reduce-scatter. One JSON line a size from rank 0. GB/s = full buffer bytes / time.
+"""The peer for CPU collectives: all-gather and reduce-scatter of torch's Gloo. Rank 0 prints one JSON line per size. GB/s = full buffer bytes / time.
 Arguments: full buffer sizes in bytes (default 16 KiB, 1 MiB, 64 MiB)."""
 import json, os, sys, time, torch, torch.distributed as dist
 r, w = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]); torch.set_num_threads(1); dist.init_process_group("gloo", rank=r, world_size=w)

@@ -1,4 +1,4 @@
-// The first example of the README: a mean over all ranks, an all-gather without copies, a mesh.
+// Collectives without a model: a mean over all ranks, an all-gather without copies, a mesh.
 #include <ATen/ATen.h>
 #include <fsdp/fsdp.h>
 
@@ -35,7 +35,7 @@ void run() {
 int main() {
   try {
     run();
-  } catch (const std::exception& error) {  // fsdp::Error says who, what, and what to do
+  } catch (const std::exception& error) {  // fsdp::Error names the rank, the problem and the remedy
     std::cerr << error.what() << std::endl;
     return 1;
   }

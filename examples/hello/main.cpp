@@ -1,4 +1,4 @@
-// Every rank gives its number, all get the sum, rank 0 prints it: fsdp run -n 2 ./hello
+// Sums the rank numbers over all ranks and prints the sum on rank 0: fsdp run -n 2 ./hello
 #include <ATen/ATen.h>
 #include <fsdp/fsdp.h>
 

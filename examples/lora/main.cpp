@@ -1,8 +1,8 @@
-// Fine-tuning a module of one's own with LoRA: the base is frozen, small adapters are trained.
+// Fine-tunes your own module with LoRA: the base is frozen, small adapters are trained.
 //
-//   fsdp run -n 2 ./lora [FILE]   rank 0 writes the adapters, and nothing else, to FILE
+//   fsdp run -n 2 ./lora [FILE]   rank 0 writes only the adapters to FILE
 //
-// What is frozen is sharded like the rest, but has no gradients and no optimizer states.
+// Frozen parameters are sharded like the rest, but have no gradients and no optimizer states.
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
@@ -14,8 +14,8 @@ using torch::Tensor;
 
 constexpr int64_t kDim = 96, kRank = 4, kDepth = 4;
 
-// y = W x + B A x: W is what it wraps and stays as it is, A and B are trained. B begins at zero, so
-// that the first step sees the base alone.
+// y = W x + B A x: W is the wrapped linear and stays frozen, A and B are trained. B starts at zero,
+// so the first step sees the base alone.
 struct LoRALinearImpl : torch::nn::Module {
   explicit LoRALinearImpl(torch::nn::Linear linear)
       : base(register_module("base", std::move(linear))) {
@@ -58,11 +58,11 @@ bool is_adapter(const std::string& name) {
 
 Net build() {
   torch::manual_seed(1);  // the same on every rank
-  return Net();           // a real one would load its weights here
+  return Net();           // a real program would load its weights here
 }
 
-// What the base should have been: the same weights, each moved in kRank directions. The adapters
-// can learn exactly that.
+// The target: the same weights, each shifted by a matrix of rank kRank. The adapters can learn
+// exactly that.
 Net build_wanted() {
   Net net = build();
   torch::NoGradGuard no_grad;
@@ -119,9 +119,9 @@ int train(const std::string& file) {
   fsdp::MemoryReport memory = sharded.memory();
   bool unchanged = torch::equal(before, sharded.full_tensor(frozen));
   if (world.rank() == 0)
-    std::cout << "\nthis rank holds, in bytes\n"
+    std::cout << "\nbytes held by this rank\n"
               << memory.table() << "the base is " << (unchanged ? "" : "NOT ")
-              << "what it was, bit for bit" << std::endl;
+              << "unchanged, bit for bit" << std::endl;
   save_adapters(sharded, world, file);
 
   bool small = memory.gradients < memory.parameters / 5 && memory.optimizer < memory.parameters / 2;
@@ -131,7 +131,7 @@ int train(const std::string& file) {
 int main(int argc, char** argv) {
   try {
     return train(argc > 1 ? argv[1] : "adapters.pt");
-  } catch (const std::exception& error) {  // fsdp::Error says who, what, and what to do
+  } catch (const std::exception& error) {  // fsdp::Error names the rank, the problem and the remedy
     std::cerr << error.what() << std::endl;
     return 1;
   }

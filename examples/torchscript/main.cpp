@@ -1,6 +1,6 @@
 // A model written in Python, trained sharded without Python.
 //
-//   python3 model.py model.pt                      needs torch; makes the file once
+//   python3 model.py model.pt                      needs torch; writes the file once
 //   fsdp run -n 2 ./torchscript model.pt [OUT]     trains it; rank 0 writes it back to OUT
 #include <fsdp/fsdp.h>
 #include <torch/script.h>
@@ -11,7 +11,7 @@
 
 using torch::Tensor;
 
-// Writes the trained model as TorchScript again: the file as it was, with the new values.
+// Writes the trained model as TorchScript: the original file with the new values.
 void save(const fsdp::Sharded& sharded, const fsdp::World& world, const std::string& file,
           const std::string& out) {
   fsdp::StateDict state = sharded.full_state_dict(/*rank0_only=*/true);  // collective
@@ -36,7 +36,7 @@ int train(const std::string& file, const std::string& out) {
   double first = 0, last = 0;
   for (int step = 0; step <= 120; ++step) {
     Tensor x = torch::randn({64, 8}).to(world.device());
-    Tensor y = x.slice(1, 0, 1) * x.slice(1, 1, 2);  // what it learns: a product
+    Tensor y = x.slice(1, 0, 1) * x.slice(1, 1, 2);  // the target: a product
     Tensor loss = torch::mse_loss(model.forward({x}).toTensor(), y);
     loss.backward();
     sharded.clip_grad_norm_(1.0);
@@ -53,12 +53,12 @@ int train(const std::string& file, const std::string& out) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::cerr << "usage: torchscript FILE [OUT]; model.py makes FILE" << std::endl;
+    std::cerr << "usage: torchscript FILE [OUT]; model.py writes FILE" << std::endl;
     return 2;
   }
   try {
     return train(argv[1], argc > 2 ? argv[2] : "");
-  } catch (const std::exception& error) {  // fsdp::Error says who, what, and what to do
+  } catch (const std::exception& error) {  // fsdp::Error names the rank, the problem and the remedy
     std::cerr << error.what() << std::endl;
     return 1;
   }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """model.py FILE: a small model, written in Python and saved as TorchScript for main.cpp.
 
-It takes 8 numbers and returns 1. Nothing in it knows of sharding.
+It takes 8 numbers and returns 1. Nothing in it knows about sharding.
 """
 import sys
 

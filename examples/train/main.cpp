@@ -1,8 +1,8 @@
-// A module of one's own, trained sharded: fsdp run -n 2 ./train
+// Your own module, trained sharded: fsdp run -n 2 ./train
 //
-//   train               the model as it is
-//   train large         built without memory, computed in bf16
-//   train script FILE   written in Python: torch.jit.script(model).save(FILE), 8 numbers in, 1 out
+//   train               plain construction, in float32
+//   train large         deferred construction, in bf16
+//   train script FILE   from Python: torch.jit.script(model).save(FILE), 8 numbers in, 1 out
 #include <fsdp/fsdp.h>
 #include <torch/script.h>
 #include <torch/torch.h>
@@ -13,7 +13,7 @@
 
 using torch::Tensor;
 
-// --- the model: nothing in it knows of sharding ---
+// --- the model: nothing in it knows about sharding ---
 
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t dim)
@@ -44,7 +44,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// --- what it learns: the product of the first two of eight numbers ---
+// --- the data: the target is the product of the first two of eight numbers ---
 
 struct Batch {
   Tensor x, y;
@@ -85,7 +85,7 @@ void train() {
   }
 }
 
-// The loop again, with a learning rate that rises and falls.
+// The same loop with a learning-rate schedule.
 void fit(const fsdp::World& world, const fsdp::Sharded& sharded,
          const std::function<Tensor(Tensor)>& forward) {
   fsdp::AdamW optimizer(sharded, {.lr = 3e-3, .weight_decay = 0.1, .groups = {fsdp::no_decay()}});
@@ -137,7 +137,7 @@ int main(int argc, char** argv) {
       train_script(argv[2]);
     else
       throw std::runtime_error("usage: train [large | script FILE]");
-  } catch (const std::exception& error) {  // fsdp::Error says who, what, and what to do
+  } catch (const std::exception& error) {  // fsdp::Error names the rank, the problem and the remedy
     std::cerr << error.what() << std::endl;
     return 1;
   }

@@ -1,10 +1,10 @@
-// A small residual network with BatchNorm that learns to tell patterns apart, trained sharded.
+// A small residual network with BatchNorm that classifies patterns, trained sharded.
 //
 //   fsdp run -n 2 ./vision        in float32
 //   fsdp run -n 2 ./vision bf16   convolutions and linears in bf16, BatchNorm in float32
 //
-// The images are drawn on the fly: stripes that lie, stand or lean, and rings, each of a random
-// width and place, under noise.
+// The images are drawn on the fly: horizontal, vertical or diagonal stripes, and rings, with random
+// width, position and noise.
 #include <fsdp/fsdp.h>
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ using torch::Tensor;
 
 constexpr int64_t kClasses = 4, kSide = 16;
 
-// Image `index` is the same wherever it is drawn.
+// Image `index` is the same on every rank.
 class Patterns : public torch::data::datasets::Dataset<Patterns> {
  public:
   Patterns(int64_t first, int64_t count) : first_(first), count_(count) {}
@@ -49,7 +49,7 @@ class Patterns : public torch::data::datasets::Dataset<Patterns> {
   int64_t first_, count_;
 };
 
-// --- the model: nothing in it knows of sharding ---
+// --- the model: nothing in it knows about sharding ---
 
 torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t stride) {
   return torch::nn::Conv2d(
@@ -104,14 +104,14 @@ auto loader(Patterns patterns, Sampler sampler, int64_t batch) {
                                        torch::data::DataLoaderOptions().batch_size(batch));
 }
 
-// The share of held-out images that are named rightly. Each rank looks at its own part.
+// The share of held-out images that are classified correctly. Each rank checks its own part.
 double accuracy(const fsdp::World& world, fsdp::ShardedModule<Net>& sharded) {
   torch::NoGradGuard no_grad;
   sharded.module()->eval();  // BatchNorm's statistics are each rank's own
   Patterns held_out(1'000'000, 256);
   fsdp::data::DistributedSampler sampler(
       {.size = 256, .world = world.size(), .rank = world.rank(), .shuffle = false});
-  Tensor counts = torch::zeros({2}).to(world.device());  // right, all
+  Tensor counts = torch::zeros({2}).to(world.device());  // correct, all
   auto batches = loader(held_out, sampler, 64);
   for (auto& batch : *batches) {
     Tensor guess = sharded.forward(batch.data.to(world.device())).argmax(1);
@@ -155,7 +155,7 @@ int train(bool bf16) {
     }
     after = accuracy(world, sharded);
     if (world.rank() == 0)
-      std::cout << "epoch " << epoch << ", loss " << last << ", held-out images named rightly "
+      std::cout << "epoch " << epoch << ", loss " << last << ", held-out accuracy "
                 << std::round(100 * after) << " % (" << std::round(100 * before) << " % untrained)"
                 << std::endl;
   }
@@ -170,7 +170,7 @@ int main(int argc, char** argv) {
   }
   try {
     return train(how == "bf16");
-  } catch (const std::exception& error) {  // fsdp::Error says who, what, and what to do
+  } catch (const std::exception& error) {  // fsdp::Error names the rank, the problem and the remedy
     std::cerr << error.what() << std::endl;
     return 1;
   }

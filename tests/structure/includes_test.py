@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""includes_test.py SOURCE_DIR [--self-test]: docs/architecture.md, held against the code.
+"""includes_test.py SOURCE_DIR [--self-test]: checks the code against docs/architecture.md.
 
-Reads the table of rooms there and looks at every #include in src/ and include/: a room includes
-only what its row allows, public headers include nothing of src/, and rooms without LibTorch's
-libraries stay without them. Also: how files begin, and how long they are. Prints FILE:LINE and a
-sentence for each violation and exits with 1. --self-test plants violations in a copy and expects
-to find each.
+Reads the table of rooms there and checks every #include in src/ and include/: a room includes only
+what its row allows, public headers include nothing from src/, and rooms without LibTorch's
+libraries stay without them. It also checks how files begin and how long they are. Prints FILE:LINE
+and a sentence for each violation and exits with 1. --self-test plants violations in a copy and
+expects to find each.
 """
 import pathlib
 import re
@@ -19,8 +19,8 @@ SOURCES = HEADERS | {".cpp", ".cc", ".cu"}
 PUBLIC = "include/fsdp"
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
-# Words of the last column that are no rooms, and the headers that they stand for. The first that
-# matches a header decides what it is.
+# Words of the last column that aren't rooms, and the headers they stand for. The first pattern that
+# matches a header decides.
 OUTSIDE = [
     ("MPI", re.compile(r"mpi\.h$")),
     ("CUDA", re.compile(r"(ATen|c10)/cuda/|cuda|cu[a-z]+\.h$|nccl|.*/ProcessGroupNCCL")),
@@ -96,10 +96,10 @@ class Check:
         known = set(self.rooms) | {word for word, _ in OUTSIDE} | {"everything"}
         for room in self.rooms.values():
             for word in sorted(room.allowed - known):
-                self.report_row(room, f"may use {word}, which is no room.")
+                self.report_row(room, f"may use {word}, which isn't a room.")
             there = any(p.suffix in SOURCES for p in (self.root / room.folder).rglob("*"))
             if there and room.planned:
-                self.report_row(room, "is marked planned and exists.")
+                self.report_row(room, "is marked planned but exists.")
             if not there and not room.planned:
                 self.report_row(room, "has no source file.")
         self.check_one_way()
@@ -108,7 +108,7 @@ class Check:
         self.report(self.document, room.line, f"{room.folder} {sentence}")
 
     def check_one_way(self):
-        """No room may reach itself by the arrows of the table."""
+        """No room may use itself, directly or through others."""
         def uses(name):
             return [word for word in sorted(self.rooms[name].allowed) if word in self.rooms]
 
@@ -117,7 +117,7 @@ class Check:
             while waiting:
                 name = waiting.pop()
                 if name == start:
-                    self.report_row(self.rooms[start], "reaches itself by what it may use.")
+                    self.report_row(self.rooms[start], "reaches itself through what it may use.")
                     break
                 if name not in seen:
                     seen.add(name)
@@ -126,7 +126,7 @@ class Check:
     # --- includes ---
 
     def room_of(self, path):
-        """The innermost room of a path below src/, or None."""
+        """The innermost room of a path under src/, or None."""
         parts = path.split("/")[:-1]
         while parts:
             if "/".join(parts) in self.rooms:
@@ -142,7 +142,7 @@ class Check:
 
     def public_needs_libtorch(self, name):  # "fsdp/world.h"
         if name not in self.needs_libtorch:
-            self.needs_libtorch[name] = False  # ends a circle of headers
+            self.needs_libtorch[name] = False  # ends a cycle of headers
             path = self.root / "include" / name
             self.needs_libtorch[name] = path.exists() and any(
                 inner.startswith("fsdp/") and self.public_needs_libtorch(inner)
@@ -155,7 +155,7 @@ class Check:
         public = inside.startswith("include/")
         room = self.rooms.get(PUBLIC) if public else self.room_of(inside.removeprefix("src/"))
         if room is None:
-            self.report(path, 1, "lies in a folder that docs/architecture.md has no row for.")
+            self.report(path, 1, "is in a folder that has no row in docs/architecture.md.")
             return
         for line, quoted, name in self.includes(path):
             sentence = self.judge(room, public, quoted, name)
@@ -169,14 +169,14 @@ class Check:
             if not (self.root / "include" / name).exists():
                 return f"there is no public header {name}."
             if not free and "LibTorch" not in room.allowed and self.public_needs_libtorch(name):
-                return f"{name} needs LibTorch, and {room.folder} must do without its libraries."
+                return f"{name} needs LibTorch, but {room.folder} must not use its libraries."
             return None
         other = self.room_of(name)
         if quoted or other:
             if public:
-                return f"a public header includes {name}, which users do not have."
+                return f"a public header includes {name}, which users don't have."
             if other is None or not (self.root / "src" / name).exists():
-                return f"{name} names no file in a room; write the path from src/ or include/."
+                return f"{name} isn't a file of any room; write the path from src/ or include/."
             if free or other is room or other.name in room.allowed:
                 return None
             return f"{room.folder} may not use {other.folder} ({name})."
@@ -186,23 +186,23 @@ class Check:
                 return None if allowed else f"{room.folder} may not use {word} ({name})."
         return None
 
-    # --- how files look ---
+    # --- file shape ---
 
     def check_shape(self, path):
         lines = path.read_text().splitlines()
         first = lines[0] if lines else ""
         if path.suffix in HEADERS and not first.startswith(("//", "/*")):
-            self.report(path, 1, "a header begins with a comment that says what it is.")
+            self.report(path, 1, "a header must begin with a comment that says what it is.")
         elif not first.startswith(("//", "/*", "#include")):
-            self.report(path, 1, "a source file begins with a comment or an include.")
+            self.report(path, 1, "a source file must begin with a comment or an include.")
         if len(lines) > LONGEST:
-            sentence = f"has {len(lines)} lines; at most {LONGEST}, then split it."
+            sentence = f"has {len(lines)} lines, more than {LONGEST}; split it."
             self.report(path, len(lines), sentence)
 
 
 # --- the test of the test ---
 
-# An include, planted as line 2 of a file, and what must be said of it.
+# An include, planted as line 2 of a file, and the violation that must be reported.
 PLANTED = [
     ("src/base/log.h", '"comm/store.h"', "src/base may not use src/comm ("),
     ("src/base/log.h", "<comm/store.h>", "src/base may not use src/comm ("),
@@ -215,7 +215,7 @@ PLANTED = [
     ("src/comm/shm/group.h", '"fsdp/world.h"', "fsdp/world.h needs LibTorch"),
     ("src/comm/world.cpp", "<mpi.h>", "src/comm may not use MPI"),
     ("src/comm/world.cpp", "<ATen/cuda/CUDAEvent.h>", "src/comm may not use CUDA"),
-    ("src/comm/world.cpp", '"store.h"', "store.h names no file"),
+    ("src/comm/world.cpp", '"store.h"', "store.h isn't a file"),
     ("include/fsdp/mesh.h", '"base/log.h"', "a public header includes base/log.h"),
     ("include/fsdp/mesh.h", "<base/log.h>", "a public header includes base/log.h"),
 ]
@@ -227,10 +227,10 @@ def planted(root):
         text = f"// Planted.\n#include {header}\n" + (root / name).read_text()
         yield name, text, f"{name}:2: {sentence}"
     long = LONGEST + 1
-    yield "src/base/log.h", "#pragma once\n", "src/base/log.h:1: a header begins with a comment"
-    yield "src/base/log.cpp", "\nint x;\n", "src/base/log.cpp:1: a source file begins"
+    yield "src/base/log.h", "#pragma once\n", "src/base/log.h:1: a header must begin with a comment"
+    yield "src/base/log.cpp", "\nint x;\n", "src/base/log.cpp:1: a source file must begin"
     yield "src/base/log.cpp", "// Long.\n" * long, f"src/base/log.cpp:{long}: has {long} lines"
-    yield "src/attic/old.cpp", "// Old.\n", "src/attic/old.cpp:1: lies in a folder"
+    yield "src/attic/old.cpp", "// Old.\n", "src/attic/old.cpp:1: is in a folder"
     document = "docs/architecture.md"
     rows = (root / document).read_text().splitlines(keepends=True)
     base = next(i for i, row in enumerate(rows) if row.startswith("| `src/base` "))
@@ -239,9 +239,9 @@ def planted(root):
         return "".join(rows[:base] + [row + "\n"] + rows[base + 1:])
 
     yield document, with_base("| `src/attic` | old | nobody |"), "src/attic has no source file"
-    yield document, with_base("| `src/base` *planned* | b | nobody |"), "marked planned and exists"
+    yield document, with_base("| `src/base` *planned* | b | nobody |"), "marked planned but exists"
     yield document, with_base("| `src/base` | b | `comm` |"), "src/base reaches itself"
-    yield document, with_base("| `src/base` | b | `attic` |"), "may use attic, which is no room"
+    yield document, with_base("| `src/base` | b | `attic` |"), "may use attic, which isn't a room"
     yield document, "# Nothing\n", f"{document}:1: has no table"
 
 
