@@ -1,15 +1,15 @@
-// Checkpoints: a model, its optimizer and whatever else a run must remember, in a directory that
-// torch.distributed.checkpoint reads and writes as well.
-//
-//   namespace checkpoint = fsdp::checkpoint;
-//   checkpoint::save("run/step-100", sharded, &optimizer, {.extra = {{"step", 100}}});
-//   auto loaded = checkpoint::load("run/step-100", sharded, &optimizer);
-//   auto step = std::get<int64_t>(loaded.extra.at("step"));
-//
-// A checkpoint appears under its name when every rank's part of it lies on the disk, and not
-// before: a run that is killed while it saves leaves the older checkpoints as they were. What was
-// saved by any number of ranks, with any strategy and wrap policy, loads on any other.
-// docs/checkpoints.md describes the files.
+/// @file
+/// Checkpoints: a model, its optimizer and extra state of a run, in a directory that
+/// torch.distributed.checkpoint also reads and writes.
+///
+///     namespace checkpoint = fsdp::checkpoint;
+///     checkpoint::save("run/step-100", sharded, &optimizer, {.extra = {{"step", 100}}});
+///     auto loaded = checkpoint::load("run/step-100", sharded, &optimizer);
+///     auto step = std::get<int64_t>(loaded.extra.at("step"));
+///
+/// A checkpoint gets its name only when every rank's part is on disk, so a run killed during a save
+/// leaves the older checkpoints intact. It loads on any number of ranks, with any strategy and wrap
+/// policy. docs/checkpoints.md describes the files.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,41 +33,49 @@ namespace fsdp {
 class Optimizer;
 class Sharded;
 
+/// Saving and loading.
 namespace checkpoint {
 
-// What else a run must remember. Keys must not be empty; tensors are stored as they are.
+/// A value of Extra. Tensors are stored as they are.
 using Value = std::variant<int64_t, double, bool, std::string, at::Tensor>;
+/// Extra state of a run (step, random state, …) by key. Keys must not be empty.
 using Extra = std::map<std::string, Value>;
 
-// What save_async does when the save before it is still going on.
+/// What save_async() does if the save before it is still running.
 enum class IfBusy {
-  WAIT,    // waits for it
-  REFUSE,  // an Error, on every rank
+  WAIT,    ///< Wait for it.
+  REFUSE,  ///< Throw Error, on every rank.
 };
 
+/// Options of save() and save_async().
 struct SaveOptions {
-  Extra extra = {};       // the same on every rank; rank 0's is written, as "extra.<key>"
-  Extra per_rank = {};    // each rank's own (random state, …), as "extra.rank<k>.<key>"
-  int64_t keep_last = 0;  // when it is complete, keep_last(folder, this) is called; 0: it is not
-  IfBusy if_busy = IfBusy::WAIT;
+  Extra extra = {};       ///< The same on every rank. Rank 0 writes it as `extra.<key>`.
+  Extra per_rank = {};    ///< Each rank's own. Rank k writes it as `extra.rank<k>.<key>`.
+  int64_t keep_last = 0;  ///< After the save, delete all but this many (keep_last()). 0: keep all.
+  IfBusy if_busy = IfBusy::WAIT;  ///< For save_async().
 };
 
-// Writes `dir`, whose last part is the checkpoint's name ("step-100"), and lets the link `latest`
-// beside it point there. A checkpoint of that name is replaced; a directory that holds anything
-// else is an Error. Collective over the world of the model; a failure on one rank (a full disk,
-// say) is an Error on every rank, and then the older checkpoints are as they were. Without an
-// optimizer only the model is written.
+/// Writes the checkpoint `dir` ("run/step-100") and points the link `latest` next to it there.
+///
+/// Replaces a checkpoint of that name; a directory with other contents is an Error. Without an
+/// optimizer it writes only the model. A failure on one rank, such as a full disk, is an Error on
+/// every rank and leaves the older checkpoints as they were. Collective over the world. Waits for
+/// the device.
 void save(const std::filesystem::path& dir, const Sharded& model, const Optimizer* optimizer,
           const SaveOptions& options = {});
 
-// A save that goes on behind the training. Copies are handles to the same one.
+/// A save that runs in the background. A shared handle.
 class AsyncSave {
  public:
-  AsyncSave() = default;  // of nothing: done
+  /// No save: done.
+  AsyncSave() = default;
 
-  bool done() const;                         // complete or failed
-  void wait() const;                         // until it is; throws the Error that it failed with
-  std::chrono::nanoseconds blocked() const;  // how long save_async held its caller
+  /// Whether the save has finished or failed.
+  bool done() const;
+  /// Waits until then. Throws the Error that it failed with.
+  void wait() const;
+  /// How long save_async() blocked its caller.
+  std::chrono::nanoseconds blocked() const;
 
   struct State;
 
@@ -77,63 +85,73 @@ class AsyncSave {
   std::shared_ptr<State> state_;
 };
 
-// As save(), but returns as soon as everything is copied to host memory (pinned, where it comes
-// from a GPU), which is kept for the next time. Writing goes on in a thread; the checkpoint is
-// there, and `latest` names it, when wait() returns. A failure is thrown by wait() and, if that
-// was not called, by the optimizer's next step() or the next save; if there is none, it is logged
-// when the model ends, which waits for the save. Collective, but only until it returns. Where a
-// host has no memory for the copy, it is a save(), and a line says so.
+/// Like save(), but returns once everything is copied to host memory, and writes in a thread.
+///
+/// The copy's memory (pinned for a GPU) is kept for the next save. The checkpoint exists, and
+/// `latest` names it, when AsyncSave::wait() returns. wait() throws a failure; if it isn't called,
+/// the optimizer's next step() or the next save throws; if neither comes, the failure is logged
+/// when the model is destroyed, which waits for the save. If a host lacks memory for the copy, all
+/// ranks save synchronously, and rank 0 logs it. Collective over the world until it returns. Waits
+/// for the device.
 AsyncSave save_async(const std::filesystem::path& dir, const Sharded& model,
                      const Optimizer* optimizer, const SaveOptions& options = {});
 
-// Gets the memory for save_async ready in a thread, so that the first one holds its caller no
-// longer than those after it. To be called once the optimizer has its states: after the first
-// step().
+/// Allocates the memory for save_async() in a thread, so that the first save blocks no longer than
+/// later ones. Call it after the first step(), when the optimizer has its states.
 void prepare_async(const Sharded& model, const Optimizer* optimizer);
 
+/// Options of load() and load_state_dict().
 struct LoadOptions {
-  bool strict = true;     // tensors that only one side has are an Error, else they are skipped
-  bool optimizer = true;  // false: states in the file are left there
+  bool strict = true;     ///< Tensors that only one side has are an Error. False: they are skipped.
+  bool optimizer = true;  ///< False: optimizer states aren't loaded.
 };
 
+/// What load() read besides the model and the optimizer.
 struct Loaded {
-  Extra extra;
-  Extra per_rank;                    // empty where the saved world had no such rank
-  std::vector<std::string> skipped;  // names that strict would have complained about, and extra
-                                     // values of a Python type that Value has not
+  Extra extra;     ///< SaveOptions::extra.
+  Extra per_rank;  ///< This rank's SaveOptions::per_rank. Empty if the saved world lacked the rank.
+
+  /// Names that `strict` would have refused, and extra values of Python types that Value lacks.
+  std::vector<std::string> skipped;
 };
 
-// Fills the model and the optimizer (unless that is null) from `dir`, or from what the link `dir`
-// points to. Each rank reads just the bytes it needs, converting where dtypes differ. Everything is
-// checked before anything is written. Collective; an Error on one rank is one on every rank.
-//
-// A model on the meta device that gets all of its values needs no materialize(), and one of
-// deferred_init need not be initialised: ShardOptions::initialize.
-// Learning rates and weight decays stay the optimizer's own.
+/// Fills the model and the optimizer (unless null) from `dir` or the checkpoint that `dir` links
+/// to.
+///
+/// Each rank reads only the bytes it needs and converts dtypes. Everything is checked before
+/// anything is written. Learning rates and weight decays stay the optimizer's own. A model on the
+/// meta device that gets all its values needs no materialize(), and one from deferred_init() needs
+/// no initialization (ShardOptions::initialize). An Error on one rank is an Error on every rank.
+/// Collective over the world. Waits for the device.
 Loaded load(const std::filesystem::path& dir, const Sharded& model, Optimizer* optimizer,
             const LoadOptions& options = {});
 
-// The same for a plain module, in one process: parameters and buffers. `per_rank` is rank 0's. A
-// module of deferred_init gets its memory by being loaded, and is not initialised first.
+/// The same for a plain module in one process: parameters and buffers. `per_rank` is rank 0's. A
+/// module from deferred_init() gets its memory here and isn't initialized first.
 Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
             const LoadOptions& options = {});
 
-// What SaveOptions::extra held, without reading any tensor of the model.
+/// Reads SaveOptions::extra without reading any tensor of the model.
 Extra read_extra(const std::filesystem::path& dir);
 
-// --- a folder of checkpoints ---
+/// @name A folder of checkpoints
+/// @{
 
-// The checkpoint that the link `folder`/latest names; where that is missing, broken or lacks files,
-// the newest that does not; none if there is none.
+/// The checkpoint that the link `latest` in `folder` names. If the link is missing or broken, or
+/// files of the checkpoint are missing or cut off, the newest one that is complete; if all are
+/// damaged, the newest. nullopt if there is none.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& folder);
 
-// The complete checkpoints of a folder by the number their names end in ("step-100"), oldest first.
+/// The finished checkpoints in a folder, oldest first by the number at the end of their names
+/// ("step-100").
 std::vector<std::filesystem::path> list(const std::filesystem::path& folder);
 
-// Deletes all but the newest `count` of them, but never the one that `latest` names, nor one that
-// holds other files as well. Those in which files are missing or cut off do not count, so one that
-// loads is left. For one rank.
+/// Deletes all but the newest `count` checkpoints. It spares the one that `latest` names and any
+/// that hold other files, and doesn't count damaged ones, so one that loads always remains. Call it
+/// on one rank.
 void keep_last(const std::filesystem::path& folder, int64_t count);
+
+/// @}
 
 }  // namespace checkpoint
 }  // namespace fsdp

@@ -1,11 +1,12 @@
-// Communicator: collectives over a fixed set of ranks.
-//
-// A thin face over a c10d::Backend: ours (shm, mpi, nccl, fake) or any other. Every rank of the
-// communicator must make the same calls in the same order. A call returns when it is done, or with
-// `async` at once with a Work to wait for; tensors must then stay untouched until it is done. On a
-// GPU "done" means ordered on the current stream, as everything there. A failure anywhere (a rank
-// that died, stopped or called something else, a timeout) is an Error on every rank, and ends the
-// communicator.
+/// @file
+/// Collectives over a fixed set of ranks.
+///
+/// A Communicator is a thin layer over a c10d::Backend: one of ours (shm, mpi, nccl, fake) or any
+/// other. Every rank of the communicator must make the same calls in the same order. On the CPU a
+/// call has finished when it returns. On a GPU it is ordered on the current stream, like a kernel.
+///
+/// A failure on any rank (it died, hangs or made another call, or a wait timed out) is an Error on
+/// every rank and ends the communicator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,10 +27,15 @@ class Work;
 
 namespace fsdp {
 
+/// An operation that was started with CallOptions::async. A shared handle.
 class Work {
  public:
+  /// A finished operation.
   Work() = default;
-  void wait() const;  // throws Error if the operation failed; a default Work is done
+  /// Waits for the operation (on a GPU: orders it on the current stream). Throws Error if it
+  /// failed.
+  void wait() const;
+  /// Whether it has finished.
   bool done() const;
 
  private:
@@ -38,47 +44,59 @@ class Work {
   std::shared_ptr<c10::intrusive_ptr<c10d::Work>> work_;
 };
 
+/// Options of one collective call.
 struct CallOptions {
-  bool async = false;
-  std::string_view label = "";  // what the call is for ("unit layers.7"); errors carry it
-  int64_t identity = 0;         // the same as a number: ranks whose numbers differ get an error
+  bool async = false;           ///< Return at once; leave the tensors alone until Work::wait().
+  std::string_view label = "";  ///< What the call is for ("unit layers.7"), for error messages.
+  int64_t identity = 0;         ///< A number for the same purpose: ranks that differ get an Error.
 };
 
+/// Collectives over a fixed set of ranks. A shared handle.
+///
+/// All methods that take CallOptions are collective, and so are the two that make buffers.
 class Communicator {
  public:
+  /// A handle to no communicator.
   Communicator() = default;
+  /// Over a backend that exists already.
   Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name);
 
-  const std::string& name() const;
-  std::string backend_name() const;
-  int rank() const;  // in this communicator
-  int size() const;
+  const std::string& name() const;   ///< For error messages.
+  std::string backend_name() const;  ///< "shm", "mpi", "nccl", "fake", or a foreign backend's.
+  int rank() const;                  ///< This process's rank in the communicator.
+  int size() const;                  ///< Number of ranks.
 
-  Work all_gather(at::Tensor out, at::Tensor in, CallOptions options = {}) const;  // [size·n] ← [n]
+  /// Concatenates every rank's `in` [n], in rank order, into `out` [size · n].
+  Work all_gather(at::Tensor out, at::Tensor in, CallOptions options = {}) const;
+  /// Reduces every rank's `in` [size · n] and leaves part r in rank r's `out` [n].
   Work reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op = ReduceOp::SUM,
-                      CallOptions options = {}) const;  // [n] ← [size·n]
+                      CallOptions options = {}) const;
+  /// Reduces `tensor` over all ranks, in place.
   Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::SUM, CallOptions options = {}) const;
+  /// Copies rank `root`'s `tensor` to all ranks.
   Work broadcast(at::Tensor tensor, int root, CallOptions options = {}) const;
-  // Equal parts, or rows of the first dimension by the given splits.
+  /// Sends part r of `in` to rank r. Equal parts, or rows of the first dimension by the splits.
   Work all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits = {},
                   std::vector<int64_t> in_splits = {}, CallOptions options = {}) const;
+  /// Waits until every rank has called it. Waits for the device.
   void barrier(CallOptions options = {}) const;
 
-  // A buffer for all-gathers in place: rank r writes its part r and passes it as the input. With
-  // shm it is one memory for all ranks and the gather copies nothing, so between a gather and the
-  // next one a rank may write its part only when the others have stopped reading it. Elsewhere it
-  // is plain memory on `device`. Collective; zeroed.
+  /// A zeroed buffer for in-place all-gathers: rank r writes part r and passes it as the input.
+  /// With shm all ranks share one memory and the gather copies nothing, so a rank may write its
+  /// part again only after the others have stopped reading. Otherwise it is plain memory on
+  /// `device`. Collective.
   at::Tensor gather_buffer(int64_t numel, at::ScalarType type, at::Device device) const;
-  // A buffer for the input of reduce_scatter and for all_reduce: every rank has its own, and with
-  // shm the others read it where it lies. Collective; zeroed.
+  /// A zeroed buffer for all_reduce and the input of reduce_scatter. Every rank has its own; with
+  /// shm other ranks read it in place. Collective.
   at::Tensor reduce_buffer(int64_t numel, at::ScalarType type, at::Device device) const;
 
-  // Throws what went wrong in the background since the last call (nccl; nothing elsewhere).
+  /// Throws what failed in the background since the last call (nccl only).
   void check() const;
 
-  // The backend itself, for code that speaks c10d.
+  /// The backend, for code that uses c10d.
   c10::intrusive_ptr<c10d::Backend> backend() const;
 
+  /// Whether it refers to a communicator.
   explicit operator bool() const { return state_ != nullptr; }
 
  private:

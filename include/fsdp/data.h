@@ -1,17 +1,17 @@
-// DistributedSampler: which samples of a dataset this rank takes, for
-// torch::data::make_data_loader.
-//
-//   fsdp::data::DistributedSampler sampler(
-//       {.size = n, .world = world.size(), .rank = world.rank()});
-//   auto loader = torch::data::make_data_loader(dataset, sampler, batch_per_rank);
-//   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
-//     sampler.set_epoch(epoch);
-//     for (auto& batch : *loader) ...
-//   }
-//
-// The order of an epoch depends on the seed and the epoch alone. Step k takes places
-// [k * B, (k + 1) * B) of it, where B is the batch of all ranks together, and rank r the r-th part
-// of them: the samples of a step are the same at every number of ranks that gives the same B.
+/// @file
+/// Which samples of a dataset this rank takes, for torch::data::make_data_loader.
+///
+///     fsdp::data::DistributedSampler sampler(
+///         {.size = n, .world = world.size(), .rank = world.rank()});
+///     auto loader = torch::data::make_data_loader(dataset, sampler, batch_per_rank);
+///     for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+///       sampler.set_epoch(epoch);
+///       for (auto& batch : *loader) ...
+///     }
+///
+/// The order of an epoch depends only on the seed and the epoch. With a global batch of B samples,
+/// step k takes places [k · B, (k + 1) · B) of that order, and rank r the r-th part of them. So the
+/// samples of a step are the same for every number of ranks with the same B.
 #pragma once
 
 #include <torch/data/samplers/base.h>
@@ -22,42 +22,48 @@
 #include <optional>
 #include <vector>
 
+/// Samplers and tokenizers.
 namespace fsdp::data {
 
+/// Options of DistributedSampler.
 struct SamplerOptions {
-  int64_t size = 0;  // samples in the dataset
-  int world = 1;
-  int rank = 0;
-  uint64_t seed = 0;
-  bool shuffle = true;
-  // What to do with a last step that is not full. False: ranks share it evenly, and where that does
-  // not come out, samples from the beginning of the epoch fill the gaps (fewer than `world` of
-  // them), so that every rank has as many as the others. True: it is left out.
+  int64_t size = 0;     ///< Number of samples in the dataset.
+  int world = 1;        ///< Number of ranks.
+  int rank = 0;         ///< This process's rank.
+  uint64_t seed = 0;    ///< Seed of the order.
+  bool shuffle = true;  ///< False: the dataset's own order, in every epoch.
+
+  /// Whether to skip a last step that isn't full. False: ranks share it evenly, and up to world - 1
+  /// samples from the beginning of the epoch fill the gaps, so that all ranks have equally many.
   bool drop_last = false;
 };
 
-// A copy shares its state with the original: data loaders keep a copy of their own, and set_epoch()
-// must reach it.
+/// The samples of one rank. Copies share their state, because data loaders keep a copy that
+/// set_epoch() must reach.
 class DistributedSampler : public torch::data::samplers::Sampler<std::vector<size_t>> {
  public:
+  /// Starts at epoch 0, position 0.
   explicit DistributedSampler(const SamplerOptions& options);
 
-  // Begins an epoch; data loaders call it at begin(). The epoch that was set, at the position that
-  // was set; or, after an epoch that was gone through to its end, the next one.
+  /// Begins an epoch; data loaders call it in begin(). The epoch and position that were set, or,
+  /// after a finished epoch, the next one. `new_size`, if given, is the dataset's new size.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
-  // This rank's samples of the next step, of `batch_size` a rank. Nothing at the end of the epoch.
+  /// This rank's samples of the next step, `batch_size` per rank. nullopt at the end of the epoch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
 
+  /// Goes to the beginning of an epoch.
   void set_epoch(int64_t epoch);
+  /// The current epoch.
   int64_t epoch() const;
-  // Goes on at sample `position` of the epoch's order, counted over all ranks: steps done * B. What
-  // a data loader has fetched ahead counts for position(), so a resumed run sets what it has
-  // trained on.
+  /// Goes to a sample of the epoch's order, counted over all ranks: finished steps · B. To resume a
+  /// run, set what it has trained on; position() may be further because loaders fetch ahead.
   void set_position(int64_t position);
+  /// The next sample of the epoch's order, counted over all ranks.
   int64_t position() const;
 
-  // Epoch and position.
+  /// Writes epoch and position.
   void save(torch::serialize::OutputArchive& archive) const override;
+  /// Reads epoch and position.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

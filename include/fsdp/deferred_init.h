@@ -1,26 +1,31 @@
-// deferred_init: builds a module without memory for its parameters.
-//
-//   auto model = fsdp::deferred_init([] { return Llama(config); });
-//   auto sharded = fsdp::fully_shard(model, {…});    // each rank keeps its shard, unit by unit
-//
-// The weights are, bit for bit, those of plain construction with the same seed, on any number of
-// ranks, and at no time does more than one parameter exist whole (while recording, random
-// initialisers run once on scratch memory so that the generator ends where it would have). A
-// parameter that is read without being sharded gets its memory then.
+/// @file
+/// Builds a module without memory for its parameters.
+///
+///     auto model = fsdp::deferred_init([] { return Llama(config); });
+///     auto sharded = fsdp::fully_shard(model, {…});    // each rank keeps its shard, unit by unit
+///
+/// The weights have the same bits as plain construction with the same seed, on any number of ranks,
+/// and at most one parameter is whole at a time. (While recording, random initializers run once on
+/// scratch memory, so that the generator advances as usual.) Reading a parameter before it is
+/// sharded gives it memory.
 #pragma once
 
 #include <utility>
 
 namespace fsdp {
 
-class DeferredScope {  // what deferred_init is inside; on for this thread while alive
+/// While alive, modules that this thread builds get no memory. deferred_init() uses it.
+class DeferredScope {
  public:
+  /// Starts recording.
   DeferredScope();
+  /// Stops recording.
   ~DeferredScope();
   DeferredScope(const DeferredScope&) = delete;
   DeferredScope& operator=(const DeferredScope&) = delete;
 };
 
+/// Returns build(), recorded instead of run.
 template <typename Build>
 auto deferred_init(Build&& build) {
   DeferredScope scope;

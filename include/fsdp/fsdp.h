@@ -1,4 +1,5 @@
-// fsdp.cpp: Fully Sharded Data Parallel for C++. The umbrella; each header can be included alone.
+/// @file
+/// Includes every header but nn.h and models.h. Each header can also be included alone.
 #pragma once
 
 #include "fsdp/checkpoint.h"

@@ -1,14 +1,16 @@
-// GradScaler: keeps gradients of float16 out of the underflow. The loss is multiplied with a scale
-// that grows while gradients stay finite; a step whose gradients overflowed on any rank is skipped
-// by all, and the scale falls.
-//
-//   fsdp::GradScaler scaler;
-//   scaler.scale(loss).backward();
-//   scaler.unscale_(sharded);         // only needed before clipping
-//   sharded.clip_grad_norm_(1.0);
-//   scaler.step(optimizer);
-//   scaler.update();
-//   optimizer.zero_grad();
+/// @file
+/// Loss scaling for float16: keeps small gradients from underflowing.
+///
+///     fsdp::GradScaler scaler;
+///     scaler.scale(loss).backward();
+///     scaler.unscale_(sharded);         // only needed before clipping
+///     sharded.clip_grad_norm_(1.0);
+///     scaler.step(optimizer);
+///     scaler.update();
+///     optimizer.zero_grad();
+///
+/// The scale grows while gradients stay finite. If any rank's gradients overflow, all ranks skip
+/// the step and the scale shrinks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,42 +28,53 @@ namespace shard {
 class Model;
 }
 
+/// Options of GradScaler.
 struct GradScalerOptions {
-  double init_scale = 65536.0;
-  double growth_factor = 2.0;
-  double backoff_factor = 0.5;
-  int64_t growth_interval = 2000;  // steps without overflow before the scale grows
-  bool enabled = true;             // false: every call passes through
+  double init_scale = 65536.0;     ///< The first scale.
+  double growth_factor = 2.0;      ///< Multiplies the scale when it grows.
+  double backoff_factor = 0.5;     ///< Multiplies the scale after an overflow.
+  int64_t growth_interval = 2000;  ///< Steps without overflow before the scale grows.
+  bool enabled = true;             ///< False: every call passes through.
 };
 
+/// Scales the loss, unscales the gradients and skips steps that overflowed.
 class GradScaler {
  public:
+  /// Throws Error for a setting that makes no sense.
   explicit GradScaler(GradScalerOptions options = {});
 
+  /// The loss times the scale; call backward on it.
   at::Tensor scale(const at::Tensor& loss) const;
 
-  // Divides the gradients by the scale and looks for infinities and NaN. Once between updates.
-  // Collective: one number is summed over the ranks; waits for no device.
+  /// Divides the gradients by the scale and counts infinities and NaNs. At most once between
+  /// updates. Collective.
   void unscale_(const Sharded& sharded);
+  /// The same for the optimizer's model. Collective.
   void unscale_(const Optimizer& optimizer);
 
-  // Steps if every gradient of every rank is finite (unscaling first, if that was not done).
-  // Returns whether it did. Collective; waits for the device.
+  /// Steps if every gradient on every rank is finite, and returns whether it did. Unscales first if
+  /// that wasn't done. Collective. Waits for the device.
   bool step(Optimizer& optimizer);
-  // The same for an update that is not ours, torch::optim's on sharded.parameters() say.
+  /// The same for an update of your own, such as torch::optim's on Sharded::parameters().
+  /// Collective. Waits for the device.
   bool step(const Sharded& sharded, const std::function<void()>& update);
 
-  // Moves the scale after the steps of an iteration.
+  /// Adjusts the scale after the steps of an iteration. Waits for the device.
   void update();
 
+  /// The current scale.
   double scale() const { return state_.scale; }
+  /// Whether it does anything.
   bool enabled() const { return options_.enabled; }
 
+  /// What a checkpoint must store.
   struct State {
-    double scale;
-    int64_t good_steps;  // since the scale last moved
+    double scale;        ///< The current scale.
+    int64_t good_steps;  ///< Steps since the scale last changed.
   };
+  /// The current state.
   State state() const { return state_; }
+  /// Restores a state.
   void load_state(State state);
 
  private:

@@ -1,28 +1,30 @@
-// GraphedStep: a whole training step (gather, forward, backward, reduce, clip, update) as one
-// launch.
-//
-//   fsdp::AdamW optimizer(sharded, {.lr = 3e-4});
-//   fsdp::GraphedStep step(sharded, optimizer,
-//                          [&](const auto& inputs) { return model->loss(inputs[0], inputs[1]); },
-//                          {.clip = 1.0});
-//   for (auto& batch : loader) {
-//     fsdp::StepResult result = step({batch.data, batch.target});
-//     optimizer.set_lr(schedule(++n));
-//   }
-//
-// On a GPU the first steps are eager; then a step is recorded as a CUDA graph and replayed from
-// then on, with the inputs copied to where the recording read them. The numbers are the same. What
-// the loss does on the host happens at recordings only, so it must not depend on the step: no
-// values read back (item()), the same modules every time, module->train() or eval() as it was; and
-// what a module keeps for itself between calls must stay where it is. Dropout works. Inputs of
-// other shapes are recorded again, and so is everything when requires_grad or the engine's settings
-// change. Where a recording fails, steps stay eager, and a line says why. On the CPU every step is
-// eager.
-//
-// A step whose loss or gradient is not finite changes no parameter and no state of the optimizer;
-// that is decided on the device. What forward writes (the statistics of a batch norm) is written.
-// Memory that a recorded step needs stays reserved. Every rank takes the same steps, with inputs of
-// the same shapes. docs/graphs.md says more.
+/// @file
+/// A whole training step (gather, forward, backward, reduce, clip, update) as one CUDA graph.
+///
+///     fsdp::AdamW optimizer(sharded, {.lr = 3e-4});
+///     fsdp::GraphedStep step(sharded, optimizer,
+///                            [&](const auto& inputs) { return model->loss(inputs[0], inputs[1]);
+///                            },
+///                            {.clip = 1.0});
+///     for (auto& batch : loader) {
+///       fsdp::StepResult result = step({batch.data, batch.target});
+///       optimizer.set_lr(schedule(++n));
+///     }
+///
+/// On a GPU the first steps are eager. Then one step is recorded as a CUDA graph, and later steps
+/// copy their inputs to where the recording reads them and replay it. Results are the same. On the
+/// CPU every step is eager.
+///
+/// The loss function's host code runs only in eager steps and recordings. So it must not read
+/// values back (item()), must use the same modules in the same mode (train() or eval()) every time,
+/// and tensors that a module keeps between calls must stay where they are. Dropout works. Inputs of
+/// a new shape are recorded again, and so is everything when requires_grad or the engine's settings
+/// change. If a recording fails, steps stay eager and the reason is logged.
+///
+/// A step whose loss or gradient norm isn't finite changes no parameter and no optimizer state; the
+/// device decides that. Buffers that forward writes, such as batch norm's statistics, are written.
+/// The memory of a recorded step stays reserved. Every rank must take the same steps with inputs of
+/// the same shapes. See docs/graphs.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,51 +40,61 @@ namespace fsdp {
 class Optimizer;
 class Sharded;
 
+/// Options of GraphedStep.
 struct GraphedStepOptions {
-  double clip = 0;            // largest norm of the gradient; 0: none
-  int warmup = 3;             // eager steps before the first recording, at least 1
-  int64_t micro_batches = 1;  // losses of a step, whose gradients are averaged
-  bool graph = true;          // false: eager steps only
-  // Losses of micro-batches and ranks are added up instead: each is divided by the whole batch
-  // already. (Gradients of ranks are as set_gradient_divide_factor says.)
+  double clip = 0;            ///< Largest gradient norm. 0: no clipping.
+  int warmup = 3;             ///< Eager steps before the first recording; at least 1.
+  int64_t micro_batches = 1;  ///< Losses per step. Their gradients are averaged.
+  bool graph = true;          ///< False: eager steps only.
+
+  /// Adds the losses of micro-batches and ranks instead of averaging them, for losses that are
+  /// already divided by the whole batch. Sharded::set_gradient_divide_factor() says how gradients
+  /// of ranks combine.
   bool sum = false;
-  // Whole gradients are kept over the micro-batches and reduced once a step, instead of after each.
+  /// Keeps whole gradients over the micro-batches and reduces once per step instead of after each.
   bool reduce_once = false;
-  int shapes = 4;  // recordings that are kept, for inputs of as many shapes
+  int shapes = 4;  ///< Number of input shapes whose recordings are kept.
 };
 
-// On the device, valid until the next step. Reading them waits for the step.
+/// The result of a step, on the device, valid until the next step. Reading it waits for the step.
 struct StepResult {
-  at::Tensor loss;     // float64 []: the mean over micro-batches and ranks
-  at::Tensor norm;     // float32 []: of the gradient, before the clip
-  at::Tensor skipped;  // bool []: loss or norm was not finite, and nothing was updated
+  at::Tensor loss;     ///< float64 []: mean over micro-batches and ranks.
+  at::Tensor norm;     ///< float32 []: gradient norm before clipping.
+  at::Tensor skipped;  ///< bool []: loss or norm wasn't finite, and nothing was updated.
 };
 
+/// A training step that replays as a CUDA graph.
 class GraphedStep {
  public:
-  // Of one loss. May lie in host memory; if that is pinned, it is read until the step is done.
+  /// Inputs of one loss. They may be in host memory; the device reads pinned memory until the step
+  /// is done.
   using Inputs = std::vector<at::Tensor>;
-  using Loss = std::function<at::Tensor(const Inputs&)>;  // a tensor of one element
+  /// Returns a tensor of one element.
+  using Loss = std::function<at::Tensor(const Inputs&)>;
 
-  // On a GPU the optimizer is made capturable. It and what `loss` uses must outlive the step.
+  /// Makes the optimizer capturable on a GPU. The optimizer and what `loss` uses must outlive it.
   GraphedStep(const Sharded& sharded, Optimizer& optimizer, Loss loss,
               GraphedStepOptions options = {});
   ~GraphedStep();
   GraphedStep(const GraphedStep&) = delete;
   GraphedStep& operator=(const GraphedStep&) = delete;
 
-  // Takes a step, ordered on the current stream like any other work. At most two are under way on
-  // the device when it returns. Collective. Gradients that were there before are dropped.
-  StepResult operator()(const Inputs& inputs);                      // one micro-batch
-  StepResult operator()(const std::vector<Inputs>& micro_batches);  // as many as the options say
+  /// Takes a step of one micro-batch, ordered on the current stream. Drops gradients from before.
+  /// Collective. Waits for the device until at most one earlier step is still running.
+  StepResult operator()(const Inputs& inputs);
+  /// Takes a step of options.micro_batches micro-batches, in the same way. Collective. Waits for
+  /// the device until at most one earlier step is still running.
+  StepResult operator()(const std::vector<Inputs>& micro_batches);
 
-  // Waits until at most `under_way` steps are not done. An Error where a rank is lost or a step
-  // takes longer than the world's timeout.
+  /// Waits until at most `under_way` steps are still running. Throws Error if a rank is lost or a
+  /// step takes longer than the world's timeout. Waits for the device.
   void wait(size_t under_way = 0);
 
-  bool replayed() const;       // whether the last step was
-  int64_t recordings() const;  // made so far
-  // Why no step is recorded any more. Empty: they are, once their shape has come before.
+  /// Whether the last step was a replay.
+  bool replayed() const;
+  /// Number of recordings so far.
+  int64_t recordings() const;
+  /// Why steps aren't recorded any more. Empty if they are.
   const std::string& why_eager() const;
 
  private:

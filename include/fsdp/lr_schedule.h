@@ -1,16 +1,16 @@
-// Learning-rate schedules: the factor on the learning rate as a function of the step, and the
-// scheduler that applies it to an optimizer.
-//
-//   fsdp::LRScheduler scheduler(
-//       optimizer,
-//       fsdp::LRSchedule::cosine({.total_steps = 10'000, .warmup_steps = 200, .final_ratio =
-//       0.1}));
-//   optimizer.step();
-//   scheduler.step();   // after every step of the optimizer
-//
-// Steps count from 0. During warm-up step s has the factor (s + 1) / warmup_steps: the first step
-// moves already, the last of the warm-up has the full rate. At total_steps and after it the factor
-// is final_ratio.
+/// @file
+/// Learning-rate schedules, and the scheduler that applies one to an optimizer.
+///
+///     fsdp::LRScheduler scheduler(
+///         optimizer,
+///         fsdp::LRSchedule::cosine({.total_steps = 10'000, .warmup_steps = 200,
+///                                   .final_ratio = 0.1}));
+///     optimizer.step();
+///     scheduler.step();   // after every step of the optimizer
+///
+/// A schedule is a factor on the learning rate as a function of the step. Steps count from 0. In
+/// warm-up, step s has the factor (s + 1) / warmup_steps: the first step already moves, and the
+/// last one has the full rate. From total_steps on the factor is final_ratio.
 #pragma once
 
 #include <cstdint>
@@ -20,32 +20,38 @@ namespace fsdp {
 
 class Optimizer;
 
+/// Options of LRSchedule.
 struct ScheduleOptions {
-  int64_t total_steps = 0;   // of the training; constant() needs none
-  int64_t warmup_steps = 0;  // of total_steps
-  int64_t decay_steps = 0;   // of total_steps, the last ones; wsd() only
-  double final_ratio = 0.0;  // of the full rate, at the end; constant() has none
+  int64_t total_steps = 0;   ///< Length of the training. Not for constant().
+  int64_t warmup_steps = 0;  ///< Steps of warm-up, part of total_steps.
+  int64_t decay_steps = 0;   ///< Steps of decay at the end, part of total_steps. Only for wsd().
+  double final_ratio = 0.0;  ///< The last factor. Not for constant().
 };
 
-// How the rate falls from 1 to final_ratio, at progress x in [0, 1].
+/// How the factor falls from 1 to final_ratio, at progress x in [0, 1].
 enum class Decay {
-  NONE,
-  LINEAR,  // 1 - x
-  COSINE,  // (1 + cos(pi x)) / 2
-  SQRT,    // 1 - sqrt(x): falls fast and levels out late
+  NONE,    ///< It stays 1.
+  LINEAR,  ///< 1 - x.
+  COSINE,  ///< (1 + cos(pi x)) / 2.
+  SQRT,    ///< 1 - sqrt(x): fast at first, slow at the end.
 };
 
-// The factor as a function of the step; without state. Bad options are an Error that names the
-// field.
+/// The factor on the learning rate as a function of the step. Stateless. Bad options are an Error
+/// that names the field.
 class LRSchedule {
  public:
-  static LRSchedule constant(ScheduleOptions options = {});  // 1 after the warm-up, for ever
-  static LRSchedule linear(ScheduleOptions options);         // falls from the end of the warm-up on
-  static LRSchedule cosine(ScheduleOptions options);         // likewise
-  // Warm-up, stable, decay: the full rate until decay_steps before the end.
+  /// 1 after the warm-up.
+  static LRSchedule constant(ScheduleOptions options = {});
+  /// Linear decay after the warm-up.
+  static LRSchedule linear(ScheduleOptions options);
+  /// Cosine decay after the warm-up.
+  static LRSchedule cosine(ScheduleOptions options);
+  /// Warm-up, stable, decay: the full rate until decay_steps before the end.
   static LRSchedule wsd(ScheduleOptions options, Decay decay = Decay::LINEAR);
 
+  /// The factor at a step.
   double at(int64_t step) const;
+  /// The factor at a step.
   double operator()(int64_t step) const { return at(step); }
 
  private:
@@ -57,15 +63,19 @@ class LRSchedule {
   Decay decay_;
 };
 
-// Applies a schedule: every group's learning rate is what it was when the scheduler was made, times
-// the factor. The optimizer must outlive it.
+/// Sets every group's learning rate to its rate at construction times the factor. The optimizer
+/// must outlive it.
 class LRScheduler {
  public:
+  /// Sets the rates of step 0.
   LRScheduler(Optimizer& optimizer, LRSchedule schedule);
 
+  /// Goes to the next step.
   void step() { set_steps(steps_ + 1); }
+  /// The current step.
   int64_t steps() const { return steps_; }
-  void set_steps(int64_t steps);  // when a training is resumed
+  /// Goes to a step, to resume a run.
+  void set_steps(int64_t steps);
 
  private:
   Optimizer& optimizer_;

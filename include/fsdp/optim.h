@@ -1,17 +1,18 @@
-// Optimizers over a sharded model: each rank updates its own part of every parameter, in one pass
-// over memory.
-//
-//   fsdp::AdamW optimizer(sharded, {.lr = 3e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1,
-//                                   .groups = {fsdp::no_decay()}});
-//   loss.backward();
-//   sharded.clip_grad_norm_(1.0);   // its factor is applied by step(), not in a pass of its own
-//   optimizer.step();
-//   optimizer.zero_grad();
-//
-// Results equal those of torch::optim on the whole model, to within rounding. What differs: the
-// parameters of a unit that share a dtype have one gradient buffer, so a parameter that took no
-// part in a backward of its unit counts as having a gradient of zero, not none. A unit that took no
-// part at all is left alone, and so are frozen parameters (requires_grad false).
+/// @file
+/// Optimizers for a sharded model: each rank updates its part of every parameter in one pass over
+/// memory.
+///
+///     fsdp::AdamW optimizer(sharded, {.lr = 3e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1,
+///                                     .groups = {fsdp::no_decay()}});
+///     loss.backward();
+///     sharded.clip_grad_norm_(1.0);   // step() applies the factor, without a pass of its own
+///     optimizer.step();
+///     optimizer.zero_grad();
+///
+/// Results equal torch::optim on the whole model, up to rounding, with one difference. A unit's
+/// parameters of one dtype share a gradient buffer, so a parameter that its unit's backward didn't
+/// reach has a zero gradient instead of none. A unit that no backward reached isn't updated, and
+/// neither are frozen parameters (requires_grad false).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,98 +34,119 @@ class Model;
 struct HostFactor;
 }  // namespace shard
 
-// Parameters that are updated with other numbers than the rest.
+/// Parameters with a learning rate or weight decay of their own.
 struct ParamGroup {
+  /// Chooses by name, sizes or dtype. It must not read values, because they are sharded.
   using Where = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
 
-  Where where = {};    // by name, sizes or dtype; values must not be read (they are sharded)
-  bool norms = false;  // parameters of normalisation layers too
-  std::optional<double> lr = {};            // default: the optimizer's
-  std::optional<double> weight_decay = {};  // likewise
+  Where where = {};                         ///< The parameters of the group.
+  bool norms = false;                       ///< Adds the parameters of normalization layers.
+  std::optional<double> lr = {};            ///< Default: the optimizer's.
+  std::optional<double> weight_decay = {};  ///< Default: the optimizer's.
 };
 
-// Norms, biases and everything else of at most one dimension, without weight decay.
+/// Norms, biases and all other parameters of at most one dimension, without weight decay.
 ParamGroup no_decay();
 
+/// The base of AdamW and SGD. Derive from it for an elementwise optimizer of your own.
 class Optimizer {
  public:
-  // A group as it is used. Group 0 holds what no ParamGroup chose; 1 is the first of these.
+  /// A group in use. Group 0 holds what no ParamGroup chose; group 1 is the first ParamGroup.
   struct Group {
-    double lr;
-    double weight_decay;
-    std::vector<std::string> parameters;  // the module's own names
+    double lr;                            ///< Current learning rate.
+    double weight_decay;                  ///< Current weight decay.
+    std::vector<std::string> parameters;  ///< Names in the module.
   };
 
+  /// The states go with it; the model stays.
   virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Updates what has a gradient. Gives up gathered units; collective where ranks share memory.
+  /// Updates every parameter that has a gradient. Reshards gathered units first. Collective.
   void step();
-  // Said before the last backward of a step: units that are updated in host memory
-  // (ShardOptions::offload) are so as soon as their gradients have come, while backward goes on,
-  // and step() does what is left. For steps that neither clip nor scale nor look at gradients. A
-  // backward that fails leaves units updated; a learning rate for this step is set before. Without
-  // such units nothing changes.
+  /// Updates units in host memory (ShardOptions::offload) during the next backward, each as soon as
+  /// its gradients arrive; step() then does the rest.
+  ///
+  /// Call it before the last backward of a step that neither clips, scales nor reads gradients, and
+  /// set the learning rate first. A backward that throws leaves some units updated. Has no effect
+  /// without such units.
   void step_in_backward();
+  /// Clears the gradients: Sharded::zero_grad().
   void zero_grad(bool set_to_none = true);
 
-  // A parameter belongs to the first ParamGroup that wants it.
+  /// All groups. A parameter belongs to the first ParamGroup that chooses it.
   const std::vector<Group>& groups() const { return groups_; }
+  /// A group's learning rate.
   double lr(size_t group = 0) const;
-  // Of every group that has no learning rate of its own. May be called at any time.
+  /// Sets the learning rate of every group that has none of its own. Allowed at any time.
   void set_lr(double lr);
+  /// Sets one group's learning rate.
   void set_lr(double lr, size_t group);
+  /// Sets one group's weight decay.
   void set_weight_decay(double weight_decay, size_t group);
 
-  // Capturable: learning rates, weight decays and the numbers of updates live on the device, and
-  // step() launches nothing that depends on the host's. A CUDA graph of step() then follows
-  // set_lr(), which writes the device's value in stream order. Results are the same. Not to be
-  // changed during a capture; switching it off waits for the device.
-  //
-  // A step whose factor from clip_grad_norm_ is not finite (that of a norm which is not) writes
-  // nothing. It is not counted either, except on a GPU where the optimizer is not capturable: the
-  // host does not know there.
+  /// Keeps learning rates, weight decays and update counts on the device, so that a CUDA graph of
+  /// step() follows set_lr(), which writes the device's value in stream order.
+  ///
+  /// Results are the same. Don't change it during a capture. Turning it off waits for the device.
+  ///
+  /// A step whose clip factor isn't finite writes nothing. It isn't counted either, except on a GPU
+  /// with a non-capturable optimizer, where the host doesn't know.
   void set_capturable(bool on);
+  /// Whether it is capturable.
   bool capturable() const { return rates_.defined(); }
 
-  // --- for checkpoints ---
-  // The model that is updated.
+  /// @name For checkpoints
+  /// @{
+
+  /// The model being updated.
   const std::shared_ptr<shard::Model>& model() const { return model_; }
-  // Names of the states, torch's own ("exp_avg").
+  /// Names of the states, as torch has them ("exp_avg").
   const std::vector<std::string>& state_names() const { return state_names_; }
-  // A flat's states by name: tensors like its master, so what Layout says of a shard holds for
-  // them. Empty before the flat's first update.
+  /// A flat buffer's states by name, each laid out like its master. Empty before the first update.
   std::map<std::string, at::Tensor> state(const shard::Flat& flat) const;
-  int64_t steps(const shard::Flat& flat) const;  // updates it has had; capturable: waits
-  // Sets the number of updates and returns the states to be filled, made if there are none.
+  /// Number of updates of a flat buffer. Waits for the device if capturable.
+  int64_t steps(const shard::Flat& flat) const;
+  /// Sets the number of updates and returns the states for the caller to fill. Makes them if there
+  /// are none.
   std::map<std::string, at::Tensor> restore(const shard::Flat& flat, int64_t steps);
+  /// Bytes of all states in memory.
   int64_t state_bytes() const;
 
+  /// @}
+
  protected:
-  // A stretch of a flat whose parameters are of one group. All but the gradient are views of it.
+  /// A stretch of a flat buffer whose parameters are in one group. All tensors but `grad` are views
+  /// of that stretch.
   struct Piece {
-    at::Tensor master;               // undefined where `rest` is not
-    at::Tensor low;                  // the shard that is gathered; undefined if that is the master
-    at::Tensor rest;                 // of a master in two halves (kernels/split.h): `low` is one
-    std::vector<at::Tensor> states;  // in the order of state_names
-    at::Tensor grad;                 // of the whole flat: a view would keep its memory
-    int64_t begin;                   // of the stretch in the flat
-    size_t group;
-    int64_t flat;  // place in `counts`
-    int64_t step;  // number of this update, from 1; not where capturable
+    at::Tensor master;               ///< Undefined if `rest` is defined.
+    at::Tensor low;                  ///< The shard to gather from; undefined if it is the master.
+    at::Tensor rest;                 ///< Low half of a split master; `low` is the high half.
+    std::vector<at::Tensor> states;  ///< In the order of state_names().
+    at::Tensor grad;                 ///< Of the whole flat buffer: a view would keep its memory.
+    int64_t begin;                   ///< Where the stretch begins in the flat buffer.
+    size_t group;                    ///< Its group.
+    int64_t flat;                    ///< Its index in Update::counts.
+    int64_t step;                    ///< Number of this update, from 1. Unused if capturable.
   };
 
+  /// One call of update().
   struct Update {
-    std::vector<Piece> pieces;
-    at::Tensor factor;  // see kernels/update.h
-    // Where capturable, else undefined: kernels::DeviceNumbers.
-    at::Tensor rates, counts;
+    std::vector<Piece> pieces;  ///< What to update.
+    at::Tensor factor;          ///< Multiply gradients with it; one float32. Undefined: 1.
+
+    /// If capturable, else undefined: [groups, 2] float64, learning rate and weight decay.
+    at::Tensor rates;
+    /// If capturable, else undefined: [flats] float64, updates so far. update() adds 1.
+    at::Tensor counts;
   };
 
+  /// `lr` and `weight_decay` are the defaults of the groups.
   Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, double lr, double weight_decay,
             std::vector<std::string> state_names);
 
+  /// Updates all pieces: masters, shards and states.
   virtual void update(const Update& what) = 0;
 
  private:
@@ -148,23 +170,26 @@ class Optimizer {
   std::vector<std::string> state_names_;
   std::vector<Group> groups_;
   std::map<const shard::Flat*, std::unique_ptr<Entry>> entries_;
-  at::Tensor rates_;   // [groups, 2] float64, where capturable
-  at::Tensor counts_;  // [flats] float64, where capturable
+  at::Tensor rates_;   // [groups, 2] float64, if capturable
+  at::Tensor counts_;  // [flats] float64, if capturable
 };
 
+/// Options of AdamW.
 struct AdamWOptions {
-  double lr = 1e-3;
-  std::pair<double, double> betas = {0.9, 0.999};
-  double eps = 1e-8;
-  double weight_decay = 1e-2;  // decoupled
-  bool maximize = false;
-  std::vector<ParamGroup> groups = {};
+  double lr = 1e-3;                                ///< Learning rate.
+  std::pair<double, double> betas = {0.9, 0.999};  ///< Decay rates of the two averages.
+  double eps = 1e-8;                               ///< Added to the denominator.
+  double weight_decay = 1e-2;                      ///< Decoupled from the gradient.
+  bool maximize = false;                           ///< Climb instead of descend.
+  std::vector<ParamGroup> groups = {};             ///< Parameters with other settings.
 };
 
-// Adam with decoupled weight decay. States: "exp_avg", "exp_avg_sq".
+/// Adam with decoupled weight decay. States: "exp_avg", "exp_avg_sq".
 class AdamW : public Optimizer {
  public:
+  /// Make it after the last fully_shard().
   explicit AdamW(const Sharded& sharded, AdamWOptions options = {});
+  /// As given to the constructor.
   const AdamWOptions& options() const { return options_; }
 
  private:
@@ -173,20 +198,23 @@ class AdamW : public Optimizer {
   AdamWOptions options_;
 };
 
+/// Options of SGD.
 struct SGDOptions {
-  double lr = 1e-3;
-  double momentum = 0.0;
-  double dampening = 0.0;
-  double weight_decay = 0.0;
-  bool nesterov = false;
-  bool maximize = false;
-  std::vector<ParamGroup> groups = {};
+  double lr = 1e-3;                     ///< Learning rate.
+  double momentum = 0.0;                ///< 0: none.
+  double dampening = 0.0;               ///< Reduces the gradient's part in the momentum.
+  double weight_decay = 0.0;            ///< Added to the gradient.
+  bool nesterov = false;                ///< Nesterov momentum.
+  bool maximize = false;                ///< Climb instead of descend.
+  std::vector<ParamGroup> groups = {};  ///< Parameters with other settings.
 };
 
-// Stochastic gradient descent. State: "momentum_buffer", if there is momentum.
+/// Stochastic gradient descent. State: "momentum_buffer", if there is momentum.
 class SGD : public Optimizer {
  public:
+  /// Make it after the last fully_shard().
   explicit SGD(const Sharded& sharded, SGDOptions options = {});
+  /// As given to the constructor.
   const SGDOptions& options() const { return options_; }
 
  private:

@@ -1,18 +1,19 @@
-// Profile: where a step's time goes, unit by unit. trace: one step for Perfetto.
-//
-//   fsdp::Profile profile;
-//   for (int i = 0; i < 10; ++i) {
-//     profile.begin(sharded);
-//     step();                       // forward, backward, update
-//     profile.end();
-//   }
-//   std::cout << profile.describe();
-//   fsdp::trace("trace.json", step);
-//
-// Times of gathers and reductions are the device's, from timed events on the stream they run on; on
-// the CPU they are what the computing thread spent in the communicators' calls. They hold the wait
-// for ranks that come later. docs/profiling.md reads a table. A step that is replayed as a CUDA
-// graph has nothing to see here: take eager ones.
+/// @file
+/// Where a step's time goes, unit by unit, and a trace of one step for Perfetto.
+///
+///     fsdp::Profile profile;
+///     for (int i = 0; i < 10; ++i) {
+///       profile.begin(sharded);
+///       step();                       // forward, backward, update
+///       profile.end();
+///     }
+///     std::cout << profile.describe();
+///     fsdp::trace("trace.json", step);
+///
+/// Times of gathers and reductions come from timed events on the stream that runs them; on the CPU
+/// they are what the computing thread spends in the communicators' calls. They include waiting for
+/// ranks that come later. Profile eager steps: a replayed CUDA graph shows nothing here.
+/// docs/profiling.md explains the table.
 #pragma once
 
 #include <cstdint>
@@ -25,52 +26,62 @@
 
 namespace fsdp {
 
-struct ProfiledCalls {  // over all steps of a profile
-  int64_t count = 0;
-  double median_ms = 0, max_ms = 0;
-  int64_t bytes = 0;  // that this rank sent, as Traffic counts them
+/// Calls of one kind, over all steps of a profile.
+struct ProfiledCalls {
+  int64_t count = 0;     ///< Number of calls.
+  double median_ms = 0;  ///< Median time of a call.
+  double max_ms = 0;     ///< Longest time of a call.
+  int64_t bytes = 0;     ///< Bytes that this rank sent, as Traffic counts them.
 };
 
+/// One unit, in forward or in backward.
 struct ProfileRow {
-  std::string unit;  // "(ranks meet)": shared memory only; around the update, when nobody may read
-  bool backward = false;
-  ProfiledCalls gathers;
-  ProfiledCalls reshards;  // host time; nothing is sent
-  ProfiledCalls reductions;
-  double exposed_ms = 0;  // that the compute stream (on the CPU, the thread) waited for the above
+  std::string unit;        ///< Its name. "(ranks meet)": the barriers around an update (shm only).
+  bool backward = false;   ///< Which pass.
+  ProfiledCalls gathers;   ///< All-gathers.
+  ProfiledCalls reshards;  ///< Host time; nothing is sent.
+  ProfiledCalls reductions;  ///< Reductions of gradients.
+  double exposed_ms = 0;     ///< Time that compute (on the CPU, the thread) waited for the above.
 };
 
+/// Where the time of a few steps goes.
 class Profile {
  public:
+  /// Without steps.
   Profile();
+  /// Stops a step that hasn't ended.
   ~Profile();
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
 
-  // A step. Both wait for the device. May be repeated, with the same model.
+  /// Starts a step. All steps must be of one model. Waits for the device.
   void begin(const Sharded& sharded);
+  /// Ends the step. Waits for the device.
   void end();
 
-  int64_t steps() const;
-  double step_ms() const;        // of one step, on average
-  double exposed_share() const;  // of that time; 0 … 1
-  // Of units with parameters, in the order of Sharded::units(), forward first.
+  int64_t steps() const;         ///< Number of steps.
+  double step_ms() const;        ///< Average time of a step.
+  double exposed_share() const;  ///< Exposed communication as a fraction of that time.
+
+  /// Units with parameters, in the order of Sharded::units(), forward before backward.
   std::vector<ProfileRow> rows() const;
-  ProfileRow total() const;  // of all rows
-  // What engine and autograd held when they held most: when forward was done or backward was.
-  // memory().total() + memory().activations is what the device's memory should peak at, beside
-  // temporaries, buffers and inputs.
+  /// The sum of all rows.
+  ProfileRow total() const;
+  /// What the engine and autograd held at their peak: at the end of forward or of backward. The
+  /// device's peak should be memory().total() + memory().activations, plus temporaries, buffers and
+  /// inputs.
   MemoryReport memory() const;
-  std::string describe() const;  // a table; counts, bytes and exposed time of one step
+  /// A table as text. Counts, bytes and exposed time are per step.
+  std::string describe() const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-// Calls `step` and writes what LibTorch's profiler saw of it to `path`, as JSON for
-// https://ui.perfetto.dev and chrome://tracing: operators, kernels of a GPU, and the gathers,
-// reshards and reductions of sharded models by the names of their units. For this rank only.
+/// Calls `step` and writes what LibTorch's profiler saw to `path`, as JSON for
+/// https://ui.perfetto.dev and chrome://tracing: operators, GPU kernels, and each unit's gathers,
+/// reshards and reductions. Covers this rank only.
 void trace(const std::string& path, const std::function<void()>& step);
 
 }  // namespace fsdp

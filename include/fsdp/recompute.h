@@ -1,15 +1,16 @@
-// Recomputation (activation checkpointing): what backward needs of a module is computed again
-// instead of being kept, or kept in host memory, without changing the module.
-//
-//   auto sharded = fsdp::fully_shard(model, {.wrap = fsdp::wrap::modules<Block>()});
-//   fsdp::apply_activation_checkpointing(sharded, fsdp::wrap::modules<Block>());
-//
-// or, for a piece of code, sharded or not:
-//
-//   at::Tensor y = fsdp::recompute([&](const at::Tensor& x) { return mix(x); }, x);
-//
-// Gradients are bit for bit those of a run without it (on a GPU with deterministic algorithms).
-// docs/recompute.md says what is kept and why.
+/// @file
+/// Recomputation (activation checkpointing): backward recomputes what it needs of a module instead
+/// of keeping it, or keeps it in host memory. The module doesn't change.
+///
+///     auto sharded = fsdp::fully_shard(model, {.wrap = fsdp::wrap::modules<Block>()});
+///     fsdp::apply_activation_checkpointing(sharded, fsdp::wrap::modules<Block>());
+///
+/// Or for a piece of code, sharded or not:
+///
+///     at::Tensor y = fsdp::recompute([&](const at::Tensor& x) { return mix(x); }, x);
+///
+/// Gradients have the same bits as without it (on a GPU with deterministic algorithms).
+/// docs/recompute.md explains what is kept and why.
 #pragma once
 
 #include <concepts>
@@ -24,42 +25,52 @@
 
 namespace fsdp {
 
+/// What a region keeps between forward and backward.
 enum class Recompute {
-  FULL,       // keeps a region's inputs
-  SELECTIVE,  // and the results of matrix products, convolutions and attention
-  OFFLOAD,    // computes nothing again: what backward needs waits in host memory
+  FULL,       ///< Its inputs.
+  SELECTIVE,  ///< Its inputs and the results of matrix products, convolutions and attention.
+  OFFLOAD,    ///< Everything, in host memory. Recomputes nothing.
 };
 
+/// Options of RecomputePolicy.
 struct RecomputeOptions {
-  Recompute mode = Recompute::FULL;
-  int every = 1;  // every k-th of the modules that the policy takes, beginning with the first
-  // So many of them at the end are left alone: backward needs them first, before its gradients have
-  // taken the memory that they would.
+  Recompute mode = Recompute::FULL;  ///< What regions keep.
+  int every = 1;  ///< Take every k-th module that the policy chooses, beginning with the first.
+
+  /// The last k modules aren't recomputed: backward reaches them first, while the memory that its
+  /// gradients will need is still free.
   int keep_last = 0;
 };
 
-// Which modules, and how: a policy of wrap.h, or a function of a ModuleView that gives bool or
-// std::optional<Recompute>.
+/// Which modules are recomputed, and how: a wrap policy, or a function of a ModuleView that returns
+/// bool or std::optional<Recompute>.
 class RecomputePolicy {
  public:
+  /// A module's mode if it is recomputed, else nullopt.
   using Decision = std::optional<Recompute>;
 
+  /// From a wrap policy. Converts implicitly.
   RecomputePolicy(WrapPolicy modules, RecomputeOptions options = {});  // NOLINT: meant to convert
 
+  /// From a function that returns bool. Converts implicitly.
   template <typename F>
   requires(std::invocable<const F&, const ModuleView&>&&
                std::is_same_v<std::invoke_result_t<const F&, const ModuleView&>, bool>)
       RecomputePolicy(F decide, RecomputeOptions options = {})  // NOLINT
       : RecomputePolicy(WrapPolicy(std::move(decide)), options) {}
 
+  /// From a function that returns Decision. Converts implicitly.
   template <typename F>
   requires(std::invocable<const F&, const ModuleView&>&&
                std::is_same_v<std::invoke_result_t<const F&, const ModuleView&>, Decision>)
       RecomputePolicy(F decide)
       : decide_(std::move(decide)) {}  // NOLINT
 
+  /// Asks the policy about a module.
   Decision operator()(const ModuleView& module) const { return decide_(module); }
+  /// RecomputeOptions::every.
   int every() const { return every_; }
+  /// RecomputeOptions::keep_last.
   int keep_last() const { return keep_last_; }
 
  private:
@@ -67,20 +78,27 @@ class RecomputePolicy {
   int every_ = 1, keep_last_ = 0;
 };
 
-// From now on the modules that the policy takes are regions: each from the first use of a parameter
-// of it to the first use of another module's parameter. Of modules inside each other the outer one
-// is taken; the model itself only where nothing in it is. A second call replaces the first. May be
-// called before or after fully_shard, but not between a forward and its backward.
+/// Makes regions of the modules that the policy chooses.
+///
+/// A region lasts from the first use of one of the module's parameters to the first use of another
+/// module's. Of nested modules the outer one is taken, and the model itself only if nothing inside
+/// it is. A second call replaces the first. Call it before or after fully_shard(), but not between
+/// a forward and its backward.
 void apply_activation_checkpointing(const Sharded& model, const RecomputePolicy& policy);
+/// The same for a module that needn't be sharded.
 void apply_activation_checkpointing(const ModuleRef& model, const RecomputePolicy& policy);
+/// Ends it.
 void remove_activation_checkpointing(const Sharded& model);
+/// Ends it.
 void remove_activation_checkpointing(const ModuleRef& model);
 
-// While alive, this thread's operators belong to one region. Scopes may lie inside each other:
-// what an inner one reads and what it hands out is kept.
+/// While alive, this thread's operators belong to one region. Scopes may be nested; what an inner
+/// scope reads and returns is kept.
 class RecomputeScope {
  public:
+  /// Begins the region.
   explicit RecomputeScope(Recompute mode = Recompute::FULL);
+  /// Ends it.
   ~RecomputeScope();
   RecomputeScope(const RecomputeScope&) = delete;
   RecomputeScope& operator=(const RecomputeScope&) = delete;
@@ -89,13 +107,14 @@ class RecomputeScope {
   size_t depth_ = 0;
 };
 
-// fn(inputs…), whose intermediate results are computed again in backward.
+/// Returns fn(inputs…) and recomputes its intermediate results in backward.
 template <typename F, typename... Inputs>
 requires(std::invocable<F, Inputs...>) auto recompute(Recompute mode, F&& fn, Inputs&&... inputs) {
   RecomputeScope scope(mode);
   return std::invoke(std::forward<F>(fn), std::forward<Inputs>(inputs)...);
 }
 
+/// The same with Recompute::FULL.
 template <typename F, typename... Inputs>
 requires(std::invocable<F, Inputs...>) auto recompute(F&& fn, Inputs&&... inputs) {
   return recompute(Recompute::FULL, std::forward<F>(fn), std::forward<Inputs>(inputs)...);

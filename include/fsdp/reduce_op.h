@@ -1,10 +1,18 @@
-// ReduceOp: how values of several ranks become one. Names as in torch.distributed.
+/// @file
+/// How a reduction combines the values of several ranks.
 #pragma once
 
 #include <cstdint>
 
 namespace fsdp {
 
-enum class ReduceOp : uint8_t { SUM, AVG, MAX, MIN, PRODUCT };
+/// How a reduction combines the values of several ranks. Names as in torch.distributed.
+enum class ReduceOp : uint8_t {
+  SUM,      ///< Sum.
+  AVG,      ///< Sum divided by the number of ranks.
+  MAX,      ///< Largest.
+  MIN,      ///< Smallest.
+  PRODUCT,  ///< Product.
+};
 
 }  // namespace fsdp

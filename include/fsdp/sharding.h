@@ -1,5 +1,7 @@
-// What can be said about how a model is sharded: strategies, dtypes, resharding, and the options of
-// fully_shard. Plain aggregates; every field has the default most people want.
+/// @file
+/// How a model is sharded: strategies, dtypes, resharding, cuts and offload.
+///
+/// Plain aggregates. The defaults suit most models.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,67 +15,90 @@
 
 namespace fsdp {
 
+/// What is sharded, and what stays gathered between forward and backward.
 enum class ShardingStrategy {
-  FULL_SHARD,     // parameters, gradients and states over all ranks; parameters leave after forward
-  SHARD_GRAD_OP,  // the same, but parameters stay gathered from forward to backward
-  NO_SHARD,       // every rank has everything; gradients are averaged (as DDP does)
-  HYBRID_SHARD,   // FULL_SHARD along the mesh's "shard", copies along its "replicate"
+  /// Parameters, gradients and states over all ranks; units reshard after forward.
+  FULL_SHARD,
+  /// The same, but units stay gathered from forward to backward.
+  SHARD_GRAD_OP,
+  /// Every rank holds everything, and gradients are averaged, as in DDP.
+  NO_SHARD,
+  /// FULL_SHARD along the mesh's "shard", copies along its "replicate".
+  HYBRID_SHARD,
 };
 
+/// "FULL_SHARD" and so on.
 const char* name(ShardingStrategy strategy);
 
-// What happens to a unit's full parameters between its forward and its backward.
-//   none   FSDP2's default: the root keeps them, every other unit gives them up
-//   bool   true: given up; false: kept
-//   int n  each rank keeps 1/n of the unit, so that backward gathers among n neighbours only
+/// What happens to a unit's gathered parameters between its forward and its backward.
+///
+/// - Unset: the strategy decides. With FULL_SHARD the root stays gathered and other units reshard,
+///   as in FSDP2.
+/// - `true`: reshard. `false`: stay gathered.
+/// - A number n: each rank keeps 1/n of the unit, and backward gathers among n neighbours only.
 struct ReshardAfterForward {
+  /// Unset.
   ReshardAfterForward() = default;
+  /// Reshard or stay gathered.
   ReshardAfterForward(bool reshard) : keep_parts(reshard ? 0 : 1) {}  // NOLINT: meant to convert
-  ReshardAfterForward(int parts) : keep_parts(parts) {}               // NOLINT: meant to convert
+  /// Keep 1/parts. Throws fsdp::Error if parts is below 1.
+  ReshardAfterForward(int parts);  // NOLINT: meant to convert
 
-  std::optional<int> keep_parts;  // 0: nothing is kept; 1: all; n: 1/n
+  std::optional<int> keep_parts;  ///< 0: keep nothing; 1: everything; n: 1/n.
 };
 
+/// Dtypes of a sharded model. Unset ones keep the dtype that the module was built with, except as
+/// noted.
 struct MixedPrecision {
+  /// Chooses parameters by name, sizes or dtype.
   using Chosen = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
 
-  std::optional<at::ScalarType> param_dtype;   // of parameters in forward and backward
-  std::optional<at::ScalarType> reduce_dtype;  // of gradients on their way; default: param_dtype
-  std::optional<at::ScalarType> buffer_dtype;  // of floating-point buffers
-  std::optional<at::ScalarType> output_dtype;  // of what Sharded::forward returns
-  std::optional<at::ScalarType> master_dtype;  // of what the optimizer updates; default: as built
-  std::optional<at::ScalarType> grad_dtype;    // of gradients that wait for it; default: its own
-  bool split_master = true;  // a float32 master of bfloat16 parameters is kept as these and the 16
-                             // bits they lack: 4 bytes instead of 6, and every bit is there
-  bool cast_forward_inputs = true;  // operators that read a parameter get their inputs cast to it
-  bool norms_in_fp32 = false;       // parameters of normalisation layers keep float32
-  Chosen keep_fp32;                 // further parameters that keep float32
+  std::optional<at::ScalarType> param_dtype;   ///< Parameters in forward and backward.
+  std::optional<at::ScalarType> reduce_dtype;  ///< Gradients in reductions; default: param_dtype.
+  std::optional<at::ScalarType> buffer_dtype;  ///< Floating-point buffers of the whole model.
+  std::optional<at::ScalarType> output_dtype;  ///< Tensors that ShardedModule::forward() returns.
+  std::optional<at::ScalarType> master_dtype;  ///< Masters, which the optimizer updates.
+  std::optional<at::ScalarType> grad_dtype;    ///< Reduced gradients; default: the master's dtype.
+
+  /// Stores a float32 master of a bfloat16 parameter as the parameter and the 16 bits it lacks: 4
+  /// bytes instead of 6, and exact.
+  bool split_master = true;
+  /// Casts the other inputs of an operator that reads a parameter to the parameter's dtype.
+  bool cast_forward_inputs = true;
+  /// Keeps parameters of normalization layers in float32.
+  bool norms_in_fp32 = false;
+  /// Further parameters to keep in float32.
+  Chosen keep_fp32;
 };
 
-// How a flat buffer is cut into shards.
+/// Where a flat buffer is cut into shards.
 enum class Cut {
-  AUTO,     // ROW where that costs at most 1 % of padding, else ELEMENT
-  ROW,      // between rows: a rank's part of a parameter is one rectangle
-  ELEMENT,  // anywhere: a part may begin and end inside a row
-  TENSOR,   // between parameters: each is whole on one rank
+  AUTO,     ///< ROW if its padding is at most 0.9 % of the unit, else ELEMENT.
+  ROW,      ///< Between rows: a rank's part of a parameter is one rectangle.
+  ELEMENT,  ///< Anywhere: a part may begin and end inside a row.
+  TENSOR,   ///< Between parameters: each is whole on one rank.
 };
 
-// What lies in host memory instead of the device's. Numbers are the same, to within what a CPU's
-// and a GPU's arithmetic differ by.
+/// What to keep in host memory instead of the device's.
+///
+/// Results are the same, up to the difference between CPU and GPU arithmetic.
 struct Offload {
-  bool parameters = false;  // shards: a gather begins with a copy to the device
-  bool gradients = false;   // reduced shards: they leave during backward
-  bool optimizer = false;   // masters and states: the update runs on the CPU, and gradients leave
-  double fraction = 1;      // of all that, in whole units, the last ones first
-  bool pin_memory = true;   // false: pageable, so that copies do not overlap with compute
-  std::string directory = {};  // masters and states in files here instead, read and written ahead
+  bool parameters = false;  ///< Shards: a gather begins with a copy to the device.
+  bool gradients = false;   ///< Reduced shards: copied out during backward.
+  bool optimizer = false;   ///< Masters and states: gradients leave, and the CPU runs the update.
+  double fraction = 1;      ///< Fraction of the model to offload, in whole units, last ones first.
+  bool pin_memory = true;   ///< False: pageable memory, so copies don't overlap with compute.
+
+  /// Keeps masters and states in files here, read and written ahead. Needs `optimizer`.
+  std::string directory = {};
+  /// Whether anything is offloaded.
   bool any() const { return parameters || gradients || optimizer || !directory.empty(); }
 };
 
-// What may differ from unit to unit. What is not set comes from ShardOptions.
+/// Options of one unit. Unset ones come from ShardOptions.
 struct UnitOptions {
-  std::optional<MixedPrecision> mixed_precision;
-  std::optional<ReshardAfterForward> reshard_after_forward;
+  std::optional<MixedPrecision> mixed_precision;             ///< An empty policy casts nothing.
+  std::optional<ReshardAfterForward> reshard_after_forward;  ///< Overrides the model's.
 };
 
 }  // namespace fsdp

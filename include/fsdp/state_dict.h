@@ -1,14 +1,15 @@
-// State dicts: the values of a sharded model and its optimizer in memory, by the names that they
-// have in a checkpoint's files ("model.<parameter>", "optim.state.<parameter>.exp_avg", …).
-//
-//   namespace checkpoint = fsdp::checkpoint;
-//   auto whole = checkpoint::state_dict(sharded, &optimizer);
-//   auto mine = checkpoint::state_dict(sharded, &optimizer,
-//                                      {.type = fsdp::StateDictType::SHARDED_STATE_DICT});
-//   checkpoint::load_state_dict(whole, other, &other_optimizer);
-//
-// A full one has every tensor whole and fits any strategy, wrap policy and number of ranks. A
-// sharded one has this rank's parts, and fits a model that is sharded in the same way.
+/// @file
+/// State dicts: the values of a sharded model and its optimizer in memory, under the names that
+/// they have in a checkpoint.
+///
+///     namespace checkpoint = fsdp::checkpoint;
+///     auto whole = checkpoint::state_dict(sharded, &optimizer);
+///     auto mine = checkpoint::state_dict(sharded, &optimizer,
+///                                        {.type = fsdp::StateDictType::SHARDED_STATE_DICT});
+///     checkpoint::load_state_dict(whole, other, &other_optimizer);
+///
+/// A full state dict holds whole tensors and fits any strategy, wrap policy and number of ranks. A
+/// sharded one holds this rank's parts and fits a model that is sharded in the same way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,52 +23,62 @@
 
 namespace fsdp {
 
+/// Whether a state dict holds whole tensors.
 enum class StateDictType {
-  FULL_STATE_DICT,     // whole tensors
-  SHARDED_STATE_DICT,  // this rank's parts of them
+  FULL_STATE_DICT,     ///< Whole tensors.
+  SHARDED_STATE_DICT,  ///< This rank's parts of them.
 };
 
 namespace checkpoint {
 
+/// A part of a tensor with its values.
 struct StateShard {
-  Rectangle rectangle;  // of the tensor
-  at::Tensor values;    // of the rectangle's sizes
+  Rectangle rectangle;  ///< Which part.
+  at::Tensor values;    ///< In the rectangle's sizes.
 };
 
+/// A tensor of a state dict.
 struct StateTensor {
-  std::vector<int64_t> sizes;  // of the whole tensor
-  at::ScalarType dtype = at::kFloat;
-  std::vector<StateShard> shards;  // full: one that is everything; sharded: none where this rank
-                                   // has nothing of it, several when it is cut inside of rows
+  std::vector<int64_t> sizes;         ///< Sizes of the whole tensor.
+  at::ScalarType dtype = at::kFloat;  ///< Dtype of the values.
+
+  /// Full: one shard with everything. Sharded: none if this rank has no part of the tensor, several
+  /// if it is cut inside rows.
+  std::vector<StateShard> shards;
 };
 
-// "model.<name>" of every parameter (the master, under each name of a tied one the same memory) and
-// buffer; with an optimizer "optim.state.<name>.<state>" and "optim.state.<name>.step" of every
-// parameter that has been updated. Learning rates and the like are not in it: loading leaves them
-// as the optimizer has them.
+/// Tensors by name.
+///
+/// `model.<name>` for every parameter (its master; a tied one's names share memory) and buffer.
+/// With an optimizer also `optim.state.<name>.<state>` and `optim.state.<name>.step` for every
+/// parameter that has been updated. Learning rates and other settings aren't in it, and loading
+/// leaves them alone.
 using State = std::map<std::string, StateTensor>;
 
+/// Options of state_dict().
 struct StateDictOptions {
-  StateDictType type = StateDictType::FULL_STATE_DICT;
-  bool rank0_only = false;     // full: the other ranks get an empty one
-  bool offload_to_cpu = true;  // values lie in CPU memory
-  // false, sharded only: values are the model's own memory where that lies on the wanted device, so
-  // they change with it and must not be written. Otherwise nothing is shared with the model.
+  StateDictType type = StateDictType::FULL_STATE_DICT;  ///< Whole tensors or this rank's parts.
+  bool rank0_only = false;                              ///< Full: other ranks get an empty one.
+  bool offload_to_cpu = true;                           ///< Values in CPU memory.
+
+  /// False (sharded only): values on the wanted device are the model's own memory. They change with
+  /// it and must not be written. True, and always for full ones: values are copies.
   bool copy = true;
 };
 
-// A full one is collective: shards are gathered one flat buffer (the parameters of a unit that
-// share a dtype) at a time, and what a rank does not keep is given up before the next. A sharded
-// one sends nothing. Buffers are each rank's own, whole.
+/// The values of the model and, unless null, the optimizer.
+///
+/// A full one gathers one flat buffer (a unit's parameters of one dtype) at a time. Buffers are
+/// each rank's own. Collective for a full one. Waits for the device with offload_to_cpu.
 State state_dict(const Sharded& model, const Optimizer* optimizer = nullptr,
                  const StateDictOptions& options = {});
 
-// Fills the model and the optimizer (unless that is null). Every rank must have what it needs: the
-// same full state dict, or its own sharded one. Everything is checked before anything is written;
-// dtypes are converted. Returns the names that did not fit, which with options.strict are an Error.
-// Collective; an Error on one rank is one on every rank.
-//
-// A model on the meta device that gets all of its values needs no materialize().
+/// Fills the model and the optimizer (unless null), and returns the names that didn't fit.
+///
+/// Every rank passes what it needs: the same full state dict, or its own sharded one. Everything is
+/// checked before anything is written; dtypes are converted. With options.strict, names that don't
+/// fit are an Error. A model on the meta device that gets all its values needs no materialize(). An
+/// Error on one rank is an Error on every rank. Collective. Waits for the device.
 std::vector<std::string> load_state_dict(const State& state, const Sharded& model,
                                          Optimizer* optimizer = nullptr,
                                          const LoadOptions& options = {});

@@ -1,10 +1,11 @@
-// Tokenizer: text to token ids and back. Two kinds: `bytes`, where a token is a byte, and
-// byte-level BPE as Hugging Face's `tokenizers` stores it in a tokenizer.json (GPT-2, Llama 3,
-// Qwen 2.5 ...).
-//
-// The ids of the second kind are those of the `tokenizers` package for the same text. Where the
-// text is not valid UTF-8, it is read as Python reads it with errors="replace". docs/data.md says
-// which parts of a tokenizer.json are understood; any other is refused by name.
+/// @file
+/// Text to token ids and back.
+///
+/// Two kinds: `bytes`, where a token is a byte, and byte-level BPE as Hugging Face's `tokenizers`
+/// package stores it in a tokenizer.json (GPT-2, Llama 3, Qwen 2.5, …). BPE ids equal that
+/// package's for the same text. Invalid UTF-8 is read as Python reads it with errors="replace".
+/// docs/data.md says which parts of a tokenizer.json are supported; any other is an Error that
+/// names it.
 #pragma once
 
 #include <cstdint>
@@ -16,54 +17,62 @@
 
 namespace fsdp::data {
 
+/// Options of Tokenizer::encode().
 struct EncodeOptions {
-  // Adds what the tokenizer's template puts around a text (Llama 3: <|begin_of_text|>). Off: a
-  // corpus is cut into samples anywhere, and documents are told apart by the end-of-document token.
+  /// Adds what the tokenizer's template puts around a text (Llama 3: `<|begin_of_text|>`). Off for
+  /// a corpus: it is cut into samples anywhere, and the end-of-document token separates documents.
   bool special_tokens = false;
-  int threads = 0;  // 0: all cores; the ids do not depend on it
+  int threads = 0;  ///< Number of threads; 0: all cores. Doesn't change the ids.
 };
 
+/// Text to token ids and back. Immutable: any number of threads may call it at once.
 class Tokenizer {
  public:
-  // "bytes", a tokenizer.json, or a folder that holds one. Throws Error where it cannot be used.
+  /// "bytes", a tokenizer.json, or a folder that holds one. Throws Error if it can't be used.
   static std::shared_ptr<const Tokenizer> load(const std::string& what);
   virtual ~Tokenizer() = default;
 
-  // Safe to call from many threads at once, as is everything here. Special tokens that are spelled
-  // out in the text become their ids, as in the package.
+  /// The ids of a text. Special tokens spelled out in the text become their ids.
   virtual std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const = 0;
-  // The same for many texts, which share the threads.
+  /// The ids of many texts, which share the threads.
   virtual std::vector<std::vector<int32_t>> encode_batch(const std::vector<std::string_view>& texts,
                                                          EncodeOptions options = {}) const = 0;
 
-  // The bytes that the tokens stand for. They are valid UTF-8 where the tokens came from such text,
-  // but any sequence of ids is allowed: see StreamDecoder for showing them. Throws Error for an id
-  // that is not in the vocabulary.
+  /// The bytes that the ids stand for: valid UTF-8 if the ids came from such text, but not for
+  /// every sequence of ids; StreamDecoder makes text for display. Throws Error for an id outside
+  /// the vocabulary.
   std::string decode(const std::vector<int32_t>& ids, bool skip_special = false) const;
-  // The bytes of one token.
+  /// The bytes of one token.
   virtual std::string_view piece(int32_t id) const = 0;
+  /// Whether a token is special.
   virtual bool special(int32_t id) const = 0;
 
-  virtual int32_t vocab_size() const = 0;          // the largest id and 1
-  virtual std::optional<int32_t> eos() const = 0;  // ends a document
-  virtual std::optional<int32_t> bos() const = 0;  // begins one, where there is such a token
-  virtual std::optional<int32_t> id_of(std::string_view token) const = 0;  // a token by its bytes
+  virtual int32_t vocab_size() const = 0;          ///< The largest id plus 1.
+  virtual std::optional<int32_t> eos() const = 0;  ///< The token that ends a document, if any.
+  virtual std::optional<int32_t> bos() const = 0;  ///< The token that begins one, if any.
 
-  virtual std::string name() const = 0;         // "bytes", or the path of the tokenizer.json
-  virtual const std::string& json() const = 0;  // the tokenizer.json; empty for bytes
-  // Puts tokenizer.json (and tokenizer_config.json, which names the end of a document) into a
-  // folder, from which load() makes the same tokenizer. Nothing to do for bytes.
+  /// A token by its bytes.
+  virtual std::optional<int32_t> id_of(std::string_view token) const = 0;
+
+  virtual std::string name() const = 0;         ///< "bytes", or the path of the tokenizer.json.
+  virtual const std::string& json() const = 0;  ///< The tokenizer.json's text; empty for bytes.
+
+  /// Writes tokenizer.json (and tokenizer_config.json, which names the end-of-document token) to a
+  /// folder that load() accepts. Does nothing for bytes.
   virtual void save(const std::string& folder) const = 0;
 };
 
-// Text for a terminal, token by token. A character whose last bytes have not come yet is held back;
-// bytes that can never become one are shown as U+FFFD. What comes out is always valid UTF-8.
+/// Token by token to text for a terminal. The output is always valid UTF-8.
 class StreamDecoder {
  public:
+  /// With skip_special, special tokens give no text.
   explicit StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = true);
 
+  /// The text that this token completes. Holds an incomplete character back, and replaces bytes
+  /// that can't become one by U+FFFD.
   std::string push(int32_t id);
-  std::string finish();  // what is still held back
+  /// What is still held back.
+  std::string finish();
 
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -1,4 +1,6 @@
-// The version of this library; CMakeLists.txt holds the same number, and a test compares them.
+/// @file
+/// The version of this library.
 #pragma once
 
+/// Major, minor and patch. CMakeLists.txt has the same number; a test compares them.
 #define FSDP_VERSION "0.1.0"

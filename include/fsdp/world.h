@@ -1,10 +1,11 @@
-// World: the processes that train together, and how this one joined them.
-//
-//   auto world = fsdp::init();            // from the environment of the launcher
-//   world.comm().all_reduce(tensor);      // a communicator over everybody
-//
-// The launcher is read from the environment: fsdp run and torchrun (RANK, WORLD_SIZE, …), mpirun of
-// OpenMPI and MPICH, srun. With none of them the world has one rank.
+/// @file
+/// The processes that train together, and how this one joins them.
+///
+///     auto world = fsdp::init();            // reads the launcher's environment
+///     world.comm().all_reduce(tensor);      // a communicator over all ranks
+///
+/// Known launchers: fsdp run and torchrun (RANK, WORLD_SIZE, …), mpirun of OpenMPI and MPICH, srun.
+/// Without one the world has a single rank.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -22,42 +23,51 @@ class Store;
 
 namespace fsdp {
 
+/// Options of init().
 struct InitOptions {
-  std::string backend = "";              // shm, mpi, nccl, fake; empty: FSDP_BACKEND, or what fits
-  std::chrono::milliseconds timeout{0};  // of every wait; 0: FSDP_TIMEOUT (seconds), or 300 s
-  int fake_rank = 0;                     // backend "fake" takes its world from here
-  int fake_size = 0;                     //   (0: FSDP_FAKE_WORLD, or the launcher's)
+  /// "shm", "mpi", "nccl" or "fake". Empty: FSDP_BACKEND, else the one that fits.
+  std::string backend = "";
+  /// Limit of every wait for other ranks. 0: FSDP_TIMEOUT (in seconds), else 300 s.
+  std::chrono::milliseconds timeout{0};
+  int fake_rank = 0;  ///< This process's rank with backend "fake", if fake_size is set.
+  int fake_size = 0;  ///< World size with backend "fake". 0: FSDP_FAKE_WORLD, or the launcher's.
 };
 
+/// The processes that train together. A shared handle: copies refer to the same world.
 class World {
  public:
+  /// A handle to no world.
   World() = default;
 
-  int rank() const;
-  int size() const;
-  int local_rank() const;  // on this node
-  int local_size() const;
-  std::string backend() const;
-  std::string launcher() const;  // "fsdp run", "torchrun", "OpenMPI", "MPICH", "srun", "none"
-  at::Device device() const;     // cuda:(local rank modulo GPUs), or cpu
-  std::chrono::milliseconds timeout() const;
+  int rank() const;              ///< This process's rank.
+  int size() const;              ///< Number of ranks.
+  int local_rank() const;        ///< Rank on this node.
+  int local_size() const;        ///< Number of ranks on this node.
+  std::string backend() const;   ///< "shm", "mpi", "nccl" or "fake".
+  std::string launcher() const;  ///< "fsdp run", "torchrun", "OpenMPI", "MPICH", "srun" or "none".
+  at::Device device() const;     ///< With nccl cuda:(local rank modulo GPUs), else cpu.
+  std::chrono::milliseconds timeout() const;  ///< Limit of every wait for other ranks.
 
-  // Over all ranks.
+  /// The communicator over all ranks.
   const Communicator& comm() const;
-  // A further communicator over `ranks` (of the world, in this order). Collective over just those
-  // ranks; `name` must be the same on each of them and new to the world.
+  /// Makes a communicator over `ranks` of the world, numbered in this order. `name` must be the
+  /// same on each of them and new to the world. Collective over these ranks only.
   Communicator communicator(const std::vector<int>& ranks, const std::string& name) const;
 
+  /// The key-value store of the rendezvous.
   c10::intrusive_ptr<c10d::Store> store() const;
-  // What is known of ranks that died or stand still ("rank 1 is gone"); empty: nothing.
+  /// What is known about ranks that died or hang ("rank 1 is gone"). Empty: nothing.
   std::string trouble() const;
 
-  // The world that this process joined last and still holds; an Error if there is none.
+  /// The world that this process joined and still holds. Throws Error if there is none.
   static World current();
-  // 1, 2, 3, …: for names that must be the same on every rank and never used twice.
+  /// 1, 2, 3, …: for names that must be the same on every rank and unique. Call it in the same
+  /// order on every rank.
   int next_number() const;
+  /// Whether both refer to the same world.
   bool operator==(const World& other) const { return state_ == other.state_; }
 
+  /// Whether it refers to a world.
   explicit operator bool() const { return state_ != nullptr; }
 
  private:
@@ -67,12 +77,12 @@ class World {
   std::shared_ptr<State> state_;
 };
 
-// Joins the world. Collective; an Error names the ranks that did not come in time. The world ends
-// when the last copy of the handle is gone; call it once.
+/// Joins the world. Call it once: the world ends when the last copy of the handle is destroyed.
+/// Throws Error that names the ranks that didn't come in time. Collective.
 World init(InitOptions options = {});
 
-// Rank 0 of a world with nobody else in it, beside any that this process has joined: what plans are
-// made in. `local_size`: ranks a node; 0: all of them.
+/// Rank 0 of a world without other processes, next to any world that this process has joined; plans
+/// are made in one. `local_size`: ranks per node; 0: all of them.
 World fake_world(int size, int local_size = 0);
 
 }  // namespace fsdp

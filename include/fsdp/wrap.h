@@ -1,12 +1,14 @@
-// Wrap policies: which modules become units of their own. What no policy takes falls to the next
-// unit above it, at last to the root.
-//
-//   .wrap = wrap::modules<Block>()                     by type
-//   .wrap = wrap::types({"Block"})                     by the name of the type; TorchScript too
-//   .wrap = wrap::names({"layers.*"})                  by path: * within a step, ** across steps
-//   .wrap = wrap::min_params(1'000'000)                by size
-//   .wrap = wrap::always()                             every module that has parameters
-//   .wrap = [](const ModuleView& m) { return …; }      bool, or std::optional<UnitOptions>
+/// @file
+/// Wrap policies: which modules become units.
+///
+///     .wrap = wrap::modules<Block>()                  by type
+///     .wrap = wrap::types({"Block"})                  by the name of the type; TorchScript too
+///     .wrap = wrap::names({"layers.*"})               by path: * within a step, ** across steps
+///     .wrap = wrap::min_params(1'000'000)             by size
+///     .wrap = wrap::always()                          every module with parameters
+///     .wrap = [](const ModuleView& m) { return …; }   bool, or std::optional<UnitOptions>
+///
+/// A parameter belongs to the innermost module that the policy chooses, and otherwise to the root.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -22,20 +24,26 @@
 
 namespace fsdp {
 
+/// A module as policies see it.
 struct ModuleView {
-  std::string path;                     // "layers.0"; "" is the module that is being sharded
-  std::string type;                     // "Block": its class without namespaces and without "Impl"
-  torch::nn::Module* module = nullptr;  // null for TorchScript
-  int64_t numel = 0;                    // elements of all parameters in it
-  int64_t remaining = 0;                // of those that no unit further down has taken
+  std::string path;                     ///< "layers.0"; "" is the module being sharded.
+  std::string type;                     ///< "Block": its class without namespaces and "Impl".
+  torch::nn::Module* module = nullptr;  ///< Null for TorchScript.
+  int64_t numel = 0;                    ///< Elements of all parameters in it.
+  int64_t remaining = 0;                ///< Elements of those that no unit inside it has taken.
 };
 
+/// Chooses the modules that become units, each with options of its own. Children are asked before
+/// their parents.
 class WrapPolicy {
  public:
+  /// A module's options if it becomes a unit, else nullopt.
   using Decision = std::optional<UnitOptions>;
 
-  WrapPolicy() = default;  // no unit but the root
+  /// Chooses none: the root is the only unit.
+  WrapPolicy() = default;
 
+  /// From a function of a ModuleView that returns bool or Decision. Converts implicitly.
   template <typename F>
   requires(!std::same_as<std::remove_cvref_t<F>, WrapPolicy> &&
            std::invocable<const F&, const ModuleView&>)
@@ -49,15 +57,18 @@ class WrapPolicy {
     }
   }
 
+  /// Asks the policy about a module.
   Decision operator()(const ModuleView& module) const {
     return decide_ ? decide_(module) : Decision();
   }
+  /// False for a policy that chooses none.
   explicit operator bool() const { return static_cast<bool>(decide_); }
 
  private:
   std::function<Decision(const ModuleView&)> decide_;
 };
 
+/// Ready-made wrap policies. `options` apply to every unit that the policy makes.
 namespace wrap {
 
 namespace detail {
@@ -74,8 +85,8 @@ struct Contained<M> {
 };
 }  // namespace detail
 
-// Modules of these types; either the holder (Linear) or the module itself (LinearImpl) may be
-// named.
+/// Modules of these types and of types derived from them. Name the holder (Linear) or the module
+/// (LinearImpl).
 template <typename... Modules>
 WrapPolicy modules(UnitOptions options = {}) {
   return [options](const ModuleView& view) -> WrapPolicy::Decision {
@@ -85,9 +96,14 @@ WrapPolicy modules(UnitOptions options = {}) {
   };
 }
 
+/// Modules whose ModuleView::type is one of `names`.
 WrapPolicy types(std::vector<std::string> names, UnitOptions options = {});
+/// Modules whose path matches one of `patterns`. A `*` matches within a step of the path, `**`
+/// across steps.
 WrapPolicy names(std::vector<std::string> patterns, UnitOptions options = {});
+/// Modules with at least this many elements that no unit inside has taken.
 WrapPolicy min_params(int64_t elements, UnitOptions options = {});
+/// Every module with parameters that no unit inside has taken.
 WrapPolicy always(UnitOptions options = {});
 
 }  // namespace wrap

@@ -1,14 +1,15 @@
-// CausalLM: what every language model here can do, whatever it is made of.
-//
-//   std::shared_ptr<models::CausalLMImpl> model = models::Llama(config).ptr();
-//   at::Tensor loss = model->forward(ids, targets);
-//
-// Generating, one pass for the prompt and one for each token after it:
-//
-//   torch::NoGradGuard no_grad;
-//   models::KVCache cache(model->layers());
-//   at::Tensor scores = model->logits({.ids = prompt, .cache = &cache});
-//   scores = model->logits({.ids = next, .cache = &cache});  // next: [batch, 1]
+/// @file
+/// What every language model here can do.
+///
+///     std::shared_ptr<models::CausalLMImpl> model = models::Llama(config).ptr();
+///     at::Tensor loss = model->forward(ids, targets);
+///
+/// To generate, make one pass for the prompt and one for each token after it:
+///
+///     torch::NoGradGuard no_grad;
+///     models::KVCache cache(model->layers());
+///     at::Tensor scores = model->logits({.ids = prompt, .cache = &cache});
+///     scores = model->logits({.ids = next, .cache = &cache});  // next: [batch, 1]
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,116 +20,144 @@
 #include <utility>
 #include <vector>
 
+/// Models to train.
 namespace fsdp::models {
 
-// Keys and values of the tokens that a model has seen, so that later tokens need not compute them
-// again. For generation: what is kept carries no gradient. One cache serves one batch.
+/// Keys and values of the tokens that a model has seen, so that later tokens needn't recompute
+/// them.
+///
+/// For generation: it keeps no gradients. One cache serves one batch.
 class KVCache {
  public:
+  /// Empty, for a model with this many layers.
   explicit KVCache(int64_t layers);
 
+  /// Number of layers.
   int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
-  int64_t tokens() const { return tokens_; }  // seen in each sequence
-  int64_t batch() const;                      // sequences; 0 before the first token
-  void reset();                               // forgets them, keeps the memory
+  /// Tokens seen in each sequence.
+  int64_t tokens() const { return tokens_; }
+  /// Number of sequences; 0 before the first token.
+  int64_t batch() const;
+  /// Forgets all tokens and keeps the memory.
+  void reset();
 
-  // --- for models ---
-  using KeysValues = std::pair<at::Tensor, at::Tensor>;  // [batch, heads, tokens, head_dim] each
-  // Puts a layer's new keys and values behind those of the tokens seen; returns all of them. They
-  // count as seen after advance(), so a pass that failed is overwritten by the next.
+  /// @name For models
+  /// @{
+
+  /// [batch, heads, tokens, head_dim] each.
+  using KeysValues = std::pair<at::Tensor, at::Tensor>;
+  /// Appends a layer's new keys and values and returns all of them. They count as seen after
+  /// advance(), so the next pass overwrites those of a pass that failed.
   KeysValues append(int64_t layer, const at::Tensor& keys, const at::Tensor& values);
+  /// Counts new tokens as seen.
   void advance(int64_t tokens) { tokens_ += tokens; }
-  at::Tensor padding;  // bool [batch, tokens()], true: a real token; undefined: all are
+  /// bool [batch, tokens()], true for real tokens. Undefined: all are.
+  at::Tensor padding;
+
+  /// @}
 
  private:
   std::vector<KeysValues> layers_;  // with room for more tokens than were seen
   int64_t tokens_ = 0;
 };
 
+/// Inputs of a language model.
 struct TextInputs {
-  at::Tensor ids;             // int64 [batch, tokens]
-  at::Tensor padding = {};    // bool [batch, tokens], true: a real token. Undefined: all are
-  at::Tensor documents = {};  // int64 [batch, tokens]: attention stays among equal numbers
-  KVCache* cache = nullptr;   // ids follow the tokens in it, and are added
+  at::Tensor ids;             ///< int64 [batch, tokens].
+  at::Tensor padding = {};    ///< bool [batch, tokens], true for real tokens. Undefined: all are.
+  at::Tensor documents = {};  ///< int64 [batch, tokens]: attention stays among equal numbers.
+  KVCache* cache = nullptr;   ///< The ids continue the tokens in it, and are added to it.
 };
 
-// How the tokens of one pass see each other; what TextInputs mean to the attention of each layer.
+/// Which tokens of a pass see each other: what TextInputs mean to the attention of each layer.
 struct Attending {
-  at::Tensor mask = {};       // bool [batch or 1, 1, tokens, past + tokens], true: is seen
-  at::Tensor positions = {};  // int64 [batch, tokens]. Undefined: past, past + 1, …
-  int64_t past = 0;           // tokens in the cache
-  KVCache* cache = nullptr;
+  at::Tensor mask = {};       ///< bool [batch or 1, 1, tokens, past + tokens], true: seen.
+  at::Tensor positions = {};  ///< int64 [batch, tokens]. Undefined: past, past + 1, …
+  int64_t past = 0;           ///< Tokens in the cache.
+  KVCache* cache = nullptr;   ///< TextInputs::cache.
 };
 
-// Checks the inputs of a model with this many layers that has `max_tokens` positions (0: any
-// number).
-//
-// Nobody sees a padded token but itself (so that no row of the softmax is empty: what comes out
-// there is finite and means nothing). The positions of a sequence count from its first real token,
-// wherever the padding is, as in Hugging Face's generate(); their forward() alone counts padding,
-// which shifts GPT-2's learned positions and leaves Llama's, which are relative, as they are.
-// Documents only restrict who sees whom, as when Llama 3 was trained; positions run on through all
-// of them.
+/// Checks the inputs of a model with `layers` layers and `max_tokens` positions (0: any number),
+/// and says which tokens see each other.
+///
+/// A padded token is seen only by itself, so that no row of the softmax is empty; its output is
+/// finite and meaningless. Positions count from a sequence's first real token, wherever the padding
+/// is, as in Hugging Face's generate(). (Their forward() counts padding. That shifts GPT-2's
+/// learned positions and makes no difference to Llama's relative ones.) Documents only restrict
+/// attention, as in Llama 3's training; positions run on across them.
 Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_tokens = 0);
 
-// softmax(queries · keys / sqrt(head_dim)) · values. queries: [batch, heads, tokens, head_dim];
-// keys and values may have fewer heads, by a whole factor. Without a mask: the fast causal
-// operator.
+/// softmax(queries · keys / sqrt(head_dim)) · values.
+///
+/// queries [batch, heads, tokens, head_dim]; keys and values may have fewer heads, by a whole
+/// factor. Without a mask it uses the fast causal operator.
 at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                   const Attending& attending, int64_t layer, double dropout = 0.0);
 
-// What a block hands on: the residual stream, and what its last layer adds to it. The next norm
-// does the adding, in the pass in which it reads both.
+/// What a block passes on: the residual stream, and what its last layer adds to it. The next norm
+/// adds both in the pass that reads them.
 struct Stream {
-  at::Tensor x;           // [batch, tokens, dim]
-  at::Tensor delta = {};  // likewise; undefined: nothing
+  at::Tensor x;           ///< [batch, tokens, dim].
+  at::Tensor delta = {};  ///< [batch, tokens, dim]. Undefined: nothing.
 };
 
+/// The base of language models.
 class CausalLMImpl : public torch::nn::Module {
  public:
-  // What the head reads, [batch, tokens, dim], and its matrix, [vocab, dim].
+  /// The input of the head, [batch, tokens, dim].
   virtual at::Tensor hidden(const TextInputs& inputs) = 0;
+  /// The head's matrix, [vocab, dim].
   virtual at::Tensor head() const = 0;
-  at::Tensor logits(const TextInputs& inputs);  // [batch, tokens, vocab]
+  /// [batch, tokens, vocab].
+  at::Tensor logits(const TextInputs& inputs);
 
-  // Mean cross-entropy in float32, without holding the logits of all tokens. ids, targets: int64
-  // [batch, tokens]; targets of -100 do not count.
+  /// Mean cross-entropy in float32, without holding all logits. ids, targets: int64 [batch,
+  /// tokens]; targets of -100 don't count.
   at::Tensor forward(const at::Tensor& ids, const at::Tensor& targets);
-  // Summed cross-entropy in float32 over the targets that are not -100.
+  /// Sum of the cross-entropy in float32 over the targets that aren't -100.
   at::Tensor loss_sum(const TextInputs& inputs, const at::Tensor& targets);
 
+  /// Number of token ids.
   virtual int64_t vocab() const = 0;
+  /// Number of blocks.
   virtual int64_t layers() const = 0;
-  virtual int64_t max_tokens() const { return 0; }  // in a sequence; 0: unlimited
-  // Of forward and backward in a sequence of this length: 6 for each weight that is in a matrix
-  // product (the head is, looking up an embedding is none), and the attention of the half of all
-  // pairs that are causal.
+  /// Longest sequence; 0: unlimited.
+  virtual int64_t max_tokens() const { return 0; }
+  /// Floating-point operations of forward and backward in a sequence of this length: 6 per weight
+  /// in a matrix product (the head counts, the embedding doesn't), and attention over the causal
+  /// half of all pairs.
   virtual double flops_per_token(int64_t tokens) const = 0;
 
  protected:
   CausalLMImpl() = default;
 };
 
-// The matrix that gives the scores: of its own, or the embedding's.
+/// The matrix that gives the scores: its own, or the embedding's.
 class LMHeadImpl : public torch::nn::Module {
  public:
+  /// With its own matrix.
   LMHeadImpl(int64_t dim, int64_t vocab);
-  explicit LMHeadImpl(const at::Tensor& embedding);  // tied: one parameter under two names
-  void reset_parameters();                           // a tied one is the embedding's to fill
-  at::Tensor forward(const at::Tensor& x);           // [.., dim] → [.., vocab]
+  /// Tied: one parameter under two names.
+  explicit LMHeadImpl(const at::Tensor& embedding);
+  /// Fills its own matrix. The embedding fills a tied one.
+  void reset_parameters();
+  /// [.., dim] → [.., vocab].
+  at::Tensor forward(const at::Tensor& x);
 
+  /// Whether the matrix is the embedding's.
   bool tied() const { return tied_; }
 
-  at::Tensor weight;  // [vocab, dim]
+  at::Tensor weight;  ///< [vocab, dim].
 
  private:
   bool tied_;
 };
+/// Holder of LMHeadImpl.
 TORCH_MODULE(LMHead);
 
-// Fills a module's own parameters (not those of modules in it) as these models begin: matrices from
-// a normal distribution, biases with zero, norms with one. What the constructors do, and what
-// Sharded::materialize can be given.
+/// Fills a module's own parameters (not those of its children) with initial weights: matrices from
+/// a normal distribution, biases with zero, norms with one. The constructors use it, and
+/// Sharded::materialize() can.
 void init_weights(torch::nn::Module& module, double std = 0.02);
 
 }  // namespace fsdp::models

@@ -1,7 +1,8 @@
-// Configurations as Hugging Face's transformers write them (config.json), read and written.
-//
-//   models::AnyConfig config = models::read_hugging_face_config("SmolLM2-135M/config.json");
-//   if (auto* llama = std::get_if<models::LlamaConfig>(&config)) models::Llama model(*llama);
+/// @file
+/// Reads and writes configurations as Hugging Face's transformers store them (config.json).
+///
+///     models::AnyConfig config = models::read_hugging_face_config("SmolLM2-135M/config.json");
+///     if (auto* llama = std::get_if<models::LlamaConfig>(&config)) models::Llama model(*llama);
 #pragma once
 
 #include <cstdint>
@@ -16,20 +17,26 @@
 
 namespace fsdp::models {
 
-using AnyConfig = std::variant<LlamaConfig, GPT2Config>;  // Qwen2 is a Llama with qkv_bias
+/// A configuration of any model here. Qwen2 is a Llama with qkv_bias.
+using AnyConfig = std::variant<LlamaConfig, GPT2Config>;
 
-// The model that a config.json describes (llama, qwen2 or gpt2). All that changes what the model
-// computes is taken over, or it is an Error that names it. `where` is the file's name.
+/// The model that the text of a config.json describes (llama, qwen2 or gpt2). A setting that
+/// changes the mathematics and isn't supported is an Error that names it. `where` is the file's
+/// name, for errors.
 AnyConfig parse_hugging_face_config(std::string_view json, const std::string& where);
+/// The same from a file.
 AnyConfig read_hugging_face_config(const std::filesystem::path& file);
 
+/// Token ids that a config.json names.
 struct SpecialTokens {
-  std::optional<int64_t> bos, eos;
+  std::optional<int64_t> bos;  ///< Begins a text.
+  std::optional<int64_t> eos;  ///< Ends a text.
 };
 
-// The text of a config.json with which transformers (4 and 5) makes the same model. `dtype` is that
-// of the weights ("float32", "bfloat16"), `max_positions` the longest sequence; 0: the model's own
-// for a GPT-2, else what transformers takes by itself.
+/// The text of a config.json from which transformers (4 and 5) makes the same model.
+///
+/// `dtype` is the weights' ("float32", "bfloat16"). `max_positions` is the longest sequence; 0: a
+/// GPT-2's own, else transformers' default.
 std::string hugging_face_config(const AnyConfig& config, const std::string& dtype,
                                 int64_t max_positions = 0, const SpecialTokens& tokens = {});
 

@@ -1,6 +1,8 @@
-// MLP: linears of one width with ReLU between them. Parameters: layers.0.weight, layers.0.bias,
-// layers.2.weight, … (a ReLU lies between). The units of sharding are nn::Linear, which is
-// found as torch::nn::Linear too.
+/// @file
+/// MLP: linears of one width with ReLU between them.
+///
+/// Parameters: layers.0.weight, layers.0.bias, layers.2.weight, … (a ReLU is between). Shard it by
+/// nn::Linear, which torch::nn::Linear finds too.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -11,29 +13,38 @@
 
 namespace fsdp::models {
 
+/// The shape of an MLP.
 struct MLPConfig {
-  int64_t width = 2048;
-  int64_t layers = 8;
+  int64_t width = 2048;  ///< Width of every linear.
+  int64_t layers = 8;    ///< Number of linears.
 };
-MLPConfig checked(MLPConfig config);  // an Error where it has no linear
+/// `config` itself. Throws Error if it has no linear.
+MLPConfig checked(MLPConfig config);
+/// Number of parameters.
 int64_t parameter_count(const MLPConfig& config);
 
+/// Linears with ReLU between them.
 class MLPImpl : public torch::nn::Module {
  public:
+  /// Initializes the weights.
   explicit MLPImpl(const MLPConfig& config = {});
 
-  // Mean squared error. x, targets: [batch, width]
+  /// Mean squared error. x, targets [batch, width].
   at::Tensor forward(const at::Tensor& x, const at::Tensor& targets);
+  /// [batch, width] → [batch, width].
   at::Tensor predict(const at::Tensor& x);
 
+  /// The configuration.
   const MLPConfig& config() const { return config_; }
-  double flops_per_row() const;  // of forward and backward: 6 for each weight
+  /// Floating-point operations of forward and backward: 6 per weight.
+  double flops_per_row() const;
 
-  torch::nn::Sequential layers;
+  torch::nn::Sequential layers;  ///< The linears and ReLUs.
 
  private:
   MLPConfig config_;
 };
+/// Holder of MLPImpl: `models::MLP model(config)`.
 TORCH_MODULE(MLP);
 
 }  // namespace fsdp::models

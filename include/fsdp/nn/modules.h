@@ -1,6 +1,8 @@
-// Modules with the parameters, names, options and first weights of torch::nn's, and gradients that
-// need no copy (nn/functional.h). Those of torch::nn that they derive from still find them:
-// wrap::modules<torch::nn::Linear>() means both.
+/// @file
+/// Modules with the parameters, names, options and initial weights of torch::nn's, and gradients
+/// that need no copy (nn/functional.h).
+///
+/// They derive from torch::nn's modules, so `wrap::modules<torch::nn::Linear>()` finds both.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -15,50 +17,70 @@
 
 namespace fsdp::nn {
 
+/// A linear layer. Constructors are torch's.
 class LinearImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;
-  at::Tensor forward(const at::Tensor& x);  // [.., in] → [.., out]
+  /// [.., in] → [.., out].
+  at::Tensor forward(const at::Tensor& x);
+  /// A deep copy.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
 };
+/// Holder of LinearImpl: `nn::Linear up(512, 2048)`.
 TORCH_MODULE(Linear);
 
+/// Layer normalization. Constructors are torch's. Several normalized dimensions use torch's kernel.
 class LayerNormImpl : public torch::nn::LayerNormImpl {
  public:
   using torch::nn::LayerNormImpl::LayerNormImpl;
+  /// Same shape as x.
   at::Tensor forward(const at::Tensor& x);
+  /// A deep copy.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
 };
+/// Holder of LayerNormImpl: `nn::LayerNorm norm(torch::nn::LayerNormOptions({512}))`.
 TORCH_MODULE(LayerNorm);
 
+/// A table of vectors. Constructors are torch's. max_norm, sparse and scale_grad_by_freq use
+/// torch's kernel.
 class EmbeddingImpl : public torch::nn::EmbeddingImpl {
  public:
   using torch::nn::EmbeddingImpl::EmbeddingImpl;
-  at::Tensor forward(const at::Tensor& ids);  // [..] → [.., dim]
+  /// [..] → [.., dim].
+  at::Tensor forward(const at::Tensor& ids);
+  /// A deep copy.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
 };
+/// Holder of EmbeddingImpl: `nn::Embedding table(32000, 512)`.
 TORCH_MODULE(Embedding);
 
-// x / sqrt(mean(x²) + eps) · weight, over the last dimension. torch::nn has none in C++.
+/// x / sqrt(mean(x²) + eps) · weight over the last dimension. torch::nn has none in C++.
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
+  /// `dim`: size of the last dimension.
   explicit RMSNormImpl(int64_t dim, double eps = 1e-5);
+  /// Registers the weight; Cloneable calls it.
   void reset() override;
+  /// Fills the weight with one.
   void reset_parameters();
+  /// Same shape as x.
   at::Tensor forward(const at::Tensor& x);
+  /// Prints its name and settings.
   void pretty_print(std::ostream& stream) const override;
 
+  /// Added under the root.
   double eps() const { return eps_; }
 
-  at::Tensor weight;  // [dim]
+  at::Tensor weight;  ///< [dim].
 
  private:
   int64_t dim_;
   double eps_;
 };
+/// Holder of RMSNormImpl: `nn::RMSNorm norm(512)`.
 TORCH_MODULE(RMSNorm);
 
 }  // namespace fsdp::nn
