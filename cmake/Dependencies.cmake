@@ -1,14 +1,21 @@
-# What we use beside LibTorch. Header-only libraries are required; liburing, MPI and CUDA are optional,
-# and what was found is said once, at configure and by `fsdp doctor`.
+# Dependencies besides LibTorch. Header-only libraries are required; liburing, MPI and CUDA are
+# optional. CMake prints what it found; `fsdp doctor` shows it later.
 find_package(Threads REQUIRED)
-find_package(CLI11 REQUIRED)
-find_package(nlohmann_json REQUIRED)
-find_path(FSDP_XXHASH_INCLUDE xxhash.h)  # used as a header, so that there is nothing to link
+foreach(name CLI11 nlohmann_json)
+  if(NOT TARGET ${name}::${name})  # a parent project may have it
+    find_package(${name} QUIET)
+    if(NOT ${name}_FOUND)
+      message(FATAL_ERROR "CMake can't find ${name}.\n"
+        "HINT: install libcli11-dev and nlohmann-json3-dev, or all that is missing: ./fsdp deps.")
+    endif()
+  endif()
+endforeach()
+find_path(FSDP_XXHASH_INCLUDE xxhash.h)  # header only: nothing to link
 if(NOT FSDP_XXHASH_INCLUDE)
-  message(FATAL_ERROR "xxhash.h was not found.\nHINT: install libxxhash-dev.")
+  message(FATAL_ERROR "CMake can't find xxhash.h.\nHINT: install libxxhash-dev.")
 endif()
 
-# State on a disk goes through io_uring; without the library, through threads.
+# State on a disk uses io_uring; without the library it uses threads.
 set(FSDP_HAVE_URING OFF)
 if(FSDP_URING)
   find_path(FSDP_URING_INCLUDE liburing.h)
@@ -26,7 +33,7 @@ if(FSDP_MPI)
   endif()
 endif()
 
-# The CUDA library needs nvcc's toolkit headers and nccl.h, and a LibTorch built for CUDA; no GPU.
+# The CUDA library needs nvcc's toolkit headers, nccl.h and a LibTorch built for CUDA, but no GPU.
 set(FSDP_HAVE_CUDA OFF)
 set(FSDP_CUDA_WHY "switched off by FSDP_CUDA=OFF")
 if(FSDP_CUDA)
@@ -49,14 +56,14 @@ if(FSDP_CUDA)
     else()
       set(FSDP_HAVE_CUDA ON)
       set(FSDP_CUDA_WHY "")
-      # Code for A100 and H100/H200, and what later GPUs compile for themselves.
+      # Binaries for A100 and H100/H200, and PTX that later GPUs compile themselves.
       if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
         set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
       endif()
       set(CMAKE_CUDA_COMPILER ${FSDP_NVCC})
       set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
       enable_language(CUDA)
-      if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc can
+      if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 lacks it
         set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       endif()
     endif()
@@ -66,11 +73,11 @@ endif()
 if(FSDP_TESTS)
   find_package(GTest QUIET)
   if(NOT GTest_FOUND)
-    # Debian's googletest package, or a staged copy of it: the source, built here.
+    # Debian's googletest package, or a staged copy of it, has only the source: build it here.
     find_path(FSDP_GTEST_SOURCE googletest/CMakeLists.txt PATH_SUFFIXES src/googletest
       HINTS ${CMAKE_PREFIX_PATH} /usr)
     if(NOT FSDP_GTEST_SOURCE)
-      message(FATAL_ERROR "GoogleTest was not found.\nHINT: install libgtest-dev, or -DFSDP_TESTS=OFF.")
+      message(FATAL_ERROR "CMake can't find GoogleTest.\nHINT: install libgtest-dev, or configure with -DFSDP_TESTS=OFF.")
     endif()
     set(INSTALL_GTEST OFF)
     set(BUILD_GMOCK OFF)

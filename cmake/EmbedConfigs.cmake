@@ -1,6 +1,6 @@
 # fsdp_embed_configs(TARGET FOLDER): gives TARGET a source file with the text of every FOLDER/**.toml,
-# as ready_configs() of src/train/config_ready.h. Written when CMake runs, which it does again
-# whenever a config has changed, is new or is gone.
+# as ready_configs() of src/train/config_ready.h. CMake writes it, and runs again whenever a config is
+# changed, added or removed.
 function(fsdp_embed_configs target folder)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS ${folder}/*.toml)
   list(SORT files)
@@ -11,7 +11,7 @@ function(fsdp_embed_configs target folder)
     string(REGEX REPLACE "\\.toml$" "" name "${name}")
     file(READ ${file} text)
     if(text MATCHES "\\)toml\"")
-      message(FATAL_ERROR "${file} has )toml\" in it, which would end its text.\nHINT: write it otherwise.")
+      message(FATAL_ERROR "${file} contains )toml\", which would end the raw string it is embedded in.\nHINT: remove it.")
     endif()
     string(APPEND entries "      {\"${name}\", R\"toml(${text})toml\"},\n")
   endforeach()

@@ -1,29 +1,37 @@
 # LibTorch as imported targets, straight from the wheel's include/ and lib/.
 #
 # The wheel's own find_package(Torch) demands a whole CUDA toolkit even for the CPU libraries; these
-# targets do not. fsdp::torch is what every build needs; fsdp::torch_cuda exists where the wheel was
-# built for CUDA, and is linked only into the CUDA library, which is loaded at run time.
-# Installed beside the package and included from there too (FSDP_LIBTORCH says where LibTorch is).
+# targets don't. Every build needs fsdp::torch. fsdp::torch_cuda exists if the wheel was built for
+# CUDA, and is linked only into the CUDA library, which is loaded at run time.
+# The installed package includes this file, too. FSDP_LIBTORCH is the path of LibTorch.
+
+# fsdp_torch_version(DIR NAME): sets NAME to the version of the LibTorch in DIR; "" if there is none.
+function(fsdp_torch_version dir name)
+  set(version "")
+  if(EXISTS "${dir}/lib/libtorch_cpu.so" AND EXISTS "${dir}/include/torch/headeronly/version.h")
+    file(STRINGS ${dir}/include/torch/headeronly/version.h version
+      REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+    string(REGEX REPLACE "[^0-9;]" "" version "${version}")
+    list(JOIN version "." version)
+  endif()
+  set(${name} "${version}" PARENT_SCOPE)
+endfunction()
+
 if(NOT FSDP_LIBTORCH)
-  message(FATAL_ERROR "FSDP_LIBTORCH is not set.\n"
-    "HINT: ./fsdp finds or fetches LibTorch and sets it; by hand: "
-    "-DFSDP_LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])')")
+  include(${CMAKE_CURRENT_LIST_DIR}/SearchLibTorch.cmake)  # the installed package always sets it
 endif()
 if(NOT EXISTS ${FSDP_LIBTORCH}/lib/libtorch_cpu.so)
-  message(FATAL_ERROR "${FSDP_LIBTORCH} is no LibTorch: it has no lib/libtorch_cpu.so.\n"
-    "HINT: give the folder that holds include/ and lib/.")
+  message(FATAL_ERROR "${FSDP_LIBTORCH} isn't LibTorch: it has no lib/libtorch_cpu.so.\n"
+    "HINT: set FSDP_LIBTORCH to the folder that holds include/ and lib/.")
 endif()
-file(STRINGS ${FSDP_LIBTORCH}/include/torch/headeronly/version.h _fsdp_version
-  REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
-string(REGEX REPLACE "[^0-9;]" "" _fsdp_version "${_fsdp_version}")
-list(JOIN _fsdp_version "." FSDP_TORCH_VERSION)
+fsdp_torch_version(${FSDP_LIBTORCH} FSDP_TORCH_VERSION)
+
+# The Python wheel keeps CUDA's runtime libraries beside torch/, and libtorch_cpu needs cudart.
+get_filename_component(_fsdp_nvidia ${FSDP_LIBTORCH} REALPATH)
+file(GLOB _fsdp_nvidia ${_fsdp_nvidia}/../nvidia/*/lib)
+set(FSDP_TORCH_RPATH ${FSDP_LIBTORCH}/lib ${_fsdp_nvidia})
 
 if(NOT TARGET fsdp::torch)
-  # The Python wheel keeps CUDA's runtime libraries beside torch/, and libtorch_cpu needs cudart.
-  set(FSDP_TORCH_RPATH ${FSDP_LIBTORCH}/lib)
-  file(GLOB _fsdp_nvidia ${FSDP_LIBTORCH}/../nvidia/*/lib)
-  list(APPEND FSDP_TORCH_RPATH ${_fsdp_nvidia})
-
   foreach(name c10 torch_cpu)
     add_library(fsdp::${name} SHARED IMPORTED)
     set_target_properties(fsdp::${name} PROPERTIES
@@ -34,7 +42,7 @@ if(NOT TARGET fsdp::torch)
     ${FSDP_LIBTORCH}/include ${FSDP_LIBTORCH}/include/torch/csrc/api/include)
   target_link_libraries(fsdp::torch INTERFACE fsdp::torch_cpu fsdp::c10)
   target_compile_definitions(fsdp::torch INTERFACE USE_DISTRIBUTED USE_C10D FMT_HEADER_ONLY=1)
-  # Libraries that libtorch_cpu itself needs are found through its own rpath, at run time.
+  # The loader finds libtorch_cpu's own dependencies through its rpath, at run time.
   target_link_options(fsdp::torch INTERFACE -Wl,--allow-shlib-undefined)
 
   if(EXISTS ${FSDP_LIBTORCH}/lib/libtorch_cuda.so)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# wrapper_test.sh SOURCE_DIR: facts about ./fsdp, on a made-up machine and without a network.
+# wrapper_test.sh SOURCE_DIR: facts about ./fsdp, on a simulated machine without a network.
 #
-# The wrapper is copied into a small tree, and PATH holds only a few plain tools and the stand-ins
-# below for apt-get, python3, cmake, ninja and ctest. Each stand-in notes its call in $calls; files
-# in $world steer it (see there).
+# The wrapper is copied into a small tree, and PATH has only a few plain tools and the stand-ins
+# below for apt-get, python3, cmake, ninja and ctest. Each stand-in records its call in $calls;
+# files in $world control it (described at each).
 set -euo pipefail
 
 source=$(realpath "${1:?usage: wrapper_test.sh SOURCE_DIR}")
@@ -17,13 +17,13 @@ tree=$top/tree headers=$top/headers
 export CMAKE_PREFIX_PATH=$headers
 failures=0
 
-# ---- the made-up machine ----
+# ---- the simulated machine ----
 
 stand_in() { cat > "$bin/$1" && chmod +x "$bin/$1"; }
 
 new_machine() {
   rm -rf "$world" "$calls" "$bin" "$tree" "$XDG_CACHE_HOME" "$headers"
-  mkdir -p "$world" "$bin" "$tree"/{src,include,cmake} "$headers"/include/{CLI,nlohmann,gtest}
+  mkdir -p "$world" "$bin" "$tree"/{src,include,cmake,configs} "$headers"/include/{CLI,nlohmann,gtest}
   touch "$calls" "$tree/CMakeLists.txt" "$tree/src/main.cpp"
   touch "$headers"/include/{CLI/CLI.hpp,nlohmann/json.hpp,gtest/gtest.h,xxhash.h,liburing.h}
   cp "$source/fsdp" "$tree/"
@@ -31,7 +31,9 @@ new_machine() {
   local tool
   for tool in bash cat chmod cksum cp cut df dirname du env find flock grep head ln mkdir mv nproc \
     readlink rm sed sort tail touch; do ln -s "$(command -v "$tool")" "$bin/$tool"; done
-  for tool in g++ ccache mpicc mpirun ip git; do stand_in "$tool" <<< '#!/bin/bash'; done
+  for tool in g++ ccache mpicc mpirun ip git doxygen file dpkg-shlibdeps; do
+    stand_in "$tool" <<< '#!/bin/bash'
+  done
   tools_that_work
 }
 
@@ -45,10 +47,17 @@ echo "cmake $*" >> "$calls"
 while [[ $1 != -B ]]; do shift; done
 touch "$2/build.ninja"
 END
-  # $world/broken: a compile error; ninja-waits: a pipe to write to when first started, and then
-  # ninja-goes: one to read from. Like the real ones, ninja and pip must not eat the binary's stdin.
+  # $world/broken: a compile error; ninja-waits: a pipe to write to on the first start, then
+  # ninja-goes: a pipe to read from. Like the real ones, ninja and pip read stdin; the wrapper must
+  # not give them the binary's.
   stand_in ninja << 'END'
 #!/bin/bash
+if [[ " $* " == *" -n "* ]]; then  # what it would do
+  echo "[1/3] Building CXX object src/Unity/unity_src_shard_0_cxx.cxx.o"
+  echo "[2/3] Building CXX object src/one.cpp.o"
+  echo "[3/3] Linking CXX executable bin/fsdp"
+  exit
+fi
 echo "ninja $*" >> "$calls"
 cat > /dev/null
 if [[ -p $world/ninja-waits ]] && mkdir "$world/waited"; then
@@ -93,7 +102,7 @@ echo "ctest $* with $FSDP_TEST_PYTHON" >> "$calls"
 case "$*" in *-N*nothing*) echo "Total Tests: 0" ;; *-N*) echo "Total Tests: 2" ;; esac
 [[ ! -e $world/tests-fail ]] || exit 8
 END
-  # $world/no-mirror: nothing can be installed; no-mpi: the MPI packages cannot.
+  # $world/no-mirror: nothing can be installed; no-mpi: MPI packages can't be.
   stand_in apt-get << 'END'
 #!/bin/bash
 echo "apt-get $*" >> "$calls"
@@ -101,7 +110,7 @@ if [[ -e $world/no-mirror || -e $world/no-mpi && "$*" == *openmpi* ]]; then
   echo "E: Unable to locate package"; exit 100
 fi
 for name; do case $name in
-  g++ | git | ccache) printf '#!/bin/bash\n' > "$bin/$name"; chmod +x "$bin/$name" ;;
+  g++ | git | ccache | doxygen) printf '#!/bin/bash\n' > "$bin/$name"; chmod +x "$bin/$name" ;;
 esac; done
 END
 }
@@ -113,12 +122,12 @@ call() {
   PATH=$bin "${fsdp:-$tree/fsdp}" "$@" > "$top/out" 2> "$top/err" < "${input:-/dev/null}" || rc=$?
   out=$(cat "$top/out") err=$(cat "$top/err")
 }
-# refused SENTENCE [HINT]: it failed with these words, and nothing on stdout.
+# refused SENTENCE [HINT]: it failed with this text, and printed nothing to stdout.
 refused() { [[ $rc == 1 && -z $out && $err == *"fsdp: error: $1"*$'\n  HINT: '*"${2-}"* ]]; }
 called() { grep -q -e "$1" "$calls"; }
 cache_is_empty() { [[ -z $(find "$cache" -mindepth 1 2> /dev/null) ]]; }
 
-# fact SENTENCE: holds if the status just before is 0; `[[ ... ]] && called x; fact "..."`.
+# fact SENTENCE: holds if the previous status is 0; `[[ ... ]] && called x; fact "..."`.
 fact() {
   if (($? == 0)); then echo "ok: $1"; return; fi
   failures=$((failures + 1))
@@ -139,6 +148,10 @@ call cat "two words"
 fact "stdout is the binary's alone, stdin reaches it, and it runs where the caller is"
 [[ $err == *"fetching LibTorch 2.11.0"*configuring*building*"ready: LibTorch "*" s, configure "* ]]
 fact "a first call says what it does and the time each part took"
+[[ $err == *"building fsdp_programs: 2 files with "*" compilers, about "*" s"* ]]
+fact "it says up front how many files it compiles and how long that may take"
+[[ $err == *"installed ("*"LibTorch: $cache/libtorch-2.11.0-"*" MB"*"build: $tree/build/release"* ]]
+fact "it lists at the end what was installed where"
 called "pip .*--no-deps torch==2.11.0" || called "pip .*install .* torch==2.11.0"
 fact "LibTorch comes from pip"
 called "cmake .*-DFSDP_LIBTORCH=$cache/libtorch-2.11.0-[a-z]*/torch .*LAUNCHER=ccache"
@@ -166,6 +179,15 @@ fact "a call through a symlink from another folder is the same call"
 call help
 [[ $rc == 0 && $out == "binary in "*": help"*"test [FILTER]"*clean* ]]
 fact "help is the binary's, and names the wrapper's own commands"
+
+# ---- the benchmarks ----
+
+call bench comm
+[[ $rc == 0 && $out == *": bench comm" ]] && called "ninja .* fsdp_bench$"
+fact "the benchmarks are built when they are first asked for"
+call bench comm
+[[ $rc == 0 && ! -s $calls ]]
+fact "and not again"
 
 # ---- what makes it build again ----
 
@@ -234,6 +256,18 @@ echo "$top/mine" > "$world/has-torch"
 call one
 [[ $rc == 0 ]] && called "cmake .*-DFSDP_LIBTORCH=$top/mine " && ! called "pip .*install"
 fact "a python3 that has torch is used as it is"
+
+new_machine
+FSDP_FLAVOUR=cuda call deps
+[[ $rc == 0 && $out == "$cache/libtorch-2.11.0-cuda/torch" ]] && called "pip .*install .* torch==2.11.0" &&
+  ! called "cmake\|ninja\|--no-deps"
+fact "deps fetches the LibTorch that FSDP_FLAVOUR names, prints its path and builds nothing"
+FSDP_FLAVOUR=cuda call deps
+[[ $rc == 0 && $out == "$cache/libtorch-2.11.0-cuda/torch" ]] && ! called "pip .*install"
+fact "and fetches it once"
+FSDP_FLAVOUR=gpu call one
+refused "FSDP_FLAVOUR=gpu isn't a kind of LibTorch." "cpu or cuda"
+fact "another FSDP_FLAVOUR is refused"
 
 # ---- downloads that fail ----
 
@@ -346,6 +380,51 @@ call test
 refused "could not download Python" && ! called ctest && [[ ! -e $(echo "$cache"/python-*) ]]
 fact "tests without their Python fail: they are never skipped"
 
+# ---- docs ----
+
+new_machine
+rm "$bin/doxygen"
+call one
+! called apt-get && rm -rf "$tree/build"
+fact "a build does not ask for doxygen"
+call test
+[[ $rc == 0 ]] && called "install --no-install-recommends doxygen$"
+fact "a first test installs doxygen, which checks the API reference"
+
+new_machine
+mkdir -p "$tree/docs" "$tree/include/fsdp"
+echo "PROJECT_NAME = made up" > "$tree/docs/Doxyfile"
+echo '#define FSDP_VERSION "1.2.3"' > "$tree/include/fsdp/version.h"
+stand_in doxygen << 'END'
+#!/bin/bash
+echo "doxygen $* in $PWD" >> "$calls"
+cat >> "$calls"
+[[ ! -e $world/undocumented ]] || { echo "one.h:7: error: is not documented."; exit 1; }
+END
+cd "$top"
+call docs
+[[ $rc == 0 && $out == "$tree/build/docs/api/index.html" && ! -e $cache ]] &&
+  called "doxygen - in $tree$" && called "^PROJECT_NAME = made up" &&
+  called "^PROJECT_NUMBER = \"1.2.3\"" && called "^OUTPUT_DIRECTORY = \"$tree/build/docs\""
+fact "docs runs doxygen with the settings, the version and the folder, and prints where it begins"
+! called "cmake\|ninja\|python3\|apt-get"
+fact "docs needs no LibTorch and no build"
+FSDP_BUILD_DIR=$top/other call docs
+[[ $rc == 0 && $out == "$top/other/docs/api/index.html" ]]
+fact "docs follows FSDP_BUILD_DIR"
+touch "$world/undocumented"
+call docs
+refused "the API reference has errors." "docs.log" && [[ $err == *"one.h:7: error: is not"* ]]
+fact "a name that is not documented is shown, and docs fails"
+rm "$bin"/{doxygen,mpicc}
+call docs
+called "install --no-install-recommends doxygen$"
+fact "docs installs doxygen and nothing else"
+
+# ---- clean ----
+
+new_machine
+call one
 mkdir "$top/precious"
 FSDP_BUILD_DIR=$top/precious call clean
 [[ $rc == 0 && -d $top/precious && ! -e $tree/build && ! -e $cache && $err == *"removed"*" MB"* ]]
