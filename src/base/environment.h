@@ -1,4 +1,4 @@
-// Environment variables, read with a check: a value that does not parse is an Error that names the
+// Checked reads of environment variables: a value that doesn't parse is an Error that names the
 // variable, never a silent default.
 #pragma once
 
@@ -14,10 +14,10 @@ std::optional<std::string> text(const char* name);  // unset or empty: nullopt
 std::optional<int64_t> integer(const char* name);
 bool flag(const char* name, bool otherwise);  // 1/true/yes/on, 0/false/no/off
 
-// A variable and its new value; without one it is taken away.
+// A variable and its new value; nullopt unsets it.
 using Change = std::pair<std::string, std::optional<std::string>>;
 
-// This process's environment as NAME=VALUE lines, with the changes made: for a process to start.
+// This process's environment with `changes` applied, as NAME=VALUE lines for a child process.
 std::vector<std::string> changed(const std::vector<Change>& changes);
 
 }  // namespace fsdp::environment

@@ -10,13 +10,14 @@ namespace fsdp::log {
 namespace {
 
 std::atomic<int> g_rank{-1};
+std::atomic<bool> g_live_line{false};
 
 void write(const char* colour, const char* kind, const std::string& text) {
-  std::string line = "fsdp: ";
+  std::string line = has_live_line() && terminal_width(STDERR) > 0 ? "\r\x1b[Kfsdp: " : "fsdp: ";
   if (int rank = g_rank.load(); rank >= 0) line += "rank " + std::to_string(rank) + ": ";
   if (*kind) line += paint(STDERR, colour, kind) + ": ";
   line += text + "\n";
-  std::fwrite(line.data(), 1, line.size(), stderr);  // one write, so that ranks do not mix lines
+  std::fwrite(line.data(), 1, line.size(), stderr);  // one write: lines of ranks don't interleave
 }
 
 }  // namespace
@@ -31,6 +32,14 @@ void info(const std::string& text) {
 
 void warn(const std::string& text) {
   write("33", "warning", text);
+}
+
+void set_live_line(bool drawn) {
+  g_live_line = drawn;
+}
+
+bool has_live_line() {
+  return g_live_line;
 }
 
 void error(const std::exception& failure) {

@@ -1,5 +1,5 @@
-// Lines for people, on stderr: "fsdp: rank 3: text". The rank appears once a world of more than one
-// is joined. Errors are exceptions (fsdp/error.h); this is for what is worth saying beside them.
+// Log lines on stderr: "fsdp: rank 3: text". The rank appears once the process has joined a world
+// of more than one. Errors are exceptions (fsdp/error.h); this is for everything else.
 #pragma once
 
 #include <string>
@@ -9,7 +9,11 @@ namespace fsdp::log {
 void set_rank(int rank, int world);  // called by init()
 void info(const std::string& text);
 void warn(const std::string& text);
-// What `main` prints for an exception that reached it.
+// Prints an exception that reached `main`.
 void error(const std::exception& failure);
+
+// A live line stands on the terminal (observe/progress.h): log lines clear it before they print.
+void set_live_line(bool drawn);
+bool has_live_line();  // may be called in a signal handler
 
 }  // namespace fsdp::log

@@ -24,7 +24,7 @@ std::string own_folder() {
 
 Loaded load(const std::string& name) {
   std::string file = own_folder() + "libfsdp_" + name + ".so";
-  // Global, because MPI loads plugins of its own that look for its symbols.
+  // RTLD_GLOBAL because MPI loads plugins of its own that look up its symbols.
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
   return handle ? Loaded{handle, ""} : Loaded{nullptr, dlerror()};
 }

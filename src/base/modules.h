@@ -1,18 +1,18 @@
-// Parts of the library that are loaded when they are needed: libfsdp_mpi.so, libfsdp_cuda.so. They
-// lie beside the library itself, in the build folder and when installed.
+// Parts of the library that are loaded on demand: libfsdp_mpi.so and libfsdp_cuda.so. Both are next
+// to the library itself, in the build folder and when installed.
 #pragma once
 
 #include <string>
 
 namespace fsdp {
 
-// "mpi" or "cuda": the library's handle (dlopen's). Loaded once; null where it was not built or
-// cannot be loaded, and then `why` says so.
+// The dlopen handle of "mpi" or "cuda", loaded once. Null if it wasn't built or can't be loaded;
+// `why` then holds the reason.
 void* find_library(const std::string& name, std::string* why = nullptr);
-// The same, but throws where there is none.
+// The same, but throws instead of returning null.
 void* require_library(const std::string& name);
 
-// Registers the CUDA kernels of our operators, if that has not happened yet.
+// Registers the CUDA kernels of our operators, once.
 void load_cuda_module();
 
 }  // namespace fsdp

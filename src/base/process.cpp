@@ -16,9 +16,8 @@
 namespace fsdp {
 namespace {
 
-// The state letter of /proc/PID/stat, which follows the command's name in parentheses; 0 if gone,
-// and
-// '?' if that cannot be known (no descriptor left to open it).
+// The state letter of /proc/PID/stat, which follows the command's name in parentheses. 0 if the
+// process is gone, '?' if its state is unknown (no descriptor left to open the file).
 char state_of(pid_t pid) {
   errno = 0;
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");

@@ -1,6 +1,5 @@
-// Other processes of this host: whether they still live, and what they are doing when they do not
-// answer. Used to tell a rank that died from one that is slow, in milliseconds instead of at the
-// end of a timeout.
+// Other processes on this host: whether they are alive, and whether they are stopped. Tells a dead
+// rank from a slow one within milliseconds instead of after a timeout.
 #pragma once
 
 #include <sys/types.h>
@@ -9,11 +8,12 @@
 
 namespace fsdp {
 
-// Two processes with equal text can see each other's /proc entries and memory: the same boot of the
-// same kernel and one PID namespace. FSDP_HOST_ID overrides it (to play several hosts on one).
+// Two processes with the same identity see each other's /proc entries and memory: they run under
+// the same boot of the same kernel, in one PID namespace. FSDP_HOST_ID overrides it, to simulate
+// several hosts on one.
 std::string host_identity();
 
-// A handle on a running process that survives reuse of its number.
+// A handle on a running process. It stays valid when the kernel reuses the PID.
 class Process {
  public:
   Process() = default;
@@ -23,12 +23,12 @@ class Process {
   ~Process();
 
   pid_t pid() const { return pid_; }
-  bool alive() const;    // false once it exited or was killed, also as a zombie
-  bool stopped() const;  // SIGSTOP, a terminal's stop, or a debugger
+  bool alive() const;    // false once it has exited or was killed; a zombie isn't alive
+  bool stopped() const;  // by SIGSTOP, the terminal or a debugger
 
  private:
   pid_t pid_ = 0;
-  int handle_ = -1;  // pidfd; -1 where the kernel has none
+  int handle_ = -1;  // pidfd; -1 if the kernel has no pidfds
 };
 
 }  // namespace fsdp

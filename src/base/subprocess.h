@@ -1,4 +1,4 @@
-// Runs a program and reads what it prints: for probes (fsdp doctor) and for benchmarks that start
+// Runs a program and captures its stdout: for probes (fsdp doctor) and for benchmarks that start
 // ranks or peers.
 #pragma once
 
@@ -11,12 +11,12 @@
 namespace fsdp {
 
 struct Finished {
-  int code = 0;        // exit code; 128 + signal; 127 if the program could not be started
+  int code = 0;        // exit code; 128 + signal number; 127 if the program didn't start
   std::string output;  // stdout
 };
 
-// Waits for it to end. `on_line` sees each line of stdout as it comes; stderr goes where ours goes
-// unless `quiet`. `changes` are made to its environment.
+// Waits for the program to exit. `on_line` gets each line of stdout as it arrives. stderr is shared
+// with this process unless `quiet`. `changes` apply to the program's environment.
 Finished run_program(const std::vector<std::string>& arguments, bool quiet = true,
                      const std::function<void(const std::string&)>& on_line = {},
                      const std::vector<environment::Change>& changes = {});

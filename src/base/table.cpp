@@ -10,7 +10,7 @@
 namespace fsdp {
 namespace {
 
-// Columns on a terminal: every byte of UTF-8 that starts a character.
+// Columns on a terminal: counts the bytes that start a UTF-8 character.
 size_t width(const std::string& text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }

@@ -1,5 +1,5 @@
-// Table: what every command that reports something prints. The same rows come out as aligned
-// columns for people, or as one JSON object a line with stable keys (--json) for programs.
+// Table: the output of every command that reports something. The same rows print as aligned columns
+// or, with --json, as one JSON object per line with stable keys.
 #pragma once
 
 #include <iosfwd>
@@ -11,11 +11,11 @@ namespace fsdp {
 
 struct Cell {
   nlohmann::ordered_json value;  // what --json prints
-  std::string text;              // what people see
+  std::string text;              // what the columns show
   std::string colour = "";       // SGR colour on a terminal
 };
 
-// A number shown with `digits` places after the point.
+// A number shown with `digits` decimal places.
 Cell number(double value, int digits);
 Cell text(std::string value);
 
@@ -24,13 +24,13 @@ class Table {
   enum Align { kLeft, kRight };
   struct Column {
     std::string key;    // in JSON
-    std::string title;  // for people; empty: JSON only
+    std::string title;  // column heading; empty: JSON only
     Align align = kRight;
   };
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  void add(std::vector<Cell> row);  // one cell a column
+  void add(std::vector<Cell> row);  // one cell per column
   void print(std::ostream& out, bool json) const;
 
  private:

@@ -16,7 +16,7 @@ int terminal_width(Stream stream) {
     bool known = ioctl(stream, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
     return known ? size.ws_col : 80;
   }
-  // Only a pipe can lead to the launcher; a file that a rank writes to is no terminal.
+  // Only a pipe can lead to the launcher; a file that a rank writes to isn't a terminal.
   struct stat file {};
   const char* launcher = stream == STDOUT ? std::getenv("FSDP_TERMINAL") : nullptr;
   bool pipe = launcher && fstat(stream, &file) == 0 && S_ISFIFO(file.st_mode);

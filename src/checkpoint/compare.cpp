@@ -17,13 +17,13 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr int64_t kWidened = 1 << 20;  // elements that are compared as doubles at once
+constexpr int64_t kWidened = 1 << 20;  // elements converted to double at once
 
 struct Sums {                          // over the elements of a tensor
   double of_difference = 0, of_a = 0;  // squares
 };
 
-// Calls `visit` with parts of a tensor that are small enough to be widened, and where they lie.
+// Calls `visit` with parts of a tensor that are small enough to widen, and their rectangles.
 void for_each_part(const at::Tensor& tensor,
                    const std::function<void(const at::Tensor&, const Rectangle&)>& visit) {
   for_each_rectangle(tensor.sizes().vec(), kWidened, [&](const Rectangle& part) {
@@ -38,19 +38,19 @@ at::Tensor widened(const at::Tensor& tensor, bool complex) {
   return tensor.to(complex ? at::kComplexDouble : at::kDouble).contiguous();
 }
 
-// The sum of the squares, leaving out what is not finite.
+// The sum of the squares of all finite elements.
 double squares_of(const at::Tensor& a) {
   const at::Tensor squares = widened(a, a.is_complex()).abs().square();
   return squares.masked_fill(squares.isfinite().logical_not(), 0).sum().item<double>();
 }
 
-// Adds what differs between two small parts that lie at `place`.
+// Adds the differences between two small parts at `place`.
 void compare_parts(const at::Tensor& a, const at::Tensor& b, const Rectangle& place,
                    double tolerance, Difference& found, Sums& sums) {
   const bool complex = a.is_complex() || b.is_complex();
   const at::Tensor wide_a = widened(a, complex), wide_b = widened(b, complex);
   const bool exact = a.scalar_type() == at::kLong && b.scalar_type() == at::kLong;
-  // Equal infinities and two that are no numbers do not differ.
+  // Equal infinities don't differ, and neither do two NaNs.
   const at::Tensor both_nan = wide_a.isnan().logical_and(wide_b.isnan());
   const at::Tensor unequal =
       (exact ? a.ne(b) : wide_a.ne(wide_b)).logical_and(both_nan.logical_not());
@@ -115,7 +115,7 @@ class Comparing {
 
   void add(Difference difference) { result_.differences.push_back(std::move(difference)); }
 
-  // Where the bytes of a tensor lie: the same for all names of one.
+  // Where the bytes of a tensor are; the same for all names of one tensor.
   using Places = std::vector<std::tuple<std::string, int64_t, std::vector<int64_t>>>;
   static Places places_of(const TensorEntry& entry) {
     Places places;
@@ -124,7 +124,7 @@ class Comparing {
     return places;
   }
 
-  // Bytes of `mine` under a name that `theirs` has, too: other names of them are no difference.
+  // Bytes of `mine` under a name that `theirs` also has; further names of them aren't a difference.
   static std::set<Places> known_in(const Source& theirs, const Source& mine) {
     std::set<Places> known;
     for (const auto& [name, entry] : mine.metadata().tensors)
@@ -179,7 +179,7 @@ class Comparing {
       if (options_.progress) options_.progress(done_, total_);
     });
     if (sums.of_difference <= 0) return;
-    // Only now is the norm of all of A needed.
+    // A difference was found, so the norm of all of A is needed after all.
     for (const auto& piece : same)
       for_each_part(read(a_, found.a.dtype, piece), [&](const at::Tensor& part, const Rectangle&) {
         sums.of_a += squares_of(part);
@@ -208,7 +208,7 @@ class Comparing {
         const auto kind = !in_a   ? Difference::kOnlyInB
                           : !in_b ? Difference::kOnlyInA
                                   : Difference::kPlain;
-        constexpr const char* kUnread = "(of a Python type that is not read)";
+        constexpr const char* kUnread = "(unsupported Python type)";
         add({kind,
              name,
              {.value = text_of(a).value_or(kUnread)},

@@ -7,8 +7,8 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Two parts that share elements; null if there are none. Parts are compared with those that begin
-// before their own end in the first dimension, which for rows are few.
+// Two parts that share elements; null if there are none. Each part is compared only with those that
+// start before it ends in the first dimension; for parts that are rows these are few.
 std::pair<const Rectangle*, const Rectangle*> overlapping(const TensorEntry& entry) {
   std::vector<const Rectangle*> parts;
   for (const auto& chunk : entry.chunks)
@@ -34,14 +34,14 @@ std::string text_of(const Rectangle& rectangle) {
 
 std::string cover_problem(const TensorEntry& entry) {
   if (const auto [one, other] = overlapping(entry); one)
-    return "lists parts that overlap: " + text_of(*one) + " and " + text_of(*other) + " of " +
+    return "has overlapping parts: " + text_of(*one) + " and " + text_of(*other) + " of " +
            shape_text(entry.sizes);
-  // Parts that lie inside of the whole and do not overlap have at most as many elements as it.
+  // Parts inside of the tensor that don't overlap have at most as many elements as the tensor.
   int64_t covered = 0;
   for (const auto& chunk : entry.chunks) covered += element_count(chunk.rectangle.sizes);
   const int64_t whole = element_count(entry.sizes);
   if (covered == whole) return "";
-  return "lists parts that do not make up the whole " + shape_text(entry.sizes) + ": they have " +
+  return "has parts that don't cover all of " + shape_text(entry.sizes) + ": they have " +
          std::to_string(covered) + " of " + std::to_string(whole) + " elements";
 }
 

@@ -1,4 +1,4 @@
-// Whether the parts of a tensor that .metadata lists make up the whole.
+// Checks that the parts of a tensor in .metadata cover it exactly.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace fsdp::checkpoint {
 
-// What is wrong with the parts: "has no part for 12 of its 40 elements …". "" is good.
+// What is wrong with the parts ("has parts that don't cover all of [5, 8]: …"); "" if nothing is.
 std::string cover_problem(const TensorEntry& entry);
 
 }  // namespace fsdp::checkpoint

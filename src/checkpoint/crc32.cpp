@@ -1,10 +1,10 @@
-// Three ways to the same sum: by tables, on any processor; by the CRC instruction of aarch64; by
-// folding on x86_64, whose CRC instruction is for another polynomial.
+// Three ways to compute the same sum: with tables, on any processor; with the CRC instruction of
+// aarch64; by folding on x86_64, whose CRC instruction is for another polynomial.
 //
-// Folding: the sum is the remainder of the message, as a polynomial over bits, divided by P. What
-// has been read is held in 16 bytes that have the same remainder. Before D more bits are added, it
-// is multiplied by x^D, whose remainder is a constant of 32 bits: so it stays short. Four such
-// lanes take turns, because a multiplication takes longer than the time until the next may begin.
+// Folding: the sum is the remainder of the message, as a polynomial over bits, divided by P. The
+// message so far is kept as 16 bytes with the same remainder. Before D more bits are added, these
+// are multiplied by x^D mod P, a constant of 32 bits, so they stay short. Four such lanes take
+// turns, because a multiplication has more latency than issue time.
 #include "checkpoint/crc32.h"
 
 #include <array>
@@ -24,14 +24,14 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr size_t kStride = 16;                // bytes a round of the tables
+constexpr size_t kStride = 16;                // bytes per round of the tables
 constexpr uint32_t kPolynomial = 0xedb88320;  // P without x^32; the lowest bit is x^31
 
 constexpr uint32_t times_x(uint32_t value) {  // modulo P
   return value >> 1 ^ (value & 1 ? kPolynomial : 0);
 }
 
-// Table k: what a byte does to the sum k bytes later.
+// Table k: the effect of a byte on the sum k bytes later.
 constexpr auto kTables = [] {
   std::array<std::array<uint32_t, 256>, kStride> tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -99,8 +99,8 @@ constexpr uint64_t power(unsigned n) {
 }
 
 // The factors that move a lane on by `bytes`. The lowest bit of a lane is x^127, so its first half
-// is worth x^64 times what it says. A product of two words whose lowest bits are x^63 has x^126
-// there: read as a lane it is worth x too much, so the factors have one x less.
+// stands for x^64 times its value. A product of two words whose lowest bits are x^63 has x^126 as
+// its lowest bit: read as a lane it is too large by a factor of x, so the factors have one x less.
 struct Factors {
   uint64_t first, second;
 };
@@ -127,12 +127,12 @@ bool can_fold() {
   return can;
 }
 
-// At least one round.
+// Needs at least one round of data.
 FSDP_FOLDS uint32_t by_folding(uint32_t sum, const unsigned char* data, size_t size) {
   constexpr Factors kNextRound = move_by(kRound), kNextLane = move_by(kLane);
   Lane lanes[kLanes];
   for (size_t i = 0; i < kLanes; ++i) lanes[i] = load(data + i * kLane);
-  // What came before is added to the first bits of what follows, as the other ways do it.
+  // Adds the sum so far to the first bits of the data, as the other ways do.
   lanes[0] = add(lanes[0], pair(sum, 0));
   data += kRound, size -= kRound;
   const Lane by_round = pair(kNextRound.first, kNextRound.second);

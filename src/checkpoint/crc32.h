@@ -6,8 +6,8 @@
 
 namespace fsdp::checkpoint {
 
-// Of `size` bytes that follow what `crc` is the sum of; 0 to begin with. Uses the processor's own
-// instruction where it has one.
+// Extends `crc`, the sum of all bytes so far (0 at the start), by `size` bytes. Uses the
+// processor's own instructions if it has them.
 uint32_t crc32(uint32_t crc, const void* data, size_t size);
 
 // The same by tables alone, on any processor.

@@ -14,8 +14,8 @@ Path named(const Path& target) {
   const Path path = target.has_filename() ? target : target.parent_path();  // "out/" is "out"
   const std::string last = path.filename().string();
   if (last.empty() || last == "." || last == "..")
-    throw Error("\"" + target.string() + "\" is no name for something new.",
-                "give the name that it shall have.");
+    throw Error("\"" + target.string() + "\" isn't a valid output path.",
+                "pass the file or directory to create.");
   return path;
 }
 
@@ -29,7 +29,7 @@ fs::file_type kind_of(const Path& path) {
 }
 
 [[noreturn]] void refuse(const Path& target) {
-  throw Error(target.string() + ": exists already.",
+  throw Error(target.string() + ": already exists.",
               "choose another name, or replace it with --force.");
 }
 
@@ -37,7 +37,7 @@ void check_file(const Path& target, bool replace) {
   const auto kind = kind_of(target);
   if (kind == fs::file_type::not_found) return;
   if (kind == fs::file_type::directory)
-    throw Error(target.string() + ": is a directory.", "give the name of a file.");
+    throw Error(target.string() + ": is a directory.", "pass the path of a file.");
   if (!replace) refuse(target);
 }
 
@@ -77,11 +77,11 @@ DraftDirectory::~DraftDirectory() {
   if (published_) return;
   try {
     remove(path_);
-  } catch (const std::exception&) {  // the next draft of this name tries again
+  } catch (const std::exception&) {  // the next draft of this name retries
   }
 }
 
-// The name of something in a directory that is no file of ours; "" if there is nothing such.
+// The name of an entry in a directory that isn't a file of ours; "" if there is none.
 std::string DraftDirectory::foreign_in(const Path& dir) const {
   if (kind_of(dir) != fs::file_type::directory) return dir.filename().string();
   for (const auto& entry : fs::directory_iterator(dir)) {
@@ -100,7 +100,7 @@ void DraftDirectory::check_target() const {
   const std::string foreign = foreign_in(target_);
   if (!foreign.empty())
     throw Error(target_.string() + ": holds \"" + foreign +
-                    "\", which is nothing that would be replaced, so it is left alone.",
+                    "\", which isn't output of this command, so the directory is not replaced.",
                 "choose another name.");
 }
 
@@ -108,7 +108,7 @@ void DraftDirectory::remove(const Path& dir) const {
   if (kind_of(dir) == fs::file_type::not_found) return;
   const std::string foreign = foreign_in(dir);
   if (!foreign.empty())
-    throw Error(dir.string() + ": is in the way, and holds \"" + foreign + "\".",
+    throw Error(dir.string() + ": is in the way and holds \"" + foreign + "\".",
                 "move it away, or choose another name.");
   std::vector<Path> found;
   for (const auto& entry : fs::directory_iterator(dir)) found.push_back(entry.path());
@@ -122,10 +122,10 @@ void DraftDirectory::publish() {
   std::error_code problem;
   const bool taken =
       kind_of(target_) == fs::file_type::directory && !fs::is_empty(target_, problem);
-  Path old = path_;  // where the old one lies in the end
+  Path old = path_;  // where the old directory ends up
   if (!taken) {
-    files::rename(path_, target_);                // an empty directory gives way
-  } else if (!files::exchange(path_, target_)) {  // some file systems cannot
+    files::rename(path_, target_);                // replaces an empty directory
+  } else if (!files::exchange(path_, target_)) {  // unsupported on some file systems
     old = target_.parent_path() / (target_.filename().string() + ".replaced");
     remove(old);
     files::rename(target_, old);

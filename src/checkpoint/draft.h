@@ -1,7 +1,8 @@
-// Drafts: a file or directory that appears under its name when it is complete, and not before.
+// Drafts: a file or directory that appears under its name only when it is complete.
 //
-// It is written under NAME.partial beside it and renamed. What is not published is removed when the
-// draft goes; what a killed process left is overwritten by the next draft of that name.
+// It is written as NAME.partial next to its final place and renamed. An unpublished draft is
+// removed by the destructor; leftovers of a killed process are overwritten by the next draft of
+// that name.
 #pragma once
 
 #include <functional>
@@ -12,14 +13,14 @@ namespace fsdp::checkpoint {
 
 class DraftFile {
  public:
-  // An Error if there is something at `target`, unless it is a file and `replace` allows that.
+  // An Error if `target` exists, unless it is a file and `replace` is set.
   DraftFile(files::Path target, bool replace);
   ~DraftFile();
   DraftFile(const DraftFile&) = delete;
   DraftFile& operator=(const DraftFile&) = delete;
 
-  const files::Path& path() const { return path_; }  // to write to
-  void publish();                                    // it must be closed
+  const files::Path& path() const { return path_; }  // write here
+  void publish();                                    // the file must be closed
 
  private:
   files::Path target_, path_;
@@ -28,11 +29,11 @@ class DraftFile {
 
 class DraftDirectory {
  public:
-  // Which names of files may be in it. Only such files are ever removed.
+  // Which file names may be in the directory. Only such files are ever removed.
   using Ours = std::function<bool(const std::string& name)>;
 
-  // An Error if there is something at `target`, unless it is an empty directory, or one with
-  // nothing but such files and `replace` allows that.
+  // An Error if `target` exists, unless it is an empty directory, or `replace` is set and it holds
+  // only such files.
   DraftDirectory(files::Path target, bool replace, Ours ours);
   ~DraftDirectory();
   DraftDirectory(const DraftDirectory&) = delete;

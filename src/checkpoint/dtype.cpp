@@ -7,13 +7,13 @@ namespace {
 
 using c10::ScalarType;
 
-struct Named {
+struct NamedDtype {
   ScalarType type;
   const char* name;
   const char* storage;
 };
 
-constexpr Named kNames[] = {
+constexpr NamedDtype kDtypeNames[] = {
     {ScalarType::Float, "float32", "FloatStorage"},
     {ScalarType::BFloat16, "bfloat16", "BFloat16Storage"},
     {ScalarType::Half, "float16", "HalfStorage"},
@@ -35,11 +35,11 @@ constexpr Named kNames[] = {
     {ScalarType::Float8_e5m2fnuz, "float8_e5m2fnuz", nullptr},
 };
 
-const Named& entry(ScalarType type) {
-  for (const auto& named : kNames)
+const NamedDtype& entry(ScalarType type) {
+  for (const auto& named : kDtypeNames)
     if (named.type == type) return named;
-  throw Error(std::string("tensors of type ") + c10::toString(type) + " cannot be saved.",
-              "convert it to a type that PyTorch's files know, as float32.");
+  throw Error(std::string("tensors of type ") + c10::toString(type) + " can't be saved.",
+              "convert the tensor to a type that PyTorch's files support, such as float32.");
 }
 
 }  // namespace
@@ -53,13 +53,13 @@ const char* storage_name(ScalarType type) {
 }
 
 std::optional<ScalarType> dtype_of(const std::string& name) {
-  for (const auto& named : kNames)
+  for (const auto& named : kDtypeNames)
     if (name == named.name) return named.type;
   return std::nullopt;
 }
 
 std::optional<ScalarType> dtype_of_storage(const std::string& name) {
-  for (const auto& named : kNames)
+  for (const auto& named : kDtypeNames)
     if (named.storage && name == named.storage) return named.type;
   return std::nullopt;
 }

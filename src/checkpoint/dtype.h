@@ -1,4 +1,4 @@
-// The names that dtypes have in PyTorch's files.
+// Names of dtypes in PyTorch's files.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -8,10 +8,10 @@
 
 namespace fsdp::checkpoint {
 
-const char* dtype_name(c10::ScalarType type);  // "float32"; an Error for what has none
+const char* dtype_name(c10::ScalarType type);  // "float32"; an Error if the type has no name
 std::optional<c10::ScalarType> dtype_of(const std::string& name);
 
-// The class of storage ("FloatStorage"); null for the newer types, which have none of their own.
+// The storage class ("FloatStorage"); null for newer types, which have none.
 const char* storage_name(c10::ScalarType type);
 std::optional<c10::ScalarType> dtype_of_storage(const std::string& name);
 

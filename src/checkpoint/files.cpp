@@ -20,10 +20,10 @@
 namespace fsdp::checkpoint::files {
 namespace {
 
-constexpr size_t kCollected = 8 << 20;      // bytes of small pieces before they are written
-constexpr size_t kLarge = 1 << 20;          // what is written from where it lies
-constexpr size_t kMostInACall = 256 << 20;  // the kernel takes at most 2 GiB; an error comes soon
-constexpr int64_t kStarted = 16 << 20;      // bytes after which the disk is told to begin
+constexpr size_t kCollected = 8 << 20;      // bytes of small pieces collected before a write
+constexpr size_t kLarge = 1 << 20;          // pieces from this size on are written in place
+constexpr size_t kMostInACall = 256 << 20;  // below the kernel's 2 GiB, so that errors come early
+constexpr int64_t kStarted = 16 << 20;      // bytes after which writeback is started
 
 std::atomic<Seam> seam = nullptr;  // saves run in threads of their own
 
@@ -35,11 +35,11 @@ std::string hint_for(int code) {
     case EROFS:
     case EACCES:
     case EPERM:
-      return "check the permissions of the directory, and that it may be written.";
+      return "check that the directory is writable.";
     case ENOENT:
-      return "check the path; was the directory moved or deleted meanwhile?";
+      return "check the path; the directory may have been moved or deleted in the meantime.";
     default:
-      return "see the system's log (dmesg) if this is a disk that fails.";
+      return "check the kernel log (dmesg) for disk errors.";
   }
 }
 
@@ -48,7 +48,7 @@ std::string hint_for(int code) {
               hint_for(code));
 }
 
-// A system call that changes something: tried again when a signal came in between.
+// A system call that changes something on the disk; retried if a signal interrupts it.
 template <typename Call>
 auto change(const char* name, const Path& path, Call call) {
   decltype(call()) result;
@@ -86,10 +86,11 @@ Output::Output(Path path, int64_t expected) : path_(std::move(path)) {
   const int result = change("reserve", path_,
                             [&] { return ::fallocate(file_, FALLOC_FL_KEEP_SIZE, 0, expected); });
   reserved_ = result == 0;
-  if (result == 0 || (errno != ENOSPC && errno != EDQUOT)) return;  // many file systems cannot
+  // Many file systems don't support this; only a full disk is an error.
+  if (result == 0 || (errno != ENOSPC && errno != EDQUOT)) return;
   const int code = errno;
   ::close(std::exchange(file_, -1));
-  fail(path_, "there is no room for " + std::to_string(expected) + " bytes", code);
+  fail(path_, "no room for " + std::to_string(expected) + " bytes", code);
 }
 
 Output::~Output() {
@@ -128,8 +129,8 @@ void Output::write(const char* data, size_t size) {
     size -= static_cast<size_t>(written);
     written_ += written;
   }
-  // Else the kernel would keep it all until fsync, while the disk does nothing. Where it cannot be
-  // told, fsync does the work.
+  // Starts writeback. Otherwise the kernel would keep everything until fsync while the disk idles.
+  // Failures are ignored: fsync does the work then.
   if (written_ - started_ < kStarted) return;
   change("start", path_, [&] {
     return ::sync_file_range(file_, started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
@@ -139,7 +140,7 @@ void Output::write(const char* data, size_t size) {
 
 FileSums Output::close() {
   flush();
-  if (reserved_)  // gives back what was reserved and not used
+  if (reserved_)  // frees what was reserved and not used
     change_or_fail("truncate", path_, [&] { return ::ftruncate(file_, position_); });
   change_or_fail("fsync", path_, [&] { return ::fsync(file_); });
   if (::close(std::exchange(file_, -1)) < 0) fail(path_, "closing failed", errno);
@@ -154,16 +155,16 @@ Input::Input(Path path, const FileSums* sums) : path_(std::move(path)), sums_(su
   struct stat status {};
   if (::fstat(file_, &status) < 0 || !S_ISREG(status.st_mode)) {
     ::close(file_);
-    throw Error(path_.string() + ": is no file.", "check the path.");
+    throw Error(path_.string() + ": isn't a regular file.", "check the path.");
   }
   size_ = status.st_size;
   if (!sums_) return;
   if (sums_->size != size_) {
     ::close(file_);
-    throw Error(path_.string() + ": has " + std::to_string(size_) + " bytes, and " +
+    throw Error(path_.string() + ": has " + std::to_string(size_) + " bytes, but had " +
                     std::to_string(sums_->size) + " when it was saved.",
-                "the file was cut off, not copied to its end, or is of another checkpoint; load "
-                "another one.");
+                "the file was truncated, copied incompletely, or belongs to another checkpoint; "
+                "load another checkpoint.");
   }
   checked_ = std::vector<std::atomic<bool>>(sums_->sums.size());
 }
@@ -181,7 +182,7 @@ void Input::read_unchecked(int64_t offset, char* into, int64_t size) const {
     if (got == 0)
       throw Error(path_.string() + ": ends at byte " + std::to_string(offset) + ", " +
                       std::to_string(size) + " bytes too early.",
-                  "the file is damaged or was not copied to its end; load another checkpoint.");
+                  "the file is damaged or was copied incompletely; load another checkpoint.");
     into += got;
     offset += got;
     size -= got;
@@ -192,8 +193,8 @@ void Input::check(int64_t block, const char* bytes, int64_t size) const {
   const auto index = static_cast<size_t>(block);
   if (block_sum(bytes, static_cast<size_t>(size)) != sums_->sums[index])
     throw Error(path_.string() + ": bytes " + std::to_string(block * kSumBlock) + " to " +
-                    std::to_string(block * kSumBlock + size) + " are not what was saved.",
-                "the file is damaged; load another checkpoint (`fsdp ckpt verify` checks one).");
+                    std::to_string(block * kSumBlock + size) + " differ from what was saved.",
+                "the file is damaged; load another checkpoint (check it with `fsdp ckpt verify`).");
   checked_[index].store(true, std::memory_order_relaxed);
 }
 
@@ -215,7 +216,7 @@ void Input::read_in_block(int64_t offset, char* into, int64_t size) const {
 void Input::read(int64_t offset, void* into, size_t size) const {
   auto* bytes = static_cast<char*>(into);
   auto left = static_cast<int64_t>(size);
-  // What lies behind the end is missed in the same way with sums and without.
+  // Reads beyond the end fail the same way with and without sums.
   if (!sums_ || offset > size_ - left) return read_unchecked(offset, bytes, left);
   while (left > 0) {
     const int64_t part = std::min(left, kSumBlock - offset % kSumBlock);
@@ -231,9 +232,9 @@ void Input::read(int64_t offset, void* into, size_t size) const {
 std::string read_whole(const Path& path, int64_t at_most) {
   const Input file(path);
   if (file.size() > at_most)
-    throw Error(path.string() + ": has " + std::to_string(file.size()) + " bytes; at most " +
-                    std::to_string(at_most) + " make sense.",
-                "this is no such file, or it is damaged.");
+    throw Error(path.string() + ": has " + std::to_string(file.size()) + " bytes; the limit is " +
+                    std::to_string(at_most) + ".",
+                "the file is damaged, or isn't the kind of file that belongs here.");
   std::string bytes(static_cast<size_t>(file.size()), '\0');
   file.read(0, bytes.data(), bytes.size());
   return bytes;
@@ -265,7 +266,7 @@ void sync_directory(const Path& path) {
   const int result = change("fsync", named, [&] { return ::fsync(directory); });
   const int code = errno;
   ::close(directory);
-  // Some network file systems cannot, and need not.
+  // Some network file systems don't support it, and don't need it.
   if (result < 0 && code != EINVAL && code != ENOTSUP) fail(named, "fsync failed", code);
 }
 

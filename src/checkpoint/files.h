@@ -1,8 +1,8 @@
-// Files and directories as checkpoints need them: large writes, reads of ranges, and everything
-// that makes what was written survive a loss of power. Failures are Errors that name the path.
+// Files and directories for checkpoints: large writes, reads of ranges, and durable writes that
+// survive a loss of power. Failures are Errors that name the path.
 //
-// What is durable: a file after Output::close(), an entry of a directory after sync_directory() of
-// that directory. Nothing else is.
+// Durable are a file after Output::close(), and a directory entry after sync_directory() of that
+// directory. Nothing else is.
 #pragma once
 
 #include <atomic>
@@ -19,20 +19,19 @@ namespace fsdp::checkpoint::files {
 using Path = std::filesystem::path;
 
 // A seam for tests: called before every system call that changes something on the disk, and before
-// a copy is made in host memory ("copy"). What it returns is the errno that the call fails with; 0
-// lets it happen. Null: none.
+// a copy is made in host memory ("copy"). Returns the errno to fail the call with, or 0 to let it
+// run. Null removes it.
 using Seam = int (*)(const char* call, const Path& path);
 void set_seam(Seam seam);
 int ask_seam(const char* call, const Path& path);
 
-// A file that is written from its beginning to its end. Small pieces are collected, large ones are
-// written from where they lie. The disk begins with them at once, so that little is left to wait
-// for in close().
+// A file that is written sequentially. Small pieces are collected; large ones are written without a
+// copy. Writeback starts early, so that close() has little left to wait for.
 class Output {
  public:
-  // `expected` bytes are reserved on the disk, so that a full one is noticed before the work.
+  // Reserves `expected` bytes, so that a full disk fails before the work starts.
   explicit Output(Path path, int64_t expected = 0);
-  ~Output();  // without close() the file is not complete
+  ~Output();  // without close() the file is incomplete
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
@@ -40,8 +39,8 @@ class Output {
   int64_t position() const { return position_; }
   void append(const void* data, size_t size);
   void append(std::string_view text) { append(text.data(), text.size()); }
-  void align(int64_t boundary);  // zeros up to the next multiple
-  FileSums close();              // on the disk when it returns; what was written, block by block
+  void align(int64_t boundary);  // appends zeros up to the next multiple
+  FileSums close();              // makes the file durable; returns the sums of its blocks
 
  private:
   void write(const char* data, size_t size);
@@ -51,14 +50,14 @@ class Output {
   int file_ = -1;
   bool reserved_ = false;
   int64_t position_ = 0;
-  int64_t written_ = 0;  // handed to the kernel
-  int64_t started_ = 0;  // and on their way to the disk
+  int64_t written_ = 0;  // bytes handed to the kernel
+  int64_t started_ = 0;  // bytes whose writeback has started
   std::vector<char> pending_;
   Summing summing_;
 };
 
-// A file that is read by ranges, by any number of threads. With sums every block that is read from
-// is checked; one that is damaged is an Error that names the bytes.
+// A file that is read in ranges, by any number of threads. With sums, every block that is read from
+// is checked; a damaged one is an Error that names the bytes.
 class Input {
  public:
   explicit Input(Path path, const FileSums* sums = nullptr);  // sums must outlive it
@@ -68,12 +67,12 @@ class Input {
 
   const Path& path() const { return path_; }
   int64_t size() const { return size_; }
-  // Exactly `size` bytes from `offset` on; an Error if the file is shorter.
+  // Reads exactly `size` bytes from `offset` on; an Error if the file is shorter.
   void read(int64_t offset, void* into, size_t size) const;
 
  private:
   void read_unchecked(int64_t offset, char* into, int64_t size) const;
-  // A part of one block; the rest of it is read for its sum, unless it was checked before.
+  // Reads a part of one block. Unless the block was checked before, reads all of it for its sum.
   void read_in_block(int64_t offset, char* into, int64_t size) const;
   void check(int64_t block, const char* bytes, int64_t size) const;
 
@@ -85,16 +84,16 @@ class Input {
 };
 
 std::string read_whole(const Path& path, int64_t at_most);
-FileSums write_whole(const Path& path, std::string_view bytes);  // on the disk when it returns
+FileSums write_whole(const Path& path, std::string_view bytes);  // durable
 
-void make_directories(const Path& path);  // with parents, on the disk; one that exists is fine
-void make_directory(const Path& path);    // alone, and not on the disk yet; likewise
+void make_directories(const Path& path);  // with parents, durable; an existing one is fine
+void make_directory(const Path& path);    // without parents, not durable; likewise
 void sync_directory(const Path& path);
-void rename(const Path& from, const Path& to);  // a file or link at `to` is replaced
-// The two change places in one step. False where the file system cannot do that.
+void rename(const Path& from, const Path& to);  // replaces a file or link at `to`
+// Atomically swaps the two. False if the file system doesn't support it.
 bool exchange(const Path& one, const Path& other);
-void remove_file(const Path& path);       // one that is not there is fine
-void remove_directory(const Path& path);  // an empty one; likewise
+void remove_file(const Path& path);       // a missing one is fine
+void remove_directory(const Path& path);  // must be empty; a missing one is fine
 void make_link(const Path& target, const Path& link);
 
 }  // namespace fsdp::checkpoint::files

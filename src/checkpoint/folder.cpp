@@ -16,7 +16,7 @@ namespace {
 using Path = std::filesystem::path;
 
 constexpr const char* kLatest = "latest";
-constexpr const char* kFreshLink = "latest.partial";  // before it takes the place of the old one
+constexpr const char* kFreshLink = "latest.partial";  // the new link, before it replaces the old
 
 Path with_suffix(const Path& path, const char* suffix) {
   return path.parent_path() / (path.filename().string() + suffix);
@@ -27,8 +27,8 @@ bool is_complete(const Path& dir) {
   return std::filesystem::is_regular_file(dir / ".metadata", problem);
 }
 
-// What is missing in a complete checkpoint, as far as the lengths of its files tell: they may have
-// been deleted, cut off or not copied since. "" if nothing is, or if nothing says what there was.
+// What is missing from a complete checkpoint, judged by file sizes: files may have been deleted,
+// truncated or copied incompletely since. "" if nothing is, or if there is no manifest.
 std::string missing_in(const Path& dir) {
   try {
     const auto manifest = read_manifest(dir);
@@ -52,7 +52,7 @@ bool all_digits(std::string_view text) {
                                       [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-// Whether a file of this name is one of a checkpoint: ".metadata", "__0_0.distcp", the manifest.
+// Whether a checkpoint has files of this name: ".metadata", "__0_0.distcp", the manifest.
 bool is_ours(const std::string& name) {
   constexpr std::string_view kEnd = ".distcp";
   if (name == ".metadata" || name == kManifestName) return true;
@@ -65,10 +65,11 @@ bool is_ours(const std::string& name) {
 
 struct Contents {
   std::vector<Path> ours;
-  std::string foreign;  // the name of something that is in there and not ours; "" if nothing is
+  std::string foreign;  // the name of an entry that isn't ours; "" if there is none
 };
 
-// Of a directory; nothing if there is nothing at this path. A link or a file is foreign itself.
+// The contents of a directory; empty if nothing is at this path. A link or a file is itself
+// foreign.
 Contents contents_of(const Path& path) {
   Contents found;
   const auto kind = std::filesystem::symlink_status(path).type();
@@ -90,20 +91,20 @@ Contents contents_of(const Path& path) {
 void require_ours(const Path& path) {
   const auto contents = contents_of(path);
   if (contents.foreign.empty()) return;
-  throw Error(path.string() + ": exists and is more than a checkpoint (\"" + contents.foreign +
-                  "\"), so it is not replaced.",
-              "give the checkpoint a directory of its own, as in \"run/checkpoints/step-100\".");
+  throw Error(path.string() + ": holds \"" + contents.foreign +
+                  "\", which isn't part of a checkpoint, so it is not replaced.",
+              "give the checkpoint a directory of its own, such as \"run/checkpoints/step-100\".");
 }
 
 void require_link(const Path& path) {
   using std::filesystem::file_type;
   const auto kind = std::filesystem::symlink_status(path).type();
   if (kind == file_type::not_found || kind == file_type::symlink) return;
-  throw Error(path.string() + ": is in the way of the link that names the newest checkpoint.",
-              "give the checkpoints a folder of their own, as \"run/checkpoints\".");
+  throw Error(path.string() + ": is in the way of the link to the newest checkpoint.",
+              "give the checkpoints a folder of their own, such as \"run/checkpoints\".");
 }
 
-// Removes a checkpoint, whole or not.
+// Removes a checkpoint, complete or not.
 void remove_checkpoint(const Path& path) {
   std::error_code problem;
   if (!std::filesystem::exists(std::filesystem::symlink_status(path, problem))) return;
@@ -112,7 +113,7 @@ void remove_checkpoint(const Path& path) {
   files::remove_directory(path);
 }
 
-// The number that a name ends in; -1 if it ends in none.
+// The number at the end of a name; -1 if there is none.
 int64_t number_of(const std::string& name) {
   size_t begin = name.size();
   while (begin > 0 && std::isdigit(static_cast<unsigned char>(name[begin - 1]))) --begin;
@@ -124,7 +125,7 @@ std::optional<Path> linked(const Path& folder) {
   std::error_code problem;
   const Path target = std::filesystem::read_symlink(folder / kLatest, problem);
   if (problem || target.empty()) return std::nullopt;
-  const Path dir = folder / target;  // an absolute target stays what it is
+  const Path dir = folder / target;  // an absolute target is used as is
   if (is_complete(dir)) return dir;
   if (is_complete(with_suffix(dir, ".replaced"))) return with_suffix(dir, ".replaced");
   return std::nullopt;
@@ -133,17 +134,17 @@ std::optional<Path> linked(const Path& folder) {
 }  // namespace
 
 Path checked_name(const Path& dir) {
-  // The last step as it is written: ".." would lead to a directory that nobody named.
+  // Checks the last component as written: ".." would lead to a directory that wasn't named.
   const Path name = dir.has_filename() ? dir : dir.parent_path();
   const std::string last = name.filename().string();
   if (last.empty() || last == "." || last == "..")
-    throw Error("\"" + dir.string() + "\" is no name for a checkpoint.",
-                "give it a directory of its own, as in \"run/checkpoints/step-100\".");
+    throw Error("\"" + dir.string() + "\" isn't a valid name for a checkpoint.",
+                "give it a directory of its own, such as \"run/checkpoints/step-100\".");
   for (const char* taken : {".partial", ".replaced", ".deleted"})
     if (last.ends_with(taken) || last == kLatest)
-      throw Error("\"" + dir.string() + "\": a checkpoint cannot have this name.",
-                  "\"latest\" and names that end as \".partial\" have a meaning of their own; "
-                  "choose another one, as \"step-100\".");
+      throw Error("\"" + dir.string() + "\": this name is reserved.",
+                  "\"latest\" and names that end in \".partial\", \".replaced\" or \".deleted\" "
+                  "are reserved; choose another one, such as \"step-100\".");
   return name;
 }
 
@@ -163,7 +164,7 @@ void begin_partial(const Path& dir, bool newest) {
 
 namespace {
 
-// How the new checkpoint came to its name, so that it can be undone.
+// How the new checkpoint got its name, so that it can be undone.
 enum class Came { kAlone, kByExchange, kAfterTheOther };
 
 Came give_name(const Path& dir, const Path& partial, const Path& replaced) {
@@ -216,7 +217,7 @@ void publish_partial(const Path& dir, bool newest) {
     take_name_back(came, dir, partial, replaced);
     throw;
   }
-  try {  // the new one is there: what is left of the old one is no reason to fail
+  try {  // the new checkpoint is in place: leftovers of the old one aren't an error
     if (came == Came::kByExchange) remove_checkpoint(partial);
     remove_checkpoint(replaced);
   } catch (const std::exception& problem) {
@@ -227,11 +228,11 @@ void publish_partial(const Path& dir, bool newest) {
 void drop_partial(const Path& dir) noexcept {
   try {
     remove_checkpoint(partial_of(dir));
-  } catch (const std::exception&) {  // the next save of this name tries again
+  } catch (const std::exception&) {  // the next save of this name retries
   }
 }
 
-// --- what is there ---
+// --- listing ---
 
 std::vector<Path> list(const Path& folder) {
   std::error_code problem;
@@ -240,7 +241,7 @@ std::vector<Path> list(const Path& folder) {
     const std::string name = entry.path().filename().string();
     if (name == kLatest || name.ends_with(".partial") || name.ends_with(".deleted")) continue;
     if (!entry.is_directory(problem) || !is_complete(entry.path())) continue;
-    // One that was about to be replaced counts only while its successor is not there.
+    // A checkpoint that is being replaced counts only until its successor is complete.
     if (name.ends_with(".replaced") && is_complete(folder / name.substr(0, name.size() - 9)))
       continue;
     found.push_back(entry.path());
@@ -262,19 +263,19 @@ std::optional<Path> latest(const Path& folder) {
   for (auto dir = candidates.rbegin(); dir != candidates.rend(); ++dir) {
     const std::string missing = missing_in(*dir);
     if (missing.empty()) {
-      if (passed_over) log::warn(*passed_over + " " + dir->string() + " is taken instead.");
+      if (passed_over) log::warn(*passed_over + " Using " + dir->string() + " instead.");
       return *dir;
     }
     if (!passed_over) passed_over = dir->string() + " is damaged (" + missing + ").";
   }
   if (candidates.empty()) return std::nullopt;
-  return candidates.back();  // whose loading says what is wrong
+  return candidates.back();  // loading it reports what is wrong
 }
 
 void keep_last(const Path& folder, int64_t count) {
   if (count < 1)
-    throw Error("keep_last(" + std::to_string(count) + "): there must be one left.",
-                "1 keeps just the newest checkpoint.");
+    throw Error("keep_last(" + std::to_string(count) + "): at least one checkpoint must stay.",
+                "pass 1 to keep only the newest checkpoint.");
   std::error_code problem;
   std::vector<Path> condemned;
   for (const auto& entry : std::filesystem::directory_iterator(folder, problem))
@@ -284,7 +285,7 @@ void keep_last(const Path& folder, int64_t count) {
   const auto named = linked(folder);
   auto all = list(folder);
   std::reverse(all.begin(), all.end());
-  int64_t whole = 0;  // those that are damaged do not count: what loads must stay
+  int64_t whole = 0;  // damaged checkpoints don't count, so that `count` loadable ones stay
   for (const auto& dir : all) {
     const bool kept = whole < count;
     if (missing_in(dir).empty()) ++whole;

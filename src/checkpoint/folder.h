@@ -1,12 +1,12 @@
-// A folder of checkpoints: how one comes into being under its name, and which are there.
+// A folder of checkpoints: publishing, listing and deleting.
 //
-// A checkpoint is written into NAME.partial and renamed when it is complete. One that is replaced
-// changes places with the new one; where the file system cannot do that, it waits as NAME.replaced
-// for the moment between two renames. What is deleted is renamed to NAME.deleted first, so that
-// half a checkpoint never has the name of a whole one.
+// A checkpoint is written to NAME.partial and renamed when it is complete. An old checkpoint of
+// that name is atomically swapped with the new one; on file systems without that, it is
+// NAME.replaced between two renames. A checkpoint is renamed to NAME.deleted before it is deleted,
+// so that half a checkpoint never has the name of a complete one.
 //
-// Nothing but checkpoints is ever replaced or deleted: a directory with anything else in it than
-// the files of one (.metadata, .manifest.json, __R_N.distcp) is an Error, and only such files are
+// Nothing but checkpoints is ever replaced or deleted: a directory that holds anything but the
+// files of one (.metadata, .manifest.json, __R_N.distcp) is an Error, and only such files are
 // unlinked.
 #pragma once
 
@@ -14,16 +14,15 @@
 
 namespace fsdp::checkpoint {
 
-// The path without "/" at its end; an Error unless it ends in a name that a checkpoint may have.
+// The path without a trailing "/"; an Error unless it ends in a valid checkpoint name.
 std::filesystem::path checked_name(const std::filesystem::path& dir);
 std::filesystem::path partial_of(const std::filesystem::path& dir);
 
-// An empty directory to write to; what a killed run left there is removed. An Error if there is
-// something at `dir` that is no checkpoint. `newest`: the link `latest` will name it.
+// Creates the empty directory to write to; removes leftovers of a killed run. An Error if `dir`
+// exists and isn't a checkpoint. `newest`: the link `latest` will point to it.
 void begin_partial(const std::filesystem::path& dir, bool newest = true);
-// Makes it the checkpoint `dir`, and `latest` name it if it is the newest. Everything in it must be
-// on the disk.
+// Renames it to `dir` and, if `newest`, points `latest` to it. Everything in it must be durable.
 void publish_partial(const std::filesystem::path& dir, bool newest = true);
-void drop_partial(const std::filesystem::path& dir) noexcept;  // as far as that is possible
+void drop_partial(const std::filesystem::path& dir) noexcept;  // best effort
 
 }  // namespace fsdp::checkpoint

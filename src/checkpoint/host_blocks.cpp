@@ -32,7 +32,7 @@ void HostBlocks::wait() {
 void for_each_piece(const at::Tensor& tensor,
                     const std::function<void(const void* bytes, size_t size)>& use) {
   if (tensor.numel() == 0) return;
-  // In the order of memory, whatever the order of the dimensions.
+  // In memory order, whatever the order of the dimensions.
   const at::Tensor flat = tensor.detach().as_strided({tensor.numel()}, {1});
   if (flat.is_cpu()) return use(flat.const_data_ptr(), flat.nbytes());
   const auto step = HostBlocks::kBytes / static_cast<int64_t>(flat.element_size());

@@ -1,5 +1,5 @@
-// HostBlocks: pinned memory on the host through which tensors of a device go to a file and come
-// from one, two blocks in turn: while one is written or read, the other is copied.
+// HostBlocks: pinned host memory for copies between a device's tensors and files. Two blocks take
+// turns: while one is written or read, the other is copied.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,11 +16,11 @@ class HostBlocks {
  public:
   static constexpr int64_t kBytes = 16 << 20;  // of one block
 
-  // A block whose copies are done, as bytes; pinned if it is for a device that has streams.
+  // A block of bytes whose copies are done; pinned if the device has streams.
   at::Tensor next(at::Device device);
-  // Copies from or to the block handed out last were put on the current stream of the device.
+  // Call after queueing copies of the last block from next() on the device's current stream.
   void copying(at::Device device);
-  void wait();  // for the copies of the block handed out last
+  void wait();  // for the copies of the last block from next()
 
  private:
   struct Block {
@@ -31,7 +31,7 @@ class HostBlocks {
   size_t current_ = 0;
 };
 
-// Hands the elements of a tensor that is dense in some order to `use`, as they lie in memory.
+// Passes the elements of a tensor to `use` in memory order. The tensor must be dense in some order.
 void for_each_piece(const at::Tensor& tensor,
                     const std::function<void(const void* bytes, size_t size)>& use);
 

@@ -14,10 +14,10 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr int64_t kLargestIndex = 64 << 20;
 
-// Which tensors to take from which file; of a single file, all.
+// The tensors to read from one file.
 struct Shard {
   std::string file;
   std::set<std::string> names;
@@ -29,14 +29,14 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, problem);
 }
 
-// A file beside the index, and nothing else.
+// Whether the name is that of a safetensors file in the index's own directory.
 bool is_plain_name(const std::string& name) {
   return name.ends_with(".safetensors") && name.size() <= 255 && !name.starts_with('.') &&
          std::all_of(name.begin(), name.end(),
                      [](unsigned char c) { return c >= 0x20 && c != 0x7F && c != '/'; });
 }
 
-std::string quoted(const std::string& name) {
+std::string quoted_name(const std::string& name) {
   const bool plain =
       name.size() <= 4096 &&
       std::all_of(name.begin(), name.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7F; });
@@ -44,11 +44,11 @@ std::string quoted(const std::string& name) {
 }
 
 std::vector<Shard> read_index(const fs::path& dir) {
-  const fs::path path = dir / kIndex;
+  const fs::path path = dir / kIndexFile;
   const auto refuse = [&](const std::string& what) -> void {
     throw Error(path.string() + ": " + what + ".",
                 "it must be {\"weight_map\": {\"name\": \"model-00001-of-0000N.safetensors\", …}}, "
-                "as transformers writes it; fetch it again.");
+                "as transformers writes it; download it again.");
   };
   const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
     if (depth > 8) refuse("is nested too deeply");
@@ -59,14 +59,14 @@ std::vector<Shard> read_index(const fs::path& dir) {
   try {
     root = Json::parse(text, shallow);
   } catch (const Json::exception&) {
-    refuse("is no JSON");
+    refuse("isn't JSON");
   }
   const auto map = root.is_object() ? root.find("weight_map") : root.end();
   if (map == root.end() || !map->is_object() || map->empty()) refuse("has no weight_map");
   std::map<std::string, Shard> shards;
   for (const auto& [name, value] : map->items()) {
     if (!value.is_string() || !is_plain_name(value.get_ref<const std::string&>()))
-      refuse("the file of " + quoted(name) + " is no name of a safetensors file");
+      refuse("the file listed for " + quoted_name(name) + " isn't a safetensors file name");
     const auto& file = value.get_ref<const std::string&>();
     Shard& shard = shards[file];
     shard.file = file;
@@ -77,7 +77,7 @@ std::vector<Shard> read_index(const fs::path& dir) {
   return all;
 }
 
-// The one file there is, under whatever name.
+// The only safetensors file, whatever its name.
 std::string only_safetensors(const fs::path& dir) {
   std::string found;
   std::error_code problem;
@@ -87,8 +87,8 @@ std::string only_safetensors(const fs::path& dir) {
     if (!is_plain_name(name) || !is_file(entry->path())) continue;
     if (!found.empty())
       throw Error(dir.string() + ": has several safetensors files (" + found + ", " + name +
-                      ") and no " + kIndex + " that says what is in them.",
-                  "fetch the index as well.");
+                      ") but no " + kIndexFile + ".",
+                  "download the index as well.");
     found = name;
   }
   return found;
@@ -96,17 +96,17 @@ std::string only_safetensors(const fs::path& dir) {
 
 std::vector<Shard> find_shards(const fs::path& dir) {
   if (is_file(dir / kWeights)) return {{kWeights, {}, true}};
-  if (is_file(dir / kIndex)) return read_index(dir);
+  if (is_file(dir / kIndexFile)) return read_index(dir);
   if (std::string name = only_safetensors(dir); !name.empty()) return {{name, {}, true}};
   for (const char* pickled : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
     if (is_file(dir / pickled))
-      throw Error(dir.string() + ": its weights are in " + pickled +
-                      ", which is a pickle and not read here.",
-                  "convert them in Python: AutoModelForCausalLM.from_pretrained(DIR)"
-                  ".save_pretrained(NEW) writes safetensors.");
+      throw Error(
+          dir.string() + ": its weights are in " + pickled + ", a pickle, which isn't supported.",
+          "convert them in Python: AutoModelForCausalLM.from_pretrained(DIR)"
+          ".save_pretrained(NEW) writes safetensors.");
   throw Error(
-      dir.string() + ": has a config.json, and neither " + kWeights + " nor " + kIndex + ".",
-      "fetch the weights as well.");
+      dir.string() + ": has a config.json but neither " + kWeights + " nor " + kIndexFile + ".",
+      "download the weights as well.");
 }
 
 StoredTensor stored_of(const SafeTensor& tensor, int64_t data) {
@@ -120,18 +120,18 @@ StoredTensor stored_of(const SafeTensor& tensor, int64_t data) {
 void add_shard(HuggingFaceListing& listing, const fs::path& dir, Shard shard) {
   const fs::path path = dir / shard.file;
   if (!is_file(path)) {
-    const std::string whose = shard.names.empty() ? "" : quoted(*shard.names.begin());
-    throw Error(path.string() + ": is missing; " + kIndex + " lists it for " + whose +
+    const std::string whose = shard.names.empty() ? "" : quoted_name(*shard.names.begin());
+    throw Error(path.string() + ": is missing; " + kIndexFile + " lists it for " + whose +
                     (shard.names.size() > 1
                          ? " and " + std::to_string(shard.names.size() - 1) + " more tensors."
                          : "."),
-                "fetch or copy it as well.");
+                "download or copy it as well.");
   }
   const files::Input file(path);
   const SafeHeader header = read_header(file);
   listing.files.push_back(shard.file);
   for (const auto& tensor : header.tensors) {
-    if (!shard.all && shard.names.erase(tensor.name) == 0) continue;  // the index decides
+    if (!shard.all && shard.names.erase(tensor.name) == 0) continue;  // not in the index
     const std::string name = name_in_model(tensor.name);
     if (name.empty()) {
       listing.left_out.push_back(tensor.name);
@@ -143,13 +143,13 @@ void add_shard(HuggingFaceListing& listing, const fs::path& dir, Shard shard) {
                                             tensor.end - tensor.begin})
             .second;
     if (!fresh)
-      throw Error(path.string() + ": \"" + tensor.name + "\" is there under two names or twice.",
-                  "the directory is damaged; fetch it again.");
+      throw Error(path.string() + ": \"" + tensor.name + "\" occurs twice or under two names.",
+                  "the directory is damaged; download it again.");
   }
   if (!shard.names.empty())
-    throw Error(path.string() + ": " + quoted(*shard.names.begin()) + " is missing; " + kIndex +
-                    " says that it is in this file.",
-                "the file is of another model or damaged; fetch it again.");
+    throw Error(path.string() + ": " + quoted_name(*shard.names.begin()) + " is missing; " +
+                    kIndexFile + " lists it in this file.",
+                "the file is damaged or belongs to another model; download it again.");
 }
 
 bool is_number(std::string_view text) {

@@ -1,5 +1,5 @@
-// A directory as Hugging Face's transformers write one: config.json, and the weights in
-// model.safetensors, or in several such files that model.safetensors.index.json lists.
+// A directory as Hugging Face's transformers writes it: config.json, and the weights in
+// model.safetensors or in several such files that model.safetensors.index.json lists.
 #pragma once
 
 #include <filesystem>
@@ -11,8 +11,7 @@
 
 namespace fsdp::checkpoint {
 
-// Whether `dir` is such a directory, and no checkpoint of ours. What is in the files is not looked
-// at.
+// Whether `dir` is such a directory and not a checkpoint of ours. Doesn't open the files.
 bool is_hugging_face(const std::filesystem::path& dir);
 
 struct ListedTensor {
@@ -22,20 +21,20 @@ struct ListedTensor {
 };
 
 struct HuggingFaceListing {
-  std::map<std::string, ListedTensor> tensors;  // by the name that our models give them
-  std::vector<std::string> files;               // that hold them
-  std::vector<std::string> left_out;            // tensors that no model of ours has a use for
+  std::map<std::string, ListedTensor> tensors;  // by their name in our models
+  std::vector<std::string> files;               // files that hold them
+  std::vector<std::string> left_out;            // tensors that our models don't use
 };
 
-// What the directory holds: the headers of all files are read and checked. A file or tensor that
-// the index lists and that is not there is an Error that names both.
+// Lists what the directory holds; reads and checks the headers of all files. A file or tensor that
+// is in the index but missing is an Error that names both.
 HuggingFaceListing list_hugging_face(const std::filesystem::path& dir);
 
-// The name that our models give to a tensor that a file calls `name`; empty for what they compute
-// themselves. All that files of different ages call differently is put right here:
+// The name in our models of a tensor that a file calls `name`; empty for tensors that our models
+// compute themselves. Handles the differences between files of different versions:
 //   GPT-2 without a head has no "transformer." before its names, Llama no "model."
-//   GPT-2's masks (attn.bias, attn.masked_bias) and Llama's frequencies (rotary_emb.inv_freq) were
-//   stored until transformers noticed that they are no weights
+//   older files store GPT-2's masks (attn.bias, attn.masked_bias) and Llama's frequencies
+//   (rotary_emb.inv_freq), which aren't weights
 std::string name_in_model(const std::string& name);
 
 }  // namespace fsdp::checkpoint

@@ -42,7 +42,7 @@ void write_parameter(Metadata& metadata, files::Output& out, Source& source, con
     if (advance) advance(static_cast<int64_t>(part.memory.nbytes()));
   };
   stream(source, tensor.from, tensor.dtype, write);
-  if (count_of(sizes) == 0)  // is there all the same
+  if (count_of(sizes) == 0)  // listed even without elements
     write(whole(at::empty(sizes, at::TensorOptions().dtype(tensor.dtype))));
 }
 
@@ -65,7 +65,7 @@ void import_checkpoint(Source& source, const std::filesystem::path& dir,
     head.append(encode(metadata));
     manifest.files[".metadata"] = head.close();
     write_manifest(partial, manifest);
-    publish_partial(name, /*newest=*/false);  // it is no step of the runs beside it
+    publish_partial(name, /*newest=*/false);  // it isn't a step of the run in this folder
   } catch (...) {
     drop_partial(name);
     throw;

@@ -1,5 +1,5 @@
-// A checkpoint of ours that is made of another directory's tensors, by one process and without a
-// model in memory.
+// Makes a checkpoint of ours from another directory's tensors, in one process and without the model
+// in memory.
 #pragma once
 
 #include <filesystem>
@@ -12,14 +12,14 @@
 namespace fsdp::checkpoint {
 
 struct Imported {
-  std::string from;                // in the source ("model.lm_head.weight")
+  std::string from;                // name in the source ("model.lm_head.weight")
   std::vector<std::string> names;  // of the parameter; several for a tied one
-  at::ScalarType dtype;            // what it becomes
+  at::ScalarType dtype;            // in the new checkpoint
 };
 
 // Writes the checkpoint `dir` (model and extra values, no optimizer) with a manifest, as save()
-// does: it appears under its name when all of it is on the disk, and replaces a checkpoint of that
-// name. The link `latest` stays what it is. Large tensors are stored in rectangles of kPieceBytes.
+// does: it appears under its name once it is durable, and replaces a checkpoint of that name. The
+// link `latest` doesn't change. Large tensors are stored in rectangles of kPieceBytes.
 void import_checkpoint(Source& source, const std::filesystem::path& dir,
                        const std::vector<Imported>& tensors, const Extra& extra,
                        const Advance& advance);

@@ -12,7 +12,7 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr int64_t kLargestPickle = 64 << 20;
-constexpr int64_t kSmallRead = 64 << 10;  // bytes that are not worth a second read
+constexpr int64_t kSmallRead = 64 << 10;  // bytes below which a read isn't split
 
 // --- writing ---
 
@@ -20,11 +20,6 @@ void put_sizes(pickle::Writer& writer, at::IntArrayRef sizes) {
   writer.mark();
   for (int64_t size : sizes) writer.integer(size);
   writer.tuple();
-}
-
-std::string digits(uint64_t number, size_t width) {
-  std::string text = std::to_string(number);
-  return std::string(width - std::min(width, text.size()), '0') + text;
 }
 
 // The records around the data are those of torch.save, in its order.
@@ -44,14 +39,14 @@ Place write_item(files::Output& out, std::string pickled, const at::Tensor* tens
     identity = identity << 32 | archive.last_sum();
   }
   archive.add("version", "3\n");
-  archive.add(".data/serialization_id", digits(identity, 40));
+  archive.add(".data/serialization_id", zero_padded(identity, 40));
   place.length = archive.finish();
   return place;
 }
 
 // --- reading ---
 
-bool allowed(const std::string& name) {
+bool allowed_in_item(const std::string& name) {
   static const std::vector<std::string> kNames = {
       "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3",
       "torch._utils._rebuild_parameter", "torch.storage.UntypedStorage",
@@ -62,28 +57,29 @@ bool allowed(const std::string& name) {
   return dtype_of(name.substr(6)) || dtype_of_storage(name.substr(6));
 }
 
-struct Shown {  // the item's own words in errors
+struct Shown {  // names the item in errors
   const files::Input& file;
   const std::string& where;
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(file.path().string() + ": " + where + " " + what + ".",
-                "the file is damaged, or was written by a program that stores tensors in another "
-                "way; load another checkpoint.");
+                "the file is damaged, or was written by a program that stores tensors differently; "
+                "load another checkpoint.");
   }
 };
 
 std::vector<int64_t> numbers(const pickle::Value& value, const Shown& shown) {
-  if (!value.is(pickle::Value::kTuple)) shown.fail("has sizes that are no tuple");
+  if (!value.is(pickle::Value::kTuple)) shown.fail("has sizes that aren't a tuple");
   std::vector<int64_t> found;
   for (const auto& item : value.items) {
     if (!item->is(pickle::Value::kInteger) || item->integer < 0)
-      shown.fail("has sizes that are no numbers");
+      shown.fail("has sizes that aren't numbers");
     found.push_back(item->integer);
   }
   return found;
 }
 
-// The number of elements from the first to the last; 0 if there are none. An overflow fails.
+// The distance from the first to the last element, inclusive; 0 if there are none. Fails on
+// overflow.
 int64_t span_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                 const Shown& shown) {
   int64_t span = 1;
@@ -93,12 +89,12 @@ int64_t span_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& s
     int64_t reach = 0;
     if (__builtin_mul_overflow(sizes[d] - 1, strides[d], &reach) ||
         __builtin_add_overflow(span, reach, &span))
-      shown.fail("has sizes that cannot be right");
+      shown.fail("has impossible sizes");
   }
   return span;
 }
 
-// With all threads of this process, each a stretch of whole blocks.
+// Reads with all threads of this process, each a stretch of whole blocks.
 void read_bytes(const files::Input& file, int64_t begin, char* into, int64_t size) {
   constexpr int64_t kStretch = 8 * kSumBlock;
   if (size < 2 * kStretch || at::get_num_threads() == 1)
@@ -158,7 +154,7 @@ StoredTensor find_tensor(const files::Input& file, const Place& place, const std
   if (const auto order = archive.find("byteorder"))
     if (archive.read(*order, 64) != "little") shown.fail("was written on a big-endian machine");
   const auto text = archive.read(archive.need("data.pkl"), kLargestPickle);
-  auto root = pickle::read(text, file.path().string() + ": " + where, allowed);
+  auto root = pickle::read(text, file.path().string() + ": " + where, allowed_in_item);
   const Value* tensor = root.get();
   if (tensor->is(Value::kObject) && tensor->text == "torch._utils._rebuild_parameter" &&
       !tensor->arguments().empty())
@@ -166,7 +162,7 @@ StoredTensor find_tensor(const files::Input& file, const Place& place, const std
   const bool v3 = tensor->text == "torch._utils._rebuild_tensor_v3";
   if (!tensor->is(Value::kObject) || (!v3 && tensor->text != "torch._utils._rebuild_tensor_v2") ||
       tensor->arguments().size() < (v3 ? 7 : 6))
-    shown.fail("is no tensor");
+    shown.fail("isn't a tensor");
   const auto& arguments = tensor->arguments();
 
   // ("storage", class, key, device, elements)
@@ -176,7 +172,7 @@ StoredTensor find_tensor(const files::Input& file, const Place& place, const std
   const auto& storage = arguments[0]->items[0]->items;
   if (!storage[1]->is(Value::kClass) || !storage[2]->is(Value::kString) ||
       !arguments[1]->is(Value::kInteger))
-    shown.fail("has a storage that cannot be right");
+    shown.fail("has an invalid storage");
   const std::string& type_name = v3 ? arguments[6]->text : storage[1]->text;
   if (!type_name.starts_with("torch.")) shown.fail("has no dtype");
   const auto type = v3 ? dtype_of(type_name.substr(6)) : dtype_of_storage(type_name.substr(6));
@@ -184,7 +180,7 @@ StoredTensor find_tensor(const files::Input& file, const Place& place, const std
 
   StoredTensor found{*type, numbers(*arguments[2], shown), numbers(*arguments[3], shown), 0};
   if (found.sizes.size() != found.strides.size())
-    shown.fail("has more or fewer strides than sizes");
+    shown.fail("has a different number of strides than sizes");
   const auto data = archive.need("data/" + storage[2]->text);
   const auto element = static_cast<int64_t>(c10::elementSize(*type));
   const int64_t first = arguments[1]->integer, span = span_of(found.sizes, found.strides, shown);
@@ -197,7 +193,7 @@ StoredTensor find_tensor(const files::Input& file, const Place& place, const std
 pickle::Ref read_value(const files::Input& file, const Place& place, const std::string& where) {
   const ArchiveReader archive(file, place.offset, place.length, where);
   const auto text = archive.read(archive.need("data.pkl"), kLargestPickle);
-  return pickle::read(text, file.path().string() + ": " + where, allowed);
+  return pickle::read(text, file.path().string() + ": " + where, allowed_in_item);
 }
 
 void read_part(const files::Input& file, const StoredTensor& tensor,
@@ -226,7 +222,7 @@ void read_part(const files::Input& file, const StoredTensor& tensor,
                /*non_blocking=*/true);
     return blocks.copying(into.device());
   }
-  // Two halves, until they are dense and small enough, or there are only rows left.
+  // Split into halves until they are dense and small enough, or only rows are left.
   const int64_t half = into.size(widest) / 2;
   read_part(file, tensor, from, into.narrow(widest, 0, half), blocks);
   std::vector<int64_t> behind = from;

@@ -1,5 +1,5 @@
-// Items: what torch.save writes for one tensor or one plain value. A file of a checkpoint is a row
-// of them.
+// Items: what torch.save writes for one tensor or one plain value. A checkpoint's file is a
+// sequence of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,31 +21,30 @@ struct Place {  // of an item
   int64_t length = 0;
 };
 
-// Appends `tensor`, which must be dense in some order of its dimensions; its bytes are written as
-// they lie in memory. Returns where.
+// Appends `tensor`, which must be dense in some order of its dimensions; its bytes are written in
+// memory order. Returns its place.
 Place write_tensor(files::Output& out, const at::Tensor& tensor);
 
 // Appends a plain value; `put` writes it.
 Place write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put);
 
-// Puts a tensor as torch.save has it: its elements are all of the record "data/KEY".
+// Writes a tensor as torch.save does: its elements are the whole record "data/KEY".
 void put_tensor(pickle::Writer& writer, at::ScalarType dtype, at::IntArrayRef sizes,
                 at::IntArrayRef strides, const std::string& key);
 
 struct StoredTensor {  // a tensor in a file
   at::ScalarType dtype;
   std::vector<int64_t> sizes, strides;  // in elements
-  int64_t offset;                       // of its first element, in the file, in bytes
+  int64_t offset;                       // of its first element in the file, in bytes
 };
 
-// Looks at an item without reading its elements. `where` names it in errors.
+// Reads the description of an item, without its elements. `where` names it in errors.
 StoredTensor find_tensor(const files::Input& file, const Place& place, const std::string& where);
 pickle::Ref read_value(const files::Input& file, const Place& place, const std::string& where);
 
-// Copies the part of a stored tensor that begins at `from` into `into`, which has that part's
-// sizes. Reads just the bytes of that part (or little more, where it is scattered), straight into
-// place where type and order are the same, else through the blocks. What goes to a device is there
-// when its current stream gets to it.
+// Reads the part of a stored tensor that starts at `from` into `into`, which has the part's sizes.
+// Reads only the bytes of that part (or little more if it is scattered): straight into place if
+// type and order match, else through `blocks`. Copies to a device are queued on its current stream.
 void read_part(const files::Input& file, const StoredTensor& tensor,
                const std::vector<int64_t>& from, const at::Tensor& into, HostBlocks& blocks);
 

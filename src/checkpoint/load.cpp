@@ -1,4 +1,4 @@
-// load: finds for each tensor of a model where the checkpoint has it, checks all of it, then reads.
+// load: finds each tensor of a model in the checkpoint, checks everything, then reads.
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "checkpoint/mismatch.h"
+#include "checkpoint/same_model.h"
 #include "checkpoint/source.h"
 #include "checkpoint/together.h"
 #include "fsdp/checkpoint.h"
@@ -21,13 +22,13 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Finds names and keeps account of what does not fit.
+// Finds tensors by name and collects mismatches.
 class Matching {
  public:
   explicit Matching(Source& source) : source_(source) {}
 
-  // The name, of several that one tensor has, under which the checkpoint holds it; "" if there is
-  // none, or one of another shape.
+  // The name, out of a tensor's several names, under which the checkpoint holds it; "" if it
+  // doesn't or the shape differs.
   std::string find(const std::string& prefix, const std::vector<std::string>& names,
                    const std::vector<int64_t>& sizes, bool may_be_missing) {
     std::string found;
@@ -46,18 +47,18 @@ class Matching {
       return source_.tensor(prefix + name) != nullptr;
     });
     if (!known && !may_be_missing)
-      note("\"" + prefix + names.front() + "\" is in the model and not in the checkpoint",
+      note("\"" + prefix + names.front() + "\" is in the model but not in the checkpoint",
            prefix + names.front());
     return found;
   }
 
   void use(const std::string& name) { used_.insert(name); }
 
-  // Notes what the checkpoint has below `prefix` and nobody asked for.
+  // Notes what the checkpoint has below `prefix` that wasn't used.
   void note_unused(const std::string& prefix, const std::string& whose) {
     for (const auto& [name, entry] : source_.metadata().tensors)
       if (name.starts_with(prefix) && !used_.contains(name))
-        note("\"" + name + "\" is in the checkpoint and not in the " + whose, name);
+        note("\"" + name + "\" is in the checkpoint but not in the " + whose, name);
   }
 
   void note(const std::string& problem, const std::string& name) {
@@ -65,7 +66,7 @@ class Matching {
     skipped_.push_back(name);
   }
 
-  // The names that did not fit; with `strict` an Error that shows the first of them.
+  // The names that didn't match; with `strict`, an Error that shows the first of them.
   std::vector<std::string> finish(bool strict) const {
     if (problems_.empty() || !strict) return skipped_;
     throw_mismatch(source_.dir().string(), problems_);
@@ -77,7 +78,7 @@ class Matching {
   std::vector<std::string> problems_, skipped_;
 };
 
-// A prefix that is not there at all is another kind of mistake than single tensors.
+// A prefix that is missing entirely is a different mistake from single missing tensors.
 void require_prefix(const Source& source, const std::string& prefix, const std::string& hint) {
   const auto begins = [&](const auto& entry) { return entry.first.starts_with(prefix); };
   const auto& metadata = source.metadata();
@@ -85,20 +86,20 @@ void require_prefix(const Source& source, const std::string& prefix, const std::
       std::any_of(metadata.values.begin(), metadata.values.end(), begins))
     return;
   const std::string first = metadata.tensors.empty() ? "nothing" : metadata.tensors.begin()->first;
-  throw Error(source.dir().string() + ": nothing in it is named \"" + prefix +
+  throw Error(source.dir().string() + ": has no tensor named \"" + prefix +
                   "…\"; the first tensor is \"" + first + "\".",
               hint);
 }
 
 constexpr const char* kModelHint =
-    "in Python, save it as {\"model\": model's state_dict, \"optim\": optimizer's state_dict}.";
+    "in Python, save {\"model\": model's state_dict, \"optim\": optimizer's state_dict}.";
 constexpr const char* kOptimizerHint =
-    "load it with .optimizer = false to begin with fresh optimizer states.";
+    "load it with .optimizer = false to start with fresh optimizer states.";
 
 // --- a sharded model ---
 
-// What the checkpoint has for one flat. A flat is read as a whole before the next one: its master
-// may be a copy until then, and what it has on a disk is in memory.
+// What the checkpoint has for one flat. Each flat is read completely before the next one: until
+// then its master may be a copy, and its state on disk is held in memory.
 struct FlatFill {
   struct Found {
     size_t parameter;
@@ -106,17 +107,17 @@ struct FlatFill {
     std::string name;
   };
   std::vector<Found> found;
-  std::optional<int64_t> steps;  // none: the optimizer does not update it, or is not loaded
+  std::optional<int64_t> steps;  // nullopt: the optimizer doesn't update it, or isn't loaded
 };
 
 struct ShardedPlan {
   std::map<shard::Flat*, FlatFill> flats;
-  std::set<shard::Unit*> incomplete;  // units that do not get all of their values
+  std::set<shard::Unit*> incomplete;  // units that don't get all of their values
   std::vector<std::pair<std::string, at::Tensor>> replicated;
   std::vector<std::string> skipped;
 };
 
-// Remembers that `found` goes to a parameter. An Error where the checkpoint lacks a part of it.
+// Plans to read `found` into a parameter. An Error if the checkpoint lacks a part of it.
 void add(ShardedPlan& plan, Source& source, const ShardedParameter& to, const std::string& state,
          const std::string& found) {
   plan.flats[to.flat].found.push_back({to.index, state, found});
@@ -128,7 +129,7 @@ int64_t read_steps(Source& source, const std::string& name) {
   const at::Tensor step = source.read_whole(name);
   const double value = step.numel() == 1 ? step.item().toDouble() : -1;
   if (!(value >= 0) || value > 1e15)
-    throw Error(source.dir().string() + ": \"" + name + "\" is no number of updates.",
+    throw Error(source.dir().string() + ": \"" + name + "\" isn't a valid number of updates.",
                 "the checkpoint is damaged; load another one.");
   return static_cast<int64_t>(value);
 }
@@ -156,14 +157,14 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::M
       matching.use(step);
       steps = std::max(steps, read_steps(source, step));
     }
-    // SGD of torch does not count; what matters there is whether there was a first update.
+    // torch's SGD doesn't count updates; all that matters is whether there was a first one.
     if (any && steps == 0) steps = 1;
-    // A flat's parameters are updated together. Where they were not (other units then), the most
-    // updates count, and a parameter without states has had gradients of zero.
+    // The parameters of a flat share one count of updates. If their counts differ (they were saved
+    // from other units), the largest is used, as if the others had had zero gradients.
     if (others != 0 && steps != 0 && steps != others && model.world.rank() == 0)
       log::warn("\"" + p.name() + "\" has had " + std::to_string(steps) +
-                " updates, and others of its unit " + std::to_string(others) +
-                ": from now on they count together.");
+                " updates and others of its unit " + std::to_string(others) +
+                "; from now on they share the larger count.");
     steps_of_flat = std::max(others, steps);
   }
   matching.note_unused("optim.state.", "optimizer");
@@ -195,7 +196,7 @@ ShardedPlan make_plan(Source& source, shard::Model& model, const Optimizer* opti
   return plan;
 }
 
-// The optimizer's states become what they were: zero where the checkpoint has none.
+// Restores the optimizer's states; zero if the checkpoint has none.
 void read_flat(Source& source, shard::Flat& flat, const FlatFill& fill, Optimizer* optimizer) {
   std::map<std::string, at::Tensor> memory = {{"", flat.edit_master()}};
   const bool fresh = fill.steps == 0 && optimizer->state(flat).empty();
@@ -232,12 +233,10 @@ Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer*
   const World& world = model->world;
   const std::string label = "loading the checkpoint " + dir.filename().string();
   std::lock_guard lock(model->mutex);
-  if (optimizer && shard::live(optimizer->model()) != model)
-    throw Error("checkpoint::load was given a model and the optimizer of another one.",
-                "make the optimizer from the sharded model that is loaded.");
+  require_same_model(model, optimizer, "checkpoint::load");
   shard::Unseen unseen;
 
-  // A link may move while ranks look at it: rank 0 says where it leads.
+  // A link may change while ranks read it, so rank 0 resolves it for all.
   std::error_code problem;
   const auto target =
       by_collectives(world).from_first(label, std::filesystem::read_symlink(dir, problem).string());
@@ -254,16 +253,16 @@ Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer*
     loaded.per_rank = std::move(extras.rank);
   });
 
-  model->give_up_all();
+  model->reshard_all();
   model->synchronize_readers("checkpoint::load");
   try {
     together(world, label + ": data", [&] { read_model(*source, plan, *model, optimizer); });
   } catch (...) {
     for (const auto& unit : model->units) {
       try {
-        model->changed(*unit);  // what was read is there
+        model->changed(*unit);  // some of it may have been read
         for (const auto& flat : unit->flats) shard::put_away(*flat);
-      } catch (const std::exception&) {  // what failed first is what is told
+      } catch (const std::exception&) {  // the first failure is reported
       }
     }
     throw;
@@ -277,7 +276,7 @@ namespace {
 
 struct Named {
   at::Tensor tensor;
-  std::vector<std::string> names;  // it may be in the checkpoint under any of them
+  std::vector<std::string> names;  // the checkpoint may have it under any of them
 };
 
 std::vector<Named> tensors_of(torch::nn::Module& module) {
@@ -317,7 +316,7 @@ Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
   Matching matching(source);
   require_prefix(source, "model.", kModelHint);
   std::vector<std::pair<std::string, Part>> fills;
-  std::vector<std::pair<at::Tensor, at::Tensor>> fresh;  // a tensor, and the memory it will have
+  std::vector<std::pair<at::Tensor, at::Tensor>> fresh;  // a tensor and its future memory
   for (const auto& [tensor, names] : tensors_of(module)) {
     const auto found = matching.find("model.", names, tensor.sizes().vec(), false);
     if (found.empty()) continue;

@@ -34,13 +34,13 @@ struct Reading {
 
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(where + ": " + what + ".",
-                "the manifest is damaged; `fsdp ckpt verify` says what else is, or load another "
+                "the manifest is damaged; check the rest with `fsdp ckpt verify`, or load another "
                 "checkpoint.");
   }
 
   FileSums file(const std::string& name, const Json& json) const {
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
-      fail("\"" + name + "\" is no name of a file here");
+      fail("\"" + name + "\" isn't a valid file name");
     if (!json.is_object() || !json.contains("size") || !json.contains("sums") ||
         !json["size"].is_number_integer() || !json["sums"].is_string())
       fail("\"" + name + "\" has no size or no sums");
@@ -49,11 +49,11 @@ struct Reading {
     if (file.size < 0 || digits.size() % kDigits != 0 ||
         file.size / kSumBlock + (file.size % kSumBlock != 0) !=
             static_cast<int64_t>(digits.size() / kDigits))
-      fail("\"" + name + "\" has more or fewer sums than blocks");
+      fail("\"" + name + "\" has a different number of sums than blocks");
     file.sums.reserve(digits.size() / kDigits);
     for (size_t at = 0; at < digits.size(); at += kDigits) {
       const auto sum = parse_hex(std::string_view(digits).substr(at, kDigits));
-      if (!sum) fail("\"" + name + "\" has a sum that is no number");
+      if (!sum) fail("\"" + name + "\" has a sum that isn't a number");
       file.sums.push_back(*sum);
     }
     return file;
@@ -82,25 +82,25 @@ std::string encode_manifest(const Manifest& manifest) {
 
 Manifest decode_manifest(std::string_view text, const std::string& where) {
   const Reading reading{where};
-  constexpr int kDeepest = 4;  // what is nested further would be too much for the stack
+  constexpr int kDeepest = 4;  // bounds the parser's stack
   const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kDeepest) reading.fail("is no manifest");
+    if (depth > kDeepest) reading.fail("isn't a manifest");
     return true;
   };
   Json json = Json::parse(text, shallow, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("format") || !json.contains("own") ||
       !json.contains("block") || !json.contains("files") || !json["files"].is_object())
-    reading.fail("is no manifest");
+    reading.fail("isn't a manifest");
   if (json["format"] != kFormat)
-    throw Error(where + ": has a format of another version.",
-                "it was written by a newer fsdp.cpp; load the checkpoint with that.");
-  if (json["block"] != kSumBlock) reading.fail("has blocks of another size");
+    throw Error(where + ": has an unknown format version.",
+                "a newer fsdp.cpp wrote it; load the checkpoint with that version.");
+  if (json["block"] != kSumBlock) reading.fail("has an unexpected block size");
   const Json own = json["own"];
   json.erase("own");
   try {
-    if (own != own_sum(json)) reading.fail("does not have the sum that it says it has");
-  } catch (const Json::exception&) {  // text that is no UTF-8
-    reading.fail("is no text");
+    if (own != own_sum(json)) reading.fail("doesn't match its own checksum");
+  } catch (const Json::exception&) {  // invalid UTF-8
+    reading.fail("isn't valid UTF-8");
   }
   Manifest manifest;
   for (const auto& [name, file] : json["files"].items())

@@ -45,8 +45,9 @@ Metadata read_metadata(const std::filesystem::path& dir) {
   if (!std::filesystem::exists(dir, problem))
     throw Error(dir.string() + ": there is no such checkpoint.", "check the path.");
   if (!std::filesystem::exists(file, problem))
-    throw Error(file.string() + ": is missing, so " + dir.string() + " is no complete checkpoint.",
-                "a checkpoint is a folder as \"step-100\", with a file .metadata in it.");
+    throw Error(
+        file.string() + ": is missing, so " + dir.string() + " isn't a complete checkpoint.",
+        "pass the folder of a checkpoint, such as \"step-100\", which holds a file .metadata.");
   return decode(files::read_whole(file, kLargest), file.string());
 }
 

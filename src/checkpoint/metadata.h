@@ -1,5 +1,5 @@
-// Metadata: what a checkpoint holds and where, as its file `.metadata` says it: a pickle of
-// torch.distributed.checkpoint's class of that name.
+// Metadata: what a checkpoint holds and where. Its file `.metadata` is a pickle of the class of the
+// same name in torch.distributed.checkpoint.
 #pragma once
 
 #include <map>
@@ -24,7 +24,7 @@ struct TensorEntry {
   std::vector<StoredChunk> chunks;
 };
 
-// The keys that lead to something in the nested dicts and lists that were saved.
+// The keys that lead to an entry in the nested dicts and lists that were saved.
 using Step = std::variant<std::string, int64_t>;
 using KeyPath = std::vector<Step>;
 
@@ -33,7 +33,7 @@ struct Metadata {
   std::map<std::string, Place> values;  // plain Python values
   std::map<std::string, KeyPath> paths;
 
-  // The keys joined by dots, which is the name everything goes by.
+  // The keys joined by dots: the name of the entry everywhere else.
   static std::string name(const KeyPath& path);
   void add_chunk(const KeyPath& path, at::ScalarType dtype, const std::vector<int64_t>& sizes,
                  StoredChunk chunk);
@@ -42,7 +42,7 @@ struct Metadata {
 };
 
 std::string encode(const Metadata& metadata);
-// Everything is checked: sizes, bounds of chunks, names of files. `where` is the file's name.
+// Checks everything: sizes, bounds of chunks, names of files. `where` names the file in errors.
 Metadata decode(std::string_view bytes, const std::string& where);
 
 Metadata read_metadata(const std::filesystem::path& dir);

@@ -9,12 +9,10 @@
 namespace fsdp::checkpoint {
 namespace {
 
-using pickle::Value;
-
 const std::string kModule = "torch.distributed.checkpoint.metadata";
 const std::string kFiles = "torch.distributed.checkpoint.filesystem";
 
-bool allowed(const std::string& name) {
+bool allowed_in_metadata(const std::string& name) {
   static const std::vector<std::string> kNames = {
       kModule + ".Metadata",
       kModule + ".TensorStorageMetadata",
@@ -28,7 +26,7 @@ bool allowed(const std::string& name) {
       "torch.Size",
       "torch.serialization._get_layout",
       "collections.OrderedDict",
-      "pathlib.PosixPath",  // where the checkpoint was once written
+      "pathlib.PosixPath",  // the path where the checkpoint was written
       "pathlib.PurePosixPath",
       "pathlib.WindowsPath",
       "pathlib._local.PosixPath",
@@ -40,7 +38,7 @@ bool allowed(const std::string& name) {
 
 // --- writing ---
 
-// An object whose state is a dict: `fields` writes keys and values.
+// An object whose state is a dict; `fields` writes its keys and values.
 template <typename Fields>
 void put_object(pickle::Writer& writer, const std::string& module, const std::string& name,
                 Fields fields) {
@@ -86,7 +84,7 @@ void put_properties(pickle::Writer& writer, at::ScalarType dtype) {
   writer.build();
 }
 
-void put_tensor(pickle::Writer& writer, const TensorEntry& entry) {
+void put_tensor_entry(pickle::Writer& writer, const TensorEntry& entry) {
   put_object(writer, kModule, "TensorStorageMetadata", [&] {
     writer.string("properties");
     put_properties(writer, entry.dtype);
@@ -141,12 +139,12 @@ void put_path(pickle::Writer& writer, const KeyPath& path) {
 
 // --- reading ---
 
-// Values may be shared inside of a pickle, so a small file could ask for any number of copies. What
-// is copied has limits that no honest file reaches.
-constexpr size_t kMostFields = 64;      // of an object
-constexpr size_t kMostDimensions = 64;  // of a tensor
-constexpr size_t kLongestFile = 255;    // a name
-constexpr size_t kSmallestChunk = 32;   // bytes that a chunk and its place take in the file
+// Values may be shared within a pickle, so a small file could cause any number of copies. The
+// limits on copies are ones that no honest file reaches.
+constexpr size_t kMostFields = 64;           // of an object
+constexpr size_t kMostChunkDimensions = 64;  // of a tensor
+constexpr size_t kLongestFile = 255;         // a name
+constexpr size_t kSmallestChunk = 32;        // bytes that a chunk and its place take in the file
 
 class Decoder {
  public:
@@ -154,91 +152,94 @@ class Decoder {
       : where_(where),
         chunks_left_(bytes.size() / kSmallestChunk),
         steps_left_(bytes.size()),
-        root_(pickle::read(bytes, where, allowed)) {}
+        root_(pickle::read(bytes, where, allowed_in_metadata)) {}
 
   Metadata run() {
-    const Value& root = state(*root_, kModule + ".Metadata", "the whole");
-    read_places(field(root, "storage_data", Value::kDict, "the whole"));
-    read_entries(field(root, "state_dict_metadata", Value::kDict, "the whole"));
-    const Value* paths = root.find("planner_data");
-    if (paths && paths->is(Value::kDict)) read_paths(*paths);
+    const pickle::Value& root = state(*root_, kModule + ".Metadata", "the root object");
+    read_places(field(root, "storage_data", pickle::Value::kDict, "the root object"));
+    read_entries(field(root, "state_dict_metadata", pickle::Value::kDict, "the root object"));
+    const pickle::Value* paths = root.find("planner_data");
+    if (paths && paths->is(pickle::Value::kDict)) read_paths(*paths);
     return std::move(metadata_);
   }
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(where_ + ": " + what + ".",
-                "the file is damaged, or of a version of torch.distributed.checkpoint that stores "
-                "things in another way.");
+                "the file is damaged, or from a version of torch.distributed.checkpoint with "
+                "another format.");
   }
 
-  const Value& state(const Value& object, std::string_view name, std::string_view of) const {
-    if (!object.is(Value::kObject) || object.text != name || !object.state)
-      fail(std::string(of) + " is no " + std::string(name));
+  const pickle::Value& state(const pickle::Value& object, std::string_view name,
+                             std::string_view of) const {
+    if (!object.is(pickle::Value::kObject) || object.text != name || !object.state)
+      fail(std::string(of) + " isn't a " + std::string(name));
     if (object.state->items.size() > 2 * kMostFields)
       fail(std::string(of) + " has too many fields");
     return *object.state;
   }
 
-  const Value& field(const Value& dict, const char* key, Value::Kind kind,
-                     std::string_view of) const {
-    const Value* found = dict.find(key);
+  const pickle::Value& field(const pickle::Value& dict, const char* key, pickle::Value::Kind kind,
+                             std::string_view of) const {
+    const pickle::Value* found = dict.find(key);
     const std::string whose(of);
     if (!found) fail(whose + " has no \"" + key + "\"");
-    if (!found->is(kind)) fail(whose + ": \"" + key + "\" is no " + pickle::name(kind));
+    if (!found->is(kind)) fail(whose + ": \"" + key + "\" isn't of type " + pickle::name(kind));
     return *found;
   }
 
-  std::vector<int64_t> size(const Value* value, const std::string& of) const {
-    if (!value || !value->is(Value::kObject) || value->text != "torch.Size" ||
+  std::vector<int64_t> size(const pickle::Value* value, const std::string& of) const {
+    if (!value || !value->is(pickle::Value::kObject) || value->text != "torch.Size" ||
         value->arguments().size() > 1)
       fail(of + " has no size");
     std::vector<int64_t> sizes;
     if (value->arguments().empty()) return sizes;
-    if (!value->arguments()[0]->is(Value::kTuple)) fail(of + " has no size");
-    if (value->arguments()[0]->items.size() > kMostDimensions)
-      fail(of + " has more than " + std::to_string(kMostDimensions) + " dimensions");
+    if (!value->arguments()[0]->is(pickle::Value::kTuple)) fail(of + " has no size");
+    if (value->arguments()[0]->items.size() > kMostChunkDimensions)
+      fail(of + " has more than " + std::to_string(kMostChunkDimensions) + " dimensions");
     for (const auto& item : value->arguments()[0]->items) {
-      if (!item->is(Value::kInteger) || item->integer < 0) fail(of + " has a size below zero");
+      if (!item->is(pickle::Value::kInteger) || item->integer < 0)
+        fail(of + " has a size below zero");
       sizes.push_back(item->integer);
     }
     return sizes;
   }
 
-  void read_places(const Value& places) {
+  void read_places(const pickle::Value& places) {
     for (size_t i = 0; i < places.items.size(); i += 2) {
-      const Value& index = state(*places.items[i], kModule + ".MetadataIndex", "a storage index");
-      const std::string& name = field(index, "fqn", Value::kString, "a storage index").text;
-      const Value* offset = index.find("offset");
-      const bool whole = !offset || offset->is(Value::kNone);
+      const pickle::Value& index =
+          state(*places.items[i], kModule + ".MetadataIndex", "a storage index");
+      const std::string& name = field(index, "fqn", pickle::Value::kString, "a storage index").text;
+      const pickle::Value* offset = index.find("offset");
+      const bool whole = !offset || offset->is(pickle::Value::kNone);
       Offsets offsets = whole ? Offsets{} : size(offset, "\"" + name + "\"");
       places_[{name, std::move(offsets)}] = place(*places.items[i + 1], name);
     }
   }
 
-  Place place(const Value& value, const std::string& name) const {
+  Place place(const pickle::Value& value, const std::string& name) const {
     const std::string of = "the place of \"" + name + "\"";
-    const Value& info = state(value, kFiles + "._StorageInfo", of);
-    Place found{field(info, "relative_path", Value::kString, of).text,
-                field(info, "offset", Value::kInteger, of).integer,
-                field(info, "length", Value::kInteger, of).integer};
-    if (found.file.size() > kLongestFile) fail(of + " has too long a name");
+    const pickle::Value& info = state(value, kFiles + "._StorageInfo", of);
+    Place found{field(info, "relative_path", pickle::Value::kString, of).text,
+                field(info, "offset", pickle::Value::kInteger, of).integer,
+                field(info, "length", pickle::Value::kInteger, of).integer};
+    if (found.file.size() > kLongestFile) fail(of + " has a file name that is too long");
     if (found.file.empty() || found.file == "." || found.file == ".." ||
         found.file.find('/') != std::string::npos || found.file.find('\0') != std::string::npos)
       fail(of + " is the file \"" + found.file + "\", which is outside of the checkpoint");
-    if (found.offset < 0 || found.length < 0) fail(of + " is below zero");
-    const Value* changed = info.find("transform_descriptors");
-    if (changed && !changed->is(Value::kNone) && !changed->items.empty())
+    if (found.offset < 0 || found.length < 0) fail(of + " is negative");
+    const pickle::Value* changed = info.find("transform_descriptors");
+    if (changed && !changed->is(pickle::Value::kNone) && !changed->items.empty())
       fail("\"" + name + "\" is stored compressed or otherwise transformed");
     return found;
   }
 
-  void read_entries(const Value& entries) {
+  void read_entries(const pickle::Value& entries) {
     for (size_t i = 0; i < entries.items.size(); i += 2) {
-      if (!entries.items[i]->is(Value::kString)) fail("a name is no string");
+      if (!entries.items[i]->is(pickle::Value::kString)) fail("a name isn't a string");
       const std::string& name = entries.items[i]->text;
-      const Value& entry = *entries.items[i + 1];
-      if (!entry.is(Value::kObject)) fail("\"" + name + "\" is of no known kind");
+      const pickle::Value& entry = *entries.items[i + 1];
+      if (!entry.is(pickle::Value::kObject)) fail("\"" + name + "\" is of an unknown kind");
       if (entry.text == kModule + ".BytesStorageMetadata")
         metadata_.values[name] = find_place(name, {});
       else
@@ -253,21 +254,21 @@ class Decoder {
     return found->second;
   }
 
-  TensorEntry tensor(const std::string& name, const Value& value) {
+  TensorEntry tensor(const std::string& name, const pickle::Value& value) {
     const std::string of = "\"" + name + "\"";
-    const Value& fields = state(value, kModule + ".TensorStorageMetadata", of);
-    TensorEntry entry{dtype(field(fields, "properties", Value::kObject, of), of),
+    const pickle::Value& fields = state(value, kModule + ".TensorStorageMetadata", of);
+    TensorEntry entry{dtype(field(fields, "properties", pickle::Value::kObject, of), of),
                       size(fields.find("size"), of),
                       {}};
     int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
     for (int64_t extent : entry.sizes)
       if (__builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes))
-        fail(of + " is too large to be true");
-    const Value& chunks = field(fields, "chunks", Value::kList, of);
-    if (chunks.items.size() > chunks_left_) fail("it has more chunks than it has bytes for");
+        fail(of + " is impossibly large");
+    const pickle::Value& chunks = field(fields, "chunks", pickle::Value::kList, of);
+    if (chunks.items.size() > chunks_left_) fail("it has more chunks than its size allows");
     chunks_left_ -= chunks.items.size();
     for (const auto& item : chunks.items) {
-      const Value& chunk = state(*item, kModule + ".ChunkStorageMetadata", of);
+      const pickle::Value& chunk = state(*item, kModule + ".ChunkStorageMetadata", of);
       Rectangle rectangle{size(chunk.find("offsets"), of), size(chunk.find("sizes"), of)};
       check_bounds(rectangle, entry.sizes, of);
       Place place = find_place(name, rectangle.offsets);
@@ -276,10 +277,10 @@ class Decoder {
     return entry;
   }
 
-  at::ScalarType dtype(const Value& properties, const std::string& of) const {
-    const Value& fields = state(properties, kModule + ".TensorProperties", of);
-    if (!fields.is(Value::kTuple) || fields.items.empty() || !fields.items[0]->is(Value::kClass) ||
-        !fields.items[0]->text.starts_with("torch."))
+  at::ScalarType dtype(const pickle::Value& properties, const std::string& of) const {
+    const pickle::Value& fields = state(properties, kModule + ".TensorProperties", of);
+    if (!fields.is(pickle::Value::kTuple) || fields.items.empty() ||
+        !fields.items[0]->is(pickle::Value::kClass) || !fields.items[0]->text.starts_with("torch."))
       fail(of + " has no dtype");
     const auto type = dtype_of(fields.items[0]->text.substr(6));
     if (!type) fail(of + " has no dtype");
@@ -298,16 +299,18 @@ class Decoder {
            " at " + shape_text(rectangle.offsets));
   }
 
-  void read_paths(const Value& paths) {
+  void read_paths(const pickle::Value& paths) {
     for (size_t i = 0; i < paths.items.size(); i += 2) {
-      if (!paths.items[i]->is(Value::kString) || !paths.items[i + 1]->is(Value::kTuple)) continue;
+      if (!paths.items[i]->is(pickle::Value::kString) ||
+          !paths.items[i + 1]->is(pickle::Value::kTuple))
+        continue;
       KeyPath path;
       for (const auto& step : paths.items[i + 1]->items) {
-        // The steps of a path, joined, are its name, which stands in the file.
-        if (step->text.size() + 1 > steps_left_) fail("it has longer paths than it has bytes");
+        // The steps of a path, joined, are its name, which is in the file.
+        if (step->text.size() + 1 > steps_left_) fail("it has longer paths than its size allows");
         steps_left_ -= step->text.size() + 1;
-        if (step->is(Value::kString)) path.emplace_back(step->text);
-        if (step->is(Value::kInteger)) path.emplace_back(step->integer);
+        if (step->is(pickle::Value::kString)) path.emplace_back(step->text);
+        if (step->is(pickle::Value::kInteger)) path.emplace_back(step->integer);
       }
       metadata_.paths[paths.items[i]->text] = std::move(path);
     }
@@ -331,11 +334,11 @@ std::string encode(const Metadata& metadata) {
     writer.mark();
     for (const auto& [name, entry] : metadata.tensors) {
       writer.string(name);
-      put_tensor(writer, entry);
+      put_tensor_entry(writer, entry);
     }
     for (const auto& [name, place] : metadata.values) {
       writer.string(name);
-      // Without fields; Python fills such an object with nothing, too.
+      // Without fields, as Python writes it.
       writer.global(kModule, "BytesStorageMetadata");
       writer.empty_tuple();
       writer.new_object();

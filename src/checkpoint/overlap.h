@@ -1,4 +1,4 @@
-// What rectangles of one tensor have in common.
+// Operations on rectangles of one tensor.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace fsdp::checkpoint {
 
-// What two rectangles share; nothing if they share no element.
+// The intersection of two rectangles; nullopt if it is empty.
 inline std::optional<Rectangle> overlap_of(const Rectangle& a, const Rectangle& b) {
   Rectangle both;
   for (size_t d = 0; d < a.offsets.size(); ++d) {
@@ -23,14 +23,14 @@ inline std::optional<Rectangle> overlap_of(const Rectangle& a, const Rectangle& 
   return both;
 }
 
-// Elements. The sizes must be those of something that was checked: the product must fit.
+// The number of elements. The sizes must have been checked: their product must not overflow.
 inline int64_t element_count(const std::vector<int64_t>& sizes) {
   int64_t count = 1;
   for (int64_t size : sizes) count *= size;
   return count;
 }
 
-// A sum that stays at the largest number there is, where it would be larger.
+// A sum that saturates instead of overflowing.
 inline int64_t capped_sum(int64_t a, int64_t b) {
   int64_t sum = 0;
   return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;

@@ -1,4 +1,4 @@
-// The numbers an optimizer works with, as torch.optim's state_dict has them: a list of groups.
+// An optimizer's hyperparameters in the format of torch.optim's state_dict: a list of groups.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,8 @@ struct PlainValue {
   std::function<void(pickle::Writer&)> put;
 };
 
-// With all keys that torch's optimizer of the same name has. Groups without parameters are left
-// out: nobody makes such a group there.
+// Has all keys of torch's optimizer of the same name. Groups without parameters are left out, since
+// torch has none.
 std::vector<PlainValue> param_groups(const Optimizer& optimizer);
 
 }  // namespace fsdp::checkpoint

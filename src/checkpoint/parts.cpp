@@ -14,7 +14,7 @@ std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::
   std::vector<int64_t> back(p.order.size());
   for (size_t d = 0; d < p.order.size(); ++d) back[p.order[d]] = static_cast<int64_t>(d);
   std::vector<Part> parts;
-  int64_t at = 0;  // rectangles come in the order of memory
+  int64_t at = 0;  // rectangles come in memory order
   for (auto& rectangle : shard::rectangles_of(p.sizes, p.order, slice.begin, slice.numel)) {
     std::vector<int64_t> in_memory;
     int64_t numel = 1;

@@ -11,13 +11,13 @@
 
 namespace fsdp::checkpoint {
 
-struct Part {  // memory that is a rectangle of a tensor
+struct Part {  // a rectangle of a tensor, in memory
   Rectangle rectangle;
   at::Tensor memory;  // a view of the rectangle's sizes, dense in some order
 };
 
-// This rank's part of a parameter in `shard` (the flat's master, or a state that is laid out like
-// it), in pieces.
+// This rank's part of a parameter in `shard` (the flat's master, or a state with the same layout),
+// in pieces.
 std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::Tensor& shard);
 
 // The whole of a tensor as one part.
@@ -30,17 +30,17 @@ struct ShardedParameter {
 };
 std::vector<ShardedParameter> sharded_parameters(const shard::Model& model);
 
-// What every rank has whole, by name: buffers, and parameters that were not sharded.
+// The tensors that every rank holds completely, by name: buffers and unsharded parameters.
 std::vector<std::pair<std::string, at::Tensor>> replicated_tensors(const shard::Model& model);
 
-// Tells who writes what several ranks hold: the copies of a shard take turns, by bytes. Every rank
-// must ask about the same parameters in the same order.
+// Decides which rank writes a shard that several ranks hold: its replicas take turns, balanced by
+// bytes. Every rank must ask about the same parameters in the same order.
 class Turns {
  public:
   bool mine(const ShardedParameter& parameter, int64_t bytes);
 
  private:
-  std::map<const shard::Group*, std::vector<int64_t>> given_;  // bytes to each copy so far
+  std::map<const shard::Group*, std::vector<int64_t>> given_;  // bytes per replica so far
 };
 
 }  // namespace fsdp::checkpoint

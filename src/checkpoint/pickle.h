@@ -1,9 +1,9 @@
-// Pickle: what Python's pickle module writes, read into plain values, and written.
+// Pickle: reads and writes the format of Python's pickle module.
 //
-// The reader knows the opcodes that protocols 2 to 5 use for data and the classes it is given by
-// name; everything else is an Error. Classes are never looked up and nothing is ever called: an
-// object is its class's name, the arguments and the state. Every length is checked against the
-// input, nesting has a limit, and values cannot contain themselves.
+// The reader knows the opcodes that protocols 2 to 5 use for data and the classes that the caller
+// allows by name; everything else is an Error. Classes are never looked up and nothing is ever
+// called: an object is its class's name, the arguments and the state. Every length is checked
+// against the input, nesting is limited, and values can't contain themselves.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ struct Value {
     kTuple,
     kDict,
     kClass,       // or a function: a name, as in "torch.Size"
-    kObject,      // what calling or making one would have given
-    kPersistent,  // something outside of the pickle, by an id
+    kObject,      // what calling the class would return
+    kPersistent,  // something outside of the pickle, by id
   };
 
   Kind kind = kNone;
@@ -43,19 +43,19 @@ struct Value {
   std::string text;        // kString, kBytes; kClass and kObject: the class's name
   std::vector<Ref> items;  // kList, kTuple; kDict: key, value, key, …; kPersistent: the id;
                            // kObject: its arguments as one tuple
-  Ref state;               // kObject: what it was filled with; null if it was not
-  int depth = 1;           // of the nesting beneath, this included
-  bool closed = false;     // others hold it: nothing more is put in
+  Ref state;               // kObject: its state; null if none was set
+  int depth = 1;           // nesting depth, including this value
+  bool closed = false;     // referenced by others: can't be filled any more
 
   bool is(Kind what) const { return kind == what; }
-  // A dict's value, by a key that is a string; null if it has none.
+  // The value of a string key in a dict; null if there is none.
   const Value* find(std::string_view key) const;
   const std::vector<Ref>& arguments() const { return items.front()->items; }  // of an object
 };
 
 const char* name(Value::Kind kind);
 
-// What a pickle asks for is not allowed.
+// A pickle refers to a class that isn't allowed.
 class UnknownClass : public Error {
  public:
   using Error::Error;
@@ -66,8 +66,8 @@ using Allowed = std::function<bool(const std::string& name)>;
 // `where` names the input in errors ("run/.metadata").
 Ref read(std::string_view bytes, const std::string& where, const Allowed& allowed);
 
-// Writes protocol 2, one opcode a call; Python's pickletools documents them. Strings and classes
-// that come again are written once.
+// Writes protocol 2, one opcode per call; Python's pickletools documents them. Repeated strings and
+// classes are written once.
 class Writer {
  public:
   Writer();
@@ -91,7 +91,7 @@ class Writer {
   std::string finish();
 
  private:
-  bool known(const std::string& key);  // then it is on the stack already
+  bool known(const std::string& key);  // if so, pushes it from the memo
   void remember(const std::string& key);
   void little(uint64_t value, int bytes);
 

@@ -8,13 +8,13 @@
 namespace fsdp::checkpoint::pickle {
 namespace {
 
-constexpr int kDeepest = 64;
-constexpr size_t kLongestName = 200;  // of a class
+constexpr int kDeepestValue = 64;
+constexpr size_t kLongestClassName = 200;  // of a class
 
 using Made = std::shared_ptr<Value>;
 
 // A value may be filled until it is put into another one or fetched from the memo; after that it is
-// closed. So no value can come to contain itself, and the depth that was counted holds.
+// closed. So no value can contain itself, and the computed depth stays valid.
 
 class Machine {
  public:
@@ -36,7 +36,7 @@ class Machine {
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(where_ + ": the pickle " + what + " (byte " + std::to_string(position_) + " of " +
                     std::to_string(bytes_.size()) + ").",
-                "the file is damaged, or it is none of torch.distributed.checkpoint.");
+                "the file is damaged, or torch.distributed.checkpoint didn't write it.");
   }
 
   // --- input ---
@@ -93,7 +93,7 @@ class Machine {
   void push_integer(Value::Kind kind, int64_t integer) { push(kind)->integer = integer; }
   void push_text(Value::Kind kind, std::string_view text) { push(kind)->text = std::string(text); }
 
-  // What lies above the last mark may be taken, or above the bottom.
+  // Values above the last mark may be popped; without a mark, all of them.
   size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
 
   Made pop() {
@@ -103,7 +103,7 @@ class Machine {
   }
 
   std::vector<Made> pop_to_mark() {
-    if (marks_.empty()) fail("has no mark where it needs one");
+    if (marks_.empty()) fail("lacks a mark");
     std::vector<Made> popped;
     for (size_t i = marks_.back(); i < stack_.size(); ++i) popped.push_back(std::move(stack_[i]));
     stack_.resize(marks_.back());
@@ -112,21 +112,21 @@ class Machine {
   }
 
   const Made& top() const {
-    if (stack_.size() <= floor()) fail("takes a value where there is none");
+    if (stack_.size() <= floor()) fail("pops a value from an empty stack");
     return stack_.back();
   }
 
   Value& container(Value::Kind kind) {
     const Made& value = top();
     if (!value->is(kind)) fail(std::string("fills a ") + name(value->kind));
-    if (value->closed) fail("fills a value that others hold already");
+    if (value->closed) fail("fills a value that is already referenced");
     return *value;
   }
 
   void nest(Value& outer, Value& inner) {
     inner.closed = true;
     outer.depth = std::max(outer.depth, inner.depth + 1);
-    if (outer.depth > kDeepest) fail("nests too deeply");
+    if (outer.depth > kDeepestValue) fail("nests too deeply");
   }
 
   void add(Value& outer, Made inner) {
@@ -168,11 +168,11 @@ class Machine {
   void push_class(std::string_view module, std::string_view attribute) {
     std::string full = std::string(module) + "." + std::string(attribute);
     if (!allowed_(full)) {
-      std::string shown = full.substr(0, kLongestName);
+      std::string shown = full.substr(0, kLongestClassName);
       std::replace_if(
           shown.begin(), shown.end(), [](unsigned char c) { return c < 32 || c > 126; }, '?');
       throw UnknownClass(
-          where_ + ": the pickle asks for \"" + shown + "\", which this format has not.",
+          where_ + ": the pickle refers to \"" + shown + "\", which isn't allowed here.",
           "the file is damaged or hostile, or holds objects of other programs; nothing in "
           "it was run.");
     }
@@ -182,7 +182,7 @@ class Machine {
   void push_class_from_stack() {
     const auto both = pop_two();
     if (!both[0]->is(Value::kString) || !both[1]->is(Value::kString))
-      fail("names a class by something that is no string");
+      fail("names a class by something that isn't a string");
     push_class(both[0]->text, both[1]->text);
   }
 
@@ -202,7 +202,7 @@ class Machine {
 
   void build() {
     auto state = pop();
-    if (top()->is(Value::kDict)) return;  // attributes of an ordered dict: of no interest
+    if (top()->is(Value::kDict)) return;  // attributes of an ordered dict are ignored
     Value& object = container(Value::kObject);
     if (object.state) fail("fills an object twice");
     nest(object, *state);
@@ -215,7 +215,7 @@ class Machine {
 
   void get(uint64_t index) {
     const auto found = memo_.find(index);
-    if (found == memo_.end()) fail("fetches what was never kept");
+    if (found == memo_.end()) fail("reads an empty memo entry");
     found->second->closed = true;
     stack_.push_back(found->second);
   }
@@ -234,9 +234,9 @@ class Machine {
 void Machine::step(unsigned char opcode, size_t at) {
   switch (opcode) {
     case 0x80:  // PROTO
-      if (little(1) > 5) fail("is of a protocol above 5");
+      if (little(1) > 5) fail("has a protocol above 5");
       return;
-    case 0x95: {  // FRAME: only said ahead of what must be there anyway
+    case 0x95: {  // FRAME: the length of what follows
       const auto length = little(8);
       if (length > bytes_.size() - position_) fail("ends too early");
       return;
@@ -331,7 +331,7 @@ void Machine::step(unsigned char opcode, size_t at) {
   constexpr char kDigits[] = "0123456789abcdef";
   position_ = at;
   fail(std::string("has the opcode 0x") + kDigits[opcode >> 4] + kDigits[opcode & 15] +
-       ", which this format has not");
+       ", which isn't supported");
 }
 
 }  // namespace
@@ -344,7 +344,7 @@ const char* name(Value::Kind kind) {
 
 const Value* Value::find(std::string_view key) const {
   if (kind != kDict) return nullptr;
-  for (size_t i = items.size(); i >= 2; i -= 2)  // the last one counts, as in Python
+  for (size_t i = items.size(); i >= 2; i -= 2)  // the last one wins, as in Python
     if (items[i - 2]->kind == kString && items[i - 2]->text == key) return items[i - 1].get();
   return nullptr;
 }

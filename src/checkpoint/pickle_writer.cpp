@@ -64,7 +64,7 @@ void Writer::integer(int64_t value) {
 }
 
 void Writer::real(double value) {
-  out_ += 'G';  // big-endian, other than everything else here
+  out_ += 'G';  // big-endian, unlike everything else here
   const auto bits = std::bit_cast<uint64_t>(value);
   for (int i = 7; i >= 0; --i) out_ += static_cast<char>(bits >> (8 * i) & 0xff);
 }

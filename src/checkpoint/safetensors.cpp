@@ -14,17 +14,17 @@ using at::ScalarType;
 using Json = nlohmann::json;
 
 constexpr int64_t kLengthBytes = 8;
-constexpr int64_t kAlignment = 8;
-constexpr size_t kLongestName = 4096;
+constexpr int64_t kHeaderAlignment = 8;
+constexpr size_t kLongestTensorName = 4096;
 constexpr size_t kMostDimensions = 64;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-struct Named {
+struct SafetensorsName {
   ScalarType type;
   const char* name;
 };
 
-constexpr Named kNames[] = {
+constexpr SafetensorsName kSafetensorsNames[] = {
     {ScalarType::Float, "F32"},
     {ScalarType::BFloat16, "BF16"},
     {ScalarType::Half, "F16"},
@@ -44,11 +44,12 @@ constexpr Named kNames[] = {
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw Error(where + ": " + what + ".",
-              "it is no safetensors file, or was cut off or damaged; fetch or copy it again.");
+              "it isn't a safetensors file, or is truncated or damaged; download or copy it "
+              "again.");
 }
 
-// The elements' bytes; nothing on an overflow. Sizes beside a zero must not overflow either:
-// strides are made of them.
+// The bytes of the elements; nullopt on overflow. The other sizes of an empty tensor must not
+// overflow either: strides are computed from them.
 std::optional<int64_t> bytes_of(const SafeTensor& tensor) {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   bool empty = false;
@@ -59,8 +60,7 @@ std::optional<int64_t> bytes_of(const SafeTensor& tensor) {
   return empty ? 0 : bytes;
 }
 
-// Takes the header as it is parsed, so that nothing is kept that has no place in one. Errors are
-// thrown from within.
+// Builds the header while it is parsed, so that nothing unexpected is kept. Callbacks throw Errors.
 class Reader : public nlohmann::json_sax<Json> {
  public:
   Reader(SafeHeader& header, const std::string& where) : header_(header), where_(where) {}
@@ -89,7 +89,7 @@ class Reader : public nlohmann::json_sax<Json> {
         return go(kRootValue);
       case kMetadata:
         if (header_.metadata.contains(key))
-          fail(where_, "has two texts of one name in its metadata");
+          fail(where_, "has two metadata entries of the same name");
         text_ = key;
         return go(kMetadataValue);
       default:
@@ -102,7 +102,7 @@ class Reader : public nlohmann::json_sax<Json> {
       header_.metadata.emplace(text_, text);
       return go(kMetadata);
     }
-    if (at_ != kDtype) refuse("a text");
+    if (at_ != kDtype) refuse("a string");
     const auto type = safetensors_dtype(text);
     if (!type) fail(where_, "\"" + key_ + "\" has the unknown dtype \"" + shown(text) + "\"");
     tensor().dtype = *type;
@@ -116,7 +116,7 @@ class Reader : public nlohmann::json_sax<Json> {
   }
 
   bool end_array() override {
-    if (at_ == kOffsets && offsets_ != 2) refuse("a list of another length");
+    if (at_ == kOffsets && offsets_ != 2) refuse("a list of the wrong length");
     return go(kTensor);
   }
 
@@ -130,7 +130,7 @@ class Reader : public nlohmann::json_sax<Json> {
       return true;
     }
     if (at_ != kOffsets) refuse("a number");
-    if (offsets_ >= 2) refuse("a list of another length");
+    if (offsets_ >= 2) refuse("a list of the wrong length");
     (offsets_++ == 0 ? tensor().begin : tensor().end) = value;
     return true;
   }
@@ -141,7 +141,7 @@ class Reader : public nlohmann::json_sax<Json> {
   bool number_float(number_float_t, const string_t&) override { refuse("a fraction"); }
   bool binary(binary_t&) override { refuse("binary data"); }
   bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception&) override {
-    fail(where_, "its header is no JSON (at character " + std::to_string(byte) + ")");
+    fail(where_, "its header isn't JSON (at character " + std::to_string(byte) + ")");
   }
 
  private:
@@ -151,7 +151,7 @@ class Reader : public nlohmann::json_sax<Json> {
     kRootValue,  // after the name of one
     kMetadata,
     kMetadataValue,
-    kTensor,  // between the fields of one
+    kTensor,  // between fields of a tensor
     kDtype,
     kShapeValue,
     kShape,
@@ -168,7 +168,7 @@ class Reader : public nlohmann::json_sax<Json> {
   SafeTensor& tensor() { return header_.tensors.back(); }
 
   [[noreturn]] void refuse(const std::string& what) const {
-    fail(where_, "its header has " + what + " where none can be" +
+    fail(where_, "its header has " + what + " where that isn't allowed" +
                      (key_.empty() ? "" : ", at \"" + key_ + "\""));
   }
 
@@ -179,11 +179,11 @@ class Reader : public nlohmann::json_sax<Json> {
     return plain ? text : "…";
   }
 
-  // Names are shown to people and put together with others: nothing in them may act on a terminal.
+  // Names are printed, so they must not contain anything that acts on a terminal.
   void check_name(const std::string& name) const {
     const bool plain = std::all_of(name.begin(), name.end(),
                                    [](unsigned char c) { return c >= 0x20 && c != 0x7F; });
-    if (name.empty() || name.size() > kLongestName || !plain)
+    if (name.empty() || name.size() > kLongestTensorName || !plain)
       fail(where_, "has a tensor whose name is empty, too long or has control characters");
   }
 
@@ -197,7 +197,7 @@ class Reader : public nlohmann::json_sax<Json> {
       offsets_ = 0;
       return go(kOffsetsValue);
     }
-    fail(where_, "\"" + key_ + "\" has a field that is unknown or stands twice");
+    fail(where_, "\"" + key_ + "\" has an unknown or repeated field");
   }
 
   void check_tensor() {
@@ -206,31 +206,32 @@ class Reader : public nlohmann::json_sax<Json> {
       fail(where_, "\"" + key_ + "\" has no dtype, no shape or no data_offsets");
     const auto bytes = bytes_of(read);
     if (!bytes || read.end < read.begin || read.end - read.begin != *bytes)
-      fail(where_, "\"" + key_ + "\" has another number of bytes than its shape and dtype need");
+      fail(where_,
+           "\"" + key_ + "\" has a different number of bytes than its shape and dtype need");
   }
 
   SafeHeader& header_;
   const std::string& where_;
   At at_ = kBegin;
   std::string key_;   // of the entry
-  std::string text_;  // name of a text in the metadata
+  std::string text_;  // name of a metadata entry
   std::unordered_set<std::string> names_;
   bool has_shape_ = false;
   int offsets_ = 0;
 };
 
-// That the tensors are the bytes from 0 to `size`, one behind the other.
+// Checks that the tensors fill the bytes from 0 to `size` without gaps.
 void check_places(const SafeHeader& header, int64_t size, const std::string& where) {
   int64_t at = 0;
   for (const auto& tensor : header.tensors) {
     if (tensor.begin != at)
-      fail(where, "\"" + tensor.name + "\" begins at byte " + std::to_string(tensor.begin) +
-                      " of the data, and the tensor before it ends at " + std::to_string(at));
+      fail(where, "\"" + tensor.name + "\" starts at byte " + std::to_string(tensor.begin) +
+                      " of the data, but the tensor before it ends at " + std::to_string(at));
     at = tensor.end;
   }
   if (at == size) return;
   const std::string last = header.tensors.empty() ? "" : "\"" + header.tensors.back().name + "\" ";
-  fail(where, "has " + std::to_string(size) + " bytes of data, and its last tensor " + last +
+  fail(where, "has " + std::to_string(size) + " bytes of data, but its last tensor " + last +
                   "ends at " + std::to_string(at));
 }
 
@@ -244,17 +245,17 @@ int64_t header_length(std::string_view bytes, int64_t file_size, const std::stri
     fail(where, "its header would have " + std::to_string(length) + " bytes, more than " +
                     std::to_string(kLargestSafeHeader));
   if (length > static_cast<uint64_t>(file_size - kLengthBytes))
-    fail(where, "its header would have " + std::to_string(length) + " bytes, and the file has " +
+    fail(where, "its header would have " + std::to_string(length) + " bytes, but the file has " +
                     std::to_string(file_size));
   return static_cast<int64_t>(length);
 }
 
-std::string quoted(const std::string& text) {
+std::string json_text(const std::string& text) {
   try {
     return Json(text).dump();
   } catch (const Json::exception&) {
-    throw Error("a name or text for a safetensors file is not valid UTF-8.",
-                "give the parameter another name.");
+    throw Error("a name or metadata text for a safetensors file is not valid UTF-8.",
+                "rename the parameter.");
   }
 }
 
@@ -263,11 +264,11 @@ std::string quoted(const std::string& text) {
 SafeHeader parse_header(std::string_view bytes, int64_t file_size, const std::string& where) {
   const int64_t length = header_length(bytes, file_size, where);
   if (static_cast<int64_t>(bytes.size()) - kLengthBytes < length)
-    fail(where, "its header is not all there");
+    fail(where, "its header is incomplete");
   const std::string_view text = bytes.substr(kLengthBytes, static_cast<size_t>(length));
-  if (!text.starts_with('{')) fail(where, "its header does not begin with {");
-  // The parser would take a zero for the end of the text.
-  if (text.find('\0') != std::string_view::npos) fail(where, "its header is no JSON");
+  if (!text.starts_with('{')) fail(where, "its header does not start with {");
+  // The parser would take a zero byte for the end of the text.
+  if (text.find('\0') != std::string_view::npos) fail(where, "its header isn't JSON");
   SafeHeader header;
   header.data = kLengthBytes + length;
   Reader reader(header, where);
@@ -293,20 +294,20 @@ std::string encode_header(const std::vector<SafeTensor>& tensors, const SafeMeta
   std::string text = "{";
   const auto entry = [&](const std::string& name) {
     if (text.size() > 1) text += ',';
-    text += quoted(name) + ":";
+    text += json_text(name) + ":";
   };
   if (!metadata.empty()) {
     entry(std::string(kMetadataKey));
     text += '{';
     for (const auto& [key, value] : metadata)
-      text += (text.back() == '{' ? "" : ",") + quoted(key) + ":" + quoted(value);
+      text += (text.back() == '{' ? "" : ",") + json_text(key) + ":" + json_text(value);
     text += '}';
   }
   int64_t at = 0;
   for (const auto& tensor : tensors) {
     if (tensor.begin != at || bytes_of(tensor) != tensor.end - tensor.begin)
-      throw Error("\"" + tensor.name + "\" has no place in a safetensors file.",
-                  "tensors must lie one behind the other, each with the bytes of its shape.");
+      throw Error("\"" + tensor.name + "\" has invalid offsets for a safetensors file.",
+                  "tensors must be contiguous, each with the bytes of its shape.");
     at = tensor.end;
     entry(tensor.name);
     text += std::string("{\"dtype\":\"") + safetensors_name(tensor.dtype) + "\",\"shape\":[";
@@ -316,7 +317,8 @@ std::string encode_header(const std::vector<SafeTensor>& tensors, const SafeMeta
             std::to_string(tensor.end) + "]}";
   }
   text += '}';
-  text.append(static_cast<size_t>(-static_cast<int64_t>(text.size()) & (kAlignment - 1)), ' ');
+  text.append(static_cast<size_t>(-static_cast<int64_t>(text.size()) & (kHeaderAlignment - 1)),
+              ' ');
   std::string length;
   for (int i = 0; i < kLengthBytes; ++i)
     length += static_cast<char>(static_cast<uint64_t>(text.size()) >> (8 * i));
@@ -324,15 +326,15 @@ std::string encode_header(const std::vector<SafeTensor>& tensors, const SafeMeta
 }
 
 const char* safetensors_name(ScalarType type) {
-  for (const auto& named : kNames)
+  for (const auto& named : kSafetensorsNames)
     if (named.type == type) return named.name;
   throw Error(
-      std::string("safetensors files cannot hold tensors of type ") + c10::toString(type) + ".",
-      "convert it to another type, as float32.");
+      std::string("safetensors files can't hold tensors of type ") + c10::toString(type) + ".",
+      "convert the tensor to another type, such as float32.");
 }
 
 std::optional<ScalarType> safetensors_dtype(std::string_view name) {
-  for (const auto& named : kNames)
+  for (const auto& named : kSafetensorsNames)
     if (name == named.name) return named.type;
   return std::nullopt;
 }

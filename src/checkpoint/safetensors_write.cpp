@@ -9,7 +9,7 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr const char* kSingle = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kIndexName = "model.safetensors.index.json";
 
 std::string shard_name(size_t number, size_t of) {
   char text[64];
@@ -17,7 +17,7 @@ std::string shard_name(size_t number, size_t of) {
   return text;
 }
 
-// Consecutive tensors, each shard at most `most` bytes unless it is one tensor.
+// Groups consecutive tensors into shards of at most `most` bytes; a larger tensor is alone.
 std::vector<std::vector<Copied>> shards_of(const Source& source, const std::vector<Copied>& tensors,
                                            int64_t most) {
   std::vector<std::vector<Copied>> shards(1);
@@ -76,11 +76,11 @@ void write_safetensors_shards(Source& source, const std::filesystem::path& dir,
     for (const auto& tensor : shards[i]) files[tensor.to] = name;
   }
   index["weight_map"] = files;
-  files::write_whole(dir / kIndex, index.dump(2) + "\n");
+  files::write_whole(dir / kIndexName, index.dump(2) + "\n");
 }
 
 bool is_safetensors_shard(const std::string& name) {
-  if (name == kSingle || name == kIndex) return true;
+  if (name == kSingle || name == kIndexName) return true;
   size_t number = 0, of = 0;
   return std::sscanf(name.c_str(), "model-%5zu-of-%5zu.safetensors", &number, &of) == 2 &&
          name == shard_name(number, of);

@@ -1,8 +1,7 @@
-// save and save_async: every rank writes what it holds into a file of its own, rank 0 writes what
-// everybody has and the metadata, and gives the whole its name.
+// save and save_async: every rank writes its shards into a file of its own. Rank 0 also writes the
+// replicated tensors and the metadata, and publishes the checkpoint.
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -11,6 +10,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/same_model.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/staging.h"
 #include "checkpoint/together.h"
@@ -18,6 +18,7 @@
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
+#include "fsdp/out_of_memory.h"
 
 namespace fsdp::checkpoint {
 
@@ -53,7 +54,7 @@ std::string file_of(int rank) {
   return "__" + std::to_string(rank) + "_0.distcp";
 }
 
-// What a rank tells rank 0: how long the metadata is, the metadata, the sums of its file.
+// A rank's report to rank 0: the length of the metadata, the metadata, the sums of its file.
 std::string report_of(const Written& written, int rank) {
   const std::string metadata = encode(written.metadata);
   return std::to_string(metadata.size()) + "\n" + metadata +
@@ -71,7 +72,7 @@ void add_report(const std::string& report, int rank, Metadata& metadata, Manifes
 void delete_old_ones(const Path& folder, int64_t keep) {
   try {
     keep_last(folder, keep);
-  } catch (const std::exception& problem) {  // one too many is no reason to fail
+  } catch (const std::exception& problem) {  // one checkpoint too many isn't an error
     log::warn(std::string("an old checkpoint could not be removed: ") + problem.what());
   }
 }
@@ -117,13 +118,13 @@ struct Save {
 
 }  // namespace
 
-// --- behind the training ---
+// --- in the background ---
 
 struct AsyncSave::State {
   std::chrono::nanoseconds blocked{};
   std::mutex mutex;
   std::condition_variable ended;
-  bool done = false, told = false;  // told: the caller knows that it failed
+  bool done = false, told = false;  // told: the failure was reported to the caller
   std::exception_ptr error;
 
   void end(std::exception_ptr why) {
@@ -140,7 +141,7 @@ struct AsyncSave::State {
     std::lock_guard lock(mutex);
     return error && !told;
   }
-  void tell() {  // throws it
+  void tell() {  // throws the error
     std::lock_guard lock(mutex);
     told = true;
     if (error) std::rethrow_exception(error);
@@ -184,12 +185,12 @@ class Saver : public shard::Background {
 
   bool busy() const { return last_ && !last_->is_done(); }
 
-  // Ranks learn at different moments how a save ended. They must throw it in the same call, or one
-  // of them would leave out a step: so they ask each other, while there is something to ask.
+  // Ranks learn at different times how a save ended, but must all throw in the same call, or one of
+  // them would skip a step. So they exchange their state until all know the outcome.
   void check() override {
     if (!last_ || settled_) return;
     const char mine = !last_->is_done() ? 'p' : last_->untold_failure() ? 'f' : 'd';
-    const std::string all = marks(world_, "the save before", mine);
+    const std::string all = marks(world_, "the previous save", mine);
     if (all.find('p') != std::string::npos) return;
     settled_ = true;
     if (all.find('f') != std::string::npos) last_->tell();
@@ -200,13 +201,13 @@ class Saver : public shard::Background {
     check();
   }
 
-  // Gets the memory for a save ready behind the training.
+  // Allocates the memory for a save in the background.
   void reserve(Staging::Size size) {
     join();
     worker_ = std::thread([this, size] {
       try {
         staging.reserve(size);
-      } catch (const std::exception&) {  // the save will say so
+      } catch (const std::exception&) {  // the save reports it
       }
     });
   }
@@ -235,19 +236,13 @@ class Saver : public shard::Background {
 
   World world_;
   std::shared_ptr<AsyncSave::State> last_;
-  bool settled_ = true;  // all ranks know how the last one ended
+  bool settled_ = true;  // all ranks know how the last save ended
   std::thread worker_;
 };
 
 std::shared_ptr<Saver> saver_of(shard::Model& model) {
   if (!model.background) model.background = std::make_shared<Saver>(model.world);
   return std::static_pointer_cast<Saver>(model.background);
-}
-
-void require_same_model(const std::shared_ptr<shard::Model>& model, const Optimizer* optimizer) {
-  if (optimizer && shard::live(optimizer->model()) != model)
-    throw Error("checkpoint::save was given a model and the optimizer of another one.",
-                "make the optimizer from the sharded model that is saved.");
 }
 
 }  // namespace
@@ -257,7 +252,7 @@ void save(const std::filesystem::path& dir, const Sharded& sharded, const Optimi
   const auto model = shard::live(sharded.model());
   const Save save{model->world, std::filesystem::absolute(checked_name(dir)), options.keep_last};
   std::lock_guard lock(model->mutex);
-  require_same_model(model, optimizer);
+  require_same_model(model, optimizer, "checkpoint::save");
   if (model->background) saver_of(*model)->wait();
   shard::Unseen unseen;
   save.begin();
@@ -275,7 +270,7 @@ void save(const std::filesystem::path& dir, const Sharded& sharded, const Optimi
 void prepare_async(const Sharded& sharded, const Optimizer* optimizer) {
   const auto model = shard::live(sharded.model());
   std::lock_guard lock(model->mutex);
-  require_same_model(model, optimizer);
+  require_same_model(model, optimizer, "checkpoint::save");
   shard::Unseen unseen;
   const auto saver = saver_of(*model);
   if (!saver->busy()) saver->reserve(Staging::size_of(plan_save(*model, optimizer, {})));
@@ -283,12 +278,12 @@ void prepare_async(const Sharded& sharded, const Optimizer* optimizer) {
 
 // False: there is no memory for it.
 static bool copy_to_host(Staging& staging, SavePlan& plan, const std::filesystem::path& name) {
-  if (files::ask_seam("copy", name) != 0) return false;
   try {
+    if (files::ask_seam("copy", name) != 0) return false;
     staging.take(plan);
     return true;
-  } catch (const c10::Error& problem) {
-    if (!std::strstr(problem.what_without_backtrace(), "memory")) throw;
+  } catch (const std::exception& problem) {
+    if (!is_out_of_memory(problem)) throw;  // an illegal memory access, for one, isn't
     return false;
   }
 }
@@ -299,14 +294,14 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   const auto model = shard::live(sharded.model());
   const Save save{model->world, std::filesystem::absolute(checked_name(dir)), options.keep_last};
   std::lock_guard lock(model->mutex);
-  require_same_model(model, optimizer);
+  require_same_model(model, optimizer, "checkpoint::save");
   const auto saver = saver_of(*model);
-  // Ranks are done at different moments, so they must agree.
+  // Ranks finish at different times, so they must agree.
   if (options.if_busy == IfBusy::REFUSE &&
       marks(save.world, save.label() + ": busy", saver->busy() ? 'p' : 'd').find('p') !=
           std::string::npos)
-    throw Error(save.name.string() + ": the save before it is not finished.",
-                "save less often, wait() for it, or let it wait with IfBusy::WAIT.");
+    throw Error(save.name.string() + ": the previous save isn't finished.",
+                "save less often, call wait() on it first, or use IfBusy::WAIT.");
   saver->wait();
   shard::Unseen unseen;
   save.begin();
@@ -326,8 +321,8 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
       if (save.world.rank() == 0)
         log::warn(
             save.name.string() +
-            ": a host has no memory for the copy that would be written behind the training, so "
-            "that waits until it is on the disk (checkpoint.async = false always does).");
+            ": a host is out of memory for the copy of a background save, so training waits until "
+            "the checkpoint is written (checkpoint.async = false always does).");
       together(save.world, save.label() + ": plan", planned);
     }
   } catch (...) {

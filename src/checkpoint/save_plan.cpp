@@ -20,10 +20,10 @@ void add_whole(SavePlan& plan, std::vector<KeyPath> paths, const at::Tensor& ten
 void require_values(const shard::Unit& unit) {
   if (unit.meta)
     throw Error("unit \"" + unit.name + "\" has no values yet.",
-                "call sharded.materialize(device) before the model is saved.");
+                "call sharded.materialize(device) before saving.");
 }
 
-struct Kind {         // of tensors that a flat has
+struct Kind {         // a kind of tensor that a flat has
   std::string state;  // empty: the master
   at::ScalarType type;
   at::Device device;
@@ -36,7 +36,7 @@ Kind master_of(const shard::Flat& flat) {
 
 std::vector<Kind> states_of(const shard::Flat& flat, const Optimizer& optimizer) {
   std::vector<Kind> kinds;
-  if (flat.home && flat.home->parked) {  // they are not read for it
+  if (flat.host && flat.host->parked) {  // don't read them from disk for this
     for (const auto& name : optimizer.state_names())
       kinds.push_back({name, flat.master_dtype(), at::kCPU});
     return kinds;
@@ -54,7 +54,7 @@ void plan_tensors(SavePlan& plan, shard::Model& model) {
     const shard::Flat& flat = *sharded.flat;
     require_values(flat.unit());
     const auto& p = sharded.parameter();
-    // Shards of one tensor in several places: its master, then its states.
+    // Adds this rank's parts of the master or of one state.
     const auto add = [&](std::vector<KeyPath> paths, const Kind& kind) {
       const auto options = at::TensorOptions(kind.type);
       const auto parts = parts_of(
@@ -74,7 +74,7 @@ void plan_tensors(SavePlan& plan, shard::Model& model) {
     if (!optimizer || !p.handle.requires_grad() || optimizer->steps(flat) == 0) continue;
     for (const auto& kind : states_of(flat, *optimizer))
       add({{"optim", "state", p.name(), kind.state}}, kind);
-    if (first)  // a tensor of float32 without dimensions, as torch has it
+    if (first)  // a float32 scalar tensor, as in torch
       add_whole(plan, {{"optim", "state", p.name(), "step"}},
                 at::full({}, optimizer->steps(flat), at::kFloat));
   }
@@ -82,13 +82,13 @@ void plan_tensors(SavePlan& plan, shard::Model& model) {
   for (const auto& [name, tensor] : replicated_tensors(model)) {
     if (tensor.is_meta())
       throw Error("\"" + name + "\" has no values yet.",
-                  "call sharded.materialize(device) before the model is saved.");
+                  "call sharded.materialize(device) before saving.");
     add_whole(plan, {{"model", name}},
               tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone());
   }
 }
 
-// "rank3" is where a rank's own values are kept.
+// Whether the key starts with "rank3", the prefix of a rank's own values.
 bool is_rank(const std::string& key) {
   const std::string step = key.substr(0, key.find('.'));
   return step.size() > 4 && step.starts_with("rank") &&
@@ -99,13 +99,14 @@ bool is_rank(const std::string& key) {
 void plan_extra(SavePlan& plan, const Extra& extra, const KeyPath& beneath) {
   for (const auto& [key, value] : extra) {
     if (key.empty() || (beneath.size() == 1 && is_rank(key)))
-      throw Error("extra values cannot be saved under the name \"" + key + "\".",
-                  "names must not be empty, nor begin as \"rank3.\".");
+      throw Error("extra values can't be saved under the name \"" + key + "\".",
+                  "use a name that isn't empty and doesn't start like \"rank3.\".");
     KeyPath path = beneath;
     path.emplace_back(key);
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       if (!tensor->defined())
-        throw Error("the extra tensor \"" + key + "\" is undefined.", "leave it out, or fill it.");
+        throw Error("the extra tensor \"" + key + "\" is undefined.",
+                    "define it, or leave it out.");
       add_whole(plan, {path}, tensor->detach().resolve_conj().resolve_neg().contiguous());
       continue;
     }
@@ -125,7 +126,7 @@ void plan_extra(SavePlan& plan, const Extra& extra, const KeyPath& beneath) {
 }  // namespace
 
 int64_t SavePlan::bytes() const {
-  constexpr int64_t kAround = 4096, kName = 64;  // an item without its data; in a pickled list
+  constexpr int64_t kAround = 4096, kName = 64;  // bytes of an item without data; of a name
   int64_t sum = 0;
   for (const auto& chunk : chunks)
     sum += kAround + static_cast<int64_t>(chunk.part.memory.nbytes());
@@ -139,7 +140,7 @@ at::Tensor ChunkReader::read(const PlannedChunk& chunk) {
     master_.reset();
     states_.clear();
     at_ = nullptr;
-    here_.reset();  // before there is another
+    here_.reset();  // before the next is created
     here_.emplace(*from.flat);
     at_ = from.flat;
   }

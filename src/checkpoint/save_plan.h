@@ -14,39 +14,39 @@
 
 namespace fsdp::checkpoint {
 
-// Where a part is read from. A master may have to be joined, and states to come from a disk, so
-// neither is done for all at once.
+// Where a part is read from. A master may have to be assembled and states read from a disk, so this
+// is done per flat, not for all at once.
 struct FlatSource {
   const shard::Flat* flat;
-  std::string state;  // its name; empty: the master
+  std::string state;  // name of the state; empty: the master
   size_t parameter, piece;
   at::Device device;
 };
 
 struct PlannedChunk {
-  std::vector<KeyPath> paths;  // several for a parameter with several names: the bytes are shared
+  std::vector<KeyPath> paths;  // several for a parameter with several names, which share the bytes
   std::vector<int64_t> sizes;  // of the whole tensor
-  Part part;                   // with a source its memory is on the meta device, until it is copied
+  Part part;                   // with a source, its memory is on the meta device until it is copied
   std::optional<FlatSource> source = {};
 
   at::Device device() const { return source ? source->device : part.memory.device(); }
 };
 
 struct SavePlan {
-  std::vector<PlannedChunk> chunks;  // those of a flat in a row
+  std::vector<PlannedChunk> chunks;  // those of a flat are adjacent
   std::vector<PlainValue> values;
   const Optimizer* optimizer = nullptr;
 
-  int64_t bytes() const;  // of the file, at most
+  int64_t bytes() const;  // upper bound of the file's size
 };
 
-// What chunks hold, one after the other: only the last one's flat is in memory for it.
+// Reads chunks one after the other. Only the flat of the last one is in memory.
 class ChunkReader {
  public:
   explicit ChunkReader(const SavePlan& plan) : optimizer_(plan.optimizer) {}
 
   bool is_at(const PlannedChunk& chunk) const { return !chunk.source || chunk.source->flat == at_; }
-  // Valid until a chunk is read that this is not at.
+  // The result is valid until a chunk of another flat is read.
   at::Tensor read(const PlannedChunk& chunk);
 
  private:

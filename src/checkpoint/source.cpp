@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kMetadataName = ".metadata";
 
-// A checkpoint of a thousand ranks has a thousand files.
+// Raises the limit on open files: a checkpoint of a thousand ranks has a thousand files.
 void allow_many_files() {
   struct rlimit limit {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
@@ -55,7 +55,7 @@ void Source::open_hugging_face() {
     const Rectangle all{std::vector<int64_t>(sizes.size(), 0), sizes};
     const Place place{listed.file, listed.stored.offset, listed.bytes};
     metadata_.add_chunk({"model", name}, listed.stored.dtype, sizes, {all, place});
-    // One without elements lies where the next begins, and is never read.
+    // An empty tensor shares its offset with the next one and is never read.
     if (listed.bytes > 0) stored_.emplace(std::pair(place.file, place.offset), listed.stored);
   }
 }
@@ -73,7 +73,7 @@ const files::Input& Source::file(const std::string& name) {
     const auto found = manifest_->files.find(name);
     if (found == manifest_->files.end())
       throw Error((dir_ / name).string() + ": is not in the checkpoint's manifest.",
-                  "the files are of different checkpoints; load another one.");
+                  "the files belong to different checkpoints; load another one.");
     sums = &found->second;
   }
   file = std::make_unique<files::Input>(dir_ / name, sums);
@@ -93,7 +93,7 @@ void Source::check(const std::string& name, const Rectangle& wanted) {
       throw Error(holds.path().string() + ": has " + std::to_string(holds.size()) +
                       " bytes, but \"" + name + "\" needs " +
                       std::to_string(chunk.place.offset + chunk.place.length) + ".",
-                  "the file was cut off or not copied to its end; load another checkpoint.");
+                  "the file was truncated or copied incompletely; load another checkpoint.");
   }
 }
 
@@ -107,10 +107,10 @@ const StoredTensor& Source::stored(const std::string& name, const StoredChunk& c
             .first;
   const StoredTensor& found = known->second;
   if (found.sizes != chunk.rectangle.sizes || found.dtype != entry.dtype)
-    throw Error((dir_ / chunk.place.file).string() + ": holds another tensor where \"" + name +
+    throw Error((dir_ / chunk.place.file).string() + ": holds a different tensor where \"" + name +
                     "\" should be (shape " + shape_text(found.sizes) + " instead of " +
                     shape_text(chunk.rectangle.sizes) + ", or another dtype).",
-                "the files are of different checkpoints; load another one.");
+                "the files belong to different checkpoints; load another one.");
   return found;
 }
 
@@ -125,9 +125,9 @@ void Source::read(const std::string& name, const Part& part) {
     try {
       read_part(file(chunk.place.file), stored(name, chunk, entry),
                 minus(both->offsets, chunk.rectangle.offsets), into, blocks_);
-    } catch (const Error& problem) {  // which names the file
+    } catch (const Error& problem) {  // names the file, perhaps not the tensor
       if (problem.message().find(name) != std::string::npos) throw;
-      throw Error("\"" + name + "\" cannot be read: " + problem.message(), problem.hint());
+      throw Error("\"" + name + "\" can't be read: " + problem.message(), problem.hint());
     }
   }
 }
@@ -171,7 +171,7 @@ Extras read_extras(Source& source, int rank, std::vector<std::string>* skipped) 
   constexpr std::string_view kPrefix = "extra.";
   Extras extras;
   const std::string own = "rank" + std::to_string(rank) + ".";
-  // Where a name belongs; null for other ranks' and for what is not below "extra.".
+  // Where a name belongs; null for other ranks' values and for names not below "extra.".
   const auto target = [&](const std::string& name) -> std::pair<Extra*, std::string> {
     if (!name.starts_with(kPrefix)) return {nullptr, ""};
     const std::string key = name.substr(kPrefix.size());

@@ -1,5 +1,5 @@
-// Source: an existing checkpoint, to be read from: of torch.distributed.checkpoint, or a directory
-// of Hugging Face's, whose tensors are then named "model.<name>".
+// Source: an existing checkpoint to read from. Either one of torch.distributed.checkpoint, or a
+// Hugging Face directory, whose tensors are then named "model.<name>".
 #pragma once
 
 #include <filesystem>
@@ -24,20 +24,20 @@ class Source {
 
   const std::filesystem::path& dir() const { return dir_; }
   const Metadata& metadata() const { return metadata_; }
-  // What the files sum up to: all that is read is checked against it. None where Python wrote it.
+  // The checksums of the files; all reads are checked against them. Python writes none.
   const std::optional<Manifest>& manifest() const { return manifest_; }
   const TensorEntry* tensor(const std::string& name) const;  // null: none of that name
 
-  // An Error unless the files that hold this rectangle of the tensor are there, long enough, and
-  // cover all of it.
+  // An Error unless the files that hold this rectangle exist, are long enough, and the tensor's
+  // parts cover all of it.
   void check(const std::string& name, const Rectangle& wanted);
   // Fills the part's memory with its rectangle of the tensor.
   void read(const std::string& name, const Part& part);
   at::Tensor read_whole(const std::string& name);
 
-  // A plain value, if it is of a kind that Value has.
+  // A plain value; nullopt if its type isn't one of Value's.
   std::optional<Value> value(const std::string& name);
-  // The same as it was pickled; null if it is of a class that is not known here.
+  // The same as it was pickled; null if its class is unknown.
   pickle::Ref plain(const std::string& name);
 
  private:
@@ -51,12 +51,12 @@ class Source {
   Metadata metadata_;
   std::map<std::string, std::unique_ptr<files::Input>> files_;
   std::map<std::pair<std::string, int64_t>, StoredTensor> stored_;  // by file and offset
-  std::set<std::string> covered_;  // names whose parts were found to make up the whole
+  std::set<std::string> covered_;  // names whose parts were checked
   HostBlocks blocks_;
 };
 
-// What was saved under "extra.": of the run, and of one rank. Names of values that are of no kind
-// that Value has are added to `skipped`.
+// The values saved under "extra.": those of the run and those of one rank. Names of values whose
+// type isn't one of Value's are added to `skipped`.
 struct Extras {
   Extra run, rank;
 };

@@ -16,20 +16,20 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr int64_t kAlignment = 64;
-constexpr int64_t kPiece = 2 << 20;  // bytes that a thread copies at once
-constexpr int64_t kSlab = 1 << 30;   // bytes, but for tensors that are larger
+constexpr int64_t kSlabAlignment = 64;
+constexpr int64_t kCopyPiece = 2 << 20;  // bytes per copy of one thread
+constexpr int64_t kSlab = 1 << 30;       // bytes, but for tensors that are larger
 
 int64_t aligned(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kSlabAlignment - 1) / kSlabAlignment * kSlabAlignment;
 }
 
 struct Spot {
   size_t slab;
   int64_t begin;
 
-  // Of so many bytes behind all that was placed so far: in the last slab, or in a new one if they
-  // do not fit there. `slabs` are the bytes in each.
+  // The place of the next `bytes`: at the end of the last slab, or in a new one if they don't fit.
+  // `slabs` are the bytes used in each.
   static Spot next(std::vector<int64_t>& slabs, int64_t bytes) {
     if (slabs.empty() || slabs.back() + bytes > kSlab) slabs.push_back(0);
     const Spot place{slabs.size() - 1, slabs.back()};
@@ -38,13 +38,13 @@ struct Spot {
   }
 };
 
-// A little more, so that values that are added to a plan need no other slab.
+// A little more, so that a plan with a few more values needs no new slab.
 int64_t with_room(int64_t bytes) {
   constexpr int64_t kRoom = 1 << 20;
   return bytes > kSlab ? bytes : std::min((bytes / kRoom + 2) * kRoom, kSlab);
 }
 
-// Lets every page of fresh memory be there: large ones where the kernel gives them.
+// Touches every page of fresh memory, with huge pages if the kernel provides them.
 void make_present(const at::Tensor& memory) {
   constexpr uintptr_t kLargePage = 2 << 20;
   constexpr int64_t kPage = 4096;
@@ -56,12 +56,12 @@ void make_present(const at::Tensor& memory) {
   for (int64_t at = 0; at < memory.numel(); at += kPage) bytes[at] = 0;
 }
 
-// As memcpy, which for pieces of this size would first read what it overwrites: past the caches.
+// Like memcpy, but bypasses the caches: memcpy would first read the memory that it overwrites.
 void copy_through(char* to, const char* from, int64_t bytes) {
   int64_t at = 0;
 #if defined(__SSE2__)
-  for (; at + kAlignment <= bytes; at += kAlignment)
-    for (int64_t word = at; word < at + kAlignment; word += 16)
+  for (; at + kSlabAlignment <= bytes; at += kSlabAlignment)
+    for (int64_t word = at; word < at + kSlabAlignment; word += 16)
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + word),
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + word)));
   _mm_sfence();
@@ -84,8 +84,8 @@ void copy_on_host(const std::vector<Copy>& copies) {
   for (const auto& copy : copies) {
     const auto* from = static_cast<const char*>(copy.from.const_data_ptr());
     const auto bytes = static_cast<int64_t>(copy.from.nbytes());
-    for (int64_t at = 0; at < bytes; at += kPiece)
-      pieces.push_back({copy.to + at, from + at, std::min(kPiece, bytes - at)});
+    for (int64_t at = 0; at < bytes; at += kCopyPiece)
+      pieces.push_back({copy.to + at, from + at, std::min(kCopyPiece, bytes - at)});
   }
   at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
@@ -110,7 +110,7 @@ void Staging::reserve(const Size& size) {
     at::Tensor& slab = slabs_[i];
     const bool enough = slab.defined() && slab.numel() >= size.slabs[i];
     if (enough && (slab.is_pinned() || !size.pinned)) continue;
-    slab = at::Tensor();  // before the other is there
+    slab = at::Tensor();  // before the new one is allocated
     slab = at::empty({with_room(size.slabs[i])},
                      at::TensorOptions(at::kByte).pinned_memory(size.pinned));
     if (!size.pinned) make_present(slab);
@@ -124,7 +124,7 @@ void Staging::take(SavePlan& plan) {
   std::vector<int64_t> filled;  // of each slab
   ChunkReader reader(plan);
   for (auto& chunk : plan.chunks) {
-    if (!reader.is_at(chunk)) {  // what was read so far may go
+    if (!reader.is_at(chunk)) {  // reading the next flat frees the last one
       copy_on_host(copies);
       copies.clear();
     }

@@ -1,4 +1,4 @@
-// state_dict and load_state_dict: what save and load do, with memory in the place of files.
+// state_dict and load_state_dict: like save and load, but with memory instead of files.
 #include "fsdp/state_dict.h"
 
 #include <ATen/ops/full.h>
@@ -13,6 +13,7 @@
 #include "checkpoint/mismatch.h"
 #include "checkpoint/overlap.h"
 #include "checkpoint/parts.h"
+#include "checkpoint/same_model.h"
 #include "checkpoint/together.h"
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
@@ -20,13 +21,6 @@
 
 namespace fsdp::checkpoint {
 namespace {
-
-void require_same_model(const std::shared_ptr<shard::Model>& model, const Optimizer* optimizer,
-                        const std::string& call) {
-  if (optimizer && shard::live(optimizer->model()) != model)
-    throw Error(call + " was given a model and the optimizer of another one.",
-                "make the optimizer from the same sharded model.");
-}
 
 // --- making ---
 
@@ -78,7 +72,7 @@ class Making {
           {{{}, at::full({}, static_cast<double>(optimizer_->steps(flat)), at::kFloat)}});
   }
 
-  // Adds every parameter's part of `shard` under the names that it has.
+  // Adds every parameter's part of `shard` under the parameter's names.
   template <typename Names>
   void add_shards(shard::Flat& flat, const at::Tensor& shard, Names names_of) {
     at::Tensor everyone;
@@ -134,7 +128,7 @@ class Loading {
   Loading(const State& state, shard::Model& model, Optimizer* optimizer, bool strict)
       : state_(state), model_(model), optimizer_(optimizer), strict_(strict) {}
 
-  // Finds and checks everything. Returns the names that do not fit.
+  // Finds and checks everything. Returns the names that don't match.
   std::vector<std::string> plan() {
     for (const auto& [name, tensor] : state_) check_tensor(name, tensor);
     for (const auto& sharded : sharded_parameters(model_)) {
@@ -156,7 +150,7 @@ class Loading {
     if (optimizer_) plan_states();
     for (const auto& [name, tensor] : state_)
       if (!used_.contains(name) && (optimizer_ || !name.starts_with("optim.")))
-        note("\"" + name + "\" is in the state dict and not in the " +
+        note("\"" + name + "\" is in the state dict but not in the " +
                  (name.starts_with("optim.") ? "optimizer" : "model"),
              name);
     refuse();
@@ -185,7 +179,7 @@ class Loading {
     if (strict_ && !problems_.empty()) throw_mismatch("the state dict", problems_);
   }
 
-  // What a state dict must be by itself, whoever made it.
+  // Checks that a tensor of the state dict is consistent in itself.
   static void check_tensor(const std::string& name, const StateTensor& tensor) {
     for (const auto& [rectangle, values] : tensor.shards) {
       bool good = values.defined() && rectangle.offsets.size() == tensor.sizes.size() &&
@@ -196,8 +190,9 @@ class Loading {
                rectangle.offsets[d] <= tensor.sizes[d] - rectangle.sizes[d];
       if (!good)
         throw Error("\"" + name + "\" of shape " + shape_text(tensor.sizes) +
-                        " has a shard in the state dict that is no part of it.",
-                    "a shard's values must have its rectangle's sizes and lie inside.");
+                        " has an invalid shard in the state dict.",
+                    "a shard's values must have the sizes of its rectangle, and the rectangle must "
+                    "be inside of the tensor.");
     }
   }
 
@@ -218,7 +213,7 @@ class Loading {
         found = &entry->second;
     }
     if (!known && !may_be_missing)
-      note("\"" + prefix + names.front() + "\" is in the model and not in the state dict",
+      note("\"" + prefix + names.front() + "\" is in the model but not in the state dict",
            prefix + names.front());
     return found;
   }
@@ -232,9 +227,9 @@ class Loading {
     if (covered != element_count(wanted.sizes))
       throw Error("this rank needs " + shape_text(wanted.sizes) + " at " +
                       shape_text(wanted.offsets) + " of \"" + name + "\" " +
-                      shape_text(from.sizes) + ", and the state dict has other parts of it.",
-                  "a sharded state dict fits the sharding it was made with: load a full one, or "
-                  "go by way of checkpoint::save and load.");
+                      shape_text(from.sizes) + ", but the state dict has other parts of it.",
+                  "a sharded state dict only fits the sharding it was made with; load a full one, "
+                  "or use checkpoint::save and load.");
   }
 
   void fill(const StateTensor& from, Part part, const std::string& name) {
@@ -248,9 +243,9 @@ class Loading {
     const bool any = std::any_of(state_.begin(), state_.end(), [](const auto& entry) {
       return entry.first.starts_with("optim.");
     });
-    // One that was made before the first update has none either.
+    // A state dict from before the first update has none either.
     if (!any && updated)
-      return note("it has no optimizer states (\"optim.…\"), and the optimizer has", "optim");
+      return note("it has no optimizer states (\"optim.…\"), but the optimizer does", "optim");
     for (const auto& sharded : sharded_parameters(model_)) {
       const auto& p = sharded.parameter();
       if (!p.handle.requires_grad()) continue;
@@ -267,11 +262,11 @@ class Loading {
         states.found[state][sharded.index] = found;
       }
       const int64_t steps = std::max<int64_t>(steps_of(p.names), has_state ? 1 : 0);
-      // As when a checkpoint is loaded: a flat's parameters count together.
+      // As in checkpoint::load: the parameters of a flat share one count.
       if (states.steps != 0 && steps != 0 && steps != states.steps && model_.world.rank() == 0)
         log::warn("\"" + p.name() + "\" has had " + std::to_string(steps) +
-                  " updates, and others of its unit " + std::to_string(states.steps) +
-                  ": from now on they count together.");
+                  " updates and others of its unit " + std::to_string(states.steps) +
+                  "; from now on they share the larger count.");
       states.steps = std::max(states.steps, steps);
     }
   }
@@ -287,8 +282,8 @@ class Loading {
                                ? shards[0].values.item().toDouble()
                                : -1;
       if (!(steps >= 0) || steps > 1e15)
-        throw Error("\"" + entry->first + "\" in the state dict is no number of updates.",
-                    "it must be one number.");
+        throw Error("\"" + entry->first + "\" in the state dict isn't a valid number of updates.",
+                    "it must be one number of at least 0.");
       most = std::max(most, steps);
     }
     return static_cast<int64_t>(most);
@@ -332,7 +327,7 @@ class Loading {
   std::vector<Fill> fills_;
   std::vector<std::pair<const StateTensor*, at::Tensor>> replicated_;
   std::map<shard::Flat*, FlatFills> states_;
-  std::set<shard::Unit*> incomplete_;  // units that do not get all of their values
+  std::set<shard::Unit*> incomplete_;  // units that don't get all of their values
   std::set<std::string> used_;
   std::vector<std::string> problems_, skipped_;
 };
@@ -358,7 +353,7 @@ std::vector<std::string> load_state_dict(const State& state, const Sharded& shar
   Loading loading(state, *model, options.optimizer ? optimizer : nullptr, options.strict);
   std::vector<std::string> skipped;
   together(world, "load_state_dict", [&] { skipped = loading.plan(); });
-  model->give_up_all();
+  model->reshard_all();
   model->synchronize_readers("load_state_dict");
   const auto tell = [&] {
     for (const auto& unit : model->units) model->changed(*unit);
@@ -366,7 +361,7 @@ std::vector<std::string> load_state_dict(const State& state, const Sharded& shar
   try {
     together(world, "load_state_dict: values", [&] { loading.write(); });
   } catch (...) {
-    tell();  // what was written until then is there
+    tell();  // some of it may have been written
     throw;
   }
   tell();

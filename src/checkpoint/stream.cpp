@@ -11,7 +11,7 @@ namespace fsdp::checkpoint {
 namespace {
 
 [[noreturn]] void refuse_size() {
-  throw Error("a tensor of the checkpoint has more elements than there can be.",
+  throw Error("a tensor of the checkpoint has an impossible number of elements.",
               "the checkpoint is damaged; use another one.");
 }
 
@@ -21,11 +21,11 @@ int64_t product(int64_t a, int64_t b) {
   return result;
 }
 
-// Cuts dimension `dim`; of those before it, `at` has chosen one index each.
+// Cuts dimension `dim`; `at` fixes one index of each dimension before it.
 void cut(const std::vector<int64_t>& sizes, int64_t most, size_t dim, Rectangle& at,
          const std::function<void(const Rectangle&)>& take) {
   if (dim == sizes.size()) return take(at);
-  int64_t inner = 1;  // elements of one index
+  int64_t inner = 1;  // elements per index
   for (size_t d = dim + 1; d < sizes.size(); ++d) inner *= sizes[d];
   const int64_t rows = std::max<int64_t>(1, most / inner);
   for (int64_t begin = 0; begin < sizes[dim]; begin += rows) {
@@ -42,9 +42,9 @@ Rectangle all_of(const std::vector<int64_t>& sizes) {
   return {std::vector<int64_t>(sizes.size(), 0), sizes};
 }
 
-// Where the bytes of a tensor lie, as one text that two tensors share only if they are the same.
+// Where the bytes of a tensor are, as a text that two names share only if they are one tensor.
 std::string place_text(const std::string& name, const TensorEntry& entry) {
-  if (count_of(entry.sizes) == 0) return name;  // bytes that are none are nobody's
+  if (count_of(entry.sizes) == 0) return name;  // without elements, nothing is shared
   std::string text = std::to_string(static_cast<int>(entry.dtype)) + shape_text(entry.sizes);
   for (const auto& chunk : entry.chunks)
     text += "\n" + chunk.place.file + ":" + std::to_string(chunk.place.offset) +

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// When a file was last written; "" if it is not there.
+// When a file was last written; "" if it doesn't exist.
 std::string time_of(const fs::path& file) {
   struct stat found {};
   if (stat(file.c_str(), &found) != 0) return "";
@@ -52,7 +52,7 @@ void add_files(Summary& summary) {
   for (const auto& [name, place] : summary.metadata.values) use(place);
   std::set<int64_t> ranks;
   std::error_code problem;
-  if (!summary.hugging_face)  // a rank without anything to write leaves an empty file
+  if (!summary.hugging_face)  // a rank with nothing to write leaves an empty file
     for (const auto& file : fs::directory_iterator(summary.dir, problem))
       items.try_emplace(file.path().filename().string(), 0);
   for (const auto& [name, count] : items) {
@@ -64,7 +64,7 @@ void add_files(Summary& summary) {
 }
 
 void add_kinds(Summary& summary) {
-  // Names of one tensor list the same places.
+  // The names of one tensor have the same places.
   std::set<std::vector<std::tuple<std::string, int64_t>>> seen;
   for (const auto& [name, entry] : summary.metadata.tensors) {
     auto& kind = summary.kinds[name.substr(0, name.find('.'))];
@@ -123,7 +123,7 @@ std::string value_text(const Value& value) {
   if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
   if (const auto* text = std::get_if<std::string>(&value)) return *text;
   if (const auto* real = std::get_if<double>(&value)) {
-    char text[64];  // the shortest that reads back as the same number
+    char text[64];  // the shortest text that reads back as the same number
     return {text, std::to_chars(text, text + sizeof text, *real).ptr};
   }
   return "a tensor";

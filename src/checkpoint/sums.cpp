@@ -28,7 +28,7 @@ void Summing::append(const void* data, size_t size) {
   done_.size += static_cast<int64_t>(size);
   while (size > 0) {
     const size_t part = std::min(size, static_cast<size_t>(kSumBlock - filled_));
-    if (part == static_cast<size_t>(kSumBlock)) {  // a block that came in one piece
+    if (part == static_cast<size_t>(kSumBlock)) {  // a whole block in one piece
       done_.sums.push_back(block_sum(bytes, part));
     } else {
       XXH3_64bits_update(&state_->xxh3, bytes, part);

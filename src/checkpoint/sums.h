@@ -1,4 +1,4 @@
-// Sums of a file, block by block: so that who reads a stretch of it can check just that stretch.
+// Checksums of a file, block by block, so that a reader of a stretch can check just that stretch.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@ struct FileSums {
 
 uint64_t block_sum(const void* data, size_t size);
 
-// How many blocks a file of this size has.
+// The number of blocks of a file of this size.
 inline int64_t block_count(int64_t size) {
   return (size + kSumBlock - 1) / kSumBlock;
 }
 
-// Sums up bytes that come one behind the other, in pieces of any size.
+// Computes the sums of a sequence of bytes that arrives in pieces of any size.
 class Summing {
  public:
   Summing();
@@ -34,7 +34,7 @@ class Summing {
 
  private:
   struct State;
-  State* state_;  // of the block that is not full yet
+  State* state_;  // of the unfinished block
   int64_t filled_ = 0;
   FileSums done_;
 };

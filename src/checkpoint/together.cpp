@@ -16,7 +16,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// A text from each rank: first the lengths, then everything padded to the longest.
+// Gathers a text from each rank: first the lengths, then everything padded to the longest.
 std::vector<std::string> all_texts(const World& world, const std::string& label,
                                    const std::string& mine) {
   const int64_t ranks = world.size();
@@ -42,8 +42,8 @@ std::vector<std::string> all_texts(const World& world, const std::string& label,
   return texts;
 }
 
-// What came of an attempt, as a text: "+" and what was returned, or "-" and the message, a zero,
-// the hint.
+// The outcome of an action as text: "+" and the result, or "-" and the message, a zero byte and the
+// hint.
 std::string outcome_of(const std::function<std::string()>& act, std::exception_ptr& own) {
   try {
     std::string text = "+";
@@ -68,9 +68,9 @@ bool failed(const std::string& outcome) {
   throw Error(who + outcome.substr(1, cut - 1), hint);
 }
 
-// --- texts in the store, in pieces: there is a limit to what one value may have ---
+// --- texts in the store, in pieces because the size of a value is limited ---
 
-constexpr size_t kPiece = 4 << 20;
+constexpr size_t kTextPiece = 4 << 20;
 
 class StoredTexts {
  public:
@@ -78,19 +78,20 @@ class StoredTexts {
       : world_(std::move(world)), store_(world_.store()->clone()), name_(std::move(name)) {}
 
   void post(const std::string& key, const std::string& text) const {
-    const size_t pieces = text.size() / kPiece + 1;
-    for (size_t i = 1; i < pieces; ++i) store_->set(path(key, i), text.substr(i * kPiece, kPiece));
-    // The first one last: who sees it finds all.
-    store_->set(path(key, 0), std::to_string(pieces) + "\n" + text.substr(0, kPiece));
+    const size_t pieces = text.size() / kTextPiece + 1;
+    for (size_t i = 1; i < pieces; ++i)
+      store_->set(path(key, i), text.substr(i * kTextPiece, kTextPiece));
+    // The first piece comes last: a reader that sees it finds all of them.
+    store_->set(path(key, 0), std::to_string(pieces) + "\n" + text.substr(0, kTextPiece));
   }
 
   std::string take(const std::string& key, int rank, const std::string& label) const {
     const std::string what = label + ": waiting for rank " + std::to_string(rank);
     const auto limit = 12 * world_.timeout();
     if (!comm::await_keys(store_, {path(key, 0)}, limit, what, [this] { return world_.trouble(); }))
-      throw Error(what + ": it did not come in " + std::to_string(limit.count() / 1000) + " s.",
-                  "see whether that process runs and how fast it can write; FSDP_TIMEOUT (seconds) "
-                  "allows more time.");
+      throw Error(what + ": no answer in " + std::to_string(limit.count() / 1000) + " s.",
+                  "check that the process is running and how fast it can write; FSDP_TIMEOUT "
+                  "(seconds) allows more time.");
     std::string text = store_->get_to_str(path(key, 0));
     const size_t line = text.find('\n');
     const size_t pieces = std::stoul(text.substr(0, line));
@@ -140,7 +141,7 @@ Exchange by_collectives(const World& world) {
 }
 
 Exchange by_store(const World& world, const std::string& name) {
-  if (!world.store()) return by_collectives(world);  // a fake world: there is nobody else
+  if (!world.store()) return by_collectives(world);  // a fake world has no other ranks
   const auto texts = std::make_shared<StoredTexts>(world, name);
   const int rank = world.rank(), size = world.size();
   return {[texts, rank, size](const std::string& label, const std::string& mine) {
@@ -179,7 +180,7 @@ void commit(const World& world, const Exchange& exchange, const std::string& lab
   std::exception_ptr lost;
   std::string result = outcome_of(collect, lost);
   if (!own) own = lost;
-  if (world.rank() == 0) {  // what went wrong here is told to the others, whatever it is
+  if (world.rank() == 0) {  // any failure here is reported to the other ranks
     if (failed(result)) result.insert(1, "rank 0: ");
     for (size_t rank = 0; rank < texts.size() && !failed(result); ++rank)
       if (failed(texts[rank]))

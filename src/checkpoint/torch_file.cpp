@@ -10,11 +10,11 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr size_t kDeepest = 32;           // keys that lead to a value
-constexpr int64_t kMostValues = 1 << 20;  // in one plain value: what is shared is written again
+constexpr size_t kMostKeys = 32;          // keys that lead to a value
+constexpr int64_t kMostValues = 1 << 20;  // in one plain value; shared values are written again
 
-// Where something stands in the nested dicts and lists: a branch, or a leaf with the name that the
-// checkpoint's metadata gives it.
+// A node of the nested dicts and lists: a branch, or a leaf with its name in the checkpoint's
+// metadata.
 struct Node {
   std::map<std::string, Node> keys;
   std::map<int64_t, Node> items;
@@ -38,12 +38,12 @@ KeyPath path_of(const Metadata& metadata, const std::string& name) {
 void place(Node& root, const KeyPath& path, const std::string& name, const std::string& where) {
   const auto refuse = [&](const char* what) {
     throw Error(where + ": \"" + name + "\" " + what + ".",
-                "the checkpoint is damaged, or was made by a program that nests in another way.");
+                "the checkpoint is damaged, or another program wrote it with a different nesting.");
   };
-  if (path.size() > kDeepest) refuse("is nested too deeply");
+  if (path.size() > kMostKeys) refuse("is nested too deeply");
   Node* at = &root;
   for (const auto& step : path) {
-    if (!at->leaf.empty()) refuse("lies inside of something that is a value");
+    if (!at->leaf.empty()) refuse("is nested inside of a value");
     if (const auto* key = std::get_if<std::string>(&step)) {
       if (!at->items.empty()) refuse("would be a key of a list");
       at = &at->keys[*key];
@@ -53,11 +53,11 @@ void place(Node& root, const KeyPath& path, const std::string& name, const std::
     }
   }
   if (!at->leaf.empty() || !at->keys.empty() || !at->items.empty())
-    refuse("has the place of something else");
+    refuse("has the same path as another entry");
   at->leaf = name;
 }
 
-// Whether torch.load(weights_only=True) and our writer know the value; counts what is in it.
+// Whether torch.load(weights_only=True) and our writer support the value; `budget` limits its size.
 bool is_plain(const pickle::Value& value, int64_t& budget) {
   using pickle::Value;
   if (--budget < 0) return false;
@@ -137,29 +137,24 @@ void put_node(pickle::Writer& writer, const Node& node, const std::map<std::stri
   writer.mark();
   int64_t next = 0;
   for (const auto& [index, child] : node.items) {
-    for (; next < index; ++next) writer.none();  // what was left out
+    for (; next < index; ++next) writer.none();  // values that were left out
     put_node(writer, child, leaves);
     ++next;
   }
   writer.append_all();
 }
 
-// Holes in lists come from values that are left out. An index that no such list could have would
-// make one of any length.
+// Values that are left out make gaps in lists. The check keeps an invalid index from making a list
+// of arbitrary length.
 void check_lists(const Node& node, size_t most, const std::string& where) {
   for (const auto& [key, child] : node.keys) check_lists(child, most, where);
   for (const auto& [index, child] : node.items) {
     if (index < 0 || static_cast<size_t>(index) >= most)
       throw Error(where + ": has an item " + std::to_string(index) +
-                      " in a list, and fewer values than that.",
+                      " in a list, but fewer values than that.",
                   "the checkpoint is damaged; use another one.");
     check_lists(child, most, where);
   }
-}
-
-std::string digits(uint64_t number, size_t width) {
-  const std::string text = std::to_string(number);
-  return std::string(width - std::min(width, text.size()), '0') + text;
 }
 
 }  // namespace
@@ -176,7 +171,7 @@ TorchFile::TorchFile(Source& source, const TorchFileOptions& options) : source_(
 
   std::map<std::string, Leaf> leaves;
   for (const auto& group : by_bytes(source, names)) {
-    // Tied parameters share one storage. (What is no parameter is never converted.)
+    // Tied parameters share one storage. Only parameters are converted.
     const TensorEntry& entry = metadata.tensors.at(group.front());
     const bool model = group.front().starts_with("model.");
     const auto dtype = model ? converted(entry.dtype, options.dtype) : entry.dtype;
@@ -201,7 +196,7 @@ TorchFile::TorchFile(Source& source, const TorchFileOptions& options) : source_(
     const auto model = root.keys.find("model");
     if (model == root.keys.end() || !model->second.leaf.empty())
       throw Error(source.dir().string() + ": holds no model.",
-                  "its tensors would be named \"model.NAME\".");
+                  "pass a checkpoint with tensors named \"model.NAME\".");
     top = &model->second;
   }
   pickle::Writer writer;
@@ -214,7 +209,7 @@ int64_t TorchFile::bytes() const {
 }
 
 void TorchFile::write(const std::filesystem::path& path, const Advance& advance) const {
-  constexpr int64_t kAround = 256;  // bytes of a record without its data, about
+  constexpr int64_t kAround = 256;  // approximate bytes of a record without its data
   files::Output out(path, bytes() + static_cast<int64_t>(pickled_.size()) +
                               static_cast<int64_t>(storages_.size() + 8) * kAround);
   ArchiveWriter archive(out);
@@ -232,7 +227,7 @@ void TorchFile::write(const std::filesystem::path& path, const Advance& advance)
     identity = identity * 31 + archive.last_sum();
   }
   archive.add("version", "3\n");
-  archive.add(".data/serialization_id", digits(identity, 40));
+  archive.add(".data/serialization_id", zero_padded(identity, 40));
   archive.finish();
   out.close();
 }

@@ -1,5 +1,5 @@
-// A whole checkpoint as one file for torch.load (also with weights_only=True): what torch.save
-// would write of it.
+// A whole checkpoint as one file for torch.load (also with weights_only=True), as torch.save would
+// write it.
 #pragma once
 
 #include <filesystem>
@@ -12,22 +12,22 @@
 namespace fsdp::checkpoint {
 
 struct TorchFileOptions {
-  bool model_only = false;  // what is below "model", as model.load_state_dict takes it
-  std::optional<at::ScalarType> dtype = {};  // of the model's floating-point tensors; none: theirs
+  bool model_only = false;  // only what is below "model", as model.load_state_dict takes it
+  std::optional<at::ScalarType> dtype = {};  // for the model's floating-point tensors; none: keep
 };
 
-// What is going to be written, and in which nesting: {"model": {…}, "optim": {…}, "extra": {…}} of
-// a checkpoint of ours, as torch's own dcp_to_torch_save makes it.
+// The contents and nesting of the file: {"model": {…}, "optim": {…}, "extra": {…}} for a checkpoint
+// of ours, as torch's own dcp_to_torch_save makes it.
 class TorchFile {
  public:
-  // Everything but the tensors' elements is read here. An Error where the names contradict each
-  // other, or a list has holes.
+  // Reads everything but the tensors' elements. An Error if names contradict each other or a list
+  // index is invalid.
   TorchFile(Source& source, const TorchFileOptions& options);
 
   int64_t bytes() const;  // of tensors; those that share their bytes are written once
-  // Names of values whose Python types are not known here. They are not in the file.
+  // Names of values of unsupported Python types. They aren't in the file.
   const std::vector<std::string>& left_out() const { return left_out_; }
-  void write(const std::filesystem::path& path, const Advance& advance) const;  // to the disk
+  void write(const std::filesystem::path& path, const Advance& advance) const;  // durable
 
  private:
   Source& source_;

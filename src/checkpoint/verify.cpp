@@ -23,8 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kPiece = 8 << 20;  // bytes a thread reads at once
-static_assert(kPiece % kSumBlock == 0);
+constexpr int64_t kReadPiece = 8 << 20;  // bytes per read of one thread
+static_assert(kReadPiece % kSumBlock == 0);
 
 // Calls act(0) … act(count - 1), each by one of a few threads. `act` must not throw.
 void in_threads(size_t count, int threads, const std::function<void(size_t)>& act) {
@@ -38,7 +38,7 @@ void in_threads(size_t count, int threads, const std::function<void(size_t)>& ac
   for (auto& other : others) other.join();
 }
 
-// A message without the path that it begins with, and its full stop: a problem names its file.
+// A message without its leading path and its full stop: a problem names its file separately.
 std::string without(const fs::path& path, std::string message) {
   const std::string prefix = path.string() + ": ";
   if (message.starts_with(prefix)) message.erase(0, prefix.size());
@@ -98,7 +98,7 @@ class Verifier {
     if (options_.progress) options_.progress(done_, total_);
   }
 
-  // --- what should be there, and what is ---
+  // --- listed files against existing files ---
 
   void read_lists() {
     try {
@@ -135,7 +135,7 @@ class Verifier {
     std::error_code problem;
     fs::directory_iterator at(dir_, problem), end;
     if (problem)
-      throw Error(dir_.string() + " cannot be read: " + problem.message() + ".",
+      throw Error(dir_.string() + " can't be read: " + problem.message() + ".",
                   "check the path and its permissions.");
     for (; at != end; at.increment(problem)) {
       std::error_code ignored;
@@ -143,9 +143,9 @@ class Verifier {
       if (at->is_regular_file(ignored))
         sizes_[name] = static_cast<int64_t>(at->file_size(ignored));
       else
-        add({name, -1, -1, "is no file, and nothing lists it", {}});
+        add({name, -1, -1, "isn't a regular file, and nothing lists it", {}});
     }
-    if (problem) add({"", -1, -1, "the directory cannot be read: " + problem.message(), {}});
+    if (problem) add({"", -1, -1, "the directory can't be read: " + problem.message(), {}});
 
     std::set<std::string> wanted = {".metadata"};
     for (const auto& [name, items] : items_) wanted.insert(name);
@@ -161,11 +161,10 @@ class Verifier {
     for (const auto& [name, size] : sizes_) {
       result_.files += 1;
       result_.bytes += size;
-      // A rank that has nothing to write leaves an empty file, which Python's metadata does not
-      // list.
+      // A rank with nothing to write leaves an empty file, which Python's metadata doesn't list.
       if (name == kManifestName || wanted.contains(name) || !(listed_ || manifest_)) continue;
       if (size > 0 || !name.ends_with(".distcp"))
-        add({name, -1, -1, "is there, and nothing lists it", {}});
+        add({name, -1, -1, "exists, but nothing lists it", {}});
     }
   }
 
@@ -182,10 +181,9 @@ class Verifier {
     }
     if (size < expected)
       add({name, size, expected,
-           "was cut off or not copied to its end: it has " + std::to_string(size) + " bytes",
+           "was truncated or copied incompletely: it has " + std::to_string(size) + " bytes",
            names_in(name, size, expected)});
-    if (size > expected)
-      add({name, expected, size, "is longer than what is listed to be in it", {}});
+    if (size > expected) add({name, expected, size, "is longer than its listed contents", {}});
   }
 
   static int64_t end_of(const Place& place) { return capped_sum(place.offset, place.length); }
@@ -203,7 +201,7 @@ class Verifier {
   }
 
   std::unique_ptr<files::Input> open(const std::string& name) {
-    if (!sizes_.contains(name)) return nullptr;  // told already
+    if (!sizes_.contains(name)) return nullptr;  // already reported
     try {
       return std::make_unique<files::Input>(dir_ / name);
     } catch (const Error& error) {
@@ -227,12 +225,13 @@ class Verifier {
     for (const auto& [name, sums] : manifest_->files) {
       opened.push_back(open(name));
       if (!opened.back()) continue;
-      // Of a file that was cut off, the blocks that are whole.
+      // Only the complete blocks of a truncated file.
       const int64_t held = opened.back()->size();
       const int64_t size = held >= sums.size ? sums.size : held - held % kSumBlock;
       total_ += size;
-      for (int64_t at = 0; at < size; at += kPiece)
-        stretches.push_back({&name, &sums, opened.back().get(), at, std::min(kPiece, size - at)});
+      for (int64_t at = 0; at < size; at += kReadPiece)
+        stretches.push_back(
+            {&name, &sums, opened.back().get(), at, std::min(kReadPiece, size - at)});
     }
     std::map<std::string, std::vector<int64_t>> damaged;  // blocks
     in_threads(stretches.size(), threads_, [&](size_t i) {
@@ -252,7 +251,7 @@ class Verifier {
         const int64_t begin = blocks[i] * kSumBlock;
         const int64_t end =
             std::min((blocks[next - 1] + 1) * kSumBlock, manifest_->files.at(name).size);
-        add({name, begin, end, "is not what was written: its sum is another",
+        add({name, begin, end, "differs from what was written: checksum mismatch",
              names_in(name, begin, end)});
         damaged_[name].emplace_back(begin, end);
         i = next;
@@ -292,11 +291,11 @@ class Verifier {
     for (const auto& [name, items] : items_) {
       opened.push_back(open(name));
       if (!opened.back()) continue;
-      int64_t end = 0;  // items come by offset
+      int64_t end = 0;  // items are sorted by offset
       for (const auto& item : items) {
         const bool inside = end_of(item.place) <= opened.back()->size();
         if (inside && item.place.offset < end)
-          add({name, item.place.offset, end_of(item.place), "overlaps what lies before it",
+          add({name, item.place.offset, end_of(item.place), "overlaps the item before it",
                item.names()});
         if (!inside || item.place.offset < end) continue;
         end = end_of(item.place);
@@ -304,7 +303,7 @@ class Verifier {
         tasks.push_back({&item, opened.back().get()});
       }
     }
-    // The largest first, so that no thread is left alone with one at the end.
+    // The largest first, so that no thread is left with a large one at the end.
     std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
       return a.item->place.length > b.item->place.length;
     });
@@ -328,13 +327,14 @@ class Verifier {
     int64_t bytes = 0;
     for (const auto& record : records) bytes += std::min(record.size, item.place.length - bytes);
     if (bytes >= item.place.length && !records.empty())
-      return note_damage(item, item.place.offset, end_of(item.place), "has records that overlap");
+      return note_damage(item, item.place.offset, end_of(item.place), "has overlapping records");
     std::unique_ptr<char[]> buffer;
     for (const auto& record : records) {
       uint32_t sum = 0;
-      if (!buffer) buffer.reset(new char[static_cast<size_t>(std::min(kPiece, item.place.length))]);
-      for (int64_t at = 0; at < record.size; at += kPiece) {
-        const auto size = static_cast<size_t>(std::min(kPiece, record.size - at));
+      if (!buffer)
+        buffer.reset(new char[static_cast<size_t>(std::min(kReadPiece, item.place.length))]);
+      for (int64_t at = 0; at < record.size; at += kReadPiece) {
+        const auto size = static_cast<size_t>(std::min(kReadPiece, record.size - at));
         file.read(record.offset + at, buffer.get(), size);
         sum = crc32(sum, buffer.get(), size);
         counted += static_cast<int64_t>(size);
@@ -343,7 +343,7 @@ class Verifier {
       if (sum != record.sum)
         note_damage(
             item, record.offset, record.offset + record.size,
-            "is not what was written: the CRC-32 of its record \"" + record.name + "\" is another");
+            "differs from what was written: CRC-32 mismatch in record \"" + record.name + "\"");
     }
   }
 
@@ -353,7 +353,7 @@ class Verifier {
     damaged_[item.place.file].emplace_back(item.place.offset, end_of(item.place));
   }
 
-  // --- what items hold ---
+  // --- contents of items ---
 
   void check_items() {
     for (const auto& [name, items] : items_) {
@@ -366,8 +366,7 @@ class Verifier {
           return range.first < end && range.second > item.place.offset;
         });
         if (manifest_ && end > manifest_->files[name].size)
-          add({name, item.place.offset, end, "is listed to lie behind the end of the file",
-               item.names()});
+          add({name, item.place.offset, end, "is listed beyond the end of the file", item.names()});
         if (told || end > file->size()) continue;
         try {
           const auto what = item_problem(*file, item);
@@ -386,14 +385,14 @@ class Verifier {
       if (!use.chunk) {
         try {
           read_value(file, item.place, where);
-        } catch (const pickle::UnknownClass&) {  // a value of some Python type; nothing wrong
+        } catch (const pickle::UnknownClass&) {  // a value of some Python type isn't a problem
         }
         continue;
       }
       if (!found) found = find_tensor(file, item.place, where);
       if (found->sizes != use.chunk->rectangle.sizes || found->dtype != use.entry->dtype)
-        return "holds another tensor than .metadata says: shape " + shape_text(found->sizes) +
-               " instead of " + shape_text(use.chunk->rectangle.sizes) + ", or another dtype";
+        return "doesn't match .metadata: holds a tensor of shape " + shape_text(found->sizes) +
+               " instead of " + shape_text(use.chunk->rectangle.sizes) + ", or of another dtype";
     }
     return "";
   }
@@ -403,11 +402,11 @@ class Verifier {
   int threads_ = 1;
   std::optional<Manifest> manifest_;
   Metadata metadata_;
-  bool listed_ = false;                             // .metadata could be read
+  bool listed_ = false;                             // .metadata was read
   std::map<std::string, std::vector<Item>> items_;  // by file, then by offset
-  std::map<std::string, int64_t> sizes_;            // of the files that are there
+  std::map<std::string, int64_t> sizes_;            // of the files that exist
   std::map<std::string, std::vector<std::pair<int64_t, int64_t>>> damaged_;  // bytes
-  std::mutex mutex_;  // of what threads add to: result_, damaged_, done_
+  std::mutex mutex_;  // guards what threads write: result_, damaged_, done_
   int64_t done_ = 0, total_ = 0;
   Verified result_;
 };

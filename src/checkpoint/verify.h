@@ -1,10 +1,10 @@
-// verify: reads every byte of a checkpoint once, and lists everything that is wrong with it.
+// verify: reads every byte of a checkpoint once and lists everything that is wrong with it.
 //
-// With a manifest each block of each file is summed. Without one (Python writes none) the CRC-32
-// that each record of an item has must do. In both cases the items must hold the tensors that
-// .metadata says, the parts of a tensor must make up the whole, and the directory must hold what is
-// listed and nothing else. A Hugging Face directory has no sums: there the headers are read and
-// held against the sizes of the files.
+// With a manifest, the checksum of each block of each file is checked. Without one (Python writes
+// none), the CRC-32 of each record of an item is. In both cases the items must hold the tensors
+// that .metadata lists, the parts of a tensor must cover it, and the directory must hold what is
+// listed and nothing else. A Hugging Face directory has no checksums: its headers are checked
+// against the sizes of the files.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@
 namespace fsdp::checkpoint {
 
 struct Problem {
-  std::string file;                // "": of the directory
+  std::string file;                // "": the directory
   int64_t begin = -1, end = -1;    // bytes of the file; -1: the file as a whole
   std::string what;                // "is missing"
-  std::vector<std::string> names;  // of tensors and values that lie there
+  std::vector<std::string> names;  // tensors and values in these bytes
 };
 
 struct Verified {
-  enum Sums { kBlocks, kRecords, kNone } sums = kNone;  // which of them the bytes were held against
+  enum Sums { kBlocks, kRecords, kNone } sums = kNone;  // the checksums that were checked
   int64_t files = 0;
   int64_t bytes = 0;    // of these files
   int64_t tensors = 0;  // names
@@ -32,12 +32,12 @@ struct Verified {
 
 struct VerifyOptions {
   int threads = 0;  // 0: a few
-  // Called now and then, by any thread but one at a time.
+  // Called repeatedly, by any thread but one at a time.
   std::function<void(int64_t done, int64_t total)> progress = {};
 };
 
-// What is wrong with the checkpoint is in the result; an Error means that there is none at `dir`.
-// Uses 8 MiB of memory a thread, beside the lists of what is there.
+// Problems of the checkpoint are in the result; an Error means that there is none at `dir`. Uses
+// 8 MiB of memory per thread, plus the metadata.
 Verified verify(const std::filesystem::path& dir, const VerifyOptions& options = {});
 
 }  // namespace fsdp::checkpoint

@@ -12,14 +12,13 @@ constexpr uint32_t kLocal = 0x04034b50, kCentral = 0x02014b50, kDescriptor = 0x0
 constexpr uint32_t kEnd = 0x06054b50, kEnd64 = 0x06064b50, kLocator64 = 0x07064b50;
 constexpr int64_t kLocalSize = 30, kCentralSize = 46, kEndSize = 22, kEnd64Size = 56,
                   kLocator64Size = 20;
-constexpr int64_t kNoFit = 0xffffffff;  // a number that needs the fields of zip64
+constexpr int64_t kNoFit = 0xffffffff;  // marks a number that is in the zip64 fields
 constexpr uint16_t kFlags = 0x0808;     // sums and sizes follow the data; names are UTF-8
-constexpr int64_t kWindow = 4096;       // of each end of the archive that is read at once
+constexpr int64_t kWindow = 4096;       // bytes read at each end of the archive
 constexpr int64_t kLargestDirectory = 16 << 20;
-constexpr size_t kSummed =
-    1 << 20;  // bytes that are summed and written while they are in the cache
+constexpr size_t kSummed = 1 << 20;  // bytes summed and written while they are in the cache
 
-struct Fields {  // little-endian numbers, one behind the other
+struct Fields {  // a sequence of little-endian numbers
   std::string text;
   Fields& add(uint64_t value, int bytes) {
     for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i) & 0xff);
@@ -49,7 +48,7 @@ void ArchiveWriter::begin(const std::string& name, int64_t size) {
   const std::string& full = records_.back().name;
   Fields extra;
   if (size >= kNoFit) extra.add(1, 2).add(16, 2).add(size, 8).add(size, 8);
-  // A field of padding brings the data to its boundary, as torch does it.
+  // A padding field aligns the data, as in torch.
   int64_t data =
       position() + kLocalSize + static_cast<int64_t>(full.size() + extra.text.size()) + 4;
   const int64_t padding = (kRecordAlignment - data % kRecordAlignment) % kRecordAlignment;
@@ -62,7 +61,7 @@ void ArchiveWriter::begin(const std::string& name, int64_t size) {
 }
 
 void ArchiveWriter::data(const void* bytes, size_t size) {
-  // Summed piece by piece shortly before they are written: most of a piece is then in the cache.
+  // Sums each piece just before it is written, so that most of it is in the cache.
   const auto* at = static_cast<const char*>(bytes);
   for (size_t done = 0; done < size;) {
     const size_t part = size - done < 2 * kSummed ? size - done : kSummed;
@@ -120,7 +119,7 @@ ArchiveReader::ArchiveReader(const files::Input& file, int64_t offset, int64_t l
     throw Error(file_.path().string() + ": has " + std::to_string(file_.size()) + " bytes, but " +
                     where_ + " should be the " + std::to_string(length_) + " bytes from byte " +
                     std::to_string(offset_) + " on.",
-                "the file is damaged or was not copied to its end; load another checkpoint.");
+                "the file is damaged or was copied incompletely; load another checkpoint.");
   const int64_t window = std::min(length_, kWindow);
   head_.resize(static_cast<size_t>(window));
   file_.read(offset_, head_.data(), head_.size());
@@ -131,7 +130,7 @@ ArchiveReader::ArchiveReader(const files::Input& file, int64_t offset, int64_t l
 
 void ArchiveReader::fail(const std::string& what) const {
   throw Error(file_.path().string() + ": " + where_ + " " + what + ".",
-              "the file is damaged, or it is none of torch.save; load another checkpoint.");
+              "the file is damaged, or torch.save didn't write it; load another checkpoint.");
 }
 
 std::string ArchiveReader::bytes(int64_t offset, int64_t size) const {
@@ -150,7 +149,7 @@ std::string ArchiveReader::bytes(int64_t offset, int64_t size) const {
 
 void ArchiveReader::read_directory() {
   const auto end = bytes(length_ - kEndSize, kEndSize);
-  if (number(end, 0, 4) != kEnd) fail("does not end as an archive does");
+  if (number(end, 0, 4) != kEnd) fail("doesn't end like a zip archive");
   auto count = static_cast<int64_t>(number(end, 10, 2));
   auto size = static_cast<int64_t>(number(end, 12, 4));
   auto begin = static_cast<int64_t>(number(end, 16, 4));
@@ -158,14 +157,14 @@ void ArchiveReader::read_directory() {
     const auto locator = bytes(length_ - kEndSize - kLocator64Size, kLocator64Size);
     if (number(locator, 0, 4) == kLocator64) {
       const auto end64 = bytes(static_cast<int64_t>(number(locator, 8, 8)), kEnd64Size);
-      if (number(end64, 0, 4) != kEnd64) fail("does not end as an archive does");
+      if (number(end64, 0, 4) != kEnd64) fail("doesn't end like a zip archive");
       count = static_cast<int64_t>(number(end64, 32, 8));
       size = static_cast<int64_t>(number(end64, 40, 8));
       begin = static_cast<int64_t>(number(end64, 48, 8));
     }
   }
   if (size < 0 || size > kLargestDirectory || count < 0 || count > size / kCentralSize)
-    fail("has a directory that cannot be right");
+    fail("has an impossible directory");
   const std::string directory = bytes(begin, size);
   int64_t at = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -183,7 +182,7 @@ void ArchiveReader::read_directory() {
     entry.header = static_cast<int64_t>(number(directory, at + 42, 4));
     entry.name =
         directory.substr(static_cast<size_t>(at + kCentralSize), static_cast<size_t>(names));
-    // The field of zip64 holds just those numbers that do not fit, in this order.
+    // The zip64 field holds only those numbers that don't fit, in this order.
     const bool packed_too = static_cast<int64_t>(number(directory, at + 20, 4)) == kNoFit;
     for (int64_t field = at + kCentralSize + names; field + 4 <= next - comments;) {
       const auto length = static_cast<int64_t>(number(directory, field + 2, 2));
@@ -242,6 +241,11 @@ ArchiveReader::Record ArchiveReader::need(const std::string& name) const {
 std::string ArchiveReader::read(const Record& record, int64_t at_most) const {
   if (record.size > at_most) fail("has a record \"" + record.name + "\" that is too large");
   return bytes(record.offset - offset_, record.size);
+}
+
+std::string zero_padded(uint64_t number, size_t width) {
+  const std::string text = std::to_string(number);
+  return std::string(width - std::min(width, text.size()), '0') + text;
 }
 
 }  // namespace fsdp::checkpoint

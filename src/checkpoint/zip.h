@@ -1,5 +1,5 @@
-// Zip archives as torch.save makes them: records that are stored and not compressed, each beginning
-// at a multiple of 64 bytes of the archive. An archive is a stretch of a larger file.
+// Zip archives as torch.save makes them: uncompressed records, each starting at a multiple of 64
+// bytes of the archive. An archive is a stretch of a larger file.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace fsdp::checkpoint {
 
 inline constexpr int64_t kRecordAlignment = 64;
 
-// Appends an archive to a file. A record's bytes may come in pieces: its sum is written behind it.
+// Appends an archive to a file. A record's bytes may come in pieces: its sum is written after it.
 class ArchiveWriter {
  public:
   explicit ArchiveWriter(files::Output& out) : out_(out), start_(out.position()) {}
@@ -23,7 +23,7 @@ class ArchiveWriter {
   void begin(const std::string& name, int64_t size);
   void data(const void* bytes, size_t size);
   void end();
-  uint32_t last_sum() const { return records_.back().sum; }  // of the record that ended last
+  uint32_t last_sum() const { return records_.back().sum; }  // of the last finished record
   int64_t finish();                                          // returns the archive's length
 
  private:
@@ -41,14 +41,14 @@ class ArchiveWriter {
   std::vector<Record> records_;
 };
 
-// Finds records. Only the archive's ends and what is asked for are read from the file.
+// Finds records. Reads only the ends of the archive and what is asked for.
 class ArchiveReader {
  public:
   struct Record {
-    std::string name;  // without the archive's own name in front
-    int64_t offset;    // of its bytes, in the file
+    std::string name;  // without the archive's own name
+    int64_t offset;    // of its bytes in the file
     int64_t size;
-    uint32_t sum;  // CRC-32 that its bytes should have
+    uint32_t sum;  // expected CRC-32 of its bytes
   };
 
   // `where` names the archive in errors.
@@ -78,5 +78,8 @@ class ArchiveReader {
   std::string head_, tail_;
   std::vector<Entry> entries_;
 };
+
+// "000042" for 42 with width 6, as torch.save writes the identity of an archive.
+std::string zero_padded(uint64_t number, size_t width);
 
 }  // namespace fsdp::checkpoint

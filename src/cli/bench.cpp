@@ -1,26 +1,38 @@
-// fsdp bench: what is measured, each beside its peer in the same run. One file a benchmark.
-#include <CLI/CLI.hpp>
+// fsdp bench: replaces itself with fsdp-bench, a separate program (src/bench), so that training
+// doesn't require compiling the benchmarks.
+#include <unistd.h>
 
-#include "cli/bench.h"
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
 #include "cli/commands.h"
+#include "cli/program.h"
+#include "fsdp/error.h"
 
 namespace fsdp::cli {
 
-void add_bench(CLI::App& app, Action& action) {
-  CLI::App* bench = app.add_subcommand(
-      "bench",
-      "Measure: collectives (comm), training (train), unit events (units), strategies, "
-      "checkpoints (checkpoint), offload to host memory (offload), state on a disk (nvme), the "
-      "CPU's updates (update)");
-  bench->require_subcommand(1);
-  add_bench_comm(*bench, action);
-  add_bench_train(*bench, action);
-  add_bench_units(*bench, action);
-  add_bench_strategies(*bench, action);
-  add_bench_checkpoint(*bench, action);
-  add_bench_offload(*bench, action);
-  add_bench_nvme(*bench, action);
-  add_bench_update(*bench, action);
+void list_bench(CLI::App& app) {
+  app.add_subcommand("bench",
+                     "Measure collectives, training, offload and checkpoints beside PyTorch");
+}
+
+int exec_bench(char** arguments) {
+  std::string program = beside("fsdp-bench");
+  std::vector<char*> argv = {program.data()};
+  while (*arguments) argv.push_back(*arguments++);
+  argv.push_back(nullptr);
+  execv(argv[0], argv.data());
+  const int reason = errno;  // execv returns only when it failed
+  log::error(reason == ENOENT
+                 ? Error("there is no " + program + ": the benchmarks aren't built.",
+                         "./fsdp bench builds them; or: cmake --build DIR --target fsdp_bench.")
+                 : Error("can't start " + program + ": " + std::strerror(reason) + ".",
+                         "build it again: cmake --build DIR --target fsdp_bench."));
+  return 1;
 }
 
 }  // namespace fsdp::cli

@@ -1,5 +1,4 @@
-// fsdp ckpt: looks into checkpoints, compares and checks them, and takes them from one format to
-// another. One file a command.
+// fsdp ckpt: inspects, verifies, compares and converts checkpoints. One file per command.
 #include "cli/ckpt.h"
 
 #include <CLI/CLI.hpp>
@@ -7,8 +6,13 @@
 namespace fsdp::cli {
 
 void add_ckpt(CLI::App& app, Action& action) {
-  CLI::App* ckpt =
-      app.add_subcommand("ckpt", "Checkpoints: inspect, verify, diff, export, import, consolidate");
+  CLI::App* ckpt = app.add_subcommand("ckpt", "Inspect, verify, compare and convert checkpoints");
+  ckpt->footer(
+      "Examples:\n"
+      "  fsdp ckpt inspect runs/demo\n"
+      "  fsdp ckpt verify runs/demo\n"
+      "  fsdp ckpt export runs/demo demo-hf           a Hugging Face directory\n"
+      "  fsdp ckpt consolidate runs/demo demo.pt      one file for torch.load");
   ckpt->require_subcommand(1);
   add_ckpt_inspect(*ckpt, action);
   add_ckpt_verify(*ckpt, action);

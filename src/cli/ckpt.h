@@ -1,4 +1,4 @@
-// The commands under `fsdp ckpt`: what can be done with a checkpoint without training.
+// The commands under `fsdp ckpt`: they work on checkpoints without training.
 #pragma once
 
 #include "cli/commands.h"

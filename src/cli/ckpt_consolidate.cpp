@@ -1,4 +1,4 @@
-// fsdp ckpt consolidate: a checkpoint as one file, for torch.load or as safetensors.
+// fsdp ckpt consolidate: writes a checkpoint as one file, for torch.load or as safetensors.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
@@ -16,23 +16,23 @@
 namespace fsdp::cli {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kConsolidateExamples = R"(Examples:
   The weights of a run's newest checkpoint:
     fsdp ckpt consolidate runs/demo demo.safetensors
-  Everything, for torch.load(…, weights_only=True): {"model": …, "optim": …, "extra": …}
+  Everything, for torch.load(…, weights_only=True), as {"model": …, "optim": …, "extra": …}:
     fsdp ckpt consolidate runs/demo/checkpoints/step-200 demo.pt
-  A state_dict in bfloat16, for model.load_state_dict(torch.load("model.pt")):
+  The model's state_dict in bfloat16, for model.load_state_dict(torch.load("model.pt")):
     fsdp ckpt consolidate runs/demo model.pt --model-only --dtype bf16
 
 DIR is a run's directory, its checkpoints folder, one checkpoint, or a Hugging Face directory. The
-file appears when it is complete. Memory stays small, however large the model is.)";
+file appears once it is complete. Tensors are streamed: memory use doesn't grow with the model.)";
 
-struct Flags {
+struct ConsolidateFlags {
   std::string where, out, dtype = "keep";
   bool model_only = false, force = false;
 };
 
-// Of several names of one parameter the one that transformers keeps: a head is the one that goes.
+// Of several names for one parameter, the one that transformers keep: not the head's.
 std::string kept_name(const std::vector<std::string>& names) {
   const auto found = std::find_if(names.begin(), names.end(), [](const std::string& name) {
     return !name.starts_with("model.lm_head.");
@@ -40,7 +40,7 @@ std::string kept_name(const std::vector<std::string>& names) {
   return found == names.end() ? names.front() : *found;
 }
 
-int64_t write_safetensors_file(const Flags& flags, checkpoint::Source& source) {
+int64_t write_safetensors_file(const ConsolidateFlags& flags, checkpoint::Source& source) {
   constexpr size_t kPrefix = 6;  // "model."
   std::vector<checkpoint::Copied> tensors;
   checkpoint::SafeMetadata metadata{{"format", "pt"}};
@@ -51,7 +51,7 @@ int64_t write_safetensors_file(const Flags& flags, checkpoint::Source& source) {
     const std::string kept = kept_name(group);
     tensors.push_back(
         {kept, kept.substr(kPrefix), checkpoint::converted(source.tensor(kept)->dtype, dtype)});
-    for (const auto& name : group)  // as safetensors.torch.save_model notes it
+    for (const auto& name : group)  // as safetensors.torch.save_model records them
       if (name != kept && name != "model.format")
         metadata[name.substr(kPrefix)] = kept.substr(kPrefix);
   }
@@ -65,11 +65,11 @@ int64_t write_safetensors_file(const Flags& flags, checkpoint::Source& source) {
   return bytes;
 }
 
-int64_t write_torch(const Flags& flags, checkpoint::Source& source) {
+int64_t write_torch(const ConsolidateFlags& flags, checkpoint::Source& source) {
   const checkpoint::TorchFile file(
       source, {.model_only = flags.model_only, .dtype = parse_dtype(flags.dtype)});
   for (const auto& name : file.left_out())
-    log::warn("\"" + name + "\" is of a Python type that is not known here, and is left out.");
+    log::warn("left out \"" + name + "\": its Python type isn't supported.");
   checkpoint::DraftFile draft(flags.out, flags.force);
   {
     Transfer transfer("writing " + flags.out, file.bytes());
@@ -79,16 +79,16 @@ int64_t write_torch(const Flags& flags, checkpoint::Source& source) {
   return file.bytes();
 }
 
-int run_consolidate(const Flags& flags) {
+int run_consolidate(const ConsolidateFlags& flags) {
   const std::string ending = std::filesystem::path(flags.out).extension().string();
   const bool safetensors = ending == ".safetensors";
   if (!safetensors && ending != ".pt" && ending != ".pth" && ending != ".bin")
-    throw Error("\"" + flags.out + "\" does not say what kind of file it shall be.",
-                "end it as .safetensors, or as .pt for torch.load.");
+    throw Error("the extension of \"" + flags.out + "\" doesn't name a file format.",
+                "use .safetensors, or .pt for torch.load.");
   CheckpointSource from = open_source(flags.where);
   const int64_t bytes =
       safetensors ? write_safetensors_file(flags, *from.source) : write_torch(flags, *from.source);
-  std::cout << flags.out << ": " << human_bytes(static_cast<double>(bytes)) << " of "
+  std::cout << flags.out << ": " << human_bytes(static_cast<double>(bytes)) << " from "
             << from.dir.string() << "\n";
   return 0;
 }
@@ -96,21 +96,24 @@ int run_consolidate(const Flags& flags) {
 }  // namespace
 
 void add_ckpt_consolidate(CLI::App& ckpt, Action& action) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command = ckpt.add_subcommand("consolidate", "Write a checkpoint as one file.");
-  command->footer(kExamples);
-  command->add_option("checkpoint", flags->where, "What to read")->type_name("DIR")->required();
-  command->add_option("out", flags->out, "OUT.safetensors (the model) or OUT.pt (everything)")
+  auto flags = std::make_shared<ConsolidateFlags>();
+  CLI::App* command = ckpt.add_subcommand("consolidate", "Write a checkpoint as one file");
+  command->footer(kConsolidateExamples);
+  command->add_option("checkpoint", flags->where, "Checkpoint to read")
+      ->type_name("DIR")
+      ->required();
+  command
+      ->add_option("out", flags->out,
+                   "File to write: *.safetensors (the model) or *.pt (everything)")
       ->type_name("FILE")
       ->required();
   command
       ->add_option("--dtype", flags->dtype,
-                   "Of the model's floating-point tensors: keep, fp32, bf16 or fp16")
+                   "Dtype of the model's floating-point tensors: keep, fp32, bf16 or fp16")
       ->check(CLI::IsMember({"keep", "fp32", "bf16", "fp16"}))
       ->capture_default_str();
-  command->add_flag("--model-only", flags->model_only,
-                    "Of a .pt: the bare state_dict of the model");
-  command->add_flag("--force", flags->force, "Replace a file of that name");
+  command->add_flag("--model-only", flags->model_only, "For *.pt: only the model's state_dict");
+  command->add_flag("--force", flags->force, "Replace an existing file");
   command->callback([flags, &action] { action = [flags] { return run_consolidate(*flags); }; });
 }
 

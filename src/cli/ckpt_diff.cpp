@@ -1,4 +1,4 @@
-// fsdp ckpt diff: what differs between two checkpoints, tensor by tensor.
+// fsdp ckpt diff: compares two checkpoints, tensor by tensor.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -18,21 +18,24 @@ namespace {
 
 using checkpoint::Difference;
 
-struct Flags {
+struct DiffFlags {
   std::string a, b;
   double tolerance = 0;
   bool model_only = false, json = false, tensors = false;
 };
 
-constexpr const char* kNotes =
-    "Values are read in pieces, so memory does not grow with the model. Where one side is a "
-    "Hugging\n"
-    "Face directory, only the model is compared. With a tolerance, other dtypes alone are no\n"
-    "difference.\n"
-    "  differing   elements with |a - b| above the tolerance, and of how many\n"
-    "  largest     the largest |a - b|, and the element where it is\n"
-    "  relative    the norm of a - b, divided by that of a\n"
-    "Exit code: 0 equal, 1 different, 2 an error.";
+constexpr const char* kDiffNotes =
+    "Examples:\n"
+    "  fsdp ckpt diff runs/a runs/b\n"
+    "  fsdp ckpt diff runs/a/checkpoints/step-100 runs/a --model-only --tolerance 1e-3\n"
+    "\n"
+    "Tensors are streamed: memory use doesn't grow with the model. If one side is a Hugging Face\n"
+    "directory, only the model is compared. With a tolerance, a different dtype alone is no\n"
+    "difference. Columns:\n"
+    "  differing   elements with |a - b| above the tolerance, of how many\n"
+    "  largest     the largest |a - b|, and its index\n"
+    "  relative    the norm of a - b, divided by the norm of a\n"
+    "Exit code: 0 equal, 1 different, 2 error.";
 
 const char* word(Difference::Kind kind) {
   switch (kind) {
@@ -56,7 +59,7 @@ bool has_elements(const Difference& found) {
   return found.kind == Difference::kDtype || found.kind == Difference::kElements;
 }
 
-// The first line of a text that another text has not, at that place.
+// The first line of `text` that differs from `other`.
 std::string differing_line(const std::string& text, const std::string& other) {
   size_t same = 0;
   while (same < text.size() && same < other.size() && text[same] == other[same]) ++same;
@@ -65,7 +68,7 @@ std::string differing_line(const std::string& text, const std::string& other) {
   return text.substr(begin, text.find('\n', begin) - begin);
 }
 
-// What the two sides have, where that is what differs.
+// What each side has: the column "A → B".
 std::string sides(const Difference& found) {
   const auto shown = [](const checkpoint::Side& side) {
     return side.value ? shortened(*side.value, 24) : checkpoint::shape_text(side.sizes);
@@ -94,7 +97,7 @@ std::string short_number(double value) {
   return text;
 }
 
-// The difference of several tensors as one: counts add up, the largest and its place are kept.
+// Several tensors as one row: counts are added up, the largest difference keeps its index.
 struct Row {
   int64_t elements = 0, differing = 0;
   double relative = 0;
@@ -112,12 +115,12 @@ Row join(const std::vector<Difference>& all, const std::vector<size_t>& members)
   return row;
 }
 
-// As a text where JSON has no number.
+// JSON has no infinity.
 nlohmann::ordered_json finite(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json("infinite");
 }
 
-void print_json(const std::vector<Difference>& differences) {
+void print_diff_json(const std::vector<Difference>& differences) {
   using Json = nlohmann::ordered_json;
   for (const auto& found : differences) {
     const auto side = [&](const checkpoint::Side& side, bool there) -> Json {
@@ -174,7 +177,7 @@ void print_table(const std::vector<Difference>& differences, bool every) {
   table.print(std::cout, false);
 }
 
-int run(const Flags& flags) {
+int run_diff(const DiffFlags& flags) {
   const auto a = checkpoint_at(flags.a), b = checkpoint_at(flags.b);
   checkpoint::Source one(a), other(b);
   const bool model_only =
@@ -190,41 +193,41 @@ int run(const Flags& flags) {
   }
   const bool equal = found.differences.empty();
   if (flags.json) {
-    print_json(found.differences);
+    print_diff_json(found.differences);
     return equal ? 0 : 1;
   }
   std::cout << "A  " << visible(a.string()) << "\nB  " << visible(b.string()) << "\n";
   if (!equal) print_table(found.differences, flags.tensors);
   std::cout << with_separators(found.compared) << " names in both"
-            << (model_only ? " (the model only)" : "") << ", " << with_separators(found.equal)
+            << (model_only ? " (model only)" : "") << ", " << with_separators(found.equal)
             << " equal; " << with_separators(static_cast<int64_t>(found.differences.size()))
             << (found.differences.size() == 1 ? " difference\n" : " differences\n");
   if (found.unread > 0)
-    std::cout << "not compared, plain values of other Python types: " << found.unread << "\n";
+    std::cout << "not compared: " << found.unread << " plain values of unsupported Python types\n";
   return equal ? 0 : 1;
 }
 
 }  // namespace
 
 void add_ckpt_diff(CLI::App& ckpt, Action& action) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DiffFlags>();
   CLI::App* command =
-      ckpt.add_subcommand("diff", "What differs between two checkpoints: names, shapes, values.");
-  command->footer(kNotes);
+      ckpt.add_subcommand("diff", "Compare two checkpoints: names, shapes, dtypes, values");
+  command->footer(kDiffNotes);
   const char* where = "A run's directory, one of its checkpoints, or a Hugging Face directory";
   command->add_option("a", flags->a, where)->type_name("A")->required();
   command->add_option("b", flags->b, where)->type_name("B")->required();
-  command->add_option("--tolerance", flags->tolerance, "How large |a - b| may be")
+  command->add_option("--tolerance", flags->tolerance, "Largest |a - b| that counts as equal")
       ->check(CLI::NonNegativeNumber)
       ->type_name("X")
       ->capture_default_str();
-  command->add_flag("--model-only", flags->model_only, "Leave out optimizer states and the rest");
-  command->add_flag("--tensors", flags->tensors, "Every tensor on a line of its own");
-  command->add_flag("--json", flags->json, "One JSON object a difference");
+  command->add_flag("--model-only", flags->model_only, "Compare only the model");
+  command->add_flag("--tensors", flags->tensors, "One line per tensor; don't fold similar layers");
+  command->add_flag("--json", flags->json, "One JSON object per difference");
   command->callback([flags, &action] {
     action = [flags] {
       try {
-        return run(*flags);
+        return run_diff(*flags);
       } catch (const std::exception& failure) {  // 1 means: different
         log::error(failure);
         return 2;

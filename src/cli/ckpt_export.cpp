@@ -1,4 +1,4 @@
-// fsdp ckpt export: a checkpoint as a directory that Hugging Face's transformers load.
+// fsdp ckpt export: writes a directory that Hugging Face transformers can load.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
@@ -20,21 +20,21 @@ namespace {
 namespace fs = std::filesystem;
 namespace files = checkpoint::files;
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kExportExamples = R"(Examples:
   The newest checkpoint of a run, in bfloat16:
     fsdp ckpt export runs/demo demo-hf
-  Every bit of it, in files of at most 2 GB:
+  In float32, in files of at most 2 GB:
     fsdp ckpt export runs/demo/checkpoints/step-200 demo-hf --dtype fp32 --max-shard-size 2GB
   Then in Python:
     AutoModelForCausalLM.from_pretrained("demo-hf")
 
-DIR is a run's directory, its checkpoints folder, one checkpoint, or a Hugging Face directory. The
-directory appears when it is complete. Memory stays small, however large the model is.)";
+DIR is a run's directory, its checkpoints folder, one checkpoint, or a Hugging Face directory. OUT
+appears once it is complete. Tensors are streamed: memory use doesn't grow with the model.)";
 
 constexpr const char* kConfig = "config.json";
 constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kTokenizerConfig = "tokenizer_config.json";
-constexpr int64_t kLargestTokenizer = 256 << 20;  // bytes of one of its files
+constexpr int64_t kLargestTokenizer = 256 << 20;  // bytes per file
 
 const std::vector<std::string>& tokenizer_files() {
   static const std::vector<std::string> names = {
@@ -44,7 +44,7 @@ const std::vector<std::string>& tokenizer_files() {
   return names;
 }
 
-struct Flags {
+struct ExportFlags {
   std::string where, out, dtype = "bf16", most = "5GB";
   bool force = false;
 };
@@ -55,8 +55,8 @@ bool is_exported(const std::string& name) {
          std::find(tokenizer.begin(), tokenizer.end(), name) != tokenizer.end();
 }
 
-// All parameters, a tied head left out, as transformers store them.
-std::vector<checkpoint::Copied> tensors_of(const SourceModel& model, at::ScalarType dtype) {
+// All parameters but a tied head, as transformers store them.
+std::vector<checkpoint::Copied> exported_tensors(const SourceModel& model, at::ScalarType dtype) {
   std::vector<checkpoint::Copied> tensors;
   for (const auto& [name, sizes] : models::parameter_shapes(model.config))
     if (name != models::kHeadName || !models::is_tied(model.config))
@@ -72,8 +72,8 @@ std::string generation_config(const models::SpecialTokens& tokens) {
   return json.dump(2) + "\n";
 }
 
-// Copies what there is of a tokenizer, each file from the first folder that has it. Without a
-// config of its own it needs at least the class that takes a tokenizer.json as it is.
+// Copies a tokenizer's files, each from the first folder that has it. Without a
+// tokenizer_config.json, writes the least that transformers need to load a tokenizer.json.
 void copy_tokenizer(const std::vector<fs::path>& folders, const fs::path& to) {
   std::error_code problem;
   for (const auto& name : tokenizer_files())
@@ -87,13 +87,13 @@ void copy_tokenizer(const std::vector<fs::path>& folders, const fs::path& to) {
                        "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n");
 }
 
-int run_export(const Flags& flags) {
+int run_export(const ExportFlags& flags) {
   const int64_t most = parse_bytes(flags.most);
   const CheckpointSource from = open_source(flags.where);
   const SourceModel model = model_of(from);
   check_model(from, model.config);
   const at::ScalarType dtype = parse_dtype(flags.dtype).value_or(at::kFloat);
-  const auto tensors = tensors_of(model, dtype);
+  const auto tensors = exported_tensors(model, dtype);
   const int64_t bytes = checkpoint::bytes_of(*from.source, tensors);
   const fs::path tokenizer = tokenizer_folder(from);
 
@@ -110,7 +110,7 @@ int run_export(const Flags& flags) {
                                          {{"format", "pt"}}, transfer.advancing());
   }
   draft.publish();
-  std::cout << flags.out << ": " << human_bytes(static_cast<double>(bytes)) << " of "
+  std::cout << flags.out << ": " << human_bytes(static_cast<double>(bytes)) << " from "
             << from.dir.string() << (tokenizer.empty() ? ", without a tokenizer" : "") << "\n";
   return 0;
 }
@@ -118,19 +118,21 @@ int run_export(const Flags& flags) {
 }  // namespace
 
 void add_ckpt_export(CLI::App& ckpt, Action& action) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ExportFlags>();
   CLI::App* command =
-      ckpt.add_subcommand("export", "Write a directory that Hugging Face's transformers load.");
-  command->footer(kExamples);
-  command->add_option("checkpoint", flags->where, "What to read")->type_name("DIR")->required();
-  command->add_option("out", flags->out, "The directory to make")->type_name("OUT")->required();
-  command->add_option("--dtype", flags->dtype, "Of the weights: bf16, fp32 or fp16")
+      ckpt.add_subcommand("export", "Write a directory that Hugging Face transformers can load");
+  command->footer(kExportExamples);
+  command->add_option("checkpoint", flags->where, "Checkpoint to read")
+      ->type_name("DIR")
+      ->required();
+  command->add_option("out", flags->out, "Directory to create")->type_name("OUT")->required();
+  command->add_option("--dtype", flags->dtype, "Dtype of the weights: bf16, fp32 or fp16")
       ->check(CLI::IsMember({"bf16", "fp32", "fp16"}))
       ->capture_default_str();
-  command->add_option("--max-shard-size", flags->most, "Largest file of weights")
+  command->add_option("--max-shard-size", flags->most, "Largest weight file: 5GB, 500MB, 64MiB")
       ->type_name("SIZE")
       ->capture_default_str();
-  command->add_flag("--force", flags->force, "Replace an earlier export of that name");
+  command->add_flag("--force", flags->force, "Replace an earlier export");
   command->callback([flags, &action] { action = [flags] { return run_export(*flags); }; });
 }
 

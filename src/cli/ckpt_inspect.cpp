@@ -24,23 +24,22 @@ using checkpoint::Summary;
 using checkpoint::TensorEntry;
 using Json = nlohmann::ordered_json;
 
-struct Flags {
+struct InspectFlags {
   std::string dir, filter;
   bool tensors = false, json = false;
 };
 
-constexpr const char* kNotes =
-    "Layers that are alike are one line: model.layers.{0..15}.mlp.up_proj.weight. A tensor's "
-    "shards\n"
-    "are the parts that it is stored in. What has several names (tied weights) is stored and "
-    "counted\n"
-    "once.\n"
+constexpr const char* kInspectNotes =
     "Examples:\n"
     "  fsdp ckpt inspect runs/mine\n"
     "  fsdp ckpt inspect runs/mine/checkpoints/step-100 --filter layers.0. --tensors\n"
-    "  fsdp ckpt inspect runs/mine --json | jq .bytes";
+    "  fsdp ckpt inspect runs/mine --json | jq .bytes\n"
+    "\n"
+    "Similar layers share a line: model.layers.{0..15}.mlp.up_proj.weight. Shards are the pieces "
+    "that\n"
+    "a tensor is stored in. Tied weights are stored and counted once.";
 
-// --- what is asked for ---
+// --- selection ---
 
 class Filter {
  public:
@@ -48,12 +47,12 @@ class Filter {
     try {
       if (!text.empty()) pattern_ = std::regex(text, std::regex::ECMAScript | std::regex::optimize);
     } catch (const std::regex_error&) {
-      throw Error("--filter \"" + text + "\" is no regular expression.",
-                  "a part of a name will do; put \\ before characters as ( and [.");
+      throw Error("--filter \"" + text + "\" isn't a valid regular expression.",
+                  "plain text works, too; escape characters such as ( and [ with \\.");
     }
   }
   bool wants(const std::string& name) const {
-    constexpr size_t kLongest = 2000;  // the library's expressions recurse by the letter
+    constexpr size_t kLongest = 2000;  // std::regex recurses once per character
     if (text_.empty() || name.find(text_) != std::string::npos) return true;
     return name.size() <= kLongest && std::regex_search(name, pattern_);
   }
@@ -68,7 +67,7 @@ const checkpoint::Value* plain(const Summary& summary, const std::string& name) 
   return found == summary.values.end() || !found->second ? nullptr : &*found->second;
 }
 
-// The kind of model ("llama"), as far as that is known.
+// The model's type ("llama"); empty if unknown.
 std::string model_type(const Summary& summary) {
   if (summary.hugging_face) {
     std::ifstream file(summary.dir / "config.json");
@@ -83,7 +82,7 @@ std::string model_type(const Summary& summary) {
     for (const auto& entry : train::toml::parse(std::get<std::string>(*config), "config").entries)
       if (entry.name == "model.type" && std::holds_alternative<std::string>(entry.value.held))
         return std::get<std::string>(entry.value.held);
-  } catch (const Error&) {  // somebody else's
+  } catch (const Error&) {  // not one of ours
   }
   return "";
 }
@@ -93,9 +92,9 @@ int64_t bytes_of(const TensorEntry& entry) {
          static_cast<int64_t>(c10::elementSize(entry.dtype));
 }
 
-// --- for programs ---
+// --- JSON ---
 
-Json json_of(const std::optional<checkpoint::Value>& value) {
+Json value_json(const std::optional<checkpoint::Value>& value) {
   if (!value) return nullptr;
   if (const auto* integer = std::get_if<int64_t>(&*value)) return *integer;
   if (const auto* real = std::get_if<double>(&*value)) return *real;
@@ -103,10 +102,10 @@ Json json_of(const std::optional<checkpoint::Value>& value) {
   return checkpoint::value_text(*value);
 }
 
-void print_json(const Summary& summary, const Filter& filter) {
+void print_inspect_json(const Summary& summary, const Filter& filter) {
   const auto top = [&](const char* name) -> Json {
     const auto found = summary.values.find(name);
-    return found == summary.values.end() ? Json() : json_of(found->second);
+    return found == summary.values.end() ? Json() : value_json(found->second);
   };
   const auto model = summary.kinds.find("model");
   Json all = {{"checkpoint", summary.dir.string()},
@@ -133,7 +132,7 @@ void print_json(const Summary& summary, const Filter& filter) {
                             {"bytes", file.size < 0 ? Json() : Json(file.size)},
                             {"items", file.items}});
   for (const auto& [name, value] : summary.values)
-    if (filter.wants(name)) all["values"][name] = json_of(value);
+    if (filter.wants(name)) all["values"][name] = value_json(value);
   for (const auto& [name, entry] : summary.metadata.tensors) {
     if (!filter.wants(name)) continue;
     Json shards = Json::array();
@@ -153,7 +152,7 @@ void print_json(const Summary& summary, const Filter& filter) {
   std::cout << all.dump(-1, ' ', true, Json::error_handler_t::replace) << "\n";
 }
 
-// --- for people ---
+// --- text ---
 
 void line(const std::string& title, const std::string& value) {
   std::cout << title << std::string(title.size() < 12 ? 12 - title.size() : 1, ' ') << value
@@ -184,8 +183,8 @@ void print_head(const Summary& summary) {
     saved += ", by " + std::to_string(summary.ranks) + (summary.ranks == 1 ? " rank" : " ranks");
   line("saved", saved);
   if (!summary.hugging_face)
-    line("sums", summary.manifest ? "a manifest: each block is checked when it is read"
-                                  : "no manifest: the CRC-32 of records only");
+    line("checksums", summary.manifest ? "manifest: each block is checked when it is read"
+                                       : "no manifest: only the CRC-32 of each record");
   std::vector<std::string> order = {"model", "optim", "extra"};
   for (const auto& [name, kind] : summary.kinds)
     if (std::find(order.begin(), order.end(), name) == order.end()) order.push_back(name);
@@ -253,18 +252,18 @@ void print_values(const Summary& summary, const Filter& filter, bool every) {
     if (!filter.wants(name) || (!every && !name.starts_with("extra."))) continue;
     any = true;
     table.add({text(visible(name)), text(value ? shortened(checkpoint::value_text(*value), 60)
-                                               : "(of a Python type that is not read)")});
+                                               : "(unsupported Python type)")});
   }
   if (!any) return;
   std::cout << "\n";
   table.print(std::cout, false);
 }
 
-int run(const Flags& flags) {
+int run_inspect(const InspectFlags& flags) {
   const Filter filter(flags.filter);
   const Summary summary = checkpoint::summarize(checkpoint_at(flags.dir));
   if (flags.json) {
-    print_json(summary, filter);
+    print_inspect_json(summary, filter);
     return 0;
   }
   print_head(summary);
@@ -273,29 +272,29 @@ int run(const Flags& flags) {
   print_values(summary, filter, flags.tensors || !flags.filter.empty());
   for (const auto& note : summary.notes)
     std::cout << "\n" << paint(STDOUT, "33", "note") << ": " << visible(note) << "\n";
-  if (!summary.notes.empty()) std::cout << "`fsdp ckpt verify` lists all that is damaged.\n";
+  if (!summary.notes.empty()) std::cout << "fsdp ckpt verify lists all damage.\n";
   return 0;
 }
 
 }  // namespace
 
 void add_ckpt_inspect(CLI::App& ckpt, Action& action) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InspectFlags>();
   CLI::App* command =
-      ckpt.add_subcommand("inspect", "What a checkpoint holds: step, tensors, shards, sizes.");
-  command->footer(kNotes);
+      ckpt.add_subcommand("inspect", "Show what a checkpoint holds: step, tensors, shards, sizes");
+  command->footer(kInspectNotes);
   command
       ->add_option("dir", flags->dir,
                    "A run's directory, one of its checkpoints, or a Hugging Face directory")
       ->type_name("DIR")
       ->required();
-  command->add_flag("--tensors", flags->tensors, "Every tensor on a line of its own");
+  command->add_flag("--tensors", flags->tensors, "One line per tensor; don't fold similar layers");
   command
       ->add_option("--filter", flags->filter,
-                   "Only names that have this in them: text or a regular expression")
+                   "Only names that contain this text or match it as a regular expression")
       ->type_name("TEXT");
   command->add_flag("--json", flags->json, "One JSON object with everything");
-  command->callback([flags, &action] { action = [flags] { return run(*flags); }; });
+  command->callback([flags, &action] { action = [flags] { return run_inspect(*flags); }; });
 }
 
 }  // namespace fsdp::cli

@@ -39,7 +39,7 @@ int turn_of(const std::string& kind) {
   return kind == "model" ? 0 : kind == "optim" ? 1 : kind == "extra" ? 2 : 3;
 }
 
-// Whether a directory that has no .metadata looks as if it should have one.
+// Whether a directory without .metadata was a checkpoint.
 bool is_damaged_checkpoint(const fs::path& dir) {
   std::error_code problem;
   if (fs::exists(dir / checkpoint::kManifestName, problem)) return true;
@@ -63,7 +63,7 @@ std::string text_of(const std::set<int64_t>& numbers) {
   return "{" + text + "}";
 }
 
-// One name for all of these, if they are all combinations of the numbers in them; else "".
+// One name for all, if they are every combination of their numbers; else "".
 std::string common_name(const std::vector<std::vector<std::string>>& names) {
   std::vector<std::set<int64_t>> numbers(names[0].size());
   for (const auto& steps : names)

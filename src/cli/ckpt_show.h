@@ -1,5 +1,5 @@
-// What the commands under `fsdp ckpt` that look at checkpoints share: where a checkpoint is, and
-// how names from files are shown.
+// What the read-only commands of `fsdp ckpt` share: finding a checkpoint, and printing names that
+// come from files.
 #pragma once
 
 #include <chrono>
@@ -11,37 +11,37 @@
 
 namespace fsdp::cli {
 
-// What was meant by DIR: a run's directory, its checkpoints folder, one checkpoint, or a Hugging
-// Face directory. A damaged checkpoint that lacks its .metadata counts as one.
+// The checkpoint that DIR stands for: DIR is a run's directory, its checkpoints folder, one
+// checkpoint (even if it lost its .metadata), or a Hugging Face directory.
 std::filesystem::path checkpoint_at(const std::string& dir);
-// The same for who looks for damage: the newest one, whole or not.
+// As checkpoint_at, but takes the newest checkpoint even if it is damaged.
 std::filesystem::path newest_at(const std::string& dir);
 
-// Text of a file on one line: what could act on a terminal, or cannot be seen, is spelled out.
+// Text from a file on one line: control characters and invisible ones are escaped.
 std::string visible(std::string_view text);
 std::string shortened(std::string_view text, size_t columns);  // visible, and cut off with "…"
 
-// The order of people: the model, then the optimizer, then the rest; layers.2 before layers.10.
+// Natural order: the model, then the optimizer, then the rest; layers.2 before layers.10.
 bool natural_less(const std::string& a, const std::string& b);
 
-// Names that differ in numbers only, as one: "layers.{0..15}.weight".
+// Names that differ only in numbers, folded into one: "layers.{0..15}.weight".
 struct Folded {
   std::string name;             // not yet made visible
   std::vector<size_t> members;  // indices of what was given, in natural order
 };
 struct Foldable {
   std::string name;
-  std::string alike;  // only what has the same text here is folded into one
+  std::string alike;  // only names with the same text here are folded
 };
 std::vector<Folded> fold(const std::vector<Foldable>& names);  // in natural order
 
-// What tells a member from the others of its fold: its numbers, as "{3}".
+// The numbers in a name, which tell it from the others of its fold: "{3}".
 std::string numbers_in(const std::string& name);
 
 // "bytes 1,024 to 2,048"
 std::string byte_range(int64_t begin, int64_t end);
 
-// How far it is, in one line that is written again and again, for those who watch.
+// A progress line on stderr; nothing if stderr isn't a terminal.
 class ByteProgress {
  public:
   explicit ByteProgress(std::string what);

@@ -18,9 +18,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kLargestConfig = 16 << 20;  // bytes of a config.json
-constexpr double kMostPositions = 1e9;        // and more tokens than there are
+constexpr double kMostPositions = 1e9;        // also bounds token ids
 
-// What a Hugging Face directory says that is no part of the model's shape.
+// What a Hugging Face directory says beside the model's shape.
 void read_others(SourceModel& model, const fs::path& dir) {
   const auto json =
       nlohmann::json::parse(checkpoint::files::read_whole(dir / "config.json", kLargestConfig),
@@ -30,7 +30,7 @@ void read_others(SourceModel& model, const fs::path& dir) {
     model.generation = checkpoint::files::read_whole(file, kLargestConfig);
   const auto number = [&](const char* key) -> std::optional<int64_t> {
     if (!json.is_object() || !json.contains(key)) return std::nullopt;
-    // There may be several ends of a text; generation_config.json has them all.
+    // eos_token_id may be a list; generation_config.json keeps the whole list.
     const auto& found = json[key].is_array() && !json[key].empty() ? json[key][0] : json[key];
     if (!found.is_number_integer() || found < 0 || found > kMostPositions) return std::nullopt;
     return found.get<int64_t>();
@@ -40,7 +40,7 @@ void read_others(SourceModel& model, const fs::path& dir) {
   model.tokens = {.bos = number("bos_token_id"), .eos = number("eos_token_id")};
 }
 
-// The same of a checkpoint of ours: what an import kept, else what the tokenizer says.
+// The same for our checkpoints: what an import recorded, else what the tokenizer says.
 void read_others(SourceModel& model, const checkpoint::Extra& extra, const fs::path& tokenizer) {
   const auto number = [&](const char* key) -> std::optional<int64_t> {
     const auto found = extra.find(key);
@@ -56,7 +56,7 @@ void read_others(SourceModel& model, const checkpoint::Extra& extra, const fs::p
   try {
     const auto loaded = data::Tokenizer::load(tokenizer.string());
     model.tokens = {.bos = loaded->bos(), .eos = loaded->eos()};
-  } catch (const Error&) {  // it is copied all the same
+  } catch (const Error&) {  // its files are copied anyway
   }
 }
 
@@ -85,7 +85,7 @@ SourceModel model_of(const CheckpointSource& from) {
   const checkpoint::Extra extra = checkpoint::read_extras(*from.source, 0, nullptr).run;
   const train::Config config = train::config_of(extra, from.dir);
   SourceModel model{.config = train::model_shape(config), .max_positions = config.data.seq};
-  if (config.model.rope_scaling == "llama3") {  // made for longer texts than it was trained on
+  if (config.model.rope_scaling == "llama3") {  // extends the context beyond data.seq
     const double longest = config.model.rope_factor * double(config.model.rope_original_tokens);
     model.max_positions =
         std::max(model.max_positions, static_cast<int64_t>(std::min(longest, kMostPositions)));
@@ -98,7 +98,7 @@ SourceModel model_of(const CheckpointSource& from) {
 }
 
 void check_model(const CheckpointSource& from, const models::AnyConfig& config) {
-  const std::string hint = "the checkpoint and its config are of different models.";
+  const std::string hint = "the checkpoint and its config belong to different models.";
   std::set<std::string> expected;
   for (const auto& [name, sizes] : models::parameter_shapes(config)) {
     expected.insert(name);
@@ -106,14 +106,14 @@ void check_model(const CheckpointSource& from, const models::AnyConfig& config) 
     if (!found && name == models::kHeadName && models::is_tied(config)) continue;
     if (!found) throw Error(from.dir.string() + ": \"" + name + "\" is missing.", hint);
     if (found->sizes != sizes)
-      throw Error(from.dir.string() + ": \"" + name + "\" has the shape " +
-                      checkpoint::shape_text(found->sizes) + ", and the config asks for " +
+      throw Error(from.dir.string() + ": \"" + name + "\" has shape " +
+                      checkpoint::shape_text(found->sizes) + ", but the config needs " +
                       checkpoint::shape_text(sizes) + ".",
                   hint);
   }
   for (const auto& name : model_names(*from.source))
     if (!expected.contains(name))
-      throw Error(from.dir.string() + ": \"" + name + "\" is no parameter of such a model.", hint);
+      throw Error(from.dir.string() + ": \"" + name + "\" isn't a parameter of this model.", hint);
 }
 
 fs::path tokenizer_folder(const CheckpointSource& from) {
@@ -152,7 +152,7 @@ std::vector<std::string> model_names(const checkpoint::Source& source) {
     if (name.starts_with(kPrefix)) names.push_back(name.substr(kPrefix.size()));
   if (names.empty())
     throw Error(source.dir().string() + ": holds no model.",
-                "its tensors would be named \"model.NAME\".");
+                "a model's tensors are named \"model.NAME\".");
   return names;
 }
 

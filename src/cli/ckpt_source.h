@@ -1,4 +1,4 @@
-// What the commands under `fsdp ckpt` read from, and what they know about it.
+// What the commands of `fsdp ckpt` convert from: a checkpoint or a Hugging Face directory.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace fsdp::cli {
 
 struct CheckpointSource {
   std::filesystem::path dir;  // of the checkpoint itself
-  std::filesystem::path run;  // that it lies in; empty: none
+  std::filesystem::path run;  // it belongs to; empty: none
   bool hugging_face = false;
   std::unique_ptr<checkpoint::Source> source;
 };
@@ -24,27 +24,26 @@ CheckpointSource open_source(const std::string& where);
 
 struct SourceModel {
   models::AnyConfig config;
-  int64_t max_positions = 0;  // 0: nobody said
+  int64_t max_positions = 0;  // 0: unknown
   models::SpecialTokens tokens;
-  std::string generation = "";  // generation_config.json; empty: there is none
+  std::string generation = "";  // text of generation_config.json; empty: none
 };
-// The model that is in it. An Error where it does not say so, or is none that others know.
+// The model in it. Throws an Error if that isn't known, or if Hugging Face has no such model.
 SourceModel model_of(const CheckpointSource& from);
 
-// An Error unless the model's tensors are those that its config asks for; a tied head may be
-// absent.
+// Throws an Error unless the tensors are those that the config needs; a tied head may be absent.
 void check_model(const CheckpointSource& from, const models::AnyConfig& config);
 
-// The folder with the tokenizer.json that belongs to it; empty: none is known.
+// The folder of its tokenizer.json; empty: none known.
 std::filesystem::path tokenizer_folder(const CheckpointSource& from);
 
-// A run's folder with what the Hugging Face directory it was begun from said; empty: none.
+// The run's copy of the configs of the Hugging Face directory it started from; empty: none.
 std::filesystem::path origin_folder(const CheckpointSource& from);
 
-// "bf16", "fp32", "fp16", or "keep" for none.
+// "bf16", "fp32" or "fp16"; nullopt for "keep".
 std::optional<at::ScalarType> parse_dtype(const std::string& name);
 
-// The names below "model." of a checkpoint, without that. An Error where there are none.
+// The names below "model.", without that prefix. Throws an Error if there are none.
 std::vector<std::string> model_names(const checkpoint::Source& source);
 
 }  // namespace fsdp::cli

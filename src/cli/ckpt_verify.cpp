@@ -1,4 +1,4 @@
-// fsdp ckpt verify: reads every byte of a checkpoint and says what is wrong with it.
+// fsdp ckpt verify: reads every byte of a checkpoint and reports damage.
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
@@ -12,24 +12,31 @@
 namespace fsdp::cli {
 namespace {
 
-struct Flags {
+struct VerifyFlags {
   std::string dir;
   int threads = 0;
   bool json = false;
 };
 
-constexpr const char* kNotes =
-    "Every byte is read once and held against the manifest's sums, or, where Python wrote the\n"
-    "checkpoint, against the CRC-32 of each record. Hugging Face's files have no sums: there only\n"
-    "the headers and the sizes of files can be checked.\n"
-    "Exit code: 0 nothing is wrong, 1 something is.";
+constexpr const char* kVerifyNotes =
+    "Examples:\n"
+    "  fsdp ckpt verify runs/mine\n"
+    "  fsdp ckpt verify runs/mine/checkpoints/step-100 --json | jq .problems\n"
+    "\n"
+    "Every byte is read once and checked against the checksums of the manifest or, if Python "
+    "wrote\n"
+    "the checkpoint, against the CRC-32 of each record. Hugging Face files have no checksums: "
+    "only\n"
+    "their headers and sizes are checked.\n"
+    "Exit code: 0 intact, 1 damaged.";
 
-// What the bytes were held against, in words.
+// What the bytes were checked against.
 std::string method(checkpoint::Verified::Sums sums) {
-  if (sums == checkpoint::Verified::kBlocks) return "every block has the sum in the manifest";
+  if (sums == checkpoint::Verified::kBlocks)
+    return "every block matches its checksum in the manifest";
   if (sums == checkpoint::Verified::kRecords)
-    return "every record has its CRC-32 (there is no manifest)";
-  return "headers and sizes are right (there are no sums to check values with)";
+    return "every record matches its CRC-32 (there is no manifest)";
+  return "headers and file sizes are right (these files have no checksums)";
 }
 
 const char* key(checkpoint::Verified::Sums sums) {
@@ -37,7 +44,7 @@ const char* key(checkpoint::Verified::Sums sums) {
   return sums == checkpoint::Verified::kRecords ? "crc32" : "none";
 }
 
-void print_json(const std::string& dir, const checkpoint::Verified& found) {
+void print_verify_json(const std::string& dir, const checkpoint::Verified& found) {
   nlohmann::ordered_json all = {{"checkpoint", dir},       {"ok", found.problems.empty()},
                                 {"sums", key(found.sums)}, {"files", found.files},
                                 {"bytes", found.bytes},    {"tensors", found.tensors}};
@@ -65,7 +72,7 @@ void print(const checkpoint::Problem& problem) {
   if (folded.size() > kShown) std::cout << "      and " << folded.size() - kShown << " more\n";
 }
 
-int run(const Flags& flags) {
+int run_verify(const VerifyFlags& flags) {
   const auto dir = newest_at(flags.dir);
   checkpoint::Verified found;
   {
@@ -76,7 +83,7 @@ int run(const Flags& flags) {
   }
   const bool good = found.problems.empty();
   if (flags.json) {
-    print_json(dir.string(), found);
+    print_verify_json(dir.string(), found);
     return good ? 0 : 1;
   }
   std::cout << visible(dir.string()) << ": " << with_separators(found.tensors) << " tensors in "
@@ -97,21 +104,21 @@ int run(const Flags& flags) {
 }  // namespace
 
 void add_ckpt_verify(CLI::App& ckpt, Action& action) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<VerifyFlags>();
   CLI::App* command =
-      ckpt.add_subcommand("verify", "Read every byte of a checkpoint, and say what is wrong.");
-  command->footer(kNotes);
+      ckpt.add_subcommand("verify", "Read every byte of a checkpoint and report damage");
+  command->footer(kVerifyNotes);
   command
       ->add_option("dir", flags->dir,
                    "A run's directory, one of its checkpoints, or a Hugging Face directory")
       ->type_name("DIR")
       ->required();
-  command->add_option("--threads", flags->threads, "Threads that read; 0: as many as help")
+  command->add_option("--threads", flags->threads, "Reader threads; 0: chosen automatically")
       ->check(CLI::Range(0, 256))
       ->type_name("N")
       ->capture_default_str();
-  command->add_flag("--json", flags->json, "One JSON object for programs");
-  command->callback([flags, &action] { action = [flags] { return run(*flags); }; });
+  command->add_flag("--json", flags->json, "One JSON object");
+  command->callback([flags, &action] { action = [flags] { return run_verify(*flags); }; });
 }
 
 }  // namespace fsdp::cli

@@ -1,5 +1,5 @@
-// The commands of the fsdp binary, one file each. A command declares its flags on the app it is
-// given; what it does when chosen it leaves as a callback that returns the exit code.
+// The commands of the fsdp binary, one file each. A command declares its flags on `app`; its
+// callback sets `action`, which returns the exit code.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@ class App;
 
 namespace fsdp::cli {
 
-// Set by the chosen command's callback while parsing; main runs it after parsing succeeded.
+// Set by the chosen command's callback while parsing; run once parsing has succeeded.
 using Action = std::function<int()>;
 
 void add_train(CLI::App& app, Action& action);
@@ -20,7 +20,10 @@ void add_ckpt(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);
 void add_run(CLI::App& app, Action& action);
-void add_bench(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
+
+// bench is a separate program: fsdp only lists it, and replaces itself with it.
+void list_bench(CLI::App& app);
+int exec_bench(char** arguments);  // null-terminated, after "bench"; returns only on failure
 
 }  // namespace fsdp::cli

@@ -1,5 +1,5 @@
-// fsdp doctor: what is on this machine that fsdp uses, one row a thing, and what to do about every
-// row that would hurt. The rows come from probes.h; a probe that fails is a row as well.
+// fsdp doctor: checks what fsdp uses on this machine, one row per item, with a hint for each row
+// that isn't ok. The rows come from probes.h; a probe that throws becomes a problem.
 #include <CLI/CLI.hpp>
 #include <cctype>
 #include <iostream>
@@ -27,6 +27,7 @@ constexpr Probe kProbes[] = {
     {"GPUs", probe_gpus},
     {"NCCL", probe_nccl},
     {"MPI", probe_mpi},
+    {"BLAS", probe_blas},
     {"cores", probe_cores},
     {"memory", probe_memory},
     {"shared memory", probe_shared_memory},
@@ -52,14 +53,14 @@ Finding look(const Probe& probe) {
     return probe.look();
   } catch (const Error& problem) {
     return {problem.message(), Finding::kProblem,
-            problem.hint().empty() ? "see docs/ for what this needs." : problem.hint()};
+            problem.hint().empty() ? "docs/ says what this needs." : problem.hint()};
   } catch (const std::exception& surprise) {
-    return {std::string("could not be looked at: ") + surprise.what(), Finding::kProblem,
-            "this is a fault of fsdp doctor itself; please report it with this line."};
+    return {std::string("the probe failed: ") + surprise.what(), Finding::kProblem,
+            "this is a bug in fsdp doctor; please report it with this line."};
   }
 }
 
-// One line of valid UTF-8: environments and drivers hold anything.
+// One line of valid UTF-8: environment variables and drivers may hold any bytes.
 std::string one_line(std::string raw) {
   using Json = nlohmann::json;
   for (char& c : raw)
@@ -93,20 +94,18 @@ int run_doctor(bool json) {
 
 }  // namespace
 
-void Finding::complain(Status how, const std::string& what_to_do) {
-  status = std::max(status, how);
-  hint += (hint.empty() ? "" : " ") + what_to_do;
-}
-
 void add_doctor(CLI::App& app, Action& action) {
   auto json = std::make_shared<bool>(false);
   CLI::App* command =
-      app.add_subcommand("doctor", "Show what this machine has for fsdp, and what would hurt");
-  command->add_flag("--json", *json, "One JSON object a line");
+      app.add_subcommand("doctor", "Check this machine for fsdp, and say what to fix");
+  command->add_flag("--json", *json, "One JSON object per line");
   command->footer(
-      "Run it where and how the ranks run (in the container, under the launcher).\n"
-      "A note works but could be better; a problem must be solved first, and makes the exit code "
-      "1.");
+      "Examples:\n"
+      "  fsdp doctor\n"
+      "  fsdp run -n 2 fsdp doctor\n"
+      "\n"
+      "Run it where and how the ranks run: in the container, under the launcher.\n"
+      "note: it works, but could be better. problem: fix it first; the exit code is then 1.");
   command->callback([json, &action] { action = [json] { return run_doctor(*json); }; });
 }
 

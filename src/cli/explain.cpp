@@ -1,5 +1,5 @@
-// fsdp explain: takes a training step of a toy model on a few ranks and tells what the engine did,
-// line by line. The command starts its own ranks, which run it again with --worker.
+// fsdp explain: takes a training step of a toy model on a few ranks and explains what the engine
+// did, event by event. The command launches its own ranks, which run it again with --worker.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
@@ -13,14 +13,14 @@ namespace fsdp::cli {
 namespace {
 
 int run_worker(const ExplainOptions& options) {
-  // One write a rank: lines of several ranks must not run into each other.
+  // One write per rank, so that lines of different ranks don't mix.
   std::cout << account_of_a_step(options).dump() + "\n" << std::flush;
   return 0;
 }
 
 int run_parent(const ExplainOptions& options) {
   if (options.strategy == "HYBRID_SHARD" && (options.ranks < 4 || options.ranks % 2 != 0))
-    throw Error("HYBRID_SHARD makes two copies of the model, each of them over at least two ranks.",
+    throw Error("HYBRID_SHARD keeps two copies of the model, each sharded over at least two ranks.",
                 "give --ranks 4, 6 or 8.");
   std::vector<std::string> program = {own_binary(), "explain", "--worker"};
   auto flag = [&](const char* name, const std::string& value) {
@@ -37,9 +37,9 @@ int run_parent(const ExplainOptions& options) {
     return a["rank"].get<int>() < b["rank"].get<int>();
   });
   if (static_cast<int>(accounts.size()) != options.ranks)
-    throw Error(std::to_string(accounts.size()) + " of " + std::to_string(options.ranks) +
-                    " ranks gave an account.",
-                "their own words are above.");
+    throw Error("only " + std::to_string(accounts.size()) + " of " + std::to_string(options.ranks) +
+                    " ranks reported.",
+                "their own errors are above.");
   if (options.json) {
     for (const Json& account : accounts) std::cout << account.dump() << "\n";
   } else {
@@ -53,8 +53,7 @@ int run_parent(const ExplainOptions& options) {
 void add_explain(CLI::App& app, Action& action) {
   auto options = std::make_shared<ExplainOptions>();
   CLI::App* command = app.add_subcommand(
-      "explain",
-      "Take one sharded training step of a toy model and tell what happens, line by line");
+      "explain", "Take one sharded training step of a toy model and explain every event");
   command->add_option("--ranks", options->ranks, "Ranks on this host, 1 to 8")
       ->check(CLI::Range(1, 8).description(""))
       ->type_name("N")
@@ -67,7 +66,7 @@ void add_explain(CLI::App& app, Action& action) {
                       .description(""))
       ->type_name("S")
       ->capture_default_str();
-  command->add_option("--prefetch", options->prefetch, "Units gathered ahead: 0 or 1")
+  command->add_option("--prefetch", options->prefetch, "Units to gather ahead: 0 or 1")
       ->check(CLI::Range(0, 1).description(""))
       ->type_name("N")
       ->capture_default_str();
@@ -75,15 +74,15 @@ void add_explain(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"mlp", "llama-tiny"}).description(""))
       ->type_name("M")
       ->capture_default_str();
-  command->add_option("--blocks", options->blocks, "Blocks of the model, 1 to 16")
+  command->add_option("--blocks", options->blocks, "Blocks in the model, 1 to 16")
       ->check(CLI::Range(1, 16).description(""))
       ->type_name("N")
       ->capture_default_str();
   command->add_flag("--shared", options->shared,
-                    "Read the other ranks' shards where they lie, as ranks of one host do by "
-                    "default; else they are sent, as between GPUs or hosts");
-  command->add_flag("--brief", options->brief, "Numbers only");
-  command->add_flag("--json", options->json, "What is told, one JSON object a rank");
+                    "Share shards in host memory, as ranks of one host do by default, instead of "
+                    "sending them");
+  command->add_flag("--brief", options->brief, "Numbers only, no explanations");
+  command->add_flag("--json", options->json, "The measurements, one JSON object per rank");
   command->add_flag("--worker", options->worker, "")->group("");  // a rank of the above
   command->footer(
       "Examples:\n  fsdp explain\n  fsdp explain --strategy SHARD_GRAD_OP\n"

@@ -1,12 +1,12 @@
-// fsdp explain in two halves: a rank that takes a step and writes down what happened, and the
-// telling of what the ranks wrote. Between them lies JSON, which is what --json prints.
+// fsdp explain in two halves: a rank takes a step and records what happened; the command explains
+// what the ranks recorded. The record is JSON, which --json prints.
 #pragma once
 
 #include <iosfwd>
 #include <string>
 #include <vector>
 
-#include "cli/bench_ranks.h"
+#include "cli/ranks.h"
 
 namespace fsdp::cli {
 
@@ -20,14 +20,14 @@ struct ExplainOptions {
   bool brief = false, json = false, worker = false;
 };
 
-// Takes a step with the other ranks of this process's world. The account has everything that the
-// telling says: units and their layout, memory, events with microseconds and bytes, traffic.
+// Takes three steps with the other ranks of this process's world. The account has everything that
+// is explained: units and their layout, memory, events with microseconds and bytes, traffic.
 Json account_of_a_step(const ExplainOptions& options);
 
-// Chapter 1 of the telling: which rank keeps which part of which parameter.
+// Prints chapter 1: which rank keeps which part of which parameter.
 void tell_layout(const std::vector<Json>& accounts, bool brief, std::ostream& out);
 
-// Tells the accounts, one a rank in the order of ranks, to people.
+// Prints all chapters. `accounts`: one per rank, in rank order.
 void tell(const std::vector<Json>& accounts, bool brief, std::ostream& out);
 
 }  // namespace fsdp::cli

@@ -1,5 +1,5 @@
-// The first chapter of fsdp explain: each unit's buffer drawn as a line, with its parameters above
-// and the ranks that keep them below.
+// Chapter 1 of fsdp explain: each unit's buffer drawn as a line, its parameters above and the ranks
+// that keep them below.
 #include <ostream>
 
 #include "base/table.h"
@@ -101,7 +101,7 @@ void tell_unit(const std::vector<Json>& accounts, const Json& unit, const std::s
   out << "\n  " << title << ": " << count_of(unit["numel"], "parameter") << ", "
       << with_separators(unit["full_bytes"]) << " bytes";
   int64_t padding = numel - unit["numel"].get<int64_t>();
-  if (padding > 0) out << " with padding of " << count_of(padding, "element");
+  if (padding > 0) out << " including " << count_of(padding, "element") << " of padding";
   out << "\n    " << drawn(parameters, numel) << "\n    " << drawn(shards, numel) << "\n";
   for (int i = 0; i < count; ++i) {
     std::string who = keepers(accounts, i);
@@ -115,19 +115,19 @@ void tell_unit(const std::vector<Json>& accounts, const Json& unit, const std::s
 void tell_layout(const std::vector<Json>& accounts, bool brief, std::ostream& out) {
   const Json& account = accounts.front();
   int shards = account["shard_size"];
-  heading(out, "1. Where the parameters lie");
+  heading(out, "1. How the parameters are sharded");
   if (!brief && shards > 1)
-    paragraph(out,
-              "A unit is what is gathered and freed together: here each block, and the root for "
-              "what is left. Its parameters lie one after the other in one buffer, and the buffer "
-              "is cut into " +
-                  std::to_string(shards) +
-                  " equal shards. A rank keeps one shard of every unit, and no more.");
+    paragraph(
+        out,
+        "A unit is a set of parameters that are gathered and freed together: here each block, "
+        "and the root for the rest. A unit's parameters are packed into one buffer, which is "
+        "cut into " +
+            std::to_string(shards) + " equal shards. Each rank keeps one shard of every unit.");
   if (!brief && shards == 1)
     paragraph(out,
-              std::string("A unit is what is reduced together: here each block, and the root for "
-                          "what is left. Nothing is cut: ") +
-                  (accounts.size() > 1 ? "every rank keeps all of it." : "there is one rank."));
+              std::string("A unit is a set of parameters that are reduced together: here each "
+                          "block, and the root for the rest. Nothing is sharded: ") +
+                  (accounts.size() > 1 ? "every rank keeps everything." : "there is one rank."));
   const Json& units = account["units"];
   for (size_t i = 0; i < units.size();) {
     size_t last = i;

@@ -1,6 +1,6 @@
-// A rank of fsdp explain: shards a toy model, takes three steps, and accounts for the first (what
-// memory is made when) and the third (what the engine does). The first two teach the engine in
-// which order the units come.
+// A rank of fsdp explain: shards a toy model, takes three steps, and records the first (when memory
+// is allocated) and the third (what the engine does). In the first two the engine learns the order
+// of the units.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/mse_loss.h>
@@ -14,10 +14,12 @@
 #include <algorithm>
 #include <chrono>
 
-#include "cli/bench_training.h"
 #include "cli/explain.h"
+#include "fsdp/error.h"
+#include "fsdp/fully_shard.h"
 #include "fsdp/models.h"
 #include "fsdp/optim.h"
+#include "fsdp/world.h"
 #include "shard/model.h"
 #include "train/training.h"
 
@@ -26,7 +28,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// --- the toy: of a size that can be drawn. On 2 ranks a block is cut in the middle of its gate ---
+// --- the toy: small enough to draw. On 2 ranks a block is cut in the middle of its gate ---
 
 constexpr int64_t kDim = 8, kWide = 16;
 
@@ -97,7 +99,7 @@ DeviceMesh mesh_of(ShardingStrategy strategy, const World& world) {
   return DeviceMesh(world, {{"replicate", 2}, {"shard", world.size() / 2}});
 }
 
-// --- what a rank writes down ---
+// --- the record ---
 
 Json json_of(const MemoryReport& memory) {
   return {{"parameters", memory.parameters}, {"whole_units", memory.unsharded},
@@ -105,7 +107,7 @@ Json json_of(const MemoryReport& memory) {
           {"states", memory.optimizer},      {"total", memory.total()}};
 }
 
-// A unit: its buffer, and of each parameter where it begins in it and which part each rank keeps.
+// A unit: its buffer, and for each parameter its offset and the part that each rank keeps.
 // All parameters of the toys share a dtype, so a unit has one flat buffer.
 Json json_of(const shard::Unit& unit) {
   const shard::Flat& flat = *unit.flats.front();
@@ -138,16 +140,17 @@ Json json_of(const shard::Unit& unit) {
           {"parameters", parameters}};
 }
 
-// In words. What is not sent is not gathered: the unit opens where it lies.
-const char* name_of(Event::Kind kind, const shard::Unit& unit) {
+// A unit that needs no gather is opened and closed instead.
+const char* event_name(Event::Kind kind, const shard::Unit& unit) {
   constexpr const char* kNames[] = {"gather", "ready", "free", "reduce", "reduced"};
   if (!unit.needs_slot() && kind == Event::kGatherIssued) return "open";
   if (!unit.needs_slot() && kind == Event::kResharded) return "close";
   return kNames[static_cast<int>(kind)];
 }
 
-// Bytes that this rank sends for an event: its shard to each of the others that share the unit; in
-// a reduction each of the others' parts to them, and along "replicate" twice the mean part.
+// Bytes that this rank sends for an event. A gather sends its shard to every other rank of the
+// shard group; a reduction sends each of them their part, and along "replicate" twice the averaged
+// part.
 int64_t sent_for(const Event& event, const shard::Unit& unit) {
   const shard::Flat& flat = *unit.flats.front();
   const shard::Group& group = *unit.group;
@@ -162,7 +165,7 @@ int64_t sent_for(const Event& event, const shard::Unit& unit) {
   return 0;
 }
 
-struct Marks {  // when each part of the step began and ended
+struct Marks {  // when each phase of the step began and ended
   steady_clock::time_point start, forward_end, backward_end, update_end;
 };
 
@@ -175,13 +178,14 @@ Json json_of(const std::vector<Event>& events, const Marks& marks, const shard::
   for (const Event& event : events) {
     auto unit = std::find_if(model.units.begin(), model.units.end(),
                              [&](const auto& candidate) { return candidate->name == event.unit; });
-    if (unit == model.units.end()) throw Error("an event of no unit: " + event.unit + ".", "");
+    if (unit == model.units.end())
+      throw Error("there is an event of unit \"" + event.unit + "\", which doesn't exist.", "");
     const char* phase = event.at <= marks.forward_end    ? "forward"
                         : event.at <= marks.backward_end ? "backward"
                                                          : "step";
     all.push_back({{"us", microseconds(event.at - marks.start)},
                    {"phase", phase},
-                   {"event", name_of(event.kind, **unit)},
+                   {"event", event_name(event.kind, **unit)},
                    {"unit", event.unit},
                    {"ahead", event.kind == Event::kGatherIssued && event.ahead},
                    {"sent", sent_for(event, **unit)}});
@@ -191,7 +195,7 @@ Json json_of(const std::vector<Event>& events, const Marks& marks, const shard::
 
 // --- the steps ---
 
-// Takes two steps; what the rank holds while the first of them goes.
+// Takes two steps and returns the rank's memory during the first.
 Json memory_of_first_step(const Subject& subject, const Sharded& sharded, Optimizer& optimizer) {
   Json rows = Json::array();
   auto remember = [&](const char* when) {
@@ -213,7 +217,7 @@ Json memory_of_first_step(const Subject& subject, const Sharded& sharded, Optimi
   return rows;
 }
 
-// Takes the step that is told.
+// Takes the step that is explained.
 Json told_step(const Subject& subject, const Sharded& sharded, Optimizer& optimizer) {
   Json held = json_of(sharded.memory());
   sharded.reset_traffic();
@@ -279,7 +283,7 @@ Json account_of_a_step(const ExplainOptions& options) {
                   {"numel", numel},
                   {"units", units}};
   account["first_step"] = memory_of_first_step(subject, sharded, optimizer);
-  world.comm().barrier();  // the clocks start together
+  world.comm().barrier();  // so that the clocks start together
   account.update(told_step(subject, sharded, optimizer));
   world.comm().barrier();
   return account;

@@ -1,5 +1,5 @@
-// The telling of fsdp explain: what the ranks wrote down, in words, drawings and columns. Numbers
-// are those of rank 0, unless a line says otherwise.
+// Chapters 2 to 4 of fsdp explain: memory, the events of a step, totals. Numbers are rank 0's
+// unless a line says otherwise.
 #include <algorithm>
 #include <map>
 #include <ostream>
@@ -16,22 +16,24 @@ namespace {
 
 // --- 2: memory ---
 
-// What a rank without sharding must hold at least: float32 parameters, gradients, two states.
+// The least that a rank without sharding holds: float32 parameters, gradients, two states.
 int64_t unsharded_bytes(const Json& account) {
   return 16 * account["numel"].get<int64_t>();
 }
 
 void tell_memory(const Json& account, bool brief, std::ostream& out) {
-  heading(out, "2. What rank 0 holds, in bytes, as the first step goes");
+  heading(out, "2. Memory of rank 0 during the first step, in bytes");
   if (!brief) {
-    paragraph(out,
-              "Buffers are made when they are first needed, and kept. \"Without sharding\" is what "
-              "a rank needs at least that keeps the whole model, at the end of the step.");
+    paragraph(
+        out,
+        "Buffers are allocated when they are first needed, and kept. \"without sharding\" is the "
+        "least that a rank with the whole model holds at the end of a step.");
     out << "\n";
   }
   std::vector<std::pair<const char*, const char*>> columns = {
-      {"parameters", "parameters"},     {"whole_units", "whole units"}, {"gradients", "gradients"},
-      {"on_their_way", "on their way"}, {"states", "states"},           {"total", "total"}};
+      {"parameters", "parameters"}, {"whole_units", "gathered units"},
+      {"gradients", "gradients"},   {"on_their_way", "reduce buffers"},
+      {"states", "states"},         {"total", "total"}};
   int64_t all = 4 * account["numel"].get<int64_t>();
   std::vector<Json> rows = account["first_step"].get<std::vector<Json>>();
   rows.push_back({{"when", "without sharding"},
@@ -55,17 +57,17 @@ void tell_memory(const Json& account, bool brief, std::ostream& out) {
   out << "\n";
   if (account["shared_memory"])
     paragraph(
-        out, "No unit is copied: all ranks read one mapping in which the shards lie side by side.");
+        out,
+        "Units aren't copied: all ranks map the same memory, which holds all shards in order.");
   else if (account["shard_size"] == 1)
-    paragraph(out, "No unit needs a buffer to be whole in: it is whole.");
+    paragraph(out, "Units need no gather buffers: every rank has them whole.");
   else if (account["strategy"] == "SHARD_GRAD_OP")
-    paragraph(out,
-              "Every unit has a buffer to be whole in, and stays in it from forward to backward.");
+    paragraph(out, "Every unit has its own buffer and stays gathered from forward to backward.");
   else
-    paragraph(out, "Whole units take turns in " +
+    paragraph(out, "Gathered units take turns in " +
                        (account["ring"] == 1 ? "one buffer" : account["ring"].dump() + " buffers") +
-                       " of the size of the largest, however many units there are. The root has "
-                       "one of its own.");
+                       " as large as the largest unit, however many units there are. The root has "
+                       "its own buffer.");
 }
 
 // --- 3: the step ---
@@ -77,8 +79,8 @@ std::string colour_of(const std::string& event) {
   return "32";
 }
 
-struct Telling {                               // what is known while events go by
-  std::map<std::string, int64_t> whole;        // units that have memory to be whole in, in bytes
+struct Telling {                               // state while events are printed
+  std::map<std::string, int64_t> whole;        // units gathered or being gathered, in bytes
   std::set<std::string> gathered_in_backward;  // or opened
   int64_t most = 0;
 
@@ -106,24 +108,24 @@ std::string reason(const Json& account, const Json& event, const Json& next, con
   bool backward = event["phase"] == "backward";
   int shards = account["shard_size"];
   if (kind == "gather") {
-    if (event["ahead"]) return "ahead, before it is read";
+    if (event["ahead"]) return "prefetched";
     return backward ? "backward reads its weights again" : "an operator reads its weights";
   }
   if (kind == "open")
-    return account["shared_memory"] ? "read where the ranks' shards lie" : "all of it is here";
+    return account["shared_memory"] ? "read from shared memory" : "nothing to gather";
   if (kind == "ready") return backward ? "computes gradients" : "computes";
   if (kind == "free" || kind == "close") {
     if (event["phase"] == "step") return "before the weights change";
     bool last = !next.is_object() || next["event"] == kind || next["phase"] != event["phase"];
-    if (backward && last) return "backward is over";
-    return next["event"] == "gather" ? "its buffer goes to " + next["unit"].get<std::string>()
+    if (backward && last) return "backward is done";
+    return next["event"] == "gather" ? "its buffer is reused for " + next["unit"].get<std::string>()
                                      : "its buffer is needed";
   }
   if (kind == "reduce") {
     bool stayed = sends(account) && !told.gathered_in_backward.count(unit);
-    return std::string("its gradients are complete") + (stayed ? "; it was still whole" : "");
+    return std::string("its gradients are complete") + (stayed ? "; it was still gathered" : "");
   }
-  if (shards == 1) return account["ranks"] == 1 ? "nobody to share with" : "each rank has the mean";
+  if (shards == 1) return account["ranks"] == 1 ? "there is one rank" : "each rank has the mean";
   return "each rank has its 1/" + std::to_string(shards) + " of the mean";
 }
 
@@ -136,52 +138,51 @@ void advance(const Json& account, const Json& event, Telling& told) {
   told.most = std::max(told.most, told.total());
 }
 
-// What a phase does, for those who see it for the first time.
+// What a phase does, for newcomers.
 std::string introduction(const Json& account, const std::string& phase) {
   bool cut = account["shard_size"] > 1, keeps = account["strategy"] == "SHARD_GRAD_OP";
   std::string text;
   if (phase == "forward") {
     if (!sends(account))
       return std::string("A unit opens when an operator first reads it. Nothing is sent: ") +
-             (cut ? "the shards of all ranks lie in memory that every rank can read."
-                  : "all of it is here.");
+             (cut ? "all shards are in memory that every rank can read."
+                  : "every rank has the whole unit.");
     text =
         "A unit is gathered when an operator first reads it: every rank sends its shard to the "
         "others. ";
     if (account["prefetch"].get<int>() > 0)
-      text += "The gather of the next unit starts ahead and runs while this one computes. ";
-    return text + (keeps ? "Under SHARD_GRAD_OP a unit then stays whole until its backward."
+      text += "The next unit is prefetched: its gather runs while this unit computes. ";
+    return text + (keeps ? "Under SHARD_GRAD_OP a unit stays gathered until its backward."
                          : "When a buffer is needed, the unit that was read least recently is "
                            "freed.");
   }
   if (phase == "backward") {
-    text = "Units come in the opposite order. ";
-    if (sends(account) && !keeps)
-      text += "What was freed is gathered again, what is still whole is not. ";
+    text = "Units run in reverse order. ";
+    if (sends(account) && !keeps) text += "Units that were freed are gathered again. ";
     if (account["ranks"] == 1) return text;
     text += "When a unit's gradients are complete, they are averaged over ranks";
     if (cut && account["replicate_size"].get<int>() > 1)
       return text + ", first within a copy of the model, then between the copies.";
-    return text + (cut ? ", and each rank keeps its part only." : ".");
+    return text + (cut ? ", and each rank keeps only its part." : ".");
   }
   int64_t own = 0;
   for (const Json& unit : account["units"])
     for (const Json& parameter : unit["parameters"])
       own += parameter["kept"][account["shard_rank"].get<int>()]["numel"].get<int64_t>();
-  return "Each rank updates what it keeps, with its own part of the gradients and states: " +
+  return "Each rank updates its own shards with its part of the gradients and states: " +
          with_separators(own) + " of " + count_of(account["numel"], "parameter") +
-         " on this one. Nothing is sent.";
+         " on this rank. Nothing is sent.";
 }
 
 int64_t tell_step(const Json& account, bool brief, std::ostream& out) {
-  heading(out, "3. The third step, as rank 0 saw it");
+  heading(out, "3. The third step, on rank 0");
   if (!brief)
     paragraph(
         out,
         std::string("us: microseconds since the step began. sent: bytes that this rank ") +
-            (account["shared_memory"] ? "sends or that others read where they lie. " : "sends. ") +
-            "whole: bytes of units in this rank's memory that are whole or on their way. Two "
-            "steps were taken before, in which the engine learned the order of the units.");
+            (account["shared_memory"] ? "sends or that others read. " : "sends. ") +
+            "gathered: bytes of units that are gathered or being gathered. The engine learned the "
+            "order of the units in the first two steps.");
   size_t unit_width = 4;
   for (const Json& unit : account["units"])
     unit_width = std::max(unit_width, unit["name"].get<std::string>().size());
@@ -190,7 +191,7 @@ int64_t tell_step(const Json& account, bool brief, std::ostream& out) {
     std::string padded = left(event, 7);
     out << "  " << right(us, 6) << "  "
         << (us == "us" ? padded : paint(STDOUT, colour_of(event).c_str(), padded)) << "  "
-        << left(unit, unit_width) << "  " << right(sent, 6) << "  " << right(whole, 6) << "  "
+        << left(unit, unit_width) << "  " << right(sent, 6) << "  " << right(whole, 8) << "  "
         << why << "\n";
   };
   auto at = [](double us) { return number(us, 0).text; };
@@ -198,13 +199,13 @@ int64_t tell_step(const Json& account, bool brief, std::ostream& out) {
   const Json& events = account["events"];
   size_t i = 0;
   for (const char* phase : {"forward", "backward", "step"}) {
-    out << "\n  " << paint(STDOUT, "1", std::string(phase) == "step" ? "optimizer's step" : phase)
+    out << "\n  " << paint(STDOUT, "1", std::string(phase) == "step" ? "optimizer step" : phase)
         << "\n";
     if (!brief) paragraph(out, introduction(account, phase));
     bool any = i < events.size() && events[i]["phase"] == phase;
     if (any) {
       if (!brief) out << "\n";
-      line("us", "event", "unit", "sent", "whole", "why");
+      line("us", "event", "unit", "sent", "gathered", "why");
     }
     for (; i < events.size() && events[i]["phase"] == phase; ++i) {
       const Json& event = events[i];
@@ -223,7 +224,7 @@ int64_t tell_step(const Json& account, bool brief, std::ostream& out) {
   return told.most;
 }
 
-// --- 4: what it took ---
+// --- 4: totals ---
 
 bool same_order(const Json& a, const Json& b) {
   if (a["events"].size() != b["events"].size()) return false;
@@ -240,14 +241,14 @@ void tell_sums(const std::vector<Json>& accounts, int64_t most, bool brief, std:
   const Json& traffic = account["traffic"];
   int64_t reductions =
       traffic["reduce_scatter"].get<int64_t>() + traffic["all_reduce"].get<int64_t>();
-  heading(out, "4. What it took, on rank 0, in bytes");
-  out << "  " << left("", 34) << right(account["strategy"], 14) << right("not sharded", 14) << "\n";
+  heading(out, "4. Totals of rank 0, in bytes");
+  out << "  " << left("", 34) << right(account["strategy"], 14) << right("unsharded", 14) << "\n";
   auto row = [&](const char* what, int64_t here, int64_t otherwise) {
     out << "  " << left(what, 34) << right(with_separators(here), 14)
         << right(with_separators(otherwise), 14) << "\n";
   };
-  row("held all the time", account["first_step"].back()["total"], unsharded_bytes(account));
-  row("in whole units, at most", account["shard_size"] == 1 ? all : most, all);
+  row("memory held between steps", account["first_step"].back()["total"], unsharded_bytes(account));
+  row("gathered units, at most", account["shard_size"] == 1 ? all : most, all);
   row("sent by gathers", traffic["all_gather"], 0);
   row("sent by reductions", reductions, 2 * all * (ranks - 1) / ranks);
   bool same = true, kept = true;
@@ -256,44 +257,46 @@ void tell_sums(const std::vector<Json>& accounts, int64_t most, bool brief, std:
     kept &= other["makes_no_memory"].get<bool>();
   }
   out << "\n";
-  paragraph(out,
-            std::string(kept ? "The step made no new buffer. " : "The step made new buffers. ") +
-                (ranks == 1 ? ""
-                 : same     ? "All ranks had the same events in the same order."
-                            : "The ranks had events in different orders."));
+  paragraph(out, std::string(kept ? "The step allocated no buffers. "
+                                  : "The step allocated new buffers. ") +
+                     (ranks == 1 ? ""
+                      : same     ? "All ranks had the same events in the same order."
+                                 : "The ranks had events in different orders."));
   if (brief) return;
   if (account["shard_size"].get<int>() > 1)
-    paragraph(out, "Of parameters, gradients and states a rank keeps 1/" +
-                       account["shard_size"].dump() + ". " +
-                       (!sends(account) ? "Beside that it needs room for gradients on their way."
+    paragraph(out, "A rank keeps 1/" + account["shard_size"].dump() +
+                       " of the parameters, gradients and states. " +
+                       (!sends(account) ? "It also needs memory for gradients being reduced."
                         : account["strategy"] == "SHARD_GRAD_OP"
-                            ? "Beside that it needs room for the whole model, once."
-                            : "Beside that it needs room for a few units, however many there are: "
-                              "much for a model of this size, little for a deep one."));
+                            ? "It also needs memory for the whole model."
+                            : "It also needs memory for a few gathered units, however many there "
+                              "are: a lot for this toy, little for a deep model."));
   out << "\n";
-  paragraph(out, std::string("Next: fsdp explain --strategy ") +
-                     (account["strategy"] == "FULL_SHARD" ? "SHARD_GRAD_OP" : "FULL_SHARD") +
-                     ", --prefetch 0, --ranks 4, --shared. docs/how-it-works.md goes through it.");
+  paragraph(out,
+            std::string("Next: try --strategy ") +
+                (account["strategy"] == "FULL_SHARD" ? "SHARD_GRAD_OP" : "FULL_SHARD") +
+                ", --prefetch 0, --ranks 4 or --shared. docs/how-it-works.md explains every line.");
 }
 
 }  // namespace
 
 void tell(const std::vector<Json>& accounts, bool brief, std::ostream& out) {
   const Json& account = accounts.front();
-  out << "A training step of a toy (" << account["model"].get<std::string>() << ": "
+  out << "One step of a toy model (" << account["model"].get<std::string>() << ": "
       << count_of(account["numel"], "parameter") << " in "
       << count_of(account["units"].size(), "unit") << ", "
       << with_separators(4 * account["numel"].get<int64_t>()) << " bytes) on "
       << count_of(account["ranks"], "rank") << ", " << account["strategy"].get<std::string>()
       << ".\n";
   if (!brief) {
-    out << "Everything below happened just now; the lines are the engine's own events.\n";
+    out << "Everything below was recorded in this run; the lines of a step are the engine's own "
+           "events.\n";
     if (account["shard_size"] > 1)
       out << (account["shared_memory"]
-                  ? "Ranks of one host read each other's shards where they lie (the default over "
+                  ? "Ranks of one host read each other's shards from shared memory (the default of "
                     "shm).\n"
-                  : "Ranks send each other their shards, as GPUs and hosts do. Ranks of one host "
-                    "need not:\nsee --shared.\n");
+                  : "Ranks send each other their shards, as between GPUs or hosts. Ranks of one "
+                    "host can share\nmemory instead: see --shared.\n");
   }
   tell_layout(accounts, brief, out);
   tell_memory(account, brief, out);

@@ -1,4 +1,4 @@
-// How fsdp explain sets its words: columns, paragraphs, headings.
+// Formatting for fsdp explain: columns, paragraphs, headings.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ std::string count_of(int64_t count, const std::string& thing);  // "1 rank", "2,
 std::string right(const std::string& text, size_t width);
 std::string left(const std::string& text, size_t width);
 void heading(std::ostream& out, const std::string& text);
-// Sentences in lines of at most 92 characters, two columns in.
+// Wraps sentences into lines of at most 92 characters, indented by 2.
 void paragraph(std::ostream& out, const std::string& sentences);
 
 }  // namespace fsdp::cli

@@ -1,4 +1,4 @@
-// fsdp generate: text from a model, token by token as it comes.
+// fsdp generate: writes text with a model, token by token.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <iostream>
@@ -22,48 +22,49 @@
 namespace fsdp::cli {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kGenerateExamples = R"(Examples:
   From the newest checkpoint of a run:
     fsdp generate runs/demo --prompt "class "
-  From a certain one, always the likeliest token:
+  From a given checkpoint, always taking the likeliest token:
     fsdp generate runs/demo/checkpoints/step-200 --temperature 0
-  A model of Hugging Face's, with the tokenizer.json beside it:
+  From a Hugging Face model with its tokenizer.json:
     fsdp generate models/SmolLM2-135M --prompt "Once upon a time"
-  A prompt of several lines, the text alone:
+  With a prompt of several lines, printing nothing but text:
     fsdp generate runs/demo --prompt - --quiet < prompt.txt
 
-The text goes to stdout as it is written; what else there is to say goes to stderr. With the same
-seed the same text comes out.)";
+Text goes to stdout as it is generated, everything else to stderr. The same seed gives the same
+text.)";
 
-struct Flags {
+struct GenerateFlags {
   std::string where, prompt, tokenizer;
   train::SampleOptions sample;
   std::string device = "auto";
   bool quiet = false;
 };
 
-// What is to write: a model's shape, and where its weights and its tokenizer are.
+// The model that writes: its shape, weights and tokenizer.
 struct Writer {
   std::filesystem::path weights;
   train::Config config;
   std::shared_ptr<const data::Tokenizer> tokenizer;
-  bool special_tokens = false;  // whether a prompt begins as the tokenizer's template says
+  bool special_tokens = false;  // prompts start as the tokenizer's template says
 };
 
-Writer from_hugging_face(const Flags& flags) {
+Writer from_hugging_face(const GenerateFlags& flags) {
   std::filesystem::path dir = flags.where;
   Writer writer{.weights = dir, .special_tokens = true};
   train::set_model_shape(writer.config.model,
                          models::read_hugging_face_config(dir / "config.json"));
   writer.config.model.dropout = 0;
   if (flags.tokenizer.empty() && !std::filesystem::exists(dir / "tokenizer.json"))
-    throw Error(flags.where + " has no tokenizer.json.", "--tokenizer FILE names one, or bytes.");
+    throw Error(flags.where + " has no tokenizer.json.",
+                "pass one with --tokenizer FILE, or --tokenizer bytes.");
   writer.tokenizer = data::Tokenizer::load(flags.tokenizer.empty() ? flags.where : flags.tokenizer);
   return writer;
 }
 
-// Named on the line, kept beside the run, or what the checkpoint names.
-std::shared_ptr<const data::Tokenizer> tokenizer_of(const Flags& flags,
+// From --tokenizer, else the run's directory, else what the checkpoint names.
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const GenerateFlags& flags,
                                                     const train::FoundCheckpoint& found,
                                                     const checkpoint::Extra& extra) {
   if (!flags.tokenizer.empty()) return data::Tokenizer::load(flags.tokenizer);
@@ -73,15 +74,15 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const Flags& flags,
   auto kept = extra.find("tokenizer");
   const auto* name = kept == extra.end() ? nullptr : std::get_if<std::string>(&kept->second);
   if (!name || name->empty())
-    throw Error("the model was trained on token files, which do not say how they were made.",
-                "--tokenizer FILE names the tokenizer.json that made them.");
+    throw Error("the model was trained on token files, which don't name their tokenizer.",
+                "pass the tokenizer.json that made them with --tokenizer FILE.");
   return data::Tokenizer::load(*name);
 }
 
-Writer from_run(const Flags& flags) {
+Writer from_run(const GenerateFlags& flags) {
   train::FoundCheckpoint found = train::find_checkpoint(flags.where);
   checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
-  const auto special = extra.find("special_tokens");  // fsdp ckpt import says it
+  const auto special = extra.find("special_tokens");  // set by fsdp ckpt import
   const bool* as_template = special == extra.end() ? nullptr : std::get_if<bool>(&special->second);
   return {.weights = found.checkpoint,
           .config = train::config_of(extra, found.checkpoint),
@@ -93,22 +94,23 @@ at::Device device_of(const std::string& wanted) {
   const comm::Module* cuda = wanted == "cpu" ? nullptr : comm::find_module("cuda");
   bool usable = cuda && cuda->devices() > 0;
   if (wanted == "cuda" && !usable)
-    throw Error("there is no GPU here that can be used.", "fsdp doctor says why; or --device cpu.");
+    throw Error("no usable GPU was found.",
+                "fsdp doctor says why; --device cpu works without one.");
   return usable ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
 }
 
-std::string prompt_of(const Flags& flags) {
+std::string prompt_of(const GenerateFlags& flags) {
   if (flags.prompt != "-") return flags.prompt;
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
-int run_generate(const Flags& flags) {
+int run_generate(const GenerateFlags& flags) {
   train::check(flags.sample);
   Writer writer =
       checkpoint::is_hugging_face(flags.where) ? from_hugging_face(flags) : from_run(flags);
   const auto& tokenizer = writer.tokenizer;
   if (writer.config.model.type == "mlp")
-    throw Error("an mlp writes no text.", "give a run of a language model.");
+    throw Error("an mlp can't generate text.", "pass a run of a language model.");
   at::Device device = device_of(flags.device);
   train::Trainee trainee = train::make_unfilled_trainee(writer.config, tokenizer->vocab_size());
   checkpoint::load(writer.weights, *trainee.module);
@@ -123,9 +125,10 @@ int run_generate(const Flags& flags) {
   if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));
   for (int64_t id : prompt)
     if (id >= trainee.text->vocab())
-      throw Error("the prompt has token " + std::to_string(id) + ", and the model knows " +
-                      std::to_string(trainee.text->vocab()) + " tokens.",
-                  "give the --tokenizer that the model was trained with.");
+      throw Error("the prompt has token " + std::to_string(id) +
+                      ", but the model's vocabulary has " + std::to_string(trainee.text->vocab()) +
+                      ".",
+                  "pass the tokenizer that the model was trained with: --tokenizer FILE.");
   data::StreamDecoder decoder(tokenizer);
   std::cout << paint(STDOUT, "2", text) << std::flush;
   int64_t made = 0;
@@ -133,7 +136,7 @@ int run_generate(const Flags& flags) {
   auto show = [&](int64_t token) {
     if (tokenizer->eos() == token) return false;
     ++made;
-    if (token < tokenizer->vocab_size())  // a vocabulary may be rounded up
+    if (token < tokenizer->vocab_size())  // the model's vocabulary may be padded
       std::cout << decoder.push(static_cast<int32_t>(token)) << std::flush;
     return static_cast<bool>(std::cout);
   };
@@ -142,16 +145,16 @@ int run_generate(const Flags& flags) {
   std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   if (!flags.quiet)
     std::cerr << "fsdp: " << made << " tokens, " << number(double(made) / took.count(), 1).text
-              << " a second\n";
+              << " per second\n";
   return 0;
 }
 
 }  // namespace
 
 void add_generate(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("generate", "Let a trained model write.");
-  command->footer(kExamples);
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* command = app.add_subcommand("generate", "Generate text with a trained model");
+  command->footer(kGenerateExamples);
   command
       ->add_option("checkpoint", flags->where,
                    "A run's directory, one of its checkpoints, or a Hugging Face directory")
@@ -159,35 +162,37 @@ void add_generate(CLI::App& app, Action& action) {
       ->required();
   command
       ->add_option("--prompt", flags->prompt,
-                   "Text to go on from; - reads it from stdin; empty: a new document")
+                   "Text to continue; -: read it from stdin; empty: start a new document")
       ->type_name("TEXT");
-  command->add_option("--tokens", flags->sample.tokens, "How many tokens to write at most")
+  command->add_option("--tokens", flags->sample.tokens, "Most tokens to generate")
       ->type_name("N")
       ->capture_default_str();
   command
       ->add_option("--temperature", flags->sample.temperature,
-                   "0: always the likeliest token; 1: the model's own distribution")
+                   "0: always the likeliest token; 1: sample from the model's distribution")
       ->type_name("X")
       ->capture_default_str();
-  command->add_option("--top-k", flags->sample.top_k, "Only among the K likeliest; 0: all")
+  command
+      ->add_option("--top-k", flags->sample.top_k,
+                   "Sample from the K likeliest tokens; 0: from all")
       ->type_name("K")
       ->capture_default_str();
   command
       ->add_option("--top-p", flags->sample.top_p,
-                   "Only among the likeliest that together have this probability")
+                   "Sample from the likeliest tokens with this total probability")
       ->type_name("P")
       ->capture_default_str();
-  command->add_option("--seed", flags->sample.seed, "Of the random numbers")
+  command->add_option("--seed", flags->sample.seed, "Random seed")
       ->type_name("N")
       ->capture_default_str();
   command
       ->add_option("--tokenizer", flags->tokenizer,
-                   "bytes or a tokenizer.json; else the one the run was trained with")
+                   "bytes or a tokenizer.json; default: the one the model was trained with")
       ->type_name("FILE");
   command->add_option("--device", flags->device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  command->add_flag("--quiet", flags->quiet, "Only the text");
+  command->add_flag("--quiet", flags->quiet, "Print nothing but the text");
   command->callback([flags, &action] { action = [flags] { return run_generate(*flags); }; });
 }
 

@@ -1,6 +1,5 @@
-// Probes of what this host and the shell allow: cores, memory, what ranks need to share memory,
-// limits, and the environment that launchers and people leave. Files of /proc and /sys may be
-// missing or hold anything.
+// Probes of what this host and the shell allow: cores, memory, shared memory between ranks, limits,
+// and environment variables. Files of /proc and /sys may be missing or hold anything.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -21,6 +20,7 @@
 #include <sstream>
 
 #include "base/environment.h"
+#include "base/hidden_sve.h"
 #include "base/table.h"
 #include "cli/probes.h"
 #include "comm/launch_environment.h"
@@ -44,7 +44,7 @@ std::string contents(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The number a file starts with; none where it is missing or says "max".
+// The number a file starts with; nullopt if it is missing or says "max".
 std::optional<double> number_in(const fs::path& path) {
   std::ifstream file(path);
   double value = 0;
@@ -52,7 +52,7 @@ std::optional<double> number_in(const fs::path& path) {
   return std::nullopt;
 }
 
-// Bytes of a line "MemTotal:  16384 kB".
+// The bytes of a line "MemTotal:  16384 kB".
 std::optional<double> meminfo(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -64,8 +64,8 @@ std::optional<double> meminfo(const std::string& name) {
   return std::nullopt;
 }
 
-// The tightest memory limit of our cgroup and those above it, infinity if none has one. Inside a
-// container the path may be the host's and missing here; the parents are then what counts.
+// The lowest memory limit of our cgroup and its parents; infinity if none has one. In a container
+// the path may be the host's and missing here; then only the parents count.
 double cgroup_memory_limit() {
   double least = std::numeric_limits<double>::infinity();
   std::istringstream lines(contents("/proc/self/cgroup"));
@@ -90,7 +90,7 @@ rlim_t limit_of(int resource) {
                                                                             : RLIM_INFINITY;
 }
 
-// A process that does nothing but hold copies of our descriptors, as another rank would.
+// A process that only holds copies of our descriptors, as another rank would.
 class Bystander {
  public:
   Bystander() : pid_(fork()) {
@@ -118,6 +118,20 @@ bool changes_us(const std::string& name) {
 
 }  // namespace
 
+Finding probe_blas() {
+  if (!this_machine_hides_sve()) return {"no workaround needed"};
+  Finding finding{std::string("this CPU's SVE is hidden; ") + kNvplVariable + "=" +
+                  environment::text(kNvplVariable).value_or("") +
+                  (nvpl_variable_was_set_by_us() ? " set by fsdp" : " in the environment")};
+  if (nvpl_variable_was_set_by_us())
+    finding.complain(
+        Finding::kNote,
+        std::string("NVPL BLAS would hang in its first matrix product, so fsdp makes it "
+                    "use kernels without SVE. Python programs need the same: export ") +
+            kNvplVariable + "=1.");
+  return finding;
+}
+
 Finding probe_cores() {
   int hardware = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), affinity = hardware;
   cpu_set_t mask;
@@ -130,28 +144,27 @@ Finding probe_cores() {
   if (quota > 0 && quota < affinity)
     finding.complain(
         Finding::kNote,
-        "threads beyond the quota are stopped, in the middle of a collective, too: keep "
+        "threads beyond the quota are stopped, even in the middle of a collective: keep "
         "ranks x OMP_NUM_THREADS at " +
             n(quota) + " or less, or raise the quota.");
-  // OpenMP also takes a list ("4,2"); the first is what counts here.
+  // OpenMP also takes a list ("4,2"); the first number counts here.
   auto asked = environment::text("OMP_NUM_THREADS");
   int threads = asked ? std::atoi(asked->c_str()) : 1;
   if (threads < 1)
-    finding.complain(
-        Finding::kNote,
-        "OMP_NUM_THREADS=" + *asked + " is no number of threads, and " + "is ignored; unset it.");
+    finding.complain(Finding::kNote, "OMP_NUM_THREADS=" + *asked +
+                                         " isn't a number of threads and is ignored; unset it.");
   if (threads > usable)
     finding.complain(Finding::kNote, "OMP_NUM_THREADS=" + n(threads) + " is more than the " +
                                          n(usable) +
-                                         " usable cores; ranks would take turns. Set it "
-                                         "to cores / ranks, or unset it: fsdp run then does.");
+                                         " usable cores, so threads would take turns. Set it "
+                                         "to cores / ranks, or unset it: fsdp run then sets it.");
   return finding;
 }
 
 Finding probe_memory() {
   auto total = meminfo("MemTotal"), available = meminfo("MemAvailable");
   if (!total || !available)
-    return {"unknown", Finding::kNote, "/proc/meminfo could not be read; is /proc mounted?"};
+    return {"unknown", Finding::kNote, "can't read /proc/meminfo; is /proc mounted?"};
   double limit = cgroup_memory_limit(), usable = std::min(*available, limit);
   bool limited = limit < *total;  // old cgroups write "none" as a huge number
   Finding finding{human_bytes(*total) + ", " + human_bytes(*available) + " available, " +
@@ -159,8 +172,8 @@ Finding probe_memory() {
   if (usable < 2 * kGiB)
     finding.complain(Finding::kNote,
                      "only " + human_bytes(usable) +
-                         " are left for every rank on this host together; end other "
-                         "programs or raise the container's limit.");
+                         " are left for all ranks on this host; stop other programs or raise "
+                         "the container's limit.");
   return finding;
 }
 
@@ -170,11 +183,12 @@ Finding probe_shared_memory() {
   memory->data()[0] = 1;
   Bystander other;
   if (other.pid() < 0)
-    return {"no process can be started", Finding::kProblem, "raise the limit on them (ulimit -u)."};
+    return {"can't start a process", Finding::kProblem,
+            "raise the limit on processes (ulimit -u)."};
   auto address = memory->address();
   address.pid = other.pid();
   Mapping::open(address, "fsdp doctor");
-  return {"memfd works, between processes too"};
+  return {"memfd works, also between processes"};
 }
 
 Finding probe_peer_watch() {
@@ -185,9 +199,10 @@ Finding probe_peer_watch() {
     return {"pidfd_open works"};
   }
 #endif
-  return {"no pidfd_open", Finding::kNote,
-          "a rank that dies is then noticed through /proc, which reuse of its number could fool; "
-          "Linux 5.3 or newer has it, if the container's seccomp profile lets it through."};
+  return {
+      "no pidfd_open", Finding::kNote,
+      "dead ranks are then detected through /proc, which a reused process id can fool; Linux 5.3 "
+      "or newer has it, if the container's seccomp profile allows it."};
 }
 
 Finding probe_dev_shm() {
@@ -196,9 +211,9 @@ Finding probe_dev_shm() {
   double bytes =
       there ? static_cast<double>(info.f_blocks) * static_cast<double>(info.f_frsize) : 0;
   Finding finding{there ? human_bytes(bytes) : "missing"};
-  if (bytes <= 64 * kMiB)  // what docker gives
+  if (bytes <= 64 * kMiB)  // docker's default
     finding.complain(Finding::kNote,
-                     "fsdp does not use it, but NCCL and PyTorch's data loaders do: start the "
+                     "fsdp doesn't use it, but NCCL and PyTorch's data loaders do: start the "
                      "container with --shm-size=8g.");
   return finding;
 }
@@ -214,14 +229,14 @@ Finding probe_limits() {
                   ", open files " + (files == RLIM_INFINITY ? "unlimited" : std::to_string(files))};
   if (space != RLIM_INFINITY)
     finding.complain(Finding::kNote,
-                     "ranks map each other's memory, so the address space fills up long before the "
-                     "memory does: ulimit -v unlimited.");
+                     "ranks map each other's memory, so they run out of address space long before "
+                     "memory: ulimit -v unlimited.");
   if (comm::gpu_present() && locked < static_cast<rlim_t>(64 * kMiB))
     finding.complain(Finding::kNote,
                      "NCCL over InfiniBand registers locked memory: ulimit -l unlimited (docker: "
                      "--ulimit memlock=-1).");
   if (files < 1024)
-    finding.complain(Finding::kNote, "every rank opens files of every other: ulimit -n 4096.");
+    finding.complain(Finding::kNote, "every rank opens files of every other rank: ulimit -n 4096.");
   return finding;
 }
 
@@ -230,33 +245,32 @@ Finding probe_huge_pages() {
   std::string choices = contents(kFile);  // "always within_size advise [never] deny force"
   size_t open = choices.find('['), close = choices.find(']');
   if (open == std::string::npos || close == std::string::npos || close < open)
-    return {"none for shared memory in this kernel"};
+    return {"this kernel has none for shared memory"};
   std::string chosen = choices.substr(open + 1, close - open - 1);
   Finding finding{chosen + " for shared memory"};
   if (chosen == "never" || chosen == "deny")
     finding.complain(
         Finding::kNote,
-        std::string("large models would be gathered faster with them: echo advise | sudo "
-                    "tee ") +
-            kFile + ".");
+        std::string("they make gathers of large models faster: echo advise | sudo tee ") + kFile +
+            ".");
   return finding;
 }
 
 Finding probe_io_uring() {
   const std::string why_not = disk::why_no_uring();
-  if (why_not.empty()) return {"works, for state on a disk"};
+  if (why_not.empty()) return {"works (for state on a disk)"};
   return {
       "not used: " + why_not, Finding::kNote,
-      "state on a disk (offload.directory) goes through threads instead, which need more of the "
-      "CPU; install liburing-dev before building, and allow io_uring in the container "
+      "state on a disk (offload.directory) goes through threads instead, which take more CPU time; "
+      "install liburing-dev before building, and allow io_uring in the container "
       "(sysctl kernel.io_uring_disabled=0, or docker's --security-opt seccomp=...)."};
 }
 
 Finding probe_launcher() {
   comm::LaunchEnvironment found = comm::read_launch_environment();
-  if (found.launcher == "none") return {"none: a world of one rank"};
+  if (found.launcher == "none") return {"none (a world of one rank)"};
   std::string master = found.master_host.empty()
-                           ? "not said"
+                           ? "unknown"
                            : found.master_host + ":" + std::to_string(found.master_port);
   return {found.launcher + ": rank " + std::to_string(found.rank) + " of " +
           std::to_string(found.size) + " (local " + std::to_string(found.local_rank) + " of " +
@@ -271,7 +285,7 @@ Finding probe_environment() {
   }
   Finding finding;
   for (const std::string& entry : set) finding.found += (finding.found.empty() ? "" : ", ") + entry;
-  if (set.empty()) finding.found = "nothing set that changes fsdp";
+  if (set.empty()) finding.found = "no variable that affects fsdp is set";
   using Check = void (*)();
   for (Check check : {Check([] { comm::asked_backend(); }), Check([] { comm::asked_timeout(); }),
                       Check([] { comm::asked_fake_size(); })}) {

@@ -1,4 +1,4 @@
-// fsdp plan: what a config would need on some GPUs, before anything is launched.
+// fsdp plan: predicts what a config needs on given GPUs, before anything is launched.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
@@ -17,20 +17,20 @@
 namespace fsdp::cli {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kPlanExamples = R"(Examples:
   What a ready config needs on 8 H100s, and which settings fit:
     fsdp plan llama-8b
-  On other GPUs, more of them, with other settings; every flag of fsdp train is one here:
+  On other GPUs with other settings (every flag of fsdp train works here):
     fsdp plan llama-70b --gpu a100-80 --world 64 --data.seq 8192 --shard.strategy hybrid_shard
-  How many GPUs are needed, and what is the fastest there:
+  How many GPUs it takes, and which settings are fastest on each number:
     fsdp plan llama-70b --gpu h100 --world 8..1024
   On a GPU with 24 GB:
     fsdp plan gpt2-124m --gpu 24 --world 1
 
-Nothing is trained and no GPU is needed: the model is built and stepped without memory or values.
-docs/memory.md says what each kind of memory is and how well plans hold.)";
+Nothing is trained and no GPU is needed: the model is built and run on tensors without memory.
+docs/memory.md explains each kind of memory and how accurate plans are.)";
 
-struct Flags {
+struct PlanFlags {
   train::CommandLine line;
   std::string gpu = "h100", world = "8", recompute, offload;
   std::vector<std::string> set;
@@ -39,13 +39,13 @@ struct Flags {
   bool json = false, no_survey = false;
 };
 
-// The short flags are others of the config, which are checked with it.
-void add_short_flags(Flags& flags) {
+// Turns --set, --recompute and --offload into flags of the config, which are checked with it.
+void add_short_flags(PlanFlags& flags) {
   auto& given = flags.line.flags;
   for (const std::string& one : flags.set) {
     size_t equals = one.find('=');
     if (equals == std::string::npos)
-      throw Error("--set " + one + " gives no value.", "write --set key=value.");
+      throw Error("--set " + one + " has no value.", "write --set key=value.");
     given.emplace_back(one.substr(0, equals), one.substr(equals + 1));
   }
   if (!flags.recompute.empty()) given.emplace_back("activations.mode", flags.recompute);
@@ -60,7 +60,7 @@ std::string gpu_text(const Gpu& gpu) {
   return gpu.name + " (" + human_bytes(static_cast<double>(gpu.memory)) + ")";
 }
 
-train::ConfigPlan plan_of(const Flags& flags, const train::Config& config, const Gpu& gpu,
+train::ConfigPlan plan_of(const PlanFlags& flags, const train::Config& config, const Gpu& gpu,
                           int world) {
   train::ConfigPlan of = train::plan_of(config, world, gpu, flags.per_host);
   of.options.host_memory = static_cast<int64_t>(flags.host_memory * 1e9);
@@ -68,7 +68,7 @@ train::ConfigPlan plan_of(const Flags& flags, const train::Config& config, const
   return of;
 }
 
-int plan_worlds(const Flags& flags, const train::Config& config, const Gpu& gpu,
+int plan_worlds(const PlanFlags& flags, const train::Config& config, const Gpu& gpu,
                 const std::vector<int>& worlds) {
   std::vector<PlanOptions> options;
   train::ConfigPlan of;
@@ -91,8 +91,9 @@ int plan_worlds(const Flags& flags, const train::Config& config, const Gpu& gpu,
     std::cout << nothing_fits(std::any_of(rows.begin(), rows.end(),
                                           [](const WorldChoice& row) { return row.host_lacks; }));
   else
-    std::cout << "\n\"As asked\" is the config as it is, the rest is the fastest of all settings. "
-                 "--world with one number shows each of them.\n";
+    std::cout << "\n\"Micro-batch as asked\" is for the config as it is; the other columns are the "
+                 "fastest "
+                 "of all settings. --world with one number lists them all.\n";
   return 0;
 }
 
@@ -100,13 +101,13 @@ void tell_what_may_be_kept(const train::ConfigPlan& of) {
   const KeepLast kept = most_kept(of.model, of.options);
   if (kept.fits <= of.options.keep_last) return;
   std::cout << "The last " << kept.fits
-            << " blocks can be left alone: activations.keep_last = " << kept.fits << " fits";
+            << " blocks needn't be recomputed: activations.keep_last = " << kept.fits << " fits";
   if (kept.free > of.options.keep_last)
-    std::cout << ", and " << kept.free << " takes no more memory than now";
+    std::cout << ", and " << kept.free << " takes no extra memory";
   std::cout << ".\n";
 }
 
-int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, int world) {
+int plan_world(const PlanFlags& flags, const train::Config& config, const Gpu& gpu, int world) {
   train::ConfigPlan of = plan_of(flags, config, gpu, world);
   Plan asked = plan(of.model, of.options);
   if (flags.json) {
@@ -118,7 +119,7 @@ int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, 
               << lower(name(of.options.shard.strategy)) << " in " << asked.units
               << " units, micro-batches of " << asked.batch << "\n\n"
               << asked.describe() << "\n"
-              << (asked.fits ? "It fits.\n" : "It does not fit.\n");
+              << (asked.fits ? "It fits.\n" : "It doesn't fit.\n");
     if (asked.fits && of.options.recompute.mode) tell_what_may_be_kept(of);
     std::cout << "\n";
   }
@@ -135,7 +136,7 @@ int plan_world(const Flags& flags, const train::Config& config, const Gpu& gpu, 
   return 0;
 }
 
-int run_plan(Flags flags) {
+int run_plan(PlanFlags flags) {
   add_short_flags(flags);
   std::vector<int> worlds = worlds_of(flags.world);
   Gpu gpu = fsdp::gpu(flags.gpu);
@@ -148,29 +149,30 @@ int run_plan(Flags flags) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command =
-      app.add_subcommand("plan", "Say what a config needs before it is launched, and what fits.");
-  command->footer(kExamples);
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* command = app.add_subcommand(
+      "plan", "Predict the memory and speed of a config, and which settings fit");
+  command->footer(kPlanExamples);
   command
       ->add_option("--gpu", flags->gpu,
-                   "a100-40, a100-80, h100, h200, b200, or a GPU's memory in GB")
+                   "a100-40, a100-80, h100, h200, b200, or the memory of a GPU in GB")
       ->capture_default_str();
   command
-      ->add_option("--world", flags->world,
-                   "Ranks, one for each GPU: 8, or several (8,16), or a range (8..1024, doubled)")
+      ->add_option(
+          "--world", flags->world,
+          "Ranks, one per GPU: a number (8), a list (8,16), or a range that doubles (8..1024)")
       ->capture_default_str();
-  command->add_option("--per-host", flags->per_host, "GPUs of a host")
+  command->add_option("--per-host", flags->per_host, "GPUs per host")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command
       ->add_option("--host-memory", flags->host_memory,
-                   "GB of a host, for what its ranks offload; 0: no limit")
+                   "Memory per host in GB, for what its ranks offload; 0: no limit")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   command
       ->add_option("--disk-speed", flags->disk_speed,
-                   "GB/s of a host's disk, read and written together, for offload.directory (fsdp "
+                   "GB/s of a host's disk, reads and writes together, for offload.directory (fsdp "
                    "bench nvme measures it)")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
@@ -180,14 +182,16 @@ void add_plan(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"none", "selective", "feed_forward", "full", "offload"}));
   command
       ->add_option("--offload", flags->offload,
-                   "To host memory: off, optimizer or all; short for --offload.*")
+                   "Offload to host memory: off, optimizer or all; short for --offload.*")
       ->check(CLI::IsMember({"off", "optimizer", "all"}));
   command->add_flag("--no-survey", flags->no_survey,
-                    "Only the config as it is, no table of others");
-  command->add_option("--set", flags->set, "KEY=VALUE of the config; --KEY VALUE is the same");
-  command->add_flag("--json", flags->json,
-                    "Kinds of memory, whether it fits and how long a step takes, then settings (or "
-                    "a row for each world): one JSON object a line");
+                    "Plan only this config, not the table of other settings");
+  command->add_option("--set", flags->set,
+                      "A key of the config, as KEY=VALUE; the same as --KEY VALUE");
+  command->add_flag(
+      "--json", flags->json,
+      "One JSON object per line: kinds of memory, whether it fits and step time, then "
+      "settings (or one row per world size)");
   train::declare(*command, flags->line);
   command->callback([flags, &action] { action = [flags] { return run_plan(*flags); }; });
 }

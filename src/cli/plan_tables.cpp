@@ -17,15 +17,14 @@ constexpr int kMostRanks = 65536;
 
 [[noreturn]] void refuse(const std::string& text, const std::string& why) {
   throw Error("--world " + text + ": " + why,
-              "give a number of ranks (8), several (8,16,24), or a range that is doubled from one "
-              "to the other (8..1024).");
+              "give a number of ranks (8), a list (8,16,24), or a range that doubles (8..1024).");
 }
 
 int ranks_of(const std::string& part, const std::string& text) {
   int ranks = 0;
   auto [end, problem] = std::from_chars(part.data(), part.data() + part.size(), ranks);
   if (problem != std::errc() || end != part.data() + part.size())
-    refuse(text, "\"" + part + "\" is no number of ranks.");
+    refuse(text, "\"" + part + "\" isn't a number of ranks.");
   if (ranks < 1 || ranks > kMostRanks)
     refuse(text, "a world has 1 to " + std::to_string(kMostRanks) + " ranks, not " + part + ".");
   return ranks;
@@ -55,7 +54,7 @@ std::vector<Table::Column> figures(int64_t tokens_per_sample) {
   return {{"micro_batch", "largest micro-batch"},
           {"bytes", "memory"},
           {"host_bytes", "host"},
-          {"step_ms", "ms a step"},
+          {"step_ms", "step ms"},
           {"tokens_per_second", tokens_per_sample > 1 ? "tokens/s" : "samples/s"}};
 }
 
@@ -91,7 +90,7 @@ std::string lower(std::string text) {
 std::vector<int> worlds_of(const std::string& text) {
   if (size_t dots = text.find(".."); dots != std::string::npos) {
     int first = ranks_of(text.substr(0, dots), text), last = ranks_of(text.substr(dots + 2), text);
-    if (first > last) refuse(text, "the first number is the larger one.");
+    if (first > last) refuse(text, "the first number is larger than the last.");
     std::vector<int> worlds;
     for (int ranks = first; ranks < last; ranks *= 2) worlds.push_back(ranks);
     worlds.push_back(last);
@@ -138,7 +137,7 @@ void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sam
     std::vector<Cell> row = {
         Cell{world.world, std::to_string(world.world)},
         Cell{world.largest_batch,
-             world.largest_batch > 0 ? std::to_string(world.largest_batch) : "none fits"},
+             world.largest_batch > 0 ? std::to_string(world.largest_batch) : "doesn't fit"},
         Cell{world.fitting, of, fits ? "32" : "31"}, Cell{world.settings, ""}};
     if (fits) {
       append(row, setting_cells(world.fastest));
@@ -193,8 +192,8 @@ void print_verdict(const Plan& plan, int64_t tokens_per_sample) {
 
 std::string nothing_fits(bool host_lacks) {
   return host_lacks
-             ? "\nNothing fits: GPUs have room for what is offloaded then, but hosts have not. "
-               "Use hosts with more memory (--host-memory), or more of them.\n"
+             ? "\nNothing fits: with offload the GPUs have enough memory, but the hosts don't. "
+               "Use hosts with more memory (--host-memory), or more hosts.\n"
              : "\nNothing fits: use more ranks (--world), or GPUs with more memory (--gpu).\n";
 }
 

@@ -1,4 +1,4 @@
-// What `fsdp plan` prints beside a plan itself, and the worlds that it is asked for.
+// The tables of `fsdp plan`, and the parsing of its --world.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace fsdp::cli {
 
-// "8", "8,12,16", or "8..1024": doubled until the last, which is always among them. They come out
-// in the order given; anything else is an Error.
+// "8", "8,12,16", or "8..1024": doubled up to the last, which is always included. Keeps the order
+// given; throws an Error for anything else.
 std::vector<int> worlds_of(const std::string& text);
 
-// One row a setting, each with its largest micro-batch.
+// One row per setting, each with its largest micro-batch.
 void print_choices(const std::vector<PlanChoice>& choices, int64_t tokens_per_sample, bool json);
 
-// One row a world: how much fits there, and what is the fastest.
+// One row per world size: how many settings fit, and the fastest.
 void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sample, bool json);
 
-// The kinds of memory, and what comes of them, for programs.
+// JSON: the kinds of memory; then whether it fits, and the times.
 void print_kinds(const Plan& plan);
 void print_verdict(const Plan& plan, int64_t tokens_per_sample);
 
-// `host_lacks`: GPUs would do, with what is offloaded.
+// `host_lacks`: with offload the GPUs have enough memory, but the hosts don't.
 std::string nothing_fits(bool host_lacks);
 
 std::string lower(std::string text);

@@ -1,6 +1,6 @@
-// The probes of fsdp doctor: each looks at one thing and returns one row of its table. A probe
-// changes nothing on the machine. What it cannot make sense of it may throw as an Error; doctor
-// shows that as a problem of the row.
+// The probes of fsdp doctor: each checks one thing and returns one row of the table. A probe
+// changes nothing on the machine. It may throw an Error, which doctor shows as a problem of that
+// row.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@ namespace fsdp::cli {
 struct Finding {
   enum Status {
     kOk,
-    kNote,     // works, but something would be slower or is left out
-    kProblem,  // something that was asked for cannot work
+    kNote,     // works, but something is slower or left out
+    kProblem,  // something the user asked for can't work
   };
   std::string found;
   Status status = kOk;
@@ -32,6 +32,7 @@ Finding probe_mpi();
 Finding probe_python();
 
 // What this host and the shell allow (host_probes.cpp).
+Finding probe_blas();
 Finding probe_cores();
 Finding probe_memory();
 Finding probe_shared_memory();

@@ -1,5 +1,4 @@
-// fsdp tokenize: text to token files, and a look at what a tokenizer makes of a text or a file
-// holds.
+// fsdp tokenize: writes token files, and shows the tokens of a text or the text of a token file.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -15,6 +14,7 @@
 #include "cli/commands.h"
 #include "data/files.h"
 #include "data/jsonl.h"
+#include "data/split.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
 #include "data/token_writer.h"
@@ -27,24 +27,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kExamples =
+constexpr const char* kTokenizeExamples =
     "Examples:\n"
-    "  fsdp tokenize book.txt notes/ --out books.bin                    bytes as tokens\n"
+    "  fsdp tokenize book.txt notes/ --out books.bin                    one token per byte\n"
     "  fsdp tokenize corpus/ --tokenizer llama3/ --out corpus.bin       with a tokenizer.json\n"
     "  fsdp tokenize chats.jsonl --jsonl --tokenizer t.json --out chats.bin\n"
-    "                                  {\"text\": ..}, or {\"prompt\": .., \"completion\": ..} a "
-    "line\n"
-    "  fsdp tokenize --tokenizer t.json --show \"How is this cut?\"       look at a text\n"
-    "  fsdp tokenize --tokenizer t.json --decode corpus.bin --first 50  look into a file\n"
+    "                      {\"text\": ..} or {\"prompt\": .., \"completion\": ..} on each line\n"
+    "  fsdp tokenize --tokenizer t.json --show \"How is this split?\"     show the tokens of a "
+    "text\n"
+    "  fsdp tokenize --tokenizer t.json --decode corpus.bin --first 50  show the text of a file\n"
     "\n"
-    "Formats: llmc (a header and uint16, or uint32 for large vocabularies), nanogpt (uint16 "
-    "alone),\n"
-    "megatron (.bin and .idx). fsdp train reads all of them. Each document, a file or a line, ends "
-    "in\n"
-    "the tokenizer's end-of-document token. Prompts and completions also give FILE.mask: only\n"
-    "completions count in the loss.";
+    "Formats: llmc (a header, then uint16, or uint32 for large vocabularies), nanogpt (uint16 "
+    "without\n"
+    "a header), megatron (.bin and .idx). fsdp train reads all of them. A document is a file, or a "
+    "line\n"
+    "of JSON lines, and ends with the tokenizer's end-of-document token. For prompts and "
+    "completions,\n"
+    "FILE.mask is written too: only completions count in the loss.";
 
-struct Flags {
+struct TokenizeFlags {
   std::vector<std::string> inputs;
   std::string tokenizer = "bytes";
   std::string out;
@@ -64,7 +65,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// How far it is, in one line that is written again and again, for those who watch.
+// A progress line on stderr; nothing if stderr isn't a terminal.
 class Progress {
  public:
   explicit Progress(int64_t total) : total_(total), shown_(isatty(STDERR_FILENO)) {}
@@ -87,7 +88,7 @@ class Progress {
   Clock::time_point begin_ = Clock::now(), last_ = begin_;
 };
 
-std::vector<data::FoundFile> input_files(const Flags& flags) {
+std::vector<data::FoundFile> input_files(const TokenizeFlags& flags) {
   std::vector<data::FoundFile> files;
   for (const std::string& path : flags.inputs) {
     std::error_code ignored;
@@ -101,16 +102,16 @@ std::vector<data::FoundFile> input_files(const Flags& flags) {
     }
     files.push_back(data::describe_file(path));
     if (data::looks_binary(path)) {
-      throw Error(path + " is not text: there is a zero byte in it.",
+      throw Error(path + " isn't text: it has a zero byte.",
                   "name text files, or folders of them.");
     }
     if (!flags.jsonl && fs::path(path).extension() == ".jsonl") {
-      throw Error(path + " is JSON lines.", "say --jsonl to take the documents out of it.");
+      throw Error(path + " is a JSON lines file.", "add --jsonl to read one document per line.");
     }
   }
   if (files.empty()) {
-    throw Error("there is no text in what was named.",
-                "empty, hidden and binary files do not count.");
+    throw Error("the inputs hold no text.",
+                "empty, hidden and binary files are skipped; name a text file.");
   }
   return files;
 }
@@ -121,7 +122,7 @@ std::string valid_path(const std::string& out) {
   return path.replace_extension(".valid" + path.extension().string()).string();
 }
 
-void refuse_to_overwrite(const Flags& flags) {
+void refuse_to_overwrite(const TokenizeFlags& flags) {
   std::vector<std::string> outputs = {flags.out};
   if (flags.valid_share > 0) outputs.push_back(valid_path(flags.out));
   for (const std::string& path : outputs) {
@@ -129,7 +130,7 @@ void refuse_to_overwrite(const Flags& flags) {
       std::string file = *extension ? data::sibling(path, extension) : path;
       std::error_code ignored;
       if (!flags.force && fs::exists(file, ignored)) {
-        throw Error(file + " is there already.", "choose another name, or say --force.");
+        throw Error(file + " already exists.", "choose another name, or replace it with --force.");
       }
     }
   }
@@ -137,23 +138,20 @@ void refuse_to_overwrite(const Flags& flags) {
 
 struct Output {
   std::unique_ptr<data::TokenWriter> training, validation;
-  int64_t limit = 0;  // bytes after which documents are for validation
+  double valid_share = 0;
+  int64_t documents = 0;
 
-  void add(int64_t at, const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts = {}) {
-    (validation && at >= limit ? validation : training)->add(ids, counts);
+  void add(const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts = {}) {
+    (data::is_held_out(documents++, valid_share) ? validation : training)->add(ids, counts);
   }
 };
 
-void tokenise(const Flags& flags, const std::vector<data::FoundFile>& files,
+void tokenise(const TokenizeFlags& flags, const std::vector<data::FoundFile>& files,
               const data::Tokenizer& tokenizer, int64_t bytes, bool mask, Output& output) {
   Progress progress(bytes);
   int64_t done = 0;
   if (!flags.jsonl) {
-    size_t file = 0;
-    auto document = [&](std::vector<int32_t>&& ids) {
-      output.add(done, ids);
-      done += files[file++].bytes;
-    };
+    auto document = [&](std::vector<int32_t>&& ids) { output.add(ids); };
     return data::tokenise_files(files, tokenizer, flags.threads, document,
                                 [&](int64_t at) { progress.at(at); });
   }
@@ -163,24 +161,24 @@ void tokenise(const Flags& flags, const std::vector<data::FoundFile>& files,
     if (data::has_prompts(file.path, fields) != mask) {
       throw Error(file.path + (mask ? " has no prompts" : " has prompts") + ", unlike " +
                       files[0].path + ".",
-                  "tokenise them into files of their own.");
+                  "tokenize files with and without prompts separately.");
     }
     data::tokenise_jsonl(file.path, tokenizer, fields, [&](data::JsonlDocument&& document) {
       if (!mask) document.counts.clear();
-      output.add(done, document.ids, document.counts);
+      output.add(document.ids, document.counts);
       done += document.bytes;
       progress.at(done);
     });
   }
 }
 
-int write(const Flags& flags) {
+int write(const TokenizeFlags& flags) {
   if (flags.inputs.empty())
-    throw Error("there is nothing to tokenise.", "fsdp tokenize --help shows examples.");
-  if (flags.out.empty()) throw Error("there is no file to write to.", "name it: --out FILE.bin");
+    throw Error("no input was given.", "name files or folders; fsdp tokenize --help has examples.");
+  if (flags.out.empty()) throw Error("no output file was given.", "add --out FILE.bin.");
   if (fs::path(flags.out).extension() != ".bin") {
-    throw Error("token files are named FILE.bin, not " + flags.out + ".",
-                "fsdp train knows them by that name.");
+    throw Error("a token file's name must end in .bin, unlike " + flags.out + ".",
+                "fsdp train recognizes token files by that extension.");
   }
   refuse_to_overwrite(flags);
   auto tokenizer = data::Tokenizer::load(flags.tokenizer);
@@ -196,11 +194,11 @@ int write(const Flags& flags) {
   };
   output.training = writer(flags.out);
   if (flags.valid_share > 0) output.validation = writer(valid_path(flags.out));
-  output.limit = static_cast<int64_t>(static_cast<double>(bytes) * (1 - flags.valid_share));
+  output.valid_share = flags.valid_share;
   tokenise(flags, files, *tokenizer, bytes, mask, output);
   if (output.validation && (!output.validation->tokens() || !output.training->tokens())) {
-    throw Error("whole documents are kept together, and there are too few of them to split.",
-                "fsdp train can split off any share of the tokens itself.");
+    throw Error("there are too few documents to split: --valid-share keeps documents whole.",
+                "leave it out; fsdp train can split off a share of the tokens itself.");
   }
   output.training->finish();
   if (output.validation) output.validation->finish();
@@ -214,7 +212,7 @@ int write(const Flags& flags) {
   char numbers[100];
   line("files", with_separators(static_cast<int64_t>(files.size())));
   line("text", human_bytes(static_cast<double>(bytes)));
-  std::snprintf(numbers, sizeof numbers, " (%.2f bytes a token)",
+  std::snprintf(numbers, sizeof numbers, " (%.2f bytes per token)",
                 static_cast<double>(bytes) / static_cast<double>(tokens));
   line("tokens", with_separators(tokens) + numbers);
   std::snprintf(numbers, sizeof numbers, "%.1f s (%.1f MB/s)", seconds,
@@ -228,8 +226,8 @@ int write(const Flags& flags) {
   return 0;
 }
 
-// Text on one line: what cannot be seen is spelled out.
-std::string visible(std::string_view bytes) {
+// Text on one line: control characters and invalid bytes are escaped.
+std::string spelled_out(std::string_view bytes) {
   std::string out;
   char code[8];
   for (size_t at = 0; at < bytes.size();) {
@@ -247,26 +245,26 @@ std::string visible(std::string_view bytes) {
   return out;
 }
 
-int show(const Flags& flags) {
+int show(const TokenizeFlags& flags) {
   auto tokenizer = data::Tokenizer::load(flags.tokenizer);
   Table table({{"id", "id"}, {"piece", "piece", Table::kLeft}});
   auto ids = tokenizer->encode(flags.show);
   for (int32_t id : ids) {
-    std::string piece = visible(tokenizer->piece(id));
+    std::string piece = spelled_out(tokenizer->piece(id));
     table.add({{id, std::to_string(id)}, text("[" + piece + "]")});
   }
   table.print(std::cout, false);
-  std::cout << ids.size() << " tokens, " << flags.show.size() << " bytes; the vocabulary has "
+  std::cout << ids.size() << " tokens, " << flags.show.size() << " bytes; vocabulary of "
             << with_separators(tokenizer->vocab_size()) << "\n";
   return 0;
 }
 
-int decode(const Flags& flags) {
+int decode(const TokenizeFlags& flags) {
   auto tokenizer = data::Tokenizer::load(flags.tokenizer);
   auto file = data::TokenFile::open(flags.decode);
   if (flags.skip >= file->tokens()) {
-    throw Error(flags.decode + " has " + with_separators(file->tokens()) + " tokens.",
-                "skip fewer.");
+    throw Error(flags.decode + " has only " + with_separators(file->tokens()) + " tokens.",
+                "lower --skip.");
   }
   int64_t count = std::min(flags.first, file->tokens() - flags.skip);
   std::vector<int64_t> ids(count);
@@ -283,64 +281,66 @@ int decode(const Flags& flags) {
 }  // namespace
 
 void add_tokenize(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TokenizeFlags>();
   CLI::App* command =
-      app.add_subcommand("tokenize", "Make token files from text, and look into them.");
-  command->footer(kExamples);
-  command->add_option("input", flags->inputs, "Files, and folders that are searched for text")
+      app.add_subcommand("tokenize", "Turn text into token files, or look into one");
+  command->footer(kTokenizeExamples);
+  command->add_option("input", flags->inputs, "Files, or folders to search for text files")
       ->type_name("PATH");
   command
       ->add_option("--tokenizer", flags->tokenizer,
-                   "bytes, a tokenizer.json, or a folder that holds one")
+                   "bytes, a tokenizer.json, or a folder that has one")
       ->type_name("T")
       ->capture_default_str();
-  command->add_option("-o,--out", flags->out, "The token file to write")->type_name("FILE.bin");
+  command->add_option("-o,--out", flags->out, "Token file to write")->type_name("FILE.bin");
   command->add_option("--format", flags->format, "llmc, nanogpt or megatron")
       ->check(CLI::IsMember({"llmc", "nanogpt", "megatron"}))
       ->type_name("F")
       ->capture_default_str();
   command
       ->add_option("--valid-share", flags->valid_share,
-                   "Write the last share of the documents to FILE.valid.bin")
+                   "Write this share of the documents to FILE.valid.bin: every tenth for 0.1")
       ->check(CLI::Range(0.0, 0.99))
       ->type_name("S");
-  command->add_option("--threads", flags->threads, "Threads; 0: all cores")
+  command->add_option("--threads", flags->threads, "Threads; 0: one per core")
       ->check(CLI::Range(0, 4096))
       ->type_name("N");
-  command->add_flag("--force", flags->force, "Replace files that are there");
+  command->add_flag("--force", flags->force, "Replace existing files");
 
   const char* lines = "JSON lines";
-  command->add_flag("--jsonl", flags->jsonl, "The files are JSON lines: a document a line")
+  command->add_flag("--jsonl", flags->jsonl, "Inputs are JSON lines: one document per line")
       ->group(lines);
-  command->add_option("--text-field", flags->fields.text_field, "The field that holds the text")
+  command->add_option("--text-field", flags->fields.text_field, "Field with the text")
       ->type_name("NAME")
       ->capture_default_str()
       ->group(lines);
   command
       ->add_option("--prompt-field", flags->fields.prompt_field,
-                   "A text that does not count in the loss,")
+                   "Field with the prompt, which doesn't count in the loss")
       ->type_name("NAME")
       ->capture_default_str()
       ->group(lines);
-  command->add_option("--completion-field", flags->fields.completion_field, "and one that does")
+  command
+      ->add_option("--completion-field", flags->fields.completion_field,
+                   "Field with the completion, which counts in the loss")
       ->type_name("NAME")
       ->capture_default_str()
       ->group(lines);
 
-  const char* looking = "Looking";
-  auto* shown = command->add_option("--show", flags->show, "Show the tokens of a text")
+  const char* looking = "Looking at tokens";
+  auto* shown = command->add_option("--show", flags->show, "Show the tokens of this text")
                     ->type_name("TEXT")
                     ->group(looking);
-  auto* decoded = command->add_option("--decode", flags->decode, "Show the text of a token file")
+  auto* decoded = command->add_option("--decode", flags->decode, "Show the text of this token file")
                       ->type_name("FILE")
                       ->group(looking);
   decoded->excludes(shown);
-  command->add_option("--first", flags->first, "How many tokens of it")
+  command->add_option("--first", flags->first, "--decode: number of tokens to show")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}))
       ->type_name("N")
       ->capture_default_str()
       ->group(looking);
-  command->add_option("--skip", flags->skip, "How many tokens to leave out before")
+  command->add_option("--skip", flags->skip, "--decode: number of tokens to skip first")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->group(looking);

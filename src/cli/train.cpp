@@ -1,5 +1,4 @@
-// fsdp train: resolves the config, starts one rank for each GPU or a few on the cores where no
-// launcher has done so, and trains.
+// fsdp train: resolves the config, launches ranks unless a launcher has done so, and trains.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
@@ -27,34 +26,33 @@
 namespace fsdp::cli {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
-  The demo: a small byte-level Llama on text that is already here, about a minute:
+constexpr const char* kTrainExamples = R"(Examples:
+  A demo: a small byte-level Llama on built-in text, about a minute:
     fsdp train
-  A ready config by name, with a change (fsdp train --list-configs shows all):
+  A ready config with changes (fsdp train --list-configs lists them):
     fsdp train gpt2-124m --data.train tokens.bin --optim.lr 3e-4
-  A config of your own; every flag is also a key of the file ([optim] lr = 1e-4):
+  Your own config file; every --section.key flag is a key of the file ([optim] lr = 1e-4):
     fsdp train my.toml --steps 1000 --dir runs/mine
-  From the weights of a model of Hugging Face's, or of another run:
+  Starting from a Hugging Face model, or from another run:
     fsdp train --init-from models/SmolLM2-135M --data.train my.txt --steps 200 --optim.lr 2e-5
-  Go on after an interrupt, a crash, or with more steps; on any number of ranks:
+  Resume after an interrupt or a crash, or with more steps; on any number of ranks:
     fsdp train --dir runs/mine --resume
-  What a run would use, with every default and its meaning:
+  Print the config a run would use, with every default and its meaning:
     fsdp train llama-1b --print-config
 
-Ranks: one for each GPU, or a few on the cores of a machine without one (--ranks). Under fsdp run,
-torchrun, mpirun or srun each process is a rank. SIGTERM and SIGINT end a run after its step, with a
-checkpoint; a second one ends it at once.)";
+Ranks: one per GPU, or 2 to 4 on a machine without GPUs (--ranks). Under fsdp run, torchrun, mpirun
+or srun each process is a rank. SIGTERM or SIGINT stops the run after the current step and saves a
+checkpoint; ranks that take longer than --grace are killed. A second signal stops the run at
+once.)";
 
-constexpr double kGraceToSave = 3600;  // seconds between the first signal and a kill
-
-struct Flags {
+struct TrainFlags {
   train::CommandLine line;
   std::string ranks = "auto";
   bool print_config = false, list_configs = false;
 };
 
-// Ranks for this machine: GPUs, else 2 or, where there are cores enough for some threads each, 4;
-// as far as they divide the batch.
+// Ranks for this machine: one per GPU; without GPUs 4, or at most 2 if there are fewer than 8
+// cores. Fewer if the batch can't be divided among them.
 int ranks_for_this_machine(const train::TrainConfig& train) {
   int gpus = launch::visible_gpus(), cores = launch::available_cores();
   int most = gpus > 0 ? gpus : cores >= 8 ? 4 : std::min(cores, 2), ranks = most;
@@ -62,7 +60,7 @@ int ranks_for_this_machine(const train::TrainConfig& train) {
   if (ranks < most && gpus > 0)
     log::info(std::to_string(ranks) + " of " + std::to_string(gpus) +
               " GPUs are used: a batch of " + std::to_string(train.batch) +
-              " cannot be divided among more.");
+              " can't be divided among more.");
   return ranks;
 }
 
@@ -70,11 +68,10 @@ int parse_ranks(const std::string& text, const train::TrainConfig& train) {
   return text == "auto" ? ranks_for_this_machine(train) : launch::parse_nproc(text);
 }
 
-// The same command once for each rank, the directory chosen before so that all agree on it.
+// Runs this command once per rank. Chooses the directory first, so that all ranks agree on it.
 int launch_ranks(int ranks, const train::Resolved& resolved, const train::CommandLine& line) {
   launch::Options options;
   options.nproc = ranks;
-  options.interrupt_grace_s = kGraceToSave;
   options.prefix = launch::Options::kNever;
   options.command = {own_binary(), "train"};
   options.command.insert(options.command.end(), line.configs.begin(), line.configs.end());
@@ -84,7 +81,7 @@ int launch_ranks(int ranks, const train::Resolved& resolved, const train::Comman
   };
   for (const auto& [name, value] : line.flags) flag(name, value);
   if (resolved.config.dir.empty()) flag("dir", train::free_directory(resolved.name).string());
-  // When a rank is gone, c10d's warnings about lost connections would bury what it said.
+  // When a rank dies, c10d's warnings about lost connections would bury its error.
   setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   launch::complete(options);
   return launch::run(options);
@@ -99,7 +96,7 @@ int train_here(const train::Resolved& resolved) {
   return 0;
 }
 
-int run_train(const Flags& flags) {
+int run_train(const TrainFlags& flags) {
   if (flags.list_configs) {
     std::cout << train::list_ready_configs();
     return 0;
@@ -112,10 +109,10 @@ int run_train(const Flags& flags) {
   const comm::LaunchEnvironment around = comm::read_launch_environment();
   const bool launched = around.launcher != "none";
   if (launched && flags.ranks != "auto")
-    throw Error("--ranks " + flags.ranks + " was given, but a launcher has started the ranks.",
+    throw Error("--ranks " + flags.ranks + " was given, but a launcher already started the ranks.",
                 "leave out --ranks, or start fsdp train without a launcher.");
   if (launched) {
-    // Before ranks meet: all refuse alike, and nobody hears of lost connections instead.
+    // Before ranks connect: all report the same error, not lost connections.
     train::check(resolved.config, around.size);
     return train_here(resolved);
   }
@@ -128,17 +125,17 @@ int run_train(const Flags& flags) {
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("train", "Train a model; without arguments, a demo.");
-  command->footer(kExamples);
+  auto flags = std::make_shared<TrainFlags>();
+  CLI::App* command = app.add_subcommand("train", "Train a model; without arguments, run a demo");
+  command->footer(kTrainExamples);
   command
       ->add_option("--ranks", flags->ranks,
-                   "Processes on this machine: a number, auto, gpu or cpu (one a core)")
+                   "Ranks on this machine: a number, auto, gpu (one per GPU) or cpu (one per core)")
       ->type_name("N")
       ->capture_default_str();
   command->add_flag("--print-config", flags->print_config,
-                    "Print the resolved config, with the meaning of every key, and end");
-  command->add_flag("--list-configs", flags->list_configs, "List the ready configs and end");
+                    "Print the resolved config, with the meaning of every key, and exit");
+  command->add_flag("--list-configs", flags->list_configs, "List the ready configs and exit");
   train::declare(*command, flags->line);
   command->callback([flags, &action] { action = [flags] { return run_train(*flags); }; });
 }

@@ -27,7 +27,7 @@ Transfer::~Transfer() {
 
 void Transfer::advance(int64_t bytes) {
   if (train::StopSignals::received() != 0)
-    throw Error("interrupted while " + verb_ + ".", "what was written so far is removed.");
+    throw Error("interrupted while " + verb_ + ".", "the partial output was removed.");
   done_ += bytes;
   const auto now = steady_clock::now();
   if (width_ == 0 || now - shown_ < std::chrono::milliseconds(100)) return;
@@ -60,7 +60,7 @@ int64_t parse_bytes(const std::string& text) {
   }
   const double bytes = value * scale;
   if (!std::isfinite(bytes) || bytes < 1 || bytes > 9e18)
-    throw Error("\"" + text + "\" is no size.", "write it as 5GB, 500MB or 64MiB.");
+    throw Error("\"" + text + "\" isn't a size.", "write 5GB, 500MB or 64MiB.");
   return static_cast<int64_t>(bytes);
 }
 

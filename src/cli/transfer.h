@@ -1,4 +1,4 @@
-// Transfer: a line on the terminal while a command moves bytes, and the Ctrl-C that ends it.
+// Transfer: a progress line while a command moves bytes, which SIGINT and SIGTERM stop.
 #pragma once
 
 #include <chrono>
@@ -12,11 +12,11 @@ namespace fsdp::cli {
 
 class Transfer {
  public:
-  // `verb`: "writing out.safetensors". Nothing is shown where stderr is no terminal.
+  // `verb`: "writing out.safetensors". Shows nothing if stderr isn't a terminal.
   Transfer(std::string verb, int64_t total);
-  ~Transfer();  // takes the line away
+  ~Transfer();  // erases the line
 
-  // After SIGINT or SIGTERM it throws, so that what was begun is removed on the way out.
+  // Throws after SIGINT or SIGTERM, so that the caller removes its partial output.
   void advance(int64_t bytes);
   std::function<void(int64_t)> advancing() {
     return [this](int64_t bytes) { advance(bytes); };
@@ -33,7 +33,7 @@ class Transfer {
   train::StopSignals signals_;
 };
 
-// "5GB", "500MB", "64MiB", "1048576": bytes. An Error for anything else.
+// "5GB", "500MB", "64MiB", "1048576": bytes. Throws an Error for anything else.
 int64_t parse_bytes(const std::string& text);
 
 }  // namespace fsdp::cli

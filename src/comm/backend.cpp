@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "base/rank_status.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -57,7 +58,7 @@ class QueuedWork : public c10d::Work {
 
   std::shared_ptr<Queue> queue_;
   std::vector<at::Tensor> result_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when somebody asks
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made on first request
 };
 
 int64_t sum(const std::vector<int64_t>& counts) {
@@ -79,7 +80,7 @@ ReduceOp from_c10d(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::PRODUCT:
       return ReduceOp::PRODUCT;
     default:
-      throw Error("this reduction is not supported.", "use SUM, AVG, MAX, MIN or PRODUCT.");
+      throw Error("this reduction isn't supported.", "use SUM, AVG, MAX, MIN or PRODUCT.");
   }
 }
 
@@ -124,20 +125,21 @@ void CpuBackend::require(const Call& call, const at::Tensor& tensor, const char*
     refuse(call, std::string("the ") + role + " is on " + tensor.device().str(),
            "the " + backend_ + " backend moves CPU tensors; use nccl for GPUs.");
   if (!tensor.is_contiguous())
-    refuse(call, std::string("the ") + role + " is not contiguous", "pass tensor.contiguous().");
+    refuse(call, std::string("the ") + role + " isn't contiguous", "pass tensor.contiguous().");
   if (tensor.scalar_type() != call.what.type)
     refuse(call, std::string("the ") + role + " is " + c10::toString(tensor.scalar_type()),
-           "input and output must have one type.");
+           "input and output must have the same type.");
   if (tensor.numel() != count)
     refuse(call,
            std::string("the ") + role + " has " + std::to_string(tensor.numel()) +
                " elements instead of " + std::to_string(count),
-           "with " + std::to_string(size_) + " ranks the full side is that many times the other.");
+           "with " + std::to_string(size_) +
+               " ranks, the full side is that many times as long as the other.");
 }
 
 void CpuBackend::require_reducible(const Call& call) const {
   if (!reducible(call.what.type))
-    refuse(call, "this type has no arithmetic here",
+    refuse(call, "this type can't be reduced",
            "reduce float32, float64, bfloat16, float16, bool or an integer type.");
 }
 
@@ -149,10 +151,12 @@ CpuBackend::Work CpuBackend::issue(c10d::OpType type, Call call, Options options
   item.run = [this, call = std::move(call), held = std::move(held),
               after = std::move(after)](std::chrono::milliseconds timeout) mutable {
     call.timeout = timeout;
+    rank_status::Collective running(comm::name(call.what.operation), call.what.count,
+                                    call.what.label);
     try {
       run(call);
     } catch (...) {
-      if (writes_after_failure()) new Tensors(held);  // lost on purpose: something may still write
+      if (writes_after_failure()) new Tensors(held);  // leaked: something may still write
       throw;
     }
     if (after) after();
@@ -182,7 +186,7 @@ CpuBackend::Work CpuBackend::allgather(std::vector<Tensors>& out, Tensors& in,
                                        const c10d::AllgatherOptions& options) {
   Call call{describe(Operation::kAllGather, in.at(0).scalar_type(), in[0].numel())};
   if (in.size() != 1 || out.size() != 1 || static_cast<int>(out[0].size()) != size_)
-    refuse(call, "it needs one input and one output a rank", "pass {{out_0, …}} and {in}.");
+    refuse(call, "it needs one input and one output per rank", "pass {{out_0, …}} and {in}.");
   at::Tensor input = in[0].contiguous(), flat = at::empty({size_ * input.numel()}, input.options());
   require(call, input, "input", input.numel());
   for (const at::Tensor& tensor : out[0]) require(call, tensor, "output", input.numel());
@@ -217,7 +221,7 @@ CpuBackend::Work CpuBackend::reduce_scatter(Tensors& out, std::vector<Tensors>& 
                      from_c10d(options.reduceOp))};
   require_reducible(call);
   if (out.size() != 1 || in.size() != 1 || static_cast<int>(in[0].size()) != size_)
-    refuse(call, "it needs one output and one input a rank", "pass {out} and {{in_0, …}}.");
+    refuse(call, "it needs one output and one input per rank", "pass {out} and {{in_0, …}}.");
   Tensors flattened;
   for (const at::Tensor& tensor : in[0]) {
     require(call, tensor.contiguous(), "input", out[0].numel());
@@ -236,7 +240,7 @@ CpuBackend::Work CpuBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   Call call{describe(Operation::kAllReduce, tensor.scalar_type(), tensor.numel(),
                      from_c10d(options.reduceOp))};
   require_reducible(call);
-  if (tensors.size() != 1) refuse(call, "it takes one tensor", "call it once a tensor.");
+  if (tensors.size() != 1) refuse(call, "it takes one tensor", "call it once per tensor.");
   require(call, tensor, "tensor", tensor.numel());
   call.out = tensor.data_ptr();
   return issue(c10d::OpType::ALLREDUCE, std::move(call), {options.asyncOp, options.timeout},
@@ -247,9 +251,9 @@ CpuBackend::Work CpuBackend::broadcast(Tensors& tensors, const c10d::BroadcastOp
   at::Tensor tensor = tensors.at(0);
   Call call{describe(Operation::kBroadcast, tensor.scalar_type(), tensor.numel(), ReduceOp::SUM,
                      static_cast<int>(options.rootRank))};
-  if (tensors.size() != 1) refuse(call, "it takes one tensor", "call it once a tensor.");
+  if (tensors.size() != 1) refuse(call, "it takes one tensor", "call it once per tensor.");
   if (options.rootRank < 0 || options.rootRank >= size_)
-    refuse(call, "there is no such rank", "the root is a rank of this communicator, from 0.");
+    refuse(call, "there is no such rank", "pass a rank of this communicator, counted from 0.");
   require(call, tensor, "tensor", tensor.numel());
   call.out = tensor.data_ptr();
   return issue(c10d::OpType::BROADCAST, std::move(call), {options.asyncOp, options.timeout},
@@ -261,16 +265,17 @@ CpuBackend::Work CpuBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
                                            std::vector<int64_t>& in_splits,
                                            const c10d::AllToAllOptions& options) {
   Call call{describe(Operation::kAllToAll, in.scalar_type(), in.numel())};
-  // Splits count rows of the first dimension; none means equal parts.
+  // Splits count rows of the first dimension; no splits means equal parts.
   auto counts = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits,
                     const char* role) {
     std::vector<int64_t> parts(size_, tensor.numel() / size_);
     int64_t row = tensor.dim() > 0 && tensor.size(0) > 0 ? tensor.numel() / tensor.size(0) : 1;
     if (!splits.empty()) {
       if (static_cast<int>(splits.size()) != size_)
-        refuse(call, std::string(role) + " splits have the wrong length", "give one a rank.");
+        refuse(call, std::string(role) + " splits have the wrong length", "pass one per rank.");
       for (int r = 0; r < size_; ++r) {
-        if (splits[r] < 0) refuse(call, std::string(role) + " splits are negative", "count rows.");
+        if (splits[r] < 0)
+          refuse(call, std::string(role) + " splits are negative", "pass numbers of rows.");
         parts[r] = splits[r] * row;
       }
     }

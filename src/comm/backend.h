@@ -1,8 +1,8 @@
-// Backend: what our communicators are to c10d, and what they can do beyond it.
+// Backend: our communicators as c10d backends, and what they add to them.
 //
 // CpuBackend turns c10d's calls into Calls over plain memory, checks tensors, keeps order (Queue)
-// and makes Work objects; shm, mpi and fake only say how one Call is carried out. nccl stands on
-// c10d's own ProcessGroupNCCL and derives from Backend directly.
+// and makes Work objects; shm, mpi and fake only implement run(), which carries out one Call. nccl
+// wraps c10d's own ProcessGroupNCCL and derives from Backend directly.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -22,15 +22,15 @@ class Backend : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
 
-  // Memory that every rank has mapped, so that gathers and reductions need no copy; undefined where
-  // a backend has no such thing. Collective.
+  // Memory mapped by every rank, so that gathers and reductions need no copy; undefined if the
+  // backend has none. Collective.
   virtual at::Tensor allocate_shared(int64_t bytes) { return {}; }
-  // Throws what went wrong behind the caller's back (a watchdog's finding).
+  // Throws a failure that was found in the background (by a watchdog).
   virtual void check() {}
 
-  // The calls that were captured since the last time. Who owns the graph keeps them and hands them
-  // in after every replay, on the stream that runs it: they are then compared with the other ranks'
-  // and watched like any others.
+  // The calls captured since the last take_captured(). The graph's owner keeps them and passes them
+  // to replayed() after every replay, on the stream that runs the graph; they are then compared
+  // across ranks and watched like any other call.
   virtual std::vector<CapturedCall> take_captured() { return {}; }
   virtual void replayed(const std::vector<CapturedCall>& calls) {}
 };
@@ -66,14 +66,14 @@ class CpuBackend : public Backend {
   Work barrier(const c10d::BarrierOptions&) override;
 
  protected:
-  // Carries out one call; blocks until it is done. No wait in it lasts longer than call.timeout.
+  // Carries out one call; blocks until it is done. No wait inside lasts longer than call.timeout.
   // Calls come one at a time, in the order they were issued, from any thread.
   virtual void run(const Call& call) = 0;
-  // Whether something may still write to a call's tensors after run() failed; they are never freed
-  // then.
+  // Whether something may still write to a call's tensors after run() failed. If so, they are never
+  // freed.
   virtual bool writes_after_failure() const { return false; }
 
-  // Runs a call of the backend's own in its turn among the others.
+  // Runs one of the backend's own calls, in order with the others.
   void issue_and_wait(Call call);
 
   // Derived classes must call this first in their destructor: queued calls need a live run().
@@ -86,7 +86,7 @@ class CpuBackend : public Backend {
     bool async;
     std::chrono::milliseconds timeout;
   };
-  // Keeps `held` alive until the call has run; then runs `after` (copies out of a flat buffer).
+  // Keeps `held` alive until the call has run, then runs `after` (copies out of a flat buffer).
   Work issue(c10d::OpType type, Call call, Options options, Tensors held, Tensors result,
              std::function<void()> after = {});
   [[noreturn]] void refuse(const Call& call, const std::string& why, const std::string& hint) const;

@@ -20,7 +20,7 @@ bool Work::done() const {
 
 struct Communicator::State {
   c10::intrusive_ptr<c10d::Backend> backend;
-  comm::Backend* ours;  // the same, where it is one of ours
+  comm::Backend* ours;  // the same if it is one of ours, else null
   std::string name;
 };
 
@@ -51,7 +51,7 @@ void Communicator::check() const {
 
 namespace {
 
-// A blocking call on a backend that ignores asyncOp (a foreign one) is waited for here.
+// Waits for a blocking call on a backend that ignores asyncOp (one that isn't ours).
 c10::intrusive_ptr<c10d::Work> finish(c10::intrusive_ptr<c10d::Work> work, bool async) {
   if (async || !work) return work;
   work->wait();
@@ -116,7 +116,7 @@ at::Tensor shared_or_plain(comm::Backend* ours, int64_t numel, int64_t copies, i
                            at::ScalarType type, at::Device device) {
   int64_t element = static_cast<int64_t>(c10::elementSize(type));
   if (ours && device.is_cpu()) {
-    // Copies of different ranks begin on pages of their own, so that no two ranks write one line.
+    // Each rank's copy begins on its own page, so that no two ranks write the same cache line.
     int64_t stride = copies == 1 ? numel * element : (numel * element + 4095) / 4096 * 4096;
     at::Tensor bytes = ours->allocate_shared(stride * copies);
     if (bytes.defined()) return bytes.narrow(0, mine * stride, numel * element).view(type);

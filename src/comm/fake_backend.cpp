@@ -9,13 +9,13 @@ namespace fsdp::comm {
 
 void FakeBackend::run(const Call& call) {
   const Description& what = call.what;
-  if (!call.out && !call.in) return;  // on the meta device, or nothing at all
-  // What has elements has memory, unless it is on the meta device.
+  if (!call.out && !call.in) return;  // on the meta device, or empty
+  // A tensor with elements has memory, unless it is on the meta device.
   auto require_both = [&] {
     if (!call.out || !call.in)
-      throw Error("rank " + std::to_string(rank_) + ": " + what.text() + ": the " +
-                      (call.in ? "output" : "input") + " alone is on meta.",
-                  "pass tensors of one device.");
+      throw Error("rank " + std::to_string(rank_) + ": " + what.text() + ": only the " +
+                      (call.in ? "output" : "input") + " is on meta.",
+                  "pass tensors on one device.");
   };
   int64_t bytes = what.count * static_cast<int64_t>(c10::elementSize(what.type));
   char* out = static_cast<char*>(call.out);
@@ -40,10 +40,11 @@ void FakeBackend::run(const Call& call) {
       for (int r = 0; r < rank_; ++r) own += call.in_counts[r];
       for (int64_t count : call.out_counts) {
         if (count != call.in_counts[rank_])
-          throw Error("rank " + std::to_string(rank_) + ": " + what.text() +
-                          ": in a fake world every rank sends what this one keeps, and the output "
-                          "splits expect something else.",
-                      "use equal splits with the fake backend.");
+          throw Error(
+              "rank " + std::to_string(rank_) + ": " + what.text() +
+                  ": in a fake world every rank sends this one what it sends itself, but the "
+                  "output splits expect something else.",
+              "use equal splits with the fake backend.");
         if (count > 0) require_both();
         std::memcpy(out + at * element, in + own * element, count * element);
         at += count;

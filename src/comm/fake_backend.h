@@ -1,8 +1,8 @@
 // The fake backend: any world size in one process, for planning and dry runs.
 //
-// It answers as a world would in which every other rank holds what this one holds: an all-gather
-// repeats the input, a sum multiplies by the number of ranks. Nothing is sent, nothing waits.
-// Tensors of the meta device pass: a plan trains on them.
+// It behaves like a world in which every other rank holds the same data as this one: an all-gather
+// repeats the input, a sum multiplies by the number of ranks. Nothing is sent and nothing waits. It
+// accepts meta tensors: a plan trains on them.
 #pragma once
 
 #include "comm/backend.h"

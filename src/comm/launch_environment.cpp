@@ -13,8 +13,9 @@ namespace {
 using environment::integer;
 using environment::text;
 
-// A port that every local rank computes alike and that other jobs are unlikely to have. Below those
-// that systems give to outgoing connections (32768 on Linux), any of which may be in use.
+// A port that all local ranks compute alike and other jobs are unlikely to use. It is below the
+// ports that systems give to outgoing connections (from 32768 on Linux), any of which may be in
+// use.
 int port_from(const std::string& job) {
   constexpr size_t kFirst = 20000, kEnd = 32768;
   return static_cast<int>(kFirst + std::hash<std::string>{}(job) % (kEnd - kFirst));
@@ -22,10 +23,11 @@ int port_from(const std::string& job) {
 
 int required(const char* name, const char* because) {
   if (auto value = integer(name)) return static_cast<int>(*value);
-  throw Error(std::string(because) + " is set, but " + name + " is not.",
-              "start the program with fsdp run, torchrun, mpirun or srun; they set both. For one "
-              "process alone unset " +
-                  std::string(because) + ".");
+  throw Error(
+      std::string(because) + " is set, but " + name + " is not.",
+      "start the program with fsdp run, torchrun, mpirun or srun; they set both. To run one "
+      "process alone, unset " +
+          std::string(because) + ".");
 }
 
 void check(const LaunchEnvironment& found) {
@@ -49,13 +51,13 @@ void read_local(LaunchEnvironment& found, const char* rank, const char* size) {
   found.local_size = static_cast<int>(integer(size).value_or(found.local_rank + 1));
 }
 
-// A batch script has SLURM_PROCID as well; only a step of srun has a number of tasks. With
-// --mpi=pmi2 srun sets MPICH's PMI_RANK, too, but not its local rank.
+// A batch script has SLURM_PROCID too; only an srun step has a number of tasks. With --mpi=pmi2,
+// srun also sets MPICH's PMI_RANK, but not its local rank.
 bool srun_step() {
   return integer("SLURM_PROCID") && text("SLURM_STEP_ID") && integer("SLURM_STEP_NUM_TASKS");
 }
 
-// Whether all ranks run on this node, so that a port on loopback serves.
+// If all ranks run on this node, a port on loopback is enough.
 void default_to_loopback(LaunchEnvironment& found, const std::string& job) {
   if (!found.master_host.empty() || found.local_size != found.size) return;
   found.master_host = "127.0.0.1";
@@ -104,7 +106,7 @@ LaunchEnvironment read_launch_environment() {
     found.size = required("SLURM_STEP_NUM_TASKS", "SLURM_PROCID");
     found.local_rank = static_cast<int>(integer("SLURM_LOCALID").value_or(0));
     int nodes = static_cast<int>(integer("SLURM_STEP_NUM_NODES").value_or(1));
-    // "4(x2),3": tasks of the first nodes; ours is the common case where all have as many.
+    // Assumes as many tasks on every node, the common case; SLURM allows others ("4(x2),3").
     found.local_size =
         std::max(found.local_rank + 1, (found.size + nodes - 1) / std::max(nodes, 1));
     if (found.master_host.empty())

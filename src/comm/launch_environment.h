@@ -1,4 +1,4 @@
-// What the launcher left in the environment about this process's place in the world.
+// This process's place in the world, as the launcher's environment variables give it.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@ struct LaunchEnvironment {
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  std::string master_host;  // empty: not said (mpirun)
+  std::string master_host;  // empty: not given (mpirun)
   int master_port = 0;
   bool agent_store = false;  // torchrun's agent hosts the store: every rank is a client
   int attempt = 0;           // restarts before this one
 };
 
-// Reads fsdp run and torchrun, OpenMPI, MPICH (Hydra), srun, in this order; the first that is there
-// decides. Error on values that make no sense, naming the variable.
+// Looks for fsdp run and torchrun, then OpenMPI, MPICH (Hydra) and srun; the first one found
+// decides. Throws an Error that names the variable or value for an environment that makes no sense.
 LaunchEnvironment read_launch_environment();
 
 // "node[03-07,12]" → "node03".

@@ -21,7 +21,7 @@ std::string key(const char* what, int rank) {
 
 Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
                    std::chrono::milliseconds timeout)
-    : store_(store->clone()),  // its own connection: a user's long wait() holds the shared one
+    : store_(store->clone()),  // its own connection: a user's long wait() blocks the shared one
       rank_(rank),
       store_in_rank0_(store_in_rank0),
       timeout_(timeout),
@@ -55,13 +55,13 @@ Liveness::~Liveness() {
   if (heart_.joinable()) heart_.join();
   try {
     store().set(key("ended", rank_), "");
-    store().add("endings", 1);  // last: who holds the store may go once everybody did this
+    store().add("endings", 1);  // last: the store may go once every rank has done this
     if (store_in_rank0_ && rank_ == 0 && std::uncaught_exceptions() == 0) hold_store();
-  } catch (const std::exception&) {  // who holds the store ended before us
+  } catch (const std::exception&) {  // the process with the store ended before us
   }
 }
 
-// The others still use the store while they work; it must not go before they do.
+// The others use the store until they end, so it must outlive them.
 void Liveness::hold_store() {
   auto deadline = std::chrono::steady_clock::now() + timeout_;
   auto somebody_runs = [&] {
@@ -80,8 +80,7 @@ void Liveness::beat() {
     lock.unlock();
     try {
       store().set(key("beat", rank_), std::to_string(count));
-    } catch (
-        const std::exception&) {  // the store is gone or stopped; trouble() says so to who waits
+    } catch (const std::exception&) {  // the store is gone or stopped; trouble() reports it
     }
     lock.lock();
     stop_.wait_for(lock, kBeat, [&] { return stopping_; });
@@ -114,7 +113,7 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
                std::to_string(kSilence.count()) + " s (dead, stopped, or its host is cut off)";
     }
   } catch (const std::exception&) {
-    // No answer from the store. Its holder may be stopped and go on; the timeout decides.
+    // No answer from the store. Its process may be stopped and continue later; the timeout decides.
   }
   return "";
 }
@@ -149,7 +148,7 @@ std::string Liveness::posted(const std::string& communicator, int rank) noexcept
 
 std::string Liveness::who_is_missing(const std::string& communicator, const std::vector<int>& ranks,
                                      const std::string& expected) {
-  // A process that is seen to be stopped explains it; others may only wait for that one.
+  // A stopped process explains the hang; the others may only be waiting for it.
   std::string stopped, silent;
   for (int r : ranks) {
     if (r == rank_) continue;
@@ -160,7 +159,8 @@ std::string Liveness::who_is_missing(const std::string& communicator, const std:
       silent += (silent.empty() ? "" : ", ") + who;
   }
   if (!stopped.empty()) return stopped;
-  return silent.empty() ? "somebody, though every rank waits: a message was lost" : silent;
+  return silent.empty() ? "an unknown rank: every rank waits in this call, so a message was lost"
+                        : silent;
 }
 
 }  // namespace fsdp::comm

@@ -1,8 +1,8 @@
-// Liveness: whether the other processes of the world still run, for backends whose own waits cannot
-// tell (mpi, nccl).
+// Liveness: whether the other processes of the world are still running, for backends whose own
+// waits can't tell (mpi, nccl).
 //
-// A process on this host is watched directly. One on another host leaves a heartbeat in the store.
-// A rank that fails leaves its reason there for everybody; one that ends leaves a note that it did.
+// A process on this host is watched directly; one on another host writes a heartbeat to the store.
+// A rank that fails stores its reason for the others; a rank that ends stores a note saying so.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -22,28 +22,28 @@ namespace fsdp::comm {
 
 class Liveness {
  public:
-  // Collective over the world. `store_in_rank0`: that process holds the store (torchrun's agent
-  // may).
+  // Collective over the world. `store_in_rank0`: rank 0's process holds the store, not torchrun's
+  // agent.
   Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
            std::chrono::milliseconds timeout);
   ~Liveness();
 
-  // What is wrong with one of `ranks` ("rank 3 died (process 12 is gone)"), or "". Asks the store,
-  // so it is for waits that have lasted a while.
+  // What is wrong with one of `ranks` ("rank 3 died (process 12 is gone)"), or "". It queries the
+  // store, so it is meant for waits that have lasted a while.
   std::string trouble(const std::vector<int>& ranks);
 
-  // "stopped by a signal" and the like, where it can be known; else "".
+  // "stopped by a signal" or similar if it is known, otherwise "".
   std::string condition(int rank) const;
 
-  // Leaves the reason for the others. The first one stays.
+  // Stores the reason for the other ranks. The first one stored stays.
   void fail(const std::string& why) noexcept;
 
-  // Leaves a text under the communicator's name, and reads what others left: at a timeout this
-  // tells ranks that wait from ranks that never came.
+  // post() stores a text under the communicator's name, posted() reads another rank's: at a timeout
+  // they tell ranks that wait from ranks that never came.
   void post(const std::string& communicator, const std::string& text) noexcept;
   std::string posted(const std::string& communicator, int rank) noexcept;
 
-  // For a timeout's message: which of `ranks` did not post `expected`, and their condition.
+  // For a timeout's message: which of `ranks` didn't post `expected`, and their condition.
   std::string who_is_missing(const std::string& communicator, const std::vector<int>& ranks,
                              const std::string& expected);
 
@@ -67,7 +67,7 @@ class Liveness {
   std::mutex mutex_;
   std::condition_variable stop_;
   bool stopping_ = false;
-  std::thread heart_;  // runs only where ranks are on several hosts
+  std::thread heart_;  // runs only if ranks are on several hosts
 };
 
 }  // namespace fsdp::comm

@@ -31,10 +31,10 @@ DeviceMesh::DeviceMesh(World world, std::vector<MeshDimension> dimensions) {
   }
   if (product != world.size())
     throw Error("mesh " + (shape.empty() ? "without dimensions" : shape) + " has " +
-                    std::to_string(product) + " places, and the world has " +
+                    std::to_string(product) + " positions, but the world has " +
                     std::to_string(world.size()) + " ranks.",
-                "make the sizes multiply to " + std::to_string(world.size()) +
-                    ", or start another number of ranks.");
+                "choose sizes whose product is " + std::to_string(world.size()) +
+                    ", or start a different number of ranks.");
   state_ = std::make_shared<State>();
   state_->world = std::move(world);
   state_->number = state_->world.next_number();
@@ -91,7 +91,7 @@ const Communicator& DeviceMesh::comm(const std::string& dimension,
   Communicator& known = state_->communicators[key];
   if (!known) {
     auto along = ranks(dimension);
-    // The ranks tell the rows of one dimension apart.
+    // Rows of one dimension differ in their ranks, so the name includes them.
     std::string name = "mesh";
     name += std::to_string(state_->number) + "." + key + "@" + std::to_string(along.front());
     if (along.size() > 1) name.append("+").append(std::to_string(along[1] - along[0]));

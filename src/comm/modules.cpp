@@ -10,8 +10,7 @@ namespace {
 
 const Module* table_of(void* library, const std::string& name) {
   auto entry = reinterpret_cast<const Module* (*)()>(dlsym(library, "fsdp_module"));
-  if (!entry)
-    throw Error("libfsdp_" + name + ".so has no fsdp_module.", "build the project again.");
+  if (!entry) throw Error("libfsdp_" + name + ".so has no fsdp_module.", "rebuild the project.");
   return entry();
 }
 

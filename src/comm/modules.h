@@ -1,5 +1,5 @@
-// What the parts of the library that are loaded on demand (base/modules.h) can do for
-// communication. Each exports one C function that returns its table of functions.
+// What the modules that are loaded on demand (base/modules.h) do for communication. Each exports
+// one C function that returns its table of functions.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -21,7 +21,7 @@ struct BackendRequest {
   std::string name;
   int rank;
   int size;
-  std::vector<int> ranks;  // of the world, in the communicator's order
+  std::vector<int> ranks;  // world ranks, in the communicator's order
   std::chrono::milliseconds timeout;
   std::shared_ptr<Liveness> liveness;
   at::Device device = at::kCPU;
@@ -31,16 +31,17 @@ struct Module {
   c10::intrusive_ptr<Backend> (*make)(const BackendRequest& request);
   int (*devices)();            // GPUs this process can use (cuda)
   void (*select)(int device);  // makes it the thread's device (cuda)
-  // Rank 0's text on every rank of mpirun (mpi); Error where MPI sees another rank or size.
+  // Returns rank 0's text on every rank of mpirun (mpi); throws an Error if MPI has another rank or
+  // size.
   std::string (*agree)(const std::string& mine, int rank, int size);
   std::string (*describe)();               // versions, for fsdp doctor
-  std::string (*device_name)(int device);  // as the driver has it (cuda)
+  std::string (*device_name)(int device);  // as the driver reports it (cuda)
   // A graph, in the memory pool of `sibling` if there is one (cuda).
   std::unique_ptr<DeviceGraph> (*make_graph)(const DeviceGraph* sibling);
 };
 
-// "mpi" or "cuda". `find` returns null where it was not built or cannot be loaded and says why;
-// `require` throws that.
+// "mpi" or "cuda". find_module() returns null if the module wasn't built or can't be loaded, and
+// sets `why`; require_module() throws that reason.
 const Module* find_module(const std::string& name, std::string* why = nullptr);
 const Module* require_module(const std::string& name);
 

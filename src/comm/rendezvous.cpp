@@ -28,7 +28,8 @@ std::string host_name() {
   return name;
 }
 
-// Waits until somebody listens there: "" or why not. c10d's own retries log a stack trace each.
+// Waits until a process listens there; returns "" or why none does. c10d's own retries each log a
+// stack trace.
 std::string await_listener(const std::string& host, int port, milliseconds timeout) {
   auto deadline = steady_clock::now() + timeout;
   std::string why;
@@ -63,7 +64,7 @@ Store open_store(const std::string& host, int port, bool server, int rank, milli
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.isServer = server;
-  options.waitWorkers = false;  // we wait ourselves, and can say for whom
+  options.waitWorkers = false;  // we wait ourselves, and can name who is missing
   options.timeout = timeout;
   std::string where = host + ":" + std::to_string(port), why;
   if (!server) why = await_listener(host, port, timeout);
@@ -76,12 +77,12 @@ Store open_store(const std::string& host, int port, bool server, int rank, milli
   if (server)
     throw Error(
         "rank " + std::to_string(rank) + " could not open the store at " + where + ": " + why + ".",
-        "another program may have the port: set MASTER_PORT to a free one (fsdp run finds "
-        "one by itself).");
+        "another program may be using the port: set MASTER_PORT to a free one (fsdp run finds "
+        "one itself).");
   throw Error("rank " + std::to_string(rank) + " could not reach the store of rank 0 at " + where +
                   " in " + std::to_string(timeout.count() / 1000) + " s: " + why + ".",
-              "see whether rank 0 runs, and whether MASTER_ADDR and MASTER_PORT (" + where +
-                  ") can be reached from this host. FSDP_TIMEOUT (seconds) allows more time.");
+              "check that rank 0 is running, and that MASTER_ADDR and MASTER_PORT (" + where +
+                  ") are reachable from this host. FSDP_TIMEOUT (seconds) allows more time.");
 }
 
 }  // namespace
@@ -111,14 +112,13 @@ Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, milliseconds ti
   } else {
     if (launch.master_host.empty() || launch.master_port == 0)
       throw Error("the ranks of " + launch.launcher +
-                      " run on several hosts, and nobody said where "
-                      "rank 0 is.",
+                      " run on several hosts, but the address of rank 0 isn't known.",
                   "set MASTER_ADDR and MASTER_PORT (mpirun -x MASTER_ADDR -x MASTER_PORT), or use "
                   "the mpi backend.");
     bool server = launch.rank == 0 && !launch.agent_store;
     store = open_store(launch.master_host, launch.master_port, server, launch.rank, timeout);
   }
-  // A store that outlives a world (torchrun's agent) must not show the keys of the one before.
+  // A store that outlives a world (torchrun's agent) must not show the previous world's keys.
   static std::atomic<int> worlds{0};
   return c10::make_intrusive<c10d::PrefixStore>(
       "fsdp/" + std::to_string(launch.attempt) + "/" + std::to_string(worlds++), store);

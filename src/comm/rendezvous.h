@@ -9,8 +9,8 @@
 
 namespace fsdp::comm {
 
-// Rank 0 (or torchrun's agent) hosts a TCPStore, the others connect; a world of one keeps a store
-// of its own. Where the launcher gave no address, it travels over MPI. Error says who could not be
+// Rank 0 (or torchrun's agent) hosts a TCPStore and the others connect; a world of one keeps its
+// own store. If the launcher gave no address, MPI carries it. The Error says who couldn't be
 // reached, and where.
 Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, std::chrono::milliseconds timeout);
 

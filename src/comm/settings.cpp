@@ -23,8 +23,8 @@ std::chrono::milliseconds asked_timeout(std::chrono::milliseconds option) {
   if (option.count() > 0) return option;
   int64_t seconds = environment::integer("FSDP_TIMEOUT").value_or(300);
   if (seconds < 1 || seconds > 1000000)
-    throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " is no useful time.",
-                "give seconds, from 1 to 1000000, or unset it.");
+    throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " isn't a valid timeout.",
+                "set it to 1 to 1000000 seconds, or unset it.");
   return std::chrono::seconds(seconds);
 }
 
@@ -43,8 +43,8 @@ int asked_fake_size(int option, int otherwise) {
   if (option > 0) return option;
   int64_t size = environment::integer("FSDP_FAKE_WORLD").value_or(otherwise);
   if (size < 1 || size > INT_MAX)
-    throw Error("FSDP_FAKE_WORLD=" + std::to_string(size) + " is no number of ranks.",
-                "give 1 or more, or unset it.");
+    throw Error("FSDP_FAKE_WORLD=" + std::to_string(size) + " isn't a valid number of ranks.",
+                "set it to 1 or more, or unset it.");
   return static_cast<int>(size);
 }
 

@@ -11,7 +11,7 @@
 namespace fsdp::comm {
 namespace {
 
-// Elements below which a second thread costs more than it brings.
+// Elements below which a second thread costs more than it saves.
 constexpr int64_t kGrain = 1 << 16;
 
 void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
@@ -31,8 +31,7 @@ ShmBackend::ShmBackend(Store store, std::string name, int rank, int size,
           timeout) {}
 
 ShmBackend::~ShmBackend() {
-  // What is queued cannot be finished while an exception unwinds: the others may be waiting
-  // elsewhere.
+  // Queued calls can't be finished while an exception unwinds: the others may be waiting elsewhere.
   if (std::uncaught_exceptions() > 0) group_.abandon();
   drain();
 }

@@ -9,7 +9,7 @@ namespace fsdp::comm {
 
 class ShmBackend : public CpuBackend {
  public:
-  // `trouble` tells what is known of ranks that may not come while the group is made.
+  // `trouble` says why a rank may not come while the group is created.
   ShmBackend(Store store, std::string name, int rank, int size, std::chrono::milliseconds timeout,
              std::function<std::string()> trouble = {});
   ~ShmBackend() override;

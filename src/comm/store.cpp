@@ -22,14 +22,14 @@ bool await_keys(const Store& store, const std::vector<std::string>& keys, millis
     } catch (const std::exception&) {
       if (bounded.gone())
         throw Error(what +
-                        ": the store of the rendezvous is gone: the process that holds it (rank 0, "
-                        "or torchrun's agent) died.",
+                        ": the rendezvous store is gone: the process that holds it (rank 0, or "
+                        "torchrun's agent) died.",
                     "see what that process printed last.");
     }
     auto now = steady_clock::now();
     if (trouble && now - looked > milliseconds(300)) {
       looked = now;
-      // Who left may have answered before.
+      // A rank that left may have answered first.
       if (std::string known = trouble(); !known.empty() && !bounded.has(keys))
         throw Error(what + ": " + known + ".", "see what that rank printed last.");
     }
@@ -55,10 +55,10 @@ void await_ranks(const Store& store, const std::string& prefix, int size, millis
   if (absent > 16) missing += ", …";
   throw Error(
       what + ": " + std::to_string(absent) + " of " + std::to_string(size) +
-          " ranks did not come in " + std::to_string(timeout.count() / 1000) + " s: rank " +
+          " ranks didn't join within " + std::to_string(timeout.count() / 1000) + " s: rank " +
           missing + ".",
-      "see whether those processes run and what they printed; every rank must make the same "
-      "communicators in the same order. FSDP_TIMEOUT (seconds) allows more time.");
+      "check whether those processes are running and what they printed; every rank must create "
+      "the same communicators in the same order. FSDP_TIMEOUT (seconds) allows more time.");
 }
 
 template <typename Result>
@@ -84,7 +84,7 @@ Result BoundedStore::call(std::function<Result(c10d::Store&)> body) {
   });
   auto result = task->get_future();
   try {
-    std::thread([task] { (*task)(); }).detach();  // may outlive us, with all it needs
+    std::thread([task] { (*task)(); }).detach();  // may outlive us; it owns all it needs
   } catch (...) {
     state_->free.release();
     throw;
@@ -132,10 +132,10 @@ shm::Exchange exchange_over(Store store, const std::string& what,
             if (!await_keys(store, {key}, timeout, what, trouble)) {
               std::string who = key.substr(0, 5) == "host/" ? "rank " + key.substr(5) : "rank 0";
               throw Error(
-                  what + ": " + who + " did not come in " + std::to_string(timeout.count() / 1000) +
-                      " s.",
-                  "see whether that process runs and what it printed; every rank must make the "
-                  "same communicators in the same order.");
+                  what + ": " + who + " didn't join within " +
+                      std::to_string(timeout.count() / 1000) + " s.",
+                  "check whether that process is running and what it printed; every rank must "
+                  "create the same communicators in the same order.");
             }
             return store->get_to_str(key);
           },

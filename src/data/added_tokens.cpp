@@ -1,5 +1,5 @@
-// Threads list every place where a token could be, each in its own part of the text; then one pass
-// over those few places takes them from left to right.
+// Threads collect candidate matches, each in its own part of the text. One pass over the few
+// candidates then takes them from left to right.
 #include "data/added_tokens.h"
 
 #include <algorithm>
@@ -84,7 +84,7 @@ std::vector<AddedTokens::Found> AddedTokens::find(std::string_view text, int thr
   for_each_index(parts.size(), threads, [&](size_t i) {
     look(text, i * kChunk, std::min(text.size(), (i + 1) * kChunk), parts[i]);
   });
-  size_t match_end = 0;  // of the last one looked at, taken or not, without white space
+  size_t match_end = 0;  // of the last candidate considered, without white space
   for (const auto& part : parts) {
     for (const Candidate& candidate : part) {
       if (candidate.begin < match_end) continue;

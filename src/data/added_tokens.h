@@ -1,4 +1,4 @@
-// Added tokens: those that are looked for in the text itself, before it is cut into words.
+// Added tokens: tokens that are searched for in the text itself, before it is split into words.
 #pragma once
 
 #include <bitset>
@@ -13,10 +13,10 @@ struct AddedToken {
   int32_t id = 0;
   std::string content;
   bool special = false;
-  bool single_word = false;  // only where no character of a word stands beside it
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;       // and behind it
-  bool normalized = false;   // is looked for after normalisation, itself normalised
+  bool single_word = false;  // matches only if no word character is next to it
+  bool lstrip = false;       // includes the white space before it
+  bool rstrip = false;       // includes the white space after it
+  bool normalized = false;   // matched after normalization, and itself normalized
 };
 
 class AddedTokens {
@@ -28,7 +28,7 @@ class AddedTokens {
 
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
-  // All of them, from left to right; at one place the longest. Two may share the white space
+  // All matches from left to right; the longest at each position. Two may share the white space
   // between them. The text must be valid UTF-8.
   std::vector<Found> find(std::string_view text, int threads) const;
   bool empty() const { return tokens_.empty(); }
@@ -36,7 +36,7 @@ class AddedTokens {
  private:
   struct Node {  // of a trie over bytes
     std::vector<std::pair<unsigned char, int>> next;
-    int token = -1;  // that ends here
+    int token = -1;  // the token that ends here
   };
   struct Candidate {
     size_t begin, end;
@@ -46,8 +46,8 @@ class AddedTokens {
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> trie_;
-  std::bitset<256> starts_;  // bytes with which one begins
-  int only_start_ = -1;      // if they all begin with one byte
+  std::bitset<256> starts_;  // first bytes of all tokens
+  int only_start_ = -1;      // the first byte, if all tokens have the same
 };
 
 }  // namespace fsdp::data

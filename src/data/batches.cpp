@@ -1,5 +1,5 @@
-// One thread loads, one takes. The loader keeps up to `prefetch` batches ready and stops at the
-// first failure, which waits in its place until next() comes to it.
+// One thread loads, one consumes. The loader keeps up to `prefetch` batches ready. It stops at the
+// first failure, which stays in the queue until next() reaches it.
 #include "data/batches.h"
 
 #include <ATen/ops/empty.h>
@@ -21,35 +21,34 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kIgnored = -100;  // what cross_entropy leaves out unless told otherwise
+constexpr int64_t kIgnored = -100;  // cross_entropy's default ignore_index
 
-std::string text(int64_t number) {
-  return with_separators(number);
-}
-
-void check(const TokenSource& source, const BatchOptions& options) {
+void check_batches(const TokenSource& source, const BatchOptions& options) {
   if (options.seq < 1 || options.batch < 1) {
-    throw Error("batches of " + text(options.batch) + " samples of " + text(options.seq) +
-                    " tokens cannot be made.",
-                "both are 1 at least.");
+    throw Error("a batch can't have " + with_separators(options.batch) + " samples of " +
+                    with_separators(options.seq) + " tokens.",
+                "both must be at least 1.");
   }
   if (options.world < 1 || options.rank < 0 || options.rank >= options.world) {
-    throw Error("there is no rank " + text(options.rank) + " of " + text(options.world) + ".",
+    throw Error("rank " + with_separators(options.rank) + " isn't in a world of " +
+                    with_separators(options.world) + ".",
                 "ranks count from 0 to world - 1.");
   }
   if (options.batch % options.world) {
-    throw Error("a batch of " + text(options.batch) + " samples cannot be shared by " +
-                    text(options.world) + " ranks.",
-                "choose a batch that is a multiple of the ranks.");
+    throw Error("a batch of " + with_separators(options.batch) + " samples can't be divided among " +
+                    with_separators(options.world) + " ranks.",
+                "choose a batch that is a multiple of the number of ranks.");
   }
   if (options.position < 0 || options.prefetch < 0) {
-    throw Error("position and prefetch of batches are 0 at least.", "give 0 or more.");
+    throw Error("the position and prefetch of batches can't be negative.", "pass 0 or more.");
   }
   if (source.tokens() < options.seq + 1) {
-    throw Error("the data has " + text(source.tokens()) + " tokens, and a sample needs " +
-                    text(options.seq + 1) + ".",
+    throw Error("the data has " + with_separators(source.tokens()) + " tokens, but a sample needs " +
+                    with_separators(options.seq + 1) + ".",
                 "use more data, or shorter samples.");
   }
+  if (options.samples && options.samples->size() == 0)
+    throw Error("no samples were selected.", "pass a SampleSet with at least one sample.");
 }
 
 }  // namespace
@@ -71,10 +70,11 @@ struct Batches::State {
   bool stopping = false;
   std::thread loader;
 
-  // Which sample of the source comes at a place of the stream.
+  // The number, in the source, of the sample at a place of the stream.
   int64_t sample(int64_t place) const {
     int64_t epoch = place / samples, i = place % samples;
-    return options.shuffle ? shuffled(i, samples, options.seed, epoch) : i;
+    if (options.shuffle) i = shuffled(i, samples, options.seed, epoch);
+    return options.samples ? (*options.samples)[i] : i;
   }
 
   Batch load(int64_t first) const;
@@ -92,7 +92,7 @@ Batch Batches::State::load(int64_t first) const {
   if (options.document_mask) batch.documents = at::zeros({rows, seq}, at::kLong);
   batch.all_samples =
       options.repeat ? options.batch : std::clamp<int64_t>(samples - first, 0, options.batch);
-  // Where the last batch is not full the ranks share what there is, as evenly as it goes.
+  // An incomplete last batch is divided among the ranks as evenly as possible.
   int64_t from = batch.all_samples * options.rank / options.world;
   int64_t to = batch.all_samples * (options.rank + 1) / options.world;
   batch.samples = to - from;
@@ -111,9 +111,9 @@ void Batches::State::load_row(int64_t number, Batch& batch, int64_t row, std::ve
   for (int64_t i = 0; options.vocab > 0 && i <= seq; ++i) {
     if (ids[i] >= 0 && ids[i] < options.vocab) continue;
     throw Error(
-        source->where(first + i) + " is the id " + text(ids[i]) + ", and the vocabulary has " +
-            text(options.vocab) + ".",
-        "was the file made with another tokenizer, or is it of another format (data.format)?");
+        source->where(first + i) + " has id " + with_separators(ids[i]) +
+            ", but the vocabulary has " + with_separators(options.vocab) + " tokens.",
+        "was the file made with another tokenizer, or is it in another format (data.format)?");
   }
   std::copy_n(ids.begin(), seq, batch.ids.mutable_data_ptr<int64_t>() + row * seq);
   source->read_mask(first, seq + 1, counts.data());
@@ -162,8 +162,9 @@ void Batches::State::run() {
 
 Batches::Batches(std::shared_ptr<TokenSource> source, BatchOptions options)
     : state_(std::make_unique<State>()) {
-  check(*source, options);
-  state_->samples = (source->tokens() - 1) / options.seq;
+  check_batches(*source, options);
+  state_->samples =
+      options.samples ? options.samples->size() : (source->tokens() - 1) / options.seq;
   state_->source = std::move(source);
   state_->position = options.position;
   state_->options = options;
@@ -189,7 +190,7 @@ Batch Batches::next() {
     std::unique_lock guard(state.lock);
     state.changed.wait(guard, [&] { return !state.ready.empty(); });
     State::Loaded& front = state.ready.front();
-    // The last one, a failure or the end, stays: the loader has gone, and asking again is allowed.
+    // A failure or the end stays in the queue: the loader has exited, and next() may be called again.
     if (front.failure) std::rethrow_exception(front.failure);
     batch = front.batch;
     if (batch.all_samples > 0) {

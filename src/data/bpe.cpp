@@ -1,5 +1,5 @@
-// Short words are merged in an array, quadratically but without memory; long ones with a heap, in
-// O(n log n). Both take the pair of the lowest rank first and, among equals, the leftmost.
+// Short words are merged in an array, in O(n²) without allocation; long ones with a heap, in
+// O(n log n). Both merge the pair with the lowest rank first and, of equal ranks, the leftmost.
 #include "data/bpe.h"
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 namespace fsdp::data {
 namespace {
 
-constexpr size_t kShort = 40;  // bytes
+constexpr size_t kShortWord = 40;  // bytes
 constexpr uint32_t kNever = UINT32_MAX;
 
-// The character that spells a byte: itself if it can be seen, the next free one from 256 on
-// otherwise.
+// The character that spells a byte: the byte itself if it is printable, otherwise the next unused
+// one from 256 on.
 struct Alphabet {
   std::array<char32_t, 256> of_byte;
   std::unordered_map<char32_t, unsigned char> byte_of;
@@ -52,7 +52,7 @@ uint64_t hash(std::string_view word) {
   return mix(value ^ rest);
 }
 
-uint64_t pair_key(int32_t left, int32_t right) {
+uint64_t merge_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
 
@@ -82,7 +82,7 @@ Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& mer
   table_.resize(size);
   mask_ = size - 1;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
-    uint64_t pair = pair_key(merges[rank].left, merges[rank].right);
+    uint64_t pair = merge_key(merges[rank].left, merges[rank].right);
     uint64_t at = mix(pair) & mask_;
     while (table_[at].pair != UINT64_MAX && table_[at].pair != pair) at = (at + 1) & mask_;
     table_[at] = {pair, static_cast<uint32_t>(rank), merges[rank].result};
@@ -90,7 +90,7 @@ Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& mer
 }
 
 const Bpe::Entry* Bpe::find(int32_t left, int32_t right) const {
-  uint64_t pair = pair_key(left, right);
+  uint64_t pair = merge_key(left, right);
   for (uint64_t at = mix(pair) & mask_;; at = (at + 1) & mask_) {
     if (table_[at].pair == pair) return &table_[at];
     if (table_[at].pair == UINT64_MAX) return nullptr;
@@ -119,14 +119,14 @@ void Bpe::merge(std::string_view word, BpeScratch& scratch, std::vector<int32_t>
     auto whole = words_.find(std::string(word));
     if (whole != words_.end()) return ids.push_back(whole->second);
   }
-  if (word.size() <= kShort) return merge_short(word, ids);
+  if (word.size() <= kShortWord) return merge_short(word, ids);
   merge_long(word, scratch, ids);
 }
 
 void Bpe::merge_short(std::string_view word, std::vector<int32_t>& ids) const {
-  int32_t symbols[kShort];
-  int32_t results[kShort];  // of merging a symbol with the next
-  uint32_t ranks[kShort];
+  int32_t symbols[kShortWord];
+  int32_t results[kShortWord];  // of merging a symbol with the next
+  uint32_t ranks[kShortWord];
   int count = 0;
   for (unsigned char byte : word) {
     if (byte_ids_[byte] >= 0) symbols[count++] = byte_ids_[byte];
@@ -185,8 +185,8 @@ void Bpe::merge_long(std::string_view word, BpeScratch& scratch, std::vector<int
     auto& left = symbols[top.at];
     if (!left.alive || left.next < 0) continue;
     auto& right = symbols[left.next];
-    // The pair may have changed since it was put here. Symbols only grow, so a pair that becomes
-    // the same token is the same pair.
+    // The pair may have changed since it was queued. Symbols only grow, so a pair that merges to the
+    // same token is the same pair.
     const Entry* entry = find(left.id, right.id);
     if (!entry || entry->id != top.id) continue;
     left.id = top.id;

@@ -1,4 +1,4 @@
-// Bpe: a word's bytes to token ids, by merging pairs in the order in which training found them.
+// Bpe: encodes a word's bytes as token ids, by merging pairs in the order of the merge list.
 #pragma once
 
 #include <array>
@@ -10,13 +10,12 @@
 
 namespace fsdp::data {
 
-// How byte-level tokenizers spell bytes in a vocabulary: each byte is a printable character, a
-// space for example is U+0120. The bytes that `token` spells; where it holds another character it
-// stands for itself.
+// Byte-level vocabularies spell each byte as a printable character; a space, for example, is U+0120.
+// Returns the bytes that `token` spells, or `token` itself if it has any other character.
 std::string bytes_of_token(std::string_view token);
 std::string token_of_byte(unsigned char byte);
 
-// What one thread needs while it encodes: room to merge in, and the words that it met lately.
+// A thread's working memory for encoding: space for merges, and a cache of recent words.
 class BpeScratch {
  public:
   BpeScratch() : slots_(kSlots) {}
@@ -24,7 +23,7 @@ class BpeScratch {
  private:
   friend class Bpe;
   static constexpr size_t kSlots = size_t{1} << 15;
-  static constexpr size_t kKey = 22;  // bytes; with these two a slot is one cache line
+  static constexpr size_t kKey = 22;  // bytes; with kKey and kIds a slot is one cache line
   static constexpr size_t kIds = 10;
   struct Slot {
     uint8_t length = 0, count = 0;
@@ -39,7 +38,7 @@ class BpeScratch {
   struct Candidate {
     uint32_t rank;
     int32_t at;  // of the left symbol
-    int32_t id;  // what the two become
+    int32_t id;  // of the merged token
   };
 
   std::vector<Slot> slots_;
@@ -52,9 +51,9 @@ class Bpe {
   struct Merge {
     int32_t left, right, result;
   };
-  // `byte_ids`: the token of each byte, -1 where the vocabulary has none: such bytes vanish, as in
-  // the package. `merges` in order; where a pair comes twice the later one counts. `words`: with
-  // ignore_merges, a word that is a token as a whole is that token.
+  // `byte_ids`: the token of each byte, or -1 if the vocabulary has none; such bytes are dropped, as
+  // in the `tokenizers` package. `merges` are in order; of two entries for a pair, the later counts.
+  // `words`: with ignore_merges, words that are a single token.
   Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges,
       std::unordered_map<std::string, int32_t> words);
 
@@ -66,7 +65,7 @@ class Bpe {
     uint32_t rank = 0;
     int32_t id = 0;
   };
-  const Entry* find(int32_t left, int32_t right) const;  // null: the two do not merge
+  const Entry* find(int32_t left, int32_t right) const;  // null: the two don't merge
   void merge(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& ids) const;
   void merge_short(std::string_view word, std::vector<int32_t>& ids) const;
   void merge_long(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& ids) const;

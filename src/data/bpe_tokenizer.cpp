@@ -1,13 +1,12 @@
-// How a text becomes ids, on all cores:
+// Encoding text on all cores:
 //
-//   the text        made valid UTF-8, cut at added tokens, normalised         -> segments
-//   a segment       cut into words by the pattern, each word merged by Bpe    -> ids
+//   text       made valid UTF-8, split at added tokens, normalized           -> segments
+//   segment    split into words by the pattern, each word merged by Bpe      -> ids
 //
-// A large segment is scanned by several threads, each from a place that is not known to be the
-// start of a word. That is right all the same: where the next word ends depends on the text and on
-// the place of its start alone (Pattern::find), so two scans that are ever at the same place go on
-// alike. join() follows the scan from the left until it meets the one from the middle, usually
-// within a word or two, and takes that one's ids from there.
+// Several threads scan a large segment, each starting where no word may begin. The result is still
+// exact: the end of the next word depends only on the text and on where it starts (Pattern::find),
+// so two scans that reach the same position continue alike. join() follows the scan from the left
+// until it meets the one from the middle, usually within a word or two, and takes its ids from there.
 #include "data/bpe_tokenizer.h"
 
 #include <algorithm>
@@ -24,8 +23,8 @@
 namespace fsdp::data {
 namespace {
 
-constexpr size_t kAlone = size_t{1} << 16;  // bytes: shorter texts are not worth a thread
-constexpr size_t kMarks = 4096;             // places of a scan that are kept for join()
+constexpr size_t kAlone = size_t{1} << 16;  // bytes: shorter texts aren't worth a thread
+constexpr size_t kMarks = 4096;             // positions of a scan that join() can use
 
 std::vector<AddedToken> those(const std::vector<AddedToken>& tokens, bool normalized,
                               bool nfc_first) {
@@ -38,7 +37,7 @@ std::vector<AddedToken> those(const std::vector<AddedToken>& tokens, bool normal
   return chosen;
 }
 
-// Cuts into parts of about `size` bytes, each before a byte that `can_cut` accepts.
+// Cuts `text` into parts of about `size` bytes, each before a byte that `can_cut` accepts.
 template <class CanCut>
 std::vector<std::string_view> parts_of(std::string_view text, size_t size, CanCut can_cut) {
   std::vector<std::string_view> parts;
@@ -52,7 +51,7 @@ std::vector<std::string_view> parts_of(std::string_view text, size_t size, CanCu
   return parts;
 }
 
-// True if `good` holds for every part. std::vector<bool> would let threads meet in one byte.
+// True if `good` holds for every part. Not std::vector<bool>: threads would write to the same byte.
 template <class Good>
 bool all_parts(const std::vector<std::string_view>& parts, int threads, Good good) {
   std::vector<char> results(parts.size());
@@ -70,11 +69,11 @@ struct BpeTokenizer::Segment {
 // Either some whole segments, or a part of a large one.
 struct BpeTokenizer::Work {
   size_t first = 0, last = 0;  // segments
-  bool partial = false;        // then `first` alone, from `from` until a word ends at `to` or later
+  bool partial = false;        // segment `first` from `from` until a word ends at `to` or later
   size_t from = 0, to = 0;
-  size_t end = 0;  // where the scan came to
+  size_t end = 0;  // where the scan stopped
   std::vector<int32_t> ids;
-  std::vector<std::pair<size_t, size_t>> marks;  // starts of words, and how many ids came before
+  std::vector<std::pair<size_t, size_t>> marks;  // starts of words, and the number of ids before
 };
 
 class BpeTokenizer::Lease {
@@ -140,7 +139,7 @@ std::string_view BpeTokenizer::piece(int32_t id) const {
   if (id < 0 || id >= vocab_size() || !parts_.known[id]) {
     throw Error(
         name_ + " has no token " + std::to_string(id) + ".",
-        "the tokens were made with another tokenizer, or the model's vocabulary is larger.");
+        "were the tokens made with another tokenizer, or does the model have a larger vocabulary?");
   }
   return parts_.pieces[id];
 }
@@ -151,7 +150,8 @@ void BpeTokenizer::save(const std::string& folder) const {
     std::ofstream out(path, std::ios::binary);
     out << text;
     if (!out.flush())
-      throw Error("cannot write " + path + ".", "is there room, and may you write there?");
+      throw Error("can't write " + path + ".",
+                  "check free space on the disk and the permissions of the directory.");
   };
   write("tokenizer.json", json_);
   if (!config_.empty()) write("tokenizer_config.json", config_);
@@ -168,9 +168,9 @@ std::string_view BpeTokenizer::normalized(std::string_view text, int threads,
   return storage;
 }
 
-// `storage` keeps what had to be changed.
+// `storage` owns the result if it had to be changed.
 static std::string_view made_valid(std::string_view text, int threads, std::string& storage) {
-  // Before a byte that does not continue a character no ill-formed part goes on either.
+  // No ill-formed part extends past a byte that starts a character.
   auto parts = parts_of(text, size_t{1} << 20, [](char c) { return !continues(c); });
   auto good = [](std::string_view part) { return valid_prefix(part) == part.size(); };
   if (all_parts(parts, threads, good)) return text;
@@ -201,7 +201,7 @@ std::vector<BpeTokenizer::Segment> BpeTokenizer::segments(std::string_view text,
 
 std::vector<BpeTokenizer::Work> BpeTokenizer::cut(const std::vector<Segment>& segments) const {
   std::vector<Work> all;
-  size_t filled = chunk_;  // bytes in the last Work, if it can take more
+  size_t filled = chunk_;  // bytes in the last Work; chunk_ if it can take no more
   for (size_t i = 0; i < segments.size(); ++i) {
     std::string_view text = segments[i].text;
     if (text.size() <= 2 * chunk_ || !parts_.steps[0].pattern) {
@@ -241,8 +241,8 @@ void BpeTokenizer::words(std::string_view piece, size_t index, BpeScratch& scrat
   }
 }
 
-// What the first step makes of the text from `from` on, up to the end of its next match. That end;
-// or `from`, and nothing done, where it lies beyond `limit`.
+// Encodes the text from `from` to the end of the first step's next match, and returns that end. If
+// the end is beyond `limit`, does nothing and returns `from`.
 size_t BpeTokenizer::scan_piece(std::string_view text, size_t from, size_t limit,
                                 BpeScratch& scratch, std::vector<int32_t>& ids) const {
   auto [begin, end] = parts_.steps[0].pattern->find(text, from);
@@ -257,7 +257,7 @@ void BpeTokenizer::run(const std::vector<Segment>& segments, Work& work) const {
   Lease scratch(*this);
   if (work.partial) {
     std::string_view text = segments[work.first].text;
-    // A word of many chunks would be merged by each of them: it is left to join().
+    // A word that spans many chunks would be merged in each of them: join() does it once.
     size_t limit = work.to + chunk_;
     for (work.end = work.from; work.end < work.to;) {
       size_t before = work.ids.size();
@@ -281,7 +281,8 @@ void BpeTokenizer::run(const std::vector<Segment>& segments, Work& work) const {
   }
 }
 
-// Adds the ids of `work`, for a scan that really comes to `from`. Where the scan is afterwards.
+// Appends the ids of `work` from `from` on, a position that the scan from the left reached. Returns
+// the position reached.
 size_t BpeTokenizer::join(const std::vector<Segment>& segments, Work& work, size_t from,
                           std::vector<int32_t>& ids) const {
   std::string_view text = segments[work.first].text;

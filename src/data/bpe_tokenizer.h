@@ -1,4 +1,4 @@
-// The tokenizer of a tokenizer.json. See fsdp/tokenizer.h.
+// BpeTokenizer: a Hugging Face tokenizer.json. See fsdp/tokenizer.h.
 #pragma once
 
 #include <deque>
@@ -15,8 +15,7 @@ namespace fsdp::data {
 
 class BpeTokenizer : public Tokenizer {
  public:
-  // `config` is the tokenizer_config.json beside the tokenizer.json, or empty; it names eos and
-  // bos.
+  // `config`: the tokenizer_config.json next to the tokenizer.json, which names eos and bos; or empty.
   BpeTokenizer(std::string name, std::string json, std::string config);
 
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options) const override;
@@ -32,15 +31,15 @@ class BpeTokenizer : public Tokenizer {
   const std::string& json() const override { return json_; }
   void save(const std::string& folder) const override;
 
-  // How large a text is cut for threads, in bytes. Only tests change it.
+  // Bytes of text per thread and piece of work. Only tests change it.
   void set_chunk(size_t bytes) { chunk_ = bytes; }
 
  private:
   struct Segment;  // a part of the text, or an added token found in it
-  struct Work;     // what one thread does at a time
-  class Lease;     // a BpeScratch that nobody else uses meanwhile
+  struct Work;     // a piece of work for one thread
+  class Lease;     // exclusive use of a BpeScratch
 
-  // `storage` keeps the texts that had to be changed.
+  // `storage` owns the texts that had to be changed.
   std::vector<Segment> segments(std::string_view text, int threads,
                                 std::deque<std::string>& storage) const;
   std::string_view normalized(std::string_view text, int threads, std::string& storage) const;
@@ -55,7 +54,7 @@ class BpeTokenizer : public Tokenizer {
 
   std::string name_, json_, config_;
   TokenizerParts parts_;
-  AddedTokens raw_, normal_;  // looked for before and after normalisation
+  AddedTokens raw_, normal_;  // matched before and after normalization
   std::vector<bool> special_;
   std::optional<int32_t> eos_, bos_;
   size_t chunk_ = size_t{1} << 18;

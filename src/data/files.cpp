@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 FoundFile describe_file(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) {
-    throw Error("cannot read " + path + ": " + std::strerror(errno) + ".", "is the path right?");
+    throw Error("can't read " + path + ": " + std::strerror(errno) + ".", "check the path.");
   }
   return {path, status.st_size,
           int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
@@ -30,9 +30,11 @@ std::vector<FoundFile> files_below(const std::string& folder) {
                                       problem),
       end;
   if (problem)
-    throw Error("cannot read " + folder + ": " + problem.message() + ".", "is the path right?");
+    throw Error("can't read " + folder + ": " + problem.message() + ".", "check the path.");
   for (; at != end; at.increment(problem)) {
-    if (problem) throw Error("cannot read " + folder + ": " + problem.message() + ".", "");
+    if (problem)
+      throw Error("can't read " + folder + ": " + problem.message() + ".",
+                  "check the disk and the permissions of the folders in it.");
     if (at->path().filename().string().starts_with(".")) {
       if (at->is_directory(problem)) at.disable_recursion_pending();
       continue;

@@ -1,4 +1,4 @@
-// Which files a list of paths means.
+// Finding the files that a list of paths means.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ struct FoundFile {
   int64_t modified = 0;  // nanoseconds
 };
 
-// The files below a folder, sorted by path. Hidden ones and hidden folders are left out, links to
-// folders are not followed, and files without a byte do not count.
+// All files below a folder, sorted by path. Skips hidden files and folders, links to folders, and
+// empty files.
 std::vector<FoundFile> files_below(const std::string& folder);
-// Those of them that are text: not binary, and no token files (.bin, .idx, .mask).
+// The text files among them: not binary, and not token files (.bin, .idx, .mask).
 std::vector<FoundFile> text_files_below(const std::string& folder);
-FoundFile describe_file(const std::string& path);  // throws Error if it is not there
+FoundFile describe_file(const std::string& path);  // throws Error if it doesn't exist
 
-// A file with a zero byte near its beginning is not text.
+// True if the file has a zero byte in its first 8 KiB.
 bool looks_binary(const std::string& path);
 
 }  // namespace fsdp::data

@@ -10,7 +10,7 @@
 namespace fsdp::data {
 namespace {
 
-constexpr size_t kBatch = size_t{32} << 20;  // bytes of lines that are worked on at a time
+constexpr size_t kBatchOfLines = size_t{32} << 20;  // bytes of lines processed at a time
 
 struct Line {
   std::string_view text;
@@ -21,22 +21,22 @@ struct Parts {
   std::string prompt, text;
 };
 
-struct Reader {
+struct JsonlReader {
   const std::string& path;
   const JsonlOptions& options;
 
   [[noreturn]] void refuse(int64_t line, const std::string& why) const {
     throw Error(
         path + ": line " + std::to_string(line) + ": " + why + ".",
-        "each line is an object with \"" + options.text_field + "\", or with \"" +
+        "each line must be an object with \"" + options.text_field + "\", or with \"" +
             options.prompt_field + "\" and \"" + options.completion_field +
-            "\"; other names are given by --text-field, --prompt-field and --completion-field.");
+            "\"; --text-field, --prompt-field and --completion-field set other names.");
   }
 
   nlohmann::json object(const Line& line) const {
     auto value = nlohmann::json::parse(line.text, nullptr, false);
-    if (value.is_discarded()) refuse(line.number, "is not JSON");
-    if (!value.is_object()) refuse(line.number, "is not an object");
+    if (value.is_discarded()) refuse(line.number, "isn't JSON");
+    if (!value.is_object()) refuse(line.number, "isn't an object");
     return value;
   }
 
@@ -50,15 +50,15 @@ struct Reader {
 
   std::string field(nlohmann::json& value, const std::string& name, int64_t line) const {
     auto found = value.find(name);
-    if (found == value.end() || !found->is_string()) refuse(line, "\"" + name + "\" is not a text");
+    if (found == value.end() || !found->is_string()) refuse(line, "\"" + name + "\" isn't a string");
     return std::move(found->get_ref<std::string&>());
   }
 
   Parts parts(const Line& line, bool with_prompts) const {
     auto value = object(line);
     if (prompts(value, line.number) != with_prompts) {
-      refuse(line.number, with_prompts ? "is no prompt and completion, as the first is"
-                                       : "is a prompt and a completion, unlike the first");
+      refuse(line.number, with_prompts ? "has no prompt and completion, unlike the first line"
+                                       : "has a prompt and a completion, unlike the first line");
     }
     if (!with_prompts) return {"", field(value, options.text_field, line.number)};
     return {field(value, options.prompt_field, line.number),
@@ -66,7 +66,7 @@ struct Reader {
   }
 };
 
-// The next line that is not empty, or false.
+// Moves to the next line that isn't empty; false at the end.
 bool next_line(std::string_view& rest, Line& line) {
   while (!rest.empty()) {
     size_t end = rest.find('\n');
@@ -84,8 +84,8 @@ bool has_prompts(const std::string& path, const JsonlOptions& options) {
   MappedFile file(path);
   std::string_view rest = file.bytes();
   Line line{{}, 0};
-  if (!next_line(rest, line)) throw Error(path + " has no lines.", "was it written to its end?");
-  Reader reader{path, options};
+  if (!next_line(rest, line)) throw Error(path + " has no lines.", "is it complete?");
+  JsonlReader reader{path, options};
   return reader.prompts(reader.object(line), line.number);
 }
 
@@ -94,7 +94,7 @@ void tokenise_jsonl(const std::string& path, const Tokenizer& tokenizer,
                     const std::function<void(JsonlDocument&&)>& document) {
   bool with_prompts = has_prompts(path, options);
   MappedFile file(path);
-  Reader reader{path, options};
+  JsonlReader reader{path, options};
   EncodeOptions encode;
   encode.threads = options.threads;
   std::string_view rest = file.bytes();
@@ -102,7 +102,7 @@ void tokenise_jsonl(const std::string& path, const Tokenizer& tokenizer,
   bool more = next_line(rest, line);
   while (more) {
     std::vector<Line> lines;
-    for (size_t bytes = 0; more && bytes < kBatch; more = next_line(rest, line)) {
+    for (size_t bytes = 0; more && bytes < kBatchOfLines; more = next_line(rest, line)) {
       lines.push_back(line);
       bytes += line.text.size();
     }

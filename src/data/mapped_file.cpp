@@ -18,7 +18,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   bool good = file >= 0 && fstat(file, &status) == 0;
   if (good && !S_ISREG(status.st_mode)) {
     close(file);
-    throw Error(path + " is not a file.", "name files, or folders that hold some.");
+    throw Error(path + " isn't a regular file.", "pass files, or folders that contain files.");
   }
   if (good && status.st_size > 0) {
     size_ = static_cast<size_t>(status.st_size);
@@ -28,8 +28,8 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   int reason = errno;
   if (file >= 0) close(file);
   if (!good) {
-    throw Error("cannot read " + path + ": " + std::strerror(reason) + ".",
-                "does it exist, and may you read it?");
+    throw Error("can't read " + path + ": " + std::strerror(reason) + ".",
+                "check the path and its permissions.");
   }
 }
 

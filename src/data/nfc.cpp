@@ -1,4 +1,4 @@
-// The algorithm of Unicode Standard Annex 15: take apart, order the marks, put together.
+// The algorithm of Unicode Standard Annex 15: decompose, order the marks, compose.
 #include "data/nfc.h"
 
 #include <algorithm>
@@ -14,12 +14,12 @@
 namespace fsdp::data {
 namespace {
 
-// Hangul syllables are arithmetic: 19 leads, 21 vowels, 28 tails (the first is none).
+// Hangul syllables are computed: 19 leads, 21 vowels, 28 tails (the first means no tail).
 constexpr char32_t kSyllable = 0xac00, kLead = 0x1100, kVowel = 0x1161, kTail = 0x11a7;
 constexpr char32_t kLeads = 19, kVowels = 21, kTails = 28;
 constexpr char32_t kSyllables = kLeads * kVowels * kTails;
 
-uint64_t pair_key(char32_t first, char32_t second) {
+uint64_t composition_key(char32_t first, char32_t second) {
   return uint64_t{first} << 32 | second;
 }
 
@@ -27,7 +27,7 @@ struct Tables {
   std::unordered_map<char32_t, int> combining;
   std::unordered_map<char32_t, std::pair<char32_t, char32_t>> parts;
   std::unordered_map<uint64_t, char32_t> whole;
-  std::vector<bool> active;  // characters that normalisation can change or join to the one before
+  std::vector<bool> active;  // characters that can change, or compose with the one before
 
   Tables() : active(0x110000) {
     for (int i = 0; i < kCombiningRunCount; ++i) {
@@ -41,7 +41,7 @@ struct Tables {
     for (int i = 0; i < kPairCount; ++i) {
       auto [code, first, second] = std::to_array(kPairs[i]);
       parts[code] = {first, second};
-      if (!never.contains(code)) whole[pair_key(first, second)] = code;
+      if (!never.contains(code)) whole[composition_key(first, second)] = code;
       active[second] = true;
       if (never.contains(code)) active[code] = true;
     }
@@ -78,7 +78,7 @@ void take_apart(char32_t code, std::vector<char32_t>& out) {
   if (at->second.second) take_apart(at->second.second, out);
 }
 
-// 0 if the two do not compose.
+// 0 if the two don't compose.
 char32_t composed(char32_t first, char32_t second) {
   if (first >= kLead && first < kLead + kLeads && second >= kVowel && second < kVowel + kVowels) {
     return kSyllable + ((first - kLead) * kVowels + (second - kVowel)) * kTails;
@@ -87,11 +87,11 @@ char32_t composed(char32_t first, char32_t second) {
       second > kTail && second < kTail + kTails) {
     return first + (second - kTail);
   }
-  auto at = tables().whole.find(pair_key(first, second));
+  auto at = tables().whole.find(composition_key(first, second));
   return at == tables().whole.end() ? 0 : at->second;
 }
 
-// Marks between two starters, in the order of their classes; equal classes keep their order.
+// Sorts the marks between two starters by class; equal classes keep their order.
 void order_marks(std::vector<std::pair<char32_t, int>>& codes) {
   for (size_t first = 0; first < codes.size();) {
     size_t last = first;
@@ -129,7 +129,7 @@ std::string nfc(std::string_view text) {
 
   std::string out;
   out.reserve(text.size());
-  std::vector<char32_t> kept;  // a starter and the marks that did not compose with it
+  std::vector<char32_t> kept;  // a starter and the marks that didn't compose with it
   auto flush = [&] {
     for (char32_t code : kept) append_utf8(out, code);
     kept.clear();
@@ -137,7 +137,7 @@ std::string nfc(std::string_view text) {
   int last_class = 0;  // of the last mark kept
   bool has_starter = false;
   for (auto [code, combining] : codes) {
-    // Blocked: a mark of the same or a higher class, or another starter, stands between the two.
+    // Blocked if a mark of the same or a higher class, or another starter, is between the two.
     bool adjacent = kept.size() == 1;
     if (has_starter && (adjacent || last_class < combining)) {
       if (char32_t joined = composed(kept[0], code)) {

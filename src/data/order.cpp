@@ -1,6 +1,6 @@
-// A Feistel network permutes a power of four that is at least n; what falls outside [0, n) is
-// permuted again until it falls inside. That walk follows a cycle of the permutation, so it ends,
-// and it maps [0, n) onto itself one to one.
+// A Feistel network permutes [0, m), where m is a power of four and at least n. A value outside
+// [0, n) is permuted again until it falls inside. The walk follows a cycle of the permutation, so it
+// ends, and it maps [0, n) onto itself one to one.
 #include "data/order.h"
 
 #include <algorithm>
@@ -10,19 +10,19 @@ namespace fsdp::data {
 namespace {
 
 constexpr int kRounds = 6;
-// A network over a few bits can do little: small n walk in a domain of 2^12 all the same, which
-// costs them nothing that could be noticed.
+// A network over a few bits mixes poorly, so small n walk in a domain of 2^12. The cost is
+// negligible.
 constexpr int kLeastHalf = 6;  // bits
 
-uint64_t mixed(uint64_t value) {  // a bijection of 64 bits in which every bit depends on every bit
+}  // namespace
+
+uint64_t mixed(uint64_t value) {
   value ^= value >> 30;
   value *= 0xbf58476d1ce4e5b9ull;
   value ^= value >> 27;
   value *= 0x94d049bb133111ebull;
   return value ^ value >> 31;
 }
-
-}  // namespace
 
 int64_t shuffled(int64_t i, int64_t n, uint64_t seed, int64_t epoch) {
   if (n <= 1) return 0;

@@ -1,5 +1,5 @@
-// Matching: plain backtracking over a graph in which every node knows what follows it. Depth is
-// bounded by the length of the pattern, since only single characters are repeated.
+// Matching: plain backtracking over a graph in which every node knows its successor. The length of
+// the pattern bounds the depth, because only single characters are repeated.
 #include "data/pattern.h"
 
 #include <bit>
@@ -16,7 +16,7 @@ bool CharacterSet::has(char32_t code) const {
   return found != negated;
 }
 
-// Goes over as many characters of the node's set as it may take. How many; `at` is behind them.
+// Moves `at` past as many characters of the node's set as it may take, and returns how many.
 inline uint32_t Pattern::take(const Node& node, std::string_view text, size_t& at) const {
   const CharacterSet& set = sets_[node.set];
   uint32_t count = 0;
@@ -36,8 +36,8 @@ inline uint32_t Pattern::take(const Node& node, std::string_view text, size_t& a
 
 size_t Pattern::match(int index, std::string_view text, size_t at, int64_t& tries) const {
   if (--tries < 0) {
-    throw Error("a pattern of the tokenizer needs too long for this text.",
-                "the tokenizer.json is damaged or hostile; fetch it again from its source.");
+    throw Error("a pattern of the tokenizer takes too long on this text.",
+                "the tokenizer.json is damaged or malicious; download it again from its source.");
   }
   while (true) {
     const Node& node = nodes_[index];
@@ -77,7 +77,7 @@ size_t Pattern::match(int index, std::string_view text, size_t at, int64_t& trie
 }
 
 std::pair<size_t, size_t> Pattern::find(std::string_view text, size_t from) const {
-  // Honest patterns need a few tries a character.
+  // Real patterns need a few tries per character.
   int64_t tries = 200'000 + 100 * static_cast<int64_t>(text.size() - from);
   for (size_t at = from; at < text.size();) {
     size_t end = match(start_, text, at, tries);

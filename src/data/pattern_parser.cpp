@@ -1,4 +1,4 @@
-// Reading a pattern. A construct that is not understood here is an Error that shows it.
+// The parser of Pattern. An unsupported construct is an Error that shows it.
 #include <algorithm>
 #include <cctype>
 #include <memory>
@@ -35,8 +35,8 @@ void add_space(CharacterSet& set, bool negated) {
   }
 }
 
-// The other case of the ASCII letters in a set, and the two characters beyond ASCII that fold to
-// one.
+// Adds the other case of the ASCII letters in a set, and the two characters beyond ASCII that fold
+// to an ASCII letter.
 void add_cases(CharacterSet& set) {
   for (char32_t code = 'a'; code <= 'z'; ++code) {
     char32_t upper = code - 'a' + 'A';
@@ -65,7 +65,7 @@ class PatternParser {
   struct Tree {
     enum Kind { kSet, kSequence, kEither, kLook, kOptional } kind = kSequence;
     int set = -1;
-    char32_t letter = 0;  // of a set that is one letter in both cases
+    char32_t letter = 0;  // for a set of one letter in both cases
     uint32_t min = 1, max = 1;
     bool possessive = false;
     bool negative = false;
@@ -75,7 +75,7 @@ class PatternParser {
 
   [[noreturn]] void refuse(const std::string& what) const {
     throw Error("the pattern " + std::string(text_) + " has " + what + " (before byte " +
-                    std::to_string(at_) + "), which is not understood.",
+                    std::to_string(at_) + "), which isn't supported.",
                 "patterns may have alternatives, classes with \\p{..} and \\s, ? * + {n,m} on a "
                 "character, optional groups, lookahead and (?i:..).");
   }
@@ -107,7 +107,7 @@ class PatternParser {
     return tree;
   }
 
-  // Oniguruma lets (?i:ss) match one character that folds to two letters. Nobody needs it.
+  // Oniguruma lets (?i:ss) match one character that folds to two letters. No tokenizer needs it.
   void refuse_folded_pair(const Tree& first, const Tree& second) const {
     std::string pair = {static_cast<char>(first.letter | 0x20),
                         static_cast<char>(second.letter | 0x20)};
@@ -142,7 +142,7 @@ class PatternParser {
   }
 
   TreePtr group(bool caseless) {
-    if (++depth_ > 50) refuse("more than 50 groups within each other");
+    if (++depth_ > 50) refuse("more than 50 nested groups");
     TreePtr tree;
     if (take("?:")) {
       tree = alternatives(caseless);
@@ -175,7 +175,7 @@ class PatternParser {
     add_cases(set);
   }
 
-  // After the backslash. Returns the character where it stands for one.
+  // After the backslash. Returns the character, if the escape stands for one.
   std::optional<char32_t> escape(CharacterSet& set, bool caseless) {
     if (!more()) refuse("a \"\\\" at its end");
     char c = text_[at_++];
@@ -228,7 +228,7 @@ class PatternParser {
       code = code * 16 + (c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
     }
     if (digits < least || (closed && !take("}")) || code > 0x10ffff)
-      refuse("a character by number");
+      refuse("a character given by its number");
     return code;
   }
 
@@ -290,11 +290,11 @@ class PatternParser {
       max = Pattern::kMany;
     } else if (more() && text_[at_] == '{') {
       braces = read_braces(min, max);
-      if (!braces) refuse("a \"{\" that is no repetition");
+      if (!braces) refuse("a \"{\" that isn't a repetition");
     } else {
       return tree;
     }
-    if (more() && text_[at_] == '?') refuse("a repetition that takes as little as it can");
+    if (more() && text_[at_] == '?') refuse("a lazy repetition");
     bool possessive = take("+");
     if (possessive && braces) refuse("a repetition of a repetition");
     if (more() && (text_[at_] == '*' || text_[at_] == '{')) refuse("a repetition of a repetition");
@@ -338,7 +338,7 @@ class PatternParser {
     return true;
   }
 
-  // The nodes of `tree`, with `next` following it. The first of them.
+  // Adds the nodes of `tree`, followed by `next`. Returns the first of them.
   int build(const Tree& tree, int next) {
     Node node;
     node.next = next;
@@ -376,17 +376,18 @@ class PatternParser {
 
 Pattern::Pattern(std::string_view expression) {
   if (valid_prefix(expression) != expression.size()) {
-    throw Error("a pattern is not valid UTF-8.", "the tokenizer.json is damaged; fetch it again.");
+    throw Error("a pattern isn't valid UTF-8.",
+                "the tokenizer.json is damaged; download it again.");
   }
   if (expression.size() > kLongest) {
     throw Error("a pattern has " + std::to_string(expression.size()) + " bytes.",
-                "patterns have at most " + std::to_string(kLongest) +
-                    " bytes; the tokenizer.json is damaged, or was never meant to be used.");
+                "the limit is " + std::to_string(kLongest) +
+                    "; the tokenizer.json is damaged or malicious.");
   }
   start_ = PatternParser(*this, expression).parse();
   if (nodes_[start_].empty) {
     throw Error("the pattern " + std::string(expression) + " matches the empty text.",
-                "a pattern that cuts text into words must match at least a character.");
+                "a pattern that splits text into words must match at least one character.");
   }
 }
 

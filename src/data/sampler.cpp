@@ -11,8 +11,8 @@ struct DistributedSampler::State {
   SamplerOptions options;
   int64_t epoch = 0;
   int64_t position = 0;   // in the epoch's order, over all ranks
-  bool finished = false;  // the epoch was gone through
-  bool chosen = true;     // position and epoch were set: the next reset() leaves them
+  bool finished = false;  // the epoch is exhausted
+  bool chosen = true;     // position and epoch were set, so the next reset() keeps them
 
   size_t sample(int64_t place) const {
     int64_t at = place % options.size;
@@ -24,13 +24,13 @@ struct DistributedSampler::State {
 DistributedSampler::DistributedSampler(const SamplerOptions& options)
     : state_(std::make_shared<State>()) {
   if (options.size < 1) {
-    throw Error("a sampler of " + std::to_string(options.size) + " samples has nothing to give.",
-                "SamplerOptions::size is the size of the dataset.");
+    throw Error("a sampler can't have " + std::to_string(options.size) + " samples.",
+                "set SamplerOptions::size to the size of the dataset.");
   }
   if (options.world < 1 || options.rank < 0 || options.rank >= options.world) {
-    throw Error("a sampler cannot be for rank " + std::to_string(options.rank) + " of " +
+    throw Error("rank " + std::to_string(options.rank) + " of a sampler isn't in a world of " +
                     std::to_string(options.world) + ".",
-                "ranks count from 0 to below the size of the world.");
+                "ranks count from 0 to world - 1.");
   }
   state_->options = options;
 }
@@ -50,7 +50,7 @@ std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
   State& state = *state_;
   const SamplerOptions& options = state.options;
   if (batch_size == 0)
-    throw Error("a batch of 0 samples was asked for.", "batch sizes begin at 1.");
+    throw Error("a sampler was asked for a batch of 0 samples.", "pass a batch size of 1 or more.");
   auto each = static_cast<int64_t>(batch_size);
   int64_t left = options.size - state.position;
   if (left < each * options.world) {
@@ -81,7 +81,8 @@ int64_t DistributedSampler::epoch() const {
 
 void DistributedSampler::set_position(int64_t position) {
   if (position < 0)
-    throw Error("there is no position " + std::to_string(position) + ".", "positions begin at 0.");
+    throw Error("a sampler can't be at position " + std::to_string(position) + ".",
+                "positions start at 0.");
   state_->position = position;
   state_->finished = false;
   state_->chosen = true;

@@ -1,11 +1,9 @@
-// Opening paths, and sources made of sources: joined ones, and ranges of one.
+// Opening paths, and joining sources.
 #include "data/source.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 
-#include "base/table.h"
 #include "data/files.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
@@ -107,46 +105,21 @@ class JoinedSource : public TokenSource {
   bool masked_ = false;
 };
 
-class RangeSource : public TokenSource {
- public:
-  RangeSource(std::shared_ptr<TokenSource> all, int64_t first, int64_t count)
-      : all_(std::move(all)), first_(first), count_(count) {}
-  int64_t tokens() const override { return count_; }
-  void read(int64_t first, int64_t count, int64_t* ids) const override {
-    all_->read(first_ + first, count, ids);
-  }
-  void read_mask(int64_t first, int64_t count, uint8_t* counts) const override {
-    all_->read_mask(first_ + first, count, counts);
-  }
-  bool has_mask() const override { return all_->has_mask(); }
-  std::vector<int64_t> document_starts(int64_t first, int64_t count) const override {
-    auto starts = all_->document_starts(first_ + first, count);
-    for (int64_t& start : starts) start -= first_;
-    return starts;
-  }
-  std::string where(int64_t token) const override { return all_->where(first_ + token); }
-  SourceInfo info() const override { return all_->info(); }
-
- private:
-  std::shared_ptr<TokenSource> all_;
-  int64_t first_, count_;
-};
-
 std::shared_ptr<TokenSource> open_text(const std::vector<FoundFile>& files,
                                        const SourceOptions& options) {
   if (!options.tokenizer) {
-    throw Error(files[0].path + " is text, and there is no tokenizer.",
-                "name one: bytes, or a tokenizer.json.");
+    throw Error(files[0].path + " is text, but there is no tokenizer.",
+                "pass bytes or a tokenizer.json.");
   }
   if (options.loss_mask) {
-    throw Error(files[0].path + " is text, and text has no loss mask.",
+    throw Error(files[0].path + " is text, which has no loss mask.",
                 "fsdp tokenize makes a token file with a mask from prompts and completions.");
   }
   if (options.tokenizer->name() == "bytes") return bytes_source(files, *options.tokenizer->eos());
   return tokenised_source(files, options.tokenizer, options.cache_dir);
 }
 
-// What a path turned out to be: files of text, or token files.
+// What a path contains: text files or token files.
 struct Opened {
   std::vector<FoundFile> text;
   std::vector<std::shared_ptr<TokenSource>> tokens;
@@ -182,11 +155,11 @@ Opened open_file(const std::string& path, const SourceOptions& options) {
   if (options.format == "auto" && extension == ".jsonl") {
     throw Error(
         path + " is JSON lines, not text.",
-        "fsdp tokenize --jsonl makes a token file of it; --data.format text trains on its bytes.");
+        "fsdp tokenize --jsonl makes a token file from it; --data.format text trains on its bytes.");
   }
   if (looks_binary(path)) {
-    throw Error(path + " is not text: there is a zero byte in it.",
-                "token files end in .bin; other formats must be made into text or tokens first.");
+    throw Error(path + " isn't text: it has a zero byte.",
+                "token files end in .bin; convert other formats to text or tokens first.");
   }
   FoundFile file = describe_file(path);
   if (file.bytes == 0) return {};
@@ -219,9 +192,9 @@ std::shared_ptr<TokenSource> open_source(const SourceOptions& options) {
     throw Error("there is no data format \"" + options.format + "\".",
                 "formats are auto, text, nanogpt, llmc, megatron.");
   }
-  if (options.paths.empty()) throw Error("there is no data to read.", "name files or folders.");
+  if (options.paths.empty()) throw Error("there is no data to read.", "pass files or folders.");
   std::vector<std::shared_ptr<TokenSource>> parts;
-  std::vector<FoundFile> text;  // of paths one after the other: tokenised together
+  std::vector<FoundFile> text;  // of consecutive paths, tokenized together
   auto close_text = [&] {
     if (!text.empty()) parts.push_back(open_text(text, options));
     text.clear();
@@ -230,12 +203,12 @@ std::shared_ptr<TokenSource> open_source(const SourceOptions& options) {
     std::error_code ignored;
     bool folder = fs::is_directory(path, ignored);
     if (!folder && !fs::exists(path, ignored)) {
-      throw Error("there is no " + (path.empty() ? "file \"\"" : path) + ".", "is the path right?");
+      throw Error("there is no " + (path.empty() ? "file \"\"" : path) + ".", "check the path.");
     }
     Opened opened = folder ? open_folder(path, options) : open_file(path, options);
     if (opened.text.empty() && opened.tokens.empty()) {
       throw Error("there is no text in " + path + ".",
-                  "empty, hidden and binary files do not count.");
+                  "empty, hidden and binary files are ignored.");
     }
     text.insert(text.end(), opened.text.begin(), opened.text.end());
     if (opened.tokens.empty()) continue;
@@ -244,28 +217,6 @@ std::shared_ptr<TokenSource> open_source(const SourceOptions& options) {
   }
   close_text();
   return joined(std::move(parts));
-}
-
-std::pair<std::shared_ptr<TokenSource>, std::shared_ptr<TokenSource>> split_tail(
-    std::shared_ptr<TokenSource> source, double share, int64_t seq) {
-  if (!(share >= 0 && share < 1)) {
-    throw Error("a share of " + std::to_string(share) + " cannot be split off for validation.",
-                "shares are from 0 to below 1; 0.01 is usual.");
-  }
-  if (seq < 1) throw Error("samples of " + std::to_string(seq) + " tokens cannot be made.", "");
-  if (share == 0) return {std::move(source), nullptr};
-  int64_t samples = (source->tokens() - 1) / seq;
-  if (samples < 2) {
-    throw Error("the data has " + with_separators(source->tokens()) +
-                    " tokens, which is not enough for two samples of " + with_separators(seq) + ".",
-                "use more data, shorter samples, or no validation.");
-  }
-  auto tail =
-      std::clamp<int64_t>(std::llround(share * static_cast<double>(samples)), 1, samples - 1);
-  int64_t cut = (samples - tail) * seq;
-  int64_t rest = source->tokens() - cut;
-  return {std::make_shared<RangeSource>(source, 0, cut + 1),
-          std::make_shared<RangeSource>(source, cut, rest)};
 }
 
 }  // namespace fsdp::data

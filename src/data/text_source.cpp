@@ -17,9 +17,9 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kMapped = int64_t{1} << 20;  // smaller files are opened when they are read: maps
-                                               // are few (65,530 in a process), small files many
-constexpr int64_t kBatch = int64_t{64} << 20;  // bytes of text that are tokenised at a time
+constexpr int64_t kMapped = int64_t{1} << 20;  // bytes; smaller files are opened to be read: a
+                                               // process has few maps (65,530)
+constexpr int64_t kBatchOfText = int64_t{64} << 20;  // bytes of text tokenized at a time
 
 class BytesSource : public TokenSource {
  public:
@@ -47,8 +47,8 @@ class BytesSource : public TokenSource {
     ssize_t got = file < 0 ? -1 : pread(file, storage.data(), bytes, first);
     if (file >= 0) close(file);
     if (got != bytes) {
-      throw Error("cannot read " + path_ + " any more, or it became shorter.",
-                  "files must stay as they are while they are trained on.");
+      throw Error("can't read " + path_ + ", or it became shorter.",
+                  "don't change files while they are trained on.");
     }
     return storage;
   }
@@ -68,7 +68,7 @@ class MemorySource : public TokenSource {
     std::copy_n(ids_.begin() + first, count, ids);
   }
   std::string where(int64_t token) const override {
-    return "tokenised text: token " + std::to_string(token);
+    return "tokenized text: token " + std::to_string(token);
   }
   SourceInfo info() const override { return info_; }
 
@@ -77,7 +77,7 @@ class MemorySource : public TokenSource {
   SourceInfo info_;
 };
 
-// A cached token file that says what it was made of.
+// A cached token file, with the info of the text it was made from.
 class CachedSource : public TokenSource {
  public:
   CachedSource(std::shared_ptr<TokenSource> tokens, SourceInfo info)
@@ -97,7 +97,7 @@ class CachedSource : public TokenSource {
   SourceInfo info_;
 };
 
-// FNV-1a, 64 bits: a name for a cache, no protection against anybody.
+// FNV-1a, 64 bits: names a cache entry; not cryptographic.
 class Fingerprint {
  public:
   void add(std::string_view bytes) {
@@ -115,8 +115,8 @@ class Fingerprint {
   uint64_t value_ = 0xcbf29ce484222325ull;
 };
 
-// Held while one process makes a file that others want, too. Where the file system knows no locks,
-// all of them make it, and the last one's stays.
+// Held while one process makes a file that others want, too. If the file system doesn't support
+// locks, all of them make it, and the last one wins.
 class FileLock {
  public:
   explicit FileLock(const std::string& path)
@@ -152,7 +152,7 @@ void tokenise_files(const std::vector<FoundFile>& files, const Tokenizer& tokeni
     std::vector<std::string_view> texts;
     int64_t bytes = 0;
     while (first < files.size() && maps.size() < 10'000 &&
-           (maps.empty() || bytes + files[first].bytes <= kBatch)) {
+           (maps.empty() || bytes + files[first].bytes <= kBatchOfText)) {
       maps.push_back(std::make_unique<MappedFile>(files[first++].path));
       texts.push_back(maps.back()->bytes());
       bytes += maps.back()->size();
@@ -192,10 +192,10 @@ std::shared_ptr<TokenSource> tokenised_source(const std::vector<FoundFile>& file
   std::filesystem::create_directories(cache_dir, problem);
   std::string path =
       (std::filesystem::path(cache_dir) / ("tokens-" + key.text() + ".bin")).string();
-  std::string index = path.substr(0, path.size() - 3) + "idx";  // comes last: where it is, all is
+  std::string index = path.substr(0, path.size() - 3) + "idx";  // written last: if it exists, all is complete
   FileLock lock(path + ".lock");
   if (!std::filesystem::exists(index, problem)) {
-    log::info("tokenising " + with_separators(info.files) + " files, " +
+    log::info("tokenizing " + with_separators(info.files) + " files, " +
               human_bytes(static_cast<double>(info.bytes)) + ", into " + path);
     TokenWriter writer(path, "megatron", tokenizer->vocab_size());
     tokenise_files(files, *tokenizer, 0, [&](std::vector<int32_t>&& ids) { writer.add(ids); });

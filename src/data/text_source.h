@@ -11,27 +11,26 @@
 
 namespace fsdp::data {
 
-// Bytes of the files themselves, an end-of-document token behind each: nothing is copied or kept.
+// The bytes of the files, each followed by an end-of-document token. Nothing is copied or cached.
 std::shared_ptr<TokenSource> bytes_source(const std::vector<FoundFile>& files, int32_t end);
 
-// Text that is tokenised now, on all cores, or was before: the tokens are kept in `cache_dir` under
-// a name that depends on the files (paths, sizes, times) and on the tokenizer. Without a cache_dir
-// they stay in memory. Processes that want the same tokens at the same time wait for one to make
-// them.
+// Text tokenized on all cores. The tokens are cached in `cache_dir` under a name derived from the
+// files (paths, sizes, times) and the tokenizer; without a cache_dir they stay in memory. Processes
+// that want the same tokens at the same time wait for the one that makes them.
 std::shared_ptr<TokenSource> tokenised_source(const std::vector<FoundFile>& files,
                                               std::shared_ptr<const Tokenizer> tokenizer,
                                               const std::string& cache_dir);
 
-// Tokenises files in order, in batches that fit into memory, and hands on each document's ids, the
-// end of document included. `progress` gets the bytes done so far.
+// Tokenizes files in order, in batches that fit in memory. `document` gets the ids of each file,
+// including the end of the document; `progress` gets the number of bytes done so far.
 void tokenise_files(const std::vector<FoundFile>& files, const Tokenizer& tokenizer, int threads,
                     const std::function<void(std::vector<int32_t>&&)>& document,
                     const std::function<void(int64_t)>& progress = {});
 
-// One after the other.
+// Concatenates sources.
 std::shared_ptr<TokenSource> joined(std::vector<std::shared_ptr<TokenSource>> parts);
 
-// A source over a token file, which `open_source` makes for each.
+// A source over one token file.
 std::shared_ptr<TokenSource> file_source(const std::string& path, const std::string& format,
                                          bool mask);
 

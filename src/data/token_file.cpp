@@ -18,7 +18,7 @@ constexpr std::string_view kIndexMagic("MMIDIDX\0\0", 9);
 constexpr int64_t kIndexHeader = 9 + 8 + 1 + 8 + 8;
 
 template <class T>
-T load(std::string_view bytes, int64_t at) {  // files are not aligned
+T load(std::string_view bytes, int64_t at) {  // may be unaligned
   T value;
   std::memcpy(&value, bytes.data() + at, sizeof(T));
   return value;
@@ -29,16 +29,16 @@ std::string count(int64_t number) {
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why, const std::string& hint) {
-  throw Error(path + " is not a token file: " + why + ".", hint);
+  throw Error(path + " isn't a token file: " + why + ".", hint);
 }
 
 [[noreturn]] void cut_short(const std::string& path, int64_t has, int64_t needs) {
-  throw Error(path + (has < needs ? " is cut short" : " is longer than it should be") +
-                  ": it has " + count(has) + " bytes, and its header says " + count(needs) + ".",
+  throw Error(path + (has < needs ? " is truncated" : " is too long") + ": it has " + count(has) +
+                  " bytes, but its header says " + count(needs) + ".",
               "copy or make the file again.");
 }
 
-// What the first bytes say a file is, if it is something that we know and that holds no tokens.
+// The kind of a file that holds no tokens, by its first bytes; "" if it isn't a known one.
 std::string foreign_kind(std::string_view bytes) {
   struct Kind {
     std::string_view start;
@@ -64,17 +64,17 @@ std::string foreign_kind(std::string_view bytes) {
       {"\xff\xd8\xff", "an image"},
       {"%PDF", "a PDF"},
       {kIndexMagic, "the index of a Megatron file"},
-      {"version https://git-lfs", "a pointer to a file that was not fetched (Git LFS)"},
+      {"version https://git-lfs", "a Git LFS pointer, not the file itself"},
   };
   for (const Kind& kind : kinds) {
     if (bytes.substr(0, kind.start.size()) == kind.start) return kind.name;
   }
-  // Two bytes alone could be a token: a pickle also ends in a known one.
+  // Two bytes could also be a token, so check the last byte of a pickle, too.
   if (bytes.size() > 2 && bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5 &&
       bytes.back() == '.') {
     return "a Python pickle";
   }
-  // Tokens are two bytes each, and half of those bytes are small numbers.
+  // Tokens are two bytes each, and the upper bytes are small numbers, unlike text.
   std::string_view front = bytes.substr(0, 4096);
   bool text = front.size() >= 16;
   for (unsigned char c : front)
@@ -130,7 +130,7 @@ std::shared_ptr<TokenFile> TokenFile::open(const std::string& path, const std::s
   } else if (chosen == "nanogpt") {
     tokens->open_nanogpt();
   } else {
-    throw Error("there is no format of token files \"" + format + "\".",
+    throw Error("there is no token file format \"" + format + "\".",
                 "formats are auto, nanogpt, llmc, megatron.");
   }
   return tokens;
@@ -138,13 +138,13 @@ std::shared_ptr<TokenFile> TokenFile::open(const std::string& path, const std::s
 
 void TokenFile::open_nanogpt() {
   std::string_view bytes = file_->bytes();
-  const std::string hint = "text is made into tokens by: fsdp tokenize";
+  const std::string hint = "fsdp tokenize turns text into tokens.";
   if (bytes.empty()) refuse(path(), "it is empty", hint);
   std::string kind = foreign_kind(bytes);
   if (!kind.empty()) refuse(path(), "it is " + kind, hint);
   if (bytes.size() % 2) {
-    refuse(path(), "tokens have two bytes, and its size of " + count(file_->size()) + " is odd",
-           "it may be cut short; copy or make it again.");
+    refuse(path(), "tokens have two bytes, but its size of " + count(file_->size()) + " is odd",
+           "it may be truncated; copy or make it again.");
   }
   data_ = bytes.data();
   tokens_ = file_->size() / 2;
@@ -153,13 +153,13 @@ void TokenFile::open_nanogpt() {
 void TokenFile::open_llmc() {
   std::string_view bytes = file_->bytes();
   const std::string hint =
-      "files of llm.c begin with 1024 bytes of header; is this another format?";
-  if (file_->size() < kHeader) refuse(path(), "it has no whole header of llm.c", hint);
+      "llm.c's files begin with a header of 1024 bytes; is this another format?";
+  if (file_->size() < kHeader) refuse(path(), "it is shorter than llm.c's header", hint);
   auto magic = load<uint32_t>(bytes, 0), version = load<uint32_t>(bytes, 4);
   if (magic == swapped(kMagic16) || magic == swapped(kMagic32)) {
-    refuse(path(), "its numbers are big-endian", "write it on a little-endian machine.");
+    refuse(path(), "its numbers are big-endian", "make it on a little-endian machine.");
   }
-  if (magic != kMagic16 && magic != kMagic32) refuse(path(), "it lacks the mark of llm.c", hint);
+  if (magic != kMagic16 && magic != kMagic32) refuse(path(), "it doesn't have llm.c's magic number", hint);
   uint32_t expected = magic == kMagic16 ? 1 : 7;
   if (version != expected) {
     refuse(path(),
@@ -178,11 +178,11 @@ void TokenFile::open_megatron(const std::string& name) {
   index_ = std::make_unique<MappedFile>(name);
   std::string_view bytes = index_->bytes();
   auto wrong = [&](const std::string& why) {
-    throw Error(name + " is not an index that can be used: " + why + ".",
-                "it is written by Megatron's preprocess_data.py together with " + path() + ".");
+    throw Error(name + " isn't a usable index: " + why + ".",
+                "Megatron's preprocess_data.py writes it together with " + path() + ".");
   };
   if (index_->size() < kIndexHeader || bytes.substr(0, kIndexMagic.size()) != kIndexMagic) {
-    wrong("it lacks the mark of Megatron");
+    wrong("it doesn't have Megatron's magic number");
   }
   if (auto version = load<uint64_t>(bytes, 9); version != 1) {
     wrong(version == __builtin_bswap64(1) ? "its numbers are big-endian"
@@ -195,28 +195,28 @@ void TokenFile::open_megatron(const std::string& name) {
                {kInt64, 8}, {},          {},         {kUint16, 2}};
   int code = static_cast<unsigned char>(bytes[17]);
   if (code > 8 || !types[code].width)
-    wrong("its type " + std::to_string(code) + " is no type of ids");
+    wrong("its type " + std::to_string(code) + " isn't a type of ids");
   type_ = types[code].type;
   int64_t width = types[code].width;
 
   sequences_ = load<int64_t>(bytes, 18);
   documents_ = load<int64_t>(bytes, 26);
-  int64_t most = index_->size();  // counts beyond it are nonsense, and would overflow below
+  int64_t most = index_->size();  // larger counts are invalid and would overflow below
   if (sequences_ < 1 || sequences_ > most || documents_ < 1 || documents_ > most) {
-    wrong("it says " + std::to_string(sequences_) + " sequences and " + std::to_string(documents_) +
-          " ends of documents");
+    wrong("it has " + std::to_string(sequences_) + " sequences and " + std::to_string(documents_) +
+          " document ends");
   }
   int64_t needs = kIndexHeader + sequences_ * 12 + documents_ * 8;
-  if (index_->size() == needs + sequences_) wrong("it is of several kinds of data (multimodal)");
+  if (index_->size() == needs + sequences_) wrong("it is multimodal");
   if (index_->size() != needs) cut_short(name, index_->size(), needs);
 
-  // The sequences must follow each other in the file: then it is one row of tokens.
+  // The sequences must be contiguous, so that the file is one sequence of tokens.
   int64_t at = 0;
   for (int64_t i = 0; i < sequences_; ++i) {
     auto length = load<int32_t>(bytes, kIndexHeader + 4 * i);
     if (length < 0) wrong("sequence " + count(i) + " has a length of " + count(length));
     if (load<int64_t>(bytes, kIndexHeader + 4 * sequences_ + 8 * i) != at) {
-      wrong("sequence " + count(i) + " does not follow the one before");
+      wrong("sequence " + count(i) + " doesn't follow the one before");
     }
     at += length * width;
   }
@@ -296,13 +296,13 @@ MaskFile::MaskFile(const TokenFile& tokens) {
   if (!std::filesystem::exists(name, ignored)) {
     throw Error(
         "there is no loss mask " + name + " for " + tokens.path() + ".",
-        "fsdp tokenize writes one for prompts and completions; or train without loss masks.");
+        "fsdp tokenize writes one for prompts and completions; or set data.loss_mask to false.");
   }
   file_ = std::make_unique<MappedFile>(name);
   if (file_->size() != tokens.tokens()) {
     throw Error(name + " has " + count(file_->size()) + " bytes for " + count(tokens.tokens()) +
                     " tokens of " + tokens.path() + ".",
-                "a mask has one byte a token: make both again.");
+                "a mask has one byte per token: make both again.");
   }
 }
 
@@ -314,7 +314,7 @@ void MaskFile::read(int64_t first, int64_t number, uint8_t* counts) const {
   if (bad != counts + number) {
     throw Error(file_->path() + ": byte " + count(first + (bad - counts)) + " is " +
                     std::to_string(*bad) + ".",
-                "a loss mask holds 0 and 1 alone.");
+                "a loss mask holds only 0 and 1.");
   }
 }
 

@@ -1,15 +1,13 @@
-// TokenFile: a file of token ids as other programs write it, mapped into memory.
+// TokenFile: a memory-mapped file of token ids in a format of another program.
 //
 //   nanogpt   FILE.bin: uint16, nothing else
 //   llmc      FILE.bin: 256 int32 (magic 20240520, version 1, count), then uint16;
 //             or magic 20240801, version 7, then uint32, as llm.c writes for Llama 3
-//   megatron  FILE.bin: ids of a type that FILE.idx names; FILE.idx: lengths of sequences, and
-//   which
-//             of them begin documents
+//   megatron  FILE.bin: ids of the type in FILE.idx; FILE.idx: lengths of sequences, and which of
+//             them begin documents
 //
-// All numbers are little-endian. Sizes are checked to the byte: a file that was cut short, or is of
-// another kind, is an Error that says so. Ids are not checked here, which would read the whole
-// file.
+// All numbers are little-endian. Sizes are checked to the byte: a truncated file, or one of another
+// kind, is an Error that says so. Ids aren't checked here, because that would read the whole file.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +21,7 @@ class MappedFile;
 
 class TokenFile {
  public:
-  // `format` is one of the above, or auto. A .idx may be named for its .bin. Throws Error.
+  // `format`: one of the above, or auto. A .idx may be passed instead of its .bin. Throws Error.
   static std::shared_ptr<TokenFile> open(const std::string& path,
                                          const std::string& format = "auto");
   TokenFile();
@@ -34,10 +32,10 @@ class TokenFile {
   int64_t tokens() const { return tokens_; }
   int64_t file_bytes() const;
 
-  // Tokens [first, first + count), which must exist. Ids that do not fit into 31 bits come out as
-  // they are: whoever reads compares them with a vocabulary.
+  // Tokens [first, first + count), which must exist. Ids may be any number: the caller checks them
+  // against its vocabulary.
   void read(int64_t first, int64_t count, int64_t* ids) const;
-  // Where documents begin, within [first, first + count). None without an index.
+  // Positions in [first, first + count) where documents begin. Empty without an index.
   std::vector<int64_t> document_starts(int64_t first, int64_t count) const;
 
  private:
@@ -45,7 +43,7 @@ class TokenFile {
   void open_nanogpt();
   void open_llmc();
   void open_megatron(const std::string& index);
-  int64_t sequence_start(int64_t sequence) const;  // in tokens, by the index
+  int64_t sequence_start(int64_t sequence) const;  // in tokens, from the index
   int64_t document_start(int64_t document) const;
 
   std::string format_;
@@ -56,19 +54,18 @@ class TokenFile {
   int64_t sequences_ = 0, documents_ = 0;  // of the index
 };
 
-// FILE.mask beside a token file: a byte a token, 1 where it counts in the loss, 0 where not.
+// FILE.mask next to a token file: one byte per token, 1 if it counts in the loss, 0 if not.
 class MaskFile {
  public:
-  explicit MaskFile(
-      const TokenFile& tokens);  // throws Error if it is missing or has another length
+  explicit MaskFile(const TokenFile& tokens);  // throws Error if missing or of another length
   ~MaskFile();
-  void read(int64_t first, int64_t count, uint8_t* counts) const;  // throws Error at another value
+  void read(int64_t first, int64_t count, uint8_t* counts) const;  // throws Error for other values
 
  private:
   std::unique_ptr<MappedFile> file_;
 };
 
-// FILE.bin with another extension.
+// `path` with another extension.
 std::string sibling(const std::string& path, const std::string& extension);
 
 }  // namespace fsdp::data

@@ -12,28 +12,28 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kShort = 65536;  // ids below it have 16 bits
+constexpr int64_t kIdsOf16Bits = 65536;  // smaller ids have 16 bits
 
 [[noreturn]] void failed(const std::string& path) {
   int reason = errno;
-  throw Error("cannot write " + path + ": " + std::strerror(reason) + ".",
-              "is there room on the disk, and may you write there?");
+  throw Error("can't write " + path + ": " + std::strerror(reason) + ".",
+              "check free space on the disk and the permissions of the directory.");
 }
 
 }  // namespace
 
 TokenWriter::TokenWriter(const std::string& path, const std::string& format, int64_t vocab,
                          bool mask)
-    : format_(format), vocab_(vocab), width_(vocab > kShort ? 4 : 2), mask_(mask) {
+    : format_(format), vocab_(vocab), width_(vocab > kIdsOf16Bits ? 4 : 2), mask_(mask) {
   if (format != "nanogpt" && format != "llmc" && format != "megatron") {
     throw Error("there is no format \"" + format + "\".", "formats are llmc, nanogpt, megatron.");
   }
   if (format == "nanogpt" && width_ == 4) {
     throw Error(
-        "a vocabulary of " + std::to_string(vocab) + " does not fit into nanoGPT's 16 bits.",
-        "write --format llmc or megatron.");
+        "a vocabulary of " + std::to_string(vocab) + " doesn't fit in nanoGPT's 16 bits.",
+        "use --format llmc or megatron.");
   }
-  files_.reserve(3);  // references to them are held
+  files_.reserve(3);  // keeps references to them valid
   File& tokens = create(path);
   if (format == "llmc") {
     char header[1024] = {};
@@ -65,21 +65,21 @@ void TokenWriter::write(File& file, const void* data, size_t bytes) {
 
 void TokenWriter::add(const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts) {
   if (mask_ && counts.size() != ids.size()) {
-    throw Error("a document has " + std::to_string(ids.size()) + " tokens and a loss mask of " +
+    throw Error("a document has " + std::to_string(ids.size()) + " tokens but a loss mask of " +
                     std::to_string(counts.size()) + ".",
-                "");
+                "pass one value per token.");
   }
   if (format_ == "megatron" && ids.size() > INT32_MAX) {
     throw Error("a document of " + std::to_string(ids.size()) +
-                    " tokens does not fit into Megatron's index.",
-                "cut the text into several files.");
+                    " tokens doesn't fit in Megatron's index.",
+                "split the text into several files.");
   }
   buffer_.resize(ids.size() * width_);
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab_) {
-      throw Error("the id " + std::to_string(ids[i]) + " is beyond the vocabulary of " +
+      throw Error("id " + std::to_string(ids[i]) + " is beyond the vocabulary of " +
                       std::to_string(vocab_) + ".",
-                  "");
+                  "was the text encoded with another tokenizer?");
     }
     auto narrow = static_cast<uint16_t>(ids[i]);
     std::memcpy(buffer_.data() + i * width_,
@@ -115,8 +115,8 @@ void TokenWriter::finish() {
   if (format_ == "llmc") {
     if (tokens_ > INT32_MAX) {
       throw Error(files_[0].path + ": " + std::to_string(tokens_) +
-                      " tokens do not fit into one file of llm.c.",
-                  "write --format megatron, or several files.");
+                      " tokens don't fit in one file of llm.c.",
+                  "use --format megatron, or write several files.");
     }
     int32_t header[3] = {width_ == 2 ? 20240520 : 20240801, width_ == 2 ? 1 : 7,
                          static_cast<int32_t>(tokens_)};
@@ -129,12 +129,12 @@ void TokenWriter::finish() {
     bool flushed = std::fflush(stream) == 0 && fsync(fileno(stream)) == 0;
     if (std::fclose(stream) != 0 || !flushed) failed(file.temporary);
   }
-  // What lies beside an older file of that name would be taken for a part of this one.
+  // An older file's .idx or .mask would be taken for a part of this one.
   std::error_code ignored;
   for (const char* extension : {".idx", ".mask"}) {
     std::filesystem::remove(sibling(files_[0].path, extension), ignored);
   }
-  for (File& file : files_) {  // the index is the last: where it is, the tokens are
+  for (File& file : files_) {  // the index is the last: if it exists, so do the tokens
     if (std::rename(file.temporary.c_str(), file.path.c_str())) failed(file.path);
     file.temporary.clear();
   }

@@ -1,5 +1,5 @@
-// TokenWriter: writes token files (see token_file.h). What it writes has another name until it is
-// finished, so a file that is there is whole.
+// TokenWriter: writes token files (see token_file.h). Files have temporary names until finish(), so a
+// file with its final name is complete.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@ namespace fsdp::data {
 
 class TokenWriter {
  public:
-  // `format`: nanogpt, llmc or megatron. Ids must be below `vocab`, which decides how wide they
-  // are; nanogpt has 16 bits and refuses more. `mask`: writes FILE.mask, too.
+  // `format`: nanogpt, llmc or megatron. Ids must be below `vocab`, which decides their width;
+  // nanogpt is limited to 16 bits. `mask`: also write FILE.mask.
   TokenWriter(const std::string& path, const std::string& format, int64_t vocab, bool mask = false);
-  ~TokenWriter();  // takes unfinished files away
+  ~TokenWriter();  // removes unfinished files
   TokenWriter(const TokenWriter&) = delete;
   TokenWriter& operator=(const TokenWriter&) = delete;
 
-  // A document. `counts` (1: counts in the loss) must be as long as `ids` if there is a mask.
+  // Adds a document. With a mask, `counts` (1: counts in the loss) must be as long as `ids`.
   void add(const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts = {});
   int64_t tokens() const { return tokens_; }
 
-  // Completes the files and gives them their names. Throws Error if there is nothing in them.
+  // Completes the files and renames them. Throws Error if there are no tokens.
   void finish();
 
  private:
@@ -38,7 +38,7 @@ class TokenWriter {
   int64_t vocab_;
   int width_;
   bool mask_;
-  std::vector<File> files_;  // the tokens, then the mask if there is one, then the index
+  std::vector<File> files_;  // the tokens, then the mask if any, then the index
   int64_t tokens_ = 0;
   std::vector<int32_t> lengths_;  // of documents, for Megatron's index
   std::vector<char> buffer_;

@@ -1,4 +1,4 @@
-// What all tokenizers share, the one for bytes, and which one a name means.
+// The byte tokenizer, loading a tokenizer by name, and what all tokenizers share.
 #include "fsdp/tokenizer.h"
 
 #include <filesystem>
@@ -38,8 +38,8 @@ class BytesTokenizer : public Tokenizer {
     if (id == kEnd) return "<|endoftext|>";
     if (id >= 0 && id < kEnd) return std::string_view(bytes_).substr(id, 1);
     throw Error(
-        "there is no byte " + std::to_string(id) + ": ids of the bytes tokenizer are 0 to 256.",
-        "the tokens were made with another tokenizer; name it with --tokenizer.");
+        "id " + std::to_string(id) + " isn't a byte: ids of the bytes tokenizer are 0 to 256.",
+        "were the tokens made with another tokenizer? Pass it with --tokenizer.");
   }
   bool special(int32_t id) const override { return id == kEnd; }
   int32_t vocab_size() const override { return kEnd + 1; }
@@ -62,7 +62,7 @@ std::string contents(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
-  if (!in) throw Error("cannot read " + path.string() + ".", "does it exist, and may you read it?");
+  if (!in) throw Error("can't read " + path.string() + ".", "check the path and its permissions.");
   return std::move(text).str();
 }
 
@@ -75,11 +75,11 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& what) {
   if (fs::is_directory(path, ignored)) path /= "tokenizer.json";
   if (!fs::is_regular_file(path, ignored)) {
     throw Error("there is no tokenizer " + (what.empty() ? "\"\"" : path.string()) + ".",
-                "name a tokenizer.json, a folder that holds one, or bytes.");
+                "pass a tokenizer.json, a folder that contains one, or bytes.");
   }
   if (path.extension() != ".json") {
-    throw Error(path.string() + " is not a tokenizer.json.",
-                "tokenizers of other kinds can be converted: with Hugging Face's transformers, "
+    throw Error(path.string() + " isn't a tokenizer.json.",
+                "convert other kinds of tokenizers with Hugging Face's transformers: "
                 "AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(FOLDER).");
   }
   fs::path config = path.parent_path() / "tokenizer_config.json";

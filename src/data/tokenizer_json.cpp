@@ -11,14 +11,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMostIds = 1 << 22;  // a table of them is made: more is a damaged file
-constexpr size_t kMostSteps = 64;      // of cutting into words: each is a level of recursion
+constexpr int64_t kMostIds = 1 << 22;  // bounds a table; more means a damaged file
+constexpr size_t kMostSteps = 64;      // of splitting into words; each is a level of recursion
 
-// What ByteLevel cuts with when it is not told to leave that to others.
+// ByteLevel's own pattern, used unless use_regex is false.
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-struct Reader {
+struct TokenizerReader {
   const std::string& name;
   TokenizerParts parts;
   std::unordered_map<std::string, int32_t> vocab;
@@ -26,8 +26,8 @@ struct Reader {
   [[noreturn]] void refuse(const std::string& what, const std::string& why) const {
     throw Error(
         name + ": " + what + ": " + why,
-        "byte-level BPE tokenizers can be used, such as those of GPT-2, Llama 3 and Qwen 2.5; "
-        "docs/data.md lists the parts that are understood.");
+        "byte-level BPE tokenizers work, such as those of GPT-2, Llama 3 and Qwen 2.5; "
+        "docs/data.md lists the supported parts.");
   }
 
   // A member with a default; null counts as missing.
@@ -48,15 +48,15 @@ struct Reader {
   }
 
   std::string type_of(const Json& part, const std::string& where) const {
-    if (!part.is_object()) refuse(where, "is not an object");
-    if (where.size() > 500) refuse(where.substr(0, 40) + "...", "holds itself too many times");
+    if (!part.is_object()) refuse(where, "isn't an object");
+    if (where.size() > 500) refuse(where.substr(0, 40) + "...", "is nested too deeply");
     return member(part, "type", std::string(), where);
   }
 
   int32_t id(const Json& value, const std::string& where) const {
-    if (!value.is_number_integer()) refuse(where, "is not a token id");
+    if (!value.is_number_integer()) refuse(where, "isn't a token id");
     auto number = value.get<int64_t>();
-    if (number < 0 || number >= kMostIds) refuse(where, std::to_string(number) + " is no token id");
+    if (number < 0 || number >= kMostIds) refuse(where, std::to_string(number) + " isn't a token id");
     return static_cast<int32_t>(number);
   }
 
@@ -74,7 +74,7 @@ struct Reader {
     for (const auto& [token, value] : entries.items()) {
       int32_t number = id(value, "model.vocab[" + token + "]");
       if (static_cast<size_t>(number) < parts.known.size() && parts.known[number]) {
-        refuse("model.vocab[" + token + "]", "another token has the id " + std::to_string(number));
+        refuse("model.vocab[" + token + "]", "another token has id " + std::to_string(number));
       }
       vocab.emplace(token, number);
       keep_piece(number, token);
@@ -82,7 +82,7 @@ struct Reader {
     if (vocab.empty()) refuse("model.vocab", "is empty");
   }
 
-  // Both spellings: "a b", and ["a", "b"], which newer versions write.
+  // Both formats: "a b", and ["a", "b"], which newer versions write.
   std::vector<Bpe::Merge> read_merges(const Json& model) const {
     const Json& entries = required(model, "merges", Json::value_t::array, "model");
     std::vector<Bpe::Merge> merges;
@@ -94,7 +94,7 @@ struct Reader {
         const auto& text = entry.get_ref<const std::string&>();
         size_t space = text.find(' ');
         if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
-          refuse(where, "\"" + text + "\" is not a pair");
+          refuse(where, "\"" + text + "\" isn't a pair");
         }
         left = text.substr(0, space);
         right = text.substr(space + 1);
@@ -103,11 +103,11 @@ struct Reader {
         left = entry[0].get<std::string>();
         right = entry[1].get<std::string>();
       } else {
-        refuse(where, "is not a pair");
+        refuse(where, "isn't a pair");
       }
       auto a = vocab.find(left), b = vocab.find(right), both = vocab.find(left + right);
       for (const auto& [found, text] : {std::pair{a, left}, {b, right}, {both, left + right}}) {
-        if (found == vocab.end()) refuse(where, "\"" + text + "\" is not in the vocabulary");
+        if (found == vocab.end()) refuse(where, "\"" + text + "\" isn't in the vocabulary");
       }
       merges.push_back({a->second, b->second, both->second});
     }
@@ -117,14 +117,14 @@ struct Reader {
   void read_model(const Json& root) {
     const Json& model = required(root, "model", Json::value_t::object, "tokenizer");
     std::string type = member(model, "type", std::string("BPE"), "model");
-    if (type != "BPE") refuse("model", "the type " + type + " is not understood");
+    if (type != "BPE") refuse("model", "type " + type + " isn't supported (BPE is)");
     auto dropout = model.find("dropout");
     if (dropout != model.end() && !dropout->is_null() && *dropout != 0) {
       refuse("model.dropout", "is set: the ids would be random");
     }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (!member(model, key, std::string(), "model").empty()) {
-        refuse(std::string("model.") + key, "is set: byte-level tokenizers have none");
+        refuse(std::string("model.") + key, "is set: byte-level tokenizers don't use it");
       }
     }
     read_vocab(model);
@@ -135,12 +135,12 @@ struct Reader {
       byte_ids[byte] = found == vocab.end() ? -1 : found->second;
       complete = complete && found != vocab.end();
     }
-    // Both say what to do about characters that are in no vocabulary, and then every one is.
+    // Both handle characters that aren't in the vocabulary. With all bytes in it, there are none.
     if (!complete && !member(model, "unk_token", std::string(), "model").empty()) {
-      refuse("model.unk_token", "is set, and not every byte is in the vocabulary");
+      refuse("model.unk_token", "is set, but not every byte is in the vocabulary");
     }
     if (!complete && member(model, "byte_fallback", false, "model")) {
-      refuse("model.byte_fallback", "is set, and not every byte is in the vocabulary");
+      refuse("model.byte_fallback", "is set, but not every byte is in the vocabulary");
     }
     std::unordered_map<std::string, int32_t> words;
     if (member(model, "ignore_merges", false, "model")) {
@@ -158,7 +158,7 @@ struct Reader {
     } else if (type == "NFC") {
       parts.nfc = true;
     } else {
-      refuse(where, "the type " + type + " is not understood (NFC is)");
+      refuse(where, "type " + type + " isn't supported (NFC is)");
     }
   }
 
@@ -166,12 +166,12 @@ struct Reader {
     const Json& pattern = required(part, "pattern", Json::value_t::object, where);
     auto regex = pattern.find("Regex");
     if (regex == pattern.end() || !regex->is_string()) {
-      refuse(where + ".pattern", "only regular expressions are understood");
+      refuse(where + ".pattern", "only regular expressions are supported");
     }
     std::string behavior = member(part, "behavior", std::string(), where);
     if (behavior != "Isolated")
-      refuse(where + ".behavior", behavior + " is not understood (Isolated is)");
-    if (member(part, "invert", false, where)) refuse(where + ".invert", "is not understood");
+      refuse(where + ".behavior", behavior + " isn't supported (Isolated is)");
+    if (member(part, "invert", false, where)) refuse(where + ".invert", "isn't supported");
     try {
       parts.steps.push_back({false, std::make_shared<Pattern>(regex->get<std::string>())});
     } catch (const Error& problem) {
@@ -179,13 +179,13 @@ struct Reader {
     }
   }
 
-  // True if this was the ByteLevel, which must be the last: from then on words are bytes.
+  // True if this was ByteLevel, which must be the last step: it turns words into bytes.
   bool read_pre_tokenizer(const Json& part, const std::string& where) {
     std::string type = type_of(part, where);
     if (type == "Sequence") {
       bool done = false;
       for (const Json& inner : required(part, "pretokenizers", Json::value_t::array, where)) {
-        if (done) refuse(where, "something follows ByteLevel");
+        if (done) refuse(where, "a step follows ByteLevel");
         if (parts.steps.size() >= kMostSteps) refuse(where, "has too many steps");
         done = read_pre_tokenizer(inner, where + ".pretokenizers");
       }
@@ -193,7 +193,7 @@ struct Reader {
     }
     if (type == "Split") return read_split(part, where), false;
     if (type != "ByteLevel")
-      refuse(where, "the type " + type + " is not understood (ByteLevel and Split are)");
+      refuse(where, "type " + type + " isn't supported (ByteLevel and Split are)");
     WordStep step;
     step.prefix_space = member(part, "add_prefix_space", true, where);
     if (member(part, "use_regex", true, where))
@@ -207,20 +207,20 @@ struct Reader {
     bool behind = false;
     for (const Json& item : required(part, "single", Json::value_t::array, where)) {
       if (item.is_object() && item.contains("Sequence")) {
-        if (behind) refuse(where + ".single", "has the text twice");
+        if (behind) refuse(where + ".single", "contains the text twice");
         behind = true;
         continue;
       }
       if (!item.is_object() || !item.contains("SpecialToken"))
-        refuse(where + ".single", "is not understood");
+        refuse(where + ".single", "isn't supported");
       std::string token = member(item["SpecialToken"], "id", std::string(), where);
       auto found = tokens.find(token);
-      if (found == tokens.end()) refuse(where + ".special_tokens", "lacks \"" + token + "\"");
+      if (found == tokens.end()) refuse(where + ".special_tokens", "has no \"" + token + "\"");
       for (const Json& value : required(*found, "ids", Json::value_t::array, where)) {
         (behind ? parts.after : parts.before).push_back(id(value, where + ".special_tokens"));
       }
     }
-    if (!behind) refuse(where + ".single", "does not have the text");
+    if (!behind) refuse(where + ".single", "doesn't contain the text");
   }
 
   void read_post_processor(const Json& part, const std::string& where) {
@@ -232,9 +232,9 @@ struct Reader {
     } else if (type == "TemplateProcessing") {
       if (!parts.before.empty() || !parts.after.empty()) refuse(where, "there are two templates");
       read_template(part, where);
-    } else if (type != "ByteLevel") {  // that one concerns offsets alone
+    } else if (type != "ByteLevel") {  // which affects only offsets
       refuse(where,
-             "the type " + type + " is not understood (ByteLevel and TemplateProcessing are)");
+             "type " + type + " isn't supported (ByteLevel and TemplateProcessing are)");
     }
   }
 
@@ -245,16 +245,16 @@ struct Reader {
         read_decoder(inner, where + ".decoders");
       }
     } else if (type != "ByteLevel") {
-      refuse(where, "the type " + type + " is not understood (ByteLevel is)");
+      refuse(where, "type " + type + " isn't supported (ByteLevel is)");
     }
   }
 
   void read_added(const Json& entries) {
-    if (!entries.is_array()) refuse("added_tokens", "is not a list");
+    if (!entries.is_array()) refuse("added_tokens", "isn't a list");
     std::unordered_set<std::string> seen;
     for (const Json& entry : entries) {
       std::string where = "added_tokens[" + std::to_string(seen.size()) + "]";
-      if (!entry.is_object()) refuse(where, "is not an object");
+      if (!entry.is_object()) refuse(where, "isn't an object");
       AddedToken token;
       token.content = member(entry, "content", std::string(), where);
       token.id = id(required(entry, "id", Json::value_t::number_unsigned, where), where + ".id");
@@ -264,7 +264,7 @@ struct Reader {
       token.rstrip = member(entry, "rstrip", false, where);
       token.normalized = member(entry, "normalized", !token.special, where);
       if (token.content.empty() || !seen.insert(token.content).second) {
-        refuse(where + ".content", "is empty, or there twice");
+        refuse(where + ".content", "is empty or appears twice");
       }
       auto in_vocab = vocab.find(token.content);
       if (in_vocab != vocab.end() && in_vocab->second != token.id) {
@@ -272,7 +272,7 @@ struct Reader {
       }
       bool taken = static_cast<size_t>(token.id) < parts.known.size() && parts.known[token.id];
       if (taken && in_vocab == vocab.end()) {
-        refuse(where, "another token has the id " + std::to_string(token.id));
+        refuse(where, "another token has id " + std::to_string(token.id));
       }
       keep_piece(token.id, token.content);
       parts.added.push_back(std::move(token));
@@ -280,7 +280,7 @@ struct Reader {
   }
 
   void read(const Json& root) {
-    if (!root.is_object()) refuse("the file", "is not a tokenizer");
+    if (!root.is_object()) refuse("the file", "isn't a tokenizer");
     read_model(root);
     auto part = [&](const char* key) -> const Json* {
       auto found = root.find(key);
@@ -289,7 +289,7 @@ struct Reader {
     if (auto* normalizer = part("normalizer")) read_normalizer(*normalizer, "normalizer");
     auto* words = part("pre_tokenizer");
     if (!words || !read_pre_tokenizer(*words, "pre_tokenizer")) {
-      refuse("pre_tokenizer", "has no ByteLevel: this is not a byte-level tokenizer");
+      refuse("pre_tokenizer", "has no ByteLevel: this isn't a byte-level tokenizer");
     }
     if (auto* after = part("post_processor")) read_post_processor(*after, "post_processor");
     if (auto* decoder = part("decoder")) read_decoder(*decoder, "decoder");
@@ -300,7 +300,7 @@ struct Reader {
 
   void require_known(int32_t token) const {
     if (static_cast<size_t>(token) < parts.known.size() && parts.known[token]) return;
-    refuse("post_processor", "the id " + std::to_string(token) + " is not in the vocabulary");
+    refuse("post_processor", "id " + std::to_string(token) + " isn't in the vocabulary");
   }
 };
 
@@ -311,11 +311,10 @@ TokenizerParts parse_tokenizer(const std::string& text, const std::string& name)
   try {
     root = Json::parse(text);
   } catch (const Json::exception& problem) {
-    throw Error(name + " is not valid JSON: " + problem.what(),
-                "it may be cut short, or a pointer to a file that was not fetched (Git LFS); fetch "
-                "it again.");
+    throw Error(name + " isn't valid JSON: " + problem.what(),
+                "it may be truncated, or a Git LFS pointer instead of the file; download it again.");
   }
-  Reader reader{name, {}, {}};
+  TokenizerReader reader{name, {}, {}};
   reader.read(root);
   return std::move(reader.parts);
 }

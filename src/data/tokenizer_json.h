@@ -1,5 +1,5 @@
-// Reading a tokenizer.json: its parts, checked, in the form in which we use them. A part that we
-// would treat in another way than the `tokenizers` package is refused by its name.
+// Parses a tokenizer.json into checked parts. A part that we can't treat exactly as the `tokenizers`
+// package does is refused by name.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,23 @@
 
 namespace fsdp::data {
 
-// One step of cutting text into words. It is done to every piece that the step before made.
+// One step of splitting text into words, applied to every piece that the previous step made.
 struct WordStep {
-  bool prefix_space = false;         // puts a space before a piece that has none
-  std::shared_ptr<Pattern> pattern;  // cuts it at every match; null: leaves it whole
+  bool prefix_space = false;         // prepends a space to a piece that doesn't start with one
+  std::shared_ptr<Pattern> pattern;  // splits a piece at every match; null: doesn't split
 };
 
 struct TokenizerParts {
   std::shared_ptr<const Bpe> bpe;
-  bool nfc = false;  // the text is normalised first
+  bool nfc = false;  // normalize the text first
   std::vector<WordStep> steps;
   std::vector<AddedToken> added;
-  std::vector<int32_t> before, after;  // what the template puts around a text
-  std::vector<std::string> pieces;     // the bytes of each id; empty where there is no such id
-  std::vector<bool> known;             // whether there is
+  std::vector<int32_t> before, after;  // tokens that the template puts around a text
+  std::vector<std::string> pieces;     // the bytes of each id; empty for unused ids
+  std::vector<bool> known;             // whether the id is used
 };
 
-// `name` is the file, for errors.
+// `name`: the file, for errors.
 TokenizerParts parse_tokenizer(const std::string& json, const std::string& name);
 
 }  // namespace fsdp::data

@@ -1,5 +1,4 @@
-// The category of a character is two array reads: runs are unfolded into blocks of 256 characters
-// once.
+// Runs are expanded once into blocks of 256 characters, so that a category takes two array reads.
 #include "data/unicode.h"
 
 #include <array>
@@ -14,7 +13,7 @@ constexpr const char* kNames =
     "CnLuLlLtLmLoMnMcMeNdNlNoPcPdPsPePiPfPoSmScSkSoZsZlZpCcCfCo";  // as in Category
 
 struct Blocks {
-  std::array<uint16_t, 0x1100> index;                // of a character's upper bits
+  std::array<uint16_t, 0x1100> index;                // the block, by a character's upper bits
   std::vector<std::array<uint8_t, 256>> categories;  // equal blocks are stored once
 
   Blocks() {
@@ -66,7 +65,7 @@ bool is_word(char32_t code) {
   static const uint32_t word = category_mask("L") | category_mask("M") | category_mask("Nd") |
                                category_mask("Nl") | bit(Category::Pc);
   if (word & bit(category(code))) return true;
-  // Joiners, and the circled and squared letters, which are symbols that count as alphabetic.
+  // Joiners, and circled and squared letters: symbols that count as alphabetic.
   return code == 0x200c || code == 0x200d || (code >= 0x24b6 && code <= 0x24e9) ||
          (code >= 0x1f130 && code <= 0x1f149) || (code >= 0x1f150 && code <= 0x1f169) ||
          (code >= 0x1f170 && code <= 0x1f189);
@@ -89,8 +88,7 @@ Utf8Step utf8_step(std::string_view text, size_t at) {
   if (lead < 0x80) return {1, true, false};
   if (lead < 0xc2 || lead > 0xf4) return {1, false, false};
   int length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  // The second byte is the one that rules out overlong forms, surrogates and what lies beyond
-  // Unicode.
+  // The second byte excludes overlong forms, surrogates and codes beyond Unicode.
   unsigned char low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
   unsigned char high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   for (int i = 1; i < length; ++i) {

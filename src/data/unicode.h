@@ -1,5 +1,5 @@
-// UTF-8 and what a tokenizer's patterns ask about characters: their general category. The tables
-// are our own (unicode_tables.py), so that ids depend on no library's version of Unicode.
+// UTF-8, and the general category of characters, which tokenizers' patterns use. The tables are our
+// own (unicode_tables.py), so that ids don't depend on a library's Unicode version.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace fsdp::data {
 
-// Unicode's general categories. The order is that of unicode_tables.py.
+// Unicode's general categories, in the order of unicode_tables.py.
 // clang-format off
 enum class Category : uint8_t {
   Cn, Lu, Ll, Lt, Lm, Lo, Mn, Mc, Me, Nd, Nl, No, Pc, Pd, Ps, Pe, Pi, Pf, Po, Sm, Sc, Sk, So,
@@ -19,19 +19,18 @@ enum class Category : uint8_t {
 constexpr uint32_t bit(Category category) {
   return uint32_t{1} << static_cast<int>(category);
 }
-// A set of categories by its name, "L" or "Lu"; 0 if there is no such name.
+// The set of categories with a name such as "L" or "Lu"; 0 if the name is unknown.
 uint32_t category_mask(std::string_view name);
 
 Category category(char32_t code);
 
-// White space as the package's patterns see it: the separators, and the controls that move the
-// cursor.
+// White space as the `tokenizers` package defines it: separators, and the control characters that
+// move the cursor.
 bool is_space(char32_t code);
-// A character of a word: alphabetic, a mark, a digit, a connector. For added tokens that must be
-// words.
+// A word character: alphabetic, a mark, a digit or a connector. For added tokens with single_word.
 bool is_word(char32_t code);
 
-// The character that starts at text[at], and `at` moved behind it. The text must be valid UTF-8.
+// Returns the character that starts at text[at] and moves `at` past it. The text must be valid UTF-8.
 inline char32_t next_code(std::string_view text, size_t& at) {
   auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   unsigned char lead = byte(at);
@@ -55,23 +54,21 @@ inline bool continues(char c) {
 
 void append_utf8(std::string& out, char32_t code);
 
-// How a text goes on at some byte.
+// The character at some byte of a text.
 struct Utf8Step {
-  int length;  // of the character; or, where there is none, of the longest part that could begin
-               // one
-  bool valid;  // a whole character
-  bool incomplete;  // the text ends where the character goes on
+  int length;  // of the character; if ill-formed, of the longest part that could begin one
+  bool valid;  // a complete character
+  bool incomplete;  // the text ends within the character
 };
 Utf8Step utf8_step(std::string_view text, size_t at);
 
-// The length of the part at the front that is valid UTF-8.
+// Length of the longest prefix that is valid UTF-8.
 size_t valid_prefix(std::string_view text);
 // `text` with each ill-formed part (the longest that could begin a character) replaced by U+FFFD,
 // as Python's bytes.decode("utf-8", "replace") does.
 std::string repaired(std::string_view text);
 
-// The tables. kCategoryRuns holds, for each run of characters of one category, first * 32 +
-// category.
+// The tables. For each run of characters of one category, kCategoryRuns has first * 32 + category.
 extern const uint32_t kCategoryRuns[];
 extern const int kCategoryRunCount;
 

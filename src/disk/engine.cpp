@@ -41,11 +41,11 @@ void Engine::wait(const Ticket& ticket) {
       continue;
     throw Error(file_.path() + ": " + verb(ticket->direction) + " " +
                     with_separators(ticket->bytes) + " bytes at " +
-                    with_separators(ticket->offset) + ": nothing has come from the disk for " +
+                    with_separators(ticket->offset) + ": no progress for " +
                     std::to_string(options_.limit.count() / 1000) + " s; " +
                     with_separators(ticket->left) + " bytes are missing.",
-                "see the system's log (dmesg) if this is a disk that fails; a network file system "
-                "may be cut off.");
+                "check the kernel log (dmesg) for disk errors; a network file system may have lost "
+                "its connection.");
   }
   if (!ticket->problem.empty()) throw Error(ticket->problem, ticket->hint);
 }
@@ -69,18 +69,18 @@ bool Engine::finish(Piece& piece, int64_t result) {
     const int code = static_cast<int>(-result);
     fail(piece, std::generic_category().message(code),
          code == ENOSPC || code == EDQUOT
-             ? "make room on the disk, or choose a directory on another one."
-             : "see the system's log (dmesg) if this is a disk that fails; another directory may "
-               "lie on a sound one.");
+             ? "free space on the disk, or choose a directory on another disk."
+             : "check the kernel log (dmesg) for disk errors, or choose a directory on another "
+               "disk.");
     return true;
   }
-  // Past the page cache a rest can only begin at a whole block.
+  // With O_DIRECT the remainder must start at a block boundary.
   int64_t came = std::min(result, piece.bytes);
   if (came < piece.bytes && file_.direct()) came -= came % kAlignment;
   if (came == 0) {
     fail(piece,
-         direction == Direction::kRead ? "the file ends there" : "the disk takes no more bytes",
-         "the file was cut by another program, or the disk fails (dmesg).");
+         direction == Direction::kRead ? "the file ends there" : "the disk accepted no bytes",
+         "another program truncated the file, or the disk is failing (check dmesg).");
     return true;
   }
   const std::lock_guard lock(mutex_);

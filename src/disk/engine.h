@@ -1,14 +1,13 @@
-// Engine: many pieces of a file read and written at the same time, into and out of memory of the
-// caller.
+// Engine: reads and writes many pieces of a file concurrently, into and out of the caller's memory.
 //
-// A transfer is cut into pieces of a few megabytes, `depth` of which are under way at a time, in
-// the order they were started. There are two engines: io_uring, and threads that call pread and
-// pwrite. The second is for kernels and containers that have or allow no io_uring, and for files
-// that go through the page cache (which io_uring would give to threads of the kernel anyway); it
-// asks the kernel to keep none of what has gone through.
+// A transfer is cut into pieces of a few megabytes. Up to `depth` pieces are in flight, started in
+// the order of the calls. There are two engines: io_uring, and threads that call pread and pwrite.
+// The thread engine is for kernels and containers without io_uring, and for files in the page cache
+// (which io_uring would hand to kernel threads anyway); it asks the kernel to drop the pages of
+// each finished piece.
 //
-// A piece that comes back short is continued; what fails makes an Error with file, offset and the
-// system's words in wait().
+// A short read or write is continued. A failure makes wait() throw an Error with the file, the
+// offset and the system's message.
 #pragma once
 
 #include <chrono>
@@ -29,19 +28,19 @@ enum class Direction { kRead, kWrite };
 
 struct EngineOptions {
   int64_t piece = 2 << 20;                 // bytes; a multiple of kAlignment
-  int depth = 32;                          // pieces under way
-  bool uring = true;                       // false: threads, also where io_uring works
-  int threads = 8;                         // of the engine that has them
-  std::chrono::milliseconds limit{60000};  // a wait without any progress for so long is an Error
+  int depth = 32;                          // pieces in flight
+  bool uring = true;                       // false: threads, even if io_uring works
+  int threads = 8;                         // of the thread engine
+  std::chrono::milliseconds limit{60000};  // wait() throws after this long without progress
 };
 
-// Something that was started. Made by Engine::start; its fields are the engine's.
+// A read or write in flight. Made by Engine::start; only the engine touches its fields.
 struct Transfer {
   Direction direction;
   int64_t offset, bytes;
-  int64_t left;         // bytes that have not come yet
-  int64_t pieces;       // that have not ended yet
-  std::string problem;  // of the first piece that failed
+  int64_t left;         // bytes not yet transferred
+  int64_t pieces;       // unfinished pieces
+  std::string problem;  // message of the first piece that failed
   std::string hint;
 };
 using Ticket = std::shared_ptr<Transfer>;
@@ -50,12 +49,12 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Reads or writes `bytes` at `offset`. Returns at once; the memory must stay until wait() has
-  // returned or done() is true. Any thread.
+  // Reads or writes `bytes` at `offset`. Returns at once; the memory must stay valid until wait()
+  // has returned or done() is true. Any thread may call it.
   Ticket start(Direction direction, int64_t offset, char* memory, int64_t bytes);
-  // Until it has ended. Throws what went wrong. After a timeout the transfer still goes on.
+  // Waits until the transfer has ended; throws if it failed. After a timeout the transfer goes on.
   void wait(const Ticket& ticket);
-  bool done(const Ticket& ticket);  // true too when it failed: wait() says so, without waiting
+  bool done(const Ticket& ticket);  // also true on failure; wait() then throws at once
 
   virtual const char* name() const = 0;  // "io_uring" or "threads"
   const EngineOptions& options() const { return options_; }
@@ -72,10 +71,10 @@ class Engine {
 
   // Called without the lock after pieces were added to the queue.
   virtual void wake() = 0;
-  // What became of a piece: `result` bytes, or a negative errno. False when the piece has a rest
-  // that must be run again (it was changed to that). Called without the lock.
+  // Records the result of a piece: bytes, or a negative errno. Returns false if part of the piece
+  // is left; `piece` is then that remainder and must be run again. Called without the lock.
   bool finish(Piece& piece, int64_t result);
-  // The first of the queue; false when there is none.
+  // Pops the front of the queue; false if it is empty.
   bool take(Piece& piece);
 
   const ScratchFile& file_;
@@ -89,19 +88,20 @@ class Engine {
   int64_t finished_ = 0;  // pieces; under the lock
 };
 
-// io_uring where it works, else threads. `memory` holds what will be read into and written from
-// most: it is registered with the kernel once. The file must outlive the engine.
+// io_uring if it works, else threads. `memory` holds the buffers that most transfers use; they are
+// registered with the kernel once. The file must outlive the engine.
 std::unique_ptr<Engine> make_engine(const ScratchFile& file, const EngineOptions& options,
                                     std::span<const std::span<char>> memory);
 
-// One call of pread or pwrite, and nothing left in the page cache. Bytes, or a negative errno.
+// One call of pread or pwrite that leaves nothing in the page cache. Returns bytes, or a negative
+// errno.
 int64_t transfer_once(const ScratchFile& file, Direction direction, int64_t offset, char* memory,
                       int64_t bytes);
 
-// Why io_uring cannot be used here; empty when it can.
+// Why io_uring can't be used here; empty if it can.
 std::string why_no_uring();
 
-// The two, for make_engine. The first is nullptr where io_uring does not work.
+// For make_engine. make_uring_engine returns nullptr if io_uring doesn't work.
 std::unique_ptr<Engine> make_uring_engine(const ScratchFile& file, const EngineOptions& options,
                                           std::span<const std::span<char>> memory);
 std::unique_ptr<Engine> make_thread_engine(const ScratchFile& file, const EngineOptions& options);

@@ -17,7 +17,7 @@ namespace fsdp::disk {
 namespace {
 
 std::atomic<Seam> seam = nullptr;
-std::atomic<int> opened = 0;  // files of this process so far
+std::atomic<int> opened = 0;  // files that this process has made so far
 
 std::string words(int code) {
   return std::generic_category().message(code);
@@ -33,23 +33,23 @@ int64_t free_bytes(int descriptor) {
   return static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
 }
 
-// 0 or an errno. A limit on the size of files is asked first: going over it sends a signal that
-// ends the process.
+// Returns 0 or an errno. Checks RLIMIT_FSIZE first: exceeding it sends a signal that kills the
+// process.
 int allocate(int descriptor, int64_t bytes) {
   if (const int injected = ask_seam("allocate", 0)) return injected;
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       limit.rlim_cur < static_cast<rlim_t>(bytes))
     return EFBIG;
-  // Some file systems give out all that is left before they say that it is too little, and others
-  // would find no room for that long.
+  // Checked first: some file systems allocate all remaining space before they report ENOSPC.
   if (free_bytes(descriptor) < bytes) return ENOSPC;
   int result = 0;
   do {
     result = ::fallocate(descriptor, 0, 0, bytes);
   } while (result < 0 && errno == EINTR);
   if (result == 0) return 0;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;  // some network file systems cannot
+  // Some network file systems have no fallocate.
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
   return ::ftruncate(descriptor, bytes) == 0 ? 0 : errno;
 }
 
@@ -82,19 +82,20 @@ ScratchFile::~ScratchFile() {
 }
 
 void ScratchFile::open(bool direct) {
-  // A file of this name is of a process that had our number and was killed between two calls.
+  // A file of this name is left over from a process that had our PID and was killed between open
+  // and unlink.
   ::unlink(path_.c_str());
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
   if (direct) descriptor_ = ::open(path_.c_str(), flags | O_DIRECT, 0600);
   direct_ = descriptor_ >= 0;
   if (!direct_) {
-    ::unlink(path_.c_str());  // some file systems create the file before they say no
+    ::unlink(path_.c_str());  // some file systems create the file before they refuse O_DIRECT
     descriptor_ = ::open(path_.c_str(), flags, 0600);
   }
   if (descriptor_ < 0)
     throw Error(
-        directory_ + ": no file for optimizer state can be made here: " + words(errno) + ".",
-        "choose a directory on a local disk that exists and may be written.");
+        directory_ + ": can't create a file for optimizer state here: " + words(errno) + ".",
+        "choose an existing, writable directory on a local disk.");
   ::unlink(path_.c_str());
 }
 
@@ -102,13 +103,13 @@ void ScratchFile::reserve() const {
   const int code = allocate(descriptor_, bytes_);
   if (code == 0) return;
   const std::string wanted =
-      directory_ + ": there is no room for " + sized(bytes_) + " of optimizer state: ";
+      directory_ + ": no room for " + sized(bytes_) + " of optimizer state: ";
   if (code == EFBIG)
-    throw Error(wanted + "files may not become so large.",
+    throw Error(wanted + "the file would exceed the size limit.",
                 "raise the limit (ulimit -f unlimited), or use a file system for large files.");
   throw Error(wanted + words(code) + "; " + sized(free_bytes(descriptor_)) +
-                  " are free, for all ranks that use it.",
-              "make room, choose a directory on a larger disk, or offload a smaller part "
+                  " are free, shared by all ranks that use this disk.",
+              "free space, choose a directory on a larger disk, or offload a smaller part "
               "(Offload::fraction).");
 }
 

@@ -1,9 +1,9 @@
-// ScratchFile: a file of this process alone, of fixed size, that is gone when the process is.
+// ScratchFile: a private file of fixed size that disappears with the process.
 //
-// Its name is removed as soon as it is open, so that a kill leaves nothing behind. All its blocks
-// are allocated at once: a disk that is too small is found here and not in the middle of a step.
-// It is opened past the page cache (O_DIRECT) where the file system allows; then offsets, sizes and
-// addresses must be multiples of kAlignment.
+// It is unlinked as soon as it is open, so a killed process leaves nothing behind. All its blocks
+// are allocated up front: a disk that is too small fails here and not in the middle of a step. It
+// bypasses the page cache (O_DIRECT) where the file system allows; offsets, sizes and addresses
+// must then be multiples of kAlignment.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr int64_t aligned(int64_t bytes) {
 
 class ScratchFile {
  public:
-  // `direct`: false to go through the page cache even where O_DIRECT works.
+  // `direct` = false uses the page cache even where O_DIRECT works.
   ScratchFile(const std::string& directory, int64_t bytes, bool direct = true);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
@@ -28,7 +28,7 @@ class ScratchFile {
   int descriptor() const { return descriptor_; }
   int64_t bytes() const { return bytes_; }
   bool direct() const { return direct_; }
-  const std::string& path() const { return path_; }  // that it had; for messages
+  const std::string& path() const { return path_; }  // the unlinked path, for messages
 
  private:
   void open(bool direct);
@@ -41,9 +41,9 @@ class ScratchFile {
   bool direct_ = false;
 };
 
-// A seam for tests: asked before a file is allocated ("allocate") and after each piece that was
-// read or written ("read", "write"). Returns 0, or the errno to fail with. It may block. Called by
-// threads of ours.
+// A seam for tests, called before a file is allocated ("allocate") and after each piece is read or
+// written ("read", "write"). Returns 0, or the errno to fail with. It may block. Any of our threads
+// may call it.
 using Seam = int (*)(const char* call, int64_t offset);
 void set_seam(Seam seam);  // nullptr: none
 int ask_seam(const char* call, int64_t offset);

@@ -10,7 +10,7 @@
 namespace fsdp::disk {
 namespace {
 
-constexpr size_t kHugePage = 2 << 20;  // disks take twice the bytes a second from such pages
+constexpr size_t kHugePage = 2 << 20;  // disk throughput is twice that of small pages
 
 }  // namespace
 
@@ -19,8 +19,8 @@ StateStore::StateStore(const std::string& directory, std::vector<std::vector<int
     : memory_(nullptr, [](char* memory) { std::free(memory); }) {
   if (options.buffers < 2)
     throw Error(
-        "state on a disk needs at least 2 buffers, not " + std::to_string(options.buffers) + ".",
-        "one is worked on while another is read or written.");
+        "state on disk needs at least 2 buffers, not " + std::to_string(options.buffers) + ".",
+        "set buffers to 2 or more: one is in use while another is read or written.");
   int64_t total = 0;
   for (const auto& tensors : entries) {
     Entry& entry = entries_.emplace_back();
@@ -39,9 +39,9 @@ StateStore::StateStore(const std::string& directory, std::vector<std::vector<int
   const size_t bytes = (wanted + kHugePage - 1) / kHugePage * kHugePage;
   memory_.reset(static_cast<char*>(std::aligned_alloc(kHugePage, bytes)));
   if (!memory_)
-    throw Error("there is no memory for " + std::to_string(count) + " buffers of " +
-                    human_bytes(static_cast<double>(buffer_bytes_)) + " for state on a disk.",
-                "take smaller or fewer buffers.");
+    throw Error("not enough memory for " + std::to_string(count) + " buffers of " +
+                    human_bytes(static_cast<double>(buffer_bytes_)) + " for state on disk.",
+                "use smaller or fewer buffers.");
   ::madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // only advice
   std::vector<std::span<char>> parts;
   for (size_t i = 0; i < count; ++i) {
@@ -81,15 +81,15 @@ std::span<char* const> StateStore::get(int entry) {
     Buffer* buffer = holding(entry);
     if (buffer) {
       if (buffer->state == State::kHeld)
-        throw Error("entry " + std::to_string(entry) + " of the state on disk is held already.",
-                    "put it back before it is asked for again.");
+        throw Error("entry " + std::to_string(entry) + " of the state on disk is already held.",
+                    "put it back before the next get.");
       ++counts_.ahead;
     } else {
       buffer = &claim(entry);
       read(*buffer, entry);
     }
-    if (buffer->state == State::kReading) read_ahead(entry);  // the disk goes on while we wait
-    await(*buffer);  // a write, too: it must not see what the caller changes
+    if (buffer->state == State::kReading) read_ahead(entry);  // keeps the disk busy while we wait
+    await(*buffer);  // a write too: it must not see the caller's changes
     become(*buffer, State::kHeld);
     read_ahead(entry);
     return std::span<char* const>(buffer->tensors);
@@ -132,8 +132,8 @@ void StateStore::become(Buffer& buffer, State state) {
 const StateStore::Entry& StateStore::place(int entry) const {
   if (entry < 0 || static_cast<size_t>(entry) >= entries_.size())
     throw Error("the state on disk has " + std::to_string(entries_.size()) +
-                    " entries, and no entry " + std::to_string(entry) + ".",
-                "count from 0.");
+                    " entries; there is no entry " + std::to_string(entry) + ".",
+                "entries count from 0.");
   return entries_[static_cast<size_t>(entry)];
 }
 
@@ -169,16 +169,16 @@ StateStore::Buffer* StateStore::free_one() {
   return oldest(State::kFree);
 }
 
-// Where nothing is free, a write is waited for; then something that was read ahead has to go.
+// If nothing is free, waits for a write; without writes, evicts an entry that was read ahead.
 StateStore::Buffer& StateStore::claim(int entry) {
   Buffer* buffer = free_one();
   if (!buffer) buffer = oldest(State::kWriting);
   if (!buffer) buffer = oldest(State::kReading);
   if (!buffer)
     throw Error("all " + std::to_string(buffers_.size()) +
-                    " buffers for state on a disk are held, and entry " + std::to_string(entry) +
+                    " buffers for state on disk are held, and entry " + std::to_string(entry) +
                     " needs one.",
-                "put back what is done, or take more buffers.");
+                "put back entries that are done, or use more buffers.");
   await(*buffer);
   return *buffer;
 }

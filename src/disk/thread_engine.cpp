@@ -1,4 +1,4 @@
-// The engine of threads: each takes a piece and calls pread or pwrite until it is done.
+// The thread engine: each thread takes a piece and calls pread or pwrite until it is done.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -10,9 +10,9 @@
 namespace fsdp::disk {
 namespace {
 
-// The page cache would keep what no one reads before the next step, at the cost of memory that
-// somebody needs. Pages that are not on the disk yet cannot be dropped, so they are written first,
-// which also brings the disk's errors. False: such an error, in errno.
+// Drops a finished piece from the page cache: nothing reads it before the next step, and the memory
+// is needed elsewhere. Dirty pages can't be dropped, so they are written first, which also reports
+// disk errors. Returns false on such an error, with errno set.
 bool forget(int file, bool reading, int64_t offset, int64_t bytes) {
   const unsigned written =
       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
@@ -29,7 +29,7 @@ class ThreadEngine final : public Engine {
     for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { run(); });
   }
 
-  // What has not begun is dropped.
+  // Drops pieces that haven't started.
   ~ThreadEngine() override {
     {
       const std::lock_guard lock(mutex_);
@@ -58,13 +58,13 @@ class ThreadEngine final : public Engine {
       }
       if (!take(piece)) continue;  // another thread was faster
       while (!finish(piece, run_piece(piece))) continue;
-      piece = {};  // nobody's transfer is held while we sleep
+      piece = {};  // keep no transfer alive while we sleep
     }
   }
 
   std::condition_variable more_;
   bool stopping_ = false;
-  std::vector<std::thread> threads_;  // last, so that the rest is there when they begin
+  std::vector<std::thread> threads_;  // last: they use the other members
 };
 
 }  // namespace

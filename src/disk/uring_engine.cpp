@@ -1,9 +1,9 @@
-// The engine of io_uring: pieces are handed to the kernel by whoever starts a transfer, and by one
-// thread of ours that waits for what has ended and hands over what comes next.
+// The io_uring engine. Pieces are submitted by the thread that starts a transfer and by one reaper
+// thread, which waits for completions and submits the next pieces.
 //
 // Two rules keep this simple. The submission side of the ring is touched only under `ring_mutex_`,
-// the completion side only by our thread. And no more pieces are under way than there are slots, so
-// that neither side can overflow.
+// the completion side only by the reaper. And no more pieces are in flight than there are slots, so
+// neither side can overflow.
 #include "disk/engine.h"
 
 #ifdef FSDP_HAVE_URING
@@ -19,10 +19,10 @@
 namespace fsdp::disk {
 namespace {
 
-constexpr uint64_t kWakeUp = ~uint64_t{0};                // user_data of what only ends a wait
-constexpr int64_t kLargestRegistered = int64_t{1} << 30;  // the kernel's limit on one piece
+constexpr uint64_t kWakeUp = ~uint64_t{0};                // user_data of the nop that ends a wait
+constexpr int64_t kLargestRegistered = int64_t{1} << 30;  // the kernel's limit per buffer
 
-// A ring, or the negative errno why there is none.
+// Returns 0 and opens `ring`, or returns a negative errno.
 int open_ring(io_uring& ring, unsigned entries) {
   const int result = io_uring_queue_init(entries, &ring, 0);
   if (result < 0) return result;
@@ -45,7 +45,8 @@ class UringEngine final : public Engine {
     reaper_ = std::thread([this] { reap(); });
   }
 
-  // What has not begun is dropped; what has begun ends first, because the kernel uses its memory.
+  // Drops pieces that haven't started and waits for the others, because the kernel uses their
+  // memory.
   ~UringEngine() override {
     {
       const std::lock_guard lock(mutex_);
@@ -67,8 +68,8 @@ class UringEngine final : public Engine {
   const char* name() const override { return "io_uring"; }
 
  private:
-  // Saves the kernel looking up the pages of every piece. Where it refuses (a limit on locked
-  // memory), pieces are read and written without.
+  // Saves the kernel a page lookup for every piece. If it refuses (the limit on locked memory),
+  // pieces use unregistered memory.
   void register_memory(std::span<const std::span<char>> memory) {
     std::vector<iovec> vectors;
     for (const auto& part : memory)
@@ -80,7 +81,7 @@ class UringEngine final : public Engine {
     if (io_uring_register_buffers(&ring_, vectors.data(), count) == 0) registered_ = vectors;
   }
 
-  // Where all of the piece lies, or -1.
+  // Index of the registered buffer that contains the whole piece, or -1.
   int registered(const Piece& piece) const {
     for (size_t i = 0; i < registered_.size(); ++i) {
       const auto* begin = static_cast<const char*>(registered_[i].iov_base);
@@ -109,7 +110,7 @@ class UringEngine final : public Engine {
 
   void prepare(size_t slot) {
     const Piece& piece = slots_[slot];
-    io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // there are more than slots
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // never null: there are more than slots
     const int fd = file_.descriptor(), buffer = registered(piece);
     const auto bytes = static_cast<unsigned>(piece.bytes);
     const auto offset = static_cast<uint64_t>(piece.offset);
@@ -127,8 +128,8 @@ class UringEngine final : public Engine {
     io_uring_sqe_set_data64(entry, slot);
   }
 
-  // The kernel may be short of memory for a moment. If that does not end, a wait runs into its
-  // limit and says so.
+  // Retries while the kernel is briefly short of memory. If that lasts, wait() reaches its limit
+  // and throws.
   void submit() {
     for (int tries = 0; io_uring_sq_ready(&ring_) > 0 && tries < 1000;)
       if (io_uring_submit(&ring_) <= 0) {
@@ -137,7 +138,7 @@ class UringEngine final : public Engine {
       }
   }
 
-  // --- our thread ---
+  // --- reaper thread ---
 
   void reap() {
     for (bool last = false; !last;) {
@@ -167,7 +168,7 @@ class UringEngine final : public Engine {
     if (whole)
       free_.push_back(slot);
     else
-      prepare(slot);  // submitted with what is handed over next
+      prepare(slot);  // submitted by the next hand_over()
   }
 
   io_uring ring_;
@@ -193,7 +194,7 @@ std::string why_no_uring() {
     case EACCES:
       return "the system or its container forbids it";
     case ENOSYS:
-      return "the kernel has none, or one older than 5.6";
+      return "the kernel has no io_uring, or is older than 5.6";
     default:
       return std::generic_category().message(-result);
   }

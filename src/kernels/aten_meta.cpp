@@ -1,8 +1,8 @@
-// LibTorch's operators on the meta device, those that its C++ library has no kernel for there:
-// everything is sized, nothing computed. A dry run passes through here.
+// Meta kernels for the LibTorch operators that have none in its C++ library: they compute sizes,
+// not values. A dry run uses them.
 //
-// Results have the sizes, types and layouts that the CPU's kernels give, since plans are compared
-// with what a CPU allocates; where a GPU differs, it is by little.
+// Results have the sizes, types and layouts of the CPU's kernels, because plans are compared with
+// what a CPU allocates; a GPU differs only slightly.
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -29,7 +29,7 @@ Tensor fresh_if(bool wanted, const Tensor& like, IntArrayRef sizes) {
   return wanted ? fresh(like, sizes) : Tensor();
 }
 
-// Of a statistic over many numbers.
+// Options for a statistic over many numbers.
 at::TensorOptions wide(const Tensor& like) {
   return like.options().dtype(like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
@@ -108,14 +108,16 @@ Three batch_norm_backward(const Tensor&, const Tensor& input, const Optional& we
           fresh_if(mask[2], like, channels)};
 }
 
-Three layer_norm(const Tensor& input, IntArrayRef shape, const Optional&, const Optional&, double) {
+Three native_layer_norm(const Tensor& input, IntArrayRef shape, const Optional&, const Optional&,
+                        double) {
   std::vector<int64_t> rows = input.sizes().vec();
   for (size_t i = rows.size() - shape.size(); i < rows.size(); ++i) rows[i] = 1;
   return {fresh(input, input.sizes()), at::empty(rows, wide(input)), at::empty(rows, wide(input))};
 }
 
-Three layer_norm_backward(const Tensor&, const Tensor& input, IntArrayRef, const Tensor&,
-                          const Tensor&, const Optional& weight, const Optional& bias, Mask mask) {
+Three native_layer_norm_backward(const Tensor&, const Tensor& input, IntArrayRef, const Tensor&,
+                                 const Tensor&, const Optional& weight, const Optional& bias,
+                                 Mask mask) {
   auto of = [&](bool wanted, const Optional& parameter) {
     return wanted && parameter && parameter->defined() ? at::empty_like(*parameter) : Tensor();
   };
@@ -181,8 +183,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, m) {
   m.impl("_adaptive_avg_pool2d_backward", adaptive_avg_pool2d_backward);
   m.impl("native_batch_norm", batch_norm);
   m.impl("native_batch_norm_backward", batch_norm_backward);
-  m.impl("native_layer_norm", layer_norm);
-  m.impl("native_layer_norm_backward", layer_norm_backward);
+  m.impl("native_layer_norm", native_layer_norm);
+  m.impl("native_layer_norm_backward", native_layer_norm_backward);
   m.impl("native_group_norm", group_norm);
   m.impl("native_group_norm_backward", group_norm_backward);
   m.impl("_scaled_dot_product_flash_attention_for_cpu", flash_attention);

@@ -31,8 +31,9 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 const char* const kOneDtype =
-    "the tensors of one call are on one device and, unless ops.h says otherwise, contiguous and of "
-    "one dtype: float32, bfloat16 or float16 (float64 only on the CPU).";
+    "the tensors of one call must be on one device and, unless ops.h says otherwise, contiguous "
+    "and "
+    "of one dtype: float32, bfloat16 or float16 (float64 only on the CPU).";
 
 [[noreturn]] void refuse(const char* op, const char* name, const at::Tensor& tensor,
                          const std::string& expected, const char* hint = kOneDtype) {
@@ -53,7 +54,7 @@ bool is_float(const at::Tensor& tensor) {
   }
 }
 
-// A floating-point tensor of at least one dimension whose rows are not empty.
+// A floating-point tensor with at least one dimension and non-empty rows.
 void check_rows(const char* op, const char* name, const at::Tensor& tensor, bool contiguous) {
   if (!tensor.defined() || !is_float(tensor) || tensor.dim() < 1 || tensor.size(-1) < 1)
     refuse(op, name, tensor, "a floating-point tensor with rows of at least one element");
@@ -94,7 +95,7 @@ void check_parameter(const char* op, const char* name, const at::Tensor& tensor,
   refuse(op, name, tensor, fmt::format("[{}] of the dtype of x", x.size(-1)));
 }
 
-// Where a gradient is written to: any floating-point dtype.
+// A gradient to write to: any floating-point dtype.
 void check_target(const char* op, const char* name, const at::Tensor& tensor,
                   const at::Tensor& beside) {
   if (is_float(tensor) && tensor.device() == beside.device() && tensor.is_contiguous()) return;
@@ -113,7 +114,7 @@ void check_parameter_gradient(const char* op, const char* name, const Optional& 
 void check_eps(const char* op, double eps) {
   if (eps >= 0) return;
   throw Error(fmt::format("{}: eps is {}, expected 0 or more.", op, eps),
-              "1e-5 and 1e-6 are usual.");
+              "1e-5 and 1e-6 are common.");
 }
 
 RowSizes check_norm(const char* op, const at::Tensor& x, const Optional& residual,
@@ -138,8 +139,7 @@ RowSizes check_norm_backward(const char* op, const at::Tensor& grad, const Optio
   return size;
 }
 
-// cos and sin for tensors of `batch` sequences of `tokens` tokens; returns what RopeSizes calls
-// cos_batch.
+// cos and sin for `batch` sequences of `tokens` tokens; returns RopeSizes::cos_batch.
 int64_t check_angles(const char* op, const at::Tensor& cos, const at::Tensor& sin,
                      const at::Tensor& x, int64_t batch, int64_t tokens) {
   const char* hint =
@@ -183,7 +183,7 @@ LogitSizes check_logits(const char* op, const at::Tensor& logits, const at::Tens
   if (!targets.defined() || targets.numel() != size.rows || !targets.is_contiguous() ||
       targets.scalar_type() != at::ScalarType::Long || targets.device() != logits.device())
     refuse(op, "targets", targets,
-           fmt::format("{} contiguous int64 on {}, one for each row of logits {}", size.rows,
+           fmt::format("{} contiguous int64 on {}, one per row of logits {}", size.rows,
                        logits.device().str(), sizes(logits.sizes())),
            "pass targets.to(logits.device(), at::kLong).contiguous().");
   return {size.rows, size.dim, slice && size.rows > 1 ? logits.stride(0) : size.dim};
@@ -228,14 +228,14 @@ RopeSizes check_rope_(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   if (!x.defined() || x.dim() != 3 || !is_float(x) || (x.stride(2) != 1 && x.size(2) > 1) ||
       (x.stride(1) == 0 && x.size(1) > 1) || (x.stride(0) == 0 && x.size(0) > 1))
     refuse("rope_", "x", x,
-           "a floating-point [batch, tokens, width] with contiguous rows that nobody shares");
+           "a floating-point [batch, tokens, width] with contiguous rows that don't overlap");
   const int64_t batch = x.size(0), tokens = x.size(1);
   const int64_t cos_batch = check_angles("rope_", cos, sin, x, batch, tokens);
   const int64_t head_dim = cos.size(-1);
   if (heads < 0 || heads * head_dim > x.size(2))
-    throw Error(fmt::format("rope_: {} heads of {} do not fit into the rows of x, {}.", heads,
+    throw Error(fmt::format("rope_: {} heads of {} don't fit into the rows of x, {}.", heads,
                             head_dim, describe(x)),
-                "heads * head_dim is at most the width of x; head_dim comes from cos.");
+                "heads * head_dim may be at most the width of x; head_dim comes from cos.");
   return {batch, tokens, heads, 0, head_dim, cos_batch};
 }
 

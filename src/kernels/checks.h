@@ -1,10 +1,10 @@
-// What the operators of ops.h demand of their tensors, the same on every device. Each operator's
-// function here takes what the operator takes (the C++ signature that a kernel must have to be
-// registered for it, only the result differs), throws an Error that names the tensor that does not
-// fit, and returns the sizes a kernel works with.
+// Checks of the tensors given to the operators of ops.h, the same on every device. Each operator's
+// function here takes the operator's arguments (in the C++ signature that a registered kernel must
+// have; only the result differs), throws an Error that names the tensor that doesn't fit, and
+// returns the sizes a kernel works with.
 //
-// Float64 is taken on the CPU and on the meta device, and computed in float64 there: rstd, losses
-// and the like are float64 then.
+// Float64 is accepted on the CPU and the meta device, and computed in float64 there: rstd, losses
+// and so on are then float64.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,19 +14,19 @@
 
 namespace fsdp::kernels {
 
-// An optional argument of an operator as ops.h has it: undefined if it was not given.
+// An optional argument in the form of ops.h: undefined if it wasn't given.
 inline at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) {
   return tensor ? *tensor : at::Tensor();
 }
 
-// What a row's numbers are in (rstd, losses, …) for tensors of `type`.
+// The dtype of per-row numbers (rstd, losses, …) for tensors of `type`.
 inline at::ScalarType row_type(at::ScalarType type) {
   return type == at::ScalarType::Double ? at::ScalarType::Double : at::ScalarType::Float;
 }
 
 struct RowSizes {
   int64_t rows;
-  int64_t dim;  // elements of a row; of the result's for swiglu
+  int64_t dim;  // elements per row; for swiglu, of the result
 };
 
 RowSizes check_rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& residual,
@@ -50,10 +50,10 @@ RowSizes check_layer_norm_backward(const at::Tensor& grad,
 struct RopeSizes {
   int64_t batch;
   int64_t tokens;
-  int64_t heads;      // that are turned
+  int64_t heads;      // heads to rotate
   int64_t kv_heads;   // of rope_pack; 0 for rope_
   int64_t head_dim;   // even
-  int64_t cos_batch;  // elements from one sequence of the batch to the next in cos and sin, or 0
+  int64_t cos_batch;  // elements between sequences of the batch in cos and sin; 0 if shared
 };
 
 RopeSizes check_rope_(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,

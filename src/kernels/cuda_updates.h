@@ -1,5 +1,6 @@
-// CudaUpdates: what libfsdp_cuda.so does of update.h and split.h. The module hands its table in
-// when it is loaded; without it (or on another device) LibTorch's operators do the work.
+// CudaUpdates: the parts of update.h and split.h that libfsdp_cuda.so implements. The module
+// registers its table when it is loaded; without it (or on another device) LibTorch's operators do
+// the work.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +12,8 @@
 namespace fsdp::kernels {
 
 struct CudaUpdates {
-  // `numbers` null: from `steps`, one for all or one each; else `steps` has one. Tensors must be
-  // `ours`.
+  // `numbers` null: the numbers are in `steps`, one for all or one per tensor; otherwise `steps`
+  // has one entry. Masters must be float32, whole or split (ours() in update.cpp).
   void (*adamw)(std::span<const AdamWTensors> tensors, std::span<const AdamWStep> steps,
                 const DeviceNumbers* numbers, const at::Tensor& factor);
   void (*sgd)(std::span<const SGDTensors> tensors, std::span<const SGDStep> steps,
@@ -26,8 +27,7 @@ struct CudaUpdates {
 };
 
 void set_cuda_updates(const CudaUpdates* table);  // called by the module
-// Loads the module when a tensor of a GPU comes first; null where the device is another, or there
-// is no module.
+// Loads the module at the first GPU tensor; null for another device, or if there is no module.
 const CudaUpdates* cuda_updates(at::Device device);
 
 }  // namespace fsdp::kernels

@@ -1,5 +1,5 @@
-// Updates and sums for devices that have no kernel of ours, and for what our CUDA kernels leave
-// out: LibTorch's operators, in stream order.
+// Updates and sums with LibTorch's operators, in stream order, for devices without our kernels and
+// for what our CUDA kernels don't cover.
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -25,9 +25,10 @@ namespace {
 
 using at::ScalarType;
 
-// --- tensors as LibTorch's operators want them ---
+// --- tensors in the form that LibTorch's operators take ---
 
-// Split masters joined, gradients in the master's dtype; write_back() undoes the first.
+// Joins split masters and converts gradients to the master's dtype; write_back() splits the masters
+// again.
 template <typename Tensors>
 std::vector<Tensors> plain(std::span<const Tensors> tensors) {
   std::vector<Tensors> list(tensors.begin(), tensors.end());
@@ -73,8 +74,7 @@ bool alike(const SGDStep& a, const SGDStep& b) {
          a.maximize == b.maximize;
 }
 
-// Calls body(tensors, step) for tensors that are updated alike and have one dtype: on a GPU that is
-// one launch.
+// Calls body(tensors, step) for tensors with one step and one dtype: one launch on a GPU.
 template <typename Tensors, typename Step, typename Body>
 void batches(const std::vector<Tensors>& list, std::span<const Step> steps, const Body& body) {
   std::vector<bool> done(list.size());
@@ -94,7 +94,7 @@ void batches(const std::vector<Tensors>& list, std::span<const Step> steps, cons
   }
 }
 
-// The fused operators divide by their scale, and do nothing where `found_inf` is 1.
+// The fused operators divide by their scale, and do nothing if `found_inf` is 1.
 struct Scale {
   explicit Scale(const at::Tensor& factor) {
     if (!factor.defined()) return;
@@ -104,13 +104,13 @@ struct Scale {
   std::optional<at::Tensor> grad_scale, found_inf;
 };
 
-// --- numbers on the device: plain operators, since the fused ones take weight decay by value ---
+// --- numbers on the device: plain operators, since fused ones take weight decay by value ---
 
 struct Numbers {
   at::Tensor lr, weight_decay, count;  // one float64 each
 };
 
-// Adds 1 to the counts of the tensors, where the update is not skipped.
+// Adds 1 to the counts of the tensors, unless the update is skipped.
 template <typename Tensors>
 void advance(std::span<const Tensors> tensors, const at::Tensor& counts, const at::Tensor& go) {
   std::set<int64_t> which;
@@ -129,13 +129,13 @@ at::Tensor whether_finite(const at::Tensor& factor, const at::Tensor& like) {
                           : at::ones({}, like.options().dtype(ScalarType::Bool));
 }
 
-// In what is computed: float32, or float64 for itself.
-at::Tensor wide(const at::Tensor& tensor) {
+// In the dtype that is computed in: float32, or float64 for float64.
+at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == ScalarType::Double ? tensor : tensor.to(ScalarType::Float);
 }
 
 at::Tensor scaled(const at::Tensor& grad, const at::Tensor& factor, bool maximize) {
-  const auto g = factor.defined() ? wide(grad) * factor : wide(grad);
+  const auto g = factor.defined() ? widened(grad) * factor : widened(grad);
   return maximize ? -g : g;
 }
 
@@ -145,8 +145,8 @@ void write(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& 
 
 // --- norms of rows ---
 
-// Short enough that float32 sums keep their digits, long enough that what is left to add in float64
-// is next to nothing.
+// Short enough for float32 sums to keep their precision, long enough that little is left to add in
+// float64.
 constexpr int64_t kRow = 8192;
 
 at::Tensor row_norms(const at::Tensor& tensor, double p) {  // [rows + 1] float64
@@ -175,7 +175,7 @@ void adamw(std::span<const AdamWTensors> tensors, std::span<const AdamWStep> ste
   const Scale scale(factor);
   batches(list, steps, [&](const std::vector<AdamWTensors>& batch, const AdamWStep& step) {
     auto master = column(batch, &AdamWTensors::master);
-    // Filled on the device: a copy from the host would have to wait for it.
+    // Filled on the device: a copy from the host would wait for it.
     const auto count = at::full({}, static_cast<double>(step.step),
                                 master.front().options().dtype(ScalarType::Float));
     at::_fused_adamw_(
@@ -209,12 +209,12 @@ void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step,
   for (const auto& t : list) {
     const auto [lr, weight_decay, count] = numbers_of(t, numbers);
     const auto g = scaled(t.grad, factor, step.maximize);
-    const auto m = wide(t.exp_avg) * step.beta1 + g * (1 - step.beta1);
-    const auto v = wide(t.exp_avg_sq) * step.beta2 + g * g * (1 - step.beta2);
+    const auto m = widened(t.exp_avg) * step.beta1 + g * (1 - step.beta1);
+    const auto v = widened(t.exp_avg_sq) * step.beta2 + g * g * (1 - step.beta2);
     const auto size = lr / (1 - at::pow(step.beta1, count));
     const auto correction = (1 - at::pow(step.beta2, count)).rsqrt();
     const auto w =
-        wide(t.master) * (1 - lr * weight_decay) - m * size / (v.sqrt() * correction + step.eps);
+        widened(t.master) * (1 - lr * weight_decay) - m * size / (v.sqrt() * correction + step.eps);
     write(t.exp_avg, m, go);
     write(t.exp_avg_sq, v, go);
     write(t.master, w, go);
@@ -229,10 +229,10 @@ void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const DeviceN
   advance(tensors, numbers.counts, go);
   for (const auto& t : list) {
     const auto [lr, weight_decay, count] = numbers_of(t, numbers);
-    const auto w = wide(t.master);
+    const auto w = widened(t.master);
     auto g = scaled(t.grad, factor, step.maximize) + w * weight_decay;
     if (step.momentum != 0) {
-      const auto later = wide(t.momentum_buffer) * step.momentum + g * (1 - step.dampening);
+      const auto later = widened(t.momentum_buffer) * step.momentum + g * (1 - step.dampening);
       const auto m = at::where(count == 1, g, later);
       write(t.momentum_buffer, m, go);
       g = step.nesterov ? g + m * step.momentum : m;
@@ -250,13 +250,13 @@ at::Tensor sum_of_powers(const at::Tensor& tensor, double p) {
 Clipping clip_factor(const at::Tensor& total, double max_norm) {
   auto norm = total.sqrt().to(ScalarType::Float);
   auto factor = at::full({}, max_norm, norm.options()) / (norm + 1e-6);
-  // The difference is 0, or NaN where the norm is not finite.
+  // The difference is 0, or NaN if the norm isn't finite.
   return {norm, factor.clamp_max(1.0) + (norm - norm)};
 }
 
 at::Tensor count_not_finite(const at::Tensor& tensor) {
-  // The largest magnitude of a row is finite if and only if the row is; this reads the tensor once
-  // and writes next to nothing, where isfinite() would write several temporaries of its size.
+  // A row's largest magnitude is finite exactly if the row is. This reads the tensor once and
+  // writes almost nothing; isfinite() would write several temporaries of its size.
   auto norms = row_norms(tensor, std::numeric_limits<double>::infinity());
   return at::isfinite(norms).logical_not_().sum(ScalarType::Double);
 }

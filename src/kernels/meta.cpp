@@ -1,5 +1,5 @@
-// The operators of ops.h on the meta device: everything is checked and sized, nothing computed. A
-// dry run passes through here.
+// The operators of ops.h on the meta device: they check arguments and compute sizes, not values. A
+// dry run uses them.
 #include <torch/library.h>
 
 #include "kernels/outputs.h"

@@ -1,7 +1,7 @@
 // The operators' schemas, and the functions of ops.h, which call them through the dispatcher.
 //
 // Kernels are registered elsewhere: cpu/*.cpp, meta.cpp and the CUDA module. An operator may not
-// return one of its arguments, so a result that is not wanted is an empty tensor.
+// return one of its arguments, so an output that isn't wanted is an empty tensor.
 #include "kernels/ops.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -32,9 +32,9 @@ Optional optional(const Tensor& tensor) {
   return tensor.defined() ? Optional(tensor) : std::nullopt;
 }
 
-// What holds during a call. Without grad mode, which is how src/nn calls, nothing can be recorded
-// and autograd's keys are passed by; with it, a tensor that requires a gradient goes through the
-// kernel below that makes backward an error.
+// The state during a call. Without grad mode, as src/nn calls them, nothing can be recorded and
+// autograd's keys are skipped; with it, a tensor that requires a gradient goes through the kernel
+// below that makes backward an error.
 class Call {
  public:
   explicit Call(const Tensor& first) {
@@ -49,7 +49,7 @@ class Call {
   std::optional<at::AutoDispatchBelowAutograd> below_;
 };
 
-// Tells autograd that somebody's saved tensor may have changed.
+// Tells autograd that a saved tensor may have changed.
 void written(const Tensor& tensor) {
   if (tensor.defined()) tensor.unsafeGetTensorImpl()->bump_version();
 }

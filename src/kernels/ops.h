@@ -1,17 +1,17 @@
 // Fused operators of language models, forward and backward, for the CPU, CUDA and meta tensors.
 //
 // Each function calls an operator of the dispatcher (fsdp::rms_norm, …), so that a sharded
-// parameter is gathered when one reads it, a profiler shows it by name, and a dry run on the meta
-// device passes through. None of them records a graph: src/nn does that. What backward needs is
-// what forward was given, plus one or two numbers a row.
+// parameter is gathered when an operator reads it, a profiler shows it by name, and a dry run on
+// the meta device works. None of them records a graph: src/nn does that. Backward needs the
+// arguments of forward, plus one or two numbers per row.
 //
-// Floating-point tensors are float32, bfloat16 or float16, those of one call alike unless it says
-// otherwise; sums are made in float32, in an order that does not depend on threads or on the
+// Floating-point tensors are float32, bfloat16 or float16, the same for all tensors of a call
+// unless noted; sums are computed in float32, in an order that doesn't depend on threads or on the
 // device's scheduling: the same inputs give the same bits. "rows" stands for any leading
-// dimensions; tensors are contiguous unless it says otherwise.
+// dimensions; tensors are contiguous unless noted.
 //
-// A gradient of a parameter is written where it is wanted: into `grad_weight`, of the parameter's
-// sizes and of any of the dtypes above, added to what is there if `accumulate`.
+// A parameter's gradient is written to `grad_weight`, which has the parameter's sizes and any of
+// the dtypes above; with `accumulate` it is added to what is there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ struct Normed {
 };
 
 // x, residual [rows, dim]; weight, bias [dim]. `residual` and `bias` may be undefined. The sum is
-// rounded to the dtype of x before it is normalised, as two operators would.
+// rounded to the dtype of x before it is normalised, as with two operators.
 Normed rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                 double eps);
 Normed layer_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
@@ -39,12 +39,12 @@ Normed layer_norm(const at::Tensor& x, const at::Tensor& residual, const at::Ten
 
 struct NormGradients {
   at::Tensor x;    // [rows, dim]; also the residual's
-  at::Tensor out;  // forward's result once more, if it was asked for; empty [0] otherwise
+  at::Tensor out;  // forward's result again if requested, otherwise empty [0]
 };
 
-// `grad` of out, `grad_sum` of what else reads the normalised tensor (undefined: nobody), added in
-// the same pass. `x` is what was normalised (the sum, where there was a residual).
-// grad_weight and grad_bias may be undefined: not wanted.
+// `grad` is the gradient of out; `grad_sum` (undefined: none) is the gradient from other readers of
+// the normalised tensor, added in the same pass. `x` is the tensor that was normalised (the sum, if
+// there was a residual). grad_weight and grad_bias are undefined if not wanted.
 NormGradients rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
                                 const at::Tensor& x, const at::Tensor& rstd,
                                 const at::Tensor& weight, const at::Tensor& grad_weight,
@@ -57,17 +57,17 @@ NormGradients layer_norm_backward(const at::Tensor& grad, const at::Tensor& grad
 
 // --- rotary positions ---
 
-// Turns the first `heads` heads of each token in place: element i of a head's first half with
+// Rotates the first `heads` heads of each token in place: element i of a head's first half with
 // element i of its second half. x [batch, tokens, width], width >= heads * head_dim, rows
-// contiguous in the last dimension (a slice of wider rows will do). cos, sin [tokens, head_dim] or
-// [batch, tokens, head_dim], of x's dtype or float32; their halves repeat each other.
-// `inverse` turns back, which is what backward does.
+// contiguous in the last dimension (a slice of wider rows is fine). cos, sin [tokens, head_dim] or
+// [batch, tokens, head_dim], of x's dtype or float32; their two halves are equal. `inverse` rotates
+// back, which is what backward does.
 void rope_(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, int64_t heads,
            bool inverse);
 
 // Backward of rope_ on the q and k of a packed [batch, tokens, (heads + 2 kv_heads) * head_dim]:
-// turns the gradients of q and k back and packs all three. q [batch, heads, tokens, head_dim],
-// k, v [batch, kv_heads, tokens, head_dim], any strides with a contiguous last dimension.
+// rotates the gradients of q and k back and packs all three. q [batch, heads, tokens, head_dim], k,
+// v [batch, kv_heads, tokens, head_dim], any strides with a contiguous last dimension.
 at::Tensor rope_pack(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& cos, const at::Tensor& sin);
 
@@ -75,7 +75,7 @@ at::Tensor rope_pack(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 
 // gate_up [rows, 2 * width], the gate first: silu(gate) * up, [rows, width].
 at::Tensor swiglu(const at::Tensor& gate_up);
-// Returns the gradient of gate_up and, if `want_out`, forward's result once more (else empty [0]).
+// Returns the gradient of gate_up and, if `want_out`, forward's result again (otherwise empty [0]).
 std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad,
                                                    const at::Tensor& gate_up, bool want_out);
 
@@ -84,11 +84,11 @@ at::Tensor gelu(const at::Tensor& x, bool tanh);
 std::tuple<at::Tensor, at::Tensor> gelu_backward(const at::Tensor& grad, const at::Tensor& x,
                                                  bool tanh, bool want_out);
 
-// --- the ends of a model ---
+// --- loss and embedding ---
 
 // logits [rows, vocab] (rows may be a slice of wider ones), targets [rows] int64. A row's loss is
-// its negative log-likelihood, 0 where the target is `ignore_index`; float32, [rows]. Also the log
-// of each row's sum of exponentials. A target outside of the vocabulary gives a NaN loss.
+// its negative log-likelihood, 0 where the target is `ignore_index`; float32, [rows]. Also returns
+// the log of each row's sum of exponentials. A target outside the vocabulary gives a NaN loss.
 std::tuple<at::Tensor, at::Tensor> cross_entropy(const at::Tensor& logits,
                                                  const at::Tensor& targets, int64_t ignore_index);
 // The same losses; logits become their gradient times `scale` (one float32 on the device).
@@ -100,13 +100,13 @@ at::Tensor cross_entropy_backward(const at::Tensor& grad, const at::Tensor& logi
                                   int64_t ignore_index);
 
 // grad [rows, dim], ids [rows] int64, grad_weight [vocab, dim]: each row of the gradient is added
-// to its id's. Without `accumulate` the rest becomes 0. Rows of `padding_idx` (-1: none) are left
-// out.
+// to the row of its id. Without `accumulate`, rows that no id names become 0. Rows whose id is
+// `padding_idx` (-1: none) are skipped.
 void embedding_backward(const at::Tensor& grad, const at::Tensor& ids,
                         const at::Tensor& grad_weight, int64_t padding_idx, bool accumulate);
 
 // target = source * scale, or target += source * scale; `scale` is one float32 on the device, or
-// undefined: 1. Dtypes may differ; sizes are equal.
+// undefined for 1. Dtypes may differ; sizes are equal.
 void scale_into(const at::Tensor& target, const at::Tensor& source, const at::Tensor& scale,
                 bool accumulate);
 

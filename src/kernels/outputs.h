@@ -1,4 +1,4 @@
-// Memory for what the operators of ops.h return: sizes and dtypes, the same for every device.
+// Allocates the outputs of the operators of ops.h: sizes and dtypes, the same for every device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,12 +9,12 @@
 
 namespace fsdp::kernels {
 
-// A result that was not asked for.
+// An output that wasn't requested.
 inline at::Tensor no_output(const at::Tensor& like) {
   return at::empty({0}, like.options());
 }
 
-// One number for each row of x, or of x with other columns.
+// One number per row of x (with any number of columns).
 inline at::Tensor empty_rows(const at::Tensor& x) {
   return at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(row_type(x.scalar_type())));
 }
@@ -26,7 +26,7 @@ inline at::Tensor empty_columns(const at::Tensor& x, int64_t columns) {
   return at::empty(sizes, x.options());
 }
 
-// Contiguous, also where x is a slice.
+// Contiguous, even if x is a slice.
 inline at::Tensor empty_contiguous(const at::Tensor& x) {
   return at::empty(x.sizes(), x.options());
 }

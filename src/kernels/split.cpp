@@ -14,7 +14,8 @@ namespace {
 
 using at::ScalarType;
 
-void check(const char* what, const at::Tensor& tensor, ScalarType type, const at::Tensor& like) {
+void check_plane(const char* what, const at::Tensor& tensor, ScalarType type,
+                 const at::Tensor& like) {
   if (tensor.defined() && tensor.scalar_type() == type && tensor.dim() == 1 &&
       tensor.is_contiguous() && tensor.numel() == like.numel() && tensor.device() == like.device())
     return;
@@ -26,9 +27,9 @@ void check(const char* what, const at::Tensor& tensor, ScalarType type, const at
 }  // namespace
 
 void split_float(const at::Tensor& whole, const at::Tensor& high, const at::Tensor& rest) {
-  check("whole", whole, ScalarType::Float, whole);
-  check("high half", high, ScalarType::BFloat16, whole);
-  check("rest", rest, ScalarType::Short, whole);
+  check_plane("whole", whole, ScalarType::Float, whole);
+  check_plane("high half", high, ScalarType::BFloat16, whole);
+  check_plane("rest", rest, ScalarType::Short, whole);
   if (whole.device().is_cpu()) return cpu::split_float(whole, high, rest);
   if (whole.is_meta()) return;
   if (const CudaUpdates* table = cuda_updates(whole.device()))
@@ -37,8 +38,8 @@ void split_float(const at::Tensor& whole, const at::Tensor& high, const at::Tens
 }
 
 at::Tensor join_float(const at::Tensor& high, const at::Tensor& rest) {
-  check("high half", high, ScalarType::BFloat16, high);
-  check("rest", rest, ScalarType::Short, high);
+  check_plane("high half", high, ScalarType::BFloat16, high);
+  check_plane("rest", rest, ScalarType::Short, high);
   if (const CudaUpdates* table = cuda_updates(high.device())) return table->join_float(high, rest);
   if (!high.device().is_cpu() && !high.is_meta()) return aten::join_float(high, rest);
   auto whole = at::empty({high.numel()}, high.options().dtype(ScalarType::Float));
@@ -48,7 +49,7 @@ at::Tensor join_float(const at::Tensor& high, const at::Tensor& rest) {
 
 namespace aten {
 
-// In signed integers of 32 bits: shifts keep the sign, and no sum leaves the range.
+// In signed 32-bit integers: shifts keep the sign, and no sum overflows.
 void split_float(const at::Tensor& whole, const at::Tensor& high, const at::Tensor& rest) {
   auto bits = at::where(at::isnan(whole), 0x7fc00000, whole.view(ScalarType::Int));
   auto upper = bits.add(0x8000).__rshift__(16);

@@ -1,4 +1,4 @@
-// The choice by device, and its checks.
+// Chooses the implementation by device, after checking the tensors.
 #include "kernels/update.h"
 
 #include <ATen/ops/empty.h>
@@ -19,7 +19,7 @@ using at::ScalarType;
 
 // --- checks ---
 
-// What all tensors of an update must match: one of the master's.
+// The tensor that all tensors of an update must match: the master, or a half of it.
 template <typename Tensors>
 const at::Tensor& master_of(const Tensors& t) {
   return t.rest.defined() ? t.rest : t.master;
@@ -37,19 +37,21 @@ bool fits(const at::Tensor& tensor, const at::Tensor& master) {
 
 [[noreturn]] void refuse(const char* who, const char* what, const at::Tensor& master,
                          ScalarType type) {
-  throw Error(std::string(who) + ": " + what + " does not match the master (" +
-                  std::to_string(master.numel()) + " elements of " + toString(type) + " on " +
-                  master.device().str() + ").",
-              "all tensors of an update are flat, contiguous, on one device and of one length; the "
-              "states have the master's dtype, and so has the gradient (or bfloat16 beside "
-              "float32).");
+  throw Error(
+      std::string(who) + ": " + what + " doesn't match the master (" +
+          std::to_string(master.numel()) + " elements of " + toString(type) + " on " +
+          master.device().str() + ").",
+      "all tensors of an update must be flat, contiguous, on one device and of one length; the "
+      "states have the master's dtype, and so does the gradient (or bfloat16 with a float32 "
+      "master).");
 }
 
 template <typename Tensors>
 void check_common(const char* who, const Tensors& t) {
   const at::Tensor& master = master_of(t);
   if (!master.defined())
-    throw Error(std::string(who) + ": there is no master.", "pass a master, or both its halves.");
+    throw Error(std::string(who) + ": there is no master.",
+                "pass a master, or both of its halves.");
   const ScalarType type = dtype_of(t);
   const auto& grad = t.grad;
   if (!grad.defined() || grad.dim() != 1 || !grad.is_contiguous() ||
@@ -96,21 +98,21 @@ void check(const Tensors& t, const DeviceNumbers& numbers) {
       numbers.rates.size(1) == 2 && numbers.counts.dim() == 1 && t.group >= 0 &&
       t.group < numbers.rates.size(0) && t.count >= 0 && t.count < numbers.counts.size(0))
     return;
-  throw Error("an update's numbers do not fit its tensors.",
-              "rates are [groups, 2] and counts [n], float64 on the tensors' device.");
+  throw Error("an update's numbers don't fit its tensors.",
+              "rates must be [groups, 2] and counts [n], float64 on the tensors' device.");
 }
 
 void check_list(size_t tensors, size_t steps) {
   if (steps != 1 && steps != tensors)
     throw Error("an update of " + std::to_string(tensors) + " tensors was given " +
                     std::to_string(steps) + " steps.",
-                "pass one for all, or one each.");
+                "pass one for all, or one per tensor.");
 }
 
 void check(const char* who, const at::Tensor& tensor) {
   if (at::isFloatingType(tensor.scalar_type()) && tensor.dim() == 1 && tensor.is_contiguous())
     return;
-  throw Error(std::string(who) + ": a flat, contiguous, floating-point tensor is needed, not " +
+  throw Error(std::string(who) + ": expected a flat, contiguous, floating-point tensor, not " +
                   toString(tensor.scalar_type()) + " with " + std::to_string(tensor.dim()) +
                   " dimensions.",
               "pass tensor.flatten().");
@@ -130,7 +132,7 @@ bool is_short(ScalarType type) {
   return type == ScalarType::BFloat16 || type == ScalarType::Half;
 }
 
-// Whether the CUDA kernels take it: masters of float32, whole or split.
+// Whether the CUDA kernels support it: float32 masters, whole or split.
 template <typename Tensors>
 bool ours(const Tensors& t) {
   return t.rest.defined() || (t.master.scalar_type() == ScalarType::Float &&
@@ -155,7 +157,7 @@ void update_cpu(const SGDTensors& t, const SGDStep& step, float factor) {
 template <typename Tensors, typename Step, typename OnGpu, typename Aten>
 void choose(std::span<const Tensors> tensors, std::span<const Step> steps, const OnGpu& on_gpu,
             const Aten& aten) {
-  if (master_of(tensors.front()).is_meta()) return;  // a dry run: nothing is made, nothing changes
+  if (master_of(tensors.front()).is_meta()) return;  // a dry run: nothing to compute
   const CudaUpdates* table = cuda_updates(master_of(tensors.front()).device());
   if (!table) return aten(tensors, steps);
   if (std::all_of(tensors.begin(), tensors.end(), ours<Tensors>))
@@ -174,7 +176,7 @@ void choose(std::span<const Tensors> tensors, std::span<const Step> steps, const
   aten(std::span<const Tensors>(others), of(other_steps));
 }
 
-// Tells a step what the numbers hold, after the count has gone up.
+// Sets a step from the numbers, after the count has gone up.
 void tell(AdamWStep& step, double lr, double weight_decay, double count) {
   step.lr = lr, step.weight_decay = weight_decay, step.step = static_cast<int64_t>(count);
 }
@@ -267,8 +269,8 @@ void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const DeviceN
 at::Tensor sum_of_powers(const at::Tensor& tensor, double p) {
   check("sum_of_powers", tensor);
   if (!(p > 0))
-    throw Error("sum_of_powers: p = " + std::to_string(p) + " is not above 0.",
-                "norms are taken with p = 2, 1, infinity, or any other positive number.");
+    throw Error("sum_of_powers: p = " + std::to_string(p) + " isn't above 0.",
+                "pass 2, 1, infinity or any other positive number.");
   if (on_cpu(tensor)) return at::scalar_tensor(cpu::sum_of_powers(tensor, p), ScalarType::Double);
   if (p == 2) return sum_of_squares(std::span(&tensor, 1));
   return aten::sum_of_powers(tensor, p);

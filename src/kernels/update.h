@@ -1,10 +1,10 @@
-// Fused passes over flat shards: optimizer updates, and what clipping and loss scaling must know of
-// gradients.
+// Fused passes over flat shards: optimizer updates, and the sums that clipping and loss scaling
+// need.
 //
-// Every tensor is one-dimensional and contiguous. Nothing here waits for a device: numbers that
-// come from a device (clipping's factor, sums) stay there, and everything may be captured into a
-// graph. Updates treat each element alone and
-// alike, so a flat may be cut anywhere without changing a bit of the result.
+// Every tensor is one-dimensional and contiguous. Nothing here waits for a device: numbers computed
+// on a device (clipping's factor, sums) stay there, and everything may be captured into a graph.
+// Updates treat every element independently and alike, so a flat may be cut anywhere without
+// changing a bit of the result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,22 +34,22 @@ struct SGDStep {
   bool maximize = false;
 };
 
-// The memory of one update, all of the same length. The states have the master's dtype (float32,
-// float64, bfloat16 or float16), and so has the gradient, which may be bfloat16 beside a float32
-// master too; 16-bit masters are computed in float32 and rounded once.
+// The tensors of one update, all of the same length. The states have the master's dtype (float32,
+// float64, bfloat16 or float16), and so does the gradient, which may also be bfloat16 with a
+// float32 master; 16-bit masters are computed in float32 and rounded once.
 //
-// A master of float32 may be held in two halves (split.h): `master` is undefined then, `low` is its
-// bfloat16 half and `rest` the other. Results are those of a whole master, bit for bit.
+// A float32 master may be stored in two halves (split.h): `master` is then undefined, `low` is its
+// bfloat16 half and `rest` the other. Results match those of a whole master bit for bit.
 struct AdamWTensors {
   at::Tensor master;
   at::Tensor grad;
   at::Tensor exp_avg;
   at::Tensor exp_avg_sq;
   at::Tensor low = {};     // undefined, or a copy of the master in another dtype, written with it
-  at::Tensor rest = {};    // [numel] int16, where the master is split
-  int64_t grad_begin = 0;  // `grad` may be longer: this element of it is the first
-  int64_t group = 0;       // places in DeviceNumbers
-  int64_t count = 0;
+  at::Tensor rest = {};    // [numel] int16, if the master is split
+  int64_t grad_begin = 0;  // `grad` may be longer: index of its first element to use
+  int64_t group = 0;       // index into DeviceNumbers::rates
+  int64_t count = 0;       // index into DeviceNumbers::counts
 };
 
 struct SGDTensors {
@@ -64,25 +64,25 @@ struct SGDTensors {
 };
 
 // Numbers that an update reads when it runs, not when it is called, so that it can be captured into
-// a graph: both on the tensors' device.
+// a graph. Both are on the tensors' device.
 struct DeviceNumbers {
   at::Tensor rates;   // [groups, 2] float64: learning rate, weight decay
   at::Tensor counts;  // [n] float64: updates so far; the update adds 1 to those of its tensors.
-                      // Tensors that share one have masters of one type.
+                      // Tensors that share a count need masters of one dtype.
 };
 
 // One step of AdamW or SGD. `factor` (one float32 on the tensors' device, or undefined) is
-// multiplied into the gradients first; where it is not finite, nothing is written and nothing
-// counted. The gradient is only read, except where LibTorch's operators do the work (any device but
-// the CPU without our kernels, and masters of 16 bits there): they leave it multiplied.
+// multiplied into the gradients first; if it isn't finite, nothing is written and nothing counted.
+// The gradient is only read, except where LibTorch's operators do the work (on a device other than
+// the CPU, without our kernels or with a 16-bit master): they leave it multiplied.
 //
-// `steps`: one for all tensors, or one each. On a GPU a list of any mixture takes one launch for
-// each way of storing things.
+// `steps`: one for all tensors, or one per tensor. On a GPU a mixed list takes one launch per
+// combination of dtypes and storage.
 void adamw(std::span<const AdamWTensors> tensors, std::span<const AdamWStep> steps,
            const at::Tensor& factor);
 void sgd(std::span<const SGDTensors> tensors, std::span<const SGDStep> steps,
          const at::Tensor& factor);
-// The same with numbers on the device: `step` lends what these do not hold.
+// The same with numbers on the device; `step` supplies the others.
 void adamw(std::span<const AdamWTensors> tensors, const AdamWStep& step,
            const DeviceNumbers& numbers, const at::Tensor& factor);
 void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const DeviceNumbers& numbers,
@@ -101,17 +101,18 @@ inline void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tens
   sgd(std::span(&one, 1), std::span(&step, 1), factor);
 }
 
-// The sum of |x|^p as one float64 (no dimensions) on the tensor's device; for an infinite p the
-// largest |x|. p must be above 0. A NaN anywhere makes it NaN. The same bits for any number of
-// threads. On CPU it is summed in float64, so a norm that is rounded to float32 practically never
-// depends on how a flat is cut; elsewhere in short rows of float32 that are added in float64, which
-// leaves about float32's own error (and overflows where a single |x|^p does).
+// The sum of |x|^p as one float64 (no dimensions) on the tensor's device; for an infinite p, the
+// largest |x|. p must be above 0. A NaN anywhere makes it NaN. The number of threads doesn't change
+// the bits. The CPU sums in float64, so a norm rounded to float32 practically never depends on how
+// a flat is cut; other devices sum short rows in float32 and add those in float64, which leaves
+// about float32's own error (and overflows where a single |x|^p does).
 at::Tensor sum_of_powers(const at::Tensor& tensor, double p);
-// The same of a list, for p = 2: on a GPU one pass for all. At least one tensor; dtypes may differ.
+// The same for a list and p = 2: one pass on a GPU. At least one tensor; dtypes may differ.
 at::Tensor sum_of_squares(std::span<const at::Tensor> tensors);
 
-// norm: the root of a sum of squares. factor: min(1, max_norm / (norm + 1e-6)), NaN where the norm
-// is not finite, so that an update is skipped. One float32 each (no dimensions), on the device.
+// norm: the square root of a sum of squares. factor: min(1, max_norm / (norm + 1e-6)), or NaN if
+// the norm isn't finite, so that the update is skipped. Each is one float32 (no dimensions) on the
+// device.
 struct Clipping {
   at::Tensor norm;
   at::Tensor factor;
@@ -119,15 +120,15 @@ struct Clipping {
 Clipping clip_factor(const at::Tensor& total, double max_norm);
 Clipping clip_factor(std::span<const at::Tensor> tensors, double max_norm);  // in the same pass
 
-// 0 exactly when every element is finite, else a positive count (on CPU of elements, elsewhere of
-// rows that hold one), as one float64 (no dimensions) on the tensor's device.
+// 0 exactly if every element is finite, otherwise a positive count (of such elements on the CPU, of
+// rows with one elsewhere), as one float64 (no dimensions) on the tensor's device.
 at::Tensor count_not_finite(const at::Tensor& tensor);
 
-// The implementations behind the functions above, which choose by device. `aten` works on any
-// device, CPU too.
+// The implementations that the functions above choose from, by device. `aten` works on any device,
+// including the CPU.
 namespace cpu {
-// `width`: bytes of the registers it is done in (cpu/widths.h), 0 for the usual. The same bits in
-// all.
+// `width`: register width in bytes (cpu/widths.h), 0 for the default. Every width gives the same
+// bits.
 void adamw(const AdamWTensors& tensors, const AdamWStep& step, float factor, int width = 0);
 void sgd(const SGDTensors& tensors, const SGDStep& step, float factor);
 double sum_of_powers(const at::Tensor& tensor, double p);

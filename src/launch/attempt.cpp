@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -19,11 +20,12 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kTick = 100ms;      // how late a deadline may be noticed
-constexpr auto kPartialLine = 1s;  // an unfinished line is shown after this silence
+constexpr auto kPartialLine = 1s;  // an incomplete line is shown after this much silence
 constexpr auto kOpenPipe = 1s;     // a pipe that a rank's orphans hold open is closed after this
 constexpr auto kDoubleSignal = 300ms;  // `timeout` and shells may send one Ctrl-C twice
-constexpr auto kUnkillable = 30s;      // stuck in the kernel; nothing helps
-constexpr auto kVerdict = 60s;         // for the other nodes to end their ranks, beside the grace
+constexpr auto kUnkillable = 30s;      // after SIGKILL: the process is stuck in the kernel
+constexpr auto kVerdict = 60s;         // for the other nodes to end their ranks, beyond the grace
+constexpr double kFailureGrace = 10;   // seconds after a rank failed: there is nothing to save
 
 bool is_set(const char* name) {
   return std::getenv(name) != nullptr;
@@ -31,6 +33,12 @@ bool is_set(const char* name) {
 
 std::string ranks_text(int count) {
   return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+}
+
+std::string seconds_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f s", value < 10 ? 1 : 0, value);
+  return text;
 }
 
 }  // namespace
@@ -52,12 +60,13 @@ Attempt::Attempt(const Options& options, Nodes& nodes, Signals& signals, Guard& 
 Verdict Attempt::run() {
   start_ranks();
   while (true) {
-    // Whatever can set the failure comes before the stop: nothing may fall asleep in between.
+    // Everything that can set the failure comes before the stop; a later one would wait for poll().
     take_signals();
     read_ranks();
     write_screens();
     notice_exits();
     nodes_.receive();
+    hurry_ |= nodes_.killing();
     if (nodes_.failure() && !stopping_) stop(SIGTERM);
     force();
     finish_node();
@@ -83,7 +92,7 @@ void Attempt::open_logs() {
     rank.log = FileDescriptor(open(path.c_str(), flags, 0666));
     if (!rank.log) {
       throw Error("cannot write " + path + ": " + std::strerror(errno) + ".",
-                  "give --log-dir a folder that you may write to.");
+                  "pass --log-dir a folder that you can write to.");
     }
     if (restart == 0) continue;
     std::string marker = "--- fsdp: restart " + std::to_string(restart) + " ---\n";
@@ -102,10 +111,14 @@ void Attempt::start_ranks() {
       rank_failed = rank.rank;
       auto variables = rank_variables(nodes_.plan(), options_.node_rank, local, cores, is_set);
       int width = terminal_width(STDOUT) - static_cast<int>(rank.prefix.size());
-      if (width > 0 && options_.log_dir.empty())  // a log is no place for a line that is redrawn
+      if (width > 0 && options_.log_dir.empty())  // a log shouldn't hold a line that is redrawn
         variables.emplace_back("FSDP_TERMINAL", std::to_string(width));
-      rank.process = start(options_.command, merged_environment(variables), rank.rank == 0,
+      rank.status = rank_status::SharedPage();
+      int status = rank.status.fd();
+      variables.emplace_back(rank_status::kVariable, status < 0 ? "" : std::to_string(status));
+      rank.process = start(options_.command, merged_environment(variables), rank.rank == 0, status,
                            signals_, exec_errno);
+      rank.status.close_fd();
       guard_.watch(rank.process.pid);
     }
   } catch (const Error& problem) {
@@ -113,7 +126,7 @@ void Attempt::start_ranks() {
     failure.kind = Failure::kStart;
     failure.node = options_.node_rank;
     failure.rank = rank_failed;
-    failure.code = exec_errno == 0 ? 1 : exec_errno == ENOENT ? 127 : 126;  // as a shell has it
+    failure.code = exec_errno == 0 ? 1 : exec_errno == ENOENT ? 127 : 126;  // as in a shell
     failure.message = problem.message();
     if (failure.message.ends_with('.')) failure.message.pop_back();
     failure.hint = problem.hint();
@@ -124,7 +137,7 @@ void Attempt::start_ranks() {
   }
 }
 
-// Sleeps until something happens; at most a tick while a deadline is near.
+// Sleeps until something happens; while a deadline is pending, for at most a tick.
 void Attempt::wait() {
   std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
   nodes_.watch(fds);
@@ -148,7 +161,7 @@ void Attempt::wait() {
 
 void Attempt::take_signals() {
   while (int signal = signals_.next()) {
-    if (signal == SIGCHLD) continue;  // notice_exits() looks at every rank anyway
+    if (signal == SIGCHLD) continue;  // notice_exits() checks every rank anyway
     if (!interrupted_) {
       interrupted_ = true;
       Failure failure;
@@ -159,6 +172,7 @@ void Attempt::take_signals() {
       if (!stopping_) stop(signal == SIGINT ? SIGINT : SIGTERM);
     } else if (Clock::now() - stopped_at_ > kDoubleSignal) {
       hurry_ = true;
+      nodes_.kill();
     }
   }
 }
@@ -170,7 +184,7 @@ void Attempt::read_ranks() {
       if (!rank.pipe(stream)) continue;
       bool full = screens_.of(stream).writer().full();
       if (!full || hurry_) read_stream(rank, stream, 64 * 1024);
-      // The rank is gone but somebody holds its pipe: a child that it left behind.
+      // The rank has exited, but a child that it left behind holds its pipe.
       if (rank.pipe(stream) && rank.process.exit &&
           (hurry_ || (!full && now - rank.exited > kOpenPipe))) {
         read_stream(rank, stream, 1024 * 1024);
@@ -212,19 +226,19 @@ void Attempt::read_stream(Rank& rank, int stream, size_t most) {
 
 void Attempt::show(Rank& rank, int stream, std::string_view piece) {
   rank.last_lines.add(piece);
-  screens_.of(stream).show(rank.rank, rank.prefix, piece);
+  screens_.of(stream).show(rank.rank, rank.prefix, piece, stream);
 }
 
 void Attempt::notice_exits() {
   Rank* first = nullptr;
   for (auto& rank : ranks_) {
     if (rank.process.exit) continue;
-    look(rank.process);
+    check_exit(rank.process);
     if (!rank.process.exit) continue;
     rank.exited = Clock::now();
     if (rank.process.exit->clean()) continue;
-    // Of those that ended within one look, a signal is more likely the cause than an exit code: the
-    // others see their connections break and complain.
+    // Among ranks found in one pass, one killed by a signal is more likely the cause than one with
+    // an exit code: the others fail because their connections break.
     if (!first || (rank.process.exit->signal != 0 && first->process.exit->signal == 0))
       first = &rank;
   }
@@ -238,7 +252,7 @@ void Attempt::notice_exits() {
   nodes_.failed(failure);
 }
 
-// Where nobody reads us any more the ranks end, as any program in a pipe does.
+// When the reader of our output is gone, the ranks end, as any program in a pipe does.
 void Attempt::write_screens() {
   for (int stream : {0, 1}) {
     Writer& writer = screens_.of(stream).writer();
@@ -259,46 +273,86 @@ void Attempt::write_screens() {
 
 void Attempt::stop(int signal) {
   stopping_ = true;
+  stop_signal_ = signal;
   stopped_at_ = Clock::now();
   const Failure& failure = *nodes_.failure();
-  bool patient = failure.kind == Failure::kInterrupted && options_.interrupt_grace_s >= 0;
-  std::chrono::duration<double> grace(patient ? options_.interrupt_grace_s : options_.grace_s);
-  kill_at_ = stopped_at_ + std::chrono::duration_cast<Clock::duration>(grace);
-  ended_others_ = running();
+  stopped_ranks_ = running();
   bool quiet = failure.kind == Failure::kOutput && failure.signal == SIGPIPE;
-  if (ended_others_ > 0 && !quiet) {
-    say("fsdp: " + describe(failure, options_.nnodes) + "; ending " + ranks_text(ended_others_) +
+  if (stopped_ranks_ > 0 && !quiet) {
+    say("fsdp: " + describe(failure, options_.nnodes) + "; ending " + ranks_text(stopped_ranks_) +
         ".\n");
   }
   for (auto& rank : ranks_) {
+    if (rank.process.exit) continue;
+    rank.status.announce_stop();
+    pid_t reporting = rank.status.read().pid;
+    rank.cpu_at_stop = rank_status::cpu_seconds(reporting > 0 ? reporting : rank.process.pid);
+  }
+  for (auto& rank : ranks_) {
     signal_group(rank.process, signal);
-    signal_group(rank.process, SIGCONT);  // a stopped one would not hear it
+    signal_group(rank.process, SIGCONT);  // a stopped process can't handle the signal
   }
 }
 
-// What did not end by itself within the grace is killed.
+// A rank may ask for more time while it still makes progress, so this is read again on every pass.
+double Attempt::grace_s() const {
+  double chosen = nodes_.plan().grace_s;
+  if (chosen > 0) return chosen;
+  if (nodes_.failure()->kind != Failure::kInterrupted) return kFailureGrace;
+  double asked = 0;
+  for (const auto& rank : ranks_) {
+    if (!rank.process.exit) asked = std::max(asked, rank.status.read().grace_s);
+  }
+  return asked > 0 ? asked : rank_status::default_grace(0);
+}
+
+// Kills the ranks that didn't end within the grace.
 void Attempt::force() {
   if (!stopping_) return;
   auto now = Clock::now();
-  if (!killed_ && (hurry_ || now >= kill_at_)) {
-    killed_ = true;
-    kill_at_ = now;
-    int left = running();
-    if (left > 0) {
-      say("fsdp: " + ranks_text(left) + " did not end" + (hurry_ ? "" : " within the grace") +
-          ": killing (SIGKILL).\n");
-    }
-    for (auto& rank : ranks_) signal_group(rank.process, SIGKILL);
-    hurry_ |= interrupted_;  // and not for a reader of our output that is stuck
+  if (!killed_ && (hurry_ || now - stopped_at_ >= std::chrono::duration<double>(grace_s()))) {
+    kill_ranks();
   }
-  if (!killed_ || now - kill_at_ < kUnkillable) return;
+  if (!killed_ || now - killed_at_ < kUnkillable) return;
   for (auto& rank : ranks_) {
     if (rank.process.exit) continue;
     say("fsdp: rank " + std::to_string(rank.rank) + " (pid " + std::to_string(rank.process.pid) +
-        ") cannot be killed: it is stuck in the kernel. It is left behind.\n");
+        ") can't be killed: it is stuck in the kernel. It is left behind.\n");
     rank.process.exit = Exit{0, SIGKILL};
     rank.process.pid = 0;
   }
+}
+
+// Reports where each rank is, then sends SIGKILL to its whole process group.
+void Attempt::kill_ranks() {
+  killed_ = true;
+  killed_at_ = Clock::now();
+  if (int left = running(); left > 0) {
+    std::string text = "fsdp: ";
+    if (hurry_) {
+      text += "killing " + ranks_text(left) + " (SIGKILL).\n";
+    } else {
+      text += ranks_text(left) + " didn't end within " + seconds_text(grace_s()) + " of " +
+              signal_name(stop_signal_) + ": killing (SIGKILL).\n";
+    }
+    for (auto& rank : ranks_) {
+      if (rank.process.exit) continue;
+      rank_status::Status status = rank.status.read();
+      pid_t pid = status.pid > 0 ? status.pid : rank.process.pid;
+      text += "  rank " + std::to_string(rank.rank) + " (pid " + std::to_string(pid) +
+              "): " + rank_status::whereabouts(status, pid, rank.cpu_at_stop) + ".\n";
+      auto lines = rank.last_lines.lines();
+      if (status.pid == 0 && !lines.empty()) text += "    Its last line: " + lines.back() + "\n";
+    }
+    if (!hurry_) {
+      text +=
+          "  HINT: if they only needed more time, raise --grace; if they hang, see "
+          "docs/hangs.md.\n";
+    }
+    say(text);
+  }
+  for (auto& rank : ranks_) signal_group(rank.process, SIGKILL);
+  hurry_ |= interrupted_;  // nor wait for a stuck reader of our output
 }
 
 void Attempt::finish_node() {
@@ -314,8 +368,9 @@ void Attempt::finish_node() {
     }
     nodes_.ended(last_lines);
   }
-  // The others know; an interrupted launcher, or one that waited long, does not wait for theirs.
-  bool late = stopping_ && Clock::now() > kill_at_ + kVerdict;
+  // The other nodes know. Don't wait for their ranks after an interrupt, or beyond the limit.
+  bool late =
+      stopping_ && Clock::now() - stopped_at_ > std::chrono::duration<double>(grace_s()) + kVerdict;
   if (interrupted_ || late) nodes_.stop_waiting();
 }
 

@@ -1,12 +1,14 @@
-// Attempt: one start of this node's ranks, from the first fork until every one of them is gone and
-// all nodes have agreed on what comes next. One thread, one poll loop; nothing in it blocks.
+// Attempt: one start of this node's ranks, from the first fork until all of them have exited and
+// the nodes have agreed on what comes next. One thread, one poll loop; nothing in it blocks.
 #pragma once
 
 #include <array>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/rank_status.h"
 #include "launch/guard.h"
 #include "launch/nodes.h"
 #include "launch/options.h"
@@ -15,7 +17,7 @@
 
 namespace fsdp::launch {
 
-// Where the output of ranks goes; the same two streams for all attempts.
+// Where rank output goes; the same two streams for all attempts.
 struct Screens {
   Screen& out;
   Screen& err;
@@ -29,9 +31,9 @@ class Attempt {
   // On return no process of the ranks' groups is left.
   Verdict run();
 
-  bool interrupted() const { return interrupted_; }   // this launcher was told to end
-  bool all_clean() const;                             // every rank of this node exited with 0
-  int ended_others() const { return ended_others_; }  // ranks that ran when a failure ended the run
+  bool interrupted() const { return interrupted_; }     // this launcher received a signal to end
+  bool all_clean() const;                               // every rank of this node exited with 0
+  int stopped_ranks() const { return stopped_ranks_; }  // running when a failure ended the run
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -44,7 +46,9 @@ class Attempt {
     int rank = 0;
     std::string prefix;
     Process process;
-    std::array<Stream, 2> streams;  // stdout, stderr
+    rank_status::SharedPage status;
+    std::optional<double> cpu_at_stop;  // CPU seconds of its process when it was told to end
+    std::array<Stream, 2> streams;      // stdout, stderr
     LastLines last_lines;
     FileDescriptor log;
     Clock::time_point exited;
@@ -64,6 +68,8 @@ class Attempt {
   void write_screens();
   void stop(int signal);
   void force();
+  void kill_ranks();
+  double grace_s() const;  // seconds from stop() to the kill
   void finish_node();
   void say(const std::string& text);
   int running() const;
@@ -74,15 +80,16 @@ class Attempt {
   Guard& guard_;
   Screens screens_;
   std::vector<Rank> ranks_;
-  bool at_once_ = false;      // a lone rank without a prefix: lines need not be whole
-  bool interrupted_ = false;  // this launcher was told to end
-  bool hurry_ = false;        // and a second time, or the grace is over: wait for nothing
+  bool at_once_ = false;      // a lone rank without a prefix: show incomplete lines immediately
+  bool interrupted_ = false;  // this launcher received a signal to end
+  bool hurry_ = false;        // a second signal, or the grace is over: wait for nothing
   bool stopping_ = false;
   bool killed_ = false;
-  bool ended_ = false;  // nodes_ was told that our ranks are gone
-  int ended_others_ = 0;
+  bool ended_ = false;  // nodes_ knows that our ranks have exited
+  int stopped_ranks_ = 0;
+  int stop_signal_ = 0;  // what stop() sent
   Clock::time_point stopped_at_;
-  Clock::time_point kill_at_;
+  Clock::time_point killed_at_;
 };
 
 }  // namespace fsdp::launch

@@ -21,16 +21,16 @@ void set_option(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof value);
 }
 
-// Binds to `port` of all addresses, of both IP versions where there are both.
+// Binds to `port` of all addresses, IPv6 and IPv4 if the machine has both. Returns 0 or an errno.
 int bind_everywhere(int port, FileDescriptor& socket_out) {
   int problem = 0;
   for (int family : {AF_INET6, AF_INET}) {
-    FileDescriptor fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    FileDescriptor fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) {
       problem = errno;
       continue;
     }
-    set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // do not wait for old connections to fade
+    set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // don't wait for old connections to expire
     sockaddr_storage address = {};
     socklen_t size;
     if (family == AF_INET6) {
@@ -52,19 +52,19 @@ int bind_everywhere(int port, FileDescriptor& socket_out) {
       return 0;
     }
     problem = errno;
-    if (problem == EADDRINUSE || problem == EACCES) break;  // the other family would say the same
+    if (problem == EADDRINUSE || problem == EACCES) break;  // IPv4 would fail alike
   }
   return problem;
 }
 
 [[noreturn]] void fail_port(int port, const std::string& what, int problem) {
   std::string text =
-      "port " + std::to_string(port) + " (" + what + ") cannot be used on this machine: ";
+      "port " + std::to_string(port) + " (" + what + ") can't be used on this machine: ";
   throw Error(text + std::strerror(problem) + ".",
               problem == EACCES
                   ? "ports below 1024 need privileges; choose a higher one."
-                  : "is another run using it? Choose another port; ss -ltnp shows who "
-                    "listens. On one node a free port is found without --master.");
+                  : "another run may be using it: ss -ltnp shows who listens. Choose another "
+                    "port. On one node, without --master, the launcher finds a free one.");
 }
 
 std::string name_of(const sockaddr* address, socklen_t size) {
@@ -90,11 +90,11 @@ int connect_within(int fd, const addrinfo& address, int milliseconds) {
 
 int free_port() {
   FileDescriptor fd;
-  if (int problem = bind_everywhere(0, fd)) fail_port(0, "any free one", problem);
+  if (int problem = bind_everywhere(0, fd)) fail_port(0, "any free port", problem);
   sockaddr_storage address = {};
   socklen_t size = sizeof address;
   getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
-  // Both families keep the port at the same place.
+  // Both families store the port at the same offset.
   return ntohs(reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
@@ -105,7 +105,7 @@ void check_port_is_free(int port, const std::string& what) {
 FileDescriptor listen_on(int port, const std::string& what) {
   FileDescriptor fd;
   if (int problem = bind_everywhere(port, fd)) fail_port(port, what, problem);
-  // SO_REUSEADDR lets two sockets bind as long as none listens; the second to listen is refused.
+  // With SO_REUSEADDR two sockets can bind while neither listens; the second listen() fails.
   if (listen(fd.get(), 128) != 0) fail_port(port, what, errno);
   return fd;
 }
@@ -151,7 +151,7 @@ std::optional<Connection> Connection::accept(const FileDescriptor& listener) {
 }
 
 void Connection::send(const nlohmann::json& message) {
-  // What a rank printed need not be valid UTF-8.
+  // Rank output may not be valid UTF-8.
   std::string text = message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   size_t done = 0;
   while (is_open() && done < text.size()) {
@@ -162,7 +162,7 @@ void Connection::send(const nlohmann::json& message) {
       pollfd ready{fd(), POLLOUT, 0};
       if (poll(&ready, 1, 5000) <= 0) socket_.close();
     } else if (errno != EINTR) {
-      return;  // what the peer sent before it went is still to be read; receive() closes
+      return;  // receive() first reads what the peer sent before it left, then closes
     }
   }
 }

@@ -1,4 +1,4 @@
-// TCP between launchers: ports, and a connection that carries JSON objects, one a line.
+// TCP between launchers: ports, and a connection that carries JSON objects, one per line.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,43 +9,43 @@
 
 namespace fsdp::launch {
 
-// A TCP port of this machine that nobody uses right now.
+// A TCP port of this machine that is free right now.
 int free_port();
 
-// Throws when `port` is taken on this machine; `what` says whose it should be.
+// Throws if `port` is taken on this machine; `what` says in the error what the port is for.
 void check_port_is_free(int port, const std::string& what);
 
-// A socket that accepts connections on `port` of all addresses; throws when it is taken.
+// A socket that accepts connections on `port` of all addresses; throws if the port is taken.
 FileDescriptor listen_on(int port, const std::string& what);
 
 class Connection {
  public:
   Connection() = default;
-  // `socket` is connected. The system is told to notice within half a minute when the other machine
-  // is gone without a word.
+  // `socket` is connected. Sets the keep-alive so that the system notices within half a minute if
+  // the other machine disappears.
   Connection(FileDescriptor socket, std::string peer);
 
-  // Tries once, for at most `seconds`; on failure `problem` says why.
+  // Tries once, for at most `seconds`; on failure `problem` has the reason.
   static std::optional<Connection> open(const std::string& host, int port, double seconds,
                                         std::string& problem);
   static std::optional<Connection> accept(const FileDescriptor& listener);
 
-  // A peer that takes nothing for some seconds, or is gone, is not waited for: the connection
-  // closes, as it does in receive().
+  // Closes the connection if the peer accepts nothing for some seconds or is gone.
   void send(const nlohmann::json& message);
 
-  // Reads what is there, without blocking. Closes at the end of the stream, or when the peer sends
-  // what is not ours.
+  // Reads what has arrived, without blocking. Closes the connection at the end of the stream or if
+  // the peer doesn't follow the protocol.
   void receive();
-  std::optional<nlohmann::json> next();  // a received message; those before the end come first
+  // The oldest received message; also works after the connection closed.
+  std::optional<nlohmann::json> next();
 
   void close() { socket_.close(); }
   bool is_open() const { return static_cast<bool>(socket_); }
   int fd() const { return socket_.get(); }
-  const std::string& peer() const { return peer_; }  // its address, for people
+  const std::string& peer() const { return peer_; }  // its address, for messages
 
  private:
-  static constexpr size_t kLongest = 1 << 20;  // bytes of a message
+  static constexpr size_t kLongest = 1 << 20;  // bytes per message
   FileDescriptor socket_;
   std::string peer_;
   std::string received_;

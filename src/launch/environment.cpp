@@ -22,7 +22,7 @@ std::string contents(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The quota of one cgroup folder in cores; 0: none. Version 2 has cpu.max, version 1 two files.
+// The quota of one cgroup folder in cores; 0: none. cgroup v2 has cpu.max, v1 has two files.
 double quota_of(const std::filesystem::path& folder) {
   double quota = 0, period = 0;
   std::istringstream both(contents(folder / "cpu.max"));
@@ -69,14 +69,14 @@ Variables rank_variables(const Plan& plan, int node, int local, int cores,
   if (!is_set("OMP_NUM_THREADS")) {
     variables.emplace_back("OMP_NUM_THREADS", std::to_string(std::max(1, cores / nproc)));
   }
-  // Python holds back what it prints to a pipe; a rank that dies would take its last words along.
+  // Python buffers what it prints to a pipe; a rank that dies would lose its last lines.
   if (!is_set("PYTHONUNBUFFERED")) variables.emplace_back("PYTHONUNBUFFERED", "1");
   return variables;
 }
 
 std::vector<std::string> merged_environment(const Variables& variables) {
   std::vector<environment::Change> changes(variables.begin(), variables.end());
-  // Rank 0 hosts the store; what an outer torchrun says about its agent would make every rank wait.
+  // Rank 0 hosts the store. With an outer torchrun's setting every rank would wait for its agent.
   changes.emplace_back("TORCHELASTIC_USE_AGENT_STORE", std::nullopt);
   return environment::changed(changes);
 }
@@ -105,7 +105,7 @@ int quota_cores(const std::string& root, const std::string& membership) {
     } else {
       continue;
     }
-    // Inside a container the path may be the host's and missing here; the parents are then tried.
+    // Inside a container the path may be the host's and not exist here; its parents are tried then.
     std::filesystem::path path = line.substr(second + 1);
     for (bool more = true; more; path = path.parent_path()) {
       double quota = quota_of(base / path.relative_path());
@@ -134,7 +134,7 @@ int visible_gpus(int present, const char* cuda_visible_devices) {
   if (!cuda_visible_devices) return present;
   int visible = 0;
   std::istringstream names(cuda_visible_devices);
-  // CUDA stops at the first name that is no device: "0,-1,1" shows one.
+  // CUDA stops at the first name that isn't a device: with "0,-1,1" one GPU is visible.
   for (std::string name; std::getline(names, name, ',');) {
     if (name.empty() || name.front() == '-') break;
     ++visible;

@@ -1,5 +1,5 @@
-// The environment of a rank: torchrun's variables, so that anything written for torchrun runs here,
-// and what this machine has to give (cores, GPUs).
+// The environment of a rank: torchrun's variables, so that programs written for torchrun run
+// unchanged, and the cores and GPUs of this machine.
 #pragma once
 
 #include <string>
@@ -11,11 +11,12 @@ namespace fsdp::launch {
 // One start of all ranks on all nodes; the same on every node.
 struct Plan {
   std::string run_id;
-  std::vector<int> nprocs;  // ranks of each node
+  std::vector<int> nprocs;  // ranks per node
   std::string master_host;
   int master_port = 0;
   int max_restarts = 0;
-  int restart = 0;  // 0 for the first start
+  int restart = 0;     // 0 for the first start
+  double grace_s = 0;  // node 0's --grace; 0: the default
 
   int world() const;
   int first_rank(int node) const;
@@ -23,20 +24,19 @@ struct Plan {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-// What local rank `local` of `node` finds in its environment beside what the launcher has.
-// OMP_NUM_THREADS and PYTHONUNBUFFERED are left out where `is_set` says that the user has them.
+// The variables that local rank `local` of `node` gets in addition to the launcher's environment.
+// Omits OMP_NUM_THREADS and PYTHONUNBUFFERED if `is_set` says that the user has set them.
 Variables rank_variables(const Plan& plan, int node, int local, int cores,
                          bool (*is_set)(const char* name));
 
-// The launcher's own environment with `variables` over it, as "NAME=value" for exec.
+// The launcher's own environment overridden by `variables`, as "NAME=value" for exec.
 std::vector<std::string> merged_environment(const Variables& variables);
 
-// Cores this process may use: its affinity and the cgroup's CPU quota, whichever is less; at
-// least 1.
+// Cores this process may use: the smaller of its affinity and the cgroup's CPU quota, at least 1.
 int available_cores();
 
-// Cores that the CPU quotas under `root` (/sys/fs/cgroup) grant to the cgroup that `membership`
-// (/proc/self/cgroup) names, rounded up; the tightest of it and its parents; 0: no quota.
+// Cores that the CPU quotas under `root` (/sys/fs/cgroup) grant to the cgroup in `membership`
+// (/proc/self/cgroup): the smallest quota of it and its parents, rounded up; 0: no quota.
 int quota_cores(const std::string& root, const std::string& membership);
 
 // GPUs in /dev that CUDA_VISIBLE_DEVICES leaves visible.

@@ -8,8 +8,8 @@ namespace fsdp::launch {
 namespace {
 
 std::string log_of(const Failure& failure, const std::string& log_dir) {
-  if (log_dir.empty()) return "run it with --log-dir DIR to keep all that every rank prints.";
-  return "all that it printed is in " + log_dir + "/rank-" + std::to_string(failure.rank) + ".log.";
+  if (log_dir.empty()) return "run with --log-dir DIR to keep the full output of every rank.";
+  return "its full output is in " + log_dir + "/rank-" + std::to_string(failure.rank) + ".log.";
 }
 
 std::string hint_for(const Failure& failure, const std::string& program,
@@ -18,20 +18,21 @@ std::string hint_for(const Failure& failure, const std::string& program,
   std::string rank = std::to_string(failure.rank);
   switch (failure.signal) {
     case SIGKILL:
-      return "the kernel kills like this when memory runs out (look at dmesg), and so do batch "
-             "systems at their limits.";
+      return "the kernel kills a process this way when memory runs out (see dmesg), and so do "
+             "batch systems at their limits.";
     case SIGSEGV:
     case SIGBUS:
     case SIGABRT:
     case SIGILL:
     case SIGFPE:
-      return "see where with a debugger on that rank: fsdp run ... -- sh -c 'test $RANK = " + rank +
+      return "run that rank in a debugger to see where: fsdp run ... -- sh -c 'test $RANK = " +
+             rank +
              " && exec gdb -batch -ex run -ex bt --args \"$0\" \"$@\" || exec \"$0\" \"$@\"' " +
              program + " ...";
     case SIGTERM:
     case SIGINT:
     case SIGHUP:
-      return "something outside of the run ended this rank.";
+      return "something outside the run ended this rank.";
     default:
       return log_of(failure, log_dir);
   }

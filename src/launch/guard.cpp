@@ -14,9 +14,9 @@
 namespace fsdp::launch {
 namespace {
 
-// The life of the guard: a positive number is a group to watch, a negative one a group to forget.
-[[noreturn]] void stand(int pipe) {
-  setpgid(0, 0);  // Ctrl-C is not for us
+// The guard process. A positive message is a group to watch, a negative one a group to forget.
+[[noreturn]] void guard_groups(int pipe) {
+  setpgid(0, 0);  // Ctrl-C must not reach it
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_BLOCK, &all, nullptr);
@@ -44,11 +44,11 @@ Guard::Guard() {
   pid_ = fork();
   if (pid_ == 0) {
     write_end.close();
-    stand(read_end.get());
+    guard_groups(read_end.get());
   }
   if (pid_ < 0) {
     pid_ = 0;
-    log::warn("no process to guard the ranks' children could be started; see ulimit -u.");
+    log::warn("can't start the process that cleans up after a killed launcher; see ulimit -u.");
     return;
   }
   pipe_ = std::move(write_end);
@@ -60,15 +60,15 @@ Guard::~Guard() {
 }
 
 void Guard::watch(pid_t group) {
-  tell(group);
+  send(group);
 }
 
 void Guard::forget(pid_t group) {
-  tell(-group);
+  send(-group);
 }
 
-void Guard::tell(pid_t message) {
-  // A guard that was killed is not needed to run on; SIGPIPE is ignored where there are ranks.
+void Guard::send(pid_t message) {
+  // The run continues if the guard was killed. SIGPIPE is ignored while there are ranks.
   while (pipe_ && write(pipe_.get(), &message, sizeof message) < 0 && errno == EINTR) {
   }
 }

@@ -1,6 +1,6 @@
-// Guard: a small process beside the launcher that outlives it by a moment. When the launcher goes
-// away without cleaning up (SIGKILL, a crash), ranks die by PR_SET_PDEATHSIG, but their children
-// would live on; the guard sees its pipe close and kills the process groups that it was told of.
+// Guard: a small process beside the launcher that outlives it briefly. If the launcher dies without
+// cleaning up (SIGKILL, a crash), PR_SET_PDEATHSIG kills the ranks, but their children would keep
+// running. The guard sees its pipe close and kills the process groups it watches.
 #pragma once
 
 #include <sys/types.h>
@@ -11,17 +11,18 @@ namespace fsdp::launch {
 
 class Guard {
  public:
-  // Call it first: the guard must not hold descriptors (connections, pipes) that others wait on.
+  // Construct it first: the guard must not hold descriptors (connections, pipes) that others wait
+  // on.
   Guard();
-  ~Guard();  // waits for its end
+  ~Guard();  // waits until the guard process has exited
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
   void watch(pid_t group);
-  void forget(pid_t group);  // before its number can be anybody else's
+  void forget(pid_t group);  // before the system can reuse its number
 
  private:
-  void tell(pid_t message);
+  void send(pid_t message);
 
   pid_t pid_ = 0;
   FileDescriptor pipe_;

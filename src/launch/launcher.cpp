@@ -20,7 +20,7 @@
 namespace fsdp::launch {
 namespace {
 
-// A closed standard stream would give its number to the next pipe, and ranks would write into that.
+// A closed standard stream would give its number to the next pipe, and ranks would write into it.
 void open_standard_streams() {
   int fd;
   do fd = open("/dev/null", O_RDWR);
@@ -38,20 +38,20 @@ void check_log_dir(const std::string& folder) {
     problem = std::make_error_code(std::errc::not_a_directory);
   }
   if (problem) {
-    throw Error("--log-dir " + folder + " cannot be written to: " + problem.message() + ".",
-                "give a folder that you may write to; it is made where it is missing.");
+    throw Error("--log-dir " + folder + " isn't writable: " + problem.message() + ".",
+                "pass a folder that you can write to; it is created if it doesn't exist.");
   }
 }
 
-// Rank 0 listens on the master port; better to know now that it cannot.
+// Rank 0 listens on the master port; fail before starting ranks if it can't.
 void check_master_port(const Options& options) {
   if (options.node_rank == 0 && options.master_port != 0) {
-    check_port_is_free(options.master_port, "the master's, where rank 0 listens");
+    check_port_is_free(options.master_port, "the master port, where rank 0 listens");
   }
 }
 
-// Writes out what is left, for as long as somebody reads it and nobody interrupts; a reader that is
-// stuck is waited for, but no longer than a moment where we were `interrupted` already.
+// Writes what is left, until the reader is gone or a signal arrives. Waits for a stuck reader, but
+// only for a second if a signal `interrupted` the run already.
 void flush(Writer& writer, Signals& signals, bool interrupted) {
   writer.write_some();
   while (writer.pending() > 0) {
@@ -71,11 +71,11 @@ int run(const Options& options) {
   Guard guard;
   check_log_dir(options.log_dir);
   check_master_port(options);
-  Nodes nodes(options);  // until all are there, signals do what they always do: end us
+  Nodes nodes(options);  // until all have joined, signals end this process as usual
   Signals signals;
 
   Writer out_writer(STDOUT_FILENO), err_writer(STDERR_FILENO);
-  // Where both lead to the same place one queue keeps their order.
+  // If both streams are the same file, one queue keeps their order.
   bool same = same_file(STDOUT_FILENO, STDERR_FILENO);
   Screen out(out_writer, has_colour(STDOUT));
   Screen err(err_writer, has_colour(STDERR));
@@ -89,26 +89,26 @@ int run(const Options& options) {
     Attempt attempt(options, nodes, signals, guard, screens);
     verdict = attempt.run();
     interrupted = attempt.interrupted();
-    // Ranks that were asked to end and did so in good order have not failed.
+    // Ranks that exited with 0 after a signal to end haven't failed.
     if (verdict.failure && verdict.failure->kind == Failure::kInterrupted && attempt.all_clean())
       verdict.failure.reset();
     if (!verdict.failure) break;
     const Failure& failure = *verdict.failure;
-    bool told_enough = failure.kind == Failure::kInterrupted ||
-                       (failure.kind == Failure::kOutput && failure.signal == SIGPIPE);
-    if (!told_enough) {
+    bool already_said = failure.kind == Failure::kInterrupted ||
+                        (failure.kind == Failure::kOutput && failure.signal == SIGPIPE);
+    if (!already_said) {
       std::string error = screens.err.colour() ? "\x1b[31merror\x1b[0m" : "error";
       say("fsdp: " + error + ": " +
-          report(failure, options.nnodes, attempt.ended_others(), options.command.front(),
+          report(failure, options.nnodes, attempt.stopped_ranks(), options.command.front(),
                  options.log_dir));
     }
-    int most = nodes.plan().max_restarts;
+    int limit = nodes.plan().max_restarts;
     if (!verdict.restart) {
-      if (most > 0 && restart == most)
-        say("fsdp: giving up after restart " + std::to_string(most) + ".\n");
+      if (limit > 0 && restart == limit)
+        say("fsdp: giving up after restart " + std::to_string(limit) + ".\n");
       break;
     }
-    say("fsdp: restart " + std::to_string(restart + 1) + " of " + std::to_string(most) + ".\n");
+    say("fsdp: restart " + std::to_string(restart + 1) + " of " + std::to_string(limit) + ".\n");
   }
   flush(out_writer, signals, interrupted);
   flush(err_writer, signals, interrupted);

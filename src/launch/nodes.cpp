@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-constexpr int kVersion = 1;  // of the messages
+constexpr int kVersion = 2;  // of the messages
 
 Clock::time_point after(double seconds) {
   return Clock::now() +
@@ -27,8 +27,8 @@ int milliseconds_until(Clock::time_point when) {
   return static_cast<int>(std::clamp<long long>(left, 0, 1000));
 }
 
-// Says now and then what is being waited for, but not where it comes within a moment.
-class Patience {
+// Logs what the launcher waits for: after 3 s, then every 30 s.
+class WaitLog {
  public:
   void say(const std::string& text) {
     if (Clock::now() < next_) return;
@@ -58,7 +58,8 @@ json to_message(const Plan& plan) {
           {"run_id", plan.run_id},
           {"nprocs", plan.nprocs},
           {"master_port", plan.master_port},
-          {"max_restarts", plan.max_restarts}};
+          {"max_restarts", plan.max_restarts},
+          {"grace_s", plan.grace_s}};
 }
 
 json refusal(const Error& failure) {
@@ -74,6 +75,7 @@ Nodes::Nodes(const Options& options) : options_(options) {
   plan_.master_host = options.master_host.empty() ? "127.0.0.1" : options.master_host;
   plan_.master_port = options.master_port;
   plan_.max_restarts = options.max_restarts;
+  plan_.grace_s = options.grace_s;
   if (options.nnodes == 1) return;
   if (options.node_rank == 0) {
     gather();
@@ -90,17 +92,17 @@ std::string Nodes::missing() const {
   return nodes;
 }
 
-// Takes the connection of a node that says hello; throws where that node and this one cannot be of
-// the same run. A mistake in one command line then ends all launchers at once, not after the
+// Takes over the connection of a node that sent hello. Throws if that node can't belong to this
+// run, so that a mistake in one command line ends all launchers at once instead of after the
 // timeout.
 void Nodes::admit(Connection& connection, const json& hello) {
   if (hello.at("version").get<int>() != kVersion) {
-    throw Error("the launcher at " + connection.peer() + " is of another version than node 0's.",
+    throw Error("the launcher at " + connection.peer() + " has another version than node 0's.",
                 "install the same fsdp on all nodes.");
   }
   int node = hello.at("node").get<int>(), nnodes = hello.at("nnodes").get<int>();
   if (nnodes != options_.nnodes) {
-    throw Error("the nodes disagree: node 0 has --nnodes " + std::to_string(options_.nnodes) +
+    throw Error("the nodes' flags differ: node 0 has --nnodes " + std::to_string(options_.nnodes) +
                     ", node " + std::to_string(node) + " (" + connection.peer() +
                     ") has --nnodes " + std::to_string(nnodes) + ".",
                 "start all nodes with the same --nnodes.");
@@ -108,7 +110,7 @@ void Nodes::admit(Connection& connection, const json& hello) {
   if (auto other = peers_.find(node); other != peers_.end()) {
     throw Error("two launchers have --node-rank " + std::to_string(node) + ": at " +
                     other->second.connection.peer() + " and at " + connection.peer() + ".",
-                "give every node its own --node-rank.");
+                "pass a different --node-rank on every node.");
   }
   int nproc = hello.at("nproc").get<int>();
   if (node < 1 || node >= nnodes || nproc < 1 || nproc > kMostRanksPerNode) connection.close();
@@ -120,7 +122,7 @@ void Nodes::admit(Connection& connection, const json& hello) {
 void Nodes::gather() {
   FileDescriptor listener =
       listen_on(options_.control_port,
-                "where node 0's launcher listens; --control-port, or the master's + 1");
+                "where node 0's launcher listens; --control-port, or the master port + 1");
   try {
     wait_for_all(std::move(listener));
   } catch (const Error& failure) {
@@ -132,16 +134,16 @@ void Nodes::gather() {
 
 void Nodes::wait_for_all(FileDescriptor listener) {
   auto deadline = after(options_.rendezvous_s);
-  Patience patience;
-  std::vector<Connection> strangers;  // connected, nothing said yet
+  WaitLog log;
+  std::vector<Connection> strangers;  // connected, no hello yet
   while (static_cast<int>(peers_.size()) < options_.nnodes - 1) {
     std::string port = std::to_string(options_.control_port);
-    patience.say("waiting for node " + missing() + " on port " + port + ".");
+    log.say("waiting for node " + missing() + " on port " + port + ".");
     if (Clock::now() >= deadline) {
       throw Error(
-          "node " + missing() + " did not come within " + seconds(options_.rendezvous_s) + ".",
-          "start fsdp run there with the same --nnodes and --master; is port " + port +
-              " open between the nodes? --rendezvous-timeout waits longer.");
+          "node " + missing() + " didn't join within " + seconds(options_.rendezvous_s) + ".",
+          "start fsdp run there with the same --nnodes and --master, and check that port " + port +
+              " is open between the nodes. --rendezvous-timeout waits longer.");
     }
     std::vector<pollfd> fds = {{listener.get(), POLLIN, 0}};
     for (const auto& stranger : strangers) fds.push_back({stranger.fd(), POLLIN, 0});
@@ -167,7 +169,7 @@ void Nodes::wait_for_all(FileDescriptor listener) {
     }
     std::erase_if(strangers, [](const Connection& stranger) { return !stranger.is_open(); });
     for (auto& [node, peer] : peers_) peer.connection.receive();
-    std::erase_if(peers_, [](const auto& entry) {  // one that gave up waiting may come again
+    std::erase_if(peers_, [](const auto& entry) {  // a node that gave up waiting may rejoin
       return !entry.second.connection.is_open();
     });
   }
@@ -175,9 +177,9 @@ void Nodes::wait_for_all(FileDescriptor listener) {
 
 void Nodes::join() {
   auto deadline = after(options_.rendezvous_s);
-  Patience patience;
+  WaitLog log;
   std::string where = options_.master_host + ":" + std::to_string(options_.control_port);
-  std::string problem = "no time was given";
+  std::string problem = "the timeout is 0";
   json hello = {{"type", "hello"},
                 {"version", kVersion},
                 {"nnodes", options_.nnodes},
@@ -191,12 +193,12 @@ void Nodes::join() {
         connection = std::move(*opened);
         connection.send(hello);
       } else {
-        patience.say("waiting for node 0 at " + where + " (" + problem + ").");
+        log.say("waiting for node 0 at " + where + " (" + problem + ").");
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
       }
       continue;
     }
-    patience.say("node 0 is there; waiting for the other nodes.");
+    log.say("connected to node 0; waiting for the other nodes.");
     pollfd ready{connection.fd(), POLLIN, 0};
     poll(&ready, 1, milliseconds_until(deadline));
     connection.receive();
@@ -204,19 +206,19 @@ void Nodes::join() {
       peers_[0].connection = std::move(connection);
       return;
     }
-    if (!connection.is_open()) {  // node 0's launcher ended, or it was somebody else's port; again
-      problem = "it hung up";
+    if (!connection.is_open()) {  // node 0's launcher ended, or another program has the port
+      problem = "it closed the connection";
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
     }
   }
   if (connection.is_open()) {
-    throw Error("not all nodes came within " + seconds(options_.rendezvous_s) + ".",
-                "node 0's launcher says which; --rendezvous-timeout waits longer.");
+    throw Error("not all nodes joined within " + seconds(options_.rendezvous_s) + ".",
+                "node 0's launcher names the missing ones. --rendezvous-timeout waits longer.");
   }
   throw Error("node 0's launcher did not answer at " + where + " within " +
                   seconds(options_.rendezvous_s) + ": " + problem + ".",
-              "is fsdp run --node-rank 0 running there, with the same --master, and the port open "
-              "between the nodes? --rendezvous-timeout waits longer.");
+              "check that fsdp run --node-rank 0 runs there with the same --master, and that the "
+              "port is open between the nodes. --rendezvous-timeout waits longer.");
 }
 
 bool Nodes::take_plan(const json& message) {
@@ -230,6 +232,7 @@ bool Nodes::take_plan(const json& message) {
     message.at("nprocs").get_to(plan_.nprocs);
     message.at("master_port").get_to(plan_.master_port);
     message.at("max_restarts").get_to(plan_.max_restarts);
+    message.at("grace_s").get_to(plan_.grace_s);
   } catch (const json::exception&) {
     return false;
   }
@@ -241,7 +244,7 @@ void Nodes::begin(int restart, int master_port) {
   plan_.master_port = master_port;
   failure_.reset();
   verdict_.reset();
-  ended_ = false;
+  ended_ = killing_ = false;
   for (auto& [node, peer] : peers_) peer.ended = peer.lost;
 }
 
@@ -256,7 +259,7 @@ void Nodes::receive() {
     if (peer.lost || verdict_) continue;
     peer.connection.receive();
     try {
-      // What follows a verdict belongs to the next start; it waits for begin().
+      // Messages after a verdict belong to the next start; they wait for begin().
       while (!verdict_) {
         auto message = peer.connection.next();
         if (!message) break;
@@ -273,6 +276,8 @@ void Nodes::take(int node, const json& message) {
   std::string type = message.value("type", "");
   if (type == "failed") {
     fail(message.at("failure").get<Failure>(), node);
+  } else if (type == "kill") {
+    kill_from(node);
   } else if (type == "ended" && options_.node_rank == 0) {
     peers_[node].ended = true;
     if (message.contains("last_lines") && failure_ && failure_->node == node) {
@@ -287,8 +292,8 @@ void Nodes::take(int node, const json& message) {
   }
 }
 
-// The launcher of `node` went away. Where the run is being given up anyway, that is only the order
-// in which the launchers end.
+// Handles a lost connection to the launcher of `node`. If the run is being given up anyway, the
+// launchers just end in this order.
 void Nodes::lost(int node) {
   peers_[node].ended = peers_[node].lost = true;
   bool giving_up = failure_ && failure_->kind != Failure::kRank;
@@ -299,7 +304,7 @@ void Nodes::lost(int node) {
     gone.code = 1;
     gone.message = "the launcher of node " + std::to_string(node) + " (" +
                    peers_[node].connection.peer() + ") is gone";
-    gone.hint = "was it killed, or is the machine or the network down? See what it printed last.";
+    gone.hint = "it was killed, or its machine or the network is down; see its last output.";
     failure_.reset();
     fail(gone, node);
   }
@@ -314,14 +319,29 @@ bool Nodes::would_restart() const {
   return failure_ && failure_->kind == Failure::kRank && plan_.restart < plan_.max_restarts;
 }
 
-void Nodes::fail(const Failure& failure, int told_by) {
+void Nodes::send_to_others(const json& message, int from) {
+  for (auto& [node, peer] : peers_) {
+    if (node != from && peer.connection.is_open()) peer.connection.send(message);
+  }
+}
+
+void Nodes::fail(const Failure& failure, int from) {
   bool counts = !failure_ || (would_restart() && failure.kind != Failure::kRank);
   if (!counts || verdict_) return;
   failure_ = failure;
   json message = {{"type", "failed"}, {"failure", failure}};
-  for (auto& [node, peer] : peers_) {
-    if (node != told_by && peer.connection.is_open()) peer.connection.send(message);
-  }
+  send_to_others(message, from);
+}
+
+void Nodes::kill_from(int from) {
+  if (killing_ || !failure_ || verdict_) return;
+  killing_ = true;
+  json message = {{"type", "kill"}};
+  send_to_others(message, from);
+}
+
+void Nodes::kill() {
+  kill_from(options_.node_rank);
 }
 
 void Nodes::failed(const Failure& failure) {
@@ -356,9 +376,7 @@ void Nodes::decide() {
   verdict_ = verdict;
   json message = {{"type", "verdict"}, {"restart", verdict.restart}};
   if (failure_) message["failure"] = *failure_;
-  for (auto& [node, peer] : peers_) {
-    if (peer.connection.is_open()) peer.connection.send(message);
-  }
+  send_to_others(message, options_.node_rank);
 }
 
 }  // namespace fsdp::launch

@@ -1,17 +1,15 @@
-// Nodes: how the launchers of a run find each other, and how each learns what happens at the
-// others.
+// Nodes: how the launchers of a run find each other and exchange events.
 //
-// Node 0's launcher listens on the control port; the others connect to it and say how many ranks
-// they bring. When all are there, node 0 sends everybody the Plan. The connections then stay open
-// as a lifeline: a failure is told at once and passed on to all; a connection that ends is a
-// failure, too. When a node's ranks are all gone it says so, and when all nodes have, node 0 sends
-// the Verdict: finished, start again, or give up. With one node there is nobody to talk to and node
-// 0 decides alone.
+// Node 0's launcher listens on the control port. The others connect to it and send their number of
+// ranks. When all have joined, node 0 sends the Plan to all. The connections stay open: a failure
+// is sent to all nodes at once, and a lost connection is a failure too. A node whose ranks have all
+// exited reports it. When all nodes have, node 0 sends the Verdict: finished, restart, or give up.
+// With one node, node 0 decides alone.
 //
-// Messages are JSON objects, one a line:
-//   to node 0:    hello {version, nnodes, node, nproc}    failed {failure}    ended {failure?}
-//   from node 0:  plan {...}  refused {message, hint}     failed {failure}    verdict {restart,
-//   failure?}
+// Messages are JSON objects, one per line:
+//   to node 0:    hello {version, nnodes, node, nproc}  failed {failure}  kill  ended {last_lines?}
+//   from node 0:  plan {...}  refused {message, hint}   failed {failure}  kill
+//                 verdict {restart, failure?}
 #pragma once
 
 #include <poll.h>
@@ -31,13 +29,13 @@ namespace fsdp::launch {
 
 struct Verdict {
   bool restart = false;
-  std::optional<Failure> failure;  // none: every rank of every node exited with 0
+  std::optional<Failure> failure;  // nullopt: every rank of every node exited with 0
 };
 
 class Nodes {
  public:
-  // Waits until the launchers of all nodes are there. Throws an Error that names the missing ones
-  // after options.rendezvous_s, or says what the nodes disagree about.
+  // Waits until the launchers of all nodes have joined. Throws an Error that names the missing ones
+  // after options.rendezvous_s, or one that says where the nodes' flags differ.
   explicit Nodes(const Options& options);
 
   const Plan& plan() const { return plan_; }
@@ -45,19 +43,22 @@ class Nodes {
   // Before each start; `restart` is 0 for the first.
   void begin(int restart, int master_port);
 
-  // To be polled for reading; receive() then takes what came.
+  // Adds the descriptors to poll for reading; receive() then handles what arrived.
   void watch(std::vector<pollfd>& fds) const;
   void receive();
 
-  // The first failure that this node knows of, its own or another's.
+  // The first failure that this node knows of, its own or another node's.
   const std::optional<Failure>& failure() const { return failure_; }
-  // A failure on this node, as soon as it is known. Only the first counts, but one that gives up
-  // counts over one that would start again.
+  // Reports a failure on this node. Only the first counts, except that a failure that gives up
+  // replaces one that would restart.
   void failed(const Failure& failure);
-  // All ranks of this node are gone. If it was a rank of this node that failed first, `last_lines`
-  // are now complete.
+  // Tells all nodes to kill their ranks without waiting for the grace: a second signal arrived.
+  void kill();
+  bool killing() const { return killing_; }  // some node called kill()
+  // Reports that all ranks of this node have exited. `last_lines` are complete now; they count if
+  // a rank of this node failed first.
   void ended(const std::vector<std::string>& last_lines);
-  // Do not wait for the others any longer: the failure that is known decides.
+  // Stops waiting for the other nodes: the failure known so far becomes the verdict.
   void stop_waiting();
 
   const std::optional<Verdict>& verdict() const { return verdict_; }
@@ -65,8 +66,8 @@ class Nodes {
  private:
   struct Peer {
     Connection connection;
-    bool ended = false;  // its ranks are gone, or it is
-    bool lost = false;   // it is gone
+    bool ended = false;  // its ranks have exited, or it was lost
+    bool lost = false;   // its connection is closed
   };
 
   void gather();  // node 0
@@ -75,18 +76,21 @@ class Nodes {
   void admit(Connection& connection, const nlohmann::json& hello);
   std::string missing() const;
   bool would_restart() const;
-  void fail(const Failure& failure, int told_by);
+  void fail(const Failure& failure, int from);
+  void kill_from(int from);
+  void send_to_others(const nlohmann::json& message, int from);
   void lost(int node);
-  bool take_plan(const nlohmann::json& message);  // false: it was something else
+  bool take_plan(const nlohmann::json& message);  // false: not a plan
   void take(int node, const nlohmann::json& message);
-  void decide();  // node 0: once all have ended
+  void decide();  // node 0: sends the verdict once all have ended
 
   const Options& options_;
   Plan plan_;
-  std::map<int, Peer> peers_;  // node 0: all others; the others: node 0
+  std::map<int, Peer> peers_;  // on node 0 all others; on the others node 0
   std::optional<Failure> failure_;
   std::optional<Verdict> verdict_;
   bool ended_ = false;
+  bool killing_ = false;
 };
 
 }  // namespace fsdp::launch

@@ -31,19 +31,19 @@ int parse_nproc(const std::string& text) {
     int gpus = visible_gpus();
     if (gpus == 0 && text == "gpu") {
       throw Error("-n gpu: no GPU is visible on this machine.",
-                  "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or give a number: -n 2.");
+                  "check nvidia-smi and CUDA_VISIBLE_DEVICES, or pass a number: -n 2.");
     }
     return gpus > 0 ? gpus : available_cores();
   }
   auto ranks = whole_number(text);
   if (!ranks || *ranks < 1) {
-    throw Error("-n " + quoted(text) + " is not a number of ranks.",
-                "give a whole number from 1 on, or auto, gpu or cpu.");
+    throw Error("-n " + quoted(text) + " isn't a number of ranks.",
+                "pass a whole number of at least 1, or auto, gpu or cpu.");
   }
   if (*ranks > kMostRanksPerNode) {
     throw Error(
-        "-n " + text + " is more than one machine can carry.",
-        "at most " + std::to_string(kMostRanksPerNode) + " ranks per node; -n auto fits it.");
+        "-n " + text + " is too many ranks for one machine.",
+        "at most " + std::to_string(kMostRanksPerNode) + " per node; -n auto fits the machine.");
   }
   return *ranks;
 }
@@ -53,14 +53,14 @@ int parse_nnodes(const std::string& text) {
   if (auto colon = text.find(':'); colon != std::string::npos) {
     most = text.substr(colon + 1);
     if (text.substr(0, colon) != most) {
-      throw Error("--nnodes " + quoted(text) + " asks for a varying number of nodes.",
-                  "the number of nodes is fixed here; give it alone: --nnodes " + most + ".");
+      throw Error("--nnodes " + quoted(text) + " asks for a variable number of nodes.",
+                  "fsdp run needs a fixed number: --nnodes " + most + ".");
     }
   }
   auto nodes = whole_number(most);
   if (!nodes || *nodes < 1 || *nodes > 65536) {
-    throw Error("--nnodes " + quoted(text) + " is not a number of nodes.",
-                "give a whole number from 1 on.");
+    throw Error("--nnodes " + quoted(text) + " isn't a number of nodes.",
+                "pass a whole number of at least 1.");
   }
   return *nodes;
 }
@@ -68,8 +68,7 @@ int parse_nnodes(const std::string& text) {
 int parse_port(const std::string& text, const std::string& flag) {
   auto port = whole_number(text);
   if (!port || *port < 1 || *port > 65535) {
-    throw Error(flag + ": " + quoted(text) + " is not a port.",
-                "a port is a number from 1 to 65535.");
+    throw Error(flag + ": " + quoted(text) + " isn't a port.", "pass a number from 1 to 65535.");
   }
   return *port;
 }
@@ -93,7 +92,8 @@ Endpoint parse_endpoint(const std::string& text, const std::string& flag) {
     if (colon != std::string::npos) rest = text.substr(colon);
   }
   if (endpoint.host.empty() || (!rest.empty() && rest.front() != ':')) {
-    throw Error(flag + " " + quoted(text) + " is not HOST:PORT.", "for example node0:29500.");
+    throw Error(flag + " " + quoted(text) + " isn't HOST:PORT.",
+                "pass a host and a port, for example node0:29500.");
   }
   if (!rest.empty()) endpoint.port = parse_port(rest.substr(1), flag);
   return endpoint;
@@ -107,7 +107,8 @@ std::vector<std::string> command_for(std::vector<std::string> program, bool modu
   const std::string& first = program.front();
   bool script = first.size() > 3 && first.ends_with(".py") && access(first.c_str(), X_OK) != 0;
   if (module && no_python) {
-    throw Error("-m and --no-python contradict each other.", "-m MODULE is run by Python.");
+    throw Error("-m and --no-python contradict each other.",
+                "leave out --no-python: Python runs -m MODULE.");
   }
   if (!module && (no_python || !script)) return program;
   const char* python = std::getenv("PYTHON_EXEC");
@@ -120,26 +121,27 @@ std::vector<std::string> command_for(std::vector<std::string> program, bool modu
 void complete(Options& options) {
   if (options.node_rank < 0 || options.node_rank >= options.nnodes) {
     throw Error("--node-rank " + std::to_string(options.node_rank) +
-                    " is out of range: there are " + std::to_string(options.nnodes) + " nodes.",
-                options.nnodes == 1 ? "give --nnodes too."
-                                    : "the nodes are 0 to " + std::to_string(options.nnodes - 1) +
-                                          ", and each is started once.");
+                    " is out of range for --nnodes " + std::to_string(options.nnodes) + ".",
+                options.nnodes == 1
+                    ? "pass --nnodes too."
+                    : "nodes are numbered from 0 to " + std::to_string(options.nnodes - 1) +
+                          "; start each one once.");
   }
   if (options.nnodes == 1) return;
   if (options.master_host.empty()) {
     throw Error("--nnodes " + std::to_string(options.nnodes) + " needs --master.",
-                "give every node the address of node 0: --master HOST:PORT.");
+                "pass node 0's address on every node: --master HOST:PORT.");
   }
   if (options.master_port == 0) options.master_port = kDefaultMasterPort;
   if (options.control_port == 0) options.control_port = options.master_port + 1;
   if (options.control_port > 65535) {
-    throw Error("the launchers would meet on port 65536, the one after the master's.",
-                "give a lower master port, or a --control-port.");
+    throw Error("the control port would be 65536, one above the master port.",
+                "pass a lower master port, or a --control-port.");
   }
   if (options.control_port == options.master_port) {
     throw Error("--control-port " + std::to_string(options.control_port) +
                     " is the master port, where rank 0 listens.",
-                "leave --control-port out: the one after the master port is used.");
+                "leave out --control-port; the default is the master port + 1.");
   }
 }
 

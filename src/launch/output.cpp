@@ -7,7 +7,7 @@
 namespace fsdp::launch {
 
 void LineSplitter::feed(std::string_view bytes, std::vector<std::string>& pieces) {
-  // A "\r" at the end of `rest_` waits for the byte after it: "\r\n" is one end of line.
+  // A "\r" at the end of `rest_` waits for the next byte, because "\r\n" is one line end.
   if (!rest_.empty() && rest_.back() == '\r' && !bytes.empty() && bytes.front() != '\n') {
     pieces.push_back(take_rest());
   }
@@ -64,18 +64,23 @@ std::string rank_prefix(int rank, int world) {
 }
 
 void Screen::end_open_line(int next) {
-  if (open_ != kNobody && open_ != next) {
+  if (live_ != kNone && live_ != next) {
+    writer_.push(colour_ ? "\r\x1b[K" : "\n");
+    live_ = open_ = kNone;
+  }
+  if (open_ != kNone && open_ != next) {
     writer_.push("\n");
-    open_ = kNobody;
+    open_ = kNone;
   }
 }
 
-void Screen::show(int rank, const std::string& prefix, std::string_view piece) {
+void Screen::show(int rank, const std::string& prefix, std::string_view piece, int stream) {
   if (piece.empty()) return;
-  end_open_line(rank);
+  const int source = 2 * rank + stream;
+  end_open_line(source);
   std::string text;
-  if (open_ != rank && !prefix.empty() && piece != "\r") {
-    // No red: that is for errors.
+  if (open_ != source && !prefix.empty() && piece != "\r") {
+    // No red, which marks errors.
     static constexpr std::array colours = {"36", "33", "35", "32", "34",
                                            "96", "93", "95", "92", "94"};
     text = colour_
@@ -83,18 +88,23 @@ void Screen::show(int rank, const std::string& prefix, std::string_view piece) {
                : prefix;
   }
   bool rewrites = piece.back() == '\r';
-  if (rewrites && colour_) {  // clear what a longer line left behind
+  if (rewrites && colour_) {  // clear the rest of a longer previous line
     text.append(piece.substr(0, piece.size() - 1));
     text += "\x1b[K\r";
   } else {
     text.append(piece);
   }
-  open_ = rewrites || piece.back() == '\n' ? kNobody : rank;
+  bool has_text = piece.size() > 1 || open_ == source;
+  open_ = rewrites || piece.back() == '\n' ? kNone : source;
+  if (piece.back() == '\n')
+    live_ = kNone;
+  else if (rewrites && has_text)
+    live_ = source;
   writer_.push(std::move(text));
 }
 
 void Screen::say(const std::string& lines) {
-  end_open_line(kNobody);
+  end_open_line(kNone);
   writer_.push(lines);
 }
 

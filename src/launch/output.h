@@ -1,5 +1,5 @@
-// What ranks print, on its way to the screen: cut into lines, prefixed by rank, never mixed within
-// a line; and the last lines of each rank, kept for the day it fails.
+// Rank output on its way to the screen: split into lines, prefixed with the rank, never mixed
+// within a line. Also keeps the last lines of each rank for failure reports.
 #pragma once
 
 #include <cstddef>
@@ -12,27 +12,27 @@
 
 namespace fsdp::launch {
 
-// Cuts a stream of bytes into pieces. A piece ends in "\n", "\r\n" or, for progress bars that
-// rewrite their line, "\r"; or it is a part of a line, when that grew past kLongest or take_rest()
-// was called. Bytes pass unchanged, valid text or not.
+// Splits a stream of bytes into pieces. A piece ends in "\n", "\r\n" or, for progress bars that
+// rewrite their line, "\r". A line longer than kLongest, or one cut by take_rest(), comes in parts.
+// Bytes pass unchanged, valid text or not.
 class LineSplitter {
  public:
   static constexpr size_t kLongest = 64 * 1024;
 
   // Appends the pieces that `bytes` completes to `pieces`.
   void feed(std::string_view bytes, std::vector<std::string>& pieces);
-  std::string take_rest();  // the unfinished line, possibly empty
+  std::string take_rest();  // the incomplete line, possibly empty
   bool empty() const { return rest_.empty(); }
 
  private:
   std::string rest_;
 };
 
-// The last lines of a rank, both streams as they came; "\r" rewrites the line as on a screen.
+// The last lines of a rank, both streams in arrival order; "\r" rewrites the line as on a screen.
 class LastLines {
  public:
   static constexpr size_t kCount = 20;
-  static constexpr size_t kLongest = 500;  // bytes kept of a line
+  static constexpr size_t kLongest = 500;  // bytes kept per line
 
   void add(std::string_view piece);
   std::vector<std::string> lines() const;
@@ -45,16 +45,18 @@ class LastLines {
 // "[3] ", padded to the width of the largest rank: "[ 3] " in a world of 12.
 std::string rank_prefix(int rank, int world);
 
-// Where pieces of several ranks meet: one of our output streams. When a rank has left a line open
-// and another rank writes, the line is ended first; the prefix comes once a line.
+// Merges the pieces of several ranks into one of our output streams. If a rank left a line open and
+// another rank writes, the line is ended first. A live line (one that is redrawn by "\r") is
+// cleared instead on a terminal with colours: its rank draws it again. Each line gets its prefix
+// once.
 class Screen {
  public:
-  // `colour`: SGR colours are welcome.
+  // `colour`: whether to use SGR colours.
   Screen(Writer& writer, bool colour) : writer_(writer), colour_(colour) {}
 
-  // A piece of `rank`; `prefix` may be empty.
-  void show(int rank, const std::string& prefix, std::string_view piece);
-  // The launcher's own words: whole lines.
+  // A piece of `rank`; `prefix` may be empty. `stream`: 0 for its stdout, 1 for its stderr.
+  void show(int rank, const std::string& prefix, std::string_view piece, int stream = 0);
+  // Output of the launcher itself, in whole lines.
   void say(const std::string& lines);
   bool colour() const { return colour_; }
   Writer& writer() { return writer_; }
@@ -62,10 +64,11 @@ class Screen {
  private:
   void end_open_line(int next);
 
-  static constexpr int kNobody = -1;
+  static constexpr int kNone = -1;
   Writer& writer_;
   bool colour_;
-  int open_ = kNobody;  // whose line is not ended
+  int open_ = kNone;  // the rank and stream whose line is incomplete
+  int live_ = kNone;  // the rank and stream whose live line is shown
 };
 
 }  // namespace fsdp::launch

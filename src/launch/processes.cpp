@@ -29,8 +29,9 @@ struct Pipe {
 Pipe make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
-    throw Error(std::string("cannot make a pipe: ") + std::strerror(errno) + ".",
-                "every rank takes three; raise the limit with: ulimit -n 65536");
+    throw Error(std::string("can't create a pipe: ") + std::strerror(errno) + ".",
+                "the launcher keeps up to three descriptors open per rank; raise the limit with: "
+                "ulimit -n 65536");
   }
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
@@ -47,17 +48,17 @@ std::string exec_hint(const std::string& program, int problem) {
   switch (problem) {
     case ENOENT:
       if (!has_folder && access(program.c_str(), F_OK) == 0) {
-        return "it is not in PATH; there is one in this folder: ./" + program;
+        return "it isn't in PATH, but this folder has one: ./" + program;
       }
       if (has_folder && access(program.c_str(), F_OK) == 0) {
-        return "the file is there; the interpreter of its first line (#!) or its loader is not.";
+        return "the file exists; the interpreter in its first line (#!) or its loader doesn't.";
       }
       return has_folder ? "there is no such file."
-                        : "it is not in PATH; a file needs its folder: ./" + program;
+                        : "it isn't in PATH; name a file with its folder: ./" + program;
     case EACCES:
       return "is it a program? chmod +x " + program;
     case ENOEXEC:
-      return "a script needs a first line that names its interpreter: #!/bin/sh";
+      return "the first line of a script must name its interpreter: #!/bin/sh";
     case E2BIG:
       return "its arguments and environment are too long for the system.";
     default:
@@ -65,13 +66,14 @@ std::string exec_hint(const std::string& program, int problem) {
   }
 }
 
-// In the child, between fork and exec: only what is safe there. Does not return.
+// Runs in the child between fork and exec, so it may only call async-signal-safe functions.
 [[noreturn]] void become(char* const* argv, char* const* envp, int in, int out, int err,
-                         int problem, pid_t launcher, const Signals& signals) {
+                         int problem, int inherited, pid_t launcher, const Signals& signals) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != launcher) _exit(127);  // the launcher died before prctl was there to notice
-  dup2(in, 0);  // clears close-on-exec, as all three differ from what they become
+  if (getppid() != launcher) _exit(127);  // the launcher died before the prctl took effect
+  if (inherited >= 0) fcntl(inherited, F_SETFD, 0);
+  dup2(in, 0);  // clears close-on-exec: none of the three has its new number already
   dup2(out, 1);
   dup2(err, 2);
   signals.restore();
@@ -106,12 +108,12 @@ Signals::Signals() : before_(new SignalState) {
   struct sigaction action = {};
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, &before_->pipe);
-  action.sa_handler = SIG_DFL;  // a parent that ignores SIGCHLD would have our ranks buried unseen
+  action.sa_handler = SIG_DFL;  // if inherited as ignored, ranks would be reaped unseen
   sigaction(SIGCHLD, &action, &before_->child);
   fd_ = FileDescriptor(signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) {
-    throw Error(std::string("cannot receive signals: signalfd: ") + std::strerror(errno) + ".",
-                "raise the limit of open files with: ulimit -n 65536");
+    throw Error(std::string("can't receive signals: signalfd: ") + std::strerror(errno) + ".",
+                "raise the limit on open files with: ulimit -n 65536");
   }
 }
 
@@ -132,7 +134,7 @@ void Signals::restore() const {
 }
 
 Process start(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-              bool with_stdin, const Signals& signals, int& exec_errno) {
+              bool with_stdin, int inherited, const Signals& signals, int& exec_errno) {
   Pipe out = make_pipe(), err = make_pipe(), problem = make_pipe();
   FileDescriptor null;
   if (!with_stdin || isatty(0)) null = FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -144,14 +146,14 @@ Process start(const std::vector<std::string>& command, const std::vector<std::st
   process.pid = fork();
   if (process.pid < 0) {
     exec_errno = errno;
-    throw Error(std::string("cannot start another process: ") + std::strerror(errno) + ".",
-                "too many ranks for this machine? See ulimit -u, and -n auto.");
+    throw Error(std::string("can't start another process: ") + std::strerror(errno) + ".",
+                "lower the number of ranks (-n auto fits the machine), or raise ulimit -u.");
   }
   if (process.pid == 0) {
     become(argv.data(), envp.data(), null ? null.get() : 0, out.write.get(), err.write.get(),
-           problem.write.get(), launcher, signals);
+           problem.write.get(), inherited, launcher, signals);
   }
-  setpgid(process.pid, process.pid);  // both sides do it: whoever comes first
+  setpgid(process.pid, process.pid);  // parent and child both do it; either may come first
   problem.write.close();
   int why = 0;
   ssize_t got;
@@ -160,7 +162,7 @@ Process start(const std::vector<std::string>& command, const std::vector<std::st
   if (got == sizeof why) {
     waitpid(process.pid, nullptr, 0);
     exec_errno = why;
-    throw Error("cannot run \"" + command.front() + "\": " + std::strerror(why) + ".",
+    throw Error("can't run \"" + command.front() + "\": " + std::strerror(why) + ".",
                 exec_hint(command.front(), why));
   }
   process.out = std::move(out.read);
@@ -170,7 +172,7 @@ Process start(const std::vector<std::string>& command, const std::vector<std::st
   return process;
 }
 
-void look(Process& process) {
+void check_exit(Process& process) {
   siginfo_t info = {};
   if (process.pid == 0 || process.exit) return;
   if (waitid(P_PID, process.pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)

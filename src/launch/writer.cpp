@@ -26,8 +26,8 @@ void Writer::write_some() {
     int count = poll(&ready, 1, 0);
     if (count == 0 || (count < 0 && errno == EINTR)) break;
     size_t size = std::min<size_t>(pending(), PIPE_BUF);
-    // End a chunk with a line where possible, so that other writers to the same place mix lines
-    // only.
+    // End a chunk at a line end if possible, so that other writers to the same file interleave
+    // whole lines.
     if (size < pending()) {
       size_t end = queue_.rfind('\n', done_ + size - 1);
       if (end != std::string::npos && end >= done_) size = end + 1 - done_;

@@ -1,9 +1,9 @@
-// Writer: a queue in front of one of our output streams. Whoever reads us may be slow or stuck (a
-// pager, Ctrl-S); the launcher must still hear signals and reap ranks, so it never blocks in
-// write().
+// Writer: a queue in front of one of our output streams. Its reader may be slow or stuck (a pager,
+// Ctrl-S). The launcher must still handle signals and reap ranks, so it never blocks in write().
 //
-// The descriptor keeps its flags: it is shared with our shell, where O_NONBLOCK would do harm. A
-// write of at most PIPE_BUF bytes after POLLOUT does not block on a pipe, and that is what is used.
+// The descriptor's flags stay as they are: our shell shares it, and O_NONBLOCK would break the
+// shell's output. Instead we write at most PIPE_BUF bytes after POLLOUT, which doesn't block on a
+// pipe.
 #pragma once
 
 #include <cstddef>
@@ -18,24 +18,24 @@ class Writer {
   Writer& operator=(const Writer&) = delete;
 
   void push(std::string text);
-  // Writes as much as goes without blocking. Once the reader is gone (EPIPE) or the stream fails,
-  // everything is dropped and problem() is its errno.
+  // Writes as much as it can without blocking. Once the reader is gone (EPIPE) or the stream fails,
+  // all output is dropped and problem() returns the errno.
   void write_some();
 
   int fd() const { return fd_; }
   size_t pending() const { return queue_.size() - done_; }
-  bool full() const { return pending() > kFull; }  // time to stop reading from ranks
+  bool full() const { return pending() > kFull; }  // the caller should stop reading from ranks
   int problem() const { return problem_; }         // 0: none
 
  private:
   static constexpr size_t kFull = 1 << 20;
   int fd_;
   std::string queue_;
-  size_t done_ = 0;  // bytes at the front of queue_ that are written
+  size_t done_ = 0;  // bytes at the front of queue_ that have been written
   int problem_ = 0;
 };
 
-// True when both descriptors lead to the same file, pipe or terminal.
+// Whether both descriptors refer to the same file, pipe or terminal.
 bool same_file(int one, int other);
 
 }  // namespace fsdp::launch

@@ -34,8 +34,8 @@ void plan_away(int64_t bytes) {
   on_meta.moved += std::max<int64_t>(0, bytes);
 }
 
-// Two tensors with one counter see each other's writes. Others may lie in one storage all the same
-// (unsafe_chunk), and what one of them is written is not told by the other's version.
+// Two tensors with one version counter see each other's writes. Tensors with different counters may
+// still share a storage (unsafe_chunk); a write to one doesn't change the other's version.
 const void* identity_of(const c10::VariableVersion& counter);
 template <auto Member>
 struct Reach {
@@ -45,7 +45,7 @@ struct Reach {
 };
 template struct Reach<&c10::VariableVersion::version_counter_>;
 
-// What a device has for its copies. Lives for ever: graphs die late.
+// A device's copy stream and host pool. Never destroyed: autograd graphs may outlive statics.
 struct Lane {
   explicit Lane(at::Device device) : side(device), pool(device) {}
   shard::SideStream side;
@@ -61,20 +61,16 @@ Lane& lane_of(at::Device device) {
   return *lane;
 }
 
-// Straight to the backends, unseen by everything that watches operators.
+// Operators go straight to the backends, unseen by everything that watches operators.
 struct Quiet {
   shard::Unseen unseen;
   c10::impl::ExcludeDispatchKeyGuard below{c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                            c10::DispatchKeySet(shard::deferred::kRecordKey)};
 };
 
-at::Tensor bytes_of(const Memory& memory) {
-  return shard::tensor_over(memory, at::kByte, {static_cast<int64_t>(memory->nbytes())}, {1}, 0);
-}
-
 using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// Storages that backward found alive. Weak references: no other storage comes to lie there.
+// Storages that backward found alive. A weak reference keeps the address from being reused.
 class Residents {
  public:
   bool has(const c10::StorageImpl* storage) {
@@ -103,7 +99,7 @@ Residents& residents() {
 
 }  // namespace
 
-// A storage, or what it held when it was saved, in host memory.
+// A saved storage: on the device, or a copy of its contents at the time of saving in host memory.
 class AwayStorage {
  public:
   explicit AwayStorage(const at::Tensor& tensor)
@@ -116,13 +112,13 @@ class AwayStorage {
         lane_(lane_of(device_)) {
     count(true);
     ++copies_out;
-    if (device_.is_meta()) {  // a plan: there is nothing to copy
+    if (device_.is_meta()) {  // a dry run: there is nothing to copy
       plan_away(planned_ = bytes_);
       return;
     }
     Quiet quiet;
     host_ = lane_.pool.take(bytes_);
-    shard::Moment saved;
+    shard::StreamEvent saved;
     saved.record(device_);
     {
       shard::OnStream side(lane_.side);
@@ -132,12 +128,12 @@ class AwayStorage {
     }
   }
 
-  // By the last place, on whichever thread: the streams must be done with both memories first. The
-  // host's is written and read by the side stream only, which keeps the order itself.
+  // Runs with the last place, on any thread. The streams must be done with the device memory first;
+  // only the side stream touches the host memory, in order.
   ~AwayStorage() {
     try {
       drop();
-    } catch (...) {  // a recording that failed
+    } catch (...) {  // a failed graph capture
     }
     if (host_.defined()) lane_.pool.give(host_);
     plan_away(-planned_);
@@ -151,12 +147,12 @@ class AwayStorage {
     if (!back_) drop();
   }
 
-  // Begins to bring it back.
+  // Starts the copy back to the device.
   void bring() {
     std::lock_guard lock(mutex_);
     if (back_) return;
     back_ = true;
-    if (memory_) return;  // it has not left yet
+    if (memory_) return;  // still on the device
     if (Memory living = weak_.lock()) {
       residents().add(living);
       memory_ = std::move(living);
@@ -178,12 +174,12 @@ class AwayStorage {
     return memory_;
   }
 
-  // --- one for all views: the newest of a storage ---
+  // --- the newest AwayStorage of a storage, shared by all its views ---
 
   static std::shared_ptr<AwayStorage> of(const at::Tensor& tensor, bool* made) {
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     Table& table = all();
-    std::shared_ptr<AwayStorage> away;  // dies outside of the lock, if it is the last
+    std::shared_ptr<AwayStorage> away;  // declared here to be destroyed outside of the lock
     {
       std::lock_guard lock(table.mutex);
       auto known = table.storages.find(storage);
@@ -215,7 +211,7 @@ class AwayStorage {
   }
 
   void fill(const at::Tensor& room) {
-    shard::Moment free;  // from here on the compute stream has no work of before in that memory
+    shard::StreamEvent free;  // earlier work of the compute stream in this memory is done
     free.record(device_);
     {
       shard::OnStream side(lane_.side);
@@ -227,7 +223,7 @@ class AwayStorage {
     host_.reset();
   }
 
-  // As it is now, not as it was before somebody wrote to it.
+  // Whether this is the tensor's current content; a later write makes it stale.
   bool holds(const at::Tensor& tensor) const {
     const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
     return identity_of(counter) == identity_of(counter_) && counter.current_version() == version_;
@@ -249,7 +245,7 @@ class AwayStorage {
   }
 
   std::mutex mutex_;
-  Memory memory_;  // on the device: until it has left, and from when it is on its way back
+  Memory memory_;  // device memory; null while the contents are on the host only
   const WeakMemory weak_;
   const at::Device device_;
   const int64_t bytes_;
@@ -257,9 +253,9 @@ class AwayStorage {
   const uint32_t version_;
   Lane& lane_;
   at::Tensor host_;
-  shard::Moment out_, in_;
+  shard::StreamEvent out_, in_;
   bool back_ = false;
-  int64_t planned_ = 0;  // bytes that a plan has in host memory
+  int64_t planned_ = 0;  // bytes in host memory in a dry run
   const void* counted_ = nullptr;
 };
 
@@ -285,7 +281,7 @@ class OffloadedPlace final : public shard::SavedPlace {
           "(offloaded region \"" +
               region_->name() + "\"): version " + std::to_string(counter_.current_version()) +
               ", expected " + std::to_string(version_) + ".",
-          "replace the in-place operation (add_, relu_, …) by one that returns a result.");
+          "replace the in-place operation (add_, relu_, …) with one that returns a new tensor.");
     region_->come_back();
     return shard::tensor_over(away_->here(), type_, sizes_, strides_, offset_);
   }
@@ -314,8 +310,8 @@ bool is_worth_it(const at::Tensor& tensor) {
 std::unique_ptr<shard::SavedPlace> OffloadedRegion::place(const at::Tensor& tensor) {
   if (!is_worth_it(tensor)) return nullptr;
   if (shard::RecordsStep::now())
-    throw Error("activations that wait in host memory cannot be part of a CUDA graph.",
-                "recompute them (Recompute::FULL or SELECTIVE) to have both.");
+    throw Error("offloaded activations can't be part of a CUDA graph.",
+                "recompute them instead (Recompute::FULL or SELECTIVE).");
   bool made = false;
   std::shared_ptr<AwayStorage> away = AwayStorage::of(tensor, &made);
   if (made) {
@@ -337,7 +333,7 @@ void OffloadedRegion::leave() {
     if (auto away = weak.lock()) away->leave();
 }
 
-// Backward asks for the last ones first.
+// In reverse order: backward needs the last ones first.
 void OffloadedRegion::bring() {
   std::lock_guard lock(mutex_);
   if (brought_) return;

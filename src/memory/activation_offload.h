@@ -1,18 +1,18 @@
-// Activation offload: what autograd saves in a region waits for backward in host memory.
+// Activation offload: tensors that autograd saves in a region stay in host memory until backward.
 //
-//   forward, region i     each saved storage is copied out on a side stream as soon as it is saved
-//   region i ends         the compute stream waits for the copies of region i - 1, whose memory
-//   goes backward, region i    its first saved tensor that is asked for begins to bring back region
-//   i - 1 a tensor is used      the compute stream waits for its copy
+//   forward, region i    each saved storage is copied to the host on a side stream
+//   region i ends        the compute stream waits for the copies of region i - 1 and frees its
+//                        device memory
+//   backward, region i   the first saved tensor that is used starts the copies back of region i - 1
+//   a tensor is used     the compute stream waits for its copy
 //
-// So two regions are on the device at once, at most, and the last one never leaves. Nothing waits
-// on the host, and no memory is freed while a stream is at it, also in a step that is recorded as a
-// CUDA graph. One side stream a device takes the copies of both directions: what is read and
-// written in host memory is in order without any more events.
+// So at most two regions are on the device at once, and the last one never leaves it. The CPU never
+// blocks, and no memory is freed while a stream uses it. One side stream per device runs the copies
+// of both directions, so host memory needs no further events.
 //
-// A storage is copied once, however many views of it are saved. What backward finds alive for
-// another reason (a buffer, a mask) is used as it is, and not copied the next time. On the CPU the
-// same runs with plain copies.
+// A storage is copied once, however many views of it are saved. A storage that backward finds still
+// alive (a buffer, a mask) is used in place and isn't copied in later steps. On the CPU the same
+// code runs with plain copies.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,12 +33,12 @@ class OffloadedRegion : public std::enable_shared_from_this<OffloadedRegion> {
       : name_(std::move(name)), before_(std::move(before)) {}
 
   const std::string& name() const { return name_; }
-  // Begins the copy. Null: the tensor stays.
+  // Starts the copy to the host. Null: the tensor isn't offloaded.
   std::unique_ptr<shard::SavedPlace> place(const at::Tensor& tensor);
   bool empty() const;
-  // Frees the device's memory, once the copies are done.
+  // Frees the device memory once the copies are done.
   void leave();
-  // Begins to bring back what the region and the one before it need.
+  // Starts the copies back of this region and the one before it.
   void come_back();
 
  private:
@@ -53,22 +53,22 @@ class OffloadedRegion : public std::enable_shared_from_this<OffloadedRegion> {
 
 namespace offload {
 
-// Storages below this many bytes stay where they are. Tests have smaller ones.
+// Storages below this many bytes aren't offloaded. Tests lower it.
 extern int64_t smallest_bytes;
 struct Use {
   int64_t now = 0;   // bytes in host memory
-  int64_t pool = 0;  // that is there for them
+  int64_t pool = 0;  // size of the host pool
 };
 Use use_of(at::Device device);
-// How many copies were begun since the program began, in either direction.
+// Copies started since the program began, per direction.
 struct Copies {
   int64_t out = 0, in = 0;
 };
 Copies copies();
-// What a dry run on the meta device would have moved, since begin_plan().
+// What a dry run on the meta device has offloaded since begin_plan().
 struct Planned {
   int64_t now = 0, most = 0;  // bytes in host memory
-  int64_t moved = 0;          // that left, one after the other
+  int64_t moved = 0;          // sum of all bytes copied to the host
 };
 void begin_plan();
 Planned planned();

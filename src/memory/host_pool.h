@@ -1,10 +1,10 @@
-// HostPool: host memory that things of a device wait in, used again from step to step.
+// HostPool: host memory for offloaded tensors, reused from step to step.
 //
-// Memory comes in slabs, pinned where a device copies from and to it, and is never given back: a
-// device may still be at it, and a recorded step will be. It shows as
-// MemoryReport::host_activations. Blocks are cut from the slabs; one that is given back serves the
-// next of its size, and when all are, cutting begins anew. So a step that does what the step before
-// did takes nothing more, and the pool is as large as the most that was in it at once.
+// Memory is allocated in slabs, pinned if the device has streams, and never freed: a device may
+// still use it, and a recorded step will. It is reported as MemoryReport::host_activations. Blocks
+// are cut from the slabs. A returned block is reused for the next request of its size; once all
+// blocks are returned, cutting starts over. So steps with the same requests allocate nothing new,
+// and the pool is as large as the most that was taken at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,16 +21,16 @@ class HostPool {
   explicit HostPool(at::Device device) : device_(device) {}
   ~HostPool();
 
-  at::Tensor take(int64_t bytes);         // [bytes], of bytes
-  void give(const at::Tensor& block);     // as it was taken
-  int64_t used() const;                   // bytes that are taken
+  at::Tensor take(int64_t bytes);         // uint8 [bytes]
+  void give(const at::Tensor& block);     // returns a block from take()
+  int64_t used() const;                   // bytes currently taken
   int64_t size() const;                   // bytes of all slabs
-  static int64_t size_for(int64_t most);  // of a pool that had that much taken at once
+  static int64_t size_for(int64_t most);  // size of a pool with at most this many bytes taken
 
  private:
   struct Slab {
     at::Tensor memory;
-    int64_t cut = 0;  // bytes from its beginning
+    int64_t cut = 0;  // bytes handed out from its start
   };
 
   const at::Device device_;

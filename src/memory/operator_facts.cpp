@@ -25,7 +25,7 @@ bool holds_tensors(const c10::Argument& argument) {
   return type->kind() == c10::TypeKind::TensorType;
 }
 
-// Their results may be filled through the data pointer, which nobody sees: as constants are.
+// Their results may be filled through the data pointer, which can't be observed.
 bool makes_empty(std::string_view name) {
   return in(name, {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
                    "new_empty_strided"});
@@ -35,7 +35,7 @@ bool makes_constant(std::string_view name) {
                    "randint_like", "new_zeros", "new_ones", "new_full"});
 }
 
-// In place, without reading what was there.
+// Writes in place without reading the old contents.
 bool overwrites(std::string_view name) {
   return in(name, {"zero_", "fill_", "copy_", "normal_", "uniform_", "bernoulli_", "random_",
                    "exponential_", "geometric_", "cauchy_", "log_normal_"});
@@ -130,7 +130,7 @@ bool draws(const OperatorFacts& facts, const torch::jit::Stack& stack) {
 const OperatorFacts& facts_of(const c10::OperatorHandle& op) {
   static std::mutex mutex;
   static auto* all = new std::unordered_map<c10::OperatorHandle, std::unique_ptr<OperatorFacts>>;
-  // A thread's own way to them: no lock for each operator.
+  // Per thread, so that an operator doesn't take the lock each time.
   static thread_local std::unordered_map<c10::OperatorHandle, const OperatorFacts*> known;
   const OperatorFacts*& facts = known[op];
   if (facts) return *facts;

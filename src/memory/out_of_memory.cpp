@@ -26,8 +26,8 @@ std::string first_line(const std::exception& problem) {
   return text.size() > 300 ? text.substr(0, 300) + "…" : text;
 }
 
-// The most that the device's allocator has given out; on CPUs, where nobody counts that, the most
-// that the process has had.
+// Peak bytes of the device's allocator; on CPUs, which have no such counter, the peak resident size
+// of the process.
 int64_t most_allocated(at::Device device) {
   if (device.is_cpu()) {
     rusage usage{};
@@ -53,23 +53,23 @@ std::string held_by(const Sharded& sharded) {
   add("gradients", held.gradients);
   add("optimizer states", held.optimizer);
   add("gathered units", held.unsharded + held.secondary);
-  add("gradients on their way", held.reduce_buffers + held.accumulated);
+  add("gradients being reduced", held.reduce_buffers + held.accumulated);
   add("activations", held.activations);
-  if (text.empty()) text = "nothing of the engine's";
+  if (text.empty()) text = "nothing in the engine";
   if (held.host > 0) text += " (of these " + size(held.host) + " in host memory)";
-  // What went with the error is not there any more, but the allocator remembers.
+  // The error has already freed memory, but the allocator remembers its peak.
   const int64_t ours = held.total() - held.host + held.activations;
   if (allocated > ours) {
     const bool cpu = sharded.model()->device.is_cpu();
-    text += (cpu ? "; the process had up to " : "; the allocator gave out up to ") +
-            size(allocated) + ", the other " + size(allocated - ours) + " for " +
+    text += (cpu ? "; the process peaked at " : "; the allocator peaked at ") + size(allocated) +
+            ", the other " + size(allocated - ours) + " for " +
             (held.activations > 0 ? "temporaries" : "activations and temporaries") +
             (cpu ? " and the program itself" : "");
   }
   return text;
 }
 
-// Of the host, in a run that has a GPU.
+// Whether host memory ran out in a run that has a GPU.
 bool lacks_host(const std::exception& problem, const PlanOptions& options) {
   if (!options.gpu || dynamic_cast<const c10::OutOfMemoryError*>(&problem)) return false;
   const char* what = problem.what();
@@ -78,7 +78,7 @@ bool lacks_host(const std::exception& problem, const PlanOptions& options) {
 }
 
 struct Change {
-  std::string what;  // and the flags of `fsdp train` that make it
+  std::string what;  // includes the flags of `fsdp train` that make the change
   PlanOptions options;
 };
 
@@ -110,7 +110,7 @@ std::vector<Change> changes_of(const PlanOptions& now) {
     add("full recomputation (--activations.mode full)",
         [](PlanOptions& o) { o.recompute = Recompute::FULL; });
   if (!keeps && now.keep_last > 0)
-    add("recomputation of the last blocks, too (--activations.keep_last 0)",
+    add("recomputation of the last blocks too (--activations.keep_last 0)",
         [](PlanOptions& o) { o.keep_last = 0; });
   if (keeps && now.gpu)
     add("activations in host memory (--activations.mode offload)",
@@ -123,14 +123,14 @@ std::vector<Change> changes_of(const PlanOptions& now) {
     add("offload of the optimizer (--offload.optimizer true)",
         [](PlanOptions& o) { o.shard.offload.optimizer = true; });
   if (!now.shard.offload.parameters && now.gpu &&
-      now.shard.strategy != ShardingStrategy::NO_SHARD)  // where it would save nothing
+      now.shard.strategy != ShardingStrategy::NO_SHARD)  // which would save nothing
     add("offload of parameters, gradients and optimizer (--offload.parameters true "
         "--offload.gradients true --offload.optimizer true)",
         [](PlanOptions& o) {
           o.shard.offload.parameters = o.shard.offload.gradients = o.shard.offload.optimizer = true;
         });
   if (now.shard.offload.optimizer && now.shard.offload.directory.empty())
-    add("masters and states on a disk (--offload.directory DIR)",
+    add("masters and states on disk (--offload.directory DIR)",
         [](PlanOptions& o) { o.shard.offload.directory = "disk"; });
   if (now.shard.offload.any())
     add("offload of half as much (--offload.fraction " +
@@ -150,18 +150,19 @@ std::vector<Change> changes_of(const PlanOptions& now) {
   return changes;
 }
 
-int64_t bytes_of(const Plan& plan, bool host) {
+int64_t planned_bytes(const Plan& plan, bool host) {
   return host ? plan.memory.host : plan.memory.peak();
 }
 
 std::string effect(const Plan& before, const Plan& after, bool host) {
-  int64_t saved = bytes_of(before, host) - bytes_of(after, host);
+  int64_t saved = planned_bytes(before, host) - planned_bytes(after, host);
   char text[160];
-  std::snprintf(text, sizeof text, "saves %s (%.0f %%)", size(saved).c_str(),
-                100.0 * static_cast<double>(saved) / static_cast<double>(bytes_of(before, host)));
+  std::snprintf(
+      text, sizeof text, "saves %s (%.0f %%)", size(saved).c_str(),
+      100.0 * static_cast<double>(saved) / static_cast<double>(planned_bytes(before, host)));
   std::string line = text;
   if (before.time.total() > 0) {
-    // Of equal work: another number of ranks does another share of it.
+    // Per sample: another number of ranks does a different amount of work.
     double slower = after.time.total() / static_cast<double>(after.samples) /
                     (before.time.total() / static_cast<double>(before.samples));
     std::snprintf(text, sizeof text, ", and a sample takes %.2f times as long", slower);
@@ -170,7 +171,7 @@ std::string effect(const Plan& before, const Plan& after, bool host) {
   return line;
 }
 
-// The plan, and the three that save the most beside it: of the device's memory, or the host's.
+// The plan, and the three changes that save the most device (or host) memory.
 std::string advice(const PlanModel& model, const PlanOptions& options, bool host) {
   Plan now = plan(model, options);
   std::string text = "\n  planned: " + size(now.memory.peak()) + " at the peak (" +
@@ -181,21 +182,21 @@ std::string advice(const PlanModel& model, const PlanOptions& options, bool host
                      size(now.memory.logits) + " logits, " + size(now.memory.temporaries) +
                      " temporaries)";
   if (now.memory.host > 0) text += ", and " + size(now.memory.host) + " in host memory";
-  if (host) text += "\n  it is the host's memory that ran out";
+  if (host) text += "\n  host memory ran out, not device memory";
   std::vector<std::pair<std::string, Plan>> plans;
   for (const Change& change : changes_of(options)) {
     try {
       plans.emplace_back(change.what, plan(model, change.options));
     } catch (const std::exception&) {
-      continue;  // what cannot be is no help
+      continue;  // impossible settings don't help
     }
   }
   std::stable_sort(plans.begin(), plans.end(), [&](const auto& a, const auto& b) {
-    return bytes_of(a.second, host) < bytes_of(b.second, host);
+    return planned_bytes(a.second, host) < planned_bytes(b.second, host);
   });
   int told = 0;
   for (const auto& [what, after] : plans) {
-    if (told == 3 || bytes_of(after, host) >= bytes_of(now, host)) break;
+    if (told == 3 || planned_bytes(after, host) >= planned_bytes(now, host)) break;
     text += "\n  " + std::to_string(++told) + ". " + what + " " + effect(now, after, host);
   }
   return text;
@@ -221,11 +222,11 @@ Error explain_out_of_memory(const Sharded& sharded, const std::exception& proble
   } catch (const std::exception& further) {
     what += "\n  (no plan: " + first_line(further) + ")";
   }
-  return Error(
-      what, model ? "the flags are fsdp train's; fsdp plan shows more settings, and what fits; see "
-                    "docs/memory.md."
-                  : "give a model to explain_out_of_memory to see what would help; see "
-                    "docs/memory.md.");
+  return Error(what,
+               model ? "the flags are those of fsdp train; fsdp plan shows more settings and which "
+                       "fit; see docs/memory.md."
+                     : "pass a model to explain_out_of_memory to see what would help; see "
+                       "docs/memory.md.");
 }
 
 }  // namespace fsdp

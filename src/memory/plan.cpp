@@ -1,4 +1,4 @@
-// plan(): a dry run, told by kind, with what a device adds to it.
+// plan(): the memory of a dry run by kind, plus what a device adds to it.
 #include "fsdp/plan.h"
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace fsdp {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// cuBLAS keeps one for the thread of the forward and one for that of the backward.
+// cuBLAS keeps one workspace for the forward thread and one for the backward thread.
 constexpr int64_t kWorkspaces = 2 * 32 * kMiB;
-// What the driver, the loaded kernels and cuDNN take, and NCCL's buffers for a few communicators.
+// The driver, the loaded kernels and cuDNN; and NCCL's buffers for a few communicators.
 constexpr int64_t kContext = 600 * kMiB;
 constexpr int64_t kNccl = 400 * kMiB;
 
@@ -38,7 +38,7 @@ PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
   kinds.activations = sample.activations;
   kinds.logits = sample.logits;
   kinds.temporaries = sample.live - kinds.peak();
-  if (kinds.temporaries < 0) {  // a saved tensor can lie in memory of the engine's
+  if (kinds.temporaries < 0) {  // a saved tensor can be in the engine's memory
     kinds.activations += kinds.temporaries;
     kinds.temporaries = 0;
   }
@@ -50,8 +50,8 @@ PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
   return kinds;
 }
 
-// Of what is on a disk, in memory: units that are read, updated and written (shard/on_disk.cpp).
-// More than all of it where a few units are most of the model.
+// The share of the state on disk that is in memory: units that are read, updated and written
+// (shard/on_disk.cpp). More than 1 if a few units are most of the model.
 double buffered_share(const memory::DryRun& run) {
   const auto buffers = static_cast<double>(std::min<size_t>(3, 1 + run.units.size()));
   int64_t largest = 0;
@@ -59,8 +59,8 @@ double buffered_share(const memory::DryRun& run) {
   return buffers * double(largest) / double(std::max<int64_t>(1, run.parameters));
 }
 
-// As the engine does it (shard/offload.h): gradients leave with what is updated, and the host has
-// the shards whether or not the device has them too.
+// As the engine does it (shard/offload.h): gradients are offloaded with the optimizer, and the host
+// holds the shards whether or not the device also does.
 void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload& offload) {
   double share = memory::offloaded_share(run, offload);
   auto take = [&](int64_t& kind) {
@@ -71,7 +71,7 @@ void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload
   if (offload.optimizer) {
     const int64_t master = take(kinds.master), updated = take(kinds.states) + master;
     (offload.directory.empty() ? kinds.host : kinds.disk) += updated;
-    // Masters are in memory until the first update takes them to the disk.
+    // Masters are in memory until the first update writes them to the disk.
     if (!offload.directory.empty())
       kinds.host += std::max(master, share_of(updated, buffered_share(run)));
   }
@@ -82,16 +82,16 @@ void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload
   if (offload.parameters) kinds.parameters -= shards;
 }
 
-// Whether units stay on the device from forward to backward, all at once (shard/build.cpp).
+// Whether all units stay gathered from forward to backward (shard/build.cpp).
 bool keeps_units(const ShardOptions& shard) {
   const bool kept = shard.strategy == ShardingStrategy::SHARD_GRAD_OP ||
                     shard.strategy == ShardingStrategy::NO_SHARD;
   return shard.reshard_after_forward.keep_parts.value_or(kept ? 1 : 0) == 1;
 }
 
-// The dry run offloads nothing. Reduced gradients that leave wait beside the whole ones; and a
-// model that is not sharded has no buffers at all, since its parameters and gradients stay where
-// they are.
+// Adds the buffers of offload, which the dry run doesn't have. Reduced gradients on their way to
+// the host need memory next to the unreduced ones. An unsharded model has no buffers without
+// offload, since its parameters and gradients stay in place.
 void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOptions& options) {
   const Offload& offload = options.shard.offload;
   const bool gradients_leave = offload.optimizer || offload.gradients;
@@ -114,7 +114,7 @@ void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOpti
     int64_t ahead = std::max({0, options.shard.forward_prefetch, options.shard.backward_prefetch});
     kinds.gather_buffers += slots(ahead > 0 ? 2 + ahead : 1);
   }
-  if (gradients_leave && kinds.gradients > 0 && options.world == 1) {  // else they are there
+  if (gradients_leave && kinds.gradients > 0 && options.world == 1) {  // else already counted
     double bytes = static_cast<double>(kinds.gradients) / static_cast<double>(run.parameters);
     kinds.communication += share_of(slots(options.gpu ? 2 : 1), bytes / run.element);
   }
@@ -135,34 +135,34 @@ std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
     auto numel = static_cast<double>(unit.numel);
     if (unit.root && numel > 0.5 * all && options.world > 1)
       advice.push_back("the root unit holds " + percent(numel, all) +
-                       " of the parameters and stays gathered from forward to backward: wrap more "
-                       "of it (shard.wrap).");
+                       " of the parameters and stays gathered from forward to backward; wrap more "
+                       "of its modules (shard.wrap).");
     if (!unit.root && unit.bytes < kMiB) ++tiny;
   }
   if (options.world > 1 && tiny > 1 && 2 * tiny > static_cast<int64_t>(run.units.size()))
     advice.push_back(std::to_string(tiny) + " of " + std::to_string(run.units.size()) +
-                     " units have less than 1 MiB: each gather costs more than its bytes. Wrap "
-                     "larger modules.");
+                     " units have less than 1 MiB, so latency dominates their gathers; wrap larger "
+                     "modules.");
   int64_t ranks = std::min(options.ranks_per_node, options.world);
   if (!plan.fits && plan.memory.total() <= options.gpu->memory) {
     advice.push_back(
         std::to_string(ranks) + " ranks of a host need " +
         human_bytes(static_cast<double>(ranks * plan.memory.host)) +
-        " of its memory for what is offloaded, and it has " +
+        " of host memory for offload, and the host has " +
         human_bytes(static_cast<double>(options.host_memory)) +
-        ": offload less, or to a disk (offload.directory), or use more ranks that share it "
+        "; offload less, offload to a disk (offload.directory), or shard over more ranks "
         "(FULL_SHARD).");
   } else if (!plan.fits) {
     auto without = plan.memory;
     without.activations = without.logits = without.temporaries = without.fragmentation = 0;
     bool ever = without.total() <= options.gpu->memory;
-    advice.push_back(
-        "a micro-batch of " + std::to_string(options.batch) +
-        " does not fit: " + human_bytes(static_cast<double>(plan.memory.total())) +
-        " are needed and the GPU has " + human_bytes(static_cast<double>(options.gpu->memory)) +
-        (ever ? "."
-              : "; without any activations it would not fit either: use more ranks, or "
-                "offload."));
+    advice.push_back("a micro-batch of " + std::to_string(options.batch) +
+                     " does not fit: it needs " +
+                     human_bytes(static_cast<double>(plan.memory.total())) + " and the GPU has " +
+                     human_bytes(static_cast<double>(options.gpu->memory)) +
+                     (ever ? "."
+                           : "; it would not fit without activations either, so use more ranks or "
+                             "offload."));
   }
   return advice;
 }
@@ -175,9 +175,9 @@ bool memory::lacks_host_memory(const PlannedMemory& memory, const PlanOptions& o
 }
 
 Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
-  // What is offloaded may move the moment of the peak.
+  // Offload may move the peak to another sample.
   PlannedMemory most, before;
-  int64_t all_here = 0;  // at the peak, were nothing offloaded
+  int64_t all_here = 0;  // peak without offload
   for (const Sample& sample : run.samples) {
     PlannedMemory kinds = kinds_of(run, sample, options), here = kinds;
     all_here = std::max(all_here, here.peak());
@@ -187,17 +187,17 @@ Plan memory::plan_from(const DryRun& run, const PlanOptions& options) {
     before.states = std::max(before.states, here.states);
     before.parameters = here.parameters;
     before.master = here.master;
-    // The host's peak is at a moment of its own.
+    // The host's peak may be in another sample.
     const int64_t host = std::max(kinds.host, most.host), disk = std::max(kinds.disk, most.disk);
     if (kinds.peak() >= most.peak()) most = kinds;
     most.host = host;
     most.disk = disk;
   }
-  // The dry run placed in memory what is offloaded, too. What is left is torn as much, not more.
+  // The dry run fragments memory with the offloaded tensors as well: scale fragmentation down.
   if (most.peak() < all_here)
     most.fragmentation = share_of(most.fragmentation,
                                   static_cast<double>(most.peak()) / static_cast<double>(all_here));
-  // Samples are taken before the next allocation, when what was made last may be gone again.
+  // Samples are taken before the next allocation, when the last one may already be freed.
   int64_t seen = 0;
   for (const Sample& sample : run.samples) seen = std::max(seen, sample.live);
   (run.peak_in_loss ? most.logits : most.temporaries) += std::max<int64_t>(0, run.peak - seen);
@@ -220,7 +220,7 @@ Plan plan(const PlanModel& model, const PlanOptions& options) {
 }
 
 std::string Plan::describe() const {
-  Table table({{"kind", "memory of a rank", Table::kLeft}, {"bytes", "bytes"}, {"size", "size"}});
+  Table table({{"kind", "memory per rank", Table::kLeft}, {"bytes", "bytes"}, {"size", "size"}});
   auto add = [&](const char* kind, int64_t bytes) {
     if (bytes == 0) return;
     auto size = static_cast<double>(bytes);
@@ -236,18 +236,18 @@ std::string Plan::describe() const {
   add("logits", memory.logits);
   add("temporaries", memory.temporaries);
   add("workspaces", memory.workspaces);
-  add("peak of the allocator", memory.peak());
+  add("allocator peak", memory.peak());
   add("fragmentation", memory.fragmentation);
   add("driver and NCCL", memory.outside);
-  if (memory.outside > 0) add("all of it", memory.total());
+  if (memory.outside > 0) add("total", memory.total());
   add("in host memory", memory.host);
-  add("on the disk", memory.disk);
+  add("on disk", memory.disk);
   std::stringstream out;
   table.print(out, /*json=*/false);
   if (time.total() > 0) {
     char line[200];
     std::snprintf(line, sizeof line,
-                  "a step takes about %.1f ms: %.1f compute, %.1f communication that shows (of "
+                  "a step takes about %.1f ms: %.1f compute, %.1f exposed communication (of "
                   "%.1f), %.1f optimizer, %.1f offload\n",
                   1e3 * time.total(), 1e3 * time.compute, 1e3 * time.exposed,
                   1e3 * time.communication, 1e3 * time.optimizer, 1e3 * time.offload);

@@ -7,9 +7,9 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kRound = 512;
-constexpr int64_t kSmall = kMiB;  // at most this comes from small segments
+constexpr int64_t kSmallBlock = kMiB;  // blocks up to this size come from small segments
 constexpr int64_t kSmallSegment = 2 * kMiB;
-constexpr int64_t kMedium = 10 * kMiB;  // below this a segment is shared
+constexpr int64_t kMedium = 10 * kMiB;  // blocks below this size share a segment
 constexpr int64_t kMediumSegment = 20 * kMiB;
 constexpr int64_t kLargeRound = 2 * kMiB;
 
@@ -18,7 +18,7 @@ int64_t up(int64_t bytes, int64_t to) {
 }
 
 int64_t segment_size(int64_t bytes) {
-  if (bytes <= kSmall) return kSmallSegment;
+  if (bytes <= kSmallBlock) return kSmallSegment;
   return bytes < kMedium ? kMediumSegment : up(bytes, kLargeRound);
 }
 
@@ -38,7 +38,7 @@ void Blocks::remove_free(Block* block) {
 
 Blocks::Block* Blocks::allocate(int64_t bytes) {
   int64_t size = std::max(up(bytes, kRound), kRound);
-  bool small = size <= kSmall;
+  bool small = size <= kSmallBlock;
   Free& free = small ? small_ : large_;
   Block* block = nullptr;
   if (auto best = free.lower_bound(size); best != free.end()) {
@@ -54,7 +54,7 @@ Blocks::Block* Blocks::allocate(int64_t bytes) {
     segments_.insert(std::move(segment));
   }
   int64_t left = block->size - size;
-  if (small ? left >= kRound : left > kSmall) {
+  if (small ? left >= kRound : left > kSmallBlock) {
     auto& blocks = block->segment->blocks;
     auto rest = blocks.insert(std::next(block->self), {left, false, block->segment, {}});
     rest->self = rest;

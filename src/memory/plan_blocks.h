@@ -1,9 +1,8 @@
-// Blocks: what LibTorch's caching allocator for GPUs would do with a row of requests.
+// Blocks: simulates LibTorch's caching allocator for GPUs.
 //
-// Requests are rounded to 512 bytes and cut from segments: 2 MiB for what is at most 1 MiB, 20 MiB
-// for what is below 10 MiB, else the request itself, rounded to 2 MiB. A segment that nobody uses
-// can be given back; one that is used in part cannot, and what is free in it counts as
-// fragmentation when nothing fits there.
+// Requests are rounded to 512 bytes and cut from segments: 2 MiB for requests up to 1 MiB, 20 MiB
+// for requests below 10 MiB, else the request itself, rounded to 2 MiB. An unused segment can be
+// freed; a partly used one can't, and its free space is fragmentation if no request fits in it.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +32,8 @@ class Blocks {
   Block* allocate(int64_t bytes);
   void release(Block* block);
 
-  int64_t allocated() const { return allocated_; }  // blocks that are used
-  int64_t held() const { return held_; }            // segments that are used at least in part
+  int64_t allocated() const { return allocated_; }  // bytes of used blocks
+  int64_t held() const { return held_; }            // bytes of segments with a used block
 
  private:
   using Free = std::multimap<int64_t, Block*>;

@@ -1,5 +1,5 @@
-// What is known of GPUs, from their vendor's data sheets: dense products, without sparsity. Memory
-// is what the driver reports, a little less than the name says.
+// Known GPUs, from the vendor's data sheets: dense products, without sparsity. Memory is what the
+// driver reports, a little less than the name says.
 #include <charconv>
 
 #include "fsdp/error.h"
@@ -37,8 +37,8 @@ Gpu gpu(const std::string& name) {
   double size = 0;
   auto [end, problem] = std::from_chars(name.data(), name.data() + name.size(), size);
   if (problem != std::errc() || end != name.data() + name.size() || !(size > 0) || size > 1e6)
-    throw Error("there is no GPU \"" + name + "\" here.",
-                "choose from " + known + "or give its memory in GB.");
+    throw Error("unknown GPU \"" + name + "\".",
+                "choose from " + known + "or pass its memory in GB.");
   Gpu like = gpu("h100");
   like.name = name + " GB";
   like.memory = static_cast<int64_t>(size * 1e9);

@@ -16,19 +16,19 @@
 
 namespace fsdp::memory {
 
-struct Counted {  // a storage's part of the count, which may outlive the meter
+struct Counted {  // a counted storage, which may outlive the meter
   std::shared_ptr<Meter::State> state;
   int64_t asked = 0, bytes = 0;
   Blocks::Block* block = nullptr;
-  const void* logits = nullptr;  // the storage, where it holds some
+  const void* logits = nullptr;  // the storage, if it holds logits
 };
 
 struct Meter::State {
   bool blocks = false;
   Blocks placed;
   std::set<Counted*> logits;
-  Counted* taken_over = nullptr;  // by the next allocation: a sum of gradients
-  int nodes = 0, losses = 0;      // that run now, one inside the other
+  Counted* taken_over = nullptr;  // memory that the next allocation reuses: a sum of gradients
+  int nodes = 0, losses = 0;      // currently running, nested
   bool peak_in_loss = false;
   int64_t live = 0, peak = 0, peak_held = 0, allocated = 0;
   std::function<void()> watch;
@@ -44,7 +44,7 @@ struct Meter::State {
     if (blocks) peak_held = std::max(peak_held, placed.held());
   }
 
-  // Memory that a kernel takes and gives back while it runs.
+  // Memory that a kernel allocates and frees while it runs.
   void passing(int64_t bytes) {
     if (live + bytes > peak) {
       peak = live + bytes;
@@ -92,8 +92,8 @@ class MetaAllocator final : public c10::Allocator {
   void copy_data(void*, const void*, size_t) const override {}
 };
 
-// LibTorch keeps allocators for good, and this one does nothing where nobody counts.
-void install() {
+// LibTorch never removes an allocator; without a meter this one does nothing.
+void install_meter() {
   static const bool installed = [] {
     static MetaAllocator allocator;
     c10::SetAllocator(at::kMeta, &allocator, /*priority=*/1);
@@ -114,7 +114,7 @@ double size(const c10::IValue& value, int64_t dim) {
   return static_cast<double>(value.toTensor().size(dim));
 }
 
-// Of an operator by its arguments. Those made of others are not here: their parts are.
+// The flops of an operator, from its arguments. Composite operators count through their parts.
 double flops_of(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
   if (!name.starts_with("aten::")) return 0;
   name.remove_prefix(6);
@@ -129,15 +129,15 @@ double flops_of(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) 
     double causal = inputs[7].isBool() && inputs[7].toBool() ? 0.5 : 1;
     return 10 * causal * numel(inputs[1]) * size(inputs[2], 2);
   }
-  // The forward has the same product once, the backward twice; what the forward's output is has to
-  // be worked out there, and stands in the arguments here.
+  // Counts forward (one product) and backward (two) together: the output's size is an argument
+  // here, and would have to be computed in forward.
   if (name == "convolution_backward")
     return 6 * numel(inputs[0]) * numel(inputs[2]) / std::max(1.0, size(inputs[2], 0));
   return 0;
 }
 
-// Operands, and a result that is about as large as one of them.
-double bytes_of(c10::ArrayRef<const c10::IValue> inputs) {
+// The operands, plus a result about as large as one of them.
+double input_bytes(c10::ArrayRef<const c10::IValue> inputs) {
   double bytes = 0;
   for (const c10::IValue& value : inputs)
     if (value.isTensor() && value.toTensor().defined())
@@ -151,8 +151,8 @@ Counted* counted_of(const at::Tensor& tensor) {
   return data.get_deleter() == &forget ? static_cast<Counted*>(data.get_context()) : nullptr;
 }
 
-// The gradient that autograd would add another to, in place, on any other device. That is between
-// two nodes, and nobody else may know it; one reference is the callback's.
+// The gradient that autograd would accumulate into in place on any other device. That happens
+// between two nodes, for a gradient without other references; one reference is the callback's.
 Counted* summed(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
   if (name != "aten::add" || at::GradMode::is_enabled() || !inputs[0].isTensor()) return nullptr;
   if (torch::autograd::get_current_graph_task_id() < 0 || current->nodes > 0) return nullptr;
@@ -171,8 +171,7 @@ void mark_logits(const c10::IValue& value) {
   counted->state->logits.insert(counted);
 }
 
-// An operator whose results are of the logits' kind, and a node of autograd's graph, while they
-// run.
+// Alive while a loss over classes, a sum of gradients or a node of autograd's graph runs.
 struct InLoss : at::ObserverContext {
   explicit InLoss(std::shared_ptr<Meter::State> of) : state(std::move(of)) { ++state->losses; }
   ~InLoss() override { --state->losses; }
@@ -191,7 +190,8 @@ struct InNode : at::ObserverContext {
   std::shared_ptr<Meter::State> state;
 };
 
-// Losses over classes, ours and LibTorch's: which argument the logits are, or what they became.
+// Losses over classes, ours and LibTorch's: the index of the argument that holds the logits or
+// what was computed from them; -1 for other operators.
 int logits_of(std::string_view name) {
   if (name == "aten::_log_softmax" || name == "aten::nll_loss_forward" ||
       name == "aten::nll_loss2d_forward" || name == "aten::binary_cross_entropy_with_logits" ||
@@ -203,8 +203,8 @@ int logits_of(std::string_view name) {
   return -1;
 }
 
-// Libraries compute convolutions in a layout of their own: what goes in and comes out of the kernel
-// is there once more.
+// Libraries compute convolutions in a layout of their own, which takes a copy of the kernel's
+// inputs and outputs.
 struct InConvolution : at::ObserverContext {
   bool forward = false;
   int64_t bytes = 0;
@@ -220,7 +220,7 @@ std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
   std::string_view name = function.name();
   c10::ArrayRef<const c10::IValue> inputs = function.inputs();
   double flops = flops_of(name, inputs);
-  if (flops > 0) shard::dry_run::count_product({flops, bytes_of(inputs)});
+  if (flops > 0) shard::dry_run::count_product({flops, input_bytes(inputs)});
   if (Counted* sum = summed(name, inputs)) return std::make_unique<InSum>(current, sum);
   if (name == "aten::convolution" || name == "aten::convolution_backward") {
     auto kernel = std::make_unique<InConvolution>();
@@ -252,7 +252,7 @@ std::unique_ptr<at::ObserverContext> see_node(const at::RecordFunction&) {
 }  // namespace
 
 Meter::Meter(bool blocks) : state_(std::make_shared<State>()) {
-  install();
+  install_meter();
   state_->blocks = blocks;
   current = state_;
   callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&see, &seen)

@@ -1,11 +1,10 @@
-// Meter: what a thread's tensors on the meta device would occupy. What its operators would compute
-// is told to shard/dry_run.h.
+// Meter: counts the memory that a thread's tensors on the meta device would occupy. Reports the
+// matrix products of its operators to shard/dry_run.h.
 //
-// The meta device has an allocator like any other, which hands out nothing. Ours hands out nothing
-// too, but is told when a storage dies, so that the bytes that live at any time are known exactly.
-// Where several gradients of one tensor meet, autograd adds in place, but not on the meta device:
-// there the sum is counted as if it lay where the first of them did.
-// Logits are told by who reads them: what a cross-entropy takes and makes.
+// The meta device's allocator hands out no memory. Neither does ours, but it learns when a storage
+// is freed, so the live bytes are exact at any time. Autograd accumulates several gradients of one
+// tensor in place, but not on the meta device; the sum is counted as if it reused the memory of the
+// first. Logits are recognized by their use: the inputs and outputs of a cross-entropy.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +15,8 @@ namespace fsdp::memory {
 
 class Meter {
  public:
-  // `blocks`: requests are rounded and placed as on a GPU; else counted as they are. Counts for
-  // this thread until it goes, and what it saw be allocated also later.
+  // `blocks`: rounds and places requests as a GPU's allocator does; else counts them as they are.
+  // Counts this thread's allocations until it is destroyed; frees of those are counted even later.
   explicit Meter(bool blocks);
   ~Meter();
   Meter(const Meter&) = delete;
@@ -25,16 +24,16 @@ class Meter {
 
   int64_t live() const;
   struct Logits {
-    int64_t all = 0;    // bytes that live
-    int64_t saved = 0;  // of these, what autograd keeps
+    int64_t all = 0;    // live bytes
+    int64_t saved = 0;  // of these, bytes that autograd keeps
   };
   Logits logits() const;
   int64_t peak() const;       // since begin()
-  bool peak_in_loss() const;  // whether what came last then was made by a loss over classes
-  int64_t peak_held() const;  // likewise, with what a GPU's allocator cannot give back
-  int64_t allocated() const;  // all that was asked for since begin()
-  // A new count. `watch` is called at each allocation, before it counts: by then it is known whose
-  // the one before was.
+  bool peak_in_loss() const;  // whether a loss over classes made the allocation at the peak
+  int64_t peak_held() const;  // peak including what a GPU's allocator can't free
+  int64_t allocated() const;  // sum of all requests since begin()
+  // Starts a new count. `watch` is called at each allocation, before it is counted; by then the
+  // owner of the previous allocation is known.
   void begin(std::function<void()> watch = {});
 
   struct State;

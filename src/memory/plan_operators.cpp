@@ -26,9 +26,9 @@
 namespace fsdp::memory {
 namespace {
 
-constexpr int64_t kSmall = 1 << 18;  // elements that are tried as they are
+constexpr int64_t kFewElements = 1 << 18;  // up to this many are tried at full size
 
-// What comes out depends on values, not on sizes.
+// Operators whose result sizes depend on values.
 bool needs_values(const std::string& name) {
   static const std::set<std::string> names = {"aten::nonzero",
                                               "aten::masked_select",
@@ -46,13 +46,12 @@ bool needs_values(const std::string& name) {
 }
 
 [[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& why) {
-  throw Error("a plan cannot go on at " + op.schema().name() + ": " + why + ".",
-              "a plan runs the step on the meta device, without values: leave out of the planned "
-              "step what looks at them, and make tensors on step.device.");
+  throw Error("a plan can't run " + op.schema().name() + ": " + why + ".",
+              "a plan runs the step on the meta device, without values: leave code that reads "
+              "values out of the planned step, and create tensors on step.device.");
 }
 
-// Sizes and what stands for them: large ones become small primes, so that each can be found again
-// in the sizes of a result.
+// Maps large sizes to small primes, so that each can be recognized in the sizes of a result.
 class Sizes {
  public:
   explicit Sizes(bool as_they_are) : as_they_are_(as_they_are) {}
@@ -109,12 +108,12 @@ at::Tensor result(const c10::OperatorHandle& op, const at::Tensor& tried, const 
   std::vector<int64_t> shape;
   for (int64_t size : tried.sizes()) {
     shape.push_back(sizes.large(size));
-    if (shape.back() < 0) refuse(op, "the size of its result cannot be told");
+    if (shape.back() < 0) refuse(op, "the size of its result is unknown");
   }
   return at::empty(shape, tried.options().device(at::kMeta));
 }
 
-// The tensor that a result is the same as: of an in-place operator, or one that writes to `out`.
+// The argument that a result aliases: of an in-place operator, or one that writes to `out`.
 const c10::IValue* written(const c10::FunctionSchema& schema, const torch::jit::Stack& arguments,
                            size_t which) {
   const c10::AliasInfo* alias = schema.returns()[which].alias_info();
@@ -128,7 +127,7 @@ const c10::IValue* written(const c10::FunctionSchema& schema, const torch::jit::
 
 void size_by_trial(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
-  // What LibTorch's own fallback says.
+  // Outside of dry runs, fails as LibTorch's own fallback does.
   TORCH_CHECK_NOT_IMPLEMENTED(shard::dry_run::on(), schema.operator_name(),
                               ": there is no kernel for the meta device.");
   if (needs_values(schema.name())) refuse(op, "its result depends on values");
@@ -142,14 +141,14 @@ void size_by_trial(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
   for (size_t i = 0; i < schema.returns().size(); ++i)
     all_written = all_written && written(schema, arguments, i);
   torch::jit::Stack tried;
-  Sizes sizes(/*as_they_are=*/count <= kSmall);
+  Sizes sizes(/*as_they_are=*/count <= kFewElements);
   if (!all_written) {
     for (const c10::IValue& value : arguments) tried.push_back(stand_in(value, sizes));
     try {
       op.callBoxed(&tried);
     } catch (const c10::Error& error) {
       std::string why = error.what_without_backtrace();
-      refuse(op, "the meta device lacks it, and on the CPU: " + why.substr(0, why.find('\n')));
+      refuse(op, "it has no meta kernel and failed on the CPU: " + why.substr(0, why.find('\n')));
     }
   }
   for (size_t i = 0; i < schema.returns().size(); ++i) {
@@ -176,8 +175,8 @@ bool is_missing(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(DispatchKey::CPU);
 }
 
-// Of tensors without values LibTorch takes the products of attention apart, and would keep scores
-// that no device keeps.
+// On the meta device LibTorch would compute attention with separate products and keep the scores,
+// which no device keeps.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const std::optional<at::Tensor>& mask, double dropout, bool causal,
                      std::optional<double> scale, bool grouped) {
@@ -192,10 +191,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
       at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, {}, scale, grouped));
 }
 
-// One layer and direction of an LSTM as the CPU takes it: the products of all inputs at once, then
-// step by step. LibTorch looks at the device for that, and takes all products by steps on one that
-// it does not know. On GPUs cuDNN does it, which keeps about as much: it also has one gradient of
-// each weight and not one for each step.
+// One layer and direction of an LSTM as the CPU computes it: one product for all inputs, then step
+// by step. On a device that it doesn't know, LibTorch would compute every product step by step. On
+// GPUs cuDNN keeps about as much: it too has one gradient per weight, not one per step.
 struct LstmLayer {
   at::Tensor w_ih, w_hh, b_ih, b_hh;
 
@@ -251,7 +249,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradMeta, m) {
 
 void install_missing_operators() {
   static const bool installed = [] {
-    // For good: LibTorch takes kernels away with their library.
+    // Never freed: LibTorch removes kernels with their library.
     auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta,
                                        __FILE__, __LINE__);
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {

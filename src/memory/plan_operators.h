@@ -1,9 +1,9 @@
-// Operators that the meta device lacks in LibTorch's C++ library (its Python half has most of
-// them). In a dry run, and only there, their results are sized by trying them on the CPU.
+// Meta kernels for operators that have none in LibTorch's C++ library (most are in its Python
+// half). In a dry run, and only there, they run the operator on the CPU to find the result's size.
 #pragma once
 
 namespace fsdp::memory {
 
-void install_missing_operators();  // once; nothing changes outside of dry runs
+void install_missing_operators();  // once; changes nothing outside of dry runs
 
 }  // namespace fsdp::memory

@@ -18,15 +18,15 @@
 namespace fsdp::memory {
 namespace {
 
-// From the second micro-batch on all need the same, so that more of them are only counted.
+// All micro-batches from the second on need the same memory; further ones are only counted.
 constexpr int kMicroBatches = 2;
 
-void check(const PlanModel& model, const PlanOptions& options) {
-  if (!model) throw Error("plan() was given no model.", "pass a function that makes one.");
+void check_plan(const PlanModel& model, const PlanOptions& options) {
+  if (!model) throw Error("plan() has no model.", "pass a function that makes one.");
   if (options.world < 1 || options.ranks_per_node < 1 || options.batch < 1 ||
       options.micro_batches < 1 || options.every < 1)
-    throw Error("plan(): world, ranks_per_node, batch, micro_batches and every are at least 1.",
-                "a world of one rank is a plan without sharding.");
+    throw Error("plan(): world, ranks_per_node, batch, micro_batches and every must be at least 1.",
+                "use a world of 1 for a plan without sharding.");
 }
 
 int ranks_that_share(const PlanOptions& options) {
@@ -44,10 +44,10 @@ int ranks_that_share(const PlanOptions& options) {
 DeviceMesh mesh_of(const World& world, const PlanOptions& options) {
   int shard = ranks_that_share(options);
   if (world.size() % shard != 0)
-    throw Error("plan(): HYBRID_SHARD over groups of " + std::to_string(shard) + ", but " +
-                    std::to_string(world.size()) + " ranks are no whole number of them.",
-                "choose a world that the group divides (shard_ranks, else ranks_per_node), or "
-                "FULL_SHARD.");
+    throw Error("plan(): HYBRID_SHARD over groups of " + std::to_string(shard) +
+                    " ranks doesn't divide a world of " + std::to_string(world.size()) + ".",
+                "choose a world that is a multiple of the group (shard_ranks, else "
+                "ranks_per_node), or use FULL_SHARD.");
   if (options.shard.strategy == ShardingStrategy::NO_SHARD)
     return DeviceMesh(world, {{"replicate", world.size()}});
   if (options.shard.strategy == ShardingStrategy::HYBRID_SHARD)
@@ -61,19 +61,17 @@ ShardOptions shard_options(const World& world, const PlanOptions& options) {
   shard.device = at::Device(at::kMeta);
   shard.initialize = false;
   shard.sync_module_states = false;
-  shard.offload = {};  // moved to the host's side of the account afterwards
+  shard.offload = {};  // plan_from() accounts for offload
   return shard;
 }
 
-// What LibTorch says of an operator, in one line.
+// Rethrows LibTorch's error about an operator, in one line.
 [[noreturn]] void explain(const c10::Error& error) {
   std::string what = error.what_without_backtrace();
   what = what.substr(0, what.find('\n'));
-  throw Error(
-      "a step cannot be taken without values: " + what,
-      "a plan runs the step on the meta device: tensors that the model makes itself must be "
-      "on step.device, and nothing may look at values (item(), nonzero(), a mask as an "
-      "index).");
+  throw Error("the step can't run without values: " + what,
+              "a plan runs the step on the meta device: the model must create its tensors on "
+              "step.device, and nothing may read values (item(), nonzero(), a mask as an index).");
 }
 
 void note_units(const shard::Model& model, DryRun& run) {
@@ -89,7 +87,7 @@ void note_units(const shard::Model& model, DryRun& run) {
   run.element /= static_cast<double>(std::max<int64_t>(1, run.parameters));
 }
 
-// Sampled at every allocation: what was live before it, and whose it was.
+// Called at every allocation: samples what was live before it, by owner.
 void note(std::vector<Sample>& samples, const shard::Model& model, const Meter& meter) {
   MemoryReport engine = model.memory();
   int64_t live = meter.live();
@@ -108,8 +106,8 @@ RecomputePolicy policy_of(const PlanOptions& options) {
   RecomputeOptions how{
       .mode = *options.recompute.mode, .every = options.every, .keep_last = options.keep_last};
   if (options.recompute.inner && !options.inner_modules)
-    throw Error("a plan is to recompute inner modules, and does not know which.",
-                "set options.inner_modules.");
+    throw Error("plan(): recompute.inner is set without options.inner_modules.",
+                "set options.inner_modules to the modules to recompute.");
   if (options.recompute.inner) return RecomputePolicy(options.inner_modules, how);
   return RecomputePolicy(options.recompute_modules ? options.recompute_modules : options.shard.wrap,
                          how);
@@ -135,7 +133,7 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
     optimizer->step();
     optimizer->zero_grad();
   };
-  step(1);  // makes states and buffers and learns the order of units
+  step(1);  // creates states and buffers and learns the order of units
   DryRun run{.shard_ranks = ranks_that_share(options)};
   auto look = [&] { note(run.samples, *model, meter); };
   sharded.reset_traffic();
@@ -143,7 +141,7 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   offload::begin_plan();
   meter.begin(look);
   int micro_batches = std::min(options.micro_batches, kMicroBatches);
-  step(micro_batches);  // does as all that follow
+  step(micro_batches);  // like every later step
   look();
   run.peak = meter.peak();
   run.peak_in_loss = meter.peak_in_loss();
@@ -161,7 +159,7 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
 }  // namespace
 
 DryRun dry_run(const PlanModel& model, const PlanOptions& options) {
-  check(model, options);
+  check_plan(model, options);
   install_missing_operators();
   shard::dry_run::Scope scope(options.gpu ? shard::dry_run::As::kGpu : shard::dry_run::As::kCpu);
   try {
@@ -211,7 +209,7 @@ DryRun spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to)
   }
   other.peak += after - before;
   other.held += after - before;
-  // Of n ranks each sends (n - 1) / n of a buffer.
+  // Each of n ranks sends (n - 1) / n of a buffer.
   auto sent = [](int64_t ranks) { return static_cast<double>(ranks - 1) / ranks; };
   auto scale = [&](int64_t& bytes, int64_t ranks_before, int64_t ranks_now) {
     if (ranks_before > 1)

@@ -1,4 +1,5 @@
-// The dry run behind a plan: a few steps of the real engine on the meta device, counted.
+// The dry run behind a plan: a few steps of the real engine on the meta device, with their memory
+// counted.
 #pragma once
 
 #include "fsdp/plan.h"
@@ -6,50 +7,50 @@
 
 namespace fsdp::memory {
 
-// A stretch of a step in which the engine holds the same, when the most was live.
+// The peak of a stretch of a step in which the engine's own memory doesn't change.
 struct Sample {
   MemoryReport engine;
-  int64_t activations = 0;  // what autograd kept, beside logits
+  int64_t activations = 0;  // kept by autograd, without logits
   int64_t logits = 0;
-  int64_t live = 0;  // everything
+  int64_t live = 0;  // all memory
 };
 
 struct DryRun {
   std::vector<Sample> samples;  // of one step
-  int64_t peak = 0;             // the most that was live
-  bool peak_in_loss = false;    // what came last then was logits
-  int64_t held = 0;             // with what a GPU's allocator could not have given back
-  int64_t allocated = 0;        // bytes that a step asks for, one after the other
+  int64_t peak = 0;             // most live bytes
+  bool peak_in_loss = false;    // the allocation at the peak was logits
+  int64_t held = 0;             // peak including what a GPU's allocator couldn't have freed
+  int64_t allocated = 0;        // sum of all requests of a step
   std::vector<shard::dry_run::Product> products;  // of a step
   Traffic traffic;                                // of a step
-  int64_t shard_ranks = 1;                        // over which a model is spread
-  int64_t away = 0;                               // activations in host memory, at most
-  int64_t moved = 0;                              // bytes of them that leave, and come back
-  double times = 1;  // that `allocated`, `products`, `traffic` and `moved` come in a step
+  int64_t shard_ranks = 1;                        // that the model is sharded over
+  int64_t away = 0;                               // most bytes of activations in host memory
+  int64_t moved = 0;                              // bytes of activations copied out (and back)
+  double times = 1;  // factor on `allocated`, `products`, `traffic` and `moved` for a full step
   struct UnitSize {
     std::string name;
     bool root;
     int64_t numel, bytes;  // of the gathered parameters
-    int64_t trained;       // of these elements
+    int64_t trained;       // elements that require gradients
   };
   std::vector<UnitSize> units;
   int64_t parameters = 0;  // elements of all units
-  double element = 0;      // bytes of a parameter in operators, on average
+  double element = 0;      // average bytes per gathered parameter element
 };
 
 DryRun dry_run(const PlanModel& model, const PlanOptions& options);
 
-// What offload.fraction comes to, in whole units, as the engine chooses them.
+// The share that offload.fraction selects, in whole units, as the engine chooses them.
 double offloaded_share(const DryRun& run, const Offload& offload);
 
-// The dry run `to` would come to, from one of another world: shards are as much smaller as there
-// are more ranks, and what is gathered stays as it is. Not where one of the two gathers nothing.
+// Derives the dry run of `to` from that of another world: shards shrink with the number of ranks,
+// gathered units keep their size. Impossible if exactly one of the two gathers nothing.
 bool can_spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to);
 DryRun spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to);
 
-// What a dry run of these options comes to; they may differ from its own in offload and GPU.
+// The plan for a dry run. `options` may differ from the run's in offload and GPU.
 Plan plan_from(const DryRun& run, const PlanOptions& options);
-// Of a node, by what its ranks offload.
+// Whether the ranks of a node offload more than the node's memory.
 bool lacks_host_memory(const PlannedMemory& memory, const PlanOptions& options);
 
 }  // namespace fsdp::memory

@@ -5,12 +5,12 @@
 namespace fsdp::memory {
 namespace {
 
-double bytes_of(const Plan& plan) {
+double plan_bytes(const Plan& plan) {
   return static_cast<double>(plan.memory.total());
 }
 
 double rise(const Found& from, const Found& to) {
-  return (bytes_of(to.plan) - bytes_of(from.plan)) / static_cast<double>(to.batch - from.batch);
+  return (plan_bytes(to.plan) - plan_bytes(from.plan)) / static_cast<double>(to.batch - from.batch);
 }
 
 }  // namespace
@@ -33,17 +33,17 @@ Found find_largest(AtBatch& at_batch, const PlanOptions& options, Slope& slope) 
   const Found one{1, at_batch(options, 1)};
   if (!one.plan.fits) return {0, one.plan};
   Found best = one, last = one;
-  int64_t bad = most + 1;       // the first that is known not to fit
-  bool told = slope.bytes > 0;  // by somebody who looked before
+  int64_t bad = most + 1;       // the smallest batch known not to fit
+  bool told = slope.bytes > 0;  // an earlier search found the slope
   double steep = slope.bytes;
   while (best.batch + 1 < bad) {
     int64_t little = std::max<int64_t>(1, best.batch / 50);
     if (bad <= most && bad - best.batch <= little) break;
     double line = best.batch > 1 ? rise(one, best) : steep;
     double step = line * static_cast<double>(little);
-    if (step > 0 && bytes_of(best.plan) + step > room + step / 4) break;  // clearly too much
+    if (step > 0 && plan_bytes(best.plan) + step > room + step / 4) break;  // clearly too much
     double promised = steep > 0
-                          ? static_cast<double>(last.batch) + (room - bytes_of(last.plan)) / steep
+                          ? static_cast<double>(last.batch) + (room - plan_bytes(last.plan)) / steep
                           : 2.0 * static_cast<double>(best.batch);
     if (options.host_memory > 0 && slope.host > 0) {
       double share = static_cast<double>(options.host_memory) /

@@ -1,9 +1,9 @@
 // The largest micro-batch that fits.
 //
-// What a step needs grows with its samples nearly along a line. The line through two dry runs
-// promises a number, a third checks it, and the numbers between the last that fits and the first
-// that does not are looked at until 2 % are left. How steep the line is depends on what is kept for
-// backward, not on who holds the parameters: strategies and worlds hand it on to each other.
+// The memory of a step grows almost linearly with its samples. A line through two dry runs predicts
+// the batch, a third checks it, and the search narrows the gap between the largest batch that fits
+// and the smallest that doesn't to 2 %. The slope depends on what is kept for backward, not on how
+// parameters are sharded, so strategies and worlds share it.
 #pragma once
 
 #include <map>
@@ -14,9 +14,9 @@
 
 namespace fsdp::memory {
 
-constexpr int64_t kMostSamples = 4096;  // beyond that nobody looks
+constexpr int64_t kMostSamples = 4096;  // upper limit of the search
 
-// Plans of one model by the number of samples. What is offloaded makes no other dry run.
+// Plans of one model by batch. Settings that differ only in offload share a dry run.
 class AtBatch {
  public:
   explicit AtBatch(const PlanModel& model) : model_(model) {}
@@ -29,11 +29,11 @@ class AtBatch {
   std::map<int64_t, DryRun> runs_;
 };
 
-// What each further sample adds, of steps that keep the same for backward.
+// What each further sample adds to a step; shared by steps that keep the same for backward.
 struct Slope {
-  double bytes = 0;                 // 0: not known yet
-  double host = 0;                  // bytes
-  double compute = 0, offload = 0;  // seconds of a micro-batch
+  double bytes = 0;                 // of device memory; 0: not known yet
+  double host = 0;                  // bytes of host memory
+  double compute = 0, offload = 0;  // seconds per micro-batch
 };
 using Slopes = std::map<PlanRecompute, Slope>;
 
@@ -42,8 +42,8 @@ struct Found {
   Plan plan;
 };
 
-// The largest batch up to options.batch (0: any), with its plan; with the plan of one sample where
-// none fits. Uses what is known of the slope, and tells what it found.
+// The largest batch up to options.batch (0: any) that fits, with its plan. If none fits, batch 0
+// with the plan of one sample. Reads and updates `slope`.
 Found find_largest(AtBatch& at_batch, const PlanOptions& options, Slope& slope);
 
 }  // namespace fsdp::memory

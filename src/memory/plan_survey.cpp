@@ -1,5 +1,5 @@
 // Which settings fit, and which of those is the fastest: for one world, each with its largest
-// micro-batch; and for several, where only what seems the fastest is looked at that closely.
+// micro-batch; for several worlds, where only the most promising settings are searched that far.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -21,19 +21,18 @@ using memory::Found;
 using memory::Slope;
 using memory::Slopes;
 
-void check(const PlanOptions& options, const char* who) {
+void check_survey(const PlanOptions& options, const char* who) {
   if (!options.gpu)
-    throw Error(std::string(who) + "() needs to know how much memory there is.",
-                "set options.gpu.");
+    throw Error(std::string(who) + "() needs a GPU, for its memory.", "set options.gpu.");
 }
 
-// Whether HYBRID_SHARD is something else than FULL_SHARD, and possible.
+// Whether HYBRID_SHARD is possible and differs from FULL_SHARD.
 bool has_hybrid(const PlanOptions& options) {
   int ranks = options.shard_ranks > 0 ? options.shard_ranks : options.ranks_per_node;
   return ranks > 1 && ranks < options.world && options.world % ranks == 0;
 }
 
-// Each strategy and recomputation; all that may be offloaded then comes of the same dry runs.
+// Each strategy and recomputation; all choices of offload share their dry runs.
 std::vector<PlanOptions> runs_of(const PlanOptions& options, const SurveyOptions& survey) {
   std::vector<PlanOptions> runs;
   for (ShardingStrategy strategy : survey.strategies) {
@@ -48,10 +47,10 @@ std::vector<PlanOptions> runs_of(const PlanOptions& options, const SurveyOptions
   return runs;
 }
 
-// Parameters that are whole on every rank stay on the device. A disk is the last resort: where the
-// same in host memory would do, it only takes longer.
+// Unsharded parameters stay on the device. A disk is the last resort: if the same offload fits in
+// host memory, a disk is only slower.
 bool worth_looking_at(const DryRun& one_sample, PlanOptions options, const SurveyOptions& survey) {
-  if (survey.offload.size() == 1) return true;  // it is all that was asked for
+  if (survey.offload.size() == 1) return true;  // the only choice asked for
   Offload& offload = options.shard.offload;
   if (offload.parameters && options.shard.strategy == ShardingStrategy::NO_SHARD) return false;
   if (offload.directory.empty()) return true;
@@ -70,7 +69,7 @@ PlanChoice choice_of(const PlanOptions& options, Found found) {
           std::move(found.plan)};
 }
 
-// What a choice that was planned with one sample would come to with as many as fit.
+// Extrapolates a choice planned with one sample to as many as fit.
 PlanChoice stretched(PlanChoice choice, const PlanOptions& options, const Slope& slope) {
   auto room = static_cast<double>(options.gpu->memory - choice.plan.memory.total());
   int64_t most = options.batch > 0 ? options.batch : memory::kMostSamples;
@@ -90,7 +89,7 @@ PlanChoice stretched(PlanChoice choice, const PlanOptions& options, const Slope&
   return choice;
 }
 
-// One sample on other worlds, by the dry run of the first that is like it.
+// Dry runs of one sample per world, derived from a similar world's where possible.
 class OneSample {
  public:
   explicit OneSample(const PlanModel& model) : model_(model) {}
@@ -116,8 +115,8 @@ class OneSample {
       runs_;
 };
 
-// Looks at every setting with one sample, and guesses how fast those that fit would be with more:
-// the fastest comes first.
+// Plans every setting with one sample and estimates how fast those that fit would be with more;
+// fastest first.
 std::vector<PlanChoice> guesses(const PlanModel& model, OneSample& one_sample,
                                 const PlanOptions& options, const SurveyOptions& survey,
                                 Slopes& slopes, WorldChoice& row) {
@@ -148,10 +147,10 @@ std::vector<PlanChoice> guesses(const PlanModel& model, OneSample& one_sample,
   return all;
 }
 
-// Plans the best of them as they are, and says which is the fastest.
+// Plans the best guesses exactly and returns the fastest.
 PlanChoice fastest_of(const PlanModel& model, const std::vector<PlanChoice>& guessed,
                       const PlanOptions& options, Slopes& slopes) {
-  constexpr size_t kLookedAt = 4;  // guesses are off by more where little fits
+  constexpr size_t kLookedAt = 4;  // guesses are less accurate for small batches
   PlanChoice fastest;
   std::map<std::pair<ShardingStrategy, PlanRecompute>, AtBatch> runs;
   for (size_t i = 0; i < std::min(kLookedAt, guessed.size()); ++i) {
@@ -184,12 +183,12 @@ KeepLast most_kept(const PlanModel& model, const PlanOptions& options) {
     try {
       const PlannedMemory memory = plan(model, changed).memory;
       entry->second = options.gpu ? memory.total() : memory.peak();
-    } catch (const Error&) {  // more than there are
+    } catch (const Error&) {  // more than there are modules
       if (kept == options.keep_last) throw;
     }
     return entry->second;
   };
-  // Each one that is kept takes as much as the one before, or more.
+  // Memory never falls with the number of modules kept.
   auto most = [&](int64_t limit) {
     int good = options.keep_last, step = 1;
     while (bytes(good + step) <= limit) good += std::exchange(step, 2 * step);
@@ -205,7 +204,7 @@ KeepLast most_kept(const PlanModel& model, const PlanOptions& options) {
 }
 
 int64_t largest_batch(const PlanModel& model, const PlanOptions& options) {
-  check(options, "largest_batch");
+  check_survey(options, "largest_batch");
   AtBatch at_batch(model);
   Slope slope;
   PlanOptions any = options;
@@ -219,7 +218,7 @@ double PlanChoice::samples_per_second() const {
 
 std::vector<PlanChoice> survey(const PlanModel& model, const PlanOptions& options,
                                const SurveyOptions& survey) {
-  check(options, "survey");
+  check_survey(options, "survey");
   std::vector<PlanChoice> choices;
   Slopes slopes;
   for (PlanOptions& chosen : runs_of(options, survey)) {
@@ -247,7 +246,7 @@ std::vector<WorldChoice> survey_worlds(const PlanModel& model,
   Slopes slopes;
   OneSample one_sample(model);
   for (const PlanOptions& options : worlds) {
-    check(options, "survey_worlds");
+    check_survey(options, "survey_worlds");
     WorldChoice row{.world = options.world};
     AtBatch asked(model);
     row.largest_batch = find_largest(asked, options, slopes[options.recompute]).batch;

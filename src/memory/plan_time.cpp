@@ -6,15 +6,15 @@
 namespace fsdp::memory {
 namespace {
 
-constexpr double kProducts = 0.70;   // of the peak, reached by a mix of products and attention
-constexpr double kBandwidth = 0.85;  // of a memory's, reached by kernels that stream
-constexpr double kLinks = 0.75;      // of links, reached by collectives
-constexpr double kHostLink = 0.87;   // of the link to the host, reached by copies of pinned memory
-constexpr double kLatency = 20e-6;   // of a collective in a node; each further node adds some
-constexpr double kPerNode = 3e-6;
+constexpr double kProducts = 0.70;   // share of peak flops that products and attention reach
+constexpr double kBandwidth = 0.85;  // share of memory bandwidth that streaming kernels reach
+constexpr double kLinks = 0.75;      // share of link bandwidth that collectives reach
+constexpr double kHostLink = 0.87;   // share of the host link that copies of pinned memory reach
+constexpr double kLatency = 20e-6;   // seconds of a collective within a node
+constexpr double kPerNode = 3e-6;    // added by each further node
 constexpr double kAccesses = 3;      // a result is written once and read about twice
 constexpr double kUpdate = 1.8;      // an update reads everything and writes most of it
-constexpr double kHostRate = 6.2e9;  // elements a second that 16 cores update with AdamW
+constexpr double kHostRate = 6.2e9;  // elements per second that 16 cores update with AdamW
 
 double products_time(const DryRun& run, const Gpu& gpu) {
   double peak = (run.element < 4 ? gpu.tflops : gpu.tflops_fp32) * 1e12 * kProducts;
@@ -24,7 +24,7 @@ double products_time(const DryRun& run, const Gpu& gpu) {
   return seconds;
 }
 
-// A ring over several nodes enters each by all its network cards at once.
+// A ring over several nodes uses all network cards of each node at once.
 double speed_within(int64_t ranks, const PlanOptions& options, const Gpu& gpu) {
   double link = gpu.link;
   if (ranks > options.ranks_per_node) link = std::min(link, gpu.network * options.ranks_per_node);
@@ -35,7 +35,7 @@ double communication_time(const DryRun& run, const PlanOptions& options, const G
   auto moved = static_cast<double>(run.traffic.all_gather + run.traffic.reduce_scatter);
   auto reduced = static_cast<double>(run.traffic.all_reduce);
   double seconds = moved / speed_within(run.shard_ranks, options, gpu);
-  if (reduced > 0)  // copies in other nodes have one card for each rank
+  if (reduced > 0)  // replicas in other nodes are reached by one card per rank
     seconds += reduced / (run.shard_ranks > 1 ? gpu.network * 1e9 * kLinks
                                               : speed_within(options.world, options, gpu));
   double nodes = std::ceil(double(options.world) / options.ranks_per_node);
@@ -66,27 +66,27 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
   double host_link = gpu.host_link * 1e9 * kHostLink;
   double elements = static_cast<double>(run.parameters) / static_cast<double>(run.shard_ranks);
   if (host_update) {
-    // Gradients leave during backward; the update and the way back wait for the last of them.
+    // Gradients are copied out during backward; the update and the copy back wait for the last.
     double back = share * static_cast<double>(kinds.parameters) / host_link, disk = 0;
     if (!offload.directory.empty())
       disk = 2 * share * static_cast<double>(kinds.master + kinds.states) *  // in and out
              std::min(options.ranks_per_node, options.world) / (options.disk_speed * 1e9);
     time.offload = std::max({share * elements / kHostRate, back, disk});
   } else {
-    // What is updated on the device comes there, and the parameters go back.
+    // The device updates: its inputs are copied in, and the parameters back out.
     double visits = (offload.parameters ? 2 * static_cast<double>(kinds.parameters) : 0) +
                     (offload.gradients ? static_cast<double>(kinds.gradients) : 0);
     time.offload = offloaded_share(run, offload) * visits / host_link;
   }
-  // Activations leave during forward and come back during backward, which takes twice as long.
+  // Activations are copied out during forward and back during backward, which takes twice as long.
   double way = run.times * static_cast<double>(run.moved) / host_link;
   time.offload +=
       std::max(0.0, way - 0.9 * time.compute / 3) + std::max(0.0, way - 0.9 * time.compute * 2 / 3);
   const double offloaded = offloaded_share(run, offload);
-  if (offload.gradients || host_update)  // those of later micro-batches come back to be added to
+  if (offload.gradients || host_update)  // later micro-batches copy them back to accumulate
     time.communication += offloaded * (2 * options.micro_batches - 1) *
                           static_cast<double>(kinds.gradients) / host_link;
-  if (offload.parameters)  // every gather begins with a copy
+  if (offload.parameters)  // every gather starts with a copy
     time.communication +=
         offloaded * 2 * options.micro_batches * static_cast<double>(kinds.parameters) / host_link;
 

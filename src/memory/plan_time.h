@@ -1,4 +1,4 @@
-// How long a step takes, by a simple model: products at a share of the peak, everything else by the
+// The duration of a step by a simple model: products at a share of the peak, everything else by the
 // bytes it moves, communication by the speed of its links.
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace fsdp::memory {
 
-// `kinds`: before anything was offloaded.
+// `kinds`: memory without offload.
 PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOptions& options);
 
-// Works out time.exposed: what of the communication the computation does not cover.
+// Sets time.exposed: the communication that computation doesn't hide.
 void hide_communication(PlannedTime& time, int64_t units);
 
 }  // namespace fsdp::memory

@@ -1,4 +1,4 @@
-// Which modules are regions: walks the module tree and watches every parameter in it.
+// Chooses the modules that become regions: walks the module tree and watches every parameter in it.
 #include <algorithm>
 #include <map>
 
@@ -20,7 +20,7 @@ class Choice {
  public:
   explicit Choice(const RecomputePolicy& policy) : policy_(policy) {}
 
-  // Parameters of `tree` that are in no chosen module fall to `inside`, the one around it.
+  // Parameters of `tree` outside of any chosen module belong to `inside`, the module around it.
   void visit(const ModuleTree& tree, const std::shared_ptr<Chosen>& inside, bool root) {
     std::shared_ptr<Chosen> module = inside;
     if (!module && !root) module = decide(tree);
@@ -72,8 +72,8 @@ class Choice {
     if (!mode) return nullptr;
     if (view.numel == 0) {
       log::info("recompute: module \"" + view.path +
-                "\" has no parameters, so nobody sees where it begins; it belongs to what runs "
-                "before it.");
+                "\" has no parameters, so its start can't be detected; it counts as part of the "
+                "module that runs before it.");
       return nullptr;
     }
     const int number = found_++;
@@ -87,7 +87,7 @@ class Choice {
 
   const RecomputePolicy& policy_;
   std::map<const c10::TensorImpl*, Parameter> parameters_;
-  std::vector<std::pair<int, std::shared_ptr<Chosen>>> chosen_;  // with their numbers among all
+  std::vector<std::pair<int, std::shared_ptr<Chosen>>> chosen_;  // with their index among all
   int found_ = 0;
 };
 
@@ -96,12 +96,12 @@ void apply(const ModuleTree& tree, const RecomputePolicy& policy) {
   choice.visit(tree, nullptr, /*root=*/true);
   choice.whole(tree);
   if (choice.found() > 0 && choice.found() <= policy.keep_last())
-    throw Error("apply_activation_checkpointing: the policy takes " +
-                    std::to_string(choice.found()) + " modules, and the last " +
-                    std::to_string(policy.keep_last()) + " of them are left alone.",
-                "make keep_last smaller.");
+    throw Error("apply_activation_checkpointing: the policy matches " +
+                    std::to_string(choice.found()) + " modules, and keep_last " +
+                    std::to_string(policy.keep_last()) + " leaves none of them to recompute.",
+                "use a smaller keep_last.");
   if (choice.found() == 0)
-    throw Error("apply_activation_checkpointing: the policy takes no module of the model.",
+    throw Error("apply_activation_checkpointing: the policy matches no module of the model.",
                 "print sharded.describe() to see its modules; see wrap.h for policies.");
   choice.apply();
 }
@@ -121,12 +121,12 @@ void remove(const ModuleTree& tree) {
   });
 }
 
-// The tree of a sharded model as it was when it was sharded.
+// The module tree of a sharded model at the time of fully_shard.
 const ModuleTree& tree_of(const Sharded& sharded) {
   const auto& model = sharded.model();
   auto live = shard::live(model);
   if (!live->tree)
-    throw Error("this handle no longer knows its module.", "use what fully_shard returned.");
+    throw Error("this handle no longer knows its module.", "use the handle from fully_shard.");
   return *live->tree;
 }
 
@@ -140,11 +140,12 @@ RecomputePolicy::RecomputePolicy(WrapPolicy modules, RecomputeOptions options)
       every_(options.every),
       keep_last_(options.keep_last) {
   if (every_ < 1)
-    throw Error("every " + std::to_string(every_) + "-th module cannot be recomputed.",
-                "give 1 for all of them, 2 for every second.");
+    throw Error("RecomputeOptions::every is " + std::to_string(every_) + "; it must be at least 1.",
+                "set 1 to recompute every module, 2 for every second.");
   if (keep_last_ < 0)
-    throw Error("the last " + std::to_string(keep_last_) + " modules cannot be left alone.",
-                "give 0 for none of them.");
+    throw Error("RecomputeOptions::keep_last is " + std::to_string(keep_last_) +
+                    "; it must not be negative.",
+                "set 0 to recompute all modules.");
 }
 
 void apply_activation_checkpointing(const Sharded& model, const RecomputePolicy& policy) {

@@ -1,4 +1,4 @@
-// How an operator gets onto the tape.
+// Region: recording operators on the tape.
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
@@ -35,7 +35,7 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
-// Memory that belongs to somebody who may free or refill it (from_blob).
+// Memory whose owner may free or refill it (from_blob).
 bool is_borrowed(const at::Tensor& tensor) {
   if (!tensor.is_cpu() || !is_plain(tensor) || shard::tag_of(tensor)) return false;
   const c10::DataPtr& data = storage_of(tensor)->_mutable_data_ptr_no_checks();
@@ -52,7 +52,7 @@ shard::KeptTensor kept(const at::Tensor& tensor) {
 
 }  // namespace
 
-// Room for a block of a transformer: growing step by step costs more than recording.
+// Reserves enough for a transformer block: growing step by step costs more than recording.
 Region::Region(std::string name, bool selective) : name_(std::move(name)), selective_(selective) {
   made_.reserve(32);
   externals_.reserve(32);
@@ -113,7 +113,7 @@ void Region::add_operand(size_t argument, Operand::List list, const at::Tensor& 
   if (number >= 0 && made_[number].raw) {
     if (effect == OperatorFacts::kOverwrites) {
       made_[number].raw = false;
-    } else {  // somebody has filled it behind our back
+    } else {  // filled through its data pointer
       made_[number].outside = true;
       number = -1;
     }
@@ -149,7 +149,7 @@ Region::Fit Region::begin(const OperatorFacts& facts, const torch::jit::Stack& s
   for (size_t i = 0; i < count; ++i) {
     const c10::IValue& value = stack[first + i];
     OperatorFacts::Effect effect = facts.arguments[i];
-    bool statistics = trains && (i == 3 || i == 4);  // would be moved once more
+    bool statistics = trains && (i == 3 || i == 4);  // a replay would update them twice
     if (value.isTensor()) {
       bool defined = value.toTensor().defined();
       values_.push_back(defined ? c10::IValue() : value);
@@ -199,7 +199,7 @@ void Region::remember_random() {
 
 void Region::drop() {
   std::lock_guard lock(mutex_);
-  // Externals of this step are the last ones.
+  // The externals of this step are the last ones.
   for (size_t i = pending_.operands; i < operands_.size(); ++i)
     if (operands_[i].external >= 0) externals_.pop_back();
   values_.resize(pending_.values);
@@ -233,14 +233,15 @@ void Region::add_output(const at::Tensor& tensor, uint32_t position) {
   if (!pending_.facts->empty) outputs_.push_back({position, number});
 }
 
-// A norm of two tensors from outside. A block of a transformer begins so.
+// Whether this is a norm of the sum of two external tensors, as at the start of a transformer
+// block.
 bool Region::is_sum_of_inputs() const {
   if (!pending_.facts->adds || operands_.size() < pending_.operands + 2) return false;
   const Operand &x = operands_[pending_.operands], &residual = operands_[pending_.operands + 1];
   return residual.argument == 1 && x.external >= 0 && residual.external >= 0;
 }
 
-// Instead of the two their sum is kept, which the same operator gives the same results for.
+// Keeps the sum instead of the two tensors; the operator gives the same results for it.
 void Region::keep_sum(const at::Tensor& sum) {
   auto residual = operands_.begin() + pending_.operands + 1;
   externals_[operands_[pending_.operands].external] = kept(sum);
@@ -259,7 +260,7 @@ void Region::finish(const torch::jit::Stack& stack) {
     if (is_sum_of_inputs()) keep_sum(stack[first + 1].toTensor());
     for (size_t i = first; i < stack.size(); ++i)
       for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
-        add_output(tensor, position++);  // not the sum: it is among the arguments
+        add_output(tensor, position++);  // skips the sum, which is now an argument
       });
     pending_.output_count = static_cast<uint32_t>(outputs_.size()) - pending_.outputs;
     recorded = writes_made_ || pending_.output_count > 0;
@@ -267,7 +268,7 @@ void Region::finish(const torch::jit::Stack& stack) {
       steps_.push_back(pending_);
       for (size_t i = pending_.operands; i < operands_.size(); ++i)
         if (operands_[i].made >= 0 && !operands_[i].written) made_[operands_[i].made].read = true;
-      // An expensive operator that was given where to put its result.
+      // An expensive operator with an out argument.
       if (selective_ && pending_.facts->expensive && writes_made_)
         for (size_t i = pending_.operands; i < operands_.size(); ++i) {
           if (!operands_[i].written || operands_[i].made < 0) continue;

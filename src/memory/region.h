@@ -1,20 +1,19 @@
-// Region: a stretch of a forward pass whose results are computed again in backward instead of being
-// kept.
+// Region: a stretch of a forward pass whose results are recomputed in backward instead of kept.
 //
-// While it is open it records the operators of its thread below autograd, where they are what the
-// backends run. Tensors on the tape are a storage and a geometry, so views cost nothing and aliases
-// need no care: two tensors are the same memory or they are not. A storage is either *made* by a
-// step of the tape, of which the region keeps only a weak reference, or it comes from outside (an
-// input, a parameter, a constant) and is kept.
+// While it is open it records the thread's operators below autograd, as the backends run them. A
+// tensor on the tape is a storage and a geometry, so views cost nothing and aliases need no special
+// care: two tensors either share memory or they don't. A storage is either *made* by a step of the
+// tape, and the region keeps only a weak reference to it, or it is external (an input, a parameter,
+// a constant) and kept.
 //
-// Autograd is given a place on the tape for each tensor that it saves of a made storage. The first
-// place that is asked for its tensor runs the steps that are needed for all of them, in the order
-// of recording; whatever is still alive is not made again. After that the tape is gone and the
-// storages live as long as their places.
+// Autograd gets a place on the tape for each tensor of a made storage that it saves. The first
+// place that is asked for its tensor replays the steps that all places need, in recorded order;
+// storages that are still alive aren't made again. After that the tape is freed and the storages
+// live as long as their places.
 //
-// Writes: one to a made storage is a step like any other. One to memory from outside has happened
-// and is not repeated; what steps have read of that memory before is copied first. With
-// `selective`, results of expensive operators are kept: replay begins at them.
+// Writes: a write to a made storage is a step like any other. A write to external memory isn't
+// repeated; if steps have read that memory, it is copied before the write. With `selective`,
+// results of expensive operators are kept, and replay starts from them.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -31,12 +30,18 @@
 #include "memory/storage_table.h"
 #include "shard/kept_tensor.h"
 #include "shard/tape_hook.h"
+#include "shard/tensor_access.h"
 
 namespace fsdp::memory {
 
 using Memory = c10::intrusive_ptr<c10::StorageImpl>;
 
-struct Geometry {  // all that makes a tensor of a storage
+// All of a storage's memory as a tensor of bytes.
+inline at::Tensor bytes_of(const Memory& memory) {
+  return shard::tensor_over(memory, at::kByte, {static_cast<int64_t>(memory->nbytes())}, {1}, 0);
+}
+
+struct Geometry {  // turns a storage into a tensor
   c10::DispatchKeySet keys;
   caffe2::TypeMeta type;
   int64_t offset = 0;  // in elements
@@ -46,7 +51,7 @@ struct Geometry {  // all that makes a tensor of a storage
   bool number = false;  // a C++ scalar, which counts less in type promotion
 };
 
-// A storage and a geometry, and no more.
+// Whether a tensor is nothing but a storage and a geometry.
 bool is_plain(const at::Tensor& tensor);
 
 class Region : public std::enable_shared_from_this<Region> {
@@ -59,25 +64,25 @@ class Region : public std::enable_shared_from_this<Region> {
   size_t steps() const { return steps_.size(); }
 
   // --- recording (record.cpp): by one thread, until close() ---
-  // What an operator will do to the tape.
+  // Whether an operator can be recorded.
   enum class Fit {
     kRecorded,
-    kOutside,  // writes memory from outside: to be run, not recorded, after before_write()
-    kMixed,    // writes both: cannot be recorded
+    kOutside,  // writes external memory: run it unrecorded, after before_write()
+    kMixed,    // writes both kinds of memory: can't be recorded
   };
-  // Takes the operator's arguments onto the tape. kRecorded: finish() or drop() must follow.
+  // Adds the operator's arguments to the tape. After kRecorded, call finish() or drop().
   Fit begin(const OperatorFacts& facts, const torch::jit::Stack& stack);
   void finish(const torch::jit::Stack& stack);
-  void drop();  // the operator failed, or was not recorded
-  // Null: must be kept.
+  void drop();  // undoes begin(): the operator failed or isn't recorded
+  // Null: autograd must keep the tensor.
   std::unique_ptr<shard::SavedPlace> place(const at::Tensor& tensor);
   bool abandoned();  // autograd has forgotten everything that it saved
   void close();
 
   // --- afterwards (replay.cpp) ---
-  // Somebody is about to write this storage. Whether a copy had to be made.
+  // Call before a write to `storage`. Returns whether a copy had to be made.
   bool before_write(c10::StorageImpl* storage);
-  // Makes now what autograd will ask for, and forgets the tape.
+  // Makes everything that autograd will ask for now, and frees the tape.
   void settle();
 
  private:
@@ -90,16 +95,16 @@ class Region : public std::enable_shared_from_this<Region> {
     at::Device device;
     c10::VariableVersion counter;  // of the first tensor in it …
     uint32_t version = 0;          // … when the region was closed
-    int32_t wanted = 0;            // places in it
-    int32_t last_use = -1;         // step, in replay
-    bool raw = false;              // memory that nobody has written yet
-    bool allocated = false;        // began so
-    bool outside = false;          // kept after all: no step makes it
+    int32_t wanted = 0;            // number of places in it
+    int32_t last_use = -1;         // last step that uses it in replay
+    bool raw = false;              // allocated but not written yet
+    bool allocated = false;        // was raw when recorded
+    bool outside = false;          // treated as external: no step makes it
     bool read = false;             // by a step
-    bool overwritten = false;  // after a step had read it, or by others: not what steps have read
-    bool needed = false;       // must be made again
-    bool source = false;       // is read by a step that is needed
-    bool counted = false;      // as an activation
+    bool overwritten = false;      // after a step has read it, or by others
+    bool needed = false;           // must be made again
+    bool source = false;           // read by a needed step
+    bool counted = false;          // as an activation
   };
   struct Operand {
     enum List : uint8_t { kNo, kTensors, kOptionals };
@@ -107,10 +112,10 @@ class Region : public std::enable_shared_from_this<Region> {
     uint16_t argument = 0;
     List list = kNo;
     bool written = false;
-    Geometry geometry;  // of a made one
+    Geometry geometry;  // of a made storage
   };
   struct Output {
-    uint32_t position;  // among the tensors that the operator returns
+    uint32_t position;  // among the tensors the operator returns
     int32_t made;
   };
   struct Random {  // a generator's state before the step
@@ -119,7 +124,7 @@ class Region : public std::enable_shared_from_this<Region> {
   };
   struct Step {
     const OperatorFacts* facts;
-    uint32_t values, operands, outputs;  // first of each
+    uint32_t values, operands, outputs;  // index of the first of each
     uint32_t operand_count = 0, output_count = 0;
     int32_t random = -1;
     bool grad_mode = false;
@@ -152,24 +157,24 @@ class Region : public std::enable_shared_from_this<Region> {
 
   const std::string name_;
   const bool selective_;
-  std::mutex mutex_;  // places are asked for and die on other threads
+  std::mutex mutex_;  // places are read and destroyed on other threads
   StorageTable table_;
   std::vector<Made> made_;
   std::vector<shard::KeptTensor> externals_;
   std::vector<int64_t> dims_;
-  torch::jit::Stack values_;  // arguments; tensors are left out
+  torch::jit::Stack values_;  // arguments, without tensors
   std::vector<Operand> operands_;
   std::vector<Output> outputs_;
   std::vector<Random> random_;
   std::vector<Step> steps_;
   Step pending_{};
   size_t dims_before_ = 0;
-  bool writes_made_ = false, writes_outside_ = false;  // the operator of the last begin()
+  bool writes_made_ = false, writes_outside_ = false;  // of the last begin()'s operator
   int64_t places_made_ = 0, places_alive_ = 0;
   bool closed_ = false;
 };
 
-// A tensor that autograd saved, as a place on the tape.
+// A saved tensor of autograd's, as a place on the tape.
 class Place final : public shard::SavedPlace {
  public:
   Place(std::shared_ptr<Region> region, int32_t made, const Geometry& geometry,

@@ -17,12 +17,12 @@
 namespace fsdp::memory {
 namespace {
 
-constexpr size_t kMostSteps = 1 << 20;  // a region that never ends must not keep everything
+constexpr size_t kMostSteps = 1 << 20;  // bounds the memory of a region that never ends
 
 // --- the modules ---
 
 struct Watched {
-  // Weak, so that no other tensor comes to lie at the same address.
+  // A weak reference keeps the address from being reused by another tensor.
   WeakTensor parameter;
   std::vector<std::shared_ptr<Chosen>> modules;
 };
@@ -47,22 +47,22 @@ void say_once(const std::string& text) {
 // --- the open regions of a thread ---
 
 struct Open {
-  std::shared_ptr<Region> region;            // null: what runs here is kept
-  std::shared_ptr<OffloadedRegion> offload;  // or moved to the host
+  std::shared_ptr<Region> region;            // null: activations are kept or offloaded
+  std::shared_ptr<OffloadedRegion> offload;  // null: activations aren't offloaded
   std::shared_ptr<Chosen> module;            // null: a piece of code
-  const c10::TensorImpl* first = nullptr;    // the parameter that it began with
-  bool inner = false;                        // others were open already
+  const c10::TensorImpl* first = nullptr;    // the parameter that opened it
+  bool inner = false;                        // inside of other open regions
 };
 
 struct Thread {
   std::vector<Open> open;
-  std::vector<std::weak_ptr<Region>> closed;  // whose tapes may still be run
-  std::vector<std::weak_ptr<Region>> inner;   // those of them that lay in others
-  std::weak_ptr<OffloadedRegion> leaving;     // the last that was closed: still on the device
+  std::vector<std::weak_ptr<Region>> closed;  // regions whose tapes may still be replayed
+  std::vector<std::weak_ptr<Region>> inner;   // those of them that were inside of others
+  std::weak_ptr<OffloadedRegion> leaving;     // the last closed one, still on the device
   bool replaying = false;
 
-  // The key is included while a region records. Where it is not the innermost one, only for writes
-  // to what it has recorded.
+  // The key is included while a region records. If that isn't the innermost one, it only watches
+  // for writes to tensors that it has recorded.
   void choose_key() {
     bool records = false, offloads = false;
     for (const Open& entry : open) {
@@ -108,7 +108,7 @@ struct Thread {
     if (entry.inner) inner.push_back(region);
   }
 
-  // A region cannot be recorded any further. What autograd has a place for is made now.
+  // Stops recording a region for good, and makes everything now that autograd has a place for.
   void give_up(Open& entry, const std::string& why) {
     if (!entry.region) return;
     std::shared_ptr<Region> region = std::move(entry.region);
@@ -127,7 +127,8 @@ struct Thread {
       entry.module->kept = true;
       what = "module \"" + entry.module->path + "\"";
     }
-    say_once("recompute: " + what + " is kept, not computed again: " + why + ".");
+    say_once("recompute: " + what + " keeps its activations instead of recomputing them: " + why +
+             ".");
   }
 };
 
@@ -140,7 +141,7 @@ bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-// --- what the engine tells ---
+// --- calls from the engine ---
 
 class Hook final : public shard::TapeHook {
  public:
@@ -159,7 +160,7 @@ class Hook final : public shard::TapeHook {
                std::find(modules.begin(), modules.end(), entry.module) != modules.end();
       };
       if (std::any_of(thread.open.begin(), thread.open.end(), runs)) {
-        // The parameter that a region began with, once more: the module runs again.
+        // The parameter that opened the region is used again: the module runs once more.
         const Open& again = thread.open.back();
         if (again.first != parameter || !runs(again)) return;
         next = again.module;
@@ -182,12 +183,11 @@ class Hook final : public shard::TapeHook {
       return op.redispatchBoxed(keys, stack);
     }
     Open& last = thread.open.back();
-    if (facts.unknown)  // what it writes may be of any region
+    if (facts.unknown)  // it may write memory of any region
       for (Open& entry : thread.open)
-        thread.give_up(entry,
-                       "nothing tells what " + op.schema().name() + " does besides its results");
+        thread.give_up(entry, "the side effects of " + op.schema().name() + " are unknown");
     else if (last.region && last.region->abandoned())
-      thread.stop(last);  // an exception ended the pass, or nobody wants a gradient
+      thread.stop(last);  // an exception ended the pass, or no gradient is needed
     else if (last.region && last.region->steps() >= kMostSteps)
       thread.give_up(last, "it has more than a million operators");
     thread.choose_key();
@@ -207,7 +207,7 @@ class Hook final : public shard::TapeHook {
     return place;
   }
 
-  // Whatever is open ends here: backward is not to be recorded.
+  // Closes all regions: backward isn't recorded.
   void backward_begins() override {
     Thread& thread = this_thread();
     for (Open& entry : thread.open) thread.stop(entry);
@@ -232,11 +232,11 @@ class Hook final : public shard::TapeHook {
       region->drop();
       if (fit == Region::Fit::kMixed)
         thread.give_up(
-            last, facts.op.schema().name() + " writes to tensors from inside and outside of it");
+            last, facts.op.schema().name() + " writes to tensors inside and outside of the region");
       protect_written(thread, facts, *stack);
       return facts.op.redispatchBoxed(keys, stack);
     }
-    // Its own tensors, which pieces of code inside of it, or around it, may have read.
+    // Regions inside of it or around it may have read its own tensors.
     if (facts.writes && (!thread.inner.empty() || thread.open.size() > 1))
       protect(thread, thread.inner, region.get(), facts, *stack);
     try {
@@ -253,8 +253,8 @@ class Hook final : public shard::TapeHook {
     protect(thread, thread.closed, /*but=*/nullptr, facts, stack);
   }
 
-  // Steps have read what is about to be written: they keep a copy. Asks the open regions and
-  // `closed` ones.
+  // Makes the open regions and those in `closed`, except `but`, copy what their steps have read of
+  // the tensors about to be written.
   static void protect(Thread& thread, const std::vector<std::weak_ptr<Region>>& closed,
                       const Region* but, const OperatorFacts& facts,
                       const torch::jit::Stack& stack) {
@@ -262,7 +262,7 @@ class Hook final : public shard::TapeHook {
     auto ask = [&](Region& region, c10::StorageImpl* storage) {
       if (&region != but && region.before_write(storage))
         say_once("recompute: " + facts.op.schema().name() + " writes to a tensor that region \"" +
-                 region.name() + "\" has read; a copy of it is kept.");
+                 region.name() + "\" has read; the region keeps a copy.");
     };
     auto see = [&](const at::Tensor& tensor) {
       if (!tensor.defined() || !tensor.has_storage()) return;
@@ -282,7 +282,7 @@ class Hook final : public shard::TapeHook {
   }
 };
 
-void install() {
+void install_regions() {
   static Hook* hook = [] {
     auto* made = new Hook;
     shard::set_tape_hook(made);
@@ -294,7 +294,7 @@ void install() {
 }  // namespace
 
 void watch(const at::Tensor& parameter, std::vector<std::shared_ptr<Chosen>> modules) {
-  install();
+  install_regions();
   Watch& all = all_watched();
   std::lock_guard lock(all.mutex);
   std::erase_if(all.parameters, [](const auto& entry) { return entry.second.parameter.expired(); });
@@ -316,7 +316,7 @@ bool is_watched(const at::Tensor& parameter) {
 }
 
 size_t open_scope(Recompute mode) {
-  install();
+  install_regions();
   Thread& thread = this_thread();
   size_t depth = thread.open.size();
   bool records = shard::GraphWanted::now() && !in_backward() && !thread.replaying;

@@ -1,5 +1,5 @@
-// Which regions are open in this thread, and which modules are to be regions. The modules'
-// parameters carry the key of sharded ones, whole or not, so that their use is seen
+// The regions open in this thread, and the modules that become regions. The modules' parameters
+// carry the dispatch key of sharded parameters, sharded or not, so that each use is observed
 // (shard/touch.cpp).
 #pragma once
 
@@ -19,21 +19,21 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 struct Chosen {  // a module that is a region each time it runs
   std::string path;
   Recompute mode = Recompute::FULL;
-  std::atomic<bool> kept{false};  // it cannot be run again safely; said once
+  std::atomic<bool> kept{false};  // can't be replayed safely; logged once
   std::vector<WeakTensor> parameters = {};
 };
 
-// From now on a use of `parameter` begins a region of one of these modules, or, where there are
-// none, ends the one that is open.
+// From now on a use of `parameter` opens a region of one of these modules; if there are none, it
+// closes the open region.
 void watch(const at::Tensor& parameter, std::vector<std::shared_ptr<Chosen>> modules);
 void unwatch(const at::Tensor& parameter);
 bool is_watched(const at::Tensor& parameter);
 
-// While the module's region is open, uses of `first` are all that must be seen of it.
+// While the module's region is open, only uses of `first` must be observed; see_all() undoes this.
 void see_only(const Chosen& module, const c10::TensorImpl* first);
 void see_all(const Chosen& module);
 
-// An open region for a piece of code. Returns how many were open.
+// Opens a region for a piece of code. Returns how many were open before.
 size_t open_scope(Recompute mode);
 void close_scope(size_t depth);
 

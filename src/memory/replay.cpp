@@ -1,4 +1,4 @@
-// Running a tape, or what is needed of it.
+// Region: replaying the needed steps of a tape.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
@@ -12,7 +12,7 @@
 namespace fsdp::memory {
 namespace {
 
-// Straight to the backends, as it was recorded; but parameters are touched and gathered.
+// Operators go straight to the backends, as recorded, but parameters are still gathered.
 struct Backends {
   c10::InferenceMode no_inference{false};
   c10::impl::ExcludeDispatchKeyGuard guard{c10::autograd_dispatch_keyset_with_ADInplaceOrView |
@@ -26,11 +26,7 @@ Memory allocate(size_t bytes, at::Device device) {
   return Memory::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
 }
 
-at::Tensor bytes_of(const Memory& memory) {
-  return shard::tensor_over(memory, at::kByte, {static_cast<int64_t>(memory->nbytes())}, {1}, 0);
-}
-
-// While alive, a generator is where it was.
+// Sets a generator back to an earlier state during its lifetime.
 class Rewound {
  public:
   Rewound(at::Generator generator, const at::Tensor& state) : generator_(std::move(generator)) {
@@ -78,7 +74,7 @@ at::Tensor Region::get(const Place& place) {
         "(recomputed region \"" +
             name_ + "\"): version " + std::to_string(place.counter_.current_version()) +
             ", expected " + std::to_string(place.version_) + ".",
-        "replace the in-place operation (add_, relu_, …) by one that returns a result.");
+        "replace the in-place operation (add_, relu_, …) with one that returns a new tensor.");
   Made& made = made_[place.made_];
   if (!made.memory && !alive(made)) replay();
   return over(made.memory, place.geometry_);
@@ -94,9 +90,9 @@ void Region::release(int32_t number) {
   }
 }
 
-// --- what is needed ---
+// --- finding needed steps ---
 
-// Takes hold of a storage that is still there, with what the region's steps have read of it.
+// Keeps a storage that is still alive and unchanged since the region's steps read it.
 bool Region::alive(Made& made) {
   bool changed = made.counter.enabled() && made.counter.current_version() != made.version;
   if (made.overwritten || changed) return false;
@@ -106,8 +102,8 @@ bool Region::alive(Made& made) {
   return true;
 }
 
-// Finds the steps that must run for all places, and what they read. Storages that have memory are
-// not made again, with_living also those that others have kept alive.
+// Finds the steps that all places need, and what those steps read. Storages that the region holds
+// aren't made again; with `with_living`, neither are those that others have kept alive.
 void Region::mark(bool with_living) {
   for (Made& made : made_) {
     made.source = false;
@@ -130,8 +126,7 @@ void Region::mark(bool with_living) {
       made.source = true;
       if (made.needed) continue;
       if (operand.written && made.memory) {
-        // It cannot be written again: it is somebody's. So it is made anew, and all that was
-        // decided with it in hand once more.
+        // It is in use and can't be written again. Make it anew, and start over without it.
         made.overwritten = true;
         forget(made);
         return mark(with_living);
@@ -141,7 +136,7 @@ void Region::mark(bool with_living) {
   }
 }
 
-// After recording: what no step needs is not kept.
+// After recording: releases what no step needs.
 void Region::prune() {
   if (places_alive_ == 0) return clear_tape();
   mark(/*with_living=*/false);
@@ -171,7 +166,7 @@ void Region::clear_tape() {
   }
 }
 
-// --- running ---
+// --- running steps ---
 
 at::Tensor Region::over(const Memory& memory, const Geometry& geometry) const {
   auto tensor =
@@ -203,8 +198,8 @@ at::Tensor Region::tensor_for(const Operand& operand, const Step& step) {
   if (!made.memory && made.allocated) keep(made, allocate(made.bytes, made.device));
   if (!made.memory)
     throw Error("recomputing region \"" + name_ + "\": an argument of " +
-                    step.facts->op.schema().name() + " was not made again.",
-                "this is a bug of fsdp; leave the module out of the policy.");
+                    step.facts->op.schema().name() + " was not recomputed.",
+                "this is a bug in fsdp; leave the module out of the policy.");
   return over(made.memory, operand.geometry);
 }
 
@@ -250,8 +245,8 @@ void Region::run(const Step& step, size_t number) {
     if (!made.needed || made.memory) return;
     if (!tensor.defined() || tensor.storage().nbytes() != made.bytes)
       throw Error("recomputing " + step.facts->op.schema().name() + " in region \"" + name_ +
-                      "\" gave another result than forward.",
-                  "leave this module out of the policy: what it computes depends on more than its "
+                      "\" gave a different result than forward.",
+                  "leave this module out of the policy: its results depend on more than its "
                   "inputs.");
     keep(made, Memory::reclaim_copy(tensor.storage().unsafeGetStorageImpl()));
   };
@@ -260,7 +255,7 @@ void Region::run(const Step& step, size_t number) {
     if (value.isTensorList())
       for (const at::Tensor& tensor : value.toTensorVector()) take(tensor);
   }
-  // What nobody needs any more goes at once.
+  // Frees storages after their last use.
   auto done = [&](int32_t made) {
     if (made >= 0 && made_[made].wanted == 0 &&
         made_[made].last_use <= static_cast<int32_t>(number))
@@ -285,7 +280,7 @@ void Region::replay() {
     for (size_t n = 0; n < steps_.size(); ++n)
       if (steps_[n].needed) run(steps_[n], n);
   } catch (...) {
-    // Half-made storages are of no use; the tape is still whole.
+    // Drops half-made storages; the tape is still complete.
     for (size_t i = 0; i < made_.size(); ++i)
       if (!had[i]) forget(made_[i]);
     throw;
@@ -319,7 +314,7 @@ bool Region::before_write(c10::StorageImpl* storage) {
   for (Made& made : made_) {
     if (made.weak._unsafe_get_target() != storage) continue;
     made.overwritten = true;
-    made.outside |= !closed_;  // what this region reads of it from now on no step of it makes
+    made.outside |= !closed_;  // no step makes what the region reads from it after this write
     if (!made.memory) continue;
     forget(made);
     keep(made, copied());

@@ -1,5 +1,5 @@
-// StorageTable: numbers by storage. Asked for every argument of every recorded operator: one array,
-// linear probing, nothing is ever removed.
+// StorageTable: a hash table from storages to numbers. It is queried for every argument of every
+// recorded operator: one array, linear probing, no removal.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -11,7 +11,7 @@ namespace fsdp::memory {
 
 class StorageTable {
  public:
-  int32_t find(const c10::StorageImpl* storage) const {  // -1: not there
+  int32_t find(const c10::StorageImpl* storage) const {  // -1: not found
     if (slots_.empty()) return -1;
     for (size_t i = place_of(storage);; i = (i + 1) & (slots_.size() - 1)) {
       if (slots_[i].storage == storage) return slots_[i].number;
@@ -54,7 +54,7 @@ class StorageTable {
       if (slot.storage) put(slot.storage, slot.number);
   }
 
-  std::vector<Slot> slots_;  // a power of two
+  std::vector<Slot> slots_;  // size is a power of two
   size_t count_ = 0;
 };
 

@@ -1,17 +1,17 @@
-// The key on watched parameters. Each operator that reads one with the key passes by the engine and
-// the regions, which costs more than a small kernel's launch; and all that a region must see of its
-// own module is that it begins anew. So while a module's region is open, only the parameter that it
-// began with carries the key.
+// The dispatch key on watched parameters. An operator that reads a parameter with the key goes
+// through the engine and the regions, which costs more than launching a small kernel. A region only
+// has to see when its module runs again, so while the region is open, only the parameter that
+// opened it carries the key.
 //
-// Where regions begin is a matter of memory and not of right or wrong: another thread that runs the
-// same module at the same time may miss one.
+// Where regions start affects memory, not correctness: another thread that runs the same module at
+// the same time may miss one.
 #include "memory/regions.h"
 #include "shard/model.h"
 
 namespace fsdp::memory {
 namespace {
 
-// Whether nobody else needs the key on it: it is whole, and no operator's inputs are cast.
+// Whether nothing else needs the key on it: it is gathered, and no operator's inputs are cast.
 bool may_go(const at::Tensor& parameter, std::unique_lock<std::recursive_mutex>& lock) {
   shard::StorageTag* tag = shard::tag_of(parameter);
   if (!tag) return true;

@@ -1,5 +1,5 @@
-// Who sees whom: masks and positions of a pass, the cache of keys and values, and the one call of
-// attention that all models make.
+// The attention mask and positions of a forward pass, the key-value cache, and the attention call
+// that all models share.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -26,35 +26,36 @@ std::string shape(const at::Tensor& tensor) {
 
 void check_ids(const at::Tensor& ids) {
   if (!ids.defined() || ids.dim() != 2 || ids.scalar_type() != at::kLong)
-    throw Error("a language model was given ids that are no int64 [batch, tokens].",
-                "one sequence is ids.unsqueeze(0); other integers need .to(at::kLong).");
+    throw Error("the ids of a language model aren't an int64 [batch, tokens] tensor.",
+                "pass ids.unsqueeze(0) for one sequence; convert other integer types with "
+                ".to(at::kLong).");
 }
 
 void check_like_ids(const char* name, const at::Tensor& tensor, const at::Tensor& ids) {
   if (tensor.defined() && tensor.sizes() != ids.sizes())
-    throw Error(std::string(name) + " of shape " + shape(tensor) + " came with ids of shape " +
+    throw Error(std::string(name) + " of shape " + shape(tensor) + " doesn't match ids of shape " +
                     shape(ids) + ".",
-                "both must be [batch, tokens]; with a cache, those of the new tokens alone.");
+                "both must be [batch, tokens]; with a cache, pass the new tokens only.");
 }
 
 void check_cache(const KVCache& cache, const TextInputs& inputs, int64_t layers) {
   if (cache.layers() != layers)
     throw Error("a cache of " + std::to_string(cache.layers()) +
-                    " layers was given to a model of " + std::to_string(layers) + ".",
+                    " layers was passed to a model of " + std::to_string(layers) + ".",
                 "make it with KVCache(model->layers()).");
   if (cache.tokens() > 0 && cache.batch() != inputs.ids.size(0))
-    throw Error("a cache of " + std::to_string(cache.batch()) + " sequences was given " +
-                    std::to_string(inputs.ids.size(0)) + ".",
-                "a cache serves one batch; reset() it for another.");
+    throw Error("a cache of " + std::to_string(cache.batch()) +
+                    " sequences was passed a batch of " + std::to_string(inputs.ids.size(0)) + ".",
+                "a cache holds one batch; reset() it before the next.");
   if (inputs.documents.defined())
     throw Error("a cache and documents cannot be used together.",
                 "generate without documents, or train without a cache.");
   if (at::GradMode::is_enabled())
-    throw Error("a cache was used while gradients are recorded; what it keeps carries none.",
+    throw Error("a cache was used while gradients are recorded; cached tensors have no gradients.",
                 "put a torch::NoGradGuard around generation.");
 }
 
-// Of all tokens, those in the cache first: bool [batch, past + tokens], or undefined.
+// Padding of all tokens, cached ones first: bool [batch, past + tokens], or undefined.
 at::Tensor whole_padding(const TextInputs& inputs) {
   at::Tensor padding = inputs.padding;
   if (padding.defined()) padding = padding.to(inputs.ids.device(), at::kBool);
@@ -63,7 +64,7 @@ at::Tensor whole_padding(const TextInputs& inputs) {
   auto real = [&](int64_t tokens) {
     return at::ones({inputs.ids.size(0), tokens}, inputs.ids.options().dtype(at::kBool));
   };
-  // Cut, because a pass that failed may have left more.
+  // Cut to length: a failed pass may have left more.
   at::Tensor before = cache->padding.defined() ? cache->padding.slice(1, 0, cache->tokens())
                                                : real(cache->tokens());
   if (!padding.defined()) padding = real(inputs.ids.size(1));
@@ -81,15 +82,16 @@ Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_t
   int64_t past = inputs.cache ? inputs.cache->tokens() : 0;
   int64_t tokens = ids.size(1), all = past + tokens;
   if (max_tokens > 0 && all > max_tokens)
-    throw Error("a sequence of " + std::to_string(all) + " tokens was given to a model that has " +
+    throw Error("a sequence of " + std::to_string(all) + " tokens was passed to a model with " +
                     std::to_string(max_tokens) + " positions.",
-                "cut the sequence, or give the model more positions.");
+                "shorten the sequence, or give the model more positions.");
 
   Attending plan{.past = past, .cache = inputs.cache};
   at::Tensor padding = whole_padding(inputs);
   if (plan.cache) plan.cache->padding = padding;
-  bool some_unseen = past > 0 && tokens > 1;  // among the new ones; the operator's own causal mask
-                                              // would begin at the first key
+  // New tokens must not see later new tokens, and the operator's own causal mask would start at the
+  // first cached key.
+  bool some_unseen = past > 0 && tokens > 1;
   if (!padding.defined() && !inputs.documents.defined() && !some_unseen) return plan;
 
   at::Tensor keys = at::arange(all, ids.options());                         // [all]
@@ -132,13 +134,13 @@ void KVCache::reset() {
 
 KVCache::KeysValues KVCache::append(int64_t layer, const at::Tensor& keys,
                                     const at::Tensor& values) {
-  c10::InferenceMode normal(false);  // what is made here may be written to outside of it
+  c10::InferenceMode normal(false);  // the cache may be written outside of inference mode
   at::NoGradGuard no_grad;
   int64_t all = tokens_ + keys.size(2);
   auto put = [&](at::Tensor& kept, const at::Tensor& added) {
     bool fits = kept.defined() && kept.size(2) >= all && kept.size(0) == added.size(0) &&
                 kept.dtype() == added.dtype() && kept.device() == added.device();
-    if (!fits) {  // twice the room: tokens that come one by one are copied a few times only
+    if (!fits) {  // double the capacity, so appending one token at a time rarely copies
       int64_t room = std::max<int64_t>(64, 2 * all);
       at::Tensor larger =
           at::empty({added.size(0), added.size(1), room, added.size(3)}, added.options());

@@ -1,4 +1,4 @@
-// What all language models share: losses, the head, how weights begin.
+// Shared by all language models: losses, the head and weight initialization.
 #include "fsdp/models/causal_lm.h"
 
 #include <ATen/ops/empty.h>
@@ -34,7 +34,8 @@ LMHeadImpl::LMHeadImpl(const at::Tensor& embedding) : tied_(true) {
   weight = register_parameter("weight", embedding);
 }
 
-// As torch::nn::Linear, so that a model draws the same random numbers as one made of those.
+// Initializes like torch::nn::Linear, so that a model draws the same random numbers as one built
+// from those.
 void LMHeadImpl::reset_parameters() {
   if (!tied_) torch::nn::init::kaiming_uniform_(weight, std::sqrt(5));
 }

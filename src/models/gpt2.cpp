@@ -1,4 +1,4 @@
-// GPT-2 as Hugging Face computes it, with its names and shapes.
+// GPT-2 as Hugging Face computes it, with the same names and shapes.
 #include "fsdp/models/gpt2.h"
 
 #include <ATen/ops/arange.h>
@@ -20,7 +20,7 @@ at::Tensor dropped(const at::Tensor& x, double share, bool training) {
   return training && share > 0 ? at::dropout(x, share, /*train=*/true) : x;
 }
 
-// Of the two matrices of a block that end in the residual stream, to which 2 · layers of them add.
+// Initial scale of the two matrices per block whose outputs add to the residual stream.
 double residual_scale(const GPT2Config& config) {
   return 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
 }
@@ -29,15 +29,15 @@ nn::LayerNorm norm(const GPT2Config& config) {
   return nn::LayerNorm(torch::nn::LayerNormOptions({config.dim}).eps(config.norm_eps));
 }
 
-// The norm of the stream, and the matrix behind it.
+// Normalizes the stream and applies `conv`.
 nn::NormedLinears norm_conv(const Stream& stream, const nn::LayerNorm& norm, const Conv1D& conv) {
   return nn::layer_norm_linears(stream.x, stream.delta, norm->weight, norm->bias,
                                 norm->options.eps(), {conv->weight}, {conv->bias},
-                                nn::Lies::kInOut);
+                                nn::WeightLayout::kInOut);
 }
 
-// Of one block: weights in matrix products.
-int64_t products_of_block(const GPT2Config& config) {
+// The weights of one block that take part in matrix products.
+int64_t gpt2_products(const GPT2Config& config) {
   return 4 * config.dim * config.dim + 2 * config.dim * config.ffn;
 }
 
@@ -45,32 +45,33 @@ int64_t products_of_block(const GPT2Config& config) {
 
 GPT2Config checked(GPT2Config config) {
   for (int64_t size : {config.vocab, config.max_tokens, config.dim, config.heads, config.layers,
-                       config.ffn})  // so that no product of them overflows
+                       config.ffn})  // bounded so that no product overflows
     if (size > 1 << 24)
-      throw Error("a GPT-2 cannot have a size of " + std::to_string(size) + ".",
-                  "see whether the numbers of the config are what they should be.");
+      throw Error("a GPT-2 can't have a size of " + std::to_string(size) + ".",
+                  "check the numbers in the config; each must be at most 16777216.");
   if (config.ffn == 0) config.ffn = 4 * config.dim;
   for (int64_t size : {config.vocab, config.max_tokens, config.dim, config.heads, config.ffn})
-    if (size < 1) throw Error("a GPT-2's sizes must be positive.", "give 1 or more for each.");
-  if (config.layers < 0) throw Error("a GPT-2 cannot have fewer than 0 layers.", "");
+    if (size < 1) throw Error("a GPT-2's sizes must be positive.", "set each to 1 or more.");
+  if (config.layers < 0)
+    throw Error("a GPT-2 can't have fewer than 0 layers.", "set layers to 0 or more.");
   if (config.dim % config.heads != 0)
-    throw Error("a GPT-2 of dim " + std::to_string(config.dim) + " cannot have " +
+    throw Error("a GPT-2 of dim " + std::to_string(config.dim) + " can't have " +
                     std::to_string(config.heads) + " heads.",
                 "heads must divide dim.");
   for (double share : {config.embd_dropout, config.attn_dropout, config.resid_dropout})
     if (!(share >= 0 && share < 1))
-      throw Error("a GPT-2 cannot drop " + std::to_string(share) + " of its activations.",
-                  "give each dropout a value from 0 to below 1.");
+      throw Error("a GPT-2 can't have a dropout of " + std::to_string(share) + ".",
+                  "set each dropout to at least 0 and below 1.");
   if (!(config.norm_eps >= 0) || !(config.init_std >= 0))
     throw Error("a GPT-2's norm_eps and init_std must not be negative.",
-                "usual are 1e-5 and 0.02.");
+                "the usual values are 1e-5 and 0.02.");
   return config;
 }
 
 int64_t parameter_count(const GPT2Config& config) {
   GPT2Config c = checked(config);
   int64_t biases = 3 * c.dim + c.dim + c.ffn + c.dim;
-  int64_t block = products_of_block(c) + biases + 4 * c.dim;
+  int64_t block = gpt2_products(c) + biases + 4 * c.dim;
   int64_t embeddings = (c.tied ? 1 : 2) * c.vocab * c.dim + c.max_tokens * c.dim;
   return embeddings + c.layers * block + 2 * c.dim;
 }
@@ -84,7 +85,7 @@ Conv1DImpl::Conv1DImpl(int64_t in, int64_t out, double init_scale) : init_scale_
 }
 
 at::Tensor Conv1DImpl::forward(const at::Tensor& x) {
-  return nn::linear(x, weight, bias, nn::Lies::kInOut);
+  return nn::linear(x, weight, bias, nn::WeightLayout::kInOut);
 }
 
 GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
@@ -112,7 +113,8 @@ GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : dropout_(config.resid_dropo
 }
 
 at::Tensor GPT2MLPImpl::forward(const at::Tensor& x) {
-  at::Tensor out = nn::gelu_linear(x, c_proj->weight, c_proj->bias, "tanh", nn::Lies::kInOut);
+  at::Tensor out =
+      nn::gelu_linear(x, c_proj->weight, c_proj->bias, "tanh", nn::WeightLayout::kInOut);
   return dropped(out, dropout_, is_training());
 }
 
@@ -129,7 +131,7 @@ Stream GPT2BlockImpl::forward(const Stream& stream, const Attending& attending) 
   return {sum, mlp(wide)};
 }
 
-// --- the whole ---
+// --- the model ---
 
 GPT2ModelImpl::GPT2ModelImpl(const GPT2Config& config) : config_(config) {
   wte = register_module("wte", nn::Embedding(config.vocab, config.dim));
@@ -162,7 +164,7 @@ at::Tensor GPT2Impl::hidden(const TextInputs& inputs) {
 }
 
 double GPT2Impl::flops_per_token(int64_t tokens) const {
-  double products = static_cast<double>(config_.layers) * products_of_block(config_) +
+  double products = static_cast<double>(config_.layers) * gpt2_products(config_) +
                     static_cast<double>(config_.vocab) * config_.dim;
   double attention =
       static_cast<double>(config_.layers) * config_.dim * static_cast<double>(tokens);

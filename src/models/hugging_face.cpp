@@ -15,10 +15,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kLargest = 4 << 20;  // bytes of a config.json
 constexpr int kDeepest = 32;
-// Bounds that no model reaches; within them, counts of parameters fit 64 bits.
+// Bounds that no model reaches; within them, parameter counts fit in 64 bits.
 constexpr int64_t kWidest = 1'000'000, kMostTokens = 100'000'000, kMostLayers = 100'000;
 
-// Reads fields; null counts as missing. What it refuses, it names.
+// Reads fields of a JSON object; null counts as missing. Errors name the field.
 class Fields {
  public:
   Fields(const Json& object, const std::string& where, std::string path = "")
@@ -26,8 +26,7 @@ class Fields {
 
   [[noreturn]] void refuse(const std::string& what) const {
     throw Error(where_ + ": " + what + ".",
-                "models of the types llama, qwen2 and gpt2 can be used, as far as they compute "
-                "what is described in docs/checkpoints.md.");
+                "docs/checkpoints.md describes which llama, qwen2 and gpt2 models are supported.");
   }
 
   bool has(const char* key) const {
@@ -45,11 +44,12 @@ class Fields {
     const bool whole = value.is_number_integer() && !value.is_number_float();
     if (!whole || (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(most)) ||
         value.get<int64_t>() < 1)
-      refuse(path_ + key + " is no whole number from 1 to " + std::to_string(most));
+      refuse(path_ + key + " isn't a whole number from 1 to " + std::to_string(most));
     return value.get<int64_t>();
   }
 
-  // The first of two names that is there: GPT-2 has names of its own and takes the common ones.
+  // Reads `key`, or `other` if `key` is missing: GPT-2 has names of its own and accepts the common
+  // ones.
   int64_t count(const char* key, const char* other, int64_t otherwise, int64_t most) const {
     return count(has(key) ? key : other, otherwise, most);
   }
@@ -61,7 +61,7 @@ class Fields {
     }
     const Json& value = (*this)[key];
     if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
-      refuse(path_ + key + " is no number from 0 on");
+      refuse(path_ + key + " isn't a number of at least 0");
     return value.get<double>();
   }
 
@@ -74,29 +74,29 @@ class Fields {
   std::string text(const char* key, const std::string& otherwise) const {
     if (!has(key)) return otherwise;
     const Json& value = (*this)[key];
-    if (!value.is_string()) refuse(path_ + key + " is no text");
+    if (!value.is_string()) refuse(path_ + key + " isn't a string");
     std::string text = value.get<std::string>();
     for (char& c : text)
-      if (c < ' ' || c > '~') c = '?';  // it may be shown
+      if (c < ' ' || c > '~') c = '?';  // it may be printed
     return text.substr(0, 64);
   }
 
-  // A switch that changes what is computed, in a way that ours does not have.
+  // A switch that changes the computation in a way that our models don't support.
   void need(const char* key, bool wanted) const {
     if (flag(key, wanted) != wanted)
       refuse(path_ + key + " is " + (wanted ? "false" : "true") +
-             ", which the models here do not have");
+             ", which the models here don't support");
   }
 
   void need_text(const char* key, const std::vector<std::string>& choices) const {
     const std::string found = text(key, choices.front());
     for (const auto& choice : choices)
       if (found == choice) return;
-    refuse(path_ + key + " is \"" + found + "\"; only \"" + choices.front() + "\" is understood");
+    refuse(path_ + key + " is \"" + found + "\"; only \"" + choices.front() + "\" is supported");
   }
 
   Fields object(const char* key) const {
-    if (!(*this)[key].is_object()) refuse(path_ + key + " is no object");
+    if (!(*this)[key].is_object()) refuse(path_ + key + " isn't an object");
     return {(*this)[key], where_, path_ + key + "."};
   }
 
@@ -106,27 +106,27 @@ class Fields {
   std::string path_;
 };
 
-// --- rotary positions: "rope_parameters" of transformers 5, "rope_theta" and "rope_scaling" before
-// ---
+// --- rotary positions ---
+//
+// transformers 5 writes "rope_parameters", earlier versions "rope_theta" and "rope_scaling".
 
 void read_rope(const Fields& fields, LlamaConfig& config) {
   config.rope_base = fields.number("rope_theta", config.rope_base);
-  // Where both are there, transformers takes the older one.
+  // If both are present, transformers uses the older one.
   const char* key = fields.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (fields.number("partial_rotary_factor", 1.0) != 1.0)
-    fields.refuse("partial_rotary_factor is not 1, which the models here do not have");
+    fields.refuse("partial_rotary_factor is not 1, which the models here don't support");
   if (!fields.has(key)) return;
   const Fields rope = fields.object(key);
   config.rope_base = rope.number("rope_theta", config.rope_base);
   if (rope.number("partial_rotary_factor", 1.0) != 1.0)
     rope.refuse(std::string(key) +
-                ".partial_rotary_factor is not 1, which the models here do not "
-                "have");
+                ".partial_rotary_factor is not 1, which the models here don't support");
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
   if (type == "default") return;
   if (type != "llama3")
     rope.refuse(std::string(key) + ".rope_type is \"" + type +
-                "\"; only \"default\" and \"llama3\" are understood");
+                "\"; only \"default\" and \"llama3\" are supported");
   config.rope_scaling = RopeScaling{.factor = rope.number("factor", {}),
                                     .low_freq_factor = rope.number("low_freq_factor", {}),
                                     .high_freq_factor = rope.number("high_freq_factor", {}),
@@ -134,19 +134,19 @@ void read_rope(const Fields& fields, LlamaConfig& config) {
                                         "original_max_position_embeddings", {}, kMostTokens)};
 }
 
-// Attention to the last tokens only, in some layers.
+// Refuses sliding-window attention.
 void check_windows(const Fields& fields, int64_t layers) {
   if (fields.has("layer_types")) {
     const Json& types = fields["layer_types"];
-    if (!types.is_array()) fields.refuse("layer_types is no list");
+    if (!types.is_array()) fields.refuse("layer_types isn't a list");
     for (const Json& type : types)
       if (type != "full_attention")
-        fields.refuse("layer_types has layers that do not attend to everything (a sliding window)");
+        fields.refuse("layer_types has layers without full attention (a sliding window)");
     return;
   }
   if (!fields.flag("use_sliding_window", false) || !fields.has("sliding_window")) return;
   if (fields.count("max_window_layers", 28, kMostLayers) < layers)
-    fields.refuse("use_sliding_window is true, which the models here do not have");
+    fields.refuse("use_sliding_window is true, which the models here don't support");
 }
 
 LlamaConfig read_llama(const Fields& fields, bool qwen2) {
@@ -203,7 +203,7 @@ Json scaling_json(const RopeScaling& scaling) {
           {"original_max_position_embeddings", scaling.original_max_position_embeddings}};
 }
 
-// rope_theta and rope_scaling are understood by transformers 4 and 5.
+// transformers 4 and 5 both read rope_theta and rope_scaling.
 Json llama_json(const LlamaConfig& c, int64_t max_positions) {
   if (max_positions == 0)
     max_positions =
@@ -262,11 +262,11 @@ Json gpt2_json(const GPT2Config& c) {
 
 AnyConfig parse_hugging_face_config(std::string_view text, const std::string& where) {
   const auto refuse = [&](const std::string& what) {
-    throw Error(where + ": " + what + ".", "it must be a config.json as transformers writes it.");
+    throw Error(where + ": " + what + ".", "pass a config.json as transformers writes it.");
   };
   if (text.size() > kLargest) refuse("is too large for a config.json");
-  // The parser would take a zero for the end of the text.
-  if (text.find('\0') != std::string_view::npos) refuse("is no JSON");
+  // The parser would take a zero byte for the end of the text.
+  if (text.find('\0') != std::string_view::npos) refuse("isn't JSON");
   const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
     if (depth > kDeepest) refuse("is nested too deeply");
     return true;
@@ -275,22 +275,22 @@ AnyConfig parse_hugging_face_config(std::string_view text, const std::string& wh
   try {
     json = Json::parse(text, shallow);
   } catch (const Json::exception&) {
-    refuse("is no JSON");
+    refuse("isn't JSON");
   }
-  if (!json.is_object()) refuse("is no JSON object");
+  if (!json.is_object()) refuse("isn't a JSON object");
   const Fields fields(json, where);
   if (fields.has("quantization_config"))
-    fields.refuse("quantization_config: the weights are quantized, which is not understood");
+    fields.refuse("quantization_config: quantized weights aren't supported");
   const std::string type = fields.text("model_type", "");
   try {
     if (type == "llama" || type == "qwen2") return read_llama(fields, type == "qwen2");
     if (type == "gpt2") return read_gpt2(fields);
-  } catch (const Error& problem) {  // sizes that do not fit each other
+  } catch (const Error& problem) {  // inconsistent sizes
     if (problem.message().starts_with(where)) throw;
     throw Error(where + ": " + problem.message(), problem.hint());
   }
-  fields.refuse(type.empty() ? "does not say its model_type"
-                             : "the model_type \"" + type + "\" is not understood");
+  fields.refuse(type.empty() ? "model_type is missing"
+                             : "the model_type \"" + type + "\" is not supported");
 }
 
 AnyConfig read_hugging_face_config(const std::filesystem::path& file) {
@@ -300,7 +300,8 @@ AnyConfig read_hugging_face_config(const std::filesystem::path& file) {
   while (text.size() <= kLargest && (in.read(part, sizeof part) || in.gcount() > 0))
     text.append(part, static_cast<size_t>(in.gcount()));
   if (!in.is_open() || in.bad())
-    throw Error("cannot read " + file.string() + ".", "does it exist, and may you read it?");
+    throw Error("cannot read " + file.string() + ".",
+                "check that the file exists and that you may read it.");
   return parse_hugging_face_config(text, file.string());
 }
 
@@ -311,7 +312,7 @@ std::string hugging_face_config(const AnyConfig& config, const std::string& dtyp
     json = llama_json(checked(*llama), max_positions);
   else
     json = gpt2_json(checked(std::get<GPT2Config>(config)));
-  // Null, where there is none: the defaults are ids of other vocabularies.
+  // Null if absent: the defaults are ids of other vocabularies.
   json["bos_token_id"] = tokens.bos ? Json(*tokens.bos) : Json();
   json["eos_token_id"] = tokens.eos ? Json(*tokens.eos) : Json();
   json["torch_dtype"] = dtype;

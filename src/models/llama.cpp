@@ -1,6 +1,6 @@
-// Llama, as bench/peers/peer_fsdp2.py computes it and in its order of construction, so that both
-// begin with the same weights and lose the same. Modules hold the parameters; what they compute is
-// put together from nn/functional.h, several layers at a time.
+// Llama. It computes the same as bench/peers/peer_fsdp2.py and constructs its parts in the same
+// order, so that both start from the same weights and have the same losses. Modules hold the
+// parameters; the computation is composed from nn/functional.h, several layers per call.
 #include "fsdp/models/llama.h"
 
 #include <c10/core/GradMode.h>
@@ -19,8 +19,8 @@ nn::Linear matrix(int64_t in, int64_t out, bool bias = false) {
   return nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
-// Of one block: weights in matrix products.
-int64_t products_of_block(const LlamaConfig& config) {
+// The weights of one block that take part in matrix products.
+int64_t llama_products(const LlamaConfig& config) {
   int64_t heads = 2 * config.heads + 2 * config.kv_heads;  // of q, k, v and o
   return config.dim * config.head_dim * heads + 3 * config.dim * config.ffn;
 }
@@ -29,7 +29,7 @@ void check_scaling(const RopeScaling& scaling) {
   if (!(scaling.factor > 0) || !(scaling.low_freq_factor > 0) ||
       !(scaling.high_freq_factor > scaling.low_freq_factor) ||
       scaling.original_max_position_embeddings < 1)
-    throw Error("a Llama's rope scaling does not fit together.",
+    throw Error("a Llama's rope scaling is inconsistent.",
                 "factor, low_freq_factor and original_max_position_embeddings must be positive, "
                 "and high_freq_factor above low_freq_factor; Llama 3.1 has 8, 1, 8192 and 4.");
 }
@@ -39,31 +39,32 @@ void check_scaling(const RopeScaling& scaling) {
 LlamaConfig checked(LlamaConfig config) {
   if (config.kv_heads == 0) config.kv_heads = config.heads;
   for (int64_t size : {config.vocab, config.dim, config.heads, config.head_dim, config.layers,
-                       config.ffn})  // so that no product of them overflows
+                       config.ffn})  // bounded so that no product overflows
     if (size > 1 << 24)
-      throw Error("a Llama cannot have a size of " + std::to_string(size) + ".",
-                  "see whether the numbers of the config are what they should be.");
+      throw Error("a Llama can't have a size of " + std::to_string(size) + ".",
+                  "check the numbers in the config; each must be at most 16777216.");
   if (config.ffn == 0) config.ffn = (8 * config.dim / 3 + 255) / 256 * 256;
   for (int64_t size : {config.vocab, config.dim, config.heads, config.kv_heads, config.ffn})
-    if (size < 1) throw Error("a Llama's sizes must be positive.", "give 1 or more for each.");
-  if (config.layers < 0) throw Error("a Llama cannot have fewer than 0 layers.", "");
+    if (size < 1) throw Error("a Llama's sizes must be positive.", "set each to 1 or more.");
+  if (config.layers < 0)
+    throw Error("a Llama can't have fewer than 0 layers.", "set layers to 0 or more.");
   if (config.head_dim == 0) {
     if (config.dim % config.heads != 0 || config.dim / config.heads % 2 != 0)
-      throw Error("a Llama of dim " + std::to_string(config.dim) + " cannot have " +
+      throw Error("a Llama of dim " + std::to_string(config.dim) + " can't have " +
                       std::to_string(config.heads) + " heads.",
-                  "dim / heads must be a whole, even number: rotary positions turn pairs.");
+                  "dim / heads must be a whole, even number: rotary positions rotate pairs.");
     config.head_dim = config.dim / config.heads;
   }
   if (config.head_dim < 2 || config.head_dim % 2 != 0)
-    throw Error("a Llama's head_dim cannot be " + std::to_string(config.head_dim) + ".",
-                "it must be even and positive: rotary positions turn pairs.");
+    throw Error("a Llama's head_dim can't be " + std::to_string(config.head_dim) + ".",
+                "it must be even and positive: rotary positions rotate pairs.");
   if (config.heads % config.kv_heads != 0)
-    throw Error(std::to_string(config.heads) + " heads cannot share " +
-                    std::to_string(config.kv_heads) + " heads of keys and values.",
+    throw Error(std::to_string(config.heads) + " heads can't share " +
+                    std::to_string(config.kv_heads) + " key-value heads.",
                 "kv_heads must divide heads.");
   if (!(config.norm_eps >= 0) || !(config.rope_base > 0) || !(config.init_std >= 0))
-    throw Error("a Llama's norm_eps, rope_base and init_std must not be negative.",
-                "usual are 1e-5, 10000 and 0.02.");
+    throw Error("a Llama's norm_eps and init_std must not be negative, and rope_base positive.",
+                "the usual values are 1e-5, 0.02 and 10000.");
   if (config.rope_scaling) check_scaling(*config.rope_scaling);
   return config;
 }
@@ -71,7 +72,7 @@ LlamaConfig checked(LlamaConfig config) {
 int64_t parameter_count(const LlamaConfig& config) {
   LlamaConfig c = checked(config);
   int64_t bias = c.qkv_bias ? (c.heads + 2 * c.kv_heads) * c.head_dim : 0;
-  int64_t block = products_of_block(c) + bias + 2 * c.dim;
+  int64_t block = llama_products(c) + bias + 2 * c.dim;
   return (c.tied ? 1 : 2) * c.vocab * c.dim + c.layers * block + c.dim;
 }
 
@@ -143,7 +144,7 @@ Stream LlamaBlockImpl::forward(const Stream& stream, const RotaryTables& tables,
   return {sum, mlp(gate_up)};
 }
 
-// --- the whole ---
+// --- the model ---
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) : config_(config) {
   embed_tokens = register_module("embed_tokens", nn::Embedding(config.vocab, config.dim));
@@ -162,16 +163,16 @@ at::Tensor LlamaModelImpl::forward(const TextInputs& inputs) {
   return nn::add_rms_norm(stream.x, stream.delta, norm->weight, norm->eps()).out;
 }
 
-// Made at the first use, not in the constructor: there the model may be on its way to another
-// device or have no memory at all. The first has the tokens of the first pass. Who needs more gets
-// room for more than that, so there are few.
+// Made on first use, not in the constructor: the model may still move to another device or have no
+// memory yet. The first table has exactly the tokens of the first pass. Later ones are rounded up
+// to a power of two, so there are few.
 const RotaryTables& LlamaModelImpl::tables_of(const at::Tensor& x, int64_t tokens, bool more) {
   for (const RotaryTables& known : tables_) {
     if (known.cos.dtype() != x.dtype() || known.cos.device() != x.device()) continue;
     if (known.cos.size(0) >= tokens) return known;
     more = true;
   }
-  c10::InferenceMode normal(false);  // what is made here must serve later training steps too
+  c10::InferenceMode normal(false);  // later training steps use these tables too
   torch::NoGradGuard no_grad;
   if (more) tokens = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)));
   RotaryTables made =
@@ -206,7 +207,7 @@ at::Tensor LlamaImpl::hidden(const TextInputs& inputs) {
 }
 
 double LlamaImpl::flops_per_token(int64_t tokens) const {
-  double products = static_cast<double>(config_.layers) * products_of_block(config_) +
+  double products = static_cast<double>(config_.layers) * llama_products(config_) +
                     static_cast<double>(config_.vocab) * config_.dim;
   double attention = static_cast<double>(config_.layers) * config_.heads * config_.head_dim *
                      static_cast<double>(tokens);

@@ -1,5 +1,5 @@
-// The MLP of bench/peers/peer_fsdp2.py: as little computation for its parameters as a model can
-// have, so that what sharding costs shows.
+// The MLP of bench/peers/peer_fsdp2.py. It computes as little per parameter as a model can, so that
+// the cost of sharding shows.
 #include "fsdp/models/mlp.h"
 
 #include <ATen/ops/mse_loss.h>
@@ -12,7 +12,7 @@ namespace fsdp::models {
 
 MLPConfig checked(MLPConfig config) {
   if (config.width < 1 || config.layers < 1)
-    throw Error("an MLP's width and layers must be positive.", "give 1 or more for each.");
+    throw Error("an MLP's width and layers must be positive.", "set each to 1 or more.");
   return config;
 }
 

@@ -1,5 +1,5 @@
-// The parameters of a model by name and shape, without making the model: a large one has more of
-// them than fit into memory.
+// The parameters of a model by name and shape, without constructing the model, which may not fit in
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace fsdp::models {
 
 using ParameterShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 
-// In the order of the modules; the head comes last, also where it is tied to the embedding.
+// In module order; the head comes last, even if it is tied to the embedding.
 ParameterShapes parameter_shapes(const AnyConfig& config);
 
-// The name of the embedding that a tied head is; the head's name.
+// The names of the embedding, which a tied head shares, and of the head.
 const char* embedding_name(const AnyConfig& config);
 inline constexpr const char* kHeadName = "lm_head.weight";
 bool is_tied(const AnyConfig& config);

@@ -1,4 +1,4 @@
-// Rotary positions, computed in float32 whatever the model computes in.
+// Rotary positions, computed in float32 whatever the model's dtype.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/outer.h>

@@ -1,4 +1,4 @@
-// Rotary positions, and the choice of an attention.
+// Rotary position embeddings, and the choice of an attention kernel.
 #include <ATen/Context.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/cat.h>
@@ -18,8 +18,8 @@
 namespace fsdp::nn {
 namespace {
 
-// With torch's operators. x [batch, heads, tokens, head_dim]
-at::Tensor plainly_turned(const at::Tensor& x, at::Tensor cos, at::Tensor sin) {
+// RoPE with torch's operators. x [batch, heads, tokens, head_dim]
+at::Tensor plain_rope(const at::Tensor& x, at::Tensor cos, at::Tensor sin) {
   if (cos.dim() == 3) {
     cos = cos.unsqueeze(1);
     sin = sin.unsqueeze(1);
@@ -29,7 +29,7 @@ at::Tensor plainly_turned(const at::Tensor& x, at::Tensor cos, at::Tensor sin) {
          at::cat({-halves[1], halves[0]}, -1) * sin.to(x.scalar_type());
 }
 
-// Input: x, overwritten or not. Saved: cos, sin.
+// Input: x. Saved: cos, sin.
 struct RopeNode : Node {
   int64_t heads = 0;
 
@@ -82,9 +82,8 @@ bool wants_gradient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
 }
 
-// What cuDNN computes, and is faster with. It prepares a plan for each shape, which takes longer
-// than many a sequence that is only read: so it is left for training, and for shapes that take
-// time.
+// Whether cuDNN supports the inputs and is faster. It builds a plan per shape, which takes longer
+// than a forward pass over many sequences, so it is used only for training and large shapes.
 bool is_for_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const AttentionOptions& options) {
   int64_t head_dim = q.size(-1);
@@ -100,7 +99,7 @@ bool is_for_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 }  // namespace
 
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  if (!has_kernels(x)) return plainly_turned(x.transpose(1, 2), cos, sin).transpose(1, 2);
+  if (!has_kernels(x)) return plain_rope(x.transpose(1, 2), cos, sin).transpose(1, 2);
   at::Tensor out;
   {
     Unrecorded unrecorded;
@@ -118,16 +117,16 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
 Heads rope_heads(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin,
                  int64_t heads, int64_t kv_heads) {
   if (given.dim() != 3 || heads < 1 || kv_heads < 1 || given.size(2) % (heads + 2 * kv_heads) != 0)
-    throw Error("rope_heads cannot cut a tensor of " + std::to_string(given.dim()) +
+    throw Error("rope_heads can't split a tensor of " + std::to_string(given.dim()) +
                     " dimensions into " + std::to_string(heads) + " + 2 · " +
                     std::to_string(kv_heads) + " heads.",
-                "give it [batch, tokens, (heads + 2 * kv_heads) * head_dim].");
+                "pass a tensor [batch, tokens, (heads + 2 * kv_heads) * head_dim].");
   if (!has_kernels(given)) {
     Heads all = cut(given, heads, kv_heads);
-    return {plainly_turned(all.q, cos, sin), plainly_turned(all.k, cos, sin), all.v};
+    return {plain_rope(all.q, cos, sin), plain_rope(all.k, cos, sin), all.v};
   }
   at::Tensor qkv = given.contiguous();
-  // What the caller may still read, or must: a leaf is the caller's own.
+  // Don't overwrite a leaf: it belongs to the caller.
   if (qkv.is_leaf() && qkv.requires_grad()) qkv = qkv.clone();
   at::Tensor c = cos.contiguous(), s = sin.contiguous();
   Heads out;
@@ -135,8 +134,8 @@ Heads rope_heads(const at::Tensor& given, const at::Tensor& cos, const at::Tenso
     Unrecorded unrecorded;
     kernels::rope_(qkv, c, s, heads + kv_heads, /*inverse=*/false);
     out = cut(qkv, heads, kv_heads);
-    // As of views that autograd knows: what is written to one is written to their common memory.
-    // Not the counter of qkv, which may be a part of something that is turned again.
+    // One version counter, as for autograd's own views: a write to one changes their common memory.
+    // Not the counter of qkv, which may be a part of a tensor that is rotated again.
     for (at::Tensor* part : {&out.k, &out.v})
       torch::autograd::impl::set_version_counter(*part,
                                                  torch::autograd::impl::version_counter(out.q));
@@ -165,7 +164,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
           q, k, v, /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true, /*dropout_p=*/0.0,
           options.causal, /*return_debug_mask=*/false, options.scale));
     } catch (const c10::OutOfMemoryError&) {
-      throw;  // is not cuDNN's
+      throw;  // not a failure of cuDNN
     } catch (const c10::Error& error) {
       problem = error.what_without_backtrace();
     }
@@ -174,9 +173,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   auto mask = options.mask.defined() ? std::optional(options.mask) : std::nullopt;
   at::Tensor out = at::scaled_dot_product_attention(q, k, v, mask, options.dropout, options.causal,
                                                     options.scale, grouped);
-  // If that had failed as well, the inputs would be to blame.
+  // Torch's attention worked, so the inputs are fine and cuDNN isn't.
   if (!problem.empty() && cudnn_works.exchange(false))
-    log::warn("cuDNN's attention does not work here, torch chooses another: " + problem);
+    log::warn("cuDNN's attention fails here, so torch chooses another: " + problem);
   return out;
 }
 

@@ -1,3 +1,4 @@
+// The embedding: its gradient goes directly into the buffer its unit is reduced from.
 #include <ATen/ops/embedding.h>
 
 #include "fsdp/nn/functional.h"
@@ -7,7 +8,7 @@
 namespace fsdp::nn {
 namespace {
 
-// Input: the weight. Saved: ids; so that backward gathers nothing.
+// Input: the weight. Saved: only ids, so backward gathers nothing.
 struct EmbeddingNode : Node {
   Target weight;
   int64_t padding_idx = -1;

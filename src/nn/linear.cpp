@@ -1,4 +1,4 @@
-// Linears: alone, and behind an activation whose result is computed again in backward.
+// Linears: alone, and after an activation whose result is recomputed in backward.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
@@ -17,7 +17,7 @@ enum class Activation { kNone, kSwiglu, kGelu, kGeluTanh };
 Activation gelu_of(const std::string& approximate) {
   if (approximate == "none") return Activation::kGelu;
   if (approximate == "tanh") return Activation::kGeluTanh;
-  throw Error("gelu knows no approximation \"" + approximate + "\".", "give \"none\" or \"tanh\".");
+  throw Error("gelu has no approximation \"" + approximate + "\".", "pass \"none\" or \"tanh\".");
 }
 
 at::Tensor activated(const at::Tensor& x, Activation activation) {
@@ -33,8 +33,8 @@ at::Tensor activated(const at::Tensor& x, Activation activation) {
 }
 
 struct ActivationBackward {
-  at::Tensor x;    // its gradient
-  at::Tensor out;  // forward's result, if wanted
+  at::Tensor x;    // the gradient of x
+  at::Tensor out;  // forward's result, if requested
 };
 
 ActivationBackward activation_backward(const at::Tensor& grad, const at::Tensor& x,
@@ -46,8 +46,8 @@ ActivationBackward activation_backward(const at::Tensor& grad, const at::Tensor&
   return {gradient, out};
 }
 
-// The same with torch's operators, and a graph.
-at::Tensor plainly_activated(const at::Tensor& x, Activation activation) {
+// The same with torch's operators, recorded by autograd.
+at::Tensor plain_activation(const at::Tensor& x, Activation activation) {
   if (activation == Activation::kNone) return x;
   if (activation != Activation::kSwiglu)
     return at::gelu(x, activation == Activation::kGelu ? "none" : "tanh");
@@ -72,7 +72,7 @@ struct ActivationNode : Node {
 };
 
 at::Tensor activate(const at::Tensor& given, Activation activation) {
-  if (!has_kernels(given)) return plainly_activated(given, activation);
+  if (!has_kernels(given)) return plain_activation(given, activation);
   at::Tensor x = given.contiguous(), out;
   {
     Unrecorded unrecorded;
@@ -86,13 +86,13 @@ at::Tensor activate(const at::Tensor& given, Activation activation) {
   return out;
 }
 
-// --- a linear, with or without one before it ---
+// --- a linear, with or without an activation before it ---
 
-// Inputs: x, weight, bias. Saved: x if the weight's gradient or the activation's is wanted, the
-// weight if x's is.
+// Inputs: x, weight, bias. Saved: x if the gradient of the weight or of the activation is needed,
+// the weight if the gradient of x is.
 struct LinearNode : Node {
   Activation activation = Activation::kNone;
-  Lies lies = Lies::kOutIn;
+  WeightLayout layout = WeightLayout::kOutIn;
   Target weight, bias;
   std::vector<int64_t> sizes, widths;  // of x; of the weight
 
@@ -110,7 +110,7 @@ struct LinearNode : Node {
     Tensors kept = saved();
     at::Tensor rows = kept[0].defined() ? as_rows(kept[0]) : at::Tensor();
     if (wants(0)) {
-      at::Tensor grad_rows = products_backward(grad, {kept[1]}, lies);
+      at::Tensor grad_rows = products_backward(grad, {kept[1]}, layout);
       if (activation != Activation::kNone) {
         ActivationBackward back = activation_backward(grad_rows, rows, activation, wants(1));
         grad_rows = back.x;
@@ -120,22 +120,22 @@ struct LinearNode : Node {
     } else if (activation != Activation::kNone) {
       rows = activated(rows, activation);
     }
-    if (wants(1)) result[1] = weight_gradients(grad, rows, {&weight}, widths, lies)[0];
+    if (wants(1)) result[1] = weight_gradients(grad, rows, {&weight}, widths, layout)[0];
     return result;
   }
 };
 
 at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
-                            const at::Tensor& bias, Activation activation, Lies lies) {
+                            const at::Tensor& bias, Activation activation, WeightLayout layout) {
   at::Tensor x = like_weight(given, weight);
   bool known = (has_kernels(weight) || weight.scalar_type() == at::kDouble) && weight.dim() == 2 &&
                x.scalar_type() == weight.scalar_type() &&
                (!bias.defined() || bias.scalar_type() == weight.scalar_type());
   if (activation != Activation::kNone && !has_kernels(x))
-    return activated_linear(plainly_activated(x, activation), weight, bias, Activation::kNone,
-                            lies);
-  if (!known)  // torch says what is wrong, or knows what to do
-    return at::linear(x, lies == Lies::kOutIn ? weight : weight.t(),
+    return activated_linear(plain_activation(x, activation), weight, bias, Activation::kNone,
+                            layout);
+  if (!known)  // torch supports it, or throws
+    return at::linear(x, layout == WeightLayout::kOutIn ? weight : weight.t(),
                       bias.defined() ? std::optional(bias) : std::nullopt);
   x = x.contiguous();
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -144,18 +144,18 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
     Unrecorded unrecorded;
     Tensors biases;
     if (bias.defined()) biases.push_back(bias);
-    out = products(as_rows(activated(x, activation)), {weight}, biases, lies);
+    out = products(as_rows(activated(x, activation)), {weight}, biases, layout);
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
     out = out.view(sizes);
   }
   if (auto node = record<LinearNode>({x, weight, bias})) {
     node->activation = activation;
-    node->lies = lies;
+    node->layout = layout;
     node->weight = Target(weight);
     node->bias = Target(bias);
     node->sizes = x.sizes().vec();
-    node->widths = widths_of({weight}, lies);
+    node->widths = widths_of({weight}, layout);
     bool need_x = node->will_want(1) || (node->will_want(0) && activation != Activation::kNone);
     node->save({need_x ? x : at::Tensor(), node->will_want(0) ? weight : at::Tensor()});
     node->returns(out);
@@ -166,8 +166,8 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                  Lies lies) {
-  return activated_linear(x, weight, bias, Activation::kNone, lies);
+                  WeightLayout layout) {
+  return activated_linear(x, weight, bias, Activation::kNone, layout);
 }
 
 at::Tensor swiglu(const at::Tensor& gate_up) {
@@ -179,13 +179,13 @@ at::Tensor gelu(const at::Tensor& x, const std::string& approximate) {
 }
 
 at::Tensor swiglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
-                         const at::Tensor& bias, Lies lies) {
-  return activated_linear(gate_up, weight, bias, Activation::kSwiglu, lies);
+                         const at::Tensor& bias, WeightLayout layout) {
+  return activated_linear(gate_up, weight, bias, Activation::kSwiglu, layout);
 }
 
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                       const std::string& approximate, Lies lies) {
-  return activated_linear(x, weight, bias, gelu_of(approximate), lies);
+                       const std::string& approximate, WeightLayout layout) {
+  return activated_linear(x, weight, bias, gelu_of(approximate), layout);
 }
 
 }  // namespace fsdp::nn

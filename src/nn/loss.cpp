@@ -1,4 +1,4 @@
-// Cross-entropy: of logits that exist, and of logits that never exist all at once.
+// Cross-entropy: of given logits, and fused with a linear that computes the logits in chunks.
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
@@ -15,8 +15,8 @@
 namespace fsdp::nn {
 namespace {
 
-// Logits at a time: 128 MiB in bf16. But each chunk reads and writes the weight's gradient in
-// float32 once, which takes as long as the product of some 500 rows on a GPU: so there are more.
+// Logits per chunk: 128 MiB in bf16. At least kRows rows, because each chunk reads and writes the
+// float32 gradient of the weight once, which takes a GPU as long as the product of about 500 rows.
 constexpr int64_t kLogits = int64_t{1} << 26;
 constexpr int64_t kRows = 2048;
 
@@ -24,13 +24,12 @@ at::Tensor checked_targets(const at::Tensor& targets, const at::Tensor& rows) {
   if (targets.scalar_type() != at::kLong ||
       targets.sizes() != rows.sizes().slice(0, rows.dim() - 1))
     throw Error(
-        "a cross-entropy was given targets that do not fit: they must be int64, one for "
-        "each row.",
-        "class probabilities are no targets here; other integers need .to(at::kLong).");
+        "the targets of a cross-entropy don't match its input: they must be int64, one per row.",
+        "class probabilities aren't supported; convert other integers with .to(at::kLong).");
   return targets.contiguous().view({-1});
 }
 
-// 1 / the number of targets that count; on the device, nobody waits for it.
+// 1 / the number of targets that aren't ignored; on the device, without waiting for it.
 at::Tensor mean_scale(const at::Tensor& targets, int64_t ignore_index) {
   return targets.ne(ignore_index).sum().to(at::kFloat).reciprocal();
 }
@@ -46,7 +45,7 @@ at::Tensor plain_cross_entropy(const at::Tensor& logits, const at::Tensor& targe
   return loss.to(at::kFloat);
 }
 
-// Input: logits. Output: losses, one a row. Saved: logits, targets, the log of each row's sum.
+// Input: logits. Output: losses, one per row. Saved: logits, targets, log-sum-exp of each row.
 struct CrossEntropyNode : Node {
   int64_t ignore_index = -100;
 
@@ -62,8 +61,8 @@ struct CrossEntropyNode : Node {
 };
 
 // Inputs: hidden, weight. Output: the loss. Saved: the gradients of both for the sum of all losses,
-// and what that is multiplied with. A float16 would lose most of a gradient that were divided by
-// the number of rows before anybody scales the loss.
+// and the factor to multiply them by. Dividing by the number of rows earlier, before the loss is
+// scaled, would lose most of a float16 gradient.
 struct LinearCrossEntropyNode : Node {
   Target weight;
 
@@ -88,11 +87,12 @@ struct LinearCrossEntropyNode : Node {
 };
 
 struct Gradients {
-  at::Tensor hidden;  // [rows, dim]; undefined: not wanted
-  at::Tensor weight;  // [vocab, dim] float32; likewise
+  at::Tensor hidden;  // [rows, dim]; undefined: not needed
+  at::Tensor weight;  // [vocab, dim] float32; undefined: not needed
 };
 
-// The sum of all losses, and the gradients of that; hidden [rows, dim], targets [rows].
+// Returns the sum of all losses and writes its gradients to `wanted`. hidden [rows, dim], targets
+// [rows]
 at::Tensor chunked(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                    int64_t chunk, int64_t ignore_index, const Gradients& wanted) {
   int64_t rows = hidden.size(0), vocab = weight.size(0);
@@ -148,7 +148,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& given, const at::Tensor& weigh
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options) {
   if (options.reduction == Reduction::kNone)
-    throw Error("linear_cross_entropy gives a mean or a sum, not each row's loss.",
+    throw Error("linear_cross_entropy returns a mean or a sum, not the loss of each row.",
                 "use cross_entropy(linear(hidden, weight), targets, {.reduction = "
                 "Reduction::kNone}).");
   at::Tensor flat = checked_targets(targets, given);

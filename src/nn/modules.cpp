@@ -1,3 +1,4 @@
+// The modules: torch::nn modules whose forward calls the fused layers.
 #include "fsdp/nn/modules.h"
 
 #include <ATen/ops/empty.h>
@@ -8,7 +9,7 @@
 namespace fsdp::nn {
 namespace {
 
-// torch's clone() makes a module of torch's; its parts become those of one of ours.
+// torch's clone() creates torch's own type; its members are moved into one of ours.
 template <typename Theirs, typename Ours>
 std::shared_ptr<torch::nn::Module> cloned(const Ours& module,
                                           const std::optional<at::Device>& device) {

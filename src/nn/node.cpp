@@ -11,8 +11,8 @@
 namespace fsdp::nn {
 namespace {
 
-// torch::autograd::grad() and backward(inputs) name the tensors whose gradients they want: those go
-// through autograd, which hands them over or not.
+// Whether this backward names the tensors whose gradients it wants (torch::autograd::grad(),
+// backward(inputs)). Gradients then go through autograd, which returns or drops them.
 bool gradients_are_named() {
   const auto* named = torch::autograd::get_current_graph_task_exec_info();
   return named && !named->empty();
@@ -45,13 +45,13 @@ Opened Target::open() const {
 
 Tensors Node::apply(Tensors&& gradients) {
   if (at::GradMode::is_enabled())
-    throw Error(name() + " has no gradient of its gradient.",
+    throw Error(name() + " has no second derivative.",
                 "call backward without create_graph, or use torch's own operators (torch::nn) "
                 "where a second derivative is needed.");
   if (!std::any_of(gradients.begin(), gradients.end(), [](const auto& g) { return g.defined(); }))
     return Tensors(num_outputs());
   std::lock_guard lock(mutex_);
-  c10::impl::ExcludeDispatchKeyGuard as_given(c10::autocast_dispatch_keyset);  // as forward was
+  c10::impl::ExcludeDispatchKeyGuard as_given(c10::autocast_dispatch_keyset);  // as in forward
   return backward(gradients);
 }
 

@@ -1,15 +1,15 @@
-// What the autograd nodes of this room share: how they are recorded, what they keep, and where they
+// The base of this room's autograd nodes: how they are recorded, what they save, and where they
 // write the gradients of parameters.
 //
 //   at::Tensor out = …;                                // computed under Unrecorded
-//   if (auto node = record<MyNode>({x, weight})) {     // null: no gradient is wanted
+//   if (auto node = record<MyNode>({x, weight})) {     // null: no gradient is needed
 //     node->weight = Target(weight);
 //     node->save({x, weight});
 //     node->returns(out);
 //   }
 //
-// Nodes are written by hand and not derived from torch::autograd::Function because they have
-// members, and know when they are recorded which gradients are wanted.
+// Nodes don't derive from torch::autograd::Function because they have members, and know at
+// recording time which gradients are needed.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -28,35 +28,35 @@ namespace fsdp::nn {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Forward runs under this: no graph, and results that are no views, whatever made them. Sharded
-// parameters are still gathered when an operator reads them. Layers compute in the type of their
-// weights, also where autocast would choose another: backward knows of no such choice.
+// Forward runs under this guard: no graph, and results that aren't views for autograd. Operators
+// still gather the sharded parameters they read. Layers compute in the dtype of their weights even
+// under autocast, since backward doesn't know autocast's choice.
 struct Unrecorded {
-  shard::GraphWanted wanted;  // as of before
+  shard::GraphWanted wanted;  // before grad mode is turned off
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard as_given{c10::autocast_dispatch_keyset};
 };
 
-// A gradient while it is written: into place.gradient, added to what is there if place.accumulate.
+// A gradient while it is written: to place.gradient, added to its contents if place.accumulate.
 struct Opened {
   shard::Place place;
   c10::intrusive_ptr<shard::GradientRoute> route;
-  at::Tensor close();  // returns what autograd is handed: nothing if it is in its place
+  at::Tensor close();  // returns the gradient for autograd; undefined if it was written in place
 };
 
-// Where the gradient of a parameter goes, as a node keeps it.
+// The destination of a parameter's gradient; a member of a node.
 class Target {
  public:
   Target() = default;
-  // Tells the parameter's unit that a gradient is to come. May be undefined.
+  // Tells the parameter's unit to expect a gradient. `parameter` may be undefined.
   explicit Target(const at::Tensor& parameter);
   Opened open() const;
 
  private:
   std::vector<int64_t> sizes_;
   at::TensorOptions options_;
-  c10::intrusive_ptr<shard::GradientRoute> route_;  // null: autograd gets it
+  c10::intrusive_ptr<shard::GradientRoute> route_;  // null: the gradient goes to autograd
 };
 
 class Node : public torch::autograd::Node {
@@ -64,24 +64,23 @@ class Node : public torch::autograd::Node {
   Tensors apply(Tensors&& gradients) final;
   void release_variables() override;
 
-  // While it is recorded. What is one of the node's own results is saved as its tensor_data():
-  // the node would keep itself alive otherwise.
+  // For recording. Save the node's own outputs as tensor_data(), or the node keeps itself alive.
   void save(const Tensors& tensors);
   void returns(at::Tensor& output);
   bool will_want(size_t input) const { return should_compute_output(input); }
 
  protected:
-  // `gradients` of the outputs, undefined where an output was not used, but not all of them.
-  // Returns those of the inputs.
+  // `gradients` of the outputs, undefined for unused outputs; at least one is defined. Returns the
+  // gradients of the inputs.
   virtual Tensors backward(const Tensors& gradients) = 0;
-  Tensors saved();  // gathers
+  Tensors saved();  // gathers saved parameters
   bool wants(size_t input) const { return task_should_compute_output(input); }
 
  private:
   std::vector<torch::autograd::SavedVariable> saved_;
 };
 
-// The node of an operation on `inputs` (some may be undefined); null if none wants a gradient.
+// The node of an operation on `inputs` (some may be undefined); null if none requires a gradient.
 template <typename T>
 std::shared_ptr<T> record(const Tensors& inputs) {
   if (!at::GradMode::is_enabled() || !torch::autograd::any_variable_requires_grad(inputs))
@@ -91,11 +90,11 @@ std::shared_ptr<T> record(const Tensors& inputs) {
   return node;
 }
 
-// Whether src/kernels has operators for it.
+// Whether src/kernels supports its dtype and device.
 bool has_kernels(const at::Tensor& tensor);
-// In the weight's floating-point type.
+// `x` in the weight's floating-point dtype.
 at::Tensor like_weight(const at::Tensor& x, const at::Tensor& weight);
-// [rows, last dimension], contiguous.
+// A contiguous [rows, last dimension].
 at::Tensor as_rows(const at::Tensor& tensor);
 
 }  // namespace fsdp::nn

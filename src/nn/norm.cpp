@@ -8,7 +8,7 @@
 namespace fsdp::nn {
 namespace {
 
-// Inputs: x, residual, weight, bias. Outputs: what is normalised, and the sum if there is a
+// Inputs: x, residual, weight, bias. Outputs: the normalised tensor, and the sum if there is a
 // residual.
 struct NormNode : Node {
   Norm norm;  // without its tensors
@@ -30,7 +30,7 @@ struct NormNode : Node {
   }
 };
 
-NormedSum fused(const at::Tensor& given, const at::Tensor& added, const Norm& norm) {
+NormedSum fused_norm(const at::Tensor& given, const at::Tensor& added, const Norm& norm) {
   at::Tensor x = given.contiguous();
   at::Tensor residual = added.defined() ? added.contiguous() : added;
   kernels::Normed normed;
@@ -56,13 +56,13 @@ NormedSum add_norm(const at::Tensor& x, const at::Tensor& residual, const Norm& 
                (!norm.bias.defined() || norm.bias.scalar_type() == x.scalar_type());
   bool same = !residual.defined() ||
               (residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type());
-  if (alike && same) return fused(x, residual, norm);
-  // The stream keeps its type; what is normalised has the weight's.
+  if (alike && same) return fused_norm(x, residual, norm);
+  // The residual stream keeps its dtype; the normalised tensor has the weight's.
   at::Tensor sum = residual.defined() ? x + residual : x;
   at::Tensor input = like_weight(sum, norm.weight);
   bool fits = has_kernels(norm.weight) && norm.weight.dim() == 1 &&
               (!norm.bias.defined() || norm.bias.scalar_type() == input.scalar_type());
-  return {fits ? fused(input, {}, norm).out : plain_norm(input, norm), sum};
+  return {fits ? fused_norm(input, {}, norm).out : plain_norm(input, norm), sum};
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ NormBackward norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum, c
                            const Target* weight, const Target* bias, bool want_out) {
   Opened to_weight = weight ? weight->open() : Opened{};
   Opened to_bias = bias ? bias->open() : Opened{};
-  // One flag serves both in the operator; they differ where one of them was used elsewhere as well.
+  // The kernel has one flag for both. They differ if one parameter was also used elsewhere.
   bool accumulate = to_weight.place.accumulate || to_bias.place.accumulate;
   for (const Opened* opened : {&to_weight, &to_bias})
     if (accumulate && opened->place.gradient.defined() && !opened->place.accumulate)
@@ -99,7 +99,7 @@ at::Tensor plain_norm(const at::Tensor& x, const Norm& norm) {
   return at::rms_norm(x, norm.weight.sizes(), norm.weight, norm.eps);
 }
 
-// --- what is public ---
+// --- public functions ---
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return add_rms_norm(x, {}, weight, eps).out;

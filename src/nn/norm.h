@@ -1,5 +1,5 @@
-// The norms, and what backward needs of them: shared by those that stand alone (norm.cpp) and those
-// with linears behind them (norm_linears.cpp).
+// Norms and their backward, shared by stand-alone norms (norm.cpp) and norms followed by linears
+// (norm_linears.cpp).
 #pragma once
 
 #include "kernels/ops.h"
@@ -8,25 +8,24 @@
 namespace fsdp::nn {
 
 struct Norm {
-  at::Tensor weight, bias;  // the bias only of a layer norm, and optional there
+  at::Tensor weight, bias;  // bias: layer norms only, optional
   double eps = 0;
-  bool layer = false;  // else RMS
+  bool layer = false;  // false: RMS norm
 };
 
 kernels::Normed normalised(const at::Tensor& x, const at::Tensor& residual, const Norm& norm);
 
-// Of the gradients of a norm's parameters, what autograd gets, and of the rest.
 struct NormBackward {
-  at::Tensor x;    // also the residual's
-  at::Tensor out;  // once more, if wanted
-  at::Tensor weight, bias;
+  at::Tensor x;             // the gradient of x and of the residual
+  at::Tensor out;           // forward's result, if requested
+  at::Tensor weight, bias;  // gradients for autograd; undefined if written in place
 };
-// weight, bias: null where no gradient is wanted.
+// weight, bias: null if no gradient is needed.
 NormBackward norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum, const at::Tensor& x,
                            const at::Tensor& mean, const at::Tensor& rstd, const Norm& norm,
                            const Target* weight, const Target* bias, bool want_out);
 
-// The same with torch's operators, and a graph.
+// The same with torch's operators, recorded by autograd.
 at::Tensor plain_norm(const at::Tensor& x, const Norm& norm);
 
 }  // namespace fsdp::nn

@@ -1,6 +1,6 @@
-// A norm and the linears behind it as one node: what is kept for backward is the sum that was
-// normalised, and one or two numbers a row. Backward gets the normalised rows, which the weights'
-// gradients need, from the pass that makes the gradient of the sum.
+// A norm and the linears that follow it, as one node. It saves the sum that was normalised and one
+// or two numbers per row. In backward, the pass that computes the gradient of the sum also returns
+// the normalised rows, which the gradients of the weights need.
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
@@ -15,10 +15,10 @@ namespace {
 
 // Inputs: x, residual, the norm's weight and bias, then the weights, then the biases. Outputs: the
 // products, and the sum if there is a residual. Saved: the sum (or x), mean, rstd, the norm's
-// weight and bias, and the weights if their products with a gradient are needed.
+// weight and bias, and the weights if the gradient passes through them.
 struct NormLinearsNode : Node {
   Norm norm;  // without its tensors
-  Lies lies = Lies::kOutIn;
+  WeightLayout layout = WeightLayout::kOutIn;
   Target norm_weight, norm_bias;
   std::vector<Target> weights, biases;
   std::vector<int64_t> widths;
@@ -27,7 +27,7 @@ struct NormLinearsNode : Node {
     return norm.layer ? "fsdp::layer_norm_linears" : "fsdp::norm_linears";
   }
 
-  // Those of `targets` that are wanted; the first is the node's input number `first`.
+  // Null for targets whose gradients aren't needed. The first one is input `first` of the node.
   std::vector<const Target*> wanted(const std::vector<Target>& targets, size_t first) const {
     std::vector<const Target*> some(targets.size(), nullptr);
     for (size_t i = 0; i < targets.size(); ++i)
@@ -57,10 +57,10 @@ struct NormLinearsNode : Node {
       Tensors made = bias_gradients(grad, to_biases, widths);
       std::move(made.begin(), made.end(), result.begin() + static_cast<int64_t>(first_bias));
     }
-    at::Tensor rows;  // as they went into the linears
+    at::Tensor rows;  // the input of the linears
     if (wants(0) || wants(1) || wants(2) || wants(3)) {
       Tensors matrices(kept.begin() + 5, kept.end());
-      at::Tensor grad_rows = products_backward(grad, matrices, lies).view(x.sizes());
+      at::Tensor grad_rows = products_backward(grad, matrices, layout).view(x.sizes());
       NormBackward back = norm_backward(grad_rows, grad_sum, x, mean, rstd, whole,
                                         wants(2) ? &norm_weight : nullptr,
                                         wants(3) ? &norm_bias : nullptr, some_weight);
@@ -73,15 +73,16 @@ struct NormLinearsNode : Node {
       rows = normalised(x, {}, whole).out;
     }
     if (some_weight) {
-      Tensors made = weight_gradients(grad, as_rows(rows), to_weights, widths, lies);
+      Tensors made = weight_gradients(grad, as_rows(rows), to_weights, widths, layout);
       std::move(made.begin(), made.end(), result.begin() + 4);
     }
     return result;
   }
 };
 
-NormedLinears fused(const at::Tensor& given, const at::Tensor& added, const Norm& norm,
-                    const Tensors& weights, const Tensors& biases, Lies lies) {
+NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& added, const Norm& norm,
+                                 const Tensors& weights, const Tensors& biases,
+                                 WeightLayout layout) {
   at::Tensor x = given.contiguous();
   at::Tensor residual = added.defined() ? added.contiguous() : added;
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -90,7 +91,7 @@ NormedLinears fused(const at::Tensor& given, const at::Tensor& added, const Norm
   {
     Unrecorded unrecorded;
     normed = normalised(x, residual, norm);
-    out = products(as_rows(normed.out), weights, biases, lies);
+    out = products(as_rows(normed.out), weights, biases, layout);
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
     out = out.view(sizes);
@@ -101,12 +102,12 @@ NormedLinears fused(const at::Tensor& given, const at::Tensor& added, const Norm
   inputs.insert(inputs.end(), biases.begin(), biases.end());
   if (auto node = record<NormLinearsNode>(inputs)) {
     node->norm = {.eps = norm.eps, .layer = norm.layer};
-    node->lies = lies;
+    node->layout = layout;
     node->norm_weight = Target(norm.weight);
     node->norm_bias = Target(norm.bias);
     for (const at::Tensor& weight : weights) node->weights.emplace_back(weight);
     for (const at::Tensor& bias : biases) node->biases.emplace_back(bias);
-    node->widths = widths_of(weights, lies);
+    node->widths = widths_of(weights, layout);
     Tensors kept{residual.defined() ? normed.sum.tensor_data() : x, normed.mean, normed.rstd,
                  norm.weight, norm.bias};
     if (node->will_want(0) || node->will_want(1) || node->will_want(2) || node->will_want(3))
@@ -119,11 +120,11 @@ NormedLinears fused(const at::Tensor& given, const at::Tensor& added, const Norm
 }
 
 NormedLinears linears(const at::Tensor& x, const at::Tensor& residual, const Norm& norm,
-                      const Tensors& weights, const Tensors& biases, Lies lies) {
+                      const Tensors& weights, const Tensors& biases, WeightLayout layout) {
   if (weights.empty() || (!biases.empty() && biases.size() != weights.size()))
-    throw Error("norm_linears was given " + std::to_string(weights.size()) + " weights and " +
+    throw Error("norm_linears was called with " + std::to_string(weights.size()) + " weights and " +
                     std::to_string(biases.size()) + " biases.",
-                "give at least one weight, and a bias for each of them or none.");
+                "pass at least one weight, and one bias per weight or none.");
   Tensors all{x, norm.weight};
   for (const at::Tensor& tensor : {residual, norm.bias})
     if (tensor.defined()) all.push_back(tensor);
@@ -134,13 +135,14 @@ NormedLinears linears(const at::Tensor& x, const at::Tensor& residual, const Nor
                std::all_of(all.begin(), all.end(), [&](const at::Tensor& tensor) {
                  return tensor.defined() && tensor.scalar_type() == x.scalar_type();
                });
-  if (alike) return fused(x, residual, norm, weights, biases, lies);
+  if (alike) return fused_norm_linears(x, residual, norm, weights, biases, layout);
 
   NormedSum normed = norm.layer ? add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)
                                 : add_rms_norm(x, residual, norm.weight, norm.eps);
   Tensors outs;
   for (size_t i = 0; i < weights.size(); ++i)
-    outs.push_back(linear(normed.out, weights[i], biases.empty() ? at::Tensor() : biases[i], lies));
+    outs.push_back(
+        linear(normed.out, weights[i], biases.empty() ? at::Tensor() : biases[i], layout));
   return {outs.size() == 1 ? outs[0] : at::cat(outs, -1), normed.sum};
 }
 
@@ -151,15 +153,15 @@ NormedLinears norm_linears(const at::Tensor& x, const at::Tensor& residual,
                            const std::vector<at::Tensor>& weights,
                            const std::vector<at::Tensor>& biases) {
   Norm norm{.weight = norm_weight, .eps = eps};
-  return linears(x, residual, norm, weights, biases, Lies::kOutIn);
+  return linears(x, residual, norm, weights, biases, WeightLayout::kOutIn);
 }
 
 NormedLinears layer_norm_linears(const at::Tensor& x, const at::Tensor& residual,
                                  const at::Tensor& norm_weight, const at::Tensor& norm_bias,
                                  double eps, const std::vector<at::Tensor>& weights,
-                                 const std::vector<at::Tensor>& biases, Lies lies) {
+                                 const std::vector<at::Tensor>& biases, WeightLayout layout) {
   Norm norm{.weight = norm_weight, .bias = norm_bias, .eps = eps, .layer = true};
-  return linears(x, residual, norm, weights, biases, lies);
+  return linears(x, residual, norm, weights, biases, layout);
 }
 
 }  // namespace fsdp::nn

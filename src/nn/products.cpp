@@ -13,12 +13,12 @@
 namespace fsdp::nn {
 namespace {
 
-at::Tensor in_out(const at::Tensor& weight, Lies lies) {
+at::Tensor in_out(const at::Tensor& weight, WeightLayout layout) {
   shard::ViewsOnly views;
-  return lies == Lies::kOutIn ? weight.t() : weight;
+  return layout == WeightLayout::kOutIn ? weight.t() : weight;
 }
 
-// The part of each weight in a tensor of all widths.
+// Visits the columns of each weight in a tensor of all widths.
 template <typename Visit>
 void for_each_part(const at::Tensor& all, const std::vector<int64_t>& widths, Visit visit) {
   int64_t at = 0;
@@ -28,7 +28,7 @@ void for_each_part(const at::Tensor& all, const std::vector<int64_t>& widths, Vi
   }
 }
 
-// One place for all gradients, if they lie side by side and are all to be written alike.
+// One place for all gradients, if they are adjacent in memory and all accumulate or none does.
 shard::Place joined_place(const std::vector<Opened>& opened) {
   Tensors parts;
   for (const Opened& one : opened) {
@@ -44,7 +44,7 @@ bool all_wanted(const std::vector<const Target*>& targets) {
   return !targets.empty();
 }
 
-// Not is_alias_of, which reads pointers to data: a unit that is not gathered has none.
+// Not is_alias_of, which reads data pointers: a sharded unit has none.
 bool in_one_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
@@ -59,7 +59,7 @@ std::vector<Opened> open_all(const std::vector<const Target*>& targets) {
     if (!targets[i]) continue;
     opened[i] = targets[i]->open();
     shard::Place& place = opened[i].place;
-    for (size_t j = 0; j < i; ++j)  // a weight that is there twice: the first one writes, then add
+    for (size_t j = 0; j < i; ++j)  // a weight given twice: the first writes, the second adds
       if (targets[j] && same_place(opened[j].place.gradient, place.gradient))
         place.accumulate = true;
   }
@@ -102,39 +102,40 @@ at::Tensor joined(const Tensors& parts) {
   return first.as_strided(sizes, first.strides(), first.storage_offset());
 }
 
-std::vector<int64_t> widths_of(const Tensors& weights, Lies lies) {
+std::vector<int64_t> widths_of(const Tensors& weights, WeightLayout layout) {
   std::vector<int64_t> widths;
   for (const at::Tensor& weight : weights)
-    widths.push_back(weight.size(lies == Lies::kOutIn ? 0 : 1));
+    widths.push_back(weight.size(layout == WeightLayout::kOutIn ? 0 : 1));
   return widths;
 }
 
-at::Tensor products(const at::Tensor& x, const Tensors& weights, const Tensors& biases, Lies lies) {
-  bool rows_join = lies == Lies::kOutIn || weights.size() == 1;
+at::Tensor products(const at::Tensor& x, const Tensors& weights, const Tensors& biases,
+                    WeightLayout layout) {
+  bool rows_join = layout == WeightLayout::kOutIn || weights.size() == 1;
   at::Tensor weight = rows_join ? joined(weights) : at::Tensor();
   at::Tensor bias = biases.empty() ? at::Tensor() : joined(biases);
-  if (weight.defined() && biases.empty()) return at::mm(x, in_out(weight, lies));
-  if (weight.defined() && bias.defined()) return at::addmm(bias, x, in_out(weight, lies));
+  if (weight.defined() && biases.empty()) return at::mm(x, in_out(weight, layout));
+  if (weight.defined() && bias.defined()) return at::addmm(bias, x, in_out(weight, layout));
 
-  std::vector<int64_t> widths = widths_of(weights, lies);
+  std::vector<int64_t> widths = widths_of(weights, layout);
   int64_t width = std::accumulate(widths.begin(), widths.end(), int64_t{0});
   at::Tensor out = at::empty({x.size(0), width}, x.options());
   for_each_part(out, widths, [&](size_t i, at::Tensor part) {
     if (biases.empty())
-      at::mm_out(part, x, in_out(weights[i], lies));
+      at::mm_out(part, x, in_out(weights[i], layout));
     else
-      at::addmm_out(part, biases[i], x, in_out(weights[i], lies));
+      at::addmm_out(part, biases[i], x, in_out(weights[i], layout));
   });
   return out;
 }
 
-at::Tensor products_backward(const at::Tensor& grad, const Tensors& weights, Lies lies) {
-  bool rows_join = lies == Lies::kOutIn || weights.size() == 1;
+at::Tensor products_backward(const at::Tensor& grad, const Tensors& weights, WeightLayout layout) {
+  bool rows_join = layout == WeightLayout::kOutIn || weights.size() == 1;
   at::Tensor weight = rows_join ? joined(weights) : at::Tensor();
-  if (weight.defined()) return at::mm(grad, in_out(weight, lies).t());
+  if (weight.defined()) return at::mm(grad, in_out(weight, layout).t());
   at::Tensor sum;
-  for_each_part(grad, widths_of(weights, lies), [&](size_t i, const at::Tensor& part) {
-    at::Tensor transposed = in_out(weights[i], lies).t();
+  for_each_part(grad, widths_of(weights, layout), [&](size_t i, const at::Tensor& part) {
+    at::Tensor transposed = in_out(weights[i], layout).t();
     if (sum.defined())
       sum.addmm_(part, transposed);
     else
@@ -145,15 +146,15 @@ at::Tensor products_backward(const at::Tensor& grad, const Tensors& weights, Lie
 
 Tensors weight_gradients(const at::Tensor& grad, const at::Tensor& x,
                          const std::vector<const Target*>& targets,
-                         const std::vector<int64_t>& widths, Lies lies) {
+                         const std::vector<int64_t>& widths, WeightLayout layout) {
   auto write = [&](const shard::Place& place, const at::Tensor& part) {
-    if (lies == Lies::kOutIn)
+    if (layout == WeightLayout::kOutIn)
       product_into(place, part.t(), x);
     else
       product_into(place, x.t(), part);
   };
   std::vector<Opened> opened = open_all(targets);
-  bool rows_join = lies == Lies::kOutIn || targets.size() == 1;
+  bool rows_join = layout == WeightLayout::kOutIn || targets.size() == 1;
   shard::Place whole;
   if (rows_join && all_wanted(targets)) whole = joined_place(opened);
   if (whole.gradient.defined()) {
@@ -186,7 +187,7 @@ void product_into(const shard::Place& place, const at::Tensor& a, const at::Tens
   at::ScalarType type = a.scalar_type();
   bool half = type == at::kBFloat16 || type == at::kHalf;
   if (a.is_meta() && half && out.scalar_type() == at::kFloat && shard::dry_run::as_gpu()) {
-    // A GPU writes float32 right away; no operator on the meta device does.
+    // A GPU writes float32 directly; no operator on the meta device does.
     shard::dry_run::count_product(
         {2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(1)),
          static_cast<double>(a.nbytes() + b.nbytes() + out.nbytes())});

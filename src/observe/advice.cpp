@@ -12,7 +12,7 @@ namespace {
 
 using Found = std::optional<Advice>;
 
-constexpr int64_t kFewSteps = 10;  // fewer say nothing about a share of time
+constexpr int64_t kFewSteps = 10;  // fewer are too few to measure a share of time
 constexpr double kMuch = 0.2;      // of a step's time
 
 std::string percent(double share) {
@@ -26,29 +26,29 @@ Found exposed_communication(const RunFacts& facts) {
   double share = facts.exposed_comm_s / facts.step_s;
   if (share <= kMuch) return {};
   return Advice{"exposed-communication",
-                percent(share) +
-                    " of the time goes to communication that nothing is computed "
-                    "beside.",
-                "larger micro-batches or more train.batch a rank give it more to hide behind; "
+                percent(share) + " of the time is communication that overlaps no computation.",
+                "larger micro-batches or a larger train.batch give it more to overlap with; "
                 "shard.forward_prefetch and shard.backward_prefetch = 2 start it earlier; "
-                "shard_grad_op gathers once instead of twice, where memory allows."};
+                "shard_grad_op gathers once instead of twice, if memory allows."};
 }
 
 Found data_wait(const RunFacts& facts) {
   if (facts.steps < kFewSteps || facts.step_s <= 0) return {};
   double share = facts.data_s / facts.step_s;
   if (share <= kMuch) return {};
-  return Advice{"data-wait", percent(share) + " of the time goes to waiting for data.",
-                "raise data.prefetch; turn text into a token file once with fsdp tokenize; put it "
-                "on a faster disk."};
+  return Advice{"data-wait", percent(share) + " of the time is spent waiting for data.",
+                "raise data.prefetch; turn text into a token file once with fsdp tokenize; use a "
+                "faster disk."};
 }
 
 Found small_units(const RunFacts& facts) {
-  constexpr int64_t kSmall = 1 << 20;
+  // A collective starts in tens of microseconds on a network and in 1 to 2 between processes of one
+  // host (bench/results/2026-11-15-cpu-collectives.md). These sizes take about as long to move.
+  const int64_t least = facts.backend == "shm" ? 64 << 10 : 1 << 20;
   if (facts.world < 2) return {};
   std::vector<UnitSize> small;
   for (const UnitSize& unit : facts.units)
-    if (unit.bytes < kSmall) small.push_back(unit);
+    if (unit.bytes < least) small.push_back(unit);
   if (small.empty()) return {};
   std::stable_sort(small.begin(), small.end(),
                    [](const UnitSize& a, const UnitSize& b) { return a.bytes < b.bytes; });
@@ -59,16 +59,16 @@ Found small_units(const RunFacts& facts) {
   }
   return Advice{"small-units",
                 std::to_string(small.size()) + " of " + std::to_string(facts.units.size()) +
-                    " units have less than 1 MiB to gather: " + names +
-                    (small.size() > 3 ? ", …" : "") + ".",
-                "a gather that small costs mostly its start: shard.wrap = \"size\" joins modules "
-                "up to shard.wrap_min_params, \"root\" makes one unit of all."};
+                    " units gather less than " + human_bytes(static_cast<double>(least)) + ": " +
+                    names + (small.size() > 3 ? ", …" : "") + ".",
+                "a gather that small is mostly start-up cost: shard.wrap = \"size\" merges modules "
+                "up to shard.wrap_min_params, \"root\" makes the whole model one unit."};
 }
 
 Found fp16_without_scaler(const RunFacts& facts) {
   if (facts.precision != "fp16" || facts.grad_scaler) return {};
   return Advice{"fp16-without-scaler",
-                "gradients are computed in fp16 and not scaled: those below 6e-8 become zero.",
+                "gradients are computed in fp16 without a scaler: those below 6e-8 become zero.",
                 "set optim.grad_scaler to true, or shard.precision to bf16."};
 }
 
@@ -77,8 +77,8 @@ Found bf16_reduction(const RunFacts& facts) {
   if (facts.reduce != "bf16" || facts.reduce_ranks < kMany) return {};
   return Advice{"bf16-reduction-many-ranks",
                 "gradients of " + std::to_string(facts.reduce_ranks) +
-                    " ranks are added up in bf16, which keeps 8 bits of every partial sum.",
-                "set shard.reduce to fp32; it costs twice the bytes of the reductions only."};
+                    " ranks are summed in bf16, which keeps 8 bits of every partial sum.",
+                "set shard.reduce to fp32; only the bytes of reductions double."};
 }
 
 double median(std::vector<double> values) {
@@ -88,7 +88,7 @@ double median(std::vector<double> values) {
 }
 
 Found loss_spike(const RunFacts& facts) {
-  constexpr size_t kWindow = 10;  // losses before the one that is looked at
+  constexpr size_t kWindow = 10;  // losses before the latest
   if (!facts.clip || *facts.clip > 0 || facts.losses.size() <= kWindow) return {};
   std::vector<double> before;
   for (size_t i = 0; i + 1 < facts.losses.size(); ++i)
@@ -98,11 +98,10 @@ Found loss_spike(const RunFacts& facts) {
   double usual = median(before);
   if (usual <= 0 || last <= 2 * usual) return {};
   char text[96];
-  std::snprintf(text, sizeof text, "the loss jumped to %.4g, from %.4g before (the median).", last,
-                usual);
+  std::snprintf(text, sizeof text, "the loss jumped to %.4g from a median of %.4g.", last, usual);
   return Advice{"loss-spike-without-clipping", text,
-                "gradients are not clipped: train.clip = 1.0 keeps one bad batch from doing that; "
-                "else lower optim.lr or lengthen optim.warmup_steps."};
+                "gradients aren't clipped: train.clip = 1.0 limits what one bad batch can do; "
+                "otherwise lower optim.lr or raise optim.warmup_steps."};
 }
 
 Found omp_one_thread(const RunFacts& facts) {
@@ -110,10 +109,10 @@ Found omp_one_thread(const RunFacts& facts) {
   if (facts.gpu || !facts.torchrun || facts.omp_threads != 1 || !spare) return {};
   return Advice{
       "omp-one-thread",
-      "torchrun sets OMP_NUM_THREADS=1, so " + std::to_string(facts.ranks_on_host) + " of " +
+      "torchrun set OMP_NUM_THREADS=1, so only " + std::to_string(facts.ranks_on_host) + " of " +
           std::to_string(facts.cores) + " cores compute.",
       "set OMP_NUM_THREADS=" + std::to_string(facts.cores / std::max(facts.ranks_on_host, 1)) +
-          " before torchrun, or start with fsdp run, which does."};
+          " before torchrun, or launch with fsdp run, which sets it."};
 }
 
 Found small_micro_batch(const RunFacts& facts) {
@@ -121,9 +120,9 @@ Found small_micro_batch(const RunFacts& facts) {
   if (!facts.gpu || facts.accumulation < 2 || facts.steps < kFewSteps) return {};
   if (!facts.memory_share || *facts.memory_share >= kHalf) return {};
   return Advice{"small-micro-batch",
-                "a step is computed in " + std::to_string(facts.accumulation) +
-                    " micro-batches of " + std::to_string(facts.micro_batch) + ", and only " +
-                    percent(*facts.memory_share) + " of the GPU's memory are used.",
+                "a step takes " + std::to_string(facts.accumulation) + " micro-batches of " +
+                    std::to_string(facts.micro_batch) + " per rank, but only " +
+                    percent(*facts.memory_share) + " of the GPU's memory is used.",
                 "double train.micro_batch: fewer, larger operators are faster, and the result is "
                 "the same."};
 }
@@ -136,7 +135,7 @@ Found steps_skipped(const RunFacts& facts) {
   if (share <= kOften) return {};
   return Advice{"steps-skipped",
                 std::to_string(facts.skipped) + " of the last " + std::to_string(facts.steps) +
-                    " steps were skipped: loss or gradient was not finite.",
+                    " steps were skipped: the loss or a gradient wasn't finite.",
                 "lower optim.lr, clip gradients (train.clip = 1.0), or set shard.precision to bf16 "
                 "or fp32."};
 }
@@ -182,8 +181,8 @@ Adviser::Adviser(const std::vector<std::string>& silenced) {
     if (std::find(names.begin(), names.end(), name) == names.end()) {
       std::string all;
       for (const auto& one : names) all += (all.empty() ? "" : ", ") + one;
-      throw Error("log.silence names a warning that does not exist: \"" + name + "\".",
-                  "there are: " + all + ".");
+      throw Error("log.silence names a warning that doesn't exist: \"" + name + "\".",
+                  "warnings are " + all + ".");
     }
     known_.insert(name);
   }

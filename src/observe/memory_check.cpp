@@ -33,8 +33,8 @@ std::string describe(const MemoryReport& memory, std::optional<int64_t> measured
   add("optimizer states", memory.optimizer);
   add("gather buffers", memory.unsharded + memory.secondary);
   add("activations", memory.activations);
-  if (memory.host > 0) add("of these in host memory", memory.host);
-  add(memory.host > 0 ? "together on the device" : "together", known(memory));
+  if (memory.host > 0) add("of these, in host memory", memory.host);
+  add(memory.host > 0 ? "total on the device" : "total", known(memory));
   if (memory.host_activations > 0) add("host memory for activations", memory.host_activations);
   if (measured) add("measured peak", *measured);
   std::stringstream out;
@@ -43,8 +43,8 @@ std::string describe(const MemoryReport& memory, std::optional<int64_t> measured
     double share = 100 * unaccounted_share(memory, *measured);
     char line[160];
     std::snprintf(line, sizeof line, "the allocator's peak is %.1f %% %s\n", std::abs(share),
-                  share >= 0 ? "more: temporaries, buffers and inputs"
-                             : "less: not everything was there at once");
+                  share >= 0 ? "higher: temporaries, buffers and inputs"
+                             : "lower: not all of this existed at the same time");
     out << line;
   }
   return out.str();
@@ -62,7 +62,7 @@ Compared compare(const PlannedMemory& planned, const MemoryReport& held,
   auto add = [&](const char* kind, int64_t expected, int64_t found) {
     if (expected > 0 || found > 0) table.add({text(kind), cell(expected), cell(found)});
   };
-  // Who is offloaded is not told kind by kind: then they are compared together.
+  // Offloaded bytes aren't known by kind, so with offload these kinds are compared together.
   const int64_t planned_host = planned.host, held_host = held.host + held.host_activations;
   int64_t parameters = held.parameters + held.gathered_from;
   if (held.host > 0 || planned_host > 0) {
@@ -77,7 +77,7 @@ Compared compare(const PlannedMemory& planned, const MemoryReport& held,
   add("gather buffers", planned.gather_buffers, held.unsharded + held.secondary);
   add("communication", planned.communication, held.reduce_buffers + held.accumulated);
   add("activations", planned.activations, held.activations);
-  // Nobody counts these one by one.
+  // These are only known as the rest of the peak.
   add("logits, temporaries, workspaces", planned.logits + planned.temporaries + planned.workspaces,
       std::max<int64_t>(0, peak.value_or(0) - known(held)));
   add("peak", planned.peak(), peak.value_or(0));

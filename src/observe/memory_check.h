@@ -1,4 +1,4 @@
-// What a step should need of a device's memory, by kind, beside what its allocator measured.
+// A step's device memory by kind, planned and measured.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,19 @@
 
 namespace fsdp::observe {
 
-// Of the measured peak, what nobody accounts for: (measured - known) / measured. Negative: more is
-// known of than was ever allocated at once.
+// The unaccounted share of the measured peak: (measured - known) / measured. Negative if the known
+// memory is more than was ever allocated at once.
 double unaccounted_share(const MemoryReport& memory, int64_t measured);
 
-// A few lines. `memory` is Profile::memory(); `measured` the allocator's peak in bytes, nothing on
-// the CPU, where nobody counts.
+// A table. `memory`: Profile::memory(). `measured`: the allocator's peak in bytes; nullopt on the CPU,
+// where no allocator counts.
 std::string describe(const MemoryReport& memory, std::optional<int64_t> measured);
 
-// A plan beside what the engine holds after a step, and the allocator's peak where somebody counts.
+// A plan beside what the engine holds after a step, and the allocator's peak if there is one.
 struct Compared {
   std::string text;  // a table
-  double off = 0;    // of the peak, else of parameters and states: (measured - planned) / planned
+  // (measured - planned) / planned, of the peak; without one, of parameters and states.
+  double off = 0;
 };
 Compared compare(const PlannedMemory& planned, const MemoryReport& held,
                  std::optional<int64_t> peak);

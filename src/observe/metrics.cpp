@@ -25,8 +25,8 @@ Json number(double value) {
 
 [[noreturn]] void fail(const std::string& what, const std::string& file) {
   int why = errno;
-  throw Error("cannot " + what + " " + file + ": " + std::strerror(why) + ".",
-              why == ENOSPC ? "make room on the disk." : "look at the run's directory (--dir).");
+  throw Error("can't " + what + " " + file + ": " + std::strerror(why) + ".",
+              why == ENOSPC ? "free space on the disk." : "check the run's directory (--dir).");
 }
 
 void write_all(int handle, std::string_view text, const std::string& file) {
@@ -38,7 +38,7 @@ void write_all(int handle, std::string_view text, const std::string& file) {
   }
 }
 
-// The step of a whole line; nullopt: it is none.
+// The step of a complete line; nullopt if it isn't a record.
 std::optional<int64_t> step_of(const std::string& line) {
   Json record = Json::parse(line, nullptr, false);
   if (!record.is_object() || !record.contains("step")) return {};
@@ -47,14 +47,14 @@ std::optional<int64_t> step_of(const std::string& line) {
   return step.get<int64_t>();
 }
 
-// Lines up to and with step `last`. A run that was killed may have left half a line at the end;
-// lines that are no record are dropped wherever they stand.
+// The lines up to and including step `last`. A killed run may have left an incomplete line at the
+// end. Lines that aren't records are dropped.
 std::string kept_lines(const std::string& file, int64_t last) {
   std::ifstream in(file, std::ios::binary);
   if (!in) return "";
   std::string kept;
   for (std::string line; std::getline(in, line);) {
-    if (in.eof()) break;  // no line end: torn
+    if (in.eof()) break;  // no newline: incomplete
     auto step = step_of(line);
     if (step && *step <= last) kept += line + "\n";
   }

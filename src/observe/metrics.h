@@ -1,8 +1,8 @@
-// What is known about one training step, and the file that keeps it: metrics.jsonl, one JSON object
-// a line.
+// The record of one training step, and the file that keeps them: metrics.jsonl, one JSON object per
+// line.
 //
-// Numbers that are not finite have no form in JSON: they are written as the texts "NaN", "Infinity"
-// and "-Infinity". A value that is not known is left out.
+// JSON has no form for non-finite numbers: they are written as the strings "NaN", "Infinity" and
+// "-Infinity". Unknown values are left out.
 #pragma once
 
 #include <cstdint>
@@ -12,39 +12,39 @@
 namespace fsdp::observe {
 
 struct StepRecord {
-  int64_t step = 0;  // counts from 1: the step that was just done
-  double epoch = 0;  // of the data, as a fraction: 1.5 is half way through the second
+  int64_t step = 0;  // counts from 1
+  double epoch = 0;  // fractional: 1.5 is halfway through the second
   double loss = 0;
   std::optional<double> grad_norm;  // before clipping
   double lr = 0;
-  int64_t tokens = 0;               // since the first step of the run, all ranks
-  double tokens_per_s = 0;          // all ranks
-  double tflops = 0;                // of the model, each device; 0: unknown
-  std::optional<double> mfu;        // 0..1 of the device's peak
-  double memory_mb = 0;             // MiB, the most of this rank so far
+  int64_t tokens = 0;               // since the start of the run, over all ranks
+  double tokens_per_s = 0;          // over all ranks
+  double tflops = 0;                // of the model, per device; 0: unknown
+  std::optional<double> mfu;        // share of the device's peak, 0..1
+  double memory_mb = 0;             // MiB, peak of this rank so far
   double step_ms = 0;               // the whole step
   double data_ms = 0;               // of it, waiting for data
-  std::optional<double> comm_ms;    // of it, communication that nothing was computed beside
-  bool skipped = false;             // loss or gradient was not finite: nothing was updated
-  std::optional<double> eval_loss;  // where this step was followed by an evaluation
+  std::optional<double> comm_ms;    // of it, exposed communication
+  bool skipped = false;             // loss or gradient wasn't finite, so nothing was updated
+  std::optional<double> eval_loss;  // of an evaluation after this step
   std::optional<double> eval_perplexity;
   std::optional<double> scale;  // of the gradient scaler
 };
 
-// The record as a line of metrics.jsonl, without the line's end.
+// A line of metrics.jsonl, without the newline.
 std::string to_json(const StepRecord& record);
 
 class MetricsLog {
  public:
-  // Opens FILE to append. Lines of steps after `resume_step` are cut off first, and with them a
-  // last line that a killed run left unfinished; 0 begins anew. The old lines are written to a
-  // temporary file that then takes the name, so that a kill in between loses none.
+  // Opens `file` to append. First removes the lines of steps after `resume_step`, and an incomplete
+  // last line of a killed run; 0 removes all. The lines that stay are written to a temporary file,
+  // which is then renamed, so that a kill in between loses none.
   explicit MetricsLog(std::string file, int64_t resume_step = 0);
   ~MetricsLog();
   MetricsLog(const MetricsLog&) = delete;
   MetricsLog& operator=(const MetricsLog&) = delete;
 
-  // Writes one line; it is in the file (not: on the disk) when this returns.
+  // Writes one line. On return it is in the file, but not necessarily on the disk.
   void write(const StepRecord& record);
 
  private:

@@ -1,28 +1,34 @@
 #include "observe/progress.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ostream>
 #include <vector>
 
+#include "base/format.h"
+#include "base/log.h"
+#include "observe/loss_history.h"
 #include "observe/throughput.h"
 
 namespace fsdp::observe {
 namespace {
 
-template <typename... Values>
-std::string format(const char* pattern, Values... values) {
-  char text[128];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
+constexpr double kMostSilence = 15;        // seconds between lines without a terminal
+constexpr int64_t kRows = 10;              // of the history in a run whose length is known
+constexpr double kMostRowMs = 5 * 60'000;  // of training between two rows
+
+double steady_seconds() {
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
 std::string memory(double mib) {
   return mib >= 1024 ? format("%.1f GiB", mib / 1024) : format("%.0f MiB", mib);
 }
 
-// A part of the live line. Where there is no room, those of low rank go first.
+// A part of the live line. If there isn't room for all, those of low rank are dropped first.
 struct Field {
   int rank;
   std::string text;
@@ -79,7 +85,7 @@ std::string painted(const Field& field, bool colour) {
 
 std::string live_line(const StepRecord& record, const ProgressOptions& options,
                       std::optional<double> left_s) {
-  // The last column stays free: some terminals begin a new line when it is written.
+  // The last column stays free: some terminals start a new line when it is written.
   size_t room = static_cast<size_t>(std::max(options.width - 1, 1));
   auto all = fields(record, options, left_s);
   bool has_bar = options.steps > 0;
@@ -123,7 +129,10 @@ std::string plain_line(const StepRecord& record, const ProgressOptions& options,
   return line;
 }
 
-Progress::Progress(std::ostream& out, ProgressOptions options) : out_(out), options_(options) {}
+Progress::Progress(std::ostream& out, ProgressOptions options)
+    : out_(out), options_(std::move(options)) {
+  if (!options_.clock) options_.clock = steady_seconds;
+}
 
 Progress::~Progress() {
   finish();
@@ -140,18 +149,48 @@ void Progress::step(const StepRecord& record) {
 
   bool is_last = options_.steps > 0 && record.step >= options_.steps;
   if (options_.width > 0) {
-    // Twenty times a second is as much as anybody sees.
-    constexpr double kBetween = 50;
+    add_to_history(record);
+    constexpr double kBetween = 50;  // ms: twenty times a second is as fast as people can see
     if (!drawn_ || is_last || undrawn_ms_ >= kBetween) draw();
-  } else if (records_ == 1 || is_last || record.skipped || record.step % options_.every == 0) {
+    return;
+  }
+  // Another step like this one would be too late for the line that is due every 15 s.
+  bool due = options_.clock() - printed_s_ + record.step_ms / 1000 >= kMostSilence;
+  if (records_ == 1 || is_last || record.skipped || record.step % options_.every == 0 || due)
     draw();
+}
+
+void Progress::evaluation(int64_t step, double loss, double perplexity) {
+  if (options_.width > 0) return line(row("eval", step, loss, "33"));
+  line(format("evaluation after step %lld: loss %.4f, perplexity %.2f",
+              static_cast<long long>(step), loss, perplexity));
+}
+
+// A row after the first step, and then one for each tenth of the run, or for five minutes of it,
+// with the mean loss of the steps since the row before.
+void Progress::add_to_history(const StepRecord& record) {
+  row_ms_ += record.step_ms;
+  if (std::isfinite(record.loss)) row_loss_ += record.loss, ++row_steps_;
+  if (row_steps_ == 0) return;
+  bool first = !full_loss_;
+  int64_t every = std::max<int64_t>(1, (options_.steps + kRows - 1) / kRows);
+  bool due = options_.steps > 0 && record.step % every == 0;
+  if (!first && !due && row_ms_ < kMostRowMs) return;
+  if (first) full_loss_ = record.loss;
+  line(row("step", record.step, row_loss_ / static_cast<double>(row_steps_), "36"));
+  row_loss_ = row_ms_ = 0;
+  row_steps_ = 0;
+}
+
+std::string Progress::row(const char* what, int64_t step, double loss, const char* colour) const {
+  std::string title = std::to_string(step);
+  if (options_.steps > 0) {
+    std::string total = std::to_string(options_.steps);
+    title = format("%*s/%s", static_cast<int>(total.size()), title.c_str(), total.c_str());
   }
-  if (record.eval_loss) {
-    std::string text = format("step %lld: evaluation: loss %.4f",
-                              static_cast<long long>(record.step), *record.eval_loss);
-    if (record.eval_perplexity) text += format(", perplexity %.4g", *record.eval_perplexity);
-    line(text);
-  }
+  return history_row(
+      what + (" " + title), loss, full_loss_.value_or(0),
+      {.width = options_.width, .unicode = options_.unicode, .colour = options_.colour}, colour);
 }
 
 void Progress::draw() {
@@ -163,8 +202,10 @@ void Progress::draw() {
   if (options_.width > 0) {
     out_ << "\r" << live_line(*last_, options_, left_s) << "\x1b[K" << std::flush;
     drawn_ = true;
+    log::set_live_line(true);
   } else {
     out_ << plain_line(*last_, options_, left_s) << "\n" << std::flush;
+    printed_s_ = options_.clock();
   }
   changed_ = false;
   undrawn_ms_ = 0;
@@ -173,6 +214,7 @@ void Progress::draw() {
 void Progress::clear() {
   if (drawn_) out_ << "\r\x1b[K";
   drawn_ = false;
+  log::set_live_line(false);
 }
 
 void Progress::line(const std::string& text) {
@@ -188,6 +230,7 @@ void Progress::finish() {
   if (changed_) draw();
   out_ << "\n" << std::flush;
   drawn_ = false;
+  log::set_live_line(false);
 }
 
 }  // namespace fsdp::observe

@@ -1,8 +1,10 @@
-// What a person sees of a run. On a terminal: one live line with a bar, rewritten in place, with
-// everything else printed above it. Elsewhere: an aligned line every so many steps.
+// Progress: a run on the screen. On a terminal, one live line with a bar, redrawn in place; above
+// it a row of loss history for each tenth of the run, and all other text. Elsewhere, an aligned
+// line every few steps and at least every 15 s.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <optional>
 #include <string>
@@ -12,39 +14,52 @@
 namespace fsdp::observe {
 
 struct ProgressOptions {
-  int64_t steps = 0;  // of the whole run; 0: not known
-  int width = 0;      // columns of the terminal; 0: there is none
+  int64_t steps = 0;  // of the whole run; 0: unknown
+  int width = 0;      // columns of the terminal; 0: no terminal
   bool colour = false;
+  bool unicode = false;
   int64_t every = 10;  // steps between lines without a terminal
+  // Monotonic, in seconds; empty: the steady clock. Only the 15 s rule reads it: speed and time
+  // left come from the records.
+  std::function<double()> clock = {};
 };
 
-// Not for several threads. Nothing reads a clock: speed and time left come from the records.
+// Not thread-safe. While a live line is drawn, log lines (base/log.h) of this process clear it
+// first.
 class Progress {
  public:
   Progress(std::ostream& out, ProgressOptions options);
-  ~Progress();  // as finish()
+  ~Progress();  // calls finish()
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void step(const StepRecord& record);
-  void line(const std::string& text);  // text of one or more lines, above the live line
-  void finish();                       // leaves the last state of the live line where it is
+  void evaluation(int64_t step, double loss, double perplexity);
+  void line(const std::string& text);  // one or more lines of text, above the live line
+  void finish();                       // draws the live line a last time and leaves it there
 
  private:
   void draw();
   void clear();
+  void add_to_history(const StepRecord& record);
+  std::string row(const char* what, int64_t step, double loss, const char* colour) const;
 
   std::ostream& out_;
   ProgressOptions options_;
   std::optional<StepRecord> last_;
-  bool drawn_ = false;     // a live line stands on the terminal
-  bool changed_ = false;   // what stands there is not the last record
-  double undrawn_ms_ = 0;  // of steps since the last drawing
+  bool drawn_ = false;     // the live line is on the terminal
+  bool changed_ = false;   // and shows an older record than the last
+  double undrawn_ms_ = 0;  // duration of the steps since it was drawn
+  double printed_s_ = 0;   // time of the last line without a terminal
   int64_t records_ = 0;
-  double smooth_ms_ = 0;  // a step, exponentially averaged
+  double smooth_ms_ = 0;  // of a step, exponentially averaged
+  // Steps since the last row of the history.
+  double row_loss_ = 0, row_ms_ = 0;  // sums
+  int64_t row_steps_ = 0;
+  std::optional<double> full_loss_;  // the first loss: a bar of full length
 };
 
-// The two kinds of line, without a line's end. `left_s`: seconds to the end of the run, if known.
+// The two kinds of line, without a newline. `left_s`: seconds to the end of the run, if known.
 std::string live_line(const StepRecord& record, const ProgressOptions& options,
                       std::optional<double> left_s);
 std::string plain_line(const StepRecord& record, const ProgressOptions& options,

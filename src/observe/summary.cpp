@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "observe/throughput.h"
 
@@ -17,8 +18,8 @@ struct Part {
   int tenths = 0;  // of a percent
 };
 
-// Rounded so that they add up to 1000 tenths: what rounding down leaves goes to those that lost
-// most by it.
+// Rounds so that the shares add up to 1000 tenths: the remainder of rounding down goes to the parts
+// that lost most.
 void share_out(std::vector<Part>& parts) {
   double total = 0;
   for (const Part& part : parts) total += part.seconds;
@@ -35,13 +36,6 @@ void share_out(std::vector<Part>& parts) {
   for (int i = 0; i < left; ++i) ++lost[static_cast<size_t>(i)].second->tenths;
 }
 
-template <typename... Values>
-std::string format(const char* pattern, Values... values) {
-  char text[160];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
-
 std::string row(const std::string& name, const std::string& value, bool colour) {
   std::string title = format("  %-22s", name.c_str());
   return (colour ? "\x1b[1m" + title + "\x1b[0m" : title) + value + "\n";
@@ -51,12 +45,12 @@ std::string row(const std::string& name, const std::string& value, bool colour) 
 
 std::string describe(const RunSummary& run, bool colour) {
   double known = run.compute_s + run.comm_s + run.data_s + run.checkpoint_s + run.evaluation_s;
-  // Clocks are read at different moments: parts may come to a little more than the whole.
+  // Clocks are read at different times, so the parts may add up to slightly more than the total.
   double total = std::max(run.total_s, known);
   std::vector<Part> parts = {{"compute", run.compute_s},
                              {"exposed communication", run.comm_s},
                              {"data", run.data_s},
-                             {"held by checkpoints", run.checkpoint_s},
+                             {"waiting for checkpoints", run.checkpoint_s},
                              {"evaluation", run.evaluation_s},
                              {"other", total - known}};
   share_out(parts);
@@ -82,7 +76,7 @@ std::string describe(const RunSummary& run, bool colour) {
   if (run.tflops) {
     std::string text = format("%.3g TFLOP/s", *run.tflops);
     if (run.mfu) text += format(", %.1f %% of the device's peak", 100 * *run.mfu);
-    out += row("each device", text, colour);
+    out += row("per device", text, colour);
   }
   out += row("peak memory", human_bytes(run.peak_memory_mb * 1024 * 1024) + " (rank 0)", colour);
   if (run.last_loss) {

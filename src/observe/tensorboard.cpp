@@ -30,7 +30,7 @@ constexpr std::array<uint32_t, 256> crc_table() {
   return table;
 }
 
-// --- protocol buffers: fields are a number and a kind, then the value ---
+// --- protocol buffers: each field is a number and a kind, then the value ---
 
 enum Kind : uint32_t { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 
@@ -43,7 +43,7 @@ void add_key(std::string& out, uint32_t field, Kind kind) {
   add_varint(out, field << 3 | kind);
 }
 
-// The lowest byte first, on any machine.
+// Little-endian on any machine.
 template <typename Bits>
 void add_fixed(std::string& out, Bits bits) {
   for (size_t i = 0; i < sizeof bits; ++i) out += static_cast<char>(bits >> 8 * i & 0xFF);
@@ -88,8 +88,8 @@ std::string host_name() {
   return name;
 }
 
-// TensorBoard reads the files of a folder in the order of their names, so a new one must have a
-// later time than all that are there, also when two runs begin within a second.
+// TensorBoard reads the files of a folder in the order of their names, so a new file must have a later
+// time than all existing ones, even if two runs start within a second.
 int64_t time_for_name(const std::string& dir) {
   int64_t time = static_cast<int64_t>(now());
   for (const auto& entry : fs::directory_iterator(dir)) {
@@ -121,22 +121,22 @@ EventWriter::EventWriter(const std::string& dir, std::optional<int64_t> resume_s
   std::error_code problem;
   fs::create_directories(dir, problem);
   if (problem) {
-    throw Error("cannot make the folder " + dir + ": " + problem.message() + ".",
-                "look at the run's directory (--dir).");
+    throw Error("can't create the folder " + dir + ": " + problem.message() + ".",
+                "check the run's directory (--dir).");
   }
   file_ = (fs::path(dir) / (kPrefix + std::to_string(time_for_name(dir)) + "." + host_name() + "." +
                             std::to_string(::getpid())))
               .string();
   handle_ = ::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
   if (handle_ < 0) {
-    throw Error("cannot write " + file_ + ": " + std::strerror(errno) + ".",
-                "look at the run's directory (--dir), or set log.tensorboard to false.");
+    throw Error("can't write " + file_ + ": " + std::strerror(errno) + ".",
+                "check the run's directory (--dir), or set log.tensorboard to false.");
   }
   std::string first = event(now(), 0);
   add_bytes(first, 3, "brain.Event:2");
   add(first);
   if (resume_step) {
-    // SessionLog: 1 status, START = 1. Readers drop what they know of this step and later ones.
+    // SessionLog: 1 status, START = 1. Readers drop this step and later ones from earlier files.
     std::string log, start = event(now(), *resume_step + 1);
     add_integer(log, 1, 1);
     add_bytes(start, 7, log);
@@ -148,7 +148,7 @@ EventWriter::EventWriter(const std::string& dir, std::optional<int64_t> resume_s
 EventWriter::~EventWriter() {
   try {
     flush();
-  } catch (const Error&) {  // who wants to hear of it calls flush()
+  } catch (const Error&) {  // callers that care call flush()
   }
   ::close(handle_);
 }
@@ -200,10 +200,9 @@ void EventWriter::flush() {
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) {
       int why = errno;
-      pending_.erase(0, done);  // what is in the file must not come again
-      throw Error(
-          "cannot write " + file_ + ": " + std::strerror(why) + ".",
-          why == ENOSPC ? "make room on the disk." : "look at the run's directory (--dir).");
+      pending_.erase(0, done);  // these bytes are in the file already
+      throw Error("can't write " + file_ + ": " + std::strerror(why) + ".",
+                  why == ENOSPC ? "free space on the disk." : "check the run's directory (--dir).");
     }
     done += static_cast<size_t>(wrote);
   }

@@ -1,5 +1,5 @@
-// Event files as TensorBoard reads them: records of protocol buffers, each framed by its length and
-// two checksums (TFRecord). The few messages that scalars and texts need are written by hand.
+// TensorBoard event files: protocol buffers, each framed by its length and two checksums (TFRecord).
+// The few messages for scalars and texts are encoded by hand.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace fsdp::observe {
 
 class EventWriter {
  public:
-  // Begins a new file in `dir`, which is made if it is missing. Its name sorts after those that are
-  // there. With `resume_step`, TensorBoard drops what earlier files say about later steps.
+  // Starts a new file in `dir`, which is created if needed. Its name sorts after the existing ones.
+  // With `resume_step`, TensorBoard ignores later steps in earlier files.
   explicit EventWriter(const std::string& dir, std::optional<int64_t> resume_step = {});
   ~EventWriter();
   EventWriter(const EventWriter&) = delete;
   EventWriter& operator=(const EventWriter&) = delete;
 
-  void scalar(std::string_view tag, double value, int64_t step);         // kept as float
+  void scalar(std::string_view tag, double value, int64_t step);         // stored as float
   void text(std::string_view tag, std::string_view text, int64_t step);  // shown as Markdown
-  void flush();  // to the file; an Error when that fails. The destructor flushes, too.
+  void flush();  // to the file; throws Error on failure. The destructor also flushes.
 
   const std::string& file() const { return file_; }
 
@@ -32,7 +32,7 @@ class EventWriter {
   int handle_ = -1;
 };
 
-// CRC-32C of `data`, and the form of it that TFRecord stores.
+// CRC-32C of `data`, and its masked form in TFRecord.
 uint32_t crc32c(std::string_view data);
 uint32_t masked_crc32c(std::string_view data);
 

@@ -8,13 +8,13 @@ namespace {
 
 struct Peak {
   std::string_view part;  // of the device's name
-  double bf16;            // fp16 is as fast on all of these
+  double bf16;            // and fp16, on all of these
   double tf32;
   double fp32;  // without tensor cores
 };
 
-// The first that matches decides, so the special stands before the general. TFLOP/s, dense, from
-// the vendor's data sheets, which often print the figure with sparsity (twice that).
+// The first match counts, so special names come before general ones. Dense TFLOP/s from the vendor's
+// data sheets, which often print the figure with sparsity (twice as much).
 constexpr Peak kPeaks[] = {
     {"GB200", 2500, 1250, 80},       {"B200", 2250, 1125, 75},    {"H200 NVL", 835.5, 417.5, 60},
     {"H200", 989.5, 494.5, 67},      {"GH200", 989.5, 494.5, 67}, {"H100 NVL", 835.5, 417.5, 60},
@@ -23,7 +23,7 @@ constexpr Peak kPeaks[] = {
     {"RTX 4090", 165.2, 82.6, 82.6},
 };
 
-// The same number on a smaller chip.
+// Smaller chips that share a name with a larger one.
 bool is_lesser(std::string_view device) {
   return device.find("Laptop") != std::string_view::npos || device.ends_with(" D") ||
          device.find(" MIG ") != std::string_view::npos;

@@ -1,4 +1,4 @@
-// How fast is fast: the peaks of known GPUs, and what share of one a model reaches (MFU).
+// Peak speeds of known GPUs, model FLOPs utilization (MFU), and short forms of numbers.
 #pragma once
 
 #include <optional>
@@ -7,12 +7,11 @@
 
 namespace fsdp::observe {
 
-// TFLOP/s of dense matrix products on the tensor cores, by the name that the driver gives the
-// device, as its vendor states them (no sparsity, no overclocking). `precision`: bf16, fp16, tf32
-// or fp32. nullopt: not known.
+// The vendor's TFLOP/s for dense matrix products on tensor cores (no sparsity, no overclocking).
+// `device`: the driver's name for it. `precision`: bf16, fp16, tf32 or fp32. nullopt: unknown.
 std::optional<double> peak_tflops(std::string_view device, std::string_view precision);
 
-// Share of the peak, 0..1; nullopt where the peak is not known (or 0).
+// Share of the peak, 0..1; nullopt if the peak is unknown or 0.
 std::optional<double> mfu(double tflops, std::optional<double> peak);
 
 std::string human_count(double number);     // "950", "12.3k", "1.24M", "3.1B", "1.2T"

@@ -22,12 +22,12 @@ using torch::profiler::impl::ActivityType;
 void Trace::start() {
   if (torch::profiler::impl::profilerType() != torch::profiler::impl::ActiveProfilerType::NONE)
     throw Error("a trace is already being recorded in this process.",
-                "end it first: LibTorch has one profiler.");
+                "save it first: LibTorch has only one profiler.");
   std::set<ActivityType> activities{ActivityType::CPU};
   if (at::hasCUDA())
     activities.insert(ActivityType::CUDA);
   else
-    setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // else it says that there is no GPU
+    setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // else it prints that there is no GPU
   torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   kineto::prepareProfiler(config, activities);
   kineto::enableProfiler(config, activities);
@@ -36,14 +36,14 @@ void Trace::start() {
 
 void Trace::save(const std::string& path) {
   on_ = false;
-  if (at::hasCUDA()) {  // or the last kernels would be missing
+  if (at::hasCUDA()) {  // the last kernels would be missing otherwise
     c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
     cuda.synchronizeDevice(cuda.getDevice().index());
   }
   auto result = kineto::disableProfiler();
-  if (!std::ofstream(path))  // kineto would only mention it
-    throw Error("the trace cannot be written to " + path + ".",
-                "is the directory there, and may it be written?");
+  if (!std::ofstream(path))  // kineto would only log it
+    throw Error("can't write the trace to " + path + ".",
+                "check that the directory exists, and its permissions.");
   result->save(path);
 }
 
@@ -51,7 +51,7 @@ Trace::~Trace() {
   if (!on_) return;
   try {
     kineto::disableProfiler();
-  } catch (const std::exception&) {  // what ended the step is what to show
+  } catch (const std::exception&) {  // the error that ended the step is the one to report
   }
 }
 

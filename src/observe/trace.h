@@ -1,5 +1,5 @@
-// Trace: what LibTorch's profiler sees between start() and save(), which must be called on one
-// thread. Only one can be on at a time in a process.
+// Trace: a recording of LibTorch's profiler between start() and save(), which must be called on the
+// same thread. A process can have one at a time.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace fsdp::observe {
 class Trace {
  public:
   Trace() = default;
-  ~Trace();  // one that was not saved is dropped
+  ~Trace();  // drops a recording that wasn't saved
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 

@@ -1,4 +1,4 @@
-// fsdp::Profile: what the engine's profiler saw, as rows and as a table.
+// fsdp::Profile: the engine's profile as rows and as a table.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -59,7 +59,7 @@ ProfileRow row_of(const std::string& unit, bool backward, const Profiler::Pass& 
 }  // namespace
 
 struct Profile::State {
-  std::shared_ptr<shard::Model> model;  // while a step is going on
+  std::shared_ptr<shard::Model> model;  // during a step
   std::shared_ptr<Profiler> profiler;
   std::vector<std::string> units;
   std::string where;  // "rank 0 of 2, CPU"
@@ -83,17 +83,17 @@ Profile::~Profile() {
 
 void Profile::begin(const Sharded& sharded) {
   std::shared_ptr<shard::Model> model = shard::live(sharded.model());
-  if (state_->model) throw Error("Profile: begin() was called twice.", "call end() after a step.");
+  if (state_->model) throw Error("Profile: begin() was called twice.", "call end() after each step.");
   std::vector<std::string> units;
   for (const Unit& unit : sharded.units())
     if (unit.numel() > 0) units.push_back(unit.name());
   if (state_->profiler && units != state_->units)
-    throw Error("Profile: this is another model than in the step before.",
-                "use a Profile for each model.");
+    throw Error("Profile: this isn't the model of the step before.",
+                "use one Profile per model.");
   wait_for(model->device);
   std::lock_guard lock(model->mutex);
   if (model->profiler)
-    throw Error("Profile: somebody else is profiling this model.", "end that Profile first.");
+    throw Error("Profile: another Profile is measuring this model.", "end that one first.");
   if (!state_->profiler) {
     state_->profiler = std::make_shared<Profiler>(model->device);
     state_->units = std::move(units);
@@ -230,11 +230,11 @@ std::string Profile::describe() const {
   std::snprintf(text, sizeof text, "%lld step%s of %.3f ms (%s): ", static_cast<long long>(steps()),
                 steps() == 1 ? "" : "s", step_ms(), state_->where.c_str());
   std::string head = text;
-  std::snprintf(text, sizeof text, "%.3f ms of a step, %.1f %%, were exposed\n",
+  std::snprintf(text, sizeof text, "%.3f ms per step (%.1f %%) exposed\n",
                 all.exposed_ms / static_cast<double>(std::max<int64_t>(steps(), 1)),
                 100 * exposed_share());
   return head + text +
-         "calls, bytes sent and exposed time are of one step; times in ms, median and max of all "
+         "calls, bytes sent and exposed time are per step; times in ms, median and max over all "
          "calls\n" +
          table.print();
 }

@@ -1,3 +1,4 @@
+// AdamW: turns the pieces of an update into calls of the fused kernel.
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
@@ -14,7 +15,7 @@ AdamW::AdamW(const Sharded& sharded, AdamWOptions options)
   const auto [beta1, beta2] = options_.betas;
   require(beta1 >= 0 && beta1 < 1, "AdamW", "betas.first", beta1, "in [0, 1)", "0.9 is usual.");
   require(beta2 >= 0 && beta2 < 1, "AdamW", "betas.second", beta2, "in [0, 1)",
-          "0.95 and 0.999 are usual.");
+          "0.95 or 0.999 is usual.");
   require(options_.eps >= 0, "AdamW", "eps", options_.eps, "0 or more", "1e-8 is usual.");
 }
 

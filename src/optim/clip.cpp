@@ -1,5 +1,5 @@
-// clip_grad_norm_ over shards: one number a rank, summed over the ranks in double, so that the norm
-// does not depend on how the model is cut. Nothing waits for a device.
+// clip_grad_norm_ over shards: one number per rank, summed over the ranks in double, so that the
+// norm doesn't depend on how the model is sharded. Nothing waits for the device.
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 
@@ -15,16 +15,16 @@
 namespace fsdp {
 namespace {
 
-// The gradients this rank has of one group of ranks.
+// This rank's gradients of the units of one group.
 struct Share {
   shard::Group* group;
   std::vector<at::Tensor> gradients;
-  std::vector<at::Tensor> powers;  // of those in host memory: sums of |x|^p, on the device
+  std::vector<at::Tensor> powers;  // for gradients in host memory: sums of |x|^p, on the device
 };
 
-// A gradient in host memory was summed up on the device when it left, unless something changed it.
+// A gradient in host memory was summed on the device before it left, unless it was changed since.
 at::Tensor power_on_host(const shard::Flat& flat, double norm_type, at::Device device) {
-  if (norm_type == 2.0 && flat.home->square_valid) return flat.home->square;
+  if (norm_type == 2.0 && flat.host->square_valid) return flat.host->square;
   flat.await_gradient();
   return kernels::sum_of_powers(flat.grad, norm_type).to(device);
 }
@@ -38,7 +38,7 @@ std::vector<Share> shares_of(shard::Model& model, double norm_type) {  // in the
                               [&](const Share& share) { return share.group == group; });
     if (known == shares.end()) known = shares.insert(shares.end(), {group, {}, {}});
     if (!flat->grad.defined()) continue;
-    if (shard::gradient_at_home(*flat))
+    if (shard::gradient_on_host(*flat))
       known->powers.push_back(power_on_host(*flat, norm_type, model.device));
     else
       known->gradients.push_back(flat->grad);
@@ -53,7 +53,7 @@ at::Tensor own_total(const Share& share, double norm_type, at::Device device) {
   else
     for (const at::Tensor& gradient : share.gradients)
       parts.push_back(kernels::sum_of_powers(gradient, norm_type));
-  // It will be summed over ranks in place, and a flat keeps its own.
+  // The sum over ranks is in place, and the flat keeps its own value, so clone it.
   for (const at::Tensor& power : share.powers)
     parts.push_back(parts.empty() ? power.clone() : power);
   if (parts.empty()) return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
@@ -63,7 +63,7 @@ at::Tensor own_total(const Share& share, double norm_type, at::Device device) {
   return total;
 }
 
-// Groups whose shards are spread are summed over them.
+// The total over all groups; each is summed over the ranks it is sharded over.
 at::Tensor total_of(const std::vector<Share>& shares, double norm_type, at::Device device) {
   const bool largest = std::isinf(norm_type);
   at::Tensor total;
@@ -71,7 +71,7 @@ at::Tensor total_of(const std::vector<Share>& shares, double norm_type, at::Devi
     at::Tensor part = own_total(share, norm_type, device);
     if (share.group->shard_size > 1)
       share.group->reduce.all_reduce(part, largest ? ReduceOp::MAX : ReduceOp::SUM,
-                                     {.label = "the norm of the gradients"});
+                                     {.label = "norm of the gradients"});
     if (!total.defined())
       total = part;
     else
@@ -87,7 +87,7 @@ kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_
     if (!std::isinf(norm_type)) total = total.pow(1.0 / norm_type);
     return kernels::clip_factor(total * total, max_norm);
   }
-  // Where nobody else has a part of it, the norm and its factor come from one pass.
+  // If no other rank contributes, one pass computes the norm and its factor.
   std::vector<at::Tensor> gradients;
   bool alone = true;
   for (const Share& share : shares) {
@@ -103,8 +103,8 @@ kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_
 at::Tensor Sharded::clip_grad_norm_(double max_norm, double norm_type) const {
   if (!(max_norm >= 0) || !(norm_type > 0))
     throw Error("clip_grad_norm_(" + std::to_string(max_norm) + ", " + std::to_string(norm_type) +
-                    "): the norm and its type must be positive.",
-                "write clip_grad_norm_(1.0) for the usual clipping.");
+                    "): max_norm must be at least 0, and norm_type positive.",
+                "clip_grad_norm_(1.0) is usual.");
   auto model = shard::live(model_);
   std::lock_guard lock(model->mutex);
   shard::Unseen unseen;
@@ -113,13 +113,13 @@ at::Tensor Sharded::clip_grad_norm_(double max_norm, double norm_type) const {
   const bool used = std::any_of(model->units.begin(), model->units.end(),
                                 [](const auto& unit) { return shard::stepped_early(*unit); });
   if (used && !std::isinf(max_norm))
-    throw Error("clip_grad_norm_: gradients were used already, by an update in backward.",
-                "call step_in_backward() only where nothing is clipped; a bound of infinity gives "
-                "the norm alone.");
+    throw Error("clip_grad_norm_: gradients were already used by an update in backward.",
+                "call step_in_backward() only if nothing is clipped; max_norm = infinity returns "
+                "the norm without clipping.");
   auto [norm, factor] = clipping_of(*model, max_norm, norm_type);
   if (used) return norm;
   model->factor = factor;
-  // An optimizer of ours multiplies while it updates; others read the gradients themselves.
+  // Our optimizers apply the factor while they update; others read the gradients themselves.
   if (model->optimizers.empty() || model->masters_handed_out) model->settle_factor();
   return norm;
 }

@@ -1,3 +1,4 @@
+// GradScaler: scales the loss, counts infinities over all ranks, skips steps that overflowed.
 #include "fsdp/grad_scaler.h"
 
 #include <ATen/core/grad_mode.h>
@@ -23,7 +24,7 @@ GradScaler::GradScaler(GradScalerOptions options)
   require(std::isfinite(options.init_scale) && options.init_scale > 0, "GradScaler", "init_scale",
           options.init_scale, "above 0", "65536 is usual.");
   require(options.growth_factor >= 1, "GradScaler", "growth_factor", options.growth_factor,
-          "1 or more", "2 is usual; a power of two rounds nothing.");
+          "1 or more", "2 is usual; powers of two cause no rounding.");
   require(options.backoff_factor > 0 && options.backoff_factor < 1, "GradScaler", "backoff_factor",
           options.backoff_factor, "between 0 and 1", "0.5 is usual.");
   require(options.growth_interval > 0, "GradScaler", "growth_interval", options.growth_interval,
@@ -45,8 +46,9 @@ void GradScaler::unscale_(const Optimizer& optimizer) {
 void GradScaler::unscale(const std::shared_ptr<shard::Model>& model) {
   if (!options_.enabled) return;
   if (checked_.contains(model))
-    throw Error("GradScaler: the gradients were unscaled already.",
+    throw Error("GradScaler: the gradients were already unscaled.",
                 "call unscale_ once between two calls of update().");
+  std::lock_guard lock(model->mutex);
   at::NoGradGuard no_grad;
   at::Tensor not_finite;
   for (auto* flat : shard::trainable_flats(*model)) {
@@ -83,7 +85,8 @@ bool GradScaler::step(const std::shared_ptr<shard::Model>& model,
   if (!checked_.contains(model)) unscale(model);
   if (std::exchange(checked_.at(model).stepped, true))
     throw Error("GradScaler: step() was called twice.", "call update() after step().");
-  // A factor that clipping left for the skipped update is the engine's to drop with the gradients.
+  // The engine drops a factor that clipping left for the skipped update together with the
+  // gradients.
   if (overflowed(model)) return false;
   update();
   return true;

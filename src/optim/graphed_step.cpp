@@ -1,3 +1,5 @@
+// GraphedStep: takes training steps eagerly, then records one per input shape as a CUDA graph and
+// replays it.
 #include "fsdp/graphed_step.h"
 
 #include <ATen/core/grad_mode.h>
@@ -27,12 +29,12 @@ using std::chrono::steady_clock;
 using Inputs = GraphedStep::Inputs;
 using optim::require;
 
-constexpr size_t kUnderWay = 1;         // steps that may still run when the next one is given
-constexpr int kRecordingsPerShape = 4;  // kept; more than that, and shapes change too often
-constexpr size_t kShapesKnown = 64;     // with recordings or without
-constexpr std::chrono::milliseconds kSuspicious{500};  // after it the other ranks are looked at
+constexpr size_t kUnderWay = 1;         // steps that may still run when the next one begins
+constexpr int kRecordingsPerShape = 4;  // per shape kept; beyond it shapes change too often
+constexpr size_t kShapesKnown = 64;     // with or without a recording
+constexpr std::chrono::milliseconds kSuspicious{500};  // wait before checking the other ranks
 
-// What must be the same for a recording to be used again.
+// What must match for a recording to be replayed.
 struct InputKind {
   std::vector<int64_t> sizes;
   at::ScalarType type = at::kFloat;
@@ -58,8 +60,7 @@ std::string text(const std::vector<InputKind>& kinds) {
   return all;
 }
 
-// What can be copied to the device behind the host's back: from memory that is not pinned it
-// cannot.
+// Pins pageable host memory, which can't be copied to the device asynchronously.
 at::Tensor ready_for(at::Device device, const at::Tensor& tensor) {
   const bool pageable = !device.is_cpu() && tensor.is_cpu() && !tensor.is_pinned();
   return pageable ? tensor.pin_memory() : tensor;
@@ -81,15 +82,15 @@ std::string first_line(const std::string& text) {
 }  // namespace
 
 struct GraphedStep::State {
-  // One recorded step: a graph for the first micro-batch, one for those between, one for the last
-  // with the update; a step of one micro-batch has the last only.
+  // A recorded step: one graph for the first micro-batch, one for those in between, and one for the
+  // last with the update. A step of one micro-batch has only the last.
   struct Shape {
     std::vector<InputKind> kinds;
-    int eager = 0;  // steps so far
+    int eager = 0;  // eager steps so far
     uint64_t last_use = 0;
-    Inputs inputs;  // that the graphs read
+    Inputs inputs;  // the graphs read these
     std::unique_ptr<shard::StepGraph> first, middle, last;
-    StepResult result;  // that they write; in their memory
+    StepResult result;  // the graphs write this, in their own memory
   };
   struct UnderWay {
     c10::Event done;
@@ -111,12 +112,12 @@ struct GraphedStep::State {
   Loss loss;
   GraphedStepOptions options;
   at::Device device;
-  std::optional<c10::Stream> stream;  // of warm-up, recordings and replays
+  std::optional<c10::Stream> stream;  // for warm-up, recordings and replays
   std::string why_eager;
   std::vector<std::unique_ptr<Shape>> shapes;
-  at::Tensor total;  // the loss of the step that is computed
+  at::Tensor total;  // the loss of the current step
   std::deque<UnderWay> under_way;
-  steady_clock::time_point progress{};  // when the last step was seen to be done
+  steady_clock::time_point progress{};  // when the last step was seen to finish
   int64_t steps = 0, recordings = 0, before_change = 0;
   uint64_t known = 0;  // state_of_recordings
   bool replayed = false;
@@ -139,23 +140,23 @@ struct GraphedStep::State {
 
 namespace {
 
-// While alive, the step's own stream is the current one. It goes on where the caller's stream is,
-// and the caller's goes on where it ends.
+// While alive, the step's own stream is the current one. It first waits for the caller's stream,
+// which waits for it at the end.
 class OnOwnStream {
  public:
   OnOwnStream(const std::optional<c10::Stream>& stream, at::Device device) : device_(device) {
-    shard::Moment begin;
+    shard::StreamEvent begin;
     begin.record(device_);
     if (stream) guard_.emplace(*stream);
     begin.wait(device_);
   }
   ~OnOwnStream() {
     try {
-      shard::Moment end;
+      shard::StreamEvent end;
       end.record(device_);
       guard_.reset();
       end.wait(device_);
-    } catch (const std::exception&) {  // a device that is lost; the next call says so
+    } catch (const std::exception&) {  // the device is lost; the next call reports it
     }
   }
   OnOwnStream(const OnOwnStream&) = delete;
@@ -173,7 +174,7 @@ class OnOwnStream {
 void GraphedStep::State::add_gradients(const Inputs& inputs, bool last) {
   at::Tensor value = loss(inputs);
   if (!value.defined() || value.numel() != 1)
-    throw Error("GraphedStep: the loss is not one number.", "return the mean over the batch.");
+    throw Error("GraphedStep: the loss isn't a single number.", "return the mean over the batch.");
   value = value.reshape({});
   if (!options.sum && options.micro_batches > 1)
     value = value / static_cast<double>(options.micro_batches);
@@ -187,14 +188,14 @@ void GraphedStep::State::add_gradients(const Inputs& inputs, bool last) {
 }
 
 StepResult GraphedStep::State::update() {
+  std::lock_guard lock(model->mutex);
   at::NoGradGuard no_grad;
   const double bound = options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
   StepResult result{.norm = sharded.clip_grad_norm_(bound)};
   result.loss = std::exchange(total, at::Tensor());
   over_ranks(result.loss);
-  // Zero times something that is not finite is not a number, and a factor that is none makes the
-  // optimizer skip the step: on the device, and on every rank alike, as loss and norm are
-  // everybody's.
+  // 0 × inf is NaN, and a NaN factor makes the optimizer skip the step: on the device, and on every
+  // rank, since loss and norm are the same on all of them.
   if (!model->factor.defined()) model->factor = at::ones_like(result.norm);
   model->factor.addcmul_(result.loss, result.norm, 0);
   result.skipped = model->factor.ne(model->factor);
@@ -203,7 +204,7 @@ StepResult GraphedStep::State::update() {
   return result;
 }
 
-// The loss of all ranks that share the model.
+// Sums or averages the loss over all ranks that share the model.
 void GraphedStep::State::over_ranks(at::Tensor& value) const {
   const shard::Group& group = *model->units.back()->group;
   if (group.shard_size > 1)
@@ -254,7 +255,7 @@ bool GraphedStep::State::record(Shape& shape, const Inputs& like) {
     total.reset();
     shapes.clear();
     why_eager = first_line(problem.what());
-    log::warn("the training step cannot be recorded as a CUDA graph, so steps stay eager: " +
+    log::warn("the training step can't be recorded as a CUDA graph, so steps stay eager: " +
               why_eager);
     return false;
   }
@@ -264,7 +265,7 @@ bool GraphedStep::State::record(Shape& shape, const Inputs& like) {
   return true;
 }
 
-// Makes room for another one.
+// Makes room for another recording.
 void GraphedStep::State::forget_one_recording() {
   Shape* oldest = nullptr;
   int kept = 0;
@@ -281,8 +282,8 @@ void GraphedStep::State::forget_one_recording() {
   oldest->inputs.clear();
 }
 
-// A recording goes on doing what was asked for when it was made. And a step that is new in any way
-// is eager once before it is recorded: states that it makes would be made in every replay.
+// A recording keeps the settings it was made with, so it is dropped when they change. A changed
+// step is eager once before it is recorded: a replay would allocate its new states every time.
 void GraphedStep::State::follow_changes() {
   if (stream && !optimizer.capturable()) optimizer.set_capturable(true);
   const uint64_t now = shard::state_of_recordings(*model);
@@ -294,31 +295,32 @@ void GraphedStep::State::follow_changes() {
   before_change = recordings;
   if (recorded && model->world.rank() == 0)
     log::info(
-        "the training step is recorded anew: what is trained, or how, is not what it was "
-        "(requires_grad, parameters(), gradient sync, hooks, units that are held).");
+        "the training step will be recorded again, because what it depends on has changed "
+        "(requires_grad, parameters(), gradient sync, hooks, pinned units).");
 }
 
 void GraphedStep::State::tell_once(bool& told, const std::string& what) const {
   if (!std::exchange(told, true) && model->world.rank() == 0) log::warn(what);
 }
 
-// Null where the micro-batches differ among themselves.
+// Null if the micro-batches differ in shape.
 GraphedStep::State::Shape* GraphedStep::State::shape_of(const std::vector<Inputs>& batches) {
   std::vector<InputKind> kinds = kinds_of(batches.front());
   for (const Inputs& other : batches)
     if (kinds_of(other) != kinds) {
       tell_once(told_uneven,
-                "micro-batches of one step have different shapes: such steps are eager, not "
+                "the micro-batches of a step have different shapes, so such steps are eager, not "
                 "replayed as a CUDA graph.");
       return nullptr;
     }
   for (const auto& known : shapes)
     if (known->kinds == kinds) return known.get();
   if (shapes.size() >= kShapesKnown) {
-    tell_once(told_many,
-              "the inputs have had " + std::to_string(shapes.size()) +
-                  " shapes: steps whose shape seldom comes again are eager, not replayed as a CUDA "
-                  "graph. Pad to a few lengths.");
+    tell_once(
+        told_many,
+        "the inputs have had " + std::to_string(shapes.size()) +
+            " shapes: steps with rare shapes are eager, not replayed as a CUDA graph. Pad the "
+            "inputs to a few lengths.");
     std::erase_if(shapes, [](auto& known) { return !known->last; });
   }
   shapes.push_back(std::make_unique<Shape>());
@@ -342,9 +344,9 @@ StepResult GraphedStep::State::replay(Shape& shape, const std::vector<Inputs>& b
 
 StepResult GraphedStep::State::take(const std::vector<Inputs>& batches) {
   if (static_cast<int64_t>(batches.size()) != options.micro_batches)
-    throw Error(fmt::format("GraphedStep: {} micro-batches were given, and the options say {}.",
+    throw Error(fmt::format("GraphedStep: got {} micro-batches, but options.micro_batches is {}.",
                             batches.size(), options.micro_batches),
-                "pass a vector with the inputs of each.");
+                "pass a vector with the inputs of each micro-batch.");
   wait(kUnderWay);
   ++steps;
   if (shard::has_gradients(*model)) optimizer.zero_grad();
@@ -357,13 +359,13 @@ StepResult GraphedStep::State::take(const std::vector<Inputs>& batches) {
   if (shape->last) return replay(*shape, batches);
   if (recordings - before_change >= int64_t{kRecordingsPerShape} * options.shapes) {
     shapes.clear();
-    why_eager = "the inputs have another shape too often.";
+    why_eager = "the shapes of the inputs change too often.";
     if (model->world.rank() == 0)
       log::warn("the training step was recorded " + std::to_string(recordings) +
-                " times, and the inputs have yet another shape: steps are eager from now on.");
+                " times and the inputs have yet another shape, so steps are eager from now on.");
     return eager(batches);
   }
-  // What is allocated, compiled or chosen at first use must not happen while it is recorded.
+  // Allocations, compilations and choices at first use must not happen during a recording.
   const int needed = recordings == 0 ? options.warmup : 1;
   if (shape->eager >= needed && record(*shape, batches.front())) return replay(*shape, batches);
   if (why_eager.empty()) ++shape->eager;
@@ -372,7 +374,7 @@ StepResult GraphedStep::State::take(const std::vector<Inputs>& batches) {
 
 // --- waiting ---
 
-// Polled, because what the communicators see (a rank that is gone) must be able to end it.
+// Polls, because a failure that the communicators notice (a rank is gone) must end the wait.
 void GraphedStep::State::wait(size_t count) {
   steady_clock::time_point looked = steady_clock::now();
   while (under_way.size() > count) {
@@ -395,7 +397,7 @@ void GraphedStep::State::look(const UnderWay& oldest, steady_clock::time_point& 
       fmt::format("rank {}: step {} of GraphedStep", model->world.rank(), oldest.step);
   const std::string trouble = model->world.trouble();
   if (!trouble.empty())
-    throw Error(where + ": " + trouble + ".", "see what that rank printed last.");
+    throw Error(where + ": " + trouble + ".", "read the last output of that rank.");
   if (now - std::max(oldest.begun, progress) < model->world.timeout()) return;
   throw Error(fmt::format("{} did not end in {} s.", where, model->world.timeout().count() / 1000),
               "ranks must take the same steps with inputs of the same shapes; if a step takes that "
@@ -406,22 +408,23 @@ void GraphedStep::State::look(const UnderWay& oldest, steady_clock::time_point& 
 
 GraphedStep::GraphedStep(const Sharded& sharded, Optimizer& optimizer, Loss loss,
                          GraphedStepOptions options) {
-  require(options.clip >= 0, "GraphedStep", "clip", options.clip, "0 or more", "0: no clipping.");
+  require(options.clip >= 0, "GraphedStep", "clip", options.clip, "0 or more",
+          "0 turns clipping off.");
   require(options.micro_batches >= 1, "GraphedStep", "micro_batches", options.micro_batches,
-          "1 or more", "1: the whole batch at once.");
+          "1 or more", "1 takes the whole batch at once.");
   require(options.warmup >= 1, "GraphedStep", "warmup", options.warmup, "1 or more",
-          "memory and states are made by the first step.");
+          "the first step allocates memory and states.");
   require(options.shapes >= 1, "GraphedStep", "shapes", options.shapes, "1 or more",
-          "4 are kept by default.");
-  if (!loss) throw Error("GraphedStep: there is no loss.", "pass a function of the inputs.");
+          "4 is the default.");
+  if (!loss) throw Error("GraphedStep: the loss is empty.", "pass a function of the inputs.");
   state_ = std::make_unique<State>(sharded, optimizer, std::move(loss), options);
   if (optimizer.model() != state_->model)
-    throw Error("GraphedStep: the optimizer is of another model.",
-                "make both after the last call of fully_shard.");
+    throw Error("GraphedStep: the optimizer belongs to another model.",
+                "create both after the last call of fully_shard.");
   if (!shard::has_graphs(*state_->model))
     state_->why_eager = "there is no GPU.";
   else if (!options.graph)
-    state_->why_eager = "graphs are switched off.";
+    state_->why_eager = "graphs are turned off (GraphedStepOptions::graph).";
   else if (shard::offloads(*state_->model)) {
     state_->why_eager = "parts of the model are offloaded.";
     log::warn("steps are not recorded as a CUDA graph: " + state_->why_eager);

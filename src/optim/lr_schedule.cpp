@@ -1,3 +1,4 @@
+// Learning-rate schedules: the factor of a step, and the scheduler that sets it on an optimizer.
 #include "fsdp/lr_schedule.h"
 
 #include <algorithm>
@@ -14,26 +15,27 @@ using optim::require;
 
 void check(const char* who, const ScheduleOptions& options) {
   require(options.total_steps > 0, who, "total_steps", options.total_steps, "above 0",
-          "it is the number of steps of the whole training.");
+          "it is the number of steps of the whole training run.");
   require(options.warmup_steps >= 0, who, "warmup_steps", options.warmup_steps, "0 or more",
           "0 starts at the full rate.");
   require(options.decay_steps >= 0, who, "decay_steps", options.decay_steps, "0 or more",
           "0 keeps the full rate to the end.");
   require(options.warmup_steps <= options.total_steps, who, "warmup_steps", options.warmup_steps,
           "at most total_steps",
-          fmt::format("total_steps is {}; a few percent of it are usual.", options.total_steps));
+          fmt::format("total_steps is {}; a few percent of it is usual.", options.total_steps));
   require(options.decay_steps <= options.total_steps - options.warmup_steps, who, "decay_steps",
           options.decay_steps, "at most total_steps - warmup_steps",
-          fmt::format("total_steps is {} and warmup_steps {}; 10 to 20 percent of total_steps are "
+          fmt::format("total_steps is {} and warmup_steps {}; 10 to 20 percent of total_steps is "
                       "usual.",
                       options.total_steps, options.warmup_steps));
   require(options.final_ratio >= 0 && options.final_ratio <= 1, who, "final_ratio",
-          options.final_ratio, "between 0 and 1", "it is a part of the full rate, 0.1 say.");
+          options.final_ratio, "between 0 and 1",
+          "it is a fraction of the full rate, such as 0.1.");
 }
 
 void without_decay_steps(const char* who, const ScheduleOptions& options) {
-  require(options.decay_steps == 0, who, "decay_steps", options.decay_steps, "left out",
-          "only wsd() has a stable phase before its decay.");
+  require(options.decay_steps == 0, who, "decay_steps", options.decay_steps, "omitted",
+          "only wsd() has a stable phase before the decay.");
 }
 
 double remaining(Decay decay, double progress) {
@@ -71,9 +73,9 @@ double LRSchedule::at(int64_t step) const {
 }
 
 LRSchedule LRSchedule::constant(ScheduleOptions options) {
-  // The only schedule that knows no end.
+  // The only schedule without an end.
   require(options.total_steps >= 0, "constant", "total_steps", options.total_steps, "0 or more",
-          "leave it out; a constant rate has no end.");
+          "omit it; a constant rate has no end.");
   if (options.total_steps == 0) options.total_steps = std::max<int64_t>(1, options.warmup_steps);
   check("constant", options);
   without_decay_steps("constant", options);

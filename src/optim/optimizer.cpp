@@ -1,5 +1,6 @@
-// What all optimizers share: which stretch of which flat belongs to which group, states that are
-// made when they are first needed, and the two ends of an update.
+// What all optimizers share: which range of which flat belongs to which group, states that are
+// allocated at their first use, and the beginning and end of an update. Calls take the model's
+// lock (shard/model.h), since memory() reads the states of its optimizers.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -26,17 +27,17 @@ ParamGroup no_decay() {
       .weight_decay = 0.0};
 }
 
-// What is known of one flat. The pieces are made once; a gradient is looked up at every step,
-// because one that is kept here would keep its memory after zero_grad.
+// The optimizer's data of one flat. The pieces are made once. Gradients are looked up at every
+// step: a reference kept here would keep their memory after zero_grad.
 struct Optimizer::Entry {
   Entry(const shard::Flat& of, int64_t at) : flat(of), index(at) {}
 
   const shard::Flat& flat;
   const int64_t index;             // among the model's flats
-  int64_t steps = 0;               // not where capturable: counts_ then
+  int64_t steps = 0;               // unused while capturable: see counts_
   std::vector<at::Tensor> states;  // empty before the first update
   std::vector<Piece> pieces;
-  // What they were made from.
+  // The tensors and parameters the pieces were made from.
   at::Tensor master, shard, rest;
   std::vector<bool> trained;
 
@@ -57,7 +58,7 @@ std::vector<bool> trained_parameters(const shard::Flat& flat) {
   return trained;
 }
 
-// What is on a disk is not counted.
+// Bytes of the states, without those on disk.
 int64_t in_memory(const shard::Flat& flat, const std::vector<at::Tensor>& states) {
   int64_t bytes = 0;
   for (const auto& state : states) bytes += static_cast<int64_t>(state.nbytes());
@@ -78,23 +79,24 @@ Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, dou
     : model_(shard::live(sharded.model())),
       wanted_(std::move(groups)),
       state_names_(std::move(state_names)) {
+  std::lock_guard lock(model_->mutex);
   groups_.push_back({lr, weight_decay, {}});
   for (const auto& group : wanted_)
     groups_.push_back({group.lr.value_or(lr), group.weight_decay.value_or(weight_decay), {}});
   for (size_t i = 0; i < groups_.size(); ++i) {
     const auto field = i == 0 ? std::string() : fmt::format("groups[{}].", i - 1);
     require(groups_[i].lr >= 0, "optimizer", field + "lr", groups_[i].lr, "0 or more",
-            "a usual learning rate is 3e-4; set maximize to climb.");
+            "3e-4 is usual; set maximize = true to maximize.");
     require(groups_[i].weight_decay >= 0, "optimizer", field + "weight_decay",
-            groups_[i].weight_decay, "0 or more", "0 switches it off; 0.1 is usual.");
+            groups_[i].weight_decay, "0 or more", "0 turns it off; 0.1 is usual.");
     if (i > 0 && !wanted_[i - 1].where && !wanted_[i - 1].norms)
-      throw Error(fmt::format("optimizer: groups[{}] chooses no parameters.", i - 1),
-                  "set its `where`, or `norms`.");
+      throw Error(fmt::format("optimizer: groups[{}] selects no parameters.", i - 1),
+                  "set its `where` or `norms`.");
   }
   const auto flats = shard::trainable_flats(*model_);
   if (flats.empty())
-    throw Error("an optimizer was given a model without trainable parameters.",
-                "parameters need requires_grad before the optimizer is made.");
+    throw Error("the optimizer's model has no trainable parameters.",
+                "set requires_grad on its parameters before creating the optimizer.");
   for (const auto* flat : flats) {
     const auto trained = trained_parameters(*flat);
     for (size_t p = 0; p < trained.size(); ++p)
@@ -116,16 +118,17 @@ Optimizer::~Optimizer() {
 }
 
 void Optimizer::step() {
+  std::lock_guard lock(model_->mutex);
   if (shard::live(model_) != model_)
-    throw Error("the model was sharded as a part of a larger one after its optimizer was made.",
-                "make the optimizer after the last call of fully_shard.");
+    throw Error("the model was sharded as a part of a larger one after its optimizer was created.",
+                "create the optimizer after the last call of fully_shard.");
   at::NoGradGuard no_grad;
   const at::Tensor factor = shard::begin_update(*model_);
   const bool skipped =
       factor.defined() && factor.device().is_cpu() && !std::isfinite(factor.item<float>());
   if (!skipped) {
     const auto host_flats = shard::host_flats(*model_);
-    // A disk that is too small is found before anything is updated.
+    // This finds out that the disk is too small before anything is updated.
     for (const auto* flat : host_flats)
       if (flat->grad.defined()) refresh(entry(*flat));
     update_on_device(factor);
@@ -139,6 +142,7 @@ void Optimizer::step() {
 }
 
 void Optimizer::step_in_backward() {
+  std::lock_guard lock(model_->mutex);
   const auto flats = shard::host_flats(*model_);
   shard::update_in_backward(*model_, [this, flats](shard::Flat& flat) {
     at::NoGradGuard no_grad;
@@ -147,7 +151,7 @@ void Optimizer::step_in_backward() {
   });
 }
 
-// The flat's part of an update.
+// Adds the flat's pieces to an update.
 void Optimizer::add(const shard::Flat& flat, Update& to) {
   Entry& known = entry(flat);
   refresh(known);
@@ -159,28 +163,28 @@ void Optimizer::add(const shard::Flat& flat, Update& to) {
   }
 }
 
-// All at once, but for those that come there one by one.
+// All flats at once, except those that are copied to the device one by one.
 void Optimizer::update_on_device(const at::Tensor& factor) {
   Update what{.factor = factor, .rates = rates_, .counts = counts_};
   for (auto* flat : shard::trainable_flats(*model_))
-    if (flat->grad.defined() && !flat->home) add(*flat, what);
+    if (flat->grad.defined() && !flat->host) add(*flat, what);
   if (!what.pieces.empty()) update(what);
   const shard::Flat* before[2] = {nullptr, nullptr};
   for (auto* flat : shard::visiting_flats(*model_)) {
     if (!flat->grad.defined()) continue;
-    if (before[0]) before[0]->settle();  // two at once, or all might be on the device
+    if (before[0]) before[0]->settle();  // at most two at once, or all might be on the device
     before[0] = std::exchange(before[1], flat);
     shard::update_on_visit(*model_, *flat, [&] {
       Update one{.factor = factor, .rates = rates_, .counts = counts_};
       add(*flat, one);
       update(one);
     });
-    entry(*flat).forget_pieces();  // or the copies on the device would stay
+    entry(*flat).forget_pieces();  // they would keep the copies on the device
   }
 }
 
-// What lies in host memory is updated there, flat by flat. Optimizers that we do not know may do
-// the work themselves, so they wait for everything it needs.
+// Flats in host memory are updated there, one by one. Optimizers of the user's may do the work in
+// update() itself, so for them everything it needs is waited for first.
 void Optimizer::update_on_host(shard::Flat& flat, size_t place, const shard::HostFactor& factor) {
   const bool ours = typeid(*this) == typeid(AdamW) || typeid(*this) == typeid(SGD);
   Update one{.factor = factor.value};
@@ -193,24 +197,28 @@ void Optimizer::zero_grad(bool set_to_none) {
 }
 
 double Optimizer::lr(size_t group) const {
+  std::lock_guard lock(model_->mutex);
   return groups_.at(group).lr;
 }
 
 void Optimizer::set_lr(double lr) {
+  std::lock_guard lock(model_->mutex);
   for (size_t i = 0; i < groups_.size(); ++i)
     if (i == 0 || !wanted_[i - 1].lr) set_lr(lr, i);
 }
 
 void Optimizer::set_lr(double lr, size_t group) {
-  require(lr >= 0, "set_lr", "lr", lr, "0 or more", "a usual learning rate is 3e-4.");
+  std::lock_guard lock(model_->mutex);
+  require(lr >= 0, "set_lr", "lr", lr, "0 or more", "3e-4 is usual.");
   require(group < groups_.size(), "set_lr", "group", group, "one of groups()",
           "0 is the default group, 1 the first of the options' groups.");
   if (std::exchange(groups_[group].lr, lr) != lr) write_rate(group, 0, lr);
 }
 
 void Optimizer::set_weight_decay(double weight_decay, size_t group) {
+  std::lock_guard lock(model_->mutex);
   require(weight_decay >= 0, "set_weight_decay", "weight_decay", weight_decay, "0 or more",
-          "0 switches it off.");
+          "0 turns it off.");
   require(group < groups_.size(), "set_weight_decay", "group", group, "one of groups()",
           "0 is the default group, 1 the first of the options' groups.");
   if (std::exchange(groups_[group].weight_decay, weight_decay) != weight_decay)
@@ -224,6 +232,7 @@ void Optimizer::write_rate(size_t group, int64_t which, double value) {
 }
 
 void Optimizer::set_capturable(bool on) {
+  std::lock_guard lock(model_->mutex);
   if (on == capturable()) return;
   ++model_->changes;
   at::NoGradGuard no_grad;
@@ -251,6 +260,7 @@ void Optimizer::set_capturable(bool on) {
 }
 
 std::map<std::string, at::Tensor> Optimizer::state(const shard::Flat& flat) const {
+  std::lock_guard lock(model_->mutex);
   const auto found = entries_.find(&flat);
   if (found == entries_.end()) return {};
   flat.await_update();
@@ -259,6 +269,7 @@ std::map<std::string, at::Tensor> Optimizer::state(const shard::Flat& flat) cons
 }
 
 int64_t Optimizer::steps(const shard::Flat& flat) const {
+  std::lock_guard lock(model_->mutex);
   const auto found = entries_.find(&flat);
   if (found == entries_.end()) return 0;
   if (!capturable() || shard::on_host(flat)) return found->second->steps;
@@ -266,11 +277,12 @@ int64_t Optimizer::steps(const shard::Flat& flat) const {
 }
 
 std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, int64_t steps) {
+  std::lock_guard lock(model_->mutex);
   require(steps >= 0, "optimizer restore", "steps", steps, "0 or more",
-          "it is the number of updates that the states have seen.");
+          "it is the number of updates the states have had.");
   if (!flat.shard.defined())
     throw Error("optimizer states were restored for a model without values.",
-                "call sharded.materialize(device) before a checkpoint is loaded.");
+                "call sharded.materialize(device) before loading a checkpoint.");
   flat.await_update();
   Entry& known = entry(flat);
   refresh(known);
@@ -281,6 +293,7 @@ std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, in
 }
 
 int64_t Optimizer::state_bytes() const {
+  std::lock_guard lock(model_->mutex);
   int64_t bytes = 0;
   for (const auto& [flat, known] : entries_) bytes += in_memory(*flat, known->states);
   return bytes;
@@ -307,7 +320,7 @@ size_t Optimizer::group_of(const shard::Flat& flat, size_t parameter) const {
   return 0;
 }
 
-// Makes states and pieces, if they are not there or not those of the flat's tensors any more.
+// Allocates the states and makes the pieces, unless they exist and match the flat's tensors.
 void Optimizer::refresh(Entry& entry) const {
   const auto& flat = entry.flat;
   auto trained = trained_parameters(flat);
@@ -334,12 +347,12 @@ void Optimizer::refresh(Entry& entry) const {
   entry.trained = std::move(trained);
 }
 
-// Neighbours of one group are one stretch, over the padding between them; frozen parameters are
-// left out.
+// Adjacent parameters of one group are one stretch, including the padding between them. Frozen
+// parameters are left out.
 std::vector<Optimizer::Stretch> Optimizer::stretches_of(const shard::Flat& flat,
                                                         const std::vector<bool>& trained) const {
   std::vector<Stretch> stretches;
-  bool joined = false;  // whether nothing frozen lies between the last stretch and here
+  bool joined = false;  // nothing frozen is between the last stretch and this parameter
   for (size_t p = 0; p < trained.size(); ++p) {
     const auto slice = flat.layout().slice(p, flat.rank());
     if (slice.numel == 0) continue;
@@ -351,7 +364,7 @@ std::vector<Optimizer::Stretch> Optimizer::stretches_of(const shard::Flat& flat,
       stretches.push_back({slice.offset, end, group});
     joined = trained[p];
   }
-  // A rank that has no part of the flat counts its updates like the others.
+  // A rank without a part of the flat counts its updates like the others.
   if (stretches.empty()) stretches.push_back({0, 0, 0});
   return stretches;
 }

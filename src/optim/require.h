@@ -1,4 +1,4 @@
-// require: checks of what users pass, as Errors that name the field and its value.
+// require: checks an option of the user's; the Error names the field and its value.
 #pragma once
 
 #include <fmt/format.h>

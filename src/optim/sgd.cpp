@@ -1,3 +1,4 @@
+// SGD: turns the pieces of an update into calls of the fused kernel.
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
@@ -13,11 +14,11 @@ SGD::SGD(const Sharded& sharded, SGDOptions options)
                                       : std::vector<std::string>{"momentum_buffer"}),
       options_(std::move(options)) {
   require(options_.momentum >= 0, "SGD", "momentum", options_.momentum, "0 or more",
-          "0 switches it off; 0.9 is usual.");
+          "0 turns it off; 0.9 is usual.");
   if (options_.nesterov && (options_.momentum == 0 || options_.dampening != 0))
     throw Error(fmt::format("SGD: nesterov with momentum = {} and dampening = {}.",
                             options_.momentum, options_.dampening),
-                "Nesterov's momentum needs a momentum above 0 and no dampening.");
+                "Nesterov momentum needs a momentum above 0 and dampening = 0.");
 }
 
 void SGD::update(const Update& what) {

@@ -1,9 +1,9 @@
-// Memory for whole units: the ring that gathered units take turns in, and the slots in which whole
-// gradients wait for their reduction.
+// Memory for full units: the ring of slots that gathered units take turns in, and the slots in
+// which full gradients wait for their reduction.
 //
-// Slots have fixed addresses and are never given back, so memory is the same in every step. A slot
-// remembers the moment after which its last content is no longer needed; who takes it next waits
-// for that on its own stream.
+// Slots have fixed addresses and are reused, so memory is the same in every step. A slot keeps the
+// stream event after which its last content is no longer needed; the next user waits for it on its
+// own stream.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,17 +24,17 @@ struct Slot {
   at::Tensor bytes;
   Unit* tenant = nullptr;
   bool ring = true;  // false: it belongs to one unit
-  Moment free_after;
+  StreamEvent free_after;
 };
 
 struct GradientSlot {
   at::Tensor bytes;
-  at::Tensor part;  // a shard's bytes, where reduced gradients leave for host memory from
+  at::Tensor part;  // shard-sized; reduced gradients are copied to host memory from here
   bool taken = false;
   bool ring = true;              // false: it belongs to one flat
   const Group* group = nullptr;  // whose ranks can read it
   uint64_t last_use = 0;
-  Moment free_after;
+  StreamEvent free_after;
 };
 
 }  // namespace fsdp::shard

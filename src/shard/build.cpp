@@ -1,5 +1,5 @@
-// fully_shard itself: plans the units, gives each rank its shard, and leaves the module's
-// parameters without memory. One parameter at a time is whole.
+// fully_shard: plans the units, fills each rank's shards, and leaves the module's parameters
+// without memory. At most one parameter is whole at a time.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -38,15 +38,15 @@ DeviceMesh default_mesh(const World& world, ShardingStrategy strategy) {
     return DeviceMesh(world, {{"shard", world.size()}});
   int node = world.local_size();
   if (node < 1 || world.size() % node != 0)
-    throw Error("HYBRID_SHARD shards inside a node and copies across nodes, but " +
+    throw Error("HYBRID_SHARD shards inside a node and replicates across nodes, but " +
                     std::to_string(world.size()) + " ranks do not make whole nodes of " +
                     std::to_string(node) + ".",
-                "give a mesh: {{\"replicate\", r}, {\"shard\", s}} with r·s = " +
+                "pass a mesh {{\"replicate\", r}, {\"shard\", s}} with r·s = " +
                     std::to_string(world.size()) + ".");
   return DeviceMesh(world, {{"replicate", world.size() / node}, {"shard", node}});
 }
 
-// Calls with the same mesh share communicators: a model sharded bottom-up has one set of them.
+// Calls with the same default mesh share communicators, so a model sharded bottom-up has one set.
 std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options,
                                  at::Device device) {
   static std::mutex mutex;
@@ -69,7 +69,7 @@ std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options
   for (const MeshDimension& dimension : group->mesh.dimensions()) {
     if (dimension.name != "shard" && dimension.name != "replicate")
       throw Error("the mesh has a dimension \"" + dimension.name + "\".",
-                  "fully_shard knows \"shard\" and \"replicate\".");
+                  "fully_shard takes the dimensions \"shard\" and \"replicate\".");
     group->text +=
         (group->text.empty() ? "" : " x ") + dimension.name + "=" + std::to_string(dimension.size);
   }
@@ -83,7 +83,7 @@ std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options
                 "add it, or use ShardingStrategy::NO_SHARD.");
   } else if (group->mesh.has(shard)) {
     throw Error("NO_SHARD on the mesh " + group->text + ": there is nothing to shard over.",
-                "use a mesh with \"replicate\" only, or HYBRID_SHARD.");
+                "use a mesh with only \"replicate\", or HYBRID_SHARD.");
   }
   if (group->mesh.has(replicate)) {
     group->replicate_size = group->mesh.size(replicate);
@@ -124,8 +124,13 @@ std::vector<bool> choose_offloaded(const std::vector<PlannedUnit>& planned,
   }
   std::vector<bool> chosen = last_units(units, offload.fraction);
   if (std::find(chosen.begin(), chosen.end(), true) == chosen.end())
-    log::warn("offload.fraction is less than the last unit, so nothing is offloaded.");
+    log::warn("offload.fraction is smaller than the last unit's share, so nothing is offloaded.");
   return chosen;
+}
+
+const ReshardAfterForward& reshard_choice(const PlannedUnit& unit, const ShardOptions& options) {
+  const auto& own = unit.options.reshard_after_forward;
+  return own ? *own : options.reshard_after_forward;
 }
 
 std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& options,
@@ -136,19 +141,13 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
   unit->root = planned.root;
   unit->group = group;
   unit->precision = planned.options.mixed_precision.value_or(options.mixed_precision);
-  ReshardAfterForward reshard =
-      planned.options.reshard_after_forward.value_or(options.reshard_after_forward);
-  bool kept = options.strategy == ShardingStrategy::SHARD_GRAD_OP ||
-              options.strategy == ShardingStrategy::NO_SHARD || planned.root;
-  unit->keep_parts = reshard.keep_parts.value_or(kept ? 1 : 0);
-  if (unit->keep_parts > 1 && unit->keep_parts >= group->shard_size)
-    unit->keep_parts = unit->keep_parts == group->shard_size ? 0 : unit->keep_parts;
-  if (unit->keep_parts > 1 && (!group->shares_memory || offloaded))
-    group->neighbours(unit->keep_parts);
+  unit->reshard_after_forward = reshard_choice(planned, options);
+  unit->strategy_keeps = options.strategy == ShardingStrategy::SHARD_GRAD_OP ||
+                         options.strategy == ShardingStrategy::NO_SHARD;
   unit->cast_inputs = unit->precision.param_dtype && unit->precision.cast_forward_inputs;
   for (ModuleTree* top : planned.tops) unit->tops.push_back(top->identity);
 
-  // In order of first appearance, so that every rank has the same.
+  // In order of first appearance, which is the same on every rank.
   std::vector<std::pair<Dtypes, std::vector<Parameter>>> kinds;
   for (Parameter& p : planned.parameters) {
     Dtypes dtypes = dtypes_of(p, unit->precision);
@@ -158,40 +157,40 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
     known->second.push_back(std::move(p));
   }
   for (auto& [dtypes, parameters] : kinds) {
-    // Matrices first: those that are multiplied with the same input (q, k and v) then lie side by
-    // side, and what has no weight decay is one stretch.
+    // Matrices first: those with the same input (q, k and v) are then adjacent, and everything
+    // without weight decay is one contiguous range.
     std::stable_partition(parameters.begin(), parameters.end(),
                           [](const Parameter& p) { return p.handle.dim() >= 2; });
     unit->flats.push_back(std::make_unique<Flat>(*unit, std::move(parameters), group->shard_size,
                                                  group->shard_rank, options.cut, dtypes, device));
-    // What is frozen has no states: it only leaves if parameters do.
+    // A frozen flat has no states; it is offloaded only if parameters are.
     if (offloaded && (options.offload.parameters || dtypes.trainable)) {
-      auto home = std::make_shared<Home>();
-      home->parameters = options.offload.parameters;
-      home->gradients = options.offload.gradients;
-      home->optimizer = options.offload.optimizer;
-      home->pinned = options.offload.pin_memory;
-      home->directory = options.offload.directory;
-      unit->flats.back()->home = std::move(home);
+      auto host = std::make_shared<HostState>();
+      host->parameters = options.offload.parameters;
+      host->gradients = options.offload.gradients;
+      host->optimizer = options.offload.optimizer;
+      host->pinned = options.offload.pin_memory;
+      host->directory = options.offload.directory;
+      unit->flats.back()->host = std::move(host);
     }
   }
   return unit;
 }
 
-// A unit is gathered as a whole: windows for all of its flats or for none.
+// A unit is gathered as a whole, so all of its flats have windows or none has.
 bool has_windows(const Unit& unit) {
   return unit.group->shares_memory && unit.group->shard_size > 1 &&
          std::none_of(unit.flats.begin(), unit.flats.end(),
-                      [](const auto& flat) { return shard_at_home(*flat); });
+                      [](const auto& flat) { return shard_on_host(*flat); });
 }
 
 void allocate(Flat& flat, const Group& group) {
   at::TensorOptions on = at::TensorOptions().device(flat.device());
   int64_t numel = flat.layout().shard_numel();
-  if (shard_at_home(flat)) {
-    flat.shard = host_zeros(numel, flat.param_dtype(), flat.device(), flat.home->pinned);
-    if (!flat.home->parameters)
-      flat.home->resident = at::zeros({numel}, on.dtype(flat.param_dtype()));
+  if (shard_on_host(flat)) {
+    flat.shard = host_zeros(numel, flat.param_dtype(), flat.device(), flat.host->pinned);
+    if (!flat.host->parameters)
+      flat.host->resident = at::zeros({numel}, on.dtype(flat.param_dtype()));
   } else if (has_windows(flat.unit())) {
     flat.window =
         group.gather.gather_buffer(flat.layout().full_numel(), flat.param_dtype(), flat.device());
@@ -202,7 +201,7 @@ void allocate(Flat& flat, const Group& group) {
   flat.allocate_master();
 }
 
-// A number that two different tensors hardly share, to find ranks that were built differently.
+// Differs for almost any two different tensors. Used to find ranks that built different models.
 int64_t checksum(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return 0;
   at::ScalarType bits = tensor.element_size() == 1   ? at::kChar
@@ -212,13 +211,13 @@ int64_t checksum(const at::Tensor& tensor) {
   return tensor.contiguous().view(bits).sum(at::kLong).item<int64_t>();
 }
 
-struct Loading {  // what filling the shards needs to know and finds out
+struct Loading {  // where the values of parameters and buffers come from, and their checksums
   const World& world;
   bool broadcast;
   std::vector<std::string> names = {};
   std::vector<int64_t> checksums = {};
 
-  // The whole value of a parameter or buffer as this rank should have it; undefined on meta.
+  // The full value of a parameter or buffer that this rank shall have; undefined on meta.
   at::Tensor value(const std::string& name, const at::Tensor& tensor) {
     at::Tensor whole = deferred::is_deferred(tensor) ? deferred::value(tensor) : tensor.detach();
     if (whole.is_meta()) return {};
@@ -247,14 +246,14 @@ struct Loading {  // what filling the shards needs to know and finds out
         if (world.rank() == 0)
           log::warn("ranks 0 and " + std::to_string(rank) + " built different models: \"" +
                     names[i] +
-                    "\" is the first parameter or buffer that differs. Seed every rank "
-                    "alike, or set .sync_module_states = true.");
+                    "\" is the first parameter or buffer that differs. Use the same seed on every "
+                    "rank, or set .sync_module_states = true.");
         return;
       }
   }
 };
 
-// Without `initialize`, parameters of a deferred model stay without a value.
+// Without `initialize`, parameters of a deferred model get no values.
 void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) {
   Unseen unseen;
   for (size_t f = 0; f < unit->flats.size(); ++f) {
@@ -327,7 +326,7 @@ void give_names(Model& model, std::vector<ModuleTree*> trees) {
   for (size_t i = 0; i < model.units.size(); ++i) model.units[i]->id = static_cast<int>(i);
 }
 
-// Models whose units lie beneath these modules (bottom-up use).
+// Models that own units beneath these modules (bottom-up use).
 std::vector<std::shared_ptr<Model>> models_beneath(const std::vector<ModuleTree*>& trees) {
   std::vector<std::shared_ptr<Model>> found;
   for (ModuleTree* tree : trees)
@@ -337,8 +336,8 @@ std::vector<std::shared_ptr<Model>> models_beneath(const std::vector<ModuleTree*
         if (!tag || tag->kind != StorageTag::kParameters) continue;
         Model* model = static_cast<Flat*>(tag->owner)->unit().model;
         if (!model) continue;
-        auto held = model->shared_from_this();
-        if (std::find(found.begin(), found.end(), held) == found.end()) found.push_back(held);
+        auto alive = model->shared_from_this();
+        if (std::find(found.begin(), found.end(), alive) == found.end()) found.push_back(alive);
       }
     });
   return found;
@@ -350,7 +349,7 @@ uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
-// Ranks that shard different models would gather each other's bytes as something else.
+// Ranks that shard different models would take each other's bytes for something else.
 void compare_plans(const World& world, const std::vector<PlannedUnit>& planned) {
   if (world.size() == 1) return;
   std::vector<std::string> texts;
@@ -386,7 +385,7 @@ void compare_plans(const World& world, const std::vector<PlannedUnit>& planned) 
   } else {
     what += "this one has " + std::to_string(texts.size()) + " parameters to shard.";
   }
-  throw Error(what, "build the same model on every rank and give fully_shard the same options.");
+  throw Error(what, "build the same model on every rank and pass fully_shard the same options.");
 }
 
 void warn_of_large_root(const Model& model) {
@@ -397,8 +396,8 @@ void warn_of_large_root(const Model& model) {
   }
   if (model.units.size() > 1 && root * 2 > all && model.world.rank() == 0)
     log::warn("the root unit holds " + std::to_string(root * 100 / all) +
-              " % of the parameters, and stays gathered from forward to backward; wrap more of it "
-              "(sharded.describe() shows what is where).");
+              " % of the parameters and stays gathered from forward to backward; wrap more modules "
+              "(sharded.describe() shows the units).");
 }
 
 std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
@@ -406,18 +405,25 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   World world = options.mesh ? options.mesh.world() : World::current();
   at::Device device = options.device.value_or(world.device());
   if (options.forward_prefetch < 0 || options.backward_prefetch < 0)
-    throw Error("a prefetch depth is negative.", "use 0 for no prefetch.");
+    throw Error("a prefetch depth is negative (forward_prefetch = " +
+                    std::to_string(options.forward_prefetch) +
+                    ", backward_prefetch = " + std::to_string(options.backward_prefetch) + ").",
+                "use 0 for no prefetch.");
   std::vector<PlannedUnit> planned = plan_units(trees, options);
   auto beneath = models_beneath(trees);
-  for (const auto& other : beneath)
+  for (const auto& other : beneath) {
+    std::lock_guard lock(other->mutex);
     for (const auto& unit : other->units)
       for (ModuleTree* tree : trees)
         if (std::find(unit->tops.begin(), unit->tops.end(), tree->identity) != unit->tops.end())
           throw Error("this module (" + tree->view.type + ") is sharded already.",
-                      "call fully_shard once for each module, children before parents.");
+                      "call fully_shard once per module, children before parents.");
+  }
   compare_plans(world, planned);
   check_offload(options.offload);
   auto group = group_for(world, options, device);
+  for (const PlannedUnit& unit : planned)  // throws before anything changes
+    parts_kept(reshard_choice(unit, options), /*keeps=*/unit.root, *group);
   auto model = std::make_shared<Model>(world, device);
   model->options = options;
   model->tree = std::move(holder);
@@ -430,6 +436,7 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
     if (plan.parameters.empty() && !plan.root) continue;
     auto unit = make_unit(plan, options, group, device, offloaded[i]);
     fill(unit, options.initialize, loading);
+    unit->apply_reshard_after_forward();
     model->add(unit);
   }
   for (ModuleTree* tree : trees) move_buffers(*tree, options, device, loading);
@@ -439,7 +446,7 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   registry::add(model);
   for (const auto& other : beneath) registry::unpark(other.get());
   warn_of_large_root(*model);
-  // What users hold. When the last of them is gone, the model stays as long as its module.
+  // The users' handle. After the last copy is gone, the model lives as long as its module.
   return std::shared_ptr<Model>(model.get(), [model](Model*) { registry::park(model); });
 }
 
@@ -449,7 +456,7 @@ std::shared_ptr<Model> shard_modules(const std::vector<ModuleRef>& modules, Shar
   auto holder = std::make_shared<ModuleTree>();
   for (const ModuleRef& module : modules) {
     if (!module.get())
-      throw Error("fully_shard was given an empty module.", "construct the module first.");
+      throw Error("fully_shard was called with an empty module.", "construct the module first.");
     holder->children.push_back(tree_of(module.get()));
   }
   std::vector<ModuleTree*> trees;
@@ -467,7 +474,7 @@ Sharded fully_shard(const torch::jit::Module& module, ShardOptions options) {
   if (torch::jit::getGraphExecutorOptimize()) {
     torch::jit::setGraphExecutorOptimize(false);
     log::info(
-        "TorchScript's profiling executor is switched off in this process "
+        "TorchScript's profiling executor is now off in this process "
         "(torch::jit::setGraphExecutorOptimize(false)): its own differentiation would read "
         "parameters that are not gathered.");
   }
@@ -477,23 +484,27 @@ Sharded fully_shard(const torch::jit::Module& module, ShardOptions options) {
 }
 
 bool is_sharded(const ModuleRef& module) {
-  for (const auto& model : shard::registry::models())
+  for (const auto& model : shard::registry::models()) {
+    std::lock_guard lock(model->mutex);
     for (const auto& unit : model->units)
       if (std::find(unit->tops.begin(), unit->tops.end(), module.get().get()) != unit->tops.end())
         return true;
+  }
   return false;
 }
 
 Unit unit_of(const ModuleRef& module) {
   std::string known;
-  for (const auto& model : shard::registry::models())
+  for (const auto& model : shard::registry::models()) {
+    std::lock_guard lock(model->mutex);
     for (const auto& unit : model->units) {
       if (std::find(unit->tops.begin(), unit->tops.end(), module.get().get()) != unit->tops.end())
         return Unit(unit);
       if (known.size() < 200) known += (known.empty() ? "\"" : ", \"") + unit->name + "\"";
     }
-  throw Error("this module is not a unit.",
-              known.empty() ? "nothing has been sharded yet." : "units are " + known + ".");
+  }
+  throw Error("this module isn't a unit.",
+              known.empty() ? "nothing has been sharded yet." : "the units are " + known + ".");
 }
 
 }  // namespace fsdp

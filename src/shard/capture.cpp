@@ -16,7 +16,7 @@
 
 namespace fsdp::shard {
 
-void Model::forget_moments() {
+void Model::forget_events() {
   std::lock_guard lock(mutex);
   for (const auto& unit : units) {
     unit->gathered.forget();
@@ -25,26 +25,26 @@ void Model::forget_moments() {
   for (const auto& slot : ring_) slot->free_after.forget();
   for (const auto& slot : gradient_slots_) slot->free_after.forget();
   for (Flat* flat : flats()) {
-    if (!flat->home) continue;
-    flat->await_update();  // waits for them too
-    flat->home->read.forget();
-    flat->home->left.forget();
+    if (!flat->host) continue;
+    flat->await_update();  // which waits for the events below
+    flat->host->read.forget();
+    flat->host->left.forget();
   }
-  for (Moment* moment :
+  for (StreamEvent* event :
        {&written_, &reduced_, &replicated_, &before_, &scattered_, &leaving_, &left_, &summed_})
-    moment->forget();
+    event->forget();
 }
 
 void Model::join_side_streams() {
   std::lock_guard lock(mutex);
-  written_.record(device);  // gathers wait for it; reductions wait for the current stream anyway
+  written_.record(device);  // gathers wait for it; reductions always wait for the current stream
 }
 
 namespace {
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
-// Of all groups of a model, and the world's.
+// The backends of all groups of a model, and of the world.
 std::vector<Backend> backends_of(Model& model) {
   std::vector<Backend> all;
   std::set<const void*> seen;
@@ -65,14 +65,14 @@ comm::Backend* ours(const Backend& backend) {
   return dynamic_cast<comm::Backend*>(backend.get());
 }
 
-void give_up_all(Model& model) {
+void reshard_all(Model& model) {
   std::lock_guard lock(model.mutex);
   Unseen unseen;
-  model.give_up_all();
+  model.reshard_all();
 }
 
-// What the host knows from before is no longer true when a graph is replayed: which copies of
-// parameters are as new as the shards, how many gradients are still to come.
+// Host-side state that doesn't hold when a graph is replayed: which copies of parameters are up to
+// date, and how many gradients are still expected.
 void forget_what_was(Model& model) {
   std::lock_guard lock(model.mutex);
   for (Flat* flat : model.flats()) {
@@ -86,7 +86,7 @@ void add_hooks(const at::Tensor& parameter, const std::function<void(uint64_t)>&
   const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
   if (!meta || !meta->cpp_hooks_list_) return;
   for (const auto& hook : *meta->cpp_hooks_list_)
-    add(hook ? 2 : 1);  // of those removed, places stay
+    add(hook ? 2 : 1);  // a removed hook leaves an empty entry
 }
 
 class CudaStepGraph : public StepGraph {
@@ -94,7 +94,8 @@ class CudaStepGraph : public StepGraph {
   CudaStepGraph(Model& model, const CudaStepGraph* sibling) : model_(model) {
     const comm::Module* module = comm::require_module("cuda");
     if (!module->make_graph)
-      throw Error("this libfsdp_cuda.so knows no graphs.", "build the project again.");
+      throw Error("this libfsdp_cuda.so has no CUDA graphs: it is older than libfsdp.so.",
+                  "build the project again.");
     graph_ = module->make_graph(sibling ? sibling->graph_.get() : nullptr);
   }
 
@@ -105,21 +106,26 @@ class CudaStepGraph : public StepGraph {
   Model& model_;
   std::unique_ptr<comm::DeviceGraph> graph_;
   std::vector<std::pair<Backend, std::vector<comm::CapturedCall>>> calls_;
-  Traffic sent_;  // by one replay
+  Traffic sent_;  // per replay
 };
 
 void CudaStepGraph::record(const std::function<void()>& work) {
   const auto models = registry::models();
   for (const auto& model : models) {
-    give_up_all(*model);
+    reshard_all(*model);
     forget_what_was(*model);
   }
-  // Timed events have no time in a graph.
-  const bool measured = std::exchange(model_.stalls.on, false);
+  std::unique_lock lock(model_.mutex);
+  const bool measured = std::exchange(model_.stalls.on, false);  // events in a graph have no time
   const Traffic before = model_.traffic;
+  lock.unlock();
+  auto restore = [&] {
+    model_.stalls.on = measured;
+    model_.traffic = before;
+  };
   try {
-    // begin() waits for the device, so nothing is lost with the moments.
-    for (const auto& model : models) model->forget_moments();
+    // begin() waits for the device, so forgetting the events loses nothing.
+    for (const auto& model : models) model->forget_events();
     graph_->begin();
     for (const auto& model : models) model->join_side_streams();
     {
@@ -130,23 +136,23 @@ void CudaStepGraph::record(const std::function<void()>& work) {
   } catch (...) {
     graph_->abandon();
     for (const auto& model : models) recover(*model);
-    model_.stalls.on = measured;
-    model_.traffic = before;
+    lock.lock();
+    restore();
     throw;
   }
   for (const auto& model : models) {
-    model->forget_moments();
+    model->forget_events();
     for (const Backend& backend : backends_of(*model)) {
       auto* known = ours(backend);
       std::vector<comm::CapturedCall> calls = known ? known->take_captured() : decltype(calls)();
       if (!calls.empty()) calls_.emplace_back(backend, std::move(calls));
     }
   }
+  lock.lock();
   sent_.all_gather = model_.traffic.all_gather - before.all_gather;
   sent_.reduce_scatter = model_.traffic.reduce_scatter - before.reduce_scatter;
   sent_.all_reduce = model_.traffic.all_reduce - before.all_reduce;
-  model_.traffic = before;
-  model_.stalls.on = measured;
+  restore();
 }
 
 void CudaStepGraph::replay() {
@@ -172,11 +178,11 @@ bool has_graphs(const Model& model) {
 }
 
 void recover(Model& model) {
-  model.forget_moments();  // they lie inside of it
+  model.forget_events();  // they belong to the failed capture
   model.end_backward(/*failed=*/true);
   if (!model.keeps_gradients) model.zero_gradients(/*set_to_none=*/true);
-  give_up_all(model);
-  model.forget_moments();
+  reshard_all(model);
+  model.forget_events();
   for (const Backend& backend : backends_of(model))
     if (auto* known = ours(backend)) known->take_captured();
 }
@@ -193,16 +199,20 @@ RecordsStep::RecordsStep(Model& model) {
 }
 RecordsStep::~RecordsStep() {
   records_step = false;
-  for (const auto& other : registry::models()) other->keeps_gradients = false;
+  for (const auto& other : registry::models()) {
+    std::lock_guard lock(other->mutex);
+    other->keeps_gradients = false;
+  }
 }
 bool RecordsStep::now() {
   return records_step;
 }
 
 bool must_be_eager(const Model& model) {
+  std::lock_guard lock(model.mutex);
   return model.recording_events || model.profiler || offloads(model) ||
          std::any_of(model.units.begin(), model.units.end(),
-                     [](const auto& unit) { return unit->held || unit->meta; });
+                     [](const auto& unit) { return unit->pinned || unit->meta; });
 }
 
 uint64_t state_of_recordings(const Model& model) {
@@ -211,31 +221,40 @@ uint64_t state_of_recordings(const Model& model) {
   auto add_place = [&](const at::Tensor& tensor) {
     add(tensor.defined() ? reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl()) : 0);
   };
-  add(model.changes);
-  add(model.sync_gradients);
-  add(model.masters_handed_out);
-  add(std::bit_cast<uint64_t>(model.divide_factor));
-  for (const auto& unit : model.units) {
-    add(static_cast<uint64_t>(unit->keep_parts));
-    for (const auto& flat : unit->flats) {
-      for (const at::Tensor* tensor : {&flat->shard, &flat->master, &flat->rest})
-        add_place(*tensor);
-      for (const Parameter& parameter : flat->parameters()) {
-        add(parameter.handle.requires_grad());
-        add_hooks(parameter.handle, add);
+  {
+    std::lock_guard lock(model.mutex);
+    add(model.changes);
+    add(model.sync_gradients);
+    add(model.masters_handed_out);
+    add(std::bit_cast<uint64_t>(model.divide_factor));
+    for (const auto& unit : model.units) {
+      add(static_cast<uint64_t>(unit->keep_parts));
+      for (const auto& flat : unit->flats) {
+        for (const at::Tensor* tensor : {&flat->shard, &flat->master, &flat->rest})
+          add_place(*tensor);
+        for (const Parameter& parameter : flat->parameters()) {
+          add(parameter.handle.requires_grad());
+          add_hooks(parameter.handle, add);
+        }
       }
     }
   }
-  for (const auto& other : registry::models())  // while its own are held, steps are eager
+  for (const auto& other : registry::models()) {
+    if (other.get() == &model) continue;  // while its own units are pinned, steps are eager
+    std::lock_guard lock(other->mutex);
     for (const auto& unit : other->units)
-      if (unit->held && other.get() != &model) add(reinterpret_cast<uintptr_t>(unit.get()));
+      if (unit->pinned) add(reinterpret_cast<uintptr_t>(unit.get()));
+  }
   return state;
 }
 
 void begin_replays(Model& model) {
-  if (model.background) model.background->check();
+  {
+    std::lock_guard lock(model.mutex);
+    if (model.background) model.background->check();
+  }
   check_communicators(model);
-  for (const auto& other : registry::models()) give_up_all(*other);
+  for (const auto& other : registry::models()) reshard_all(*other);
 }
 
 void end_replays(Model& model) {
@@ -245,7 +264,7 @@ void end_replays(Model& model) {
   }
   for (const auto& other : registry::models())
     if (other.get() != &model) other->join_side_streams();
-  at::autocast::clear_cache();  // of weights that are no longer these
+  at::autocast::clear_cache();  // it holds casts of the old weights
 }
 
 void check_communicators(Model& model) {
@@ -256,6 +275,7 @@ void check_communicators(Model& model) {
 }
 
 bool has_gradients(const Model& model) {
+  std::lock_guard lock(model.mutex);
   const auto flats = model.flats();
   return std::any_of(flats.begin(), flats.end(),
                      [](const Flat* flat) { return flat->grad.defined() || flat->slot; });

@@ -1,12 +1,13 @@
 // StepGraph: the engine's part in recording a training step as a CUDA graph and replaying it.
 //
-// While a step is recorded the engine runs as always, but nothing that it tells the device happens.
-// Events of before mean nothing inside of a recording, and those of inside nothing after it, so the
-// engine begins and ends with nothing gathered and forgets all moments. A replay then does to the
-// device what the step did; what the step did on the host and others must notice (versions of the
-// parameters, bytes sent, calls to compare with other ranks) is done by hand.
+// While a step is recorded the engine runs as usual, but the device executes nothing. Stream events
+// from before are invalid inside a recording, and those from inside it are invalid afterwards; so a
+// recording begins and ends with nothing gathered, and the engine forgets all events. A replay
+// repeats the step's work on the device. The step's effects on the host that others rely on
+// (versions of the parameters, bytes sent, calls to compare with other ranks) are repeated
+// explicitly.
 //
-// All of it is for every sharded model of the process: a loss may use several.
+// This covers every sharded model of the process: a loss may use several.
 #pragma once
 
 #include <cstdint>
@@ -24,25 +25,23 @@ class Model;
 class StepGraph {
  public:
   virtual ~StepGraph() = default;
-  // Records what `work` puts on the current stream, which is not the default one. Waits for the
-  // device first. If it throws, the models are usable: nothing gathered, no gradients.
+  // Records what `work` puts on the current stream, which must not be the default stream. Waits for
+  // the device first. If it throws, the models remain usable, resharded and without gradients.
   virtual void record(const std::function<void()>& work) = 0;
   // On the current stream, between begin_replays and end_replays.
   virtual void replay() = 0;
 };
 
-// A graph in the memory of `sibling`, if there is one. An Error where there are no graphs.
+// A graph that shares the memory pool of `sibling`, if given. An Error without CUDA graphs.
 std::unique_ptr<StepGraph> make_step_graph(Model& model, const StepGraph* sibling);
-// Where there are graphs: on a GPU.
-bool has_graphs(const Model& model);
+bool has_graphs(const Model& model);  // on a GPU
 
-// The seam for tests: what makes graphs instead, on the CPU too.
+// The seam for tests: makes the graphs instead, on the CPU too.
 extern std::function<std::unique_ptr<StepGraph>()> step_graphs_of_tests;
 
-// While alive, this thread records the graphs of a step of `model`, and what cannot be part of them
-// may refuse. Gradients, and all memory that was taken for them before, are gone then: a graph
-// would go on writing to it. Other models keep the gradients that they have, and must not take
-// part.
+// While alive, this thread records the graphs of a step of `model`; operations that can't be part
+// of a graph may throw. Frees the gradients and all their memory first: a graph would keep writing
+// to it. Other models keep the gradients they have, and must not take part in the step.
 class RecordsStep {
  public:
   explicit RecordsStep(Model& model);
@@ -52,25 +51,26 @@ class RecordsStep {
   static bool now();
 };
 
-// After a recording that failed anywhere, when the stream is no longer recorded.
+// Resets the model after a recording that failed at any point, once the capture has ended.
 void recover(Model& model);
 
-// Whether a step must be taken eagerly for now: somebody watches the engine, or holds units.
+// Whether a step must be eager for now: events or a profile are recorded, or units are pinned.
 bool must_be_eager(const Model& model);
 
-// Changes with whatever a recording took for granted beside its inputs: where shards and masters
-// are, what is trained, how gradients are reduced and who watches them, which units somebody holds.
+// A hash of everything a recording depends on besides its inputs: the memory of shards and masters,
+// which parameters are trained, how gradients are reduced and hooked, which units are pinned.
 uint64_t state_of_recordings(const Model& model);
 
-// The two ends of a step that is replayed: throws what went wrong in the background, gives up what
-// is gathered; and tells that the parameters have changed. On the stream of the replays.
+// The beginning and end of a replayed step, on the stream of the replays. begin_replays throws
+// failures of background work and reshards all units; end_replays marks the parameters as changed.
 void begin_replays(Model& model);
 void end_replays(Model& model);
 
-// Throws what the model's communicators found out behind our back.
+// Throws failures that the model's communicators found in the background. Doesn't take the mutex:
+// it must find a hang even while another thread holds it.
 void check_communicators(Model& model);
 
-// Whether gradients are there, reduced or not.
+// Whether there are gradients, reduced or not.
 bool has_gradients(const Model& model);
 
 }  // namespace fsdp::shard

@@ -1,6 +1,6 @@
-// Recording: how an operator inside deferred_init becomes a line of the tape. It is tried out, and
-// its results are tensors without memory, laid out like those of the trial. Operators whose results
-// others see (a number, a write to a tensor that has memory) run for real, now.
+// Recording: how an operator inside deferred_init becomes an entry of the tape. A trial run gives
+// the layout of its results, which are tensors without memory. Operators with effects outside the
+// tape (they return a number, or write to a tensor that has memory) run immediately.
 #include "shard/deferred.h"
 
 #include <ATen/ops/clone.h>
@@ -20,14 +20,14 @@ namespace {
 
 thread_local int scopes = 0;
 
-// Guards every storage's last record, and the process's generators while they are wound back.
+// Guards every storage's last record, and the process's generators while their states are replaced.
 std::recursive_mutex tape_mutex;
 
-// Tensors from outside up to this size are copied onto the tape, and made anew at once; so short
-// constants are never in anybody's way.
+// Tensors from outside up to this size are copied onto the tape, and results up to this size are
+// computed immediately, so later changes to small constants do no harm.
 constexpr size_t kSmallBytes = 64 << 10;
 
-// Made of other operators, which come by one by one.
+// Whether it decomposes into other operators, which are recorded one by one.
 bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
@@ -41,29 +41,30 @@ bool returns_only_tensors(const c10::OperatorHandle& op) {
   });
 }
 
-// torch::tensor({…}) allocates with empty() and fills it through the data pointer. It is known by
-// switching autograd off but not the keys below, which nothing else does around empty().
+// torch::tensor({…}) allocates with empty() and writes through the data pointer. It is recognised
+// by its guards: it turns autograd off but not the keys below, which nothing else does around
+// empty().
 bool is_for_constant(const c10::OperatorHandle& op) {
   return name_of(op) == "empty" && !c10::InferenceMode::is_enabled() &&
          c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
          !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
 }
 
-// --- operators that run now ---
+// --- operators that run immediately ---
 
 void return_from(Call& call, torch::jit::Stack results) {
   torch::jit::drop(call.stack, call.values.size());
   std::ranges::move(results, std::back_inserter(call.stack));
 }
 
-// What is written gets its memory for good, what is read only for the while.
+// Tensors that are written get their memory for good, tensors that are read only for this call.
 void run_now(Call& call) {
   size_t next = 0;
   torch::jit::Stack stack;
   for (const c10::IValue& value : call.values)
     stack.push_back(map_tensors(value, [&](const at::Tensor& tensor) {
       const Argument& argument = call.arguments[next++];
-      Storage* storage = storage_of(tensor);  // as of now: an argument before may have had it too
+      Storage* storage = storage_of(tensor);  // again: an earlier argument may have shared it
       if (storage && !argument.written) return view_of(contents(*storage), geometry_of(tensor));
       if (storage) materialize(tensor);
       return tensor;
@@ -83,8 +84,8 @@ bool must_run_now(const Call& call) {
   return !known || !effect || seen || storages;
 }
 
-// Whether the results are tensors with memory after all: parts of one that has memory, tensors that
-// are more than a storage, and small ones made of tensors with memory alone.
+// Whether the results must have memory: views of a tensor with memory, tensors that are more than a
+// storage, and small ones computed only from tensors with memory.
 bool has_real_results(const Call& call, const Trial& trial) {
   size_t bytes_read = kSmallBytes, bytes_made = 0;
   for (const Argument& argument : call.arguments)
@@ -101,15 +102,15 @@ bool has_real_results(const Call& call, const Trial& trial) {
   return !any_deferred && call.any(is_real) && bytes_made <= bytes_read;
 }
 
-// --- lines of the tape ---
+// --- entries of the tape ---
 
-// A tensor from outside, as the tape keeps it. Memory that may be gone or moved by the time of
-// replay is copied.
+// A tensor from outside, as the tape keeps it. Memory that may be freed or moved before the replay
+// is copied.
 Operand capture(const at::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   StorageTag* tag = tag_of(tensor);
   bool borrowed = !storage._mutable_data_ptr_no_checks().get_context() ||  // from_blob
-                  (tag && tag->kind != StorageTag::kDeferred);             // comes and goes
+                  (tag && tag->kind != StorageTag::kDeferred);             // sharded
   bool number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
   Operand operand;
   if (borrowed || (storage.nbytes() <= kSmallBytes && !number)) {
@@ -117,7 +118,7 @@ Operand capture(const at::Tensor& tensor) {
     at::Tensor copy = at::clone(tensor_over(memory_of(tensor), at::kByte, {bytes}, {1}, 0));
     operand.real = view_of(memory_of(copy), geometry_of(tensor));
   } else {
-    operand.real = tensor.tensor_data();  // shares the version, not autograd's graph
+    operand.real = tensor.tensor_data();  // shares the version counter, not autograd's graph
   }
   operand.version = operand.real.is_inference() ? 0 : operand.real._version();
   return operand;
@@ -147,7 +148,7 @@ std::shared_ptr<Record> record_of(const Call& call) {
   return record;
 }
 
-// Turns the trial's tensors into tensors without memory, and puts the operator onto the tape.
+// Turns the trial's tensors into tensors without memory and puts the operator on the tape.
 class Commit {
  public:
   Commit(Call& call, Trial& trial)
@@ -183,7 +184,7 @@ class Commit {
     return tensor;
   }
 
-  // The deferred storage that a tensor of the trial is in.
+  // The deferred storage for a tensor of the trial.
   Memory storage_for(const at::Tensor& tried, size_t position) {
     if (const Argument* original = trial_.original_of(tried)) return memory_of(original->tensor);
     Memory& made = made_[tried.storage().unsafeGetStorageImpl()];
@@ -195,7 +196,7 @@ class Commit {
     return made = storage;
   }
 
-  // An operator may have given `tensor` another shape, a larger storage or another one.
+  // The operator may have given `tensor` another shape, a larger storage or another storage.
   void lay_out(const at::Tensor& tensor, const at::Tensor& tried) {
     const Argument* original = trial_.original_of(tried);
     Memory storage = memory_of(tensor);
@@ -248,10 +249,10 @@ bool recording() {
   return scopes > 0;
 }
 
-// Autograd comes first, and composite operators come apart on the way; see kRecordKey.
+// Goes through autograd first, which also decomposes composite operators; see kRecordKey.
 void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (name_of(op) == "cudnn_is_acceptable") {
-    // Else LSTM::to(kCUDA) goes on to read data pointers, to put its weights into one buffer.
+    // Otherwise LSTM::to(kCUDA) would read data pointers to put its weights into one buffer.
     torch::jit::drop(*stack, op.schema().arguments().size());
     return torch::jit::push(*stack, false);
   }

@@ -16,9 +16,9 @@ namespace {
 
 constexpr const char* kRawReadMessage =
     "fsdp: this tensor was made under deferred_init and has no memory yet.\n"
-    "  HINT: run any operator on it, or shard it, and it gets its memory. Inside deferred_init, "
-    "fill tensors with operators, torch::tensor(...) or torch::from_blob(...).clone(), not "
-    "through data_ptr() or accessors.";
+    "  HINT: run any operator on it, or shard it, to give it memory. Inside deferred_init, fill "
+    "tensors with operators, torch::tensor(...) or torch::from_blob(...).clone(), not through "
+    "data_ptr() or accessors.";
 
 uint64_t next_number() {
   static std::atomic<uint64_t> last = 0;
@@ -40,8 +40,8 @@ void set_state(at::Generator& generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// While alive, what an operator depends on besides its arguments is as it was recorded: the
-// generators' states and the default dtype. Both are the process's, not the thread's.
+// While alive, the generators' states and the default dtype are as recorded: an operator depends on
+// them besides its arguments. Both belong to the process, not to the thread.
 class Then {
  public:
   explicit Then(const Record& record) : default_dtype_(c10::get_default_dtype()) {
@@ -121,14 +121,14 @@ class Replay {
     const at::Tensor& real = operand.real;
     if (real.defined() && !real.is_inference() && real._version() != operand.version)
       throw Error("deferred_init: a tensor that " + record.op.schema().name() +
-                      " read while the module was built has been changed in place since",
-                  "leave such tensors as they are until the module is sharded, or use a clone() of "
-                  "them in the constructor");
+                      " read while the module was built has been changed in place since.",
+                  "don't change such tensors until the module is sharded, or clone() them in the "
+                  "constructor.");
     return real;
   }
 
-  // Storages are made by an Output; one that is not there yet was overwritten as a whole, or only
-  // its shape is read: what is in it does not matter.
+  // An Output creates a storage's buffer. If there is none yet, the storage is overwritten as a
+  // whole or only its shape is read, so its contents don't matter.
   Memory buffer(uint64_t storage, size_t bytes, at::Device device) {
     Memory& memory = buffers_[storage];
     if (!memory) memory = scratch(bytes, device);
@@ -144,8 +144,8 @@ class Replay {
     return larger;
   }
 
-  // What an operator made is taken as it is, unless it is not laid out as the tape says or is in
-  // truth one of its arguments.
+  // Takes an operator's result without a copy, unless its layout isn't the recorded one or it is an
+  // alias of an argument.
   static Memory taken(const at::Tensor& made, const Output& output,
                       const std::vector<at::Tensor>& given) {
     bool fresh = std::ranges::none_of(given, [&](const at::Tensor& tensor) {
@@ -204,7 +204,7 @@ Record::~Record() {
     std::shared_ptr<const Record> record = std::move(dying.back());
     dying.pop_back();
     if (record.use_count() != 1) continue;
-    auto& its_needs = const_cast<Record&>(*record).needs;  // nobody else sees it any more
+    auto& its_needs = const_cast<Record&>(*record).needs;  // this is the last reference
     std::ranges::move(its_needs, std::back_inserter(dying));
     its_needs.clear();
   }

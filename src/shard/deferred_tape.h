@@ -1,10 +1,10 @@
-// The tape of deferred construction: what was run to make each tensor, and running it again.
+// The tape of deferred construction: the operators that made each tensor, and their replay.
 //
-// A storage without memory knows the last operator that wrote to it, and an operator those that
-// must run before it. References point back in time only, so that the tape has no cycles and
-// whatever no living tensor needs any more is freed. A storage's contents are had by running the
-// operators it needs, in the order they were recorded, with one buffer per storage that goes after
-// its last use.
+// A storage without memory knows the last operator that wrote to it, and a record of an operator
+// knows the records that must run before it. References only point back in time, so the tape has no
+// cycles and records that no living tensor needs are freed. A storage's contents come from
+// replaying the records it needs, in recorded order, with one buffer per storage, freed after its
+// last use.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -21,8 +21,8 @@
 
 namespace fsdp::shard::deferred {
 
-// Where operators come to while recording: below autograd, which does its work on tensors without
-// memory as on any other, and above the backends. Only ever on for a thread, never on a tensor.
+// The key that catches operators while recording: below autograd, which works on tensors without
+// memory as on any other, and above the backends. Included per thread, never set on a tensor.
 inline constexpr c10::DispatchKey kRecordKey = c10::DispatchKey::Fake;
 
 // While alive, operators of this thread go straight to the backends.
@@ -34,11 +34,11 @@ struct BackendsOnly {
 
 using Memory = c10::intrusive_ptr<c10::StorageImpl>;
 
-struct Geometry {  // all that makes a tensor of a storage
+struct Geometry {  // what makes a tensor out of a storage
   at::ScalarType type;
   at::DimVector sizes, strides;
   int64_t offset;                    // in elements
-  bool conjugated, negated, number;  // number: a C++ scalar, which counts less in type promotion
+  bool conjugated, negated, number;  // number: a C++ scalar, with lower rank in type promotion
 };
 Geometry geometry_of(const at::Tensor& tensor);
 bool same_layout(const at::Tensor& tensor, const Geometry& geometry);
@@ -53,9 +53,9 @@ struct Operand {         // a tensor argument of a recorded operator
   Geometry geometry;
 };
 
-struct Output {  // a storage that a recorded operator makes
+struct Output {  // a storage that a recorded operator creates
   uint64_t storage;
-  size_t position;  // of the first tensor in it, among the tensors that the operator returns
+  size_t position;  // of its first tensor among the tensors the operator returns
   size_t bytes;
   Geometry geometry;
 };
@@ -72,11 +72,11 @@ struct Record {
   std::vector<Operand> operands;
   std::vector<Output> outputs;
   std::vector<RandomState> random;
-  caffe2::TypeMeta default_dtype;  // what an argument that was left out stands for
-  std::vector<std::shared_ptr<const Record>> needs;  // must run before
+  caffe2::TypeMeta default_dtype;                    // the meaning of an omitted dtype argument
+  std::vector<std::shared_ptr<const Record>> needs;  // records that must run before
 
   explicit Record(const c10::OperatorHandle& op);
-  ~Record();  // not recursive: a chain of records can be long
+  ~Record();  // iterative: a chain of records can be long
 };
 
 // A storage whose contents are on the tape until it is given memory.
@@ -85,7 +85,7 @@ class Storage final : public c10::StorageImpl {
   Storage(size_t bytes, at::Device device);
 
   const uint64_t id;
-  std::shared_ptr<const Record> last;  // wrote here last; null: nothing did
+  std::shared_ptr<const Record> last;  // the last write; null: none
 
   bool has_memory() const { return has_memory_; }
   void give(Memory memory);
@@ -98,10 +98,10 @@ class Storage final : public c10::StorageImpl {
 
 Storage* storage_of(const at::Tensor& tensor);  // null unless deferred and still without memory
 
-// The contents, in memory that nobody else knows. Throws fsdp::Error if a tensor from outside that
-// the tape reads was changed meanwhile.
+// The contents, in new memory. Throws fsdp::Error if a tensor from outside that the tape reads was
+// changed since it was recorded.
 Memory contents(const Storage& storage);
-// Memory of this size with anything in it.
+// Uninitialised memory.
 Memory scratch(size_t bytes, at::Device device);
 Memory memory_of(const at::Tensor& tensor);
 

@@ -12,7 +12,7 @@ namespace {
 
 thread_local int shapes_only = 0;
 
-// Gives its first argument new contents whatever was in it.
+// Whether it overwrites its first argument without reading it.
 bool overwrites(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 11> kNames = {
       "bernoulli_",  "cauchy_", "copy_",   "exponential_", "fill_", "geometric_",
@@ -20,7 +20,7 @@ bool overwrites(const c10::OperatorHandle& op) {
   return std::ranges::find(kNames, name_of(op)) != kNames.end();
 }
 
-// Looks at its first argument's shape only.
+// Whether it uses only the shape of its first argument.
 bool reads_shape_only(const c10::OperatorHandle& op) {
   return name_of(op).ends_with("_like") || name_of(op).starts_with("new_");
 }
@@ -29,10 +29,6 @@ bool is_random(const c10::OperatorHandle& op) {
   auto is_generator = [](const c10::Argument& argument) { return argument.name() == "generator"; };
   return op.hasTag(at::Tag::nondeterministic_seeded) ||
          std::ranges::any_of(op.schema().arguments(), is_generator);
-}
-
-bool writes(const c10::Argument& argument) {
-  return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
 bool fills_storage(const at::Tensor& tensor) {
@@ -70,7 +66,7 @@ std::vector<RandomState> random_states(const Call& call) {
   for (const c10::IValue& value : call.values)
     if (value.isGenerator() && value.toGenerator().defined())
       generators.push_back(value.toGenerator());
-  if (generators.empty()) {  // some kernels for other devices draw on the CPU
+  if (generators.empty()) {  // some kernels for other devices draw from the CPU's generator
     at::Device device = device_of(call);
     generators.push_back(at::globalContext().defaultGenerator(at::kCPU));
     if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
@@ -119,7 +115,7 @@ Trial try_for_real(const Call& call) {
   return trial;
 }
 
-// Whether the operator returns its first argument, changed.
+// Whether the operator modifies and returns its first argument.
 bool is_in_place(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   return schema.returns().size() == 1 && writes(schema.returns()[0]) &&
@@ -168,7 +164,7 @@ std::string_view name_of(const c10::OperatorHandle& op) {
   return name.starts_with("aten::") ? name.substr(6) : std::string_view();
 }
 
-bool is_plain(const at::Tensor& tensor) {  // nothing but a geometry over a storage
+bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_quantized() &&
          !tensor.is_nested();
 }
@@ -191,7 +187,8 @@ Call call_of(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   return call;
 }
 
-// As told, or with the arguments; a number on the CPU goes along.
+// The `device` argument, or else the device of the tensor arguments; a 0-d CPU tensor doesn't count
+// if there is another.
 at::Device device_of(const Call& call) {
   for (size_t i = 0; i < call.values.size(); ++i) {
     if (call.op.schema().arguments()[i].name() != "device" || !call.values[i].isDevice()) continue;
@@ -210,12 +207,12 @@ at::Device device_of(const Call& call) {
 }
 
 Trial try_out(const Call& call) {
-  // The generator must go on as it would have.
+  // The generator must advance as in plain construction.
   if (is_random(call.op) && shapes_only == 0) return try_for_real(call);
   try {
     return try_on_meta(call);
-  } catch (const std::exception&) {  // the shape depends on contents, or the call is wrong and the
-    return try_for_real(call);       // real kernel says so as it would have
+  } catch (const std::exception&) {  // the shape depends on contents, or the call is wrong; then
+    return try_for_real(call);       // the real kernel throws as usual
   }
 }
 

@@ -1,9 +1,9 @@
-// Trials: what an operator would return, found out without keeping anything.
+// Trials: find out what an operator would return, without keeping anything.
 //
-// An operator under recording is tried on stand-ins for its arguments: meta tensors, which tell
-// shapes and aliases for free, or, where that cannot be, memory that goes right after. Random
-// operators are tried for real, so that the generator goes on as it would have, unless nobody wants
-// the values.
+// An operator under recording is tried on stand-ins for its arguments: meta tensors, which give
+// shapes and aliases for free, or, if that isn't possible, memory that is freed right after. Random
+// operators run for real, so that the generator advances as in plain construction, unless only
+// shapes are wanted.
 #pragma once
 
 #include <string_view>
@@ -18,8 +18,8 @@ struct Argument {  // a tensor among an operator's arguments
   at::Tensor tensor;
   Storage* deferred;  // null: has memory, or is undefined
   bool written;
-  bool read;         // its contents, not just its shape
-  bool overwritten;  // its whole storage, unread
+  bool read;         // its contents are read, not just its shape
+  bool overwritten;  // its whole storage is, without being read
 };
 bool is_real(const Argument& argument);
 
@@ -34,26 +34,26 @@ struct Call {
   bool writes_any() const;
 };
 Call call_of(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
-std::string_view name_of(const c10::OperatorHandle& op);  // without "aten::"; others have none
-at::Device device_of(const Call& call);                   // where new results are
+std::string_view name_of(const c10::OperatorHandle& op);  // without "aten::"; "" for others
+at::Device device_of(const Call& call);                   // of new results
 bool is_plain(const at::Tensor& tensor);                  // nothing but a geometry over a storage
 
 struct Trial {
   bool real = false;
-  std::vector<RandomState> random;    // before it
+  std::vector<RandomState> random;    // states before the trial
   std::vector<at::Tensor> arguments;  // stand-ins, in order
   torch::jit::Stack returned;
   std::vector<at::Tensor> results;                            // the tensors in `returned`, in order
-  std::unordered_map<c10::StorageImpl*, Memory> stand_ins;    // by what they stand for
+  std::unordered_map<c10::StorageImpl*, Memory> stand_ins;    // by the original storage
   std::unordered_map<c10::StorageImpl*, Argument> originals;  // by their stand-in
 
-  const Argument* original_of(const at::Tensor& tried) const;  // null: it is in a new storage
+  const Argument* original_of(const at::Tensor& tried) const;  // null: it has a new storage
 };
-// Throws what the operator throws.
+// Throws the operator's exception.
 Trial try_out(const Call& call);
 
-// While one is alive, what this thread records is wanted for its shapes alone: random operators are
-// not drawn from, and the values of what they filled are not those of plain construction.
+// While one is alive, only the shapes of what this thread records are wanted: random operators draw
+// nothing, and the values they fill in differ from plain construction.
 class ShapesOnly {
  public:
   ShapesOnly();

@@ -1,4 +1,4 @@
-// What a person sees of a sharded model: the tree with its units, and where the bytes are.
+// Reports about a sharded model for people: the module tree with its units, and the memory by kind.
 #include <algorithm>
 #include <iomanip>
 #include <set>
@@ -29,7 +29,7 @@ std::string dtype_text(at::ScalarType type) {
   return text;
 }
 
-std::string dtypes_of(const shard::Unit& unit) {
+std::string dtype_names(const shard::Unit& unit) {
   std::string text;
   std::set<std::string> seen;
   for (const auto& flat : unit.flats) {
@@ -46,7 +46,7 @@ struct Line {
   std::string tree, unit, parameters, dtype, share;
 };
 
-// Modules that are alike in a row (layers.1 … layers.30) are shown once.
+// Consecutive modules that are alike (layers.1 … layers.30) are shown once.
 bool alike(const ModuleTree& a, const ModuleTree& b) {
   if (a.view.type != b.view.type || a.view.numel != b.view.numel ||
       (a.unit == nullptr) != (b.unit == nullptr) || a.children.size() != b.children.size())
@@ -62,7 +62,7 @@ void draw(const ModuleTree& node, const std::string& label, const std::string& i
   if (node.unit) {
     line.unit = "unit";
     line.parameters = with_separators(node.unit->numel());
-    line.dtype = dtypes_of(*node.unit);
+    line.dtype = dtype_names(*node.unit);
     std::stringstream share;
     share << std::fixed << std::setprecision(1)
           << (all ? 100.0 * static_cast<double>(node.unit->numel()) / static_cast<double>(all) : 0)
@@ -123,7 +123,7 @@ std::string Sharded::describe() const {
   std::stringstream out;
   out << columns(lines);
 
-  // Every rank can work out what every other holds: the layout is the same everywhere.
+  // The layout is the same on every rank, so each can compute what the others hold.
   int64_t most = 0, least = INT64_MAX, shard_bytes = 0;
   std::set<std::string> meshes;
   for (const auto& unit : model->units) meshes.insert(unit->group->text);
@@ -148,16 +148,17 @@ std::string Sharded::describe() const {
   out << ": " << with_separators(all) << " parameters in " << model->units.size() << " unit"
       << (model->units.size() == 1 ? "" : "s") << "\n";
   out << "each rank: " << human_bytes(static_cast<double>(shard_bytes))
-      << " of masters; filled with parameters: " << human_bytes(static_cast<double>(most))
-      << " on the fullest rank, " << human_bytes(static_cast<double>(least))
+      << " of masters; parameters fill " << human_bytes(static_cast<double>(most))
+      << " of it on the fullest rank, " << human_bytes(static_cast<double>(least))
       << " on the emptiest; padding " << std::fixed << std::setprecision(2)
       << (all ? 100.0 * static_cast<double>(padding) / static_cast<double>(all + padding) : 0.0)
       << " %\n";
   if (model->units.size() > 1 && root * 2 > all)
     out << "WARNING: the root unit holds most of the model and stays gathered from forward to "
-           "backward; wrap more of it.\n";
+           "backward; wrap more modules.\n";
   if (model->units.size() == 1 && model->world.size() > 1)
-    out << "NOTE: one unit: the whole model is gathered at once. A wrap policy makes more of it.\n";
+    out << "NOTE: there is one unit, so the whole model is gathered at once. Set a wrap policy to "
+           "divide it.\n";
   return out.str();
 }
 
@@ -174,12 +175,12 @@ MemoryReport Model::memory() const {
     report.parameters += bytes(flat->master) + bytes(flat->rest);
     if (!flat->shard.is_same(flat->master)) report.gathered_from += bytes(flat->shard);
     if (flat->window.defined()) report.shared_window += bytes(flat->shard);
-    if (gradient_at_home(*flat)) report.host += bytes(flat->grad_memory);
-    if (shard_at_home(*flat)) {
-      report.gathered_from += bytes(flat->home->resident);
+    if (gradient_on_host(*flat)) report.host += bytes(flat->grad_memory);
+    if (shard_on_host(*flat)) {
+      report.gathered_from += bytes(flat->host->resident);
       report.host += bytes(flat->shard);
     }
-    if (updated_at_home(*flat)) {
+    if (updated_on_host(*flat)) {
       report.host += bytes(flat->rest);
       if (!flat->shard.is_same(flat->master)) report.host += bytes(flat->master);
       report.parameters -= master_bytes_away(*flat);
@@ -201,7 +202,7 @@ MemoryReport Model::memory() const {
   for (const auto& slot : gradient_slots_)
     if (slot->ring) report.reduce_buffers += bytes(slot->bytes) + bytes(slot->part);
   for (const auto& [flat, slot] : own_gradient_slots_) {
-    if (!slot) continue;  // it is being made
+    if (!slot) continue;  // being created
     (flat->unit().root ? report.reduce_buffers : report.accumulated) +=
         bytes(slot->bytes) + bytes(slot->part);
   }
@@ -232,8 +233,8 @@ std::string MemoryReport::table() const {
   add("gathered units", unsharded);
   add("  of these the ring", ring);
   add("kept for backward (1/n)", secondary);
-  add("gradients on their way", reduce_buffers);
-  add("gradients accumulated whole", accumulated);
+  add("gradients being reduced", reduce_buffers);
+  add("accumulated full gradients", accumulated);
   add("total", total());
   if (host > 0) add("  of this in host memory", host);
   if (host_activations > 0) add("host memory for activations", host_activations);

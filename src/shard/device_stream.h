@@ -1,5 +1,5 @@
-// Streams and events of whatever device the parameters are on. On the CPU there are none, and
-// everything here does nothing: operations are done when they return.
+// Streams and events of the device the parameters are on. The CPU has none, and everything here
+// does nothing: operations are done when they return.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -21,21 +21,21 @@ inline c10::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// A point in the current stream that another stream can wait for.
-class Moment {
+// A point in a stream that other streams and the host can wait for.
+class StreamEvent {
  public:
-  Moment() = default;
+  StreamEvent() = default;
   void record(at::Device device) {
     if (!has_streams(device)) return;
     if (!event_) event_.emplace(device.type());
     event_->record(current_stream(device));
     recorded_ = true;
   }
-  // Work put on the current stream from now on waits for it.
+  // Work put on the current stream from now on waits for the event.
   void wait(at::Device device) const {
     if (recorded_) event_->block(current_stream(device));
   }
-  // The host waits for it.
+  // The host waits for the event.
   void synchronize() const {
     if (recorded_) event_->synchronize();
   }
@@ -51,21 +51,21 @@ class Moment {
   bool recorded_ = false;
 };
 
-// How long the current stream stood still in waits for others: a timed event on either side of each
-// wait. Off unless asked for.
+// Measures how long the current stream waits for others, with timed events before and after each
+// wait. Off by default.
 class Stalls {
  public:
   bool on = false;
 
-  void wait(const Moment& moment, at::Device device) {
-    if (!on || !moment.recorded()) return moment.wait(device);
+  void wait(const StreamEvent& event, at::Device device) {
+    if (!on || !event.recorded()) return event.wait(device);
     std::pair<c10::Event, c10::Event> ends{timed(device), timed(device)};
     ends.first.record(current_stream(device));
-    moment.wait(device);
+    event.wait(device);
     ends.second.record(current_stream(device));
     open_.push_back(std::move(ends));
   }
-  // Of the waits since the last call. Waits for the device to get there.
+  // The total of the waits since the last call. Waits for the device to finish them.
   std::chrono::nanoseconds take() {
     double ms = 0;
     for (auto& [before, after] : open_) {
@@ -83,7 +83,7 @@ class Stalls {
   std::vector<std::pair<c10::Event, c10::Event>> open_;
 };
 
-// A stream of our own beside the compute stream.
+// A stream beside the compute stream.
 class SideStream {
  public:
   SideStream() = default;

@@ -1,5 +1,5 @@
-// Dry runs: the engine on the meta device, where tensors have sizes and no memory. A plan takes
-// whole steps so, and counts what they would have needed.
+// Dry runs: the engine on the meta device, where tensors have sizes and no memory. A memory plan
+// runs whole steps this way and counts what they would need.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,9 +10,9 @@
 
 namespace fsdp::shard::dry_run {
 
-enum class As { kCpu, kGpu };  // whose habits are followed: what is kept between steps, and where
+enum class As { kCpu, kGpu };  // the device to imitate: what is kept between steps, and where
 
-// While one is alive, this thread's models may be used on the meta device without values.
+// While one is alive, this thread may run models on the meta device, without values.
 class Scope {
  public:
   explicit Scope(As as);
@@ -27,17 +27,17 @@ class Scope {
 bool on();
 bool as_gpu();
 
-// Whether gradients leave between steps and buffers take turns, as on a device with streams.
+// Whether gradients are freed between steps and buffers take turns, as on a device with streams.
 inline bool like_gpu(at::Device device) {
   return has_streams(device) || (device.is_meta() && as_gpu());
 }
 
-// Products of matrices, convolutions and attention, which take the time of a step.
+// A matrix product, convolution or attention: these take most of a step's time.
 struct Product {
   double flops;
   double bytes;  // read and written
 };
-void count_product(const Product& product);  // of this thread; nothing where no scope is
-std::vector<Product> take_products();        // since the last time
+void count_product(const Product& product);  // per thread; does nothing outside a Scope
+std::vector<Product> take_products();        // those since the last call
 
 }  // namespace fsdp::shard::dry_run

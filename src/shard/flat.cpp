@@ -28,10 +28,6 @@ std::vector<Extent> extents_of(const std::vector<Parameter>& parameters) {
   return extents;
 }
 
-int64_t element(at::ScalarType type) {
-  return static_cast<int64_t>(c10::elementSize(type));
-}
-
 }  // namespace
 
 void describe_memory(Parameter& p) {
@@ -64,8 +60,8 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
       gradient_tag_{StorageTag::kGradients, this},
       versions_(parameters_.size()) {
   std::string message = "fsdp: unit \"" + unit.name +
-                        "\": this parameter is sharded, and its memory was read behind the "
-                        "operators (data_ptr, torch::save, an accessor).\n  HINT: use "
+                        "\": this parameter is sharded, and its memory was read directly "
+                        "(data_ptr, torch::save, an accessor).\n  HINT: use "
                         "sharded.full_tensor(name), full_state_dict() or summon_full_params().";
   storage_ = make_storage(full_bytes(), device, &tag_, message);
   gradient_storage_ = make_storage(full_bytes(), device, &gradient_tag_,
@@ -82,8 +78,8 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
 
 Flat::~Flat() {
   std::string message = "fsdp: unit \"" + unit_.name +
-                        "\": its sharded model is gone.\n  HINT: keep the module as "
-                        "long as its tensors are used.";
+                        "\": its sharded model is gone.\n  HINT: keep the module alive as long as "
+                        "its tensors are used.";
   orphan(*storage_, message);
   orphan(*gradient_storage_, message);
   for (Parameter& p : parameters_) {
@@ -100,7 +96,7 @@ void Flat::expect_none() {
 }
 
 int64_t Flat::full_bytes() const {
-  return layout_.full_numel() * element(dtypes_.param);
+  return layout_.full_numel() * element_bytes(dtypes_.param);
 }
 
 bool Flat::trainable() const {
@@ -111,7 +107,7 @@ bool Flat::trainable() const {
 // --- the master ---
 
 at::TensorOptions Flat::master_options() const {
-  at::Device where = updated_at_home(*this) ? shard.device() : device_;
+  at::Device where = updated_on_host(*this) ? shard.device() : device_;
   return at::TensorOptions().dtype(dtypes_.master).device(where);
 }
 
@@ -135,7 +131,7 @@ at::Tensor Flat::edit_master() {
   if (!rest.defined()) return master;
   uint32_t version =
       parameters_[0].handle.unsafeGetTensorImpl()->version_counter().current_version();
-  // What was begun and never settled is of no use once the parameters have changed.
+  // An edit that was never settled is discarded once the parameters have changed.
   if (!edited_.defined() || edited_version_ != version) edited_ = read_master();
   edited_version_ = version;
   return edited_;
@@ -145,7 +141,7 @@ void Flat::settle_master() {
   settle();
   bring_master(*this);
   if (edited_.defined()) {
-    at::Tensor high = shard.to(rest.device());  // itself, unless it lies on the host alone
+    at::Tensor high = shard.to(rest.device());  // the shard itself, unless only it is on the host
     kernels::split_float(std::exchange(edited_, at::Tensor()), high, rest);
     if (!high.is_same(shard)) shard.copy_(high);
   } else if (master.defined() && !shard.is_same(master)) {
@@ -154,10 +150,10 @@ void Flat::settle_master() {
 }
 
 void Flat::join_master() {
-  if (home && !home->directory.empty())
+  if (host && !host->directory.empty())
     throw Error(
-        "unit \"" + unit_.name + "\": torch::optim cannot update masters that are on a disk.",
-        "use fsdp::AdamW or fsdp::SGD with offload.directory, or leave it empty.");
+        "unit \"" + unit_.name + "\": torch::optim can't update masters on disk.",
+        "use fsdp::AdamW or fsdp::SGD with offload.directory, or leave offload.directory empty.");
   if (!rest.defined()) return;
   master = read_master();
   rest.reset();
@@ -190,9 +186,9 @@ void Flat::set_keys(bool on) {
   for (const Parameter& p : parameters_) set_key(p.handle, on);
 }
 
-bool Flat::pinned() const {
-  auto held = static_cast<int64_t>(storage_.use_count());
-  return held > 1 + static_cast<int64_t>(parameters_.size()) + saved.load();
+bool Flat::viewed() const {
+  auto uses = static_cast<int64_t>(storage_.use_count());
+  return uses > 1 + static_cast<int64_t>(parameters_.size()) + saved.load();
 }
 
 std::string Flat::moved() const {
@@ -261,14 +257,14 @@ void Flat::take(GradientSlot* taken) {
   auto [known, fresh] = slot_views_.try_emplace(taken);
   SlotViews& views = known->second;
   if (fresh) {
-    int64_t bytes = layout_.full_numel() * element(slot_dtype());
+    int64_t bytes = layout_.full_numel() * element_bytes(slot_dtype());
     views.full = taken->bytes.narrow(0, 0, bytes).view(slot_dtype());
     for (size_t i = 0; i < parameters_.size(); ++i)
       views.parameters.push_back(view_of(i, views.full));
     for (auto [from, count] : gaps()) views.gaps.push_back(views.full.narrow(0, from, count));
   }
   views_ = &views;
-  bool holds = taken == own_slot_.get() && grad.defined();  // what is to be added to
+  bool holds = taken == own_slot_.get() && grad.defined();  // new gradients are added to it
   if (!holds)
     for (const at::Tensor& gap : views.gaps) gap.zero_();
   std::fill(filled.begin(), filled.end(), holds);
@@ -294,7 +290,7 @@ void Flat::release_gradient_memory() {
   views_ = nullptr;
   slot_views_.clear();
   own_slot_.reset();
-  if (!gradient_at_home(*this)) grad_memory.reset();  // pinned memory is dear to make
+  if (!gradient_on_host(*this)) grad_memory.reset();  // pinned memory is expensive to allocate
 }
 
 const at::Tensor& Flat::slot_view() const {

@@ -1,10 +1,10 @@
-// Flat: the parameters of a unit that share a dtype. One storage, one layout, one shard a rank.
+// Flat: the parameters of a unit that share a dtype. One storage, one layout, one shard per rank.
 //
-// The module's handles are views of the storage for good; gathering points the storage at memory
-// that holds the whole buffer, giving up takes it away. The shard is what is gathered; the master
-// is what the optimizer updates. They are one tensor where the dtypes are equal, unless somebody
-// else (torch::optim) was given the master. A float32 master of a bfloat16 shard is split: the
-// shard is its upper half and `rest` the bits that are missing (kernels/split.h).
+// The module's handles are views of the storage for good. Gathering points the storage at memory
+// with the full buffer; resharding takes the memory away. The shard is what ranks gather from; the
+// master is what the optimizer updates. They are one tensor if the dtypes are equal, unless the
+// master was handed out (to torch::optim). A float32 master of a bfloat16 shard is split: the shard
+// is its upper half and `rest` the missing 16 bits (kernels/split.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,25 +22,28 @@
 namespace fsdp::shard {
 
 class Unit;
-struct Home;  // offload.h
+struct HostState;  // offload.h
 
 struct Parameter {
   std::vector<std::string> names;  // the module's own; several when it is shared
   at::Tensor handle;               // the module's tensor
   std::vector<int64_t> sizes, strides;
-  std::vector<int64_t> order;  // dimensions by falling stride: the order of memory
+  std::vector<int64_t> order;  // dimensions by descending stride: the order in memory
   bool is_norm = false;        // of a normalisation layer
   bool is_batch_norm = false;  // of one that needs float32 beside low-precision inputs
   const std::string& name() const { return names.front(); }
 };
 
-// Fills sizes, strides and order from the handle. A tensor with holes or overlaps becomes
-// contiguous.
+// Sets sizes, strides and order from the handle. A tensor with gaps or overlaps becomes contiguous.
 void describe_memory(Parameter& parameter);
+
+inline int64_t element_bytes(at::ScalarType type) {
+  return static_cast<int64_t>(c10::elementSize(type));
+}
 
 struct Dtypes {
   at::ScalarType param, master, reduce, grad;
-  bool split;  // the master is
+  bool split;  // the master is split
   bool trainable;
   auto operator<=>(const Dtypes&) const = default;
 };
@@ -61,30 +64,30 @@ class Flat {
   at::ScalarType master_dtype() const { return dtypes_.master; }
   at::ScalarType reduce_dtype() const { return dtypes_.reduce; }
   at::ScalarType grad_dtype() const { return leaf.defined() ? dtypes_.master : dtypes_.grad; }
-  at::TensorOptions master_options() const;  // where the update runs
+  at::TensorOptions master_options() const;  // on the device where the update runs
   at::Device device() const { return device_; }
   int64_t full_bytes() const;
-  bool trainable() const;  // some parameter wants a gradient
+  bool trainable() const;  // some parameter requires a gradient
 
   at::Tensor shard;        // [shard_numel] param_dtype; undefined on the meta device
   at::Tensor master;       // [shard_numel] master_dtype; may be `shard`; undefined where split
-  at::Tensor rest;         // [shard_numel] int16, where the master is split
-  at::Tensor window;       // [full_numel] shared by the ranks of a host, `shard` a part of it
+  at::Tensor rest;         // [shard_numel] int16, if the master is split
+  at::Tensor window;       // [full_numel] shared by the ranks of a host; `shard` is a part of it
   at::Tensor grad;         // [shard_numel] grad_dtype; undefined: none since zero_grad
-  at::Tensor grad_memory;  // what `grad` lies in; on the CPU kept from step to step
+  at::Tensor grad_memory;  // the memory of `grad`; on the CPU kept from step to step
   at::Tensor leaf;         // what parameters() handed out: the master as a leaf of autograd
-  at::Tensor secondary;    // reshard_after_forward = n: this rank's 1/n while the unit is given up
+  at::Tensor secondary;    // reshard_after_forward = n: this rank's 1/n while the unit is sharded
   bool secondary_valid = false;
 
   // --- the master ---
   void allocate_master();  // zeros, or the shard itself
-  // To be read; a copy where it is split.
+  // The master for reading; a copy if it is split.
   at::Tensor read_master() const;
-  // To be written: settle_master() makes it what the master is. Several calls before that give the
+  // The master for writing. settle_master() makes the writes effective; calls before it return the
   // same tensor.
   at::Tensor edit_master();
   void settle_master();  // the shard follows the master
-  void join_master();    // one tensor from now on
+  void join_master();    // stores a split master as one tensor from now on
 
   // --- the module's handles ---
   void bind(size_t parameter);  // the handle becomes a view of the storage
@@ -92,50 +95,51 @@ class Flat {
   void point_at(const at::Tensor& full);  // [full_numel] param_dtype; handles read it from now on
   void take_away();
   void set_keys(bool on);
-  bool pinned() const;          // somebody holds a view of a parameter
-  std::string moved() const;    // name of a parameter whose handle left the storage; "" is good
-  std::string written() const;  // name of a parameter written since remember_versions
+  bool viewed() const;          // a view of a parameter exists outside of the engine
+  std::string moved() const;    // name of a parameter whose handle left the storage; "" for none
+  std::string written() const;  // name of a parameter written since remember_versions; "" for none
   void remember_versions();
   bool was_written(size_t parameter) const;
-  size_t index_of(const at::Tensor& handle) const;  // of a parameter of this flat
+  size_t index_of(const at::Tensor& handle) const;  // parameters().size() if it isn't one of them
   void bump_versions();
-  std::atomic<int64_t> saved{0};  // tensors of this storage that autograd saved
+  std::atomic<int64_t> saved{0};  // number of tensors of this storage that autograd has saved
 
   // --- parts ---
   at::Tensor view_of(size_t parameter, const at::Tensor& full) const;  // in the module's shape
-  // The rank's part of parameter p in `shard` (master, grad, …), flat, in memory order.
+  // This rank's part of a parameter in `shard` (master, grad, …), 1-d, in memory order.
   at::Tensor part_of(size_t parameter, const at::Tensor& shard) const;
-  // Copies this rank's part of a whole parameter into `shard`.
+  // Copies this rank's part of a full parameter into `shard`.
   void keep_part(size_t parameter, const at::Tensor& whole, const at::Tensor& shard) const;
 
   // --- gradients (gradients.cpp) ---
   GradientSlot* slot = nullptr;
   std::vector<char> arrived;  // per parameter, in this backward
-  std::vector<char> filled;   // per parameter: the slot holds something
-  std::vector<int> expected;  // per parameter: gradients that layers of ours will write
-  int64_t expectations = 0;   // ends of them: a layer's that is older counts no more
+  std::vector<char> filled;   // per parameter: the slot has its gradient
+  std::vector<int> expected;  // per parameter: number of gradients our own layers will write
+  int64_t expectations = 0;   // generation of `expected`; a layer ignores counts of an older one
   void expect_none();
-  std::vector<char> hooked;  // per parameter: hooks of the user's own must see its gradient
-  bool alone() const;        // no other rank has a part in its gradients
+  std::vector<char> hooked;  // per parameter: a hook of the user's must see its gradient
+  bool alone() const;        // no other rank contributes to its gradients
   at::ScalarType slot_dtype() const { return alone() ? grad_dtype() : dtypes_.reduce; }
-  // The slot of a flat that is alone is what `grad` lies in.
+  // The slot of a flat that is alone: the memory of `grad` itself.
   GradientSlot* own_slot();
   bool in_own_slot() const { return slot && slot == own_slot_.get(); }
   void release_gradient_memory();
-  // The slot's padding becomes zero; the places of its parameters stay as they are.
+  // Zeroes the slot's padding; the places of the parameters stay uninitialised.
   void take(GradientSlot* taken);
   const at::Tensor& gradient_view(size_t parameter) const;  // into the slot
   const at::Tensor& slot_view() const;                      // [full_numel] slot_dtype
-  // Handles' .grad while the gradient is sharded: reads of it say what to write instead.
+  // The handles' .grad while the gradient is sharded. Reading it throws an Error with the call to
+  // use instead.
   at::Tensor stand_in(size_t parameter) const;
   bool is_stand_in(const at::Tensor& gradient) const;
 
   // --- offload (offload.cpp) ---
-  std::shared_ptr<Home> home;  // null: everything lies on the device
-  void await_update() const;   // of the master and the states, in the thread that does it
-  // Waits until nobody reads or writes the shard, the master and the states in host memory.
+  std::shared_ptr<HostState> host;  // null: everything is on the device
+  void await_update() const;        // waits for the update thread
+  // Waits until neither the thread nor the device uses the shard, master and states in host memory.
   void settle() const;
-  void await_gradient() const;  // and until the gradient has come there
+  void await_gradient() const;  // waits until the gradient in host memory is complete and unused
 
  private:
   Unit& unit_;
@@ -144,19 +148,19 @@ class Flat {
   int rank_;
   Dtypes dtypes_;
   at::Device device_;
-  at::Tensor edited_;  // the master while it is written, where it is split
+  at::Tensor edited_;  // a split master while it is written
   uint32_t edited_version_ = 0;
   std::unique_ptr<GradientSlot> own_slot_;
   StorageTag tag_, gradient_tag_;
   c10::intrusive_ptr<c10::StorageImpl> storage_, gradient_storage_;
   std::vector<uint32_t> versions_;
 
-  // Views into a slot, made when it is first taken: a few slots come again and again.
+  // Views into a slot, created when it is first taken: the same few slots are used over and over.
   struct SlotViews {
     at::Tensor full;
     std::vector<at::Tensor> parameters, gaps;
   };
-  std::vector<std::pair<int64_t, int64_t>> gaps() const;  // padding in the full buffer: from, count
+  std::vector<std::pair<int64_t, int64_t>> gaps() const;  // padding of the full buffer: from, count
   std::map<GradientSlot*, SlotViews> slot_views_;
   const SlotViews* views_ = nullptr;  // of `slot`
 };

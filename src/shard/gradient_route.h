@@ -1,19 +1,20 @@
-// GradientRoute: the way of a layer's own gradient into the buffer that its unit is reduced from.
+// GradientRoute: lets a layer write a parameter's gradient directly into the buffer its unit is
+// reduced from.
 //
-// Autograd hands a gradient over as a tensor of its own, which must then be copied. A layer that
-// computes the gradient itself (src/nn) writes it where it belongs instead:
+// Autograd passes each gradient as a tensor of its own, which must then be copied. A layer that
+// computes the gradient itself (src/nn) writes it into the buffer instead:
 //
-//   forward   route = shard::route_of(weight);            // null: not sharded; use autograd
-//             if (route) route->expect();                 // once for each backward call to come
-//   backward  shard::Place place = route->open();         // gathers nothing; waits on the stream
+//   forward   route = shard::route_of(weight);     // null: not sharded; use autograd
+//             if (route) route->expect();          // once per backward call to come
+//   backward  shard::Place place = route->open();  // gathers nothing; waits on the stream
 //             … write place.gradient, adding to it if place.accumulate …
-//             route->close();                             // the last one of a unit starts its
-//             reduction and return an undefined gradient to autograd
+//             route->close();                      // the last one of a unit starts its reduction
+//             … return an undefined gradient to autograd …
 //
-// The weight must stay an input of the autograd node, so that the engine knows of the use. What a
-// forward expected is over when its route goes, or with the next backward: a forward whose backward
-// never comes delays the unit's reduction to the end of that one, and only while its graph is
-// alive.
+// The weight must stay an input of the autograd node, so that the engine knows of the use. An
+// expectation ends when its route is destroyed, or with the next backward. A forward whose backward
+// never runs therefore delays the unit's reduction to the end of the next backward, and only while
+// its graph is alive.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -44,12 +45,12 @@ class GradientRoute : public torch::CustomClassHolder {
  private:
   std::weak_ptr<Unit> unit_;
   size_t flat_, parameter_;
-  int expects_ = 0;    // that are in the flat's count …
-  int64_t since_ = 0;  // … if that is still of this time
+  int expects_ = 0;    // its share of the flat's `expected` …
+  int64_t since_ = 0;  // … of this generation (Flat::expectations)
 };
 
-// Null where the tensor is no sharded parameter of which a gradient is wanted (and where it is
-// sharded, but its gradient is watched by hooks of the user's own, who must see it).
+// Null if the tensor isn't a sharded parameter that requires a gradient, or if the user has a hook
+// on it, which must see the gradient.
 c10::intrusive_ptr<GradientRoute> route_of(const at::Tensor& parameter);
 
 }  // namespace fsdp::shard

@@ -37,19 +37,15 @@ class Arrival : public torch::autograd::PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> users_;
 };
 
-int64_t element(at::ScalarType type) {
-  return static_cast<int64_t>(c10::elementSize(type));
-}
-
 at::Tensor make_gradient_memory(const Flat& flat) {
   int64_t numel = flat.layout().shard_numel();
-  if (gradient_at_home(flat))
-    return host_zeros(numel, flat.grad_dtype(), flat.device(), flat.home->pinned);
+  if (gradient_on_host(flat))
+    return host_zeros(numel, flat.grad_dtype(), flat.device(), flat.host->pinned);
   return at::empty({numel}, at::TensorOptions().device(flat.device()).dtype(flat.grad_dtype()));
 }
 
 at::Tensor in_host_memory(const Flat& flat, const at::Tensor& gradient) {
-  return host_zeros(gradient.numel(), gradient.scalar_type(), flat.device(), flat.home->pinned)
+  return host_zeros(gradient.numel(), gradient.scalar_type(), flat.device(), flat.host->pinned)
       .copy_(gradient);
 }
 
@@ -63,22 +59,21 @@ void watch_gradient(const std::shared_ptr<Unit>& unit, size_t flat, size_t param
       handle, std::make_unique<Arrival>(unit, flat, parameter, std::move(users)));
 }
 
-// Before a gradient is written to by others than a reduction.
 void change_gradient(Flat& flat) {
-  if (!flat.home) return;
-  if (flat.home->stepped)
+  if (!flat.host) return;
+  if (flat.host->stepped)
     throw Error("unit \"" + flat.unit().name +
-                    "\": its gradient was used already, by an update in backward.",
-                "call step_in_backward() only where gradients are not clipped, scaled or changed "
-                "before step().");
+                    "\": its gradient was already used by an update in backward.",
+                "call step_in_backward() only if nothing clips, scales or changes gradients before "
+                "step().");
   flat.await_gradient();
-  flat.home->square_valid = false;
+  flat.host->square_valid = false;
 }
 
-// --- the ends of a backward ---
+// --- the beginning and end of a backward ---
 
-// .grad of the handles tells what the user did since the last backward: a stand-in that is gone (or
-// a leaf's gradient) was cleared by a zero_grad() that is not ours.
+// A handle whose .grad is no longer the stand-in (or a leaf without a gradient) was cleared since
+// the last backward by a zero_grad() that isn't ours.
 void Model::forget_cleared_gradients() {
   Unseen unseen;
   for (Flat* flat : flats()) {
@@ -105,7 +100,7 @@ void Model::begin_backward() {
   settle_factor();
   in_backward_ = true;
   for (Flat* flat : flats()) {
-    // Autograd would add to a stand-in.
+    // Otherwise autograd would add to the stand-in.
     for (const Parameter& p : flat->parameters())
       if (flat->is_stand_in(p.handle.grad())) p.handle.mutable_grad() = at::Tensor();
     std::fill(flat->arrived.begin(), flat->arrived.end(), 0);
@@ -119,7 +114,7 @@ void Model::end_backward(bool failed) {
   if (failed) {
     drop_gradients();
   } else if (sync_gradients) {
-    // Units whose gradients came only in part: parameters that were not used count as zero.
+    // Flats that got only some of their gradients: unused parameters count as zero.
     for (Flat* flat : flats())
       if (flat->slot) reduce(*flat);
   }
@@ -128,7 +123,7 @@ void Model::end_backward(bool failed) {
   for (Flat* flat : flats()) {
     flat->expect_none();
     if (flat->leaf.defined()) {
-      flat->await_gradient();  // nobody tells when it is read
+      flat->await_gradient();  // its owner may read it at any time
       flat->leaf.mutable_grad() = flat->grad;
     }
     if (!flat->grad.defined()) continue;
@@ -138,9 +133,9 @@ void Model::end_backward(bool failed) {
   }
   for (const auto& unit : units)
     if (may_leave(*unit)) {
-      // A write that is found now must not hide the failure that ended the backward.
+      // An in-place write found now must not hide the failure that ended the backward.
       try {
-        give_up(*unit);
+        reshard(*unit);
       } catch (const Error&) {
         if (!failed) throw;
       }
@@ -154,19 +149,19 @@ void Model::drop_gradients() {
   if (keeps_gradients) return;
   for (const auto& unit : units)
     if (stepped_early(*unit)) {
-      log::warn(
-          "unit \"" + unit->name +
-          "\": a backward failed after step_in_backward() had updated it. Load a checkpoint.");
+      log::warn("unit \"" + unit->name +
+                "\": a backward failed after step_in_backward() had updated the unit. Load a "
+                "checkpoint.");
       break;
     }
   end_early_updates();
   for (Flat* flat : flats()) {
     for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
-    const bool brought = flat->home && std::exchange(flat->home->brought, false);
+    const bool brought = flat->host && std::exchange(flat->host->brought, false);
     if (brought || (flat->in_own_slot() && flat->grad.defined())) {
       log::warn("unit \"" + flat->unit().name +
-                "\": a backward failed while it was adding to gradients of earlier ones; they are "
-                "dropped.");
+                "\": a backward failed while it was adding to the gradients of earlier backwards; "
+                "all of them are dropped.");
       flat->grad.reset();
     }
     if (flat->slot) give_back(*flat);
@@ -183,13 +178,13 @@ void Model::show_memory() {
 
 // --- one gradient ---
 
-// A recorded step would add to these gradients in each replay, long after they are gone.
+// Every replay of a recorded step would add to these gradients, even after they are freed.
 void Model::refuse_if_kept(const Flat& flat) const {
   if (!keeps_gradients) return;
   throw Error("unit \"" + flat.unit().name +
-                  "\": a step that is recorded as a graph adds to gradients that its model had "
-                  "before.",
-              "call zero_grad() of that model's optimizer before the step.");
+                  "\": a step that is being recorded as a CUDA graph adds to gradients its model "
+                  "already had.",
+              "call zero_grad() on that model's optimizer before the step.");
 }
 
 void Model::gradient_arrived(Flat& flat, size_t parameter) {
@@ -214,7 +209,7 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
   if (flat.expected[parameter] == 0) complete(flat, parameter);
 }
 
-// Every gradient of the parameter is there; the last parameter of a flat starts its reduction.
+// All gradients of the parameter have arrived; the last parameter of a flat starts its reduction.
 void Model::complete(Flat& flat, size_t parameter) {
   flat.arrived[parameter] = 1;
   if (!sync_gradients || !flat.slot) return;
@@ -223,7 +218,7 @@ void Model::complete(Flat& flat, size_t parameter) {
   reduce(flat);
 }
 
-// --- gradients that layers write themselves ---
+// --- gradients our own layers write (src/nn) ---
 
 Place Model::open_gradient(Flat& flat, size_t parameter) {
   std::lock_guard lock(mutex);
@@ -242,18 +237,18 @@ void Model::close_gradient(Flat& flat, size_t parameter) {
 }
 
 void Model::take_gradient_slot(Flat& flat) {
-  // Where nothing is reduced, gradients are written where they stay.
+  // Without a reduction, gradients are written directly to their final place.
   if (stays(flat)) {
     flat.take(flat.own_slot());
     return show_memory();
   }
-  int64_t bytes = flat.layout().full_numel() * element(flat.slot_dtype());
+  int64_t bytes = flat.layout().full_numel() * element_bytes(flat.slot_dtype());
   Unit& unit = flat.unit();
   const Group& group = *unit.group;
   const Communicator& comm = group.shard_size > 1 ? group.reduce : group.replicate;
   auto make = [&](int64_t size, bool ring) {
     auto slot = std::make_unique<GradientSlot>();
-    // Where ranks can see each other's memory, they read gradients where they lie.
+    // Ranks that share memory read each other's gradients in place.
     slot->bytes = comm && comm.size() > 1 && !has_streams(device)
                       ? comm.reduce_buffer(size, at::kByte, device)
                       : at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device));
@@ -263,7 +258,7 @@ void Model::take_gradient_slot(Flat& flat) {
     return gradient_slots_.back().get();
   };
   GradientSlot* slot = nullptr;
-  // The root's gradients come first and last in backward; accumulated ones stay for several.
+  // The root's gradients arrive throughout backward; accumulated ones outlive it.
   if (unit.root || !sync_gradients) {
     GradientSlot*& own = own_gradient_slots_[&flat];
     if (!own) own = make(bytes, false);
@@ -282,7 +277,8 @@ void Model::take_gradient_slot(Flat& flat) {
       int64_t largest = bytes;
       for (Flat* other : flats())
         if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
-          largest = std::max(largest, other->layout().full_numel() * element(other->slot_dtype()));
+          largest =
+              std::max(largest, other->layout().full_numel() * element_bytes(other->slot_dtype()));
       slot = make(largest, true);
     }
   }
@@ -302,21 +298,22 @@ void Model::give_back(Flat& flat) {
 
 // --- reduction ---
 
-// Whether a gradient is final where it was written: no other rank adds to it, and nobody wants to
-// see it on its way.
+// Whether a gradient is final as written: no other rank adds to it, and no hook, divisor or offload
+// handles it on its way.
 bool Model::stays(const Flat& flat) const {
-  return flat.alone() && !reduce_hook && divide_factor <= 0 && !gradient_at_home(flat);
+  return flat.alone() && !reduce_hook && divide_factor <= 0 && !gradient_on_host(flat);
 }
 
-// Where a reduced gradient waits until it has left: in the slot, which is kept until then, and not
-// in memory that the allocator would hold back for as long.
+// Where a reduced gradient waits for its copy to the host: in the slot, which is reserved until
+// then anyway, and not in memory the allocator would have to hold back as long.
 at::Tensor Model::leaving_part(Flat& flat) {
   GradientSlot& slot = *flat.slot;
   if (!slot.part.defined())
     slot.part = at::empty({slot.bytes.numel() / flat.unit().group->shard_size},
                           slot.bytes.options().device(device));
   int64_t numel = flat.layout().shard_numel();
-  return slot.part.narrow(0, 0, numel * element(flat.reduce_dtype())).view(flat.reduce_dtype());
+  return slot.part.narrow(0, 0, numel * element_bytes(flat.reduce_dtype()))
+      .view(flat.reduce_dtype());
 }
 
 void Model::reduce(Flat& flat) {
@@ -331,7 +328,8 @@ void Model::reduce(Flat& flat) {
     log_event(Event::kReduced, unit, true);
     return;
   }
-  // Over shared memory this is where ranks that took different branches meet first.
+  // With shared memory this is the first collective, so ranks that took different branches meet
+  // here; the label names the operator.
   std::string what = "gradients";
   if (*unit.touched_by) what.append(" of ").append(unit.touched_by);
   std::string label = unit.label(what.c_str());
@@ -346,15 +344,15 @@ void Model::reduce(Flat& flat) {
   before_.wait(device);
   Profiled profiled(*this, Profiler::kReduce, unit, /*backward=*/true);
   bool fresh = !flat.grad.defined();
-  flat.await_update();  // it may still read what is written now
+  flat.await_update();  // it may still read the memory written here
   if (!flat.grad_memory.defined()) flat.grad_memory = make_gradient_memory(flat);
   at::Tensor reduced = full;
   if (group.shard_size > 1) {
     bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype();
-    reduced = gradient_at_home(flat) ? leaving_part(flat)
+    reduced = gradient_on_host(flat) ? leaving_part(flat)
               : direct               ? flat.grad_memory
                                      : at::empty({flat.layout().shard_numel()}, full.options());
-    theirs([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
+    communicate([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
     traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
   }
   std::optional<OnStream> beside;
@@ -363,26 +361,26 @@ void Model::reduce(Flat& flat) {
     beside.emplace(replicate_stream_);
     scattered_.wait(device);
     if (has_streams(device)) reduced.record_stream(current_stream(device));
-    theirs([&] { return group.replicate.all_reduce(reduced, op, call); });
+    communicate([&] { return group.replicate.all_reduce(reduced, op, call); });
     traffic.all_reduce += 2 * reduced.nbytes() * (group.replicate_size - 1) / group.replicate_size;
   }
   accumulate(flat, reduced);
   (beside ? replicated_ : reduced_).record(device);
   std::optional<OnStream> away;
-  if (gradient_at_home(flat)) away.emplace(leave_stream_);
+  if (gradient_on_host(flat)) away.emplace(leave_stream_);
   flat.slot->free_after.record(device);
   away.reset();
   profiled.done({beside ? &replicated_ : &reduced_, &flat.slot->free_after});
   give_back(flat);
   log_event(Event::kReduced, unit, true);
-  if (early_update && updated_at_home(flat)) step_early(flat);
+  if (early_update && updated_on_host(flat)) step_early(flat);
 }
 
-// On the stream of the reduction.
+// Runs on the stream of the reduction.
 void Model::accumulate(Flat& flat, at::Tensor reduced) {
   if (reduce_hook) reduce_hook(reduced, flat.unit().name);
   if (divide_factor > 0) reduced.div_(divide_factor);
-  if (gradient_at_home(flat)) return send_home(flat, reduced);
+  if (gradient_on_host(flat)) return send_gradient_to_host(flat, reduced);
   if (flat.grad.defined()) {
     flat.grad.add_(reduced);
     return;
@@ -404,11 +402,12 @@ void Model::zero_gradients(bool set_to_none) {
   end_early_updates();
   for (Flat* flat : flats()) {
     if (flat->slot) give_back(*flat);
-    if (flat->home) flat->home->brought = false;
+    if (flat->host) flat->host->brought = false;
     if (set_to_none) {
       flat->grad.reset();
       for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
-      // A GPU has better use for it in forward. On the CPU pages would have to be made anew.
+      // On a GPU forward can use the memory. On the CPU its pages would have to be faulted in
+      // again.
       if (dry_run::like_gpu(device)) flat->release_gradient_memory();
     } else if (flat->grad.defined()) {
       change_gradient(*flat);
@@ -416,7 +415,7 @@ void Model::zero_gradients(bool set_to_none) {
     }
     if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
   }
-  if (set_to_none && dry_run::like_gpu(device)) {  // every reduction was waited for
+  if (set_to_none && dry_run::like_gpu(device)) {  // backward waited for every reduction
     left_.wait(device);
     own_gradient_slots_.clear();
     gradient_slots_.clear();
@@ -432,7 +431,7 @@ void Model::settle_factor() {
     at::Tensor here = factor.to(flat->grad.device());
     if (c10::elementSize(flat->grad.scalar_type()) > 2)
       flat->grad.mul_(here.to(flat->grad.scalar_type()));
-    else  // the factor is not rounded
+    else  // without rounding the factor
       kernels::scale_into(flat->grad, flat->grad, here, /*accumulate=*/false);
   }
   factor.reset();
@@ -442,12 +441,12 @@ void Model::hand_out_masters() {
   std::lock_guard lock(mutex);
   Unseen unseen;
   for (Flat* flat : flats())
-    if (flat->trainable() && flat->home && !updated_at_home(*flat))
+    if (flat->trainable() && flat->host && !updated_on_host(*flat))
       throw Error(
           "unit \"" + flat->unit().name +
-              "\": torch::optim would find its parameters and gradients in different places "
+              "\": torch::optim would find its parameters and gradients on different devices "
               "(offload.parameters or offload.gradients without offload.optimizer).",
-          "use fsdp::AdamW or fsdp::SGD, or set .optimizer = true as well.");
+          "use fsdp::AdamW or fsdp::SGD, or set offload.optimizer = true as well.");
   settle_factor();
   masters_handed_out = true;
   for (Flat* flat : flats()) {
@@ -455,7 +454,7 @@ void Model::hand_out_masters() {
     flat->settle();
     flat->await_gradient();
     flat->join_master();
-    // Others may still read what is shared when an optimizer we know nothing of writes.
+    // Other ranks may still read the shared memory while a foreign optimizer writes.
     if (flat->window.defined() && flat->master.is_same(flat->shard))
       flat->master = flat->shard.clone();
     if (!flat->grad.defined() && flat->grad_memory.defined() &&
@@ -466,7 +465,7 @@ void Model::hand_out_masters() {
     if (flat->grad.defined() && flat->grad.scalar_type() != flat->master_dtype()) {
       at::Tensor grad = flat->grad.to(flat->master_dtype());
       flat->release_gradient_memory();
-      flat->grad = flat->grad_memory = gradient_at_home(*flat) ? in_host_memory(*flat, grad) : grad;
+      flat->grad = flat->grad_memory = gradient_on_host(*flat) ? in_host_memory(*flat, grad) : grad;
     }
     flat->leaf = flat->master.detach();
     flat->leaf.set_requires_grad(true);
@@ -493,7 +492,7 @@ void Model::zero_weight_step() {
         take_gradient_slot(*call.flat);
         reduce(*call.flat);
       } else {
-        give_up(*call.unit);
+        reshard(*call.unit);
         issue(*call.unit, "zero_weight_step");
       }
     }

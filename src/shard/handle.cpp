@@ -1,7 +1,9 @@
-// The handles that users hold: Sharded, Unit, NoSync. Each call goes to the model behind it.
+// The handles users hold: Sharded, Unit, NoSync. Each call takes the lock of the model behind the
+// handle (model.h).
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "fsdp/fully_shard.h"
 #include "shard/model.h"
@@ -15,10 +17,11 @@ using shard::live;
 
 std::vector<at::Tensor> Sharded::parameters() const {
   auto model = live(model_);
+  std::lock_guard lock(model->mutex);
   for (const auto& unit : model->units)
     if (unit->meta)
       throw Error("unit \"" + unit->name + "\" has no values yet.",
-                  "call sharded.materialize(device) before making an optimizer.");
+                  "call sharded.materialize(device) before creating an optimizer.");
   model->hand_out_masters();
   std::vector<at::Tensor> leaves;
   for (shard::Flat* flat : model->flats())
@@ -35,18 +38,23 @@ std::unique_ptr<NoSync> Sharded::no_sync() const {
 }
 
 void Sharded::set_requires_gradient_sync(bool sync) const {
-  live(model_)->sync_gradients = sync;
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  model->sync_gradients = sync;
 }
 
 void Sharded::set_gradient_divide_factor(double factor) const {
   if (!(factor >= 0))
     throw Error("the gradient divide factor is " + std::to_string(factor) + ".",
-                "give a positive number, or 0 for the number of ranks.");
-  live(model_)->divide_factor = factor;
+                "pass a positive number, or 0 for the number of ranks.");
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  model->divide_factor = factor;
 }
 
 void Sharded::set_reduce_hook(std::function<void(at::Tensor, const std::string&)> hook) const {
   auto model = live(model_);
+  std::lock_guard lock(model->mutex);
   model->reduce_hook = std::move(hook);
   ++model->changes;
 }
@@ -54,8 +62,8 @@ void Sharded::set_reduce_hook(std::function<void(at::Tensor, const std::string&)
 at::Tensor Sharded::scale_loss(const at::Tensor& loss, double weight) const {
   auto model = live(model_);
   if (!(weight >= 0))
-    throw Error("scale_loss: the weight of a rank is " + std::to_string(weight) + ".",
-                "give its number of tokens or samples; 0 for a rank without data.");
+    throw Error("scale_loss: the weight of this rank is " + std::to_string(weight) + ".",
+                "pass its number of tokens or samples, or 0 for a rank without data.");
   at::Tensor total = at::tensor(weight, at::TensorOptions().dtype(at::kDouble)).to(model->device);
   const World& world = model->world;
   world.comm().all_reduce(total, ReduceOp::SUM, {.label = "weights of the ranks"});
@@ -73,12 +81,13 @@ at::Tensor Sharded::output(at::Tensor tensor) const {
   return cast ? tensor.to(*type) : tensor;
 }
 
-NoSync::NoSync(std::shared_ptr<shard::Model> model)
-    : model_(std::move(model)), before_(model_->sync_gradients) {
-  model_->sync_gradients = false;
+NoSync::NoSync(std::shared_ptr<shard::Model> model) : model_(std::move(model)) {
+  std::lock_guard lock(model_->mutex);
+  before_ = std::exchange(model_->sync_gradients, false);
 }
 
 NoSync::~NoSync() {
+  std::lock_guard lock(model_->mutex);
   model_->sync_gradients = before_;
 }
 
@@ -86,6 +95,7 @@ NoSync::~NoSync() {
 
 std::vector<Unit> Sharded::units() const {
   auto model = live(model_);
+  std::lock_guard lock(model->mutex);
   std::vector<Unit> units;
   for (const auto& unit : model->units)
     if (unit->root) units.emplace_back(unit);
@@ -100,7 +110,7 @@ Unit Sharded::unit(const std::string& name) const {
     if (unit.name() == name) return unit;
     if (known.size() < 200) known += (known.empty() ? "\"" : ", \"") + unit.name() + "\"";
   }
-  throw Error("there is no unit \"" + name + "\".", "units are " + known + ".");
+  throw Error("there is no unit \"" + name + "\".", "the units are " + known + ".");
 }
 
 void Sharded::unshard() const {
@@ -138,7 +148,9 @@ void Sharded::count_activations(bool on) const {
 }
 
 void Sharded::measure_exposed(bool on) const {
-  live(model_)->stalls.on = on;
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
+  model->stalls.on = on;
 }
 
 void Sharded::reset_traffic() const {
@@ -159,19 +171,20 @@ shard::Model& model_of(const std::shared_ptr<shard::Unit>& unit) {
     throw Error("this handle holds no unit.", "use sharded.unit(name) or unit_of(module).");
   if (!unit->model)
     throw Error("unit \"" + unit->name + "\": its sharded model is gone.",
-                "keep the module as long as its units are used.");
+                "keep the module alive as long as its units are used.");
   return *unit->model;
 }
 
-// The units of a prefetch list; an Error if one is of another model.
+// The units of a prefetch list; an Error if one belongs to another model.
 std::vector<shard::Unit*> prefetch_list(const shard::Unit& unit,
                                         const std::vector<std::shared_ptr<shard::Unit>>& others) {
   std::vector<shard::Unit*> units;
   for (const auto& other : others) {
     if (!other || other->model != unit.model)
-      throw Error("unit \"" + unit.name + "\": its prefetch list names " +
-                      (other ? "unit \"" + other->name + "\" of another model." : "no unit."),
-                  "use units of the same sharded model (sharded.units(), unit_of(module)).");
+      throw Error(
+          "unit \"" + unit.name + "\": its prefetch list has " +
+              (other ? "unit \"" + other->name + "\" of another model." : "an empty handle."),
+          "use units of the same sharded model (sharded.units(), unit_of(module)).");
     units.push_back(other.get());
   }
   return units;
@@ -186,6 +199,8 @@ int64_t Unit::numel() const {
   return unit_->numel();
 }
 bool Unit::is_unsharded() const {
+  if (!unit_->model) return false;
+  std::lock_guard lock(unit_->model->mutex);
   return unit_->state == shard::Unit::State::kReady;
 }
 
@@ -197,46 +212,46 @@ UnshardWork Unit::unshard(bool async) const {
   if (async) {
     model.issue_ahead(*unit_);
   } else {
-    model.hold(*unit_, /*writable=*/false);
+    model.pin(*unit_, /*writable=*/false);
   }
   return work;
 }
 
 void UnshardWork::wait() {
-  for (const auto& unit : units_) model_of(unit).hold(*unit, /*writable=*/false);
+  for (const auto& unit : units_) model_of(unit).pin(*unit, /*writable=*/false);
   units_.clear();
 }
 
 void Unit::reshard() const {
   shard::Model& model = model_of(unit_);
-  if (unit_->held)
-    model.release(*unit_);
+  std::lock_guard lock(model.mutex);
+  if (unit_->pinned)
+    model.unpin(*unit_);
   else
-    model.give_up(*unit_);
+    model.reshard(*unit_);
 }
 
-void Unit::set_reshard_after_forward(ReshardAfterForward reshard) const {
+void Unit::set_reshard_after_forward(ReshardAfterForward choice) const {
   shard::Model& model = model_of(unit_);
   std::lock_guard lock(model.mutex);
-  model.give_up(*unit_);
-  int parts = reshard.keep_parts.value_or(unit_->root ? 1 : 0);
-  if (parts > 1 && parts < unit_->group->shard_size && unit_->needs_slot())
-    unit_->group->neighbours(parts);
-  unit_->keep_parts = parts > 1 && parts >= unit_->group->shard_size ? 0 : parts;
+  unit_->parts_kept(choice);  // throws before anything changes
+  model.reshard(*unit_);
+  unit_->reshard_after_forward = choice;
+  unit_->apply_reshard_after_forward();
 }
 
 void Unit::set_modules_to_forward_prefetch(const std::vector<Unit>& units) const {
-  model_of(unit_);
   std::vector<std::shared_ptr<shard::Unit>> others;
   for (const Unit& unit : units) others.push_back(unit.unit_);
+  std::lock_guard lock(model_of(unit_).mutex);
   unit_->forward_next = prefetch_list(*unit_, others);
   unit_->next_checked = false;
 }
 
 void Unit::set_modules_to_backward_prefetch(const std::vector<Unit>& units) const {
-  model_of(unit_);
   std::vector<std::shared_ptr<shard::Unit>> others;
   for (const Unit& unit : units) others.push_back(unit.unit_);
+  std::lock_guard lock(model_of(unit_).mutex);
   unit_->backward_next = prefetch_list(*unit_, others);
   unit_->next_checked = false;
 }

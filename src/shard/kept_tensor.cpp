@@ -49,12 +49,12 @@ void KeptTensor::check(const char* who) const {
           who + " needs was changed in place after forward saved it: version " +
           std::to_string(data_._version()) + ", expected " + std::to_string(version_) + ".",
       unit_ ? "call optimizer.step() after backward, not between forward and backward."
-            : "replace the in-place operation (add_, relu_, …) by one that returns a result.");
+            : "replace the in-place operation (add_, relu_, …) with one that returns a result.");
 }
 
 void KeptTensor::release() {
   if (counted_) saved_activations::remove(std::exchange(counted_, nullptr));
-  data_.reset();  // before the count, or the unit looks pinned
+  data_.reset();  // before the count changes, or the unit would seem viewed
   if (flat_) --std::exchange(flat_, nullptr)->saved;
   unit_.reset();
 }

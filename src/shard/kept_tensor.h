@@ -1,5 +1,5 @@
-// KeptTensor: a tensor that is kept for backward. A parameter is kept without its memory, which is
-// gathered again when it is read; anything else as it is.
+// KeptTensor: a tensor kept for backward. A parameter is kept without its memory and gathered again
+// when it is read; any other tensor is kept as it is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,10 +19,10 @@ class KeptTensor {
   KeptTensor& operator=(KeptTensor&& other) noexcept;
   ~KeptTensor() { release(); }
 
-  // Without autograd's part and without the key.
+  // Without autograd metadata and without the key.
   const at::Tensor& data() const { return data_; }
   const std::shared_ptr<Unit>& unit() const { return unit_; }  // of a parameter
-  // An Error if the tensor was changed in place since it was kept. `who` is what needs it.
+  // An Error if the tensor was changed in place since it was kept. `who` needs it now.
   void check(const char* who) const;
   void release();
 
@@ -31,7 +31,7 @@ class KeptTensor {
   uint32_t version_ = 0;
   std::shared_ptr<Unit> unit_;  // a graph may outlive the model
   Flat* flat_ = nullptr;
-  const void* counted_ = nullptr;  // the storage, as an activation
+  const void* counted_ = nullptr;  // its storage, if counted in saved_activations
 };
 
 }  // namespace fsdp::shard

@@ -7,18 +7,18 @@
 namespace fsdp::shard {
 namespace {
 
-constexpr double kPaddingForRows = 0.009;  // what AUTO pays for cuts between rows
+constexpr double kPaddingForRows = 0.009;  // the most AUTO spends on cuts between rows
 
 int64_t aligned(int64_t n) {
   return (n + Layout::kAlign - 1) / Layout::kAlign * Layout::kAlign;
 }
 
-// The first cut behind `position`.
+// The first cut after `position`.
 int64_t next_cut(int64_t position, int64_t shard) {
   return (position / shard + 1) * shard;
 }
 
-// Whether a parameter at `at` has all its cuts between rows.
+// Whether all cuts of a parameter at offset `at` fall between rows.
 bool cuts_on_rows(int64_t at, const Extent& p, int64_t shard) {
   int64_t first = next_cut(at, shard);
   if (first >= at + p.numel) return true;
@@ -52,7 +52,7 @@ Layout::Layout(std::vector<Extent> parameters, int world, Cut cut)
   offsets_ = std::move(inside);
 }
 
-// Packs the parameters for shards of `shard` elements; false if they do not fit.
+// Packs the parameters into shards of `shard` elements; false if they don't fit.
 bool Layout::place(int64_t shard, Cut cut, std::vector<int64_t>& offsets) const {
   offsets.clear();
   int64_t at = 0;
@@ -60,7 +60,7 @@ bool Layout::place(int64_t shard, Cut cut, std::vector<int64_t>& offsets) const 
     Extent p{given.numel, row_of(given, cut)};
     if (p.numel >= kAlign) at = aligned(at);
     if (!cuts_on_rows(at, p, shard)) {
-      // Moved so that the next cut falls on a row, or to that cut itself.
+      // Move it so that the next cut falls between rows, or to that cut.
       int64_t cut_at = next_cut(at, shard);
       at += (cut_at - at) % p.row;
       if (!cuts_on_rows(at, p, shard)) at = cut_at;
@@ -76,19 +76,19 @@ bool Layout::place(int64_t shard, Cut cut, std::vector<int64_t>& offsets) const 
 // The smallest shard up to `limit` that holds the parameters; 0 if there is none.
 int64_t Layout::search(Cut cut, int64_t limit, std::vector<int64_t>& offsets) const {
   int64_t least = std::max(kAlign, aligned((used_ + world_ - 1) / world_));
-  // A parameter longer than three shards has two cuts in it, so only multiples of its row can do.
+  // A parameter longer than three shards contains two cuts, so the shard is a multiple of its row.
   int64_t step = kAlign;
   for (const Extent& p : parameters_) {
     int64_t row = row_of(p, cut);
     if (p.numel < 3 * least || cut == Cut::TENSOR) continue;
     int64_t both = std::lcm(step, row);
-    if (both > least) break;  // tried one by one instead
+    if (both > least) break;  // try sizes one by one instead
     step = both;
   }
   int64_t shard = (least + step - 1) / step * step;
   for (int64_t tries = 0; shard <= limit; ++tries) {
     if (place(shard, cut, offsets)) return shard;
-    // Far from the least, precision no longer matters and an end does.
+    // Far above the minimum, ending the search matters more than the exact size.
     if (tries > 20000) step = std::max(step, aligned(shard / 64));
     shard += step;
   }

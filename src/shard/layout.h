@@ -1,12 +1,11 @@
-// Layout: where each parameter lies in a unit's flat buffer, and where the buffer is cut into
+// Layout: the offset of each parameter in a unit's flat buffer, and the cuts of the buffer into
 // shards.
 //
-// Parameters are packed in order, each in one piece; the buffer is cut into `world` equal shards of
-// a multiple of 64 elements (128 bytes in bf16). The gathered buffer *is* the parameters, so a
-// parameter that spans several shards has its cuts at a fixed distance, and they can only all fall
-// between rows if the shard is a multiple of its row. Where that would cost too much padding (many
-// ranks, small units, rows of different length), Cut::AUTO cuts inside rows instead. Offsets are in
-// elements.
+// Parameters are packed in order, each contiguous; the buffer is cut into `world` equal shards of a
+// multiple of 64 elements (128 bytes in bf16). The gathered buffer *is* the parameters, so the cuts
+// of a parameter that spans several shards are one shard apart. They can all fall between rows only
+// if the shard is a multiple of the row. Where that costs too much padding (many ranks, small
+// units, rows of different length), Cut::AUTO cuts inside rows instead. Offsets are in elements.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +34,7 @@ class Layout {
   Layout(std::vector<Extent> parameters, int world, Cut cut);
 
   int world() const { return world_; }
-  Cut cut() const { return cut_; }  // ROW, ELEMENT or TENSOR: what AUTO became
+  Cut cut() const { return cut_; }  // never AUTO: ROW, ELEMENT or TENSOR
   int64_t shard_numel() const { return shard_; }
   int64_t full_numel() const { return shard_ * world_; }
   int64_t padding() const { return full_numel() - used_; }

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/log.h"
+#include "base/rank_status.h"
 #include "base/table.h"
 #include "shard/offload.h"
 #include "shard/profile.h"
@@ -16,7 +17,7 @@
 namespace fsdp::shard {
 namespace {
 
-struct Busy {  // while alive, nothing evicts the unit: its own prefetches would
+struct Busy {  // keeps the unit from being resharded, which its own prefetches could cause
   explicit Busy(Unit& used) : unit(used) { ++unit.busy; }
   ~Busy() { --unit.busy; }
   Busy(const Busy&) = delete;
@@ -24,10 +25,10 @@ struct Busy {  // while alive, nothing evicts the unit: its own prefetches would
   Unit& unit;
 };
 
-// Whether a unit that needs no memory to be gathered has a copy on the device that is out of date.
+// Whether a unit that needs no slot has an out-of-date copy on the device.
 bool waits_for_copy(const Unit& unit) {
   return std::any_of(unit.flats.begin(), unit.flats.end(), [](const auto& flat) {
-    return flat->home && flat->home->resident.defined() && flat->home->stale;
+    return flat->host && flat->host->resident.defined() && flat->host->stale;
   });
 }
 
@@ -35,7 +36,7 @@ std::unique_ptr<Slot> make_slot(at::Device device, int64_t bytes, bool ring) {
   auto slot = std::make_unique<Slot>();
   slot->bytes = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   slot->ring = ring;
-  // It may be memory that work on the current stream, not yet done, still reads or writes.
+  // Unfinished work on the current stream may still read or write this memory.
   slot->free_after.record(device);
   return slot;
 }
@@ -50,17 +51,17 @@ Model::Model(World joined, at::Device on)
       replicate_stream_(on) {}
 
 Model::~Model() {
-  try {  // memory goes back to the compute stream, which must know what others still do with it
+  try {  // memory returns to the compute stream, which must first wait for the side streams
     for (const SideStream* side :
          {&gather_stream_, &reduce_stream_, &replicate_stream_, &leave_stream_}) {
-      Moment done;
+      StreamEvent done;
       {
         OnStream on(*side);
         done.record(device);
       }
       done.wait(device);
     }
-  } catch (const std::exception&) {  // of a device that is lost
+  } catch (const std::exception&) {  // the device is lost
   }
   for (auto& unit : units)
     if (unit->model == this) unit->model = nullptr;
@@ -68,7 +69,8 @@ Model::~Model() {
 }
 
 std::shared_ptr<Model> live(const std::shared_ptr<Model>& model) {
-  if (!model) throw Error("this handle holds no sharded model.", "use what fully_shard returned.");
+  if (!model)
+    throw Error("this handle holds no sharded model.", "use the handle fully_shard returned.");
   std::shared_ptr<Model> last = model;
   while (last->successor) last = last->successor;
   return last;
@@ -81,7 +83,7 @@ void Model::add(std::shared_ptr<Unit> unit) {
 
 void Model::take_over(const std::shared_ptr<Model>& other) {
   std::lock_guard lock(other->mutex);
-  other->give_up_all();
+  other->reshard_all();
   other->finish_reductions();
   for (Flat* flat : other->flats()) {
     flat->settle();
@@ -91,6 +93,7 @@ void Model::take_over(const std::shared_ptr<Model>& other) {
   for (auto& unit : other->units) {
     unit->root = false;
     unit->slot = nullptr;
+    unit->apply_reshard_after_forward();  // only a root keeps its parameters by default
     add(unit);
   }
   other->units.clear();
@@ -113,11 +116,12 @@ void Model::log_event(Event::Kind kind, const Unit& unit, bool backward, bool ah
 
 void Model::ensure(Unit& unit, const char* by, bool backward) {
   std::lock_guard lock(mutex);
+  rank_status::set_unit(unit.name, by);
   unit.last_use = ++uses_;
   if (!backward) unit.touched_by = by;
   if (unit.state == Unit::State::kReady) {
     if (order_.last() == &unit) return;
-    // Not everything that is used is gathered for it; what comes next is known all the same.
+    // It was gathered already, but the next units may still have to be prefetched.
     Unseen unseen;
     Busy busy(unit);
     order_.note(&unit, backward);
@@ -125,7 +129,7 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
   }
   if (unit.meta)
     throw Error("unit \"" + unit.name + "\" has no values yet (" + by + " reads it).",
-                "call sharded.materialize(device), or load a checkpoint or state dict first.");
+                "call sharded.materialize(device), or load a checkpoint or state dict, first.");
   Unseen unseen;
   check_handles(unit, by);
   if (stale_readers_) synchronize_readers(by);
@@ -142,15 +146,15 @@ void Model::issue(Unit& unit, const char* by) {
   if (in_backward_ && stepped_early(unit)) {
     if (!by) return;
     throw Error("unit \"" + unit.name + "\" is used by " + by +
-                    " in a backward that has updated it already.",
-                "leave out step_in_backward(): parts of this unit are used where no gradient "
-                "waits for them.");
+                    " in a backward that has already updated it.",
+                "don't call step_in_backward(): this unit is used again after its gradients have "
+                "arrived.");
   }
   for (const auto& flat : unit.flats) flat->await_update();
   if (masters_handed_out) follow_masters(unit, by ? by : "prefetch");
   if (unit.needs_slot()) {
     Slot* slot = find_slot(unit, by != nullptr);
-    if (!slot) return;  // a prefetch for which there is no room
+    if (!slot) return;  // no room for this prefetch
     int64_t identity = unit.id + 1;
     std::string label = unit.label(by ? by : "prefetch");
     bool async = !has_streams(device) && !device.is_meta();
@@ -165,10 +169,10 @@ void Model::issue(Unit& unit, const char* by) {
       const Communicator& comm =
           from_neighbours ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
       at::Tensor part = from_neighbours        ? flat->secondary
-                        : shard_at_home(*flat) ? bring(*flat, full)
+                        : shard_on_host(*flat) ? bring(*flat, full)
                                                : flat->shard;
-      if (unit.group->shard_size == 1) continue;  // the copy was all
-      unit.works.push_back(theirs([&] { return comm.all_gather(full, part, call); }));
+      if (unit.group->shard_size == 1) continue;  // the copy is the whole gather
+      unit.works.push_back(communicate([&] { return comm.all_gather(full, part, call); }));
       traffic.all_gather += part.nbytes() * (comm.size() - 1);
     }
     unit.gathered.record(device);
@@ -177,12 +181,12 @@ void Model::issue(Unit& unit, const char* by) {
     unit.slot = slot;
     calls_.push_back({&unit, nullptr});
   } else if (masters_handed_out && unit.group->shares_memory && unit.group->shard_size > 1) {
-    calls_.push_back({&unit, nullptr});  // ranks met in follow_masters
+    calls_.push_back({&unit, nullptr});  // the ranks met in follow_masters
   } else if (waits_for_copy(unit)) {
     OnStream on(gather_stream_);
     written_.wait(device);
     for (const auto& flat : unit.flats)
-      if (shard_at_home(*flat)) bring(*flat, {});
+      if (shard_on_host(*flat)) bring(*flat, {});
     unit.gathered.record(device);
   }
   unit.state = Unit::State::kGathering;
@@ -200,7 +204,7 @@ void Model::finish(Unit& unit) {
   try {
     std::optional<HostWait> wait;
     if (!unit.works.empty()) wait.emplace(*this, unit, in_backward_);
-    for (Work& work : unit.works) theirs([&] { work.wait(); });
+    for (Work& work : unit.works) communicate([&] { work.wait(); });
   } catch (...) {
     unit.works.clear();
     unit.state = Unit::State::kSharded;
@@ -213,7 +217,7 @@ void Model::finish(Unit& unit) {
   for (const auto& flat : unit.flats) {
     at::Tensor full = unit.slot                ? full_view(unit, *flat, unit.slot->bytes)
                       : flat->window.defined() ? flat->window
-                      : shard_at_home(*flat)   ? flat->home->resident
+                      : shard_on_host(*flat)   ? flat->host->resident
                                                : flat->shard;
     flat->point_at(full);
     flat->remember_versions();
@@ -241,7 +245,7 @@ void Model::prefetch(Unit& unit, bool backward) {
       unit.next_checked = true;
       if (known.front() != by_hand.front())
         log::warn("unit \"" + unit.name + "\": its prefetch list begins with \"" +
-                  by_hand.front()->name + "\", but \"" + known.front()->name + "\" came next.");
+                  by_hand.front()->name + "\", but \"" + known.front()->name + "\" was used next.");
     }
   }
   for (Unit* other : next)
@@ -249,19 +253,19 @@ void Model::prefetch(Unit& unit, bool backward) {
 }
 
 bool Model::may_leave(const Unit& unit) const {
-  return unit.busy == 0 && !unit.held && unit.state != Unit::State::kSharded && !unit.pinned();
+  return unit.busy == 0 && !unit.pinned && unit.state != Unit::State::kSharded && !unit.viewed();
 }
 
 Slot* Model::find_slot(Unit& unit, bool may_grow) {
   int64_t bytes = unit.full_bytes();
-  if (unit.root || unit.keep_parts == 1 || unit.held) {
+  if (unit.root || unit.keep_parts == 1 || unit.pinned) {
     if (!unit.own) unit.own = make_slot(device, bytes, /*ring=*/false);
     return unit.own.get();
   }
   for (const auto& slot : ring_)
     if (!slot->tenant && slot->bytes.numel() >= bytes) return slot.get();
-  // The one in use, those ahead, and one that is still computed with when the host is ahead. Who
-  // wants nothing ahead wants memory.
+  // One in use, the prefetched ones, and one the device still computes with while the host is
+  // ahead. Without prefetch a single slot, for the least memory.
   size_t ahead = std::max({0, options.forward_prefetch, options.backward_prefetch});
   for (const auto& other : units)
     ahead = std::max({ahead, other->forward_next.size(), other->backward_next.size()});
@@ -273,15 +277,15 @@ Slot* Model::find_slot(Unit& unit, bool may_grow) {
           (!oldest || slot->tenant->last_use < oldest->tenant->last_use))
         oldest = slot.get();
     if (oldest) {
-      give_up(*oldest->tenant);
+      reshard(*oldest->tenant);
       return oldest;
     }
     if (!may_grow) return nullptr;
     if (!grown_) {
       grown_ = true;
       log::info("unit \"" + unit.name + "\": all " + std::to_string(ring_.size()) +
-                " buffers for gathered units are in use at once; one more of " +
-                human_bytes(static_cast<double>(bytes)) + " is made.");
+                " buffers for gathered units are in use at once; allocating one more of " +
+                human_bytes(static_cast<double>(bytes)) + ".");
     }
   }
   for (const auto& other : units)
@@ -291,7 +295,7 @@ Slot* Model::find_slot(Unit& unit, bool may_grow) {
   return ring_.back().get();
 }
 
-void Model::give_up(Unit& unit) {
+void Model::reshard(Unit& unit) {
   std::lock_guard lock(mutex);
   if (unit.state == Unit::State::kSharded) return;
   Unseen unseen;
@@ -319,15 +323,15 @@ void Model::give_up(Unit& unit) {
   if (!written.empty())
     throw Error("rank " + std::to_string(world.rank()) + ": unit \"" + unit.name +
                     "\": parameter \"" + written +
-                    "\" was written in place while it was gathered; what was written " +
-                    (had_slot ? "is lost." : "is not undone, and no other rank knows of it."),
+                    "\" was written in place while it was gathered; the write " +
+                    (had_slot ? "is lost." : "is not undone, and no other rank has seen it."),
                 "write parameters inside sharded.summon_full_params().");
-  check_handles(unit, "the end of its use");
+  check_handles(unit, "reshard");
 }
 
-void Model::give_up_all() {
+void Model::reshard_all() {
   for (const auto& unit : units)
-    if (!unit->held) give_up(*unit);
+    if (!unit->pinned) reshard(*unit);
 }
 
 void Model::keep_secondary(Unit& unit) {
@@ -342,8 +346,8 @@ void Model::keep_secondary(Unit& unit) {
   written_.record(device);
 }
 
-// set_data cannot be seen when it happens: a parameter that it took out of its unit would silently
-// train alone.
+// set_data can't be noticed when it happens. A parameter it took out of its unit would silently
+// train on its own.
 void Model::check_handles(const Unit& unit, const char* when) const {
   for (const auto& flat : unit.flats) {
     std::string moved = flat->moved();
@@ -383,23 +387,23 @@ void Model::synchronize_readers(const char* why) {
   for (const auto& unit : units)
     if (unit->group->shares_memory && unit->group->shard_size > 1 &&
         met.insert(unit->group.get()).second)
-      theirs([&] { unit->group->gather.barrier({.label = why}); });
+      communicate([&] { unit->group->gather.barrier({.label = why}); });
   stale_readers_ = false;
   if (profiler) profiler->met(traffic.host_time - before);
 }
 
-// Whoever was given the masters may have updated them, and nothing tells (torch::optim writes
-// through .data()): the shard is compared before each gather.
+// The owner of handed-out masters may have updated them without notice (torch::optim writes through
+// .data()), so the shard is compared with its master before each gather.
 void Model::follow_masters(Unit& unit, const char* by) {
   const Group& group = *unit.group;
   bool meet = group.shares_memory && group.shard_size > 1;
   std::string label = unit.label(by);
   CallOptions call{.label = label, .identity = unit.id + 1};
-  if (meet) group.gather.barrier(call);  // nobody reads
+  if (meet) group.gather.barrier(call);  // no rank reads from here on
   for (const auto& flat : unit.flats) {
     if (!flat->leaf.defined()) continue;
     flat->settle();
-    if (flat->home) flat->home->stale = true;
+    if (flat->host) flat->host->stale = true;
     if (flat->shard.is_same(flat->master)) continue;
     bool on_host = flat->master.device().is_cpu();
     if (on_host && at::equal(flat->shard, flat->master.to(flat->param_dtype()))) continue;
@@ -407,7 +411,7 @@ void Model::follow_masters(Unit& unit, const char* by) {
     shard_changed(*flat);
     if (on_host) flat->bump_versions();
   }
-  if (meet) group.gather.barrier(call);  // everybody has written
+  if (meet) group.gather.barrier(call);  // every rank has written
   written_.record(device);
 }
 
@@ -432,14 +436,15 @@ void Model::shards_written() {
   calls_.clear();  // of evaluation since the last backward
 }
 
-void Model::hold(Unit& unit, bool writable) {
+void Model::pin(Unit& unit, bool writable) {
   std::lock_guard lock(mutex);
-  if (unit.held) return;
-  if (writable) give_up(unit);  // for memory of its own
-  unit.held = true;
+  if (unit.pinned) return;
+  if (writable) reshard(unit);  // to gather it again in memory of its own
+  unit.pinned = true;
   unit.writable = writable;
   if (writable && !unit.needs_slot() && !unit.flats.empty()) {
-    // In private memory: others read what is shared, and the shard keeps the master's precision.
+    // In private memory: other ranks read the shared memory, and the shard must not lose the
+    // master's precision.
     Unseen unseen;
     if (unit.meta)
       throw Error("unit \"" + unit.name + "\" has no values yet.",
@@ -461,12 +466,12 @@ void Model::hold(Unit& unit, bool writable) {
   ensure(unit, "unshard", in_backward_);
 }
 
-void Model::release(Unit& unit) {
+void Model::unpin(Unit& unit) {
   std::lock_guard lock(mutex);
-  if (!unit.held) return;
+  if (!unit.pinned) return;
   bool temporary = unit.own && !(unit.root || unit.keep_parts == 1);
-  unit.held = false;
-  give_up(unit);
+  unit.pinned = false;
+  reshard(unit);
   unit.writable = false;
   if (temporary || !unit.needs_slot()) unit.own.reset();
 }

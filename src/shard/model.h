@@ -1,11 +1,13 @@
-// Model: the engine of one sharded model. It gathers units when they are touched, gives them up
-// when others need the room, takes gradients from autograd, reduces them, and knows what optimizers
-// and onlookers need.
+// Model: the engine of one sharded model. It gathers units when operators read them, reshards them
+// when others need the memory, takes gradients from autograd, reduces them, and serves optimizers,
+// checkpoints and reports.
 //
-// Everything that happens to it comes from five places: an operator that reads a parameter
-// (touch.cpp), a saved parameter that backward unpacks (touch.cpp), a gradient that arrives
-// (gradients.cpp), the two ends of a backward (touch.cpp), and calls of the user. One mutex orders
-// them.
+// It is entered from five places: an operator that reads a parameter (touch.cpp), a saved parameter
+// that backward unpacks (touch.cpp), a gradient that arrives (gradients.cpp), the beginning and end
+// of a backward (touch.cpp), and calls of the user. `mutex` orders them: every such entry holds it
+// while it reads or writes the model's state, or the state of its units and flats. It is recursive,
+// so an entry may call another. Never run a backward while holding it: on a GPU gradients arrive in
+// a thread of autograd's. Never hold it for two models at once.
 #pragma once
 
 #include <functional>
@@ -27,10 +29,10 @@ struct ModuleTree;  // tree.h
 class HostUpdates;  // offload.h
 class Profiler;     // profile.h
 
-// Work that goes on behind training, as a save does. Ends, at the latest, with the model.
+// Work in the background of training, such as a save. Ends with the model at the latest.
 struct Background {
   virtual ~Background() = default;
-  virtual void check() = 0;  // throws what went wrong, once
+  virtual void check() = 0;  // throws its failure, once
 };
 
 class Model : public std::enable_shared_from_this<Model> {
@@ -40,32 +42,32 @@ class Model : public std::enable_shared_from_this<Model> {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  std::recursive_mutex mutex;
+  mutable std::recursive_mutex mutex;
   const World world;
   at::Device device;
   std::vector<std::shared_ptr<Unit>> units;  // in the order of the module tree, the root last
   std::shared_ptr<ModuleTree> tree;
   ShardOptions options;
-  std::shared_ptr<Model> successor;  // who took the units over (bottom-up use)
+  std::shared_ptr<Model> successor;  // the model that took the units over (bottom-up use)
 
   void add(std::shared_ptr<Unit> unit);
   void take_over(const std::shared_ptr<Model>& other);
   std::vector<Flat*> flats() const;
 
   // --- gathering (model.cpp) ---
-  // Makes a unit whole and usable. `by` is the operator (or what else) that asks.
+  // Gathers a unit and makes it usable. `by` names the operator (or other caller) that needs it.
   void ensure(Unit& unit, const char* by, bool backward);
-  void issue(Unit& unit, const char* by);  // starts its gather, if it is not there
-  void issue_ahead(Unit& unit);            // the same at the user's wish
-  // Gives up a unit's memory. Views that somebody holds then throw when they are read.
-  void give_up(Unit& unit);
-  void give_up_all();  // but those held by hand
+  void issue(Unit& unit, const char* by);  // starts the gather of a sharded unit
+  void issue_ahead(Unit& unit);            // the same at the user's request
+  // Frees a unit's gathered memory. Views of its parameters that still exist throw when read.
+  void reshard(Unit& unit);
+  void reshard_all();  // except pinned units
   bool may_leave(const Unit& unit) const;
-  void hold(Unit& unit, bool writable);  // whole until released, in memory of its own
-  void release(Unit& unit);
-  void changed(Unit& unit);  // the masters of the unit were written: shards and readers follow
-  void shards_written();     // everything was: readers wait for each other before the next gather
-  // Collective where ranks share memory: nobody reads parameters until the next gather.
+  void pin(Unit& unit, bool writable);  // gathered until unpinned, in memory of its own
+  void unpin(Unit& unit);
+  void changed(Unit& unit);  // the unit's masters were written: its shards and readers follow
+  void shards_written();     // all were: ranks that share memory meet before the next gather
+  // Collective where ranks share memory: no rank reads parameters from here to the next gather.
   void synchronize_readers(const char* why);
 
   // --- gradients (gradients.cpp) ---
@@ -75,74 +77,75 @@ class Model : public std::enable_shared_from_this<Model> {
   void begin_backward();
   void end_backward(bool failed);
   void reduce(Flat& flat);
-  void drop_gradients();            // of a backward that failed
-  void forget_cleared_gradients();  // by a zero_grad that is not ours
+  void drop_gradients();            // of a failed backward
+  void forget_cleared_gradients();  // cleared by a zero_grad() that isn't ours
   void zero_gradients(bool set_to_none);
   void settle_factor();  // applies a clip factor that no update has taken
   bool sync_gradients = true;
   double divide_factor = 0;
   std::function<void(at::Tensor, const std::string&)> reduce_hook;
-  at::Tensor factor;  // what gradients must still be multiplied with; undefined: nothing
-  std::map<const void*, std::function<int64_t()>> optimizers;  // bytes of their states
+  at::Tensor factor;  // gradients are still to be multiplied by this; undefined: by nothing
+  std::map<const void*, std::function<int64_t()>> optimizers;  // bytes of each one's states
   bool masters_handed_out = false;
   void hand_out_masters();
   void zero_weight_step();
 
   // --- offload (offload.cpp) ---
   // On the gather stream: the flat's shard on the device, in its place of `full` or in memory of
-  // its own. What it is copied from may be written again after Home::read.
+  // its own. Its source may be written again after HostState::read.
   at::Tensor bring(Flat& flat, const at::Tensor& full);
-  // On a reduction's stream: adds a reduced gradient to the one in host memory, on its own stream.
-  void send_home(Flat& flat, const at::Tensor& reduced);
-  void bring_gradient(Flat& flat);  // to the slot that it has just taken
-  // The flat's shard, updated on the device, goes to `home` on the stream of its own.
-  void send_shard_home(Flat& flat, const at::Tensor& home);
-  void shard_changed(Flat& flat);             // copies of it elsewhere are out of date
+  // On a reduction's stream: adds a reduced gradient to the one in host memory, on leave_stream_.
+  void send_gradient_to_host(Flat& flat, const at::Tensor& reduced);
+  void bring_gradient(Flat& flat);  // into the slot it has just taken
+  // Copies the flat's shard, updated on the device, to `host` on leave_stream_.
+  void send_shard_to_host(Flat& flat, const at::Tensor& host);
+  void shard_changed(Flat& flat);             // its copies elsewhere are out of date
   std::shared_ptr<HostUpdates> host_updates;  // null: nothing is offloaded
-  // Kernels of an update that the thread will run, while it is made up (update.h).
+  // Collects the kernels of an update for the update thread while they are handed over (update.h).
   std::vector<std::function<void()>>* handed_over = nullptr;
   std::map<const void*, std::function<int64_t()>> host_states;  // like `optimizers`
-  // A step in backward: hands the update of a flat to the thread. Null: none is asked for.
+  // Step in backward: hands the update of a flat to the update thread. Null: not requested.
   std::function<void(Flat& flat)> early_update;
-  void step_early(Flat& flat);  // its gradient has come: the unit is updated once all have
+  void step_early(Flat& flat);  // its gradient has arrived; updates the unit once all have
   void end_early_updates();     // the step is over
 
   // --- CUDA graphs (capture.cpp) ---
-  // Of what a recorded step depends on and nothing else shows: hooks, where an optimizer counts.
+  // Counts changes that a recorded step depends on and that show nowhere else: hooks, and where an
+  // optimizer keeps its counts.
   uint64_t changes = 0;
-  // While another model's step is recorded: gradients of before are here, and the step must not add
+  // True while another model's step is recorded and this one has gradients: the step must not add
   // to them.
   bool keeps_gradients = false;
-  // Forgets every moment: what was recorded outside of a capture cannot be waited for inside of it,
-  // nor the other way round. The device must be idle, or the caller wait for it.
-  void forget_moments();
-  // Nothing is gathered, and side streams follow the current stream from here on.
+  // Forgets every stream event: one recorded outside a capture can't be waited for inside it, nor
+  // the other way round. The device must be idle, or the caller must wait for it.
+  void forget_events();
+  // Nothing is gathered; side streams follow the current stream from here on.
   void join_side_streams();
 
-  // --- looking ---
+  // --- reports ---
   MemoryReport memory() const;
-  // The whole buffer from everybody's `shard` (the flat's master or gradient). Collective.
+  // The full buffer, from every rank's `shard` (the flat's master or gradient). Collective.
   at::Tensor gather_shard(Flat& flat, const at::Tensor& shard, const char* what);
   std::pair<Flat*, size_t> find(const std::string& parameter);  // an Error suggests names
   void log_event(Event::Kind kind, const Unit& unit, bool backward, bool ahead = false);
   bool recording_events = false;
   std::vector<Event> events;
   Traffic traffic;
-  Stalls stalls;                       // of the compute stream, in waits for gathers and reductions
-  std::shared_ptr<Profiler> profiler;  // null: nobody looks
-  std::shared_ptr<Background> background;  // is asked before every update
+  Stalls stalls;  // of the compute stream, while it waits for gathers and reductions
+  std::shared_ptr<Profiler> profiler;      // null: not profiled
+  std::shared_ptr<Background> background;  // checked before every update
 
  private:
   friend void begin_offload(Model& model);
 
-  struct Call {  // what was sent in a step, so that a rank without data can do the same
+  struct Call {  // a collective of a step, so that a rank without data can repeat it
     Unit* unit;
     Flat* flat;  // null: a gather
   };
 
-  // A call of a communicator, whose host time is not our own.
+  // Runs a communicator's call and adds its host time to traffic.host_time.
   template <typename Function>
-  auto theirs(Function call) {
+  auto communicate(Function call) {
     struct Clock {
       std::chrono::nanoseconds& total;
       std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
@@ -166,7 +169,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void finish_reductions();
   void accumulate(Flat& flat, at::Tensor reduced);
   at::Tensor leaving_part(Flat& flat);
-  void show_memory();  // to the profiler
+  void show_memory();  // to the profiler, if there is one
 
   SideStream gather_stream_, reduce_stream_, replicate_stream_, leave_stream_;
   Order order_;
@@ -178,15 +181,15 @@ class Model : public std::enable_shared_from_this<Model> {
   bool stale_readers_ = false;  // shards were written since the ranks last met
   bool in_backward_ = false;
   bool grown_ = false;
-  Moment written_;               // every write to a shard so far
-  Moment reduced_, replicated_;  // every reduction so far, on either stream
-  Moment before_, scattered_;    // handed from one stream to the next
-  Moment leaving_, left_;        // a reduction is done; every gradient so far is on the host
-  Moment summed_;                // and the squares of all of these are known
-  uint64_t arrivals_ = 0;        // of gradients there
+  StreamEvent written_;               // every write to a shard so far
+  StreamEvent reduced_, replicated_;  // every reduction so far, on each of the two streams
+  StreamEvent before_, scattered_;    // hand-over from one stream to the next
+  StreamEvent leaving_, left_;        // a reduction is done; every gradient so far is on the host
+  StreamEvent summed_;                // and the sum of squares of each of these is known
+  uint64_t arrivals_ = 0;             // gradients that arrived on the host
 };
 
-// The model behind a handle: the one that took it over, if one did.
+// The model behind a handle: its last successor, if it was taken over.
 std::shared_ptr<Model> live(const std::shared_ptr<Model>& model);
 
 }  // namespace fsdp::shard

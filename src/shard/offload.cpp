@@ -36,14 +36,14 @@ void HostUpdate::wait(const std::string& unit, std::chrono::milliseconds limit) 
   if (!done_changed_.wait_for(lock, limit, [&] { return done_; }))
     throw Error("unit \"" + unit + "\": its update on the CPU did not finish in " +
                     std::to_string(limit.count() / 1000) + " s.",
-                "a gradient may not have come (docs/hangs.md), or FSDP_TIMEOUT is too short for "
-                "this CPU.");
+                "its gradient may not have arrived (docs/hangs.md), or FSDP_TIMEOUT is too short "
+                "for this CPU.");
   if (!failure_) return;
   try {
     std::rethrow_exception(std::exchange(failure_, nullptr));
   } catch (const std::exception& error) {
     throw Error("unit \"" + unit + "\": its update on the CPU failed: " + error.what(),
-                "its parameters and states are as far as the update came; load a checkpoint.");
+                "its parameters and states may be partly updated; load a checkpoint.");
   }
 }
 
@@ -67,7 +67,7 @@ std::shared_ptr<HostUpdate> HostUpdates::add(HostWork work) {
 
 namespace {
 
-// What cannot be asked (a device that is lost) is told by the work itself.
+// A failed query (the device is lost) counts as true; the work itself then reports the failure.
 bool can_start(const HostWork& work) {
   try {
     return !work.can_start || work.can_start();
@@ -81,7 +81,7 @@ bool can_start(const HostWork& work) {
 void HostUpdates::loop() {
   at::NoGradGuard no_grad;
   Unseen unseen;
-  std::optional<c10::DeviceGuard> on;  // or looking at an event would make a context on GPU 0
+  std::optional<c10::DeviceGuard> on;  // else querying an event creates a context on GPU 0
   if (has_streams(device_)) on.emplace(device_);
   while (true) {
     std::unique_lock lock(mutex_);
@@ -100,7 +100,7 @@ void HostUpdates::loop() {
     auto [update, work] = std::move(*next);
     waiting_.erase(next);
     lock.unlock();
-    // Tensors go before it counts as done: make_states() looks whether anybody has them.
+    // Free its tensors before it counts as done: make_states() checks whether they are in use.
     update->run([&run = work.run] { std::exchange(run, nullptr)(); });
     work = {};
   }
@@ -108,16 +108,16 @@ void HostUpdates::loop() {
 
 // --- memory ---
 
-bool shard_at_home(const Flat& flat) {
-  return flat.home && (flat.home->optimizer || flat.home->parameters);
+bool shard_on_host(const Flat& flat) {
+  return flat.host && (flat.host->optimizer || flat.host->parameters);
 }
 
-bool gradient_at_home(const Flat& flat) {
-  return flat.home && (flat.home->optimizer || flat.home->gradients);
+bool gradient_on_host(const Flat& flat) {
+  return flat.host && (flat.host->optimizer || flat.host->gradients);
 }
 
-bool updated_at_home(const Flat& flat) {
-  return flat.home && flat.home->optimizer;
+bool updated_on_host(const Flat& flat) {
+  return flat.host && flat.host->optimizer;
 }
 
 at::Tensor host_zeros(int64_t numel, at::ScalarType type, at::Device device, bool pinned) {
@@ -149,15 +149,15 @@ std::vector<bool> last_units(const std::vector<UnitShare>& units, double fractio
 void check_offload(const Offload& offload) {
   if (!offload.directory.empty() && !offload.optimizer)
     throw Error(
-        "offload.directory without offload.optimizer: only what the CPU updates can be "
-        "kept in files.",
-        "set .optimizer = true as well.");
+        "offload.directory without offload.optimizer: only masters and states that the CPU updates "
+        "can be kept in files.",
+        "set offload.optimizer = true as well.");
   if (!offload.directory.empty() && !std::filesystem::is_directory(offload.directory))
-    throw Error("offload.directory = " + offload.directory + " is no directory here.",
-                "make it on a fast local disk, on every host that has ranks.");
+    throw Error("offload.directory = " + offload.directory + " isn't a directory on this host.",
+                "create it on a fast local disk, on every host that has ranks.");
   if (!(offload.fraction >= 0 && offload.fraction <= 1))
     throw Error("offload.fraction = " + std::to_string(offload.fraction) + " is not in [0, 1].",
-                "1 offloads every unit, 0.5 the last units up to half of the parameters.");
+                "1 offloads every unit, 0.5 the last units, up to half of the parameters.");
 }
 
 void begin_offload(Model& model) {
@@ -168,64 +168,64 @@ void begin_offload(Model& model) {
 
 bool offloads(const Model& model) {
   for (const Flat* flat : model.flats())
-    if (flat->home) return true;
+    if (flat->host) return true;
   return false;
 }
 
 // --- flats ---
 
 void Flat::await_update() const {
-  if (home && home->update) {
-    home->update->wait(unit_.name,
+  if (host && host->update) {
+    host->update->wait(unit_.name,
                        unit_.model ? unit_.model->world.timeout() : std::chrono::minutes(5));
-    home->update.reset();
+    host->update.reset();
   }
 }
 
 void Flat::settle() const {
   await_update();
-  if (home) home->read.synchronize();
+  if (host) host->read.synchronize();
 }
 
 void Flat::await_gradient() const {
-  await_update();  // reads it
-  if (home) home->left.synchronize();
+  await_update();  // which reads the gradient
+  if (host) host->left.synchronize();
 }
 
-// --- there and back ---
+// --- copies between host and device ---
 
 void Model::shard_changed(Flat& flat) {
   flat.secondary_valid = false;
-  if (flat.home) flat.home->stale = true;
+  if (flat.host) flat.host->stale = true;
 }
 
 at::Tensor Model::bring(Flat& flat, const at::Tensor& full) {
-  Home& home = *flat.home;
-  at::Tensor place = home.resident;
+  HostState& host = *flat.host;
+  at::Tensor place = host.resident;
   if (!place.defined()) {
     int64_t numel = flat.layout().shard_numel();
     place = full.narrow(0, flat.rank() * numel, numel);
-  } else if (!home.stale) {
+  } else if (!host.stale) {
     return place;
   }
-  home.read.wait(device);  // a shard that was updated on the device is on its way back
+  host.read.wait(device);  // a shard updated on the device may still be on its way back
   place.copy_(flat.shard, /*non_blocking=*/true);
-  home.stale = false;
-  home.read.record(device);
-  if (flat.leaf.defined()) home.read.synchronize();  // nobody tells when its owner writes
+  host.stale = false;
+  host.read.record(device);
+  if (flat.leaf.defined()) host.read.synchronize();  // its owner may write at any time
   return place;
 }
 
-void Model::send_home(Flat& flat, const at::Tensor& reduced) {
-  Home& home = *flat.home;
+void Model::send_gradient_to_host(Flat& flat, const at::Tensor& reduced) {
+  HostState& host = *flat.host;
   auto sum_up = [&](const at::Tensor& value) {
-    if (!home.square.defined())
-      home.square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
-    home.square.copy_(kernels::sum_of_powers(value, 2));
-    home.square_valid = true;
+    if (!host.square.defined())
+      host.square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+    host.square.copy_(kernels::sum_of_powers(value, 2));
+    host.square_valid = true;
   };
-  // Here where that can be: the norm then need not wait for copies.
-  const bool added = flat.grad.defined() && !std::exchange(home.brought, false);
+  // On this stream if possible, so that the norm needn't wait for copies.
+  const bool added = flat.grad.defined() && !std::exchange(host.brought, false);
   bool as_it_is = !added && reduced.scalar_type() == flat.grad_dtype();
   if (as_it_is) sum_up(reduced);
   leaving_.record(device);
@@ -233,7 +233,7 @@ void Model::send_home(Flat& flat, const at::Tensor& reduced) {
   leaving_.wait(device);
   at::Tensor value = reduced.to(flat.grad_dtype());
   if (added) {
-    // On the device, as without offload: the same sum, and nothing waits for it.
+    // Add on the device, as without offload: the sum has the same bits, and nothing waits.
     value = at::empty_like(value);
     value.copy_(flat.grad, /*non_blocking=*/true);
     value.add_(reduced);
@@ -244,53 +244,54 @@ void Model::send_home(Flat& flat, const at::Tensor& reduced) {
   }
   flat.grad_memory.copy_(value, /*non_blocking=*/true);
   flat.grad = flat.grad_memory;
-  home.left.record(device);
-  home.arrival = ++arrivals_;
+  host.left.record(device);
+  host.arrival = ++arrivals_;
   left_.record(device);
 }
 
-// Of a flat that is alone: layers then add to it as they do where it never left, bit for bit.
+// For a flat that no other rank shares: layers then add to its gradient as they do without offload,
+// bit for bit.
 void Model::bring_gradient(Flat& flat) {
   const bool added_later = reduce_hook || divide_factor > 0;
-  if (!flat.alone() || added_later || !gradient_at_home(flat) || !flat.grad.defined()) return;
-  flat.home->left.wait(device);
+  if (!flat.alone() || added_later || !gradient_on_host(flat) || !flat.grad.defined()) return;
+  flat.host->left.wait(device);
   flat.slot_view().copy_(flat.grad, /*non_blocking=*/true);
   std::fill(flat.filled.begin(), flat.filled.end(), 1);
-  flat.home->brought = true;
+  flat.host->brought = true;
 }
 
-void Model::send_shard_home(Flat& flat, const at::Tensor& home) {
+void Model::send_shard_to_host(Flat& flat, const at::Tensor& host) {
   leaving_.record(device);
   OnStream on(leave_stream_);
   leaving_.wait(device);
   if (has_streams(device)) flat.shard.record_stream(current_stream(device));
-  at::Tensor to = home;
+  at::Tensor to = host;
   to.copy_(flat.shard, /*non_blocking=*/true);
-  flat.home->read.record(device);
+  flat.host->read.record(device);
 }
 
 // --- steps in backward ---
 
 bool stepped_early(const Unit& unit) {
   return std::any_of(unit.flats.begin(), unit.flats.end(),
-                     [](const auto& flat) { return flat->home && flat->home->stepped; });
+                     [](const auto& flat) { return flat->host && flat->host->stepped; });
 }
 
 void Model::step_early(Flat& flat) {
   Unit& unit = flat.unit();
-  if (std::exchange(flat.home->due, true))
+  if (std::exchange(flat.host->due, true))
     throw Error("unit \"" + unit.name +
                     "\": a second backward came after step_in_backward(), which has used the "
                     "gradients of the first.",
-                "call it before the last backward of a step; run the others before, or under "
-                "no_sync().");
-  std::vector<Flat*> all;  // as long as one of them is needed the unit may be gathered again
+                "call step_in_backward() before the last backward of a step; run the others before "
+                "it or under no_sync().");
+  std::vector<Flat*> all;  // the unit may be gathered again until all of them have gradients
   for (const auto& other : unit.flats)
-    if (updated_at_home(*other) && other->trainable()) all.push_back(other.get());
-  if (!std::all_of(all.begin(), all.end(), [](const Flat* one) { return one->home->due; })) return;
+    if (updated_on_host(*other) && other->trainable()) all.push_back(other.get());
+  if (!std::all_of(all.begin(), all.end(), [](const Flat* one) { return one->host->due; })) return;
   for (Flat* one : all) {
     early_update(*one);
-    one->home->stepped = true;
+    one->host->stepped = true;
     shard_changed(*one);
   }
 }
@@ -298,7 +299,7 @@ void Model::step_early(Flat& flat) {
 void Model::end_early_updates() {
   early_update = nullptr;
   for (Flat* flat : flats())
-    if (flat->home) flat->home->due = flat->home->stepped = false;
+    if (flat->host) flat->host->due = flat->host->stepped = false;
 }
 
 }  // namespace fsdp::shard

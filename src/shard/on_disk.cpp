@@ -15,13 +15,13 @@
 namespace fsdp::shard {
 namespace {
 
-constexpr int kBuffers = 3;  // one is updated, one is read into, one is written from
+constexpr int kBuffers = 3;  // one being updated, one being read, one being written
 
 Parked* parked(const Flat& flat) {
-  return flat.home ? flat.home->parked.get() : nullptr;
+  return flat.host ? flat.host->parked.get() : nullptr;
 }
 
-// The tensor that is not the shard, undefined where there is none.
+// The part of the master that isn't the shard; undefined if there is none.
 const at::Tensor& master_apart(const Flat& flat) {
   return flat.rest.defined() || flat.master.is_same(flat.shard) ? flat.rest : flat.master;
 }
@@ -42,12 +42,13 @@ std::shared_ptr<Parked> make_parked(const Flat& flat, size_t states) {
     made->storages.push_back(make_storage(
         static_cast<size_t>(bytes), at::kCPU, /*tag=*/nullptr,
         "fsdp: unit \"" + flat.unit().name +
-            "\": this master or state is on the disk; ask for it again (optimizer.state, "
+            "\": this master or state is on disk.\n  HINT: request it again (optimizer.state, "
             "sharded.full_tensor) after each step."));
   return made;
 }
 
-// Its values stay in memory until the first update. The handle stays the same tensor.
+// Moves the master to its storage of `to`. Its values stay in memory until the first update; the
+// handle stays the same tensor.
 void move_master(const Flat& flat, Parked& to) {
   if (!to.has_master) return;
   const at::Tensor& master = master_apart(flat);
@@ -58,12 +59,12 @@ void move_master(const Flat& flat, Parked& to) {
   become(master, moved);
 }
 
-// Room for every flat of the model that shall be on the disk and is not.
+// Reserves disk space for every flat of the model that belongs on disk and has none yet.
 void park(Model& model, size_t states) {
   Unseen unseen;
   std::vector<Flat*> flats;
   for (Flat* flat : host_flats(model))
-    if (!flat->home->parked && !flat->home->directory.empty()) flats.push_back(flat);
+    if (!flat->host->parked && !flat->host->directory.empty()) flats.push_back(flat);
   if (flats.empty()) return;
   std::vector<std::shared_ptr<Parked>> made;
   std::vector<std::vector<int64_t>> entries;
@@ -73,13 +74,13 @@ void park(Model& model, size_t states) {
     entries.push_back(made.back()->bytes);
   }
   auto store = std::make_shared<disk::StateStore>(
-      flats[0]->home->directory, std::move(entries),
+      flats[0]->host->directory, std::move(entries),
       disk::StoreOptions{.buffers = std::min(kBuffers, 1 + static_cast<int>(flats.size()))});
   for (size_t i = 0; i < flats.size(); ++i) {
     made[i]->store = store;
     made[i]->entry = static_cast<int>(i);
-    flats[i]->home->parked = made[i];
-    move_master(*flats[i], *made[i]);  // not before there is room for it: that may throw
+    flats[i]->host->parked = made[i];
+    move_master(*flats[i], *made[i]);  // only once there is space, which may have thrown
   }
 }
 
@@ -116,30 +117,33 @@ int64_t bytes_away(const Flat& flat, bool of_states) {
 
 Parked::~Parked() {
   for (const auto& storage : storages)
-    orphan(*storage, "fsdp: the model of this master or state is gone.");
+    orphan(
+        *storage,
+        "fsdp: the model of this master or state is gone.\n  HINT: keep the module alive as long "
+        "as its tensors are used.");
 }
 
 std::vector<at::Tensor> make_states(Model& model, const Flat& flat, size_t count) {
   const int64_t numel = flat.layout().shard_numel();
   std::vector<at::Tensor> states;
-  if (!flat.home || flat.home->directory.empty()) {
+  if (!flat.host || flat.host->directory.empty()) {
     for (size_t i = 0; i < count; ++i) states.push_back(at::zeros({numel}, flat.master_options()));
     return states;
   }
-  const bool again = flat.home->parked != nullptr && flat.home->parked->handed_out;
-  if (!flat.home->parked) park(model, count);
-  Parked& found = *flat.home->parked;
+  const bool again = flat.host->parked != nullptr && flat.host->parked->handed_out;
+  if (!flat.host->parked) park(model, count);
+  Parked& found = *flat.host->parked;
   const size_t first = found.has_master ? 1 : 0;
   const auto in_use = [&](size_t i) { return found.storages[i].use_count() > 1; };
   bool refused = found.bytes.size() != first + count;
   for (size_t i = first; again && !refused && i < found.bytes.size(); ++i) refused = in_use(i);
   if (refused)
     throw Error(
-        "unit \"" + flat.unit().name + "\": its states on the disk belong to another optimizer.",
-        "with offload.directory a model has one optimizer; the old one must be gone before "
-        "another of its kind is made.");
+        "unit \"" + flat.unit().name + "\": its states on disk belong to another optimizer.",
+        "with offload.directory a model has one optimizer; destroy the old one before creating "
+        "another of the same kind.");
   for (size_t i = first; i < found.bytes.size(); ++i) {
-    if (again) {  // of an optimizer that is gone
+    if (again) {  // they belonged to an optimizer that is gone
       found.memory[i] = at::zeros({found.bytes[i]}, at::kByte);
       point_at(*found.storages[i], found.memory[i].mutable_data_ptr());
     }
@@ -149,9 +153,9 @@ std::vector<at::Tensor> make_states(Model& model, const Flat& flat, size_t count
   return states;
 }
 
-void with_states(Home& home, const std::function<void()>& work) {
-  if (!home.parked) return work();
-  Parked& flat = *home.parked;
+void with_states(HostState& host, const std::function<void()>& work) {
+  if (!host.parked) return work();
+  Parked& flat = *host.parked;
   const auto places = flat.store->get(flat.entry);
   {
     const std::lock_guard lock(flat.mutex);
@@ -186,10 +190,10 @@ void put_away(const Flat& flat) {
   Parked* const found = parked(flat);
   if (!found) return;
   const auto here = [](const at::Tensor& memory) { return memory.defined(); };
-  if (std::any_of(found->memory.begin(), found->memory.end(), here)) with_states(*flat.home, [] {});
+  if (std::any_of(found->memory.begin(), found->memory.end(), here)) with_states(*flat.host, [] {});
 }
 
-StatesHere::StatesHere(const Flat& flat) : parked_(flat.home ? flat.home->parked : nullptr) {
+StatesHere::StatesHere(const Flat& flat) : parked_(flat.host ? flat.host->parked : nullptr) {
   flat.settle();
   if (!parked_) return;
   for (size_t i = 0; i < parked_->memory.size(); ++i)

@@ -1,15 +1,14 @@
-// Masters and states on a disk (Offload::directory): tensors whose memory comes for an update and
-// goes after it.
+// Masters and states on disk (Offload::directory): tensors that have memory only during an update.
 //
 // Such a tensor is like any other of a flat in host memory, but its storage is empty. For an update
-// the model's thread brings the flat's tensors into a buffer of the store (disk/state_store.h),
-// points the storages at it, and gives it back to be written. Who looks at one in between (a
-// checkpoint, full_tensor) gets it in memory of its own, where it stays and may be written until
-// the flat's next update takes it to the disk again.
+// the model's update thread reads the flat's tensors into a buffer of the store
+// (disk/state_store.h), points the storages at it, and returns the buffer to be written. A reader
+// in between (a checkpoint, full_tensor) gets the tensor in memory of its own, where it stays and
+// may be written until the flat's next update moves it to disk again.
 //
-// The store has an entry for each flat, made when an optimizer first asks for states: only then is
-// known how many there are. What is a tensor of the device's own dtype (a float32 shard that is its
-// own master) is needed for every gather, and stays in memory.
+// The store has one entry per flat, created when an optimizer first asks for states: only then is
+// their number known. A master that is the shard itself (both float32) is needed for every gather
+// and stays in memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,37 +26,37 @@ namespace fsdp::shard {
 
 class Model;
 
-// A flat's tensors on the disk: its master, or the half of it that the shard lacks, where that is a
-// tensor of its own; then the states.
+// A flat's tensors on disk: its master, or for a split master the half that the shard lacks, if
+// either is a tensor of its own; then the states.
 struct Parked {
   ~Parked();
 
   std::shared_ptr<disk::StateStore> store;
   int entry = 0;
   bool has_master = false;
-  bool handed_out = false;  // an optimizer has the states
+  bool handed_out = false;  // to an optimizer
   std::vector<int64_t> bytes;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages;
   std::mutex mutex;
-  std::vector<at::Tensor> memory;  // where it lies while it is looked at; undefined: on the disk
+  std::vector<at::Tensor> memory;  // its memory while it is read; undefined: it is on disk
 };
 
-// `count` states of a flat, zeros: on the disk where its home has a directory, else where the
-// master is. Called for one flat, it makes room for all of the model.
+// `count` states of a flat, zeros: on disk if its host state has a directory, otherwise on the
+// master's device. The first call reserves space for all flats of the model.
 std::vector<at::Tensor> make_states(Model& model, const Flat& flat, size_t count);
 
-// Runs `work` while the tensors are in memory. No other thread may want them.
-void with_states(Home& home, const std::function<void()>& work);
+// Runs `work` with the tensors in memory. No other thread may use them meanwhile.
+void with_states(HostState& host, const std::function<void()>& work);
 
-// Brings them into memory to be looked at, when no update is under way.
+// Reads them into memory. No update may be under way.
 void bring_master(const Flat& flat);
 void bring_states(const Flat& flat);
 
-// What was brought, or is not on the disk yet, goes there now and not with the next update.
+// Writes to disk now what is in memory, instead of with the next update.
 void put_away(const Flat& flat);
 
-// While alive, all that a flat has on the disk is in memory; what was not there before then goes.
-// For those who look at one flat after the other, and write to none.
+// While alive, everything a flat has on disk is in memory; the memory it took is freed afterwards.
+// For callers that read one flat after the other and write to none.
 class StatesHere {
  public:
   explicit StatesHere(const Flat& flat);
@@ -66,13 +65,13 @@ class StatesHere {
   StatesHere& operator=(const StatesHere&) = delete;
 
  private:
-  std::shared_ptr<Parked> parked_;  // null: nothing is on the disk
+  std::shared_ptr<Parked> parked_;  // null: nothing is on disk
   std::vector<size_t> brought_;
 };
 
-// What is not in memory now.
+// Bytes that are on disk and not in memory.
 int64_t master_bytes_away(const Flat& flat);
 int64_t state_bytes_away(const Flat& flat);
-int64_t buffer_bytes(const Flat& flat);  // of the store, counted for one of its flats
+int64_t buffer_bytes(const Flat& flat);  // of the store; counted for its first flat only
 
 }  // namespace fsdp::shard

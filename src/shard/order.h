@@ -1,6 +1,6 @@
-// Order: which unit comes next. Learned from the touches themselves: for two units touched in a
-// row, in forward or in backward, what came after them the last time. A change of order is learned
-// by the next step and costs a useless gather at most.
+// Order: predicts the next units. For every pair of units used in a row, in forward or in backward,
+// it remembers the unit that followed the last time. A change of order costs at most a useless
+// gather and is learned by the next step.
 #pragma once
 
 #include <map>
@@ -15,9 +15,9 @@ class Order {
  public:
   void note(Unit* unit, bool backward);
   Unit* last() const { return place_.unit; }
-  // The next `depth` units, as far as they are known; the caller's unit was noted last.
+  // The next `depth` units after the one noted last, as far as they are known.
   std::vector<Unit*> next(int depth) const;
-  // What follows next has nothing to do with what came before (a step has ended).
+  // Ends a step: the next unit doesn't follow from the last.
   void cut();
 
  private:
@@ -27,7 +27,7 @@ class Order {
     bool backward = false;
     auto operator<=>(const Place&) const = default;
   };
-  std::map<Place, std::pair<Unit*, bool>> next_;  // and whether that one is in backward
+  std::map<Place, std::pair<Unit*, bool>> next_;  // the unit, and whether it is used in backward
   Place place_;
 };
 

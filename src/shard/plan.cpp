@@ -9,7 +9,7 @@ namespace {
 
 struct Seen {
   Parameter parameter;
-  int places = 0;  // modules that have it
+  int places = 0;  // number of modules that have it
 };
 
 class Planner {
@@ -54,8 +54,8 @@ class Planner {
            !(tag && tag->kind == StorageTag::kParameters);
   }
 
-  // Children first, so that the innermost module that a policy names gets the parameter. Returns
-  // what no unit has taken, once for each place it appears in.
+  // Children first, so that the innermost module the policy selects gets the parameter. Returns the
+  // parameters no unit has taken, once per place.
   std::vector<Seen*> descend(ModuleTree& node, bool top) {
     std::vector<Seen*> left;
     node.view.numel = 0;
@@ -78,7 +78,7 @@ class Planner {
     return left;
   }
 
-  // Moves parameters into the unit; returns those that have a place outside of it too.
+  // Moves parameters into the unit; returns those that are also used outside of it.
   std::vector<Seen*> take(const std::vector<Seen*>& candidates, PlannedUnit& unit,
                           bool everything) {
     std::unordered_map<Seen*, int> inside;
@@ -117,7 +117,7 @@ std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardO
       if (!fresh && p.handle.numel() > 0)
         throw Error("parameters \"" + known->second + "\" and \"" + p.name() +
                         "\" are views of one memory.",
-                    "register the whole tensor as the parameter and take views in forward.");
+                    "register the whole tensor as a parameter and take views in forward.");
     }
   return std::move(planner.units);
 }

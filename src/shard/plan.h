@@ -1,4 +1,4 @@
-// Plan: which parameters make which unit, before anything is changed.
+// Plan: assigns parameters to units, before anything is changed.
 #pragma once
 
 #include <string>
@@ -15,16 +15,16 @@ struct PlannedUnit {
   std::string name;
   bool root = false;
   UnitOptions options;
-  std::vector<Parameter> parameters;  // each once, with all its names
+  std::vector<Parameter> parameters;  // each once, with all of its names
   std::vector<ModuleTree*> tops;
 };
 
-// Units of `trees` (one unit of several roots where there are several), in the order of the
-// modules, the root last. Parameters that are sharded already or ignored are left out; a parameter
-// that two units share goes to the unit above both.
+// The units of `trees`, in module order, the root last; several trees have one common root unit.
+// Parameters that are already sharded or ignored are left out. A parameter that two units share
+// goes to the unit above both.
 std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardOptions& options);
 
-// Names of every parameter in the trees by its tensor, in order.
+// Every parameter of the trees, in order, with all of its names.
 std::vector<std::pair<at::Tensor, std::vector<std::string>>> names_of(
     const std::vector<ModuleTree*>& trees);
 

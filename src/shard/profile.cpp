@@ -53,7 +53,7 @@ void Profiler::settle() {
       pass(work.unit, work.backward).exposed_ms += ms;
   }
   open_.clear();
-  units_.clear();  // a moment's address may come to be another's
+  units_.clear();  // an address may be reused by another event
   last_gathers_.clear();
 }
 
@@ -94,7 +94,7 @@ Profiled::Profiled(Model& model, Profiler::Kind kind, const Unit& unit, bool bac
   if (kind != Profiler::kReshard && has_streams(model.device)) begin_ = profiler_->mark();
 }
 
-void Profiled::done(std::initializer_list<const Moment*> moments) {
+void Profiled::done(std::initializer_list<const StreamEvent*> events) {
   if (!profiler_) return;
   if (kind_ == Profiler::kReshard) {
     Milliseconds took = std::chrono::steady_clock::now() - start_;
@@ -105,7 +105,7 @@ void Profiled::done(std::initializer_list<const Moment*> moments) {
   Profiler::Pass& pass = profiler_->pass(unit_.name, backward_);
   Profiler::Calls& calls = pass.calls[kind_];
   calls.bytes += bytes;
-  for (const Moment* moment : moments) profiler_->units_[moment] = unit_.name;
+  for (const StreamEvent* event : events) profiler_->units_[event] = unit_.name;
   if (begin_) {
     profiler_->open_.push_back(
         {{std::move(*begin_), profiler_->mark()}, unit_.name, backward_, kind_});
@@ -139,13 +139,13 @@ HostWait::~HostWait() {
   profiler->last_gathers_.erase(gather);
 }
 
-void exposed_wait(Model& model, const Moment& moment, bool backward) {
+void exposed_wait(Model& model, const StreamEvent& event, bool backward) {
   Profiler* profiler = model.profiler.get();
-  if (!profiler || !moment.recorded()) return model.stalls.wait(moment, model.device);
-  auto known = profiler->units_.find(&moment);
-  if (known == profiler->units_.end()) return model.stalls.wait(moment, model.device);
+  if (!profiler || !event.recorded()) return model.stalls.wait(event, model.device);
+  auto known = profiler->units_.find(&event);
+  if (known == profiler->units_.end()) return model.stalls.wait(event, model.device);
   c10::Event begin = profiler->mark();
-  model.stalls.wait(moment, model.device);
+  model.stalls.wait(event, model.device);
   profiler->open_.push_back(
       {{std::move(begin), profiler->mark()}, known->second, backward, std::nullopt});
 }

@@ -1,14 +1,14 @@
-// Profiler: how long the gathers, reshards and reductions of each unit take, and how long
-// computation stood still for them.
+// Profiler: how long the gathers, reshards and reductions of each unit take, and how long the
+// computation waited for them.
 //
-// A model has one only while somebody looks (fsdp::Profile); otherwise what is here costs a branch,
-// and another one for whoever records a trace: a Profiled is also a scope in it, "gather layers.3".
+// A model has a profiler only while it is profiled (fsdp::Profile); otherwise this costs one
+// branch, plus one for traces: each Profiled is also a scope of a trace, "gather layers.3".
 //
-// On a GPU a timed event stands on either side of the work, on the stream that it runs on, and on
-// either side of each wait of the compute stream. On the CPU the time is what the computing thread
-// spent in the communicators' calls, and all of it is exposed. Reshards are host time everywhere:
-// nothing is sent. What sent nothing (a world of one, parameters read in shared memory) is no
-// gather and no reduction. Everything is called under the model's mutex.
+// On a GPU timed events are recorded before and after the work, on its stream, and before and after
+// each wait of the compute stream. On the CPU the time is what the computing thread spent in the
+// communicators' calls, and all of it is exposed. Reshards are always host time, since nothing is
+// sent. Gathers and reductions that send nothing (a world of one, parameters in shared memory)
+// aren't counted. All calls hold the model's mutex.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -35,8 +35,8 @@ class Profiler {
   enum Kind { kGather, kReshard, kReduce };
 
   struct Calls {
-    std::vector<double> ms;  // one a call
-    int64_t bytes = 0;       // that this rank sent, as Traffic counts them
+    std::vector<double> ms;  // one per call
+    int64_t bytes = 0;       // sent by this rank, as Traffic counts them
   };
   struct Pass {  // of one unit, in forward or in backward
     std::array<Calls, 3> calls;
@@ -48,30 +48,30 @@ class Profiler {
 
   explicit Profiler(at::Device device) : device_(device) {}
 
-  // Waits for the device; then everything that was done is in passes().
+  // Waits for the device; passes() is complete afterwards.
   void settle();
   const std::map<std::string, Passes>& passes() const { return passes_; }
 
-  // Ranks that read each other's memory met around an update: nobody reads while it is written.
+  // Adds host time spent in the barriers around an update, where ranks share memory.
   void met(std::chrono::nanoseconds host_time);
   double meetings_ms() const { return meetings_ms_; }
 
-  // What is held now, `activations` included. The most is kept. Called when forward is done, which
-  // is when autograd has kept all it will, whenever gradients are given memory, and after backward.
+  // Takes the current memory, `activations` included, and keeps the maximum. Called after forward,
+  // when autograd has saved everything, whenever gradients get memory, and after backward.
   void see(const MemoryReport& now);
   const MemoryReport& most_memory() const { return most_; }
 
  private:
   friend class Profiled;
   friend class HostWait;
-  friend void exposed_wait(Model& model, const Moment& moment, bool backward);
+  friend void exposed_wait(Model& model, const StreamEvent& event, bool backward);
 
   using Ends = std::pair<c10::Event, c10::Event>;
-  struct Open {  // on its way through the device
+  struct Open {  // work the device may not have finished
     Ends ends;
     std::string unit;
     bool backward;
-    std::optional<Kind> kind;  // nothing: a wait of the compute stream
+    std::optional<Kind> kind;  // nullopt: a wait of the compute stream
   };
   struct LastGather {
     bool backward;
@@ -85,13 +85,13 @@ class Profiler {
   at::Device device_;
   std::map<std::string, Passes> passes_;
   std::vector<Open> open_;
-  std::map<const Moment*, std::string> units_;  // who waits for the moment waits for this unit
+  std::map<const StreamEvent*, std::string> units_;  // the unit that a wait for the event is for
   std::map<std::string, LastGather> last_gathers_;
   double meetings_ms_ = 0;
   MemoryReport most_;
 };
 
-// A part of a trace with a name, where somebody records one.
+// A named scope of a trace, if one is recorded.
 class TraceScope {
  public:
   TraceScope(const char* what, const Unit& unit);
@@ -103,13 +103,13 @@ class TraceScope {
   std::optional<at::RecordFunction> record_;
 };
 
-// One gather, reshard or reduction, from here to done(), both on the stream that it runs on. One
-// that is never done (an error) is forgotten.
+// One gather, reshard or reduction, from construction to done(), both on the stream it runs on. It
+// isn't counted if done() is never called (an error).
 class Profiled {
  public:
   Profiled(Model& model, Profiler::Kind kind, const Unit& unit, bool backward);
-  // `moments` were recorded behind it: exposed_wait knows by them what it waits for.
-  void done(std::initializer_list<const Moment*> moments = {});
+  // `events` were recorded right after it; they tell exposed_wait which unit it waits for.
+  void done(std::initializer_list<const StreamEvent*> events = {});
 
  private:
   TraceScope scope_;
@@ -140,7 +140,7 @@ class HostWait {
   std::chrono::nanoseconds host_time_;
 };
 
-// The current stream, on which is computed, waits for the moment.
-void exposed_wait(Model& model, const Moment& moment, bool backward);
+// The current stream, which must be the compute stream, waits for the event.
+void exposed_wait(Model& model, const StreamEvent& event, bool backward);
 
 }  // namespace fsdp::shard

@@ -5,7 +5,7 @@
 namespace fsdp::shard {
 namespace {
 
-// In memory order: `fixed` leading indices are given, the run lies in what is left.
+// In memory order. The leading indices are `fixed`; [begin, end) is in the remaining dimensions.
 void cover(const std::vector<int64_t>& sizes, std::vector<int64_t>& fixed, int64_t begin,
            int64_t end, std::vector<Rectangle>& out) {
   if (begin >= end) return;

@@ -1,4 +1,4 @@
-// Rectangles: a run of elements of a tensor, in memory order, as rectangles of its index space.
+// Rectangles: expresses a range of elements, in memory order, as rectangles of the index space.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace fsdp::shard {
 
-// Elements [begin, begin + numel) of a tensor of `sizes` whose dimensions lie in memory in `order`
-// (outermost first). One rectangle if the run is whole rows, else the fewest that cover it.
+// Covers elements [begin, begin + numel) of a tensor of `sizes` whose dimensions are in memory in
+// `order` (outermost first): one rectangle if the range is whole rows, else the fewest possible.
 std::vector<Rectangle> rectangles_of(const std::vector<int64_t>& sizes,
                                      const std::vector<int64_t>& order, int64_t begin,
                                      int64_t numel);

@@ -24,11 +24,11 @@ struct Known {
 };
 
 Known& known() {
-  static Known* all = new Known;  // models may die after static destructors
+  static Known* all = new Known;  // models may be destroyed after static destructors
   return *all;
 }
 
-// Whether somebody but the model itself still has its parameters.
+// Whether anything but the model itself refers to its parameters.
 bool in_use(const Model& model) {
   for (Flat* flat : model.flats())
     for (const Parameter& p : flat->parameters())
@@ -36,7 +36,7 @@ bool in_use(const Model& model) {
   return false;
 }
 
-// Moves out those that `done` names. They are destroyed by the caller, without the lock.
+// Removes and returns those that `done` selects. The caller destroys them, without the lock.
 template <typename Done>
 std::vector<std::shared_ptr<Model>> take_parked(Done done) {
   std::lock_guard lock(known().mutex);
@@ -49,8 +49,8 @@ std::vector<std::shared_ptr<Model>> take_parked(Done done) {
   return taken;
 }
 
-// A world must be left before the process ends, and so its models. By a thread of its own: the one
-// that ends the process has lost its thread-locals by now, CUDA's current streams among them.
+// A world, and therefore its models, must be left before the process ends. This needs a new thread:
+// the exiting thread has already destroyed its thread-locals, CUDA's current streams among them.
 void leave_at_exit() {
   auto parked = take_parked([](const Model&) { return true; });
   if (parked.empty()) return;
@@ -59,7 +59,7 @@ void leave_at_exit() {
       std::optional<c10::DeviceGuard> guard;
       try {
         guard.emplace(model->device);
-      } catch (const std::exception&) {  // a device that is lost
+      } catch (const std::exception&) {  // the device is lost
       }
       model.reset();
     }
@@ -71,9 +71,9 @@ void leave_at_exit() {
   }
 }
 
-// Before what the model's device and backend have registered to be ended, since that came first.
+// Runs before the exit handlers of the model's device and backend, which were registered earlier.
 void leave_at_exit_with(const Model& model) {
-  static auto* known_to = new std::set<std::string>;  // under the lock
+  static auto* known_to = new std::set<std::string>;  // guarded by known().mutex
   if (known_to->insert(model.device.str() + " " + model.world.backend()).second)
     std::atexit(leave_at_exit);
 }
@@ -81,12 +81,18 @@ void leave_at_exit_with(const Model& model) {
 }  // namespace
 
 void park(std::shared_ptr<Model> model) {
-  model->background.reset();  // waits for it
-  if (model->successor) return;
-  // What would keep the module alive.
-  model->tree.reset();
-  for (const auto& unit : model->units) unit->modules.clear();
-  if (!in_use(*model)) return;
+  {
+    std::unique_lock lock(model->mutex);
+    auto background = std::move(model->background);
+    lock.unlock();
+    background.reset();  // waits for its work to end
+    lock.lock();
+    if (model->successor) return;
+    // These would keep the module alive.
+    model->tree.reset();
+    for (const auto& unit : model->units) unit->modules.clear();
+    if (!in_use(*model)) return;
+  }
   std::lock_guard lock(known().mutex);
   leave_at_exit_with(*model);
   known().parked.push_back(std::move(model));

@@ -1,5 +1,5 @@
-// The sharded models of this process, for what LibTorch has only one of: the autograd engine and
-// the operators' fallback. Modules know nothing of their units; who asks by module finds them here.
+// The sharded models of this process, for LibTorch's process-wide hooks: the autograd engine and
+// the operators' fallback. Modules don't know their units; lookups by module go through here.
 #pragma once
 
 #include <functional>
@@ -19,11 +19,11 @@ namespace registry {
 
 void add(const std::shared_ptr<Model>& model);
 void remove(const Model* model);
-// Keeps a model whose handle is gone for as long as its module lives: fully_shard(block) without
-// keeping the result is how models are sharded bottom-up.
+// Keeps a model without handles alive as long as its module: bottom-up sharding calls
+// fully_shard(block) and drops the result.
 void park(std::shared_ptr<Model> model);
 void unpark(const Model* model);
-bool empty();  // cheap: asked for every saved tensor
+bool empty();  // cheap: called for every saved tensor
 std::vector<std::shared_ptr<Model>> models();
 
 }  // namespace registry

@@ -37,8 +37,8 @@ void reset_parameters(torch::nn::Module& module, const std::string& path) {
   }
   if (done || module.parameters(/*recurse=*/false).empty()) return;
   throw Error("module \"" + path + "\" (" + module.name() +
-                  ") has parameters of its own and no reset_parameters that is known.",
-              "pass materialize a function that fills a module's own parameters, or use "
+                  ") has parameters of its own and no known reset_parameters.",
+              "pass materialize() a function that fills a module's own parameters, or use "
               "fsdp::deferred_init instead of the meta device.");
 }
 

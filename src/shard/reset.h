@@ -1,4 +1,4 @@
-// Calls a module's reset_parameters. It is virtual nowhere in LibTorch, so the types are named.
+// Calls a module's reset_parameters, which isn't virtual in LibTorch: each type is handled by name.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -7,7 +7,7 @@
 
 namespace fsdp::shard {
 
-// An Error for a type that is not known and has parameters of its own.
+// An Error for an unknown type with parameters of its own.
 void reset_parameters(torch::nn::Module& module, const std::string& path);
 
 }  // namespace fsdp::shard

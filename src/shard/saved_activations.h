@@ -1,5 +1,5 @@
-// What autograd keeps for backward, in bytes: every storage once, however many saved tensors lie in
-// it. Parameters of sharded units are left out: backward gathers them again.
+// Bytes that autograd keeps for backward. Each storage counts once, however many saved tensors use
+// it. Parameters of sharded units don't count: backward gathers them again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,16 +8,16 @@
 
 namespace fsdp::shard::saved_activations {
 
-void count(bool on);  // begins, and ends, at zero
-bool counting();      // cheap: asked for every saved tensor
+void count(bool on);  // turns counting on or off, from zero
+bool counting();      // cheap: called for every saved tensor
 void add(const at::Tensor& tensor);
 void add(const void* storage, size_t bytes);
 void remove(const void* storage);
 bool holds(const void* storage);
 int64_t held();  // now
-int64_t peak();  // since counting began; 0 where nobody counts
+int64_t peak();  // since counting began; 0 while it is off
 
-// While alive, counting begins anew; then it goes on as it was. For dry runs.
+// While alive, counts from zero; afterwards the previous count goes on. For dry runs.
 class CountedApart {
  public:
   CountedApart();
@@ -30,7 +30,7 @@ class CountedApart {
   std::unique_ptr<Before> before_;
 };
 
-// Host memory that offloaded ones lie in, or did.
+// Host memory allocated for offloaded activations.
 void add_host(int64_t bytes);
 int64_t host();
 

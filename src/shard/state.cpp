@@ -1,4 +1,4 @@
-// Whole tensors out of shards and back: full_tensor, state dicts, summon_full_params, materialize.
+// From shards to full tensors and back: full_tensor, state dicts, summon_full_params, materialize.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
@@ -39,7 +39,7 @@ void for_each_parameter(Model& model, Visit visit) {
 
 }  // namespace
 
-// --- looking ---
+// --- one parameter ---
 
 std::pair<Flat*, size_t> shard::Model::find(const std::string& parameter) {
   std::string close;
@@ -53,9 +53,9 @@ std::pair<Flat*, size_t> shard::Model::find(const std::string& parameter) {
       close += (close.empty() ? "\"" : ", \"") + names[0] + "\"";
   });
   if (!found.first)
-    throw Error(
-        "the sharded model has no parameter \"" + parameter + "\".",
-        close.empty() ? "sharded.describe() shows the names." : "did you mean " + close + "?");
+    throw Error("the sharded model has no parameter \"" + parameter + "\".",
+                close.empty() ? "sharded.sharded_state_dict() lists the names."
+                              : "did you mean " + close + "?");
   return found;
 }
 
@@ -123,7 +123,7 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
   Unseen unseen;
   bool keep = !rank0_only || model->world.rank() == 0;
   StateDict state;
-  Flat* gathered = nullptr;  // its parameters mostly come in a row
+  Flat* gathered = nullptr;  // a flat's parameters are mostly consecutive
   at::Tensor full;
   auto add = [&](const std::string& name, at::Tensor value) {
     if (keep) state.emplace_back(name, offload_to_cpu ? value.cpu() : value);
@@ -148,8 +148,10 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
 }
 
 std::map<std::string, ShardInfo> Sharded::sharded_state_dict() const {
+  auto model = live(model_);
+  std::lock_guard lock(model->mutex);
   std::map<std::string, ShardInfo> state;
-  for_each_parameter(*live(model_), [&](shard::Unit&, Flat& flat, size_t i) {
+  for_each_parameter(*model, [&](shard::Unit&, Flat& flat, size_t i) {
     const std::string& name = flat.parameters()[i].name();
     state.emplace(name, shard_of(name));
   });
@@ -172,11 +174,11 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
       std::stringstream text;
       text << "\"" << name << "\" has shape " << value.sizes() << " in the state dict and " << sizes
            << " in the model.";
-      throw Error(text.str(), "load a state dict of the same model configuration.");
+      throw Error(text.str(), "load a state dict of a model with the same configuration.");
     }
     return value;
   };
-  // Everything is checked before anything is written.
+  // All names and shapes are checked before anything is written.
   std::vector<std::pair<at::Tensor, at::Tensor>> found;  // the module's tensor, its new value
   shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
     for (const auto* tensors : {&node.parameters, &node.buffers})
@@ -187,7 +189,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
   });
   if (strict && !missing.empty())
     throw Error("the state dict has no " + missing + ".",
-                "load_full_state_dict(state, /*strict=*/false) leaves them as they are.");
+                "load_full_state_dict(state, /*strict=*/false) leaves them unchanged.");
   if (strict) {
     for (const auto& [name, value] : given) {
       bool known = false;
@@ -203,7 +205,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
                   "load_full_state_dict(state, /*strict=*/false) ignores them.");
   }
   Unseen unseen;
-  model->give_up_all();
+  model->reshard_all();
   model->synchronize_readers("load_full_state_dict");
   for (auto& [tensor, value] : found) {
     shard::StorageTag* tag = shard::tag_of(tensor);
@@ -226,7 +228,7 @@ FullParams::FullParams(std::shared_ptr<Model> model, SummonOptions options)
   bool keep = !options_.rank0_only || model_->world.rank() == 0;
   for (const auto& unit : model_->units) {
     require_values(*unit);
-    model_->hold(*unit, /*writable=*/true);
+    model_->pin(*unit, /*writable=*/true);
     for (const auto& flat : unit->flats)
       for (const Parameter& p : flat->parameters())
         for (const std::string& name : p.names) {
@@ -234,7 +236,7 @@ FullParams::FullParams(std::shared_ptr<Model> model, SummonOptions options)
           Unseen unseen;
           values_[name] = options_.offload_to_cpu ? p.handle.detach().cpu().clone() : p.handle;
         }
-    if (options_.offload_to_cpu || !keep) model_->release(*unit);
+    if (options_.offload_to_cpu || !keep) model_->unpin(*unit);
   }
 }
 
@@ -250,7 +252,7 @@ FullParams::~FullParams() noexcept(false) {
   };
   std::vector<Written> written;
   if (write) {
-    // From rank 0 only where the others saw nothing.
+    // With rank0_only the other ranks have no values, so rank 0 broadcasts its own.
     for_each_parameter(*model_, [&](shard::Unit& unit, Flat& flat, size_t i) {
       const Parameter& p = flat.parameters()[i];
       at::Tensor value = values_.count(p.name()) ? values_[p.name()] : at::Tensor();
@@ -267,9 +269,9 @@ FullParams::~FullParams() noexcept(false) {
     });
     model_->synchronize_readers("summon_full_params");
   }
-  for (const auto& unit : model_->units) model_->release(*unit);
+  for (const auto& unit : model_->units) model_->unpin(*unit);
   for (auto& [flat, i, value] : written) {
-    // What was only read keeps the master's precision.
+    // Elements that weren't written keep the master's precision.
     at::Tensor master = flat->edit_master();
     at::Tensor before = flat->part_of(i, flat->shard).to(master.device());
     at::Tensor part = flat->part_of(i, master);
@@ -295,13 +297,13 @@ void Sharded::materialize(at::Device device,
   if (device.type() != model->device.type())
     throw Error("materialize on " + device.str() + ": the model was sharded on " +
                     model->device.str() + ".",
-                "give fully_shard the device: .device = …");
-  model->give_up_all();
+                "pass the device to fully_shard: .device = …");
+  model->reshard_all();
   model->synchronize_readers("materialize");
   for (const auto& unit : model->units) {
     if (!unit->meta) continue;
     at::NoGradGuard no_grad;
-    // Whole in the master's dtype while the module's own code writes to it.
+    // Full tensors in the master's dtype, for the module's own code to write to.
     std::vector<at::Tensor> fulls;
     for (const auto& flat : unit->flats) {
       fulls.push_back(
@@ -318,7 +320,7 @@ void Sharded::materialize(at::Device device,
     try {
       for (const shard::OwnedModule& owned : unit->modules) {
         if (!owned.module)
-          throw Error("unit \"" + unit->name + "\": a TorchScript module cannot be initialised.",
+          throw Error("unit \"" + unit->name + "\": a TorchScript module can't be initialised.",
                       "load its values with load_full_state_dict().");
         for (const auto& buffer : owned.module->named_buffers(false))
           if (buffer.value().is_meta())

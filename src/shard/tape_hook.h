@@ -1,9 +1,9 @@
-// The hook by which recomputation (src/memory) sees what LibTorch tells this room: operators of a
-// thread that records, tensors that autograd saves, parameters that are touched, and the beginning
-// of a backward. Nobody uses it until set_tape_hook is called; until then it costs one branch.
+// The hook through which recomputation (src/memory) sees what LibTorch reports to this room: the
+// operators of a recording thread, tensors that autograd saves, parameters that are used, and the
+// beginning of a backward. It costs one branch until set_tape_hook is called.
 //
-// A thread that records has the key kRecordKey included. Operators come by below autograd then,
-// taken apart into what the backends run.
+// A recording thread includes the key kRecordKey. The hook then sees operators below autograd,
+// decomposed into what the backends run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace fsdp::shard {
 
-// A saved tensor that is not kept: it can be had again.
+// A saved tensor that isn't kept, because it can be computed or fetched again.
 class SavedPlace {
  public:
   virtual ~SavedPlace() = default;
@@ -25,31 +25,31 @@ class SavedPlace {
 class TapeHook {
  public:
   virtual ~TapeHook() = default;
-  // An operator of the user's reads a parameter that carries the key.
+  // An operator of the user's code reads a parameter that carries the key.
   virtual void touched(c10::TensorImpl* parameter) = 0;
   virtual void operate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                        torch::jit::Stack* stack) = 0;
   // Null: the tensor must be kept.
   virtual std::unique_ptr<SavedPlace> pack(const at::Tensor& tensor) = 0;
   virtual void backward_begins() = 0;
-  // Whether uses of a parameter are wanted to be seen.
+  // Whether the hook needs to see every use of a parameter.
   virtual bool watches(const at::Tensor& parameter) const = 0;
 };
 
-TapeHook* tape_hook();               // null: nobody records, in any thread
-void set_tape_hook(TapeHook* hook);  // lives for ever
+TapeHook* tape_hook();               // null: no thread records
+void set_tape_hook(TapeHook* hook);  // must live for the rest of the process
 
-// Whether this thread records. Includes the key, or takes it away.
+// Whether this thread records. set_taping includes or excludes the key.
 bool taping();
 void set_taping(bool on);
-bool shown();  // whether the hook is shown operators: it records, and no ViewsOnly is alive
-// Whether the hook is asked about tensors that autograd saves in this thread: where it records, and
-// where it only moves them elsewhere.
+bool shown();  // whether the hook sees this thread's operators: taping() without a ViewsOnly
+// Whether the hook is asked about tensors that autograd saves in this thread: while it records, and
+// while it only moves them elsewhere.
 bool packing();
 void set_packing(bool on);
 
-// While alive, what this thread puts on the device is recorded as a graph (capture.cpp). Random
-// operators draw other numbers in each replay then, and cannot be made to draw the same twice.
+// While alive, the work this thread puts on the device is recorded as a CUDA graph (capture.cpp).
+// Random operators then draw new numbers in each replay, and can't be made to repeat them.
 class InGraph {
  public:
   InGraph() : before_(is_) { is_ = true; }
@@ -64,8 +64,8 @@ class InGraph {
   bool before_;
 };
 
-// While alive, operators of this thread are not shown to the hook. For views, of which it would
-// only hear that they are views: each costs as much as a recorded operator otherwise.
+// While alive, the hook doesn't see this thread's operators. For views, which it would only
+// recognise as views, at the cost of a recorded operator each.
 class ViewsOnly {
  public:
   ViewsOnly();
@@ -77,8 +77,8 @@ class ViewsOnly {
   bool hides_;
 };
 
-// Layers that compute without grad mode what they then record themselves (src/nn) say with this
-// whether a graph is wanted.
+// Tells whether a graph is wanted while grad mode is off: layers compute without it and then record
+// their autograd nodes themselves (src/nn).
 class GraphWanted {
  public:
   GraphWanted() : before_(wanted_) { wanted_ = wanted_ || at::GradMode::is_enabled(); }

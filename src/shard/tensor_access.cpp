@@ -11,7 +11,7 @@ struct Keys : c10::TensorImpl {  // key_set_ is protected
   static c10::DispatchKeySet c10::TensorImpl::*pointer() { return &Keys::key_set_; }
 };
 
-// The flag that makes raw reads throw can be set in public but not cleared. An explicit
+// The flag that makes raw reads throw has a public setter but can't be cleared. An explicit
 // instantiation may name private members.
 bool& raw_reads_throw(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::*Member>
@@ -20,7 +20,7 @@ struct Reach {
 };
 template struct Reach<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-void tag_marker(void*) {}  // a deleter only to be recognised by
+void tag_marker(void*) {}  // a deleter that marks the engine's storages
 
 c10::DataPtr tagged(void* data, StorageTag* tag, at::Device device) {
   return {data, tag, &tag_marker, device};
@@ -78,7 +78,7 @@ at::Tensor tensor_over(const c10::intrusive_ptr<c10::StorageImpl>& storage, at::
 }
 
 void become(const at::Tensor& tensor, const at::Tensor& other) {
-  // A gradient accumulator remembers dtype and device; where those change it must be made anew.
+  // A gradient accumulator remembers dtype and device; if they change, it must be created again.
   if (auto* meta = torch::autograd::impl::get_autograd_meta(tensor)) {
     std::lock_guard lock(meta->mutex_);
     auto accumulator = meta->grad_accumulator_.lock();

@@ -1,6 +1,6 @@
-// Where LibTorch calls us: the fallback of the key that sharded parameters carry, the autograd
-// engine that hands out hooks for saved tensors, and the ends of a backward. All of it is installed
-// when this library is loaded, which is before the first backward.
+// Where LibTorch calls the engine: the fallback of the key that sharded parameters carry, hooks for
+// saved tensors, and the beginning and end of a backward. All of it is installed when this library
+// is loaded, which is before the first backward.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/engine.h>
@@ -27,15 +27,15 @@ bool in_backward() {
 Model& model_of(const Unit& unit) {
   if (!unit.model)
     throw Error("unit \"" + unit.name + "\": its sharded model is gone.",
-                "keep the module as long as graphs made with it are used.");
+                "keep the module alive as long as graphs made with it are used.");
   return *unit.model;
 }
 
 // --- operators ---
 
-thread_local int inside = 0;  // operators with the key that this thread runs
+thread_local int inside = 0;  // nesting depth of operators with the key in this thread
 
-// What one operator reads of ours.
+// The sharded tensors that one operator reads or writes.
 class Touched {
  public:
   explicit Touched(const c10::OperatorHandle& op) : op_(op) {}
@@ -54,7 +54,7 @@ class Touched {
     if (!has_key(tensor)) return;
     if (tape_hook()) seen_.push_back(tensor.unsafeGetTensorImpl());
     StorageTag* tag = tag_of(tensor);
-    if (!tag) return;  // an alias whose owner is gone; its storage says so when it is read
+    if (!tag) return;  // an alias whose owner is gone; reading its storage throws
     switch (tag->kind) {
       case StorageTag::kDeferred:
         if (!deferred::recording()) deferred::materialize(tensor);
@@ -66,7 +66,7 @@ class Touched {
     }
   }
 
-  // Gathers everything; nothing of it may leave until the operator has returned.
+  // Gathers all units; none may be resharded until the operator has returned.
   void gather() {
     for (const auto& unit : units_) model_of(*unit);
     for (const auto& unit : units_) {
@@ -78,15 +78,15 @@ class Touched {
       model_of(*unit).ensure(*unit, op_.schema().name().c_str(), in_backward());
   }
 
-  // Recomputation knows by it where a module begins. An operator inside another tells nothing new.
+  // Tells recomputation where a module begins. Nested operators add nothing to that.
   void tell() {
     if (inside > 0) return;
     for (c10::TensorImpl* tensor : seen_) tape_hook()->touched(tensor);
   }
 
-  // The dtype that the operator's other floating-point inputs are cast to, if one is.
+  // The dtype the operator's other floating-point inputs are cast to, or nullopt.
   std::optional<at::ScalarType> cast_to() const { return mixed_ ? std::nullopt : cast_to_; }
-  bool done() const { return done_; }  // the operator's work; its result is its first argument
+  bool done() const { return done_; }  // the operator is done; its result is its first argument
 
  private:
   void see_parameter(Flat& flat, const at::Tensor& tensor, bool write) {
@@ -105,14 +105,14 @@ class Touched {
     std::string name = "a parameter";
     for (const Parameter& p : flat.parameters())
       if (p.handle.is_same(tensor)) name = "parameter \"" + p.name() + "\"";
-    throw Error("unit \"" + flat.unit().name + "\": " + op_.schema().name() + " writes to " + name +
-                    ", which is sharded.",
-                "update it with fsdp::AdamW(sharded, …) or torch::optim on sharded.parameters(); "
-                "write it by hand inside sharded.summon_full_params().");
+    throw Error(
+        "unit \"" + flat.unit().name + "\": " + op_.schema().name() + " writes to " + name +
+            ", which is sharded.",
+        "update it with fsdp::AdamW(sharded, …) or torch::optim on sharded.parameters(), or "
+        "write to it inside sharded.summon_full_params().");
   }
 
-  // A stand-in for a gradient that is sharded. model->zero_grad() is the one thing that works on
-  // it.
+  // A stand-in for a sharded gradient. Only model->zero_grad() works on it.
   void see_gradient(Flat& flat, const at::Tensor& tensor) {
     const std::string& name = op_.schema().name();
     if (name == "aten::detach" || name == "aten::detach_") return;
@@ -121,6 +121,7 @@ class Touched {
       if (flat.layout().offset(i) != tensor.storage_offset()) continue;
       parameter = flat.parameters()[i].name();
       if (name != "aten::zero_" || !flat.grad.defined()) continue;
+      std::lock_guard lock(model_of(flat.unit()).mutex);
       Unseen unseen;
       change_gradient(flat);
       flat.part_of(i, flat.grad).zero_();
@@ -130,12 +131,12 @@ class Touched {
     throw Error("unit \"" + flat.unit().name + "\": " + name + " reads the gradient of \"" +
                     parameter + "\", which is sharded.",
                 "clip with sharded.clip_grad_norm_(…), update with fsdp::AdamW(sharded, …) or "
-                "torch::optim on sharded.parameters(), look with sharded.full_grad(name).");
+                "torch::optim on sharded.parameters(), read it with sharded.full_grad(name).");
   }
 
   const c10::OperatorHandle& op_;
   c10::SmallVector<std::shared_ptr<Unit>, 4> units_;
-  c10::SmallVector<c10::TensorImpl*, 4> seen_;  // while somebody may record
+  c10::SmallVector<c10::TensorImpl*, 4> seen_;  // only while a tape hook is set
   std::optional<at::ScalarType> cast_to_;
   bool mixed_ = false;
   bool counted_ = false;  // as busy
@@ -154,11 +155,7 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
-bool writes(const c10::Argument& argument) {
-  return argument.alias_info() && argument.alias_info()->isWrite();
-}
-
-// A parameter to whose type others are cast.
+// Whether it is a parameter to whose dtype other inputs are cast.
 bool has_own_type(const at::Tensor& tensor) {
   if (!has_key(tensor)) return false;
   StorageTag* tag = tag_of(tensor);
@@ -174,8 +171,8 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType type) {
   return castable ? tensor.to(type) : tensor;
 }
 
-// Modules of the C++ frontend have no boundary at which their inputs could be cast, so the
-// operators that read a parameter have it.
+// Modules of the C++ frontend have no boundary at which to cast their inputs, so the cast happens
+// at the operators that read a parameter.
 void cast_inputs(const c10::OperatorHandle& op, at::ScalarType type, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   size_t first = stack->size() - arguments.size();
@@ -206,14 +203,15 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   touched.gather();
   if (deferred::recording()) return deferred::record(op, keys, stack);
   touched.tell();
-  // A region that began just now begins with this operator.
+  // A recomputed region that has just begun includes this operator.
   if (shown() && inside == 0) keys = keys.add(deferred::kRecordKey);
   if (auto type = touched.cast_to()) cast_inputs(op, *type, stack);
   struct Inside {
     Inside() { ++inside; }
     ~Inside() { --inside; }
   } counted;
-  // Below the key, never from the top: an alias taken while sharded keeps the key for ever.
+  // Redispatch below the key, never from the top: an alias taken while sharded keeps the key for
+  // good.
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
@@ -223,9 +221,9 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
 
 // --- saved tensors ---
 
-// Keeps a tensor for backward as autograd would, but a parameter without its memory, and what can
-// be computed again not at all. With hooks, autograd no longer notices that a saved tensor was
-// changed in place; this does.
+// Keeps a tensor for backward as autograd would, except that a parameter is kept without its
+// memory, and a tensor that can be recomputed isn't kept at all. With hooks, autograd no longer
+// checks for in-place changes of saved tensors; this class does.
 class SavedTensor : public torch::autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -248,7 +246,7 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
 class Engine : public torch::autograd::Engine {
  public:
   static torch::autograd::Engine& get() {
-    static Engine* engine = new Engine;  // its threads end with the process
+    static Engine* engine = new Engine;  // never destroyed: its threads end with the process
     return *engine;
   }
 
@@ -256,7 +254,7 @@ class Engine : public torch::autograd::Engine {
     return registry::empty() && !packing() ? nullptr : std::make_unique<SavedTensor>();
   }
 
-  // A backward inside a backward belongs to the outer one, which ends when all of it has.
+  // A backward inside a backward is part of the outer one.
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
                                          const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
@@ -269,8 +267,7 @@ class Engine : public torch::autograd::Engine {
     if (TapeHook* hook = tape_hook()) hook->backward_begins();
     if (registry::empty()) return run();
     auto models = registry::models();
-    // A dry run in the middle of a training is none of the real models' business, nor the other way
-    // round.
+    // A dry run during training leaves the real models alone, and the other way round.
     std::erase_if(models,
                   [](const auto& model) { return model->device.is_meta() != dry_run::on(); });
     for (const auto& model : models) model->begin_backward();

@@ -1,4 +1,4 @@
-// ModuleTree: a module and what is beneath it, the same for the C++ frontend and TorchScript.
+// ModuleTree: a module and its submodules, in one form for the C++ frontend and TorchScript.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,9 @@ struct ModuleTree {
   ModuleView view;
   std::shared_ptr<torch::nn::Module> module;                            // null for TorchScript
   const void* identity = nullptr;                                       // of the module object
-  std::vector<std::pair<std::string, at::Tensor>> parameters, buffers;  // its own, full names
+  std::vector<std::pair<std::string, at::Tensor>> parameters, buffers;  // its own, by full name
   std::vector<ModuleTree> children;
-  Unit* unit = nullptr;  // that begins here
+  Unit* unit = nullptr;  // the unit this module is the top of, or null
 };
 
 ModuleTree tree_of(const std::shared_ptr<torch::nn::Module>& module, const std::string& path = "");

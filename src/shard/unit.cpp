@@ -4,7 +4,22 @@
 
 #include "shard/offload.h"
 
-namespace fsdp::shard {
+namespace fsdp {
+namespace {
+
+[[noreturn]] void refuse_parts(int parts) {
+  throw Error("reshard_after_forward = " + std::to_string(parts) + " isn't a number of parts.",
+              "pass true to reshard after forward, false to keep the parameters until backward, or "
+              "n >= 2 to keep 1/n of a unit on each rank.");
+}
+
+}  // namespace
+
+ReshardAfterForward::ReshardAfterForward(int parts) : keep_parts(parts) {
+  if (parts < 1) refuse_parts(parts);
+}
+
+namespace shard {
 namespace {
 
 constexpr int64_t kFlatAlign = 256;
@@ -14,10 +29,6 @@ constexpr int64_t kFlatAlign = 256;
 const Communicator& Group::neighbours(int parts) {
   for (const auto& [known, comm] : neighbours_)
     if (known == parts) return comm;
-  if (parts < 2 || shard_size % parts != 0)
-    throw Error("reshard_after_forward = " + std::to_string(parts) + " on a mesh with " + text +
-                    ": it must divide the number of ranks that share a unit.",
-                "choose a divisor of " + std::to_string(shard_size) + ", or true or false.");
   std::vector<int> row = mesh.ranks("shard"), ranks;
   int first = shard_rank / parts * parts;
   for (int i = 0; i < parts; ++i) ranks.push_back(row[first + i]);
@@ -25,6 +36,17 @@ const Communicator& Group::neighbours(int parts) {
                      "@" + std::to_string(ranks[0]);
   neighbours_.emplace_back(parts, mesh.world().communicator(ranks, name));
   return neighbours_.back().second;
+}
+
+int parts_kept(const ReshardAfterForward& choice, bool keeps, const Group& group) {
+  int parts = choice.keep_parts.value_or(keeps ? 1 : 0);
+  if (parts < 0) refuse_parts(parts);
+  if (parts <= 1) return parts;
+  if (group.shard_size % parts != 0)
+    throw Error("reshard_after_forward = " + std::to_string(parts) + " on a mesh with " +
+                    group.text + ": it must divide the number of ranks that share a unit.",
+                "choose a divisor of " + std::to_string(group.shard_size) + ", or true or false.");
+  return parts == group.shard_size ? 0 : parts;
 }
 
 int64_t Unit::numel() const {
@@ -42,13 +64,13 @@ int64_t Unit::full_bytes() const {
 
 bool Unit::needs_slot() const {
   if (flats.empty()) return false;
-  if (flats.front()->home && flats.front()->home->parameters) return true;
+  if (flats.front()->host && flats.front()->host->parameters) return true;
   if (group->shard_size == 1) return false;
   return !flats.front()->window.defined();
 }
 
-bool Unit::pinned() const {
-  return std::any_of(flats.begin(), flats.end(), [](const auto& flat) { return flat->pinned(); });
+bool Unit::viewed() const {
+  return std::any_of(flats.begin(), flats.end(), [](const auto& flat) { return flat->viewed(); });
 }
 
 std::string Unit::label(const char* by) const {
@@ -56,4 +78,15 @@ std::string Unit::label(const char* by) const {
   return by && *by ? text + " (" + by + ")" : text;
 }
 
-}  // namespace fsdp::shard
+void Unit::apply_reshard_after_forward() {
+  keep_parts = parts_kept(reshard_after_forward);
+  if (keep_parts > 1 && needs_slot()) group->neighbours(keep_parts);
+  if (!root && keep_parts != 1 && !pinned) own.reset();
+  for (const auto& flat : flats) {  // kept for another number of parts
+    flat->secondary.reset();
+    flat->secondary_valid = false;
+  }
+}
+
+}  // namespace shard
+}  // namespace fsdp

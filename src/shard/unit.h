@@ -1,4 +1,5 @@
-// Unit: what is gathered and given up together, and its state. Model moves it between states.
+// Unit: the parameters that are gathered and resharded together, and their state. Model moves a
+// unit from state to state.
 #pragma once
 
 #include <memory>
@@ -19,23 +20,29 @@ namespace fsdp::shard {
 
 class Model;
 
-// The ranks a unit is spread over. Gathers and reductions have communicators of their own, so that
+// The ranks a unit is sharded over. Gathers and reductions have separate communicators, so that
 // neither waits in the other's queue.
 struct Group {
   DeviceMesh mesh;
-  int number = 0;    // tells groups of one world apart, the same on every rank
+  int number = 0;    // identifies a group of a world; the same on every rank
   std::string text;  // "shard=4"
   int shard_size = 1, shard_rank = 0;
   int replicate_size = 1;
   Communicator gather, reduce;  // along "shard"
   Communicator replicate;       // along "replicate"
   bool shares_memory = false;   // all ranks of `gather` are on one host, over shm
-  // Neighbours that hold 1/parts each (reshard_after_forward = n).
+  // The ranks that keep 1/parts of a unit each (reshard_after_forward = n). The first call for a
+  // number of parts creates the communicator, which is collective. `parts` divides shard_size.
   const Communicator& neighbours(int parts);
 
  private:
   std::vector<std::pair<int, Communicator>> neighbours_;
 };
+
+// How much of a unit each rank keeps after forward: 0 nothing but its shard, 1 everything,
+// n 1/n. `keeps` is the default of a choice that leaves it open. Throws an Error unless n divides
+// the number of ranks that share a unit; n equal to that number keeps nothing but the shard.
+int parts_kept(const ReshardAfterForward& choice, bool keeps, const Group& group);
 
 struct OwnedModule {  // a module with parameters of its own in a unit
   std::string path;
@@ -47,42 +54,51 @@ class Unit : public std::enable_shared_from_this<Unit> {
   enum class State {
     kSharded,    // no memory; the parameters carry the key
     kGathering,  // the gather was issued; the parameters still carry the key
-    kReady,      // whole; the key is off, unless keyed_when_ready()
+    kReady,      // gathered; the key is off, unless keyed_when_ready()
   };
 
   Model* model = nullptr;  // null once the model is gone
   int id = 0;              // the same on every rank
-  std::string name;        // path of its module; "root"
+  std::string name;        // path of its module, or "root"
   bool root = false;
   std::shared_ptr<Group> group;
   std::vector<std::unique_ptr<Flat>> flats;
   std::vector<OwnedModule> modules;
-  std::vector<const void*> tops;  // the modules that it was made of
+  std::vector<const void*> tops;  // the modules the unit was made of
   MixedPrecision precision;
-  int keep_parts = 0;  // reshard_after_forward: 0 nothing, 1 everything, n a part
+  ReshardAfterForward reshard_after_forward;  // as the user chose
+  bool strategy_keeps = false;                // SHARD_GRAD_OP and NO_SHARD keep parameters
+  int keep_parts = 0;                         // what the two come to; see parts_kept
   bool cast_inputs = false;
-  bool meta = false;  // has no values yet: built on the meta device, or not to be initialised
+  bool meta = false;     // no values yet: built on the meta device, or not to be initialised
   bool watched = false;  // recomputation wants to see every use (tape_hook.h)
 
   State state = State::kSharded;
-  int busy = 0;           // operators that run on it
-  bool held = false;      // by unshard() or summon_full_params(): not given up by itself
+  int busy = 0;           // number of operators that run on it
+  bool pinned = false;    // by unshard() or summon_full_params(); stays gathered until unpinned
   bool writable = false;  // summon_full_params(writeback)
   Slot* slot = nullptr;
   std::unique_ptr<Slot> own;
   std::vector<Work> works;
-  Moment gathered;
+  StreamEvent gathered;
   uint64_t last_use = 0;
-  const char* touched_by = "";                     // the operator that last brought it in forward
-  std::vector<Unit*> forward_next, backward_next;  // set by hand
+  const char* touched_by = "";                     // the operator that last used it in forward
+  std::vector<Unit*> forward_next, backward_next;  // prefetch lists set by the user
   bool next_checked = false;
 
   int64_t numel() const;
-  int64_t full_bytes() const;  // of all flats, each on a boundary of 256 bytes
+  int64_t full_bytes() const;  // of all flats, each aligned to 256 bytes
   bool needs_slot() const;     // gathering needs memory of its own
-  bool pinned() const;
+  bool viewed() const;         // a view of a parameter exists outside of the engine
   bool keyed_when_ready() const { return cast_inputs || watched; }
   std::string label(const char* what) const;
+
+  int parts_kept(const ReshardAfterForward& choice) const {
+    return shard::parts_kept(choice, root || strategy_keeps, *group);
+  }
+  // Sets keep_parts from reshard_after_forward. The unit must be sharded. Collective: all ranks
+  // make the same choice.
+  void apply_reshard_after_forward();
 };
 
 }  // namespace fsdp::shard

@@ -30,14 +30,15 @@ void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t
 
 void detach_optimizer(Model& model, const void* optimizer) {
   std::lock_guard lock(model.mutex);
-  model.early_update = nullptr;  // it may be this one's
+  model.early_update = nullptr;  // it may belong to this optimizer
   model.optimizers.erase(optimizer);
   model.host_states.erase(optimizer);
 }
 
 at::Tensor begin_update(Model& model) {
   std::lock_guard lock(model.mutex);
-  // Ranks ask each other there, which no graph can; begin_replays does it for a recorded step.
+  // check() exchanges data between ranks, which no graph can; begin_replays does it for recorded
+  // steps.
   if (model.background && !RecordsStep::now()) model.background->check();
   for (Flat* flat : model.flats())
     if (!updated_in_backward(*flat)) flat->await_update();
@@ -50,12 +51,12 @@ at::Tensor begin_update(Model& model) {
       if (flat->slot)
         throw Error("unit \"" + unit->name +
                         "\": its gradients were accumulated under no_sync() and never reduced.",
-                    "run the last backward before an update outside of no_sync().");
+                    "run the last backward of a step outside of no_sync().");
     if (unit->group->gather) unit->group->gather.check();
     if (unit->group->reduce) unit->group->reduce.check();
   }
   model.forget_cleared_gradients();
-  model.give_up_all();
+  model.reshard_all();
   model.synchronize_readers("an update");
   return std::exchange(model.factor, at::Tensor());
 }
@@ -68,11 +69,12 @@ void end_update(Model& model, bool shards_written) {
   }
   model.shards_written();
   model.end_early_updates();
-  at::autocast::clear_cache();  // of weights that are no longer these
+  at::autocast::clear_cache();  // it holds casts of the old weights
 }
 
 void sum_over_ranks(Model& model, at::Tensor tensor) {
-  // Units may be spread over different groups; a model of several is summed over all of them once.
+  std::lock_guard lock(model.mutex);
+  // Units may be sharded over different groups; each group is summed over once.
   std::set<const Group*> met;
   for (const auto& unit : model.units)
     if (unit->group->shard_size > 1 && met.insert(unit->group.get()).second)
@@ -86,29 +88,30 @@ void zero_gradients(Model& model, bool set_to_none) {
 // --- flats in host memory ---
 
 bool on_host(const Flat& flat) {
-  return updated_at_home(flat);
+  return updated_on_host(flat);
 }
 
 std::vector<Flat*> host_flats(Model& model) {
   std::vector<Flat*> found;
   for (Flat* flat : trainable_flats(model))
-    if (updated_at_home(*flat)) found.push_back(flat);
-  // The root has what comes before and after the other units.
+    if (updated_on_host(*flat)) found.push_back(flat);
+  // The root holds what forward uses before and after the other units.
   std::stable_partition(found.begin(), found.end(),
                         [](const Flat* flat) { return flat->unit().root; });
   return found;
 }
 
 void await_updates(Model& model) {
+  std::lock_guard lock(model.mutex);
   for (Flat* flat : model.flats()) flat->await_update();
 }
 
 HostFactor bring_factor(Model& model, const at::Tensor& factor) {
   if (!factor.defined() || !has_streams(factor.device())) return {factor, nullptr};
   HostFactor host{at::empty(factor.sizes(), factor.options().device(at::kCPU).pinned_memory(true)),
-                  std::make_shared<Moment>()};
+                  std::make_shared<StreamEvent>()};
   host.value.copy_(factor, /*non_blocking=*/true);
-  host.come->record(model.device);
+  host.arrived->record(model.device);
   return host;
 }
 
@@ -124,15 +127,15 @@ struct HandingOver {
 
 void update_on_host(Model& model, Flat& flat, size_t wanted, const HostFactor& factor, bool at_once,
                     const std::function<void()>& update) {
-  auto ready = [home = flat.home, come = factor.come] {
-    home->left.synchronize();
-    home->read.synchronize();
-    if (come) come->synchronize();
+  auto ready = [host = flat.host, arrived = factor.arrived] {
+    host->left.synchronize();
+    host->read.synchronize();
+    if (arrived) arrived->synchronize();
   };
   flat.await_update();
   if (at_once) {
     ready();
-    return with_states(*flat.home, update);
+    return with_states(*flat.host, update);
   }
   std::vector<std::function<void()>> kernels;
   {
@@ -141,20 +144,20 @@ void update_on_host(Model& model, Flat& flat, size_t wanted, const HostFactor& f
     update();
   }
   HostWork work{.wanted = wanted};
-  work.run = [ready, home = flat.home, kernels = std::move(kernels),
+  work.run = [ready, host = flat.host, kernels = std::move(kernels),
               label = "unit \"" + flat.unit().name + "\" " + kUpdateLabel] {
     ready();
     RECORD_USER_SCOPE(label);
-    with_states(*home, [&] {
+    with_states(*host, [&] {
       for (const auto& kernel : kernels) kernel();
     });
   };
-  work.can_start = [home = flat.home, come = factor.come] {
-    return home->left.passed() && (!come || come->passed());
+  work.can_start = [host = flat.host, arrived = factor.arrived] {
+    return host->left.passed() && (!arrived || arrived->passed());
   };
-  // A factor comes after every gradient: then the order of forward is all that counts.
-  if (!factor.come) work.arrival = flat.home->arrival;
-  flat.home->update = model.host_updates->add(std::move(work));
+  // A factor arrives after every gradient; then only the order of forward matters.
+  if (!factor.arrived) work.arrival = flat.host->arrival;
+  flat.host->update = model.host_updates->add(std::move(work));
 }
 
 void update_in_backward(Model& model, std::function<void(Flat& flat)> update) {
@@ -164,30 +167,30 @@ void update_in_backward(Model& model, std::function<void(Flat& flat)> update) {
 }
 
 bool updated_in_backward(const Flat& flat) {
-  return flat.home && flat.home->stepped;
+  return flat.host && flat.host->stepped;
 }
 
-// --- flats that come to the device for their update ---
+// --- flats copied to the device for their update ---
 
 std::vector<Flat*> visiting_flats(Model& model) {
   std::vector<Flat*> found;
   for (Flat* flat : trainable_flats(model))
-    if (flat->home && !updated_at_home(*flat)) found.push_back(flat);
+    if (flat->host && !updated_on_host(*flat)) found.push_back(flat);
   return found;
 }
 
 namespace {
 
-// What a flat has in host memory, put back whatever happens.
-struct AtHome {
-  explicit AtHome(Flat& of) : flat(of), shard(of.shard), master(of.master), grad(of.grad) {}
-  ~AtHome() {
+// A flat's tensors in host memory; restored at the end of the scope.
+struct HostTensors {
+  explicit HostTensors(Flat& of) : flat(of), shard(of.shard), master(of.master), grad(of.grad) {}
+  ~HostTensors() {
     flat.shard = shard;
     flat.master = master;
     flat.grad = grad;
   }
-  AtHome(const AtHome&) = delete;
-  AtHome& operator=(const AtHome&) = delete;
+  HostTensors(const HostTensors&) = delete;
+  HostTensors& operator=(const HostTensors&) = delete;
 
   Flat& flat;
   at::Tensor shard, master, grad;
@@ -201,19 +204,19 @@ at::Tensor copied(const at::Tensor& tensor, at::Device device) {
 }  // namespace
 
 void update_on_visit(Model& model, Flat& flat, const std::function<void()>& update) {
-  Home& home = *flat.home;
-  AtHome kept(flat);
-  home.read.wait(model.device);
-  home.left.wait(model.device);
-  if (gradient_at_home(flat)) {
+  HostState& host = *flat.host;
+  HostTensors kept(flat);
+  host.read.wait(model.device);
+  host.left.wait(model.device);
+  if (gradient_on_host(flat)) {
     flat.grad = copied(kept.grad, model.device);
-    home.left.record(model.device);  // only then may somebody write to it, or zero it
+    host.left.record(model.device);  // it may be written or zeroed only after this
   }
-  if (!shard_at_home(flat)) return update();
+  if (!shard_on_host(flat)) return update();
   flat.shard = copied(kept.shard, model.device);
   if (kept.master.is_same(kept.shard)) flat.master = flat.shard;
   update();
-  model.send_shard_home(flat, kept.shard);
+  model.send_shard_to_host(flat, kept.shard);
 }
 
 void run_update(Model& model, std::function<void()> kernels) {

@@ -1,7 +1,8 @@
-// What optimizers need of a sharded model: its flats, and the two ends of an update.
+// What optimizers need of a sharded model: its flats, and the beginning and end of an update.
 //
 // Between begin_update and end_update the masters (and shards) may be written; no rank reads them
-// then. On shared memory begin_update waits until every rank has come, so an update is collective.
+// then. With shared memory begin_update waits for every rank, so an update is collective. The
+// caller holds the model's mutex from begin_update to end_update (Optimizer::step does).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,62 +19,61 @@ class Model;
 
 std::vector<Flat*> trainable_flats(Model& model);
 
-// Makes an optimizer known, for memory() and so that clipping may leave its factor to the update.
-// `host_bytes`: of the states that lie in host memory.
+// Registers an optimizer, for memory() and so that clipping may leave its factor to the update.
+// `host_bytes`: bytes of the states in host memory.
 void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t()> state_bytes,
                       std::function<int64_t()> host_bytes);
 void detach_optimizer(Model& model, const void* optimizer);
 
-// Gives up every gathered unit. Returns the factor that gradients must still be multiplied with
-// (one float32 on the model's device, from clip_grad_norm_), undefined for none; it is taken with
-// that.
+// Reshards every unit. Takes and returns the factor that gradients must still be multiplied by (one
+// float32 on the model's device, from clip_grad_norm_); undefined: none.
 at::Tensor begin_update(Model& model);
-// The masters have changed. `shards_written`: whether the shards (where they are tensors of their
-// own) were written too; else they are written from the masters before the next gather.
+// The masters have changed. `shards_written`: the shards (where they are separate tensors) were
+// written too; otherwise they are written from the masters here.
 void end_update(Model& model, bool shards_written);
 
-// The sum of one tensor over all ranks that hold other shards of this model, for norms and for
-// counting infinities: in place, on the device, in stream order. Collective.
+// Sums `tensor` over all ranks that own other shards of this model, for norms and for counting
+// infinities: in place, on the device, in stream order. Collective.
 void sum_over_ranks(Model& model, at::Tensor tensor);
 
 void zero_gradients(Model& model, bool set_to_none);
 
 // --- flats in host memory (offload.h), between begin_update and end_update ---
 
-bool on_host(const Flat& flat);
-// Those of the flats, in the order in which forward will want them.
+bool on_host(const Flat& flat);  // updated there
+// The flats updated on the host, in the order in which forward will need them.
 std::vector<Flat*> host_flats(Model& model);
-// Every update that is under way is done.
+// Waits for every update under way.
 void await_updates(Model& model);
 
-// The factor of an update as the host will see it.
+// The factor of an update, for the host.
 struct HostFactor {
-  at::Tensor value;              // undefined for none
-  std::shared_ptr<Moment> come;  // when it may be read; null: at once
+  at::Tensor value;                      // undefined: none
+  std::shared_ptr<StreamEvent> arrived;  // when it may be read; null: at once
 };
 HostFactor bring_factor(Model& model, const at::Tensor& factor);
 
-// Calls `update`, which hands its kernels to run_update: they run later, in the model's thread,
-// when the gradient and the factor have come and the device has read the shard. Who wants the flat
-// waits for them. `at_once`: waits for all that first, and `update` may do the work itself.
-// `wanted`: the flat's place in forward.
+// Calls `update`, which passes its kernels to run_update: they run later, in the model's update
+// thread, once the gradient and the factor have arrived and the device has read the shard. Users
+// of the flat wait for them. `at_once`: waits for all of that here, so `update` may do the work
+// itself. `wanted`: the flat's position in forward.
 void update_on_host(Model& model, Flat& flat, size_t wanted, const HostFactor& factor, bool at_once,
                     const std::function<void()>& update);
-// From now until the next update or zero_grad, gradients of host_flats() are used as they come:
-// `update` is called in backward, for every flat of a unit when the last has come. A flat that was
-// updated so is skipped by step(). Nothing may clip or change gradients in between.
+// From now until the next update or zero_grad, gradients of host_flats() are used as they arrive:
+// backward calls `update` for every flat of a unit once the last of them has its gradient. step()
+// skips these flats. Nothing may clip or change gradients in between.
 void update_in_backward(Model& model, std::function<void(Flat& flat)> update);
 bool updated_in_backward(const Flat& flat);
 
-// Flats of which only the shard or the gradient lies in host memory.
+// Flats with only the shard or the gradient in host memory: the update runs on the device.
 std::vector<Flat*> visiting_flats(Model& model);
-// Calls `update` while both are copies on the device, in the flat's own fields; then the shard goes
-// back, beside what the device does next.
+// Calls `update` with both copied to the device, in the flat's own fields. The shard is then copied
+// back, overlapping with the device's next work.
 void update_on_visit(Model& model, Flat& flat, const std::function<void()>& update);
 
-// Profilers see them under the unit's name and this.
+// Profilers show updates under the unit's name and this label.
 inline constexpr const char* kUpdateLabel = "(update)";
-// Runs an update's kernels: at once, or as update_on_host says. They must hold what they use.
+// Runs an update's kernels: at once, or as update_on_host says. They must own the tensors they use.
 void run_update(Model& model, std::function<void()> kernels);
 
 }  // namespace fsdp::shard

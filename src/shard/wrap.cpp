@@ -5,7 +5,7 @@
 namespace fsdp::wrap {
 namespace {
 
-// `*` stands for any characters within a step of the path, `**` across steps.
+// `*` matches any characters within a step of the path, `**` across steps.
 bool matches(std::string_view pattern, std::string_view path) {
   if (pattern.empty()) return path.empty();
   if (pattern[0] != '*')

@@ -66,6 +66,7 @@ struct TrainConfig {
   bool deterministic = false;  // a GPU's operators give the same bits every time
   std::string graph = "auto";  // steps as CUDA graphs: auto, on, off
   int64_t profile = 0;         // steps whose time is taken apart; 0: none
+  double grace = 0;            // seconds from a signal to the kill; 0: by recent steps
 };
 
 struct OptimConfig {

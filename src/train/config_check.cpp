@@ -13,7 +13,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-std::string text(int64_t number) {
+std::string digits(int64_t number) {
   return std::to_string(number);
 }
 
@@ -87,25 +87,25 @@ void check_model(const Config& config) {
   const ModelConfig& model = config.model;
   if (model.type == "mlp") return;
   if (model.head_dim == 0 && model.dim % model.heads != 0) {
-    throw Error("model.dim = " + text(model.dim) +
-                    " is not a multiple of model.heads = " + text(model.heads) + ".",
+    throw Error("model.dim = " + digits(model.dim) +
+                    " is not a multiple of model.heads = " + digits(model.heads) + ".",
                 "every head takes an equal part of dim: try dim = " +
-                    text((model.dim / model.heads + 1) * model.heads) + ".");
+                    digits((model.dim / model.heads + 1) * model.heads) + ".");
   }
   const int64_t head = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
   if (model.type != "gpt2" && head % 2 != 0) {
     throw Error((model.head_dim > 0 ? "model.head_dim = " : "model.dim / model.heads = ") +
-                    text(head) + " is odd.",
+                    digits(head) + " is odd.",
                 "rotary positions turn pairs of elements: choose heads of an even size.");
   }
   if (model.kv_heads > 0 && model.heads % model.kv_heads != 0) {
-    throw Error("model.heads = " + text(model.heads) +
-                    " is not a multiple of model.kv_heads = " + text(model.kv_heads) + ".",
+    throw Error("model.heads = " + digits(model.heads) +
+                    " is not a multiple of model.kv_heads = " + digits(model.kv_heads) + ".",
                 "every head of keys and values serves the same number of heads.");
   }
   if (model.type == "gpt2" && model.max_tokens > 0 && config.data.seq > model.max_tokens) {
-    throw Error("data.seq = " + text(config.data.seq) + " is more than the " +
-                    text(model.max_tokens) + " positions of this gpt2 (model.max_tokens).",
+    throw Error("data.seq = " + digits(config.data.seq) + " is more than the " +
+                    digits(model.max_tokens) + " positions of this gpt2 (model.max_tokens).",
                 "shorten data.seq, or set model.max_tokens to 0: as many as data.seq.");
   }
   if (model.rope_scaling == "llama3" && model.rope_low_freq >= model.rope_high_freq) {
@@ -165,8 +165,8 @@ void check_length(const Config& config) {
     throw Error("an mlp sees no tokens.", "set train.steps instead of train.tokens.");
   }
   if (train.tokens > 0 && train.tokens < train.batch * config.data.seq) {
-    throw Error("train.tokens = " + text(train.tokens) + " is less than one step of " +
-                    text(train.batch) + " x " + text(config.data.seq) + " tokens.",
+    throw Error("train.tokens = " + digits(train.tokens) + " is less than one step of " +
+                    digits(train.batch) + " x " + digits(config.data.seq) + " tokens.",
                 "raise train.tokens, or lower train.batch.");
   }
 }
@@ -175,15 +175,15 @@ void check_batch(const TrainConfig& train, int world) {
   int64_t unit = world * std::max<int64_t>(train.micro_batch, 1);
   if (train.batch % unit == 0) return;
   int64_t below = train.batch / unit * unit, above = below + unit;
-  std::string near = (below > 0 ? text(below) + " or " : "") + text(above);
+  std::string near = (below > 0 ? digits(below) + " or " : "") + digits(above);
   if (train.batch % world != 0) {
-    throw Error("train.batch = " + text(train.batch) + " cannot be divided among " + text(world) +
+    throw Error("train.batch = " + digits(train.batch) + " cannot be divided among " + digits(world) +
                     " ranks.",
                 "the nearest that can: --batch " + near + ".");
   }
-  throw Error("the " + text(train.batch / world) + " samples of a rank (train.batch = " +
-                  text(train.batch) + ", " + text(world) + " ranks) are no multiple of " +
-                  "train.micro_batch = " + text(train.micro_batch) + ".",
+  throw Error("the " + digits(train.batch / world) + " samples of a rank (train.batch = " +
+                  digits(train.batch) + ", " + digits(world) + " ranks) are no multiple of " +
+                  "train.micro_batch = " + digits(train.micro_batch) + ".",
               "--batch " + near + ", or --train.micro_batch 0 for all at once.");
 }
 
@@ -195,12 +195,12 @@ void check_optim(const Config& config) {
   }
   auto steps = known_steps(config);
   if (steps && optim.warmup_steps > *steps) {
-    throw Error("optim.warmup_steps = " + text(optim.warmup_steps) + " is more than the run's " +
-                    text(*steps) + " steps.",
-                "lower it: --optim.warmup_steps " + text(*steps / 10) + ".");
+    throw Error("optim.warmup_steps = " + digits(optim.warmup_steps) + " is more than the run's " +
+                    digits(*steps) + " steps.",
+                "lower it: --optim.warmup_steps " + digits(*steps / 10) + ".");
   }
   if (steps && optim.schedule == "wsd" && optim.warmup_steps > *steps - optim.decay_steps) {
-    throw Error("optim.warmup_steps and optim.decay_steps are more than the run's " + text(*steps) +
+    throw Error("optim.warmup_steps and optim.decay_steps are more than the run's " + digits(*steps) +
                     " steps together.",
                 "lower one of them.");
   }
@@ -208,8 +208,8 @@ void check_optim(const Config& config) {
 
 void check_shard(const ShardConfig& shard, int world) {
   if (shard.shard_ranks > 0 && world % shard.shard_ranks != 0) {
-    throw Error(text(world) + " ranks cannot be divided into groups of shard.shard_ranks = " +
-                    text(shard.shard_ranks) + ".",
+    throw Error(digits(world) + " ranks cannot be divided into groups of shard.shard_ranks = " +
+                    digits(shard.shard_ranks) + ".",
                 "choose a divisor of the number of ranks.");
   }
   const std::string& reshard = shard.reshard_after_forward;
@@ -227,7 +227,7 @@ void check_shard(const ShardConfig& shard, int world) {
   std::from_chars(reshard.data(), reshard.data() + reshard.size(), parts);
   int64_t ranks = shard.shard_ranks > 0 ? shard.shard_ranks : world;
   if (parts > 0 && ranks % parts != 0) {
-    throw Error("shard.reshard_after_forward = " + reshard + " does not divide the " + text(ranks) +
+    throw Error("shard.reshard_after_forward = " + reshard + " does not divide the " + digits(ranks) +
                     " ranks that share the model.",
                 "choose a divisor, true or false.");
   }
@@ -284,12 +284,12 @@ void check_activations(const Config& config) {
         "set it to full, offload or none.");
   int64_t layers = config.model.layers;
   if (layers > 0 && config.activations.every > layers)
-    throw Error("activations.every is " + text(config.activations.every) + ", but there are only " +
-                    text(layers) + " layers (model.layers).",
+    throw Error("activations.every is " + digits(config.activations.every) + ", but there are only " +
+                    digits(layers) + " layers (model.layers).",
                 "give at most that.");
   if (layers > 0 && config.activations.mode != "none" && config.activations.keep_last >= layers)
-    throw Error("activations.keep_last is " + text(config.activations.keep_last) +
-                    ", but there are only " + text(layers) + " layers (model.layers).",
+    throw Error("activations.keep_last is " + digits(config.activations.keep_last) +
+                    ", but there are only " + digits(layers) + " layers (model.layers).",
                 "give less, or set activations.mode to none.");
 }
 

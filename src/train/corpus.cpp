@@ -12,6 +12,7 @@
 
 #include "base/table.h"
 #include "data/batches.h"
+#include "data/order.h"
 #include "data/source.h"
 #include "fsdp/error.h"
 
@@ -20,26 +21,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A well-mixed 64-bit number from another (the finaliser of splitmix64).
-uint64_t mixed(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
+// One step of splitmix64.
+uint64_t random_number(uint64_t state) {
+  return data::mixed(state + 0x9E3779B97F4A7C15ull);
 }
 
 // --- tokens ---
 
-// Tokens that mean nothing, for benchmarks: each a function of its place.
+// Random tokens, for benchmarks: each is a function of its position.
 class RandomTokens : public data::TokenSource {
  public:
   RandomTokens(int64_t tokens, int64_t vocab, uint64_t seed)
-      : tokens_(tokens), vocab_(vocab), seed_(mixed(seed)) {}
+      : tokens_(tokens), vocab_(vocab), seed_(random_number(seed)) {}
 
   int64_t tokens() const override { return tokens_; }
   void read(int64_t first, int64_t count, int64_t* ids) const override {
     for (int64_t i = 0; i < count; ++i)
-      ids[i] = static_cast<int64_t>(mixed(seed_ + first + i) % vocab_);
+      ids[i] = static_cast<int64_t>(random_number(seed_ + first + i) % vocab_);
   }
   std::string where(int64_t token) const override {
     return "random token " + std::to_string(token);
@@ -76,54 +74,70 @@ class TokenCorpus : public Corpus {
   TokenCorpus(const Config& config, std::shared_ptr<data::TokenSource> source,
               std::shared_ptr<data::TokenSource> valid,
               std::shared_ptr<const data::Tokenizer> tokenizer)
-      : config_(config), tokenizer_(std::move(tokenizer)), info_(source->info()) {
-    training_ = source;
-    validation_ = std::move(valid);
-    if (!validation_ && config.data.valid_share > 0)
-      std::tie(training_, validation_) =
-          data::split_tail(source, config.data.valid_share, config.data.seq);
-    if (samples(training_) < 1)
-      throw Error("data.train has " + with_separators(source->tokens()) +
-                      " tokens: too few for one sample of " + std::to_string(config.data.seq) +
-                      " and some for validation.",
-                  "give more text, a smaller --data.seq, or --data.valid-share 0.");
+      : config_(config),
+        tokenizer_(std::move(tokenizer)),
+        training_(std::move(source)),
+        validation_(std::move(valid)) {
+    splits_ = !validation_ && config.data.valid_share > 0;
+    int64_t samples = samples_of(*training_);
+    if (samples < (splits_ ? 2 : 1))
+      throw Error("data.train has " + with_separators(training_->tokens()) +
+                      " tokens, too few for a sample of " + std::to_string(config.data.seq) +
+                      (splits_ ? " and one for validation." : "."),
+                  "use more text, a smaller --data.seq, or --data.valid_share 0.");
+    if (splits_) {
+      split_ = data::split_samples(samples, config.data.valid_share);
+      validation_ = training_;
+    } else {
+      split_ = {data::SampleSet(samples),
+                data::SampleSet(validation_ ? samples_of(*validation_) : 0)};
+    }
   }
 
   std::unique_ptr<Feed> training(const World& world, int64_t position) const override {
     data::BatchOptions options = batch_options(world);
     options.shuffle = config_.data.shuffle;
+    options.seed = static_cast<uint64_t>(config_.train.seed);
     options.prefetch = config_.data.prefetch;
     options.position = position;
+    options.samples = split_.training;
     return std::make_unique<TokenFeed>(training_, options);
   }
 
+  // Shuffled, so that the first few batches represent all of the data, and in the same order
+  // whatever train.seed is, so that evaluations of different runs can be compared.
   std::unique_ptr<Feed> validation(const World& world) const override {
     if (validation_batches() == 0) return nullptr;
     data::BatchOptions options = batch_options(world);
-    options.shuffle = false;
+    options.seed = kValidationSeed;
     options.prefetch = std::min<int64_t>(config_.data.prefetch, 1);
     options.repeat = false;
+    options.samples = split_.validation;
     return std::make_unique<TokenFeed>(validation_, options);
   }
 
   int64_t validation_batches() const override {
-    return (samples(validation_) + config_.train.batch - 1) / config_.train.batch;
+    return (split_.validation.size() + config_.train.batch - 1) / config_.train.batch;
   }
-  int64_t samples_per_epoch() const override { return samples(training_); }
+  int64_t samples_per_epoch() const override { return split_.training.size(); }
+  std::string split_rule() const override { return splits_ ? data::kSplitRule : ""; }
   std::shared_ptr<const data::Tokenizer> tokenizer() const override { return tokenizer_; }
   int64_t vocab() const override { return tokenizer_ ? tokenizer_->vocab_size() : 0; }
 
   std::string title() const override {
-    int64_t tokens = training_->tokens() + (validation_ ? validation_->tokens() : 0);
-    std::string amount = with_separators(tokens) + " tokens";
-    if (info_.kind == "random") return "random tokens";
-    return with_separators(info_.files) + (info_.files == 1 ? " file (" : " files (") + info_.kind +
-           "), " + human_bytes(static_cast<double>(info_.bytes)) + ", " + amount;
+    data::SourceInfo info = training_->info();
+    if (info.kind == "random") return "random tokens";
+    int64_t tokens = training_->tokens() + (validation_ && !splits_ ? validation_->tokens() : 0);
+    return with_separators(info.files) + (info.files == 1 ? " file (" : " files (") + info.kind +
+           "), " + human_bytes(static_cast<double>(info.bytes)) + ", " + with_separators(tokens) +
+           " tokens";
   }
 
  private:
-  int64_t samples(const std::shared_ptr<data::TokenSource>& source) const {
-    return source ? std::max<int64_t>(source->tokens() - 1, 0) / config_.data.seq : 0;
+  static constexpr uint64_t kValidationSeed = 1;
+
+  int64_t samples_of(const data::TokenSource& source) const {
+    return std::max<int64_t>(source.tokens() - 1, 0) / config_.data.seq;
   }
 
   data::BatchOptions batch_options(const World& world) const {
@@ -131,7 +145,6 @@ class TokenCorpus : public Corpus {
             .batch = config_.train.batch,
             .rank = world.rank(),
             .world = world.size(),
-            .seed = static_cast<uint64_t>(config_.train.seed),
             .document_mask = config_.data.document_mask,
             .eos = tokenizer_ ? tokenizer_->eos() : std::nullopt,
             .vocab = config_.model.vocab > 0 ? config_.model.vocab : vocab()};
@@ -139,11 +152,12 @@ class TokenCorpus : public Corpus {
 
   Config config_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
-  data::SourceInfo info_;
-  std::shared_ptr<data::TokenSource> training_, validation_;
+  std::shared_ptr<data::TokenSource> training_, validation_;  // the same if splits_
+  bool splits_ = false;  // validation samples are held out of data.train
+  data::Split split_;
 };
 
-// --- vectors, for the MLP: what it learns is to move every element one place on ---
+// --- vectors, for the MLP, which learns to rotate them by one element ---
 
 constexpr int64_t kVectorsPerEpoch = 65536, kValidationVectors = 1024;
 
@@ -170,7 +184,7 @@ class VectorFeed : public Feed {
     int64_t rows = batch_ / world_.size(), first = position + world_.rank() * rows;
     at::Tensor x = at::empty({rows, width_}, at::kFloat);
     for (int64_t row = 0; row < rows; ++row) {
-      at::Generator random = at::detail::createCPUGenerator(mixed(mixed(seed_) + first + row));
+      at::Generator random = at::detail::createCPUGenerator(random_number(random_number(seed_) + first + row));
       at::Tensor out = x.select(0, row);
       at::randn_out(out, {width_}, random);
     }
@@ -181,7 +195,7 @@ class VectorFeed : public Feed {
   World world_;
   int64_t position_;
   std::chrono::nanoseconds waited_{0};
-  std::future<Samples> ahead_;  // the next batch; last, so that it is done before the rest goes
+  std::future<Samples> ahead_;  // the next batch; destroyed first, because its task reads the rest
 };
 
 class VectorCorpus : public Corpus {
@@ -200,13 +214,13 @@ class VectorCorpus : public Corpus {
     return std::max<int64_t>(1, kValidationVectors / config_.train.batch);
   }
   int64_t samples_per_epoch() const override { return kVectorsPerEpoch; }
-  std::string title() const override { return "random vectors, to be moved by one place"; }
+  std::string title() const override { return "random vectors, to be rotated by one element"; }
 
  private:
   Config config_;
 };
 
-bool is_random(const std::vector<std::string>& paths) {
+bool is_random_data(const std::vector<std::string>& paths) {
   return paths.size() == 1 && paths.front() == "random";
 }
 
@@ -216,7 +230,7 @@ constexpr int64_t kRandomTokens = int64_t{1} << 32;
 
 std::vector<std::string> libtorch_headers() {
   Dl_info library{};
-  // A function of LibTorch tells where its library lies.
+  // The path of the library that a LibTorch function is in.
   if (dladdr(reinterpret_cast<void*>(&at::globalContext), &library) && library.dli_fname) {
     fs::path include =
         fs::weakly_canonical(fs::path(library.dli_fname).parent_path() / "../include");
@@ -224,15 +238,15 @@ std::vector<std::string> libtorch_headers() {
     if (fs::is_directory(include / "c10", problem) && fs::is_directory(include / "torch", problem))
       return {(include / "c10").string(), (include / "torch").string()};
   }
-  throw Error("LibTorch's headers are not beside its libraries, so there is no text to train on.",
-              "name some: --data.train FILE_OR_FOLDER");
+  throw Error("LibTorch's headers aren't next to its libraries, so there is no text to train on.",
+              "pass some: --data.train FILE_OR_FOLDER.");
 }
 
 void check_paths(const Config& config) {
   std::error_code ignored;
   if (!config.offload.directory.empty() && !fs::is_directory(config.offload.directory, ignored))
-    throw Error("offload.directory: there is no folder " + config.offload.directory + ".",
-                "make one, on a disk with room for masters and states.");
+    throw Error("offload.directory: there is no directory " + config.offload.directory + ".",
+                "create it on a disk with room for masters and optimizer states.");
   if (config.model.type == "mlp") return;
   auto check = [](const std::string& key, const std::string& path, const std::string& hint) {
     std::error_code problem;
@@ -241,19 +255,19 @@ void check_paths(const Config& config) {
   };
   for (const std::string& path : config.data.train)
     check("data.train", path,
-          "fsdp tokenize TEXT... --out FILE makes a token file; --data.train names yours, and "
+          "pass your data with --data.train. fsdp tokenize TEXT... --out FILE makes a token file; "
           "\"random\" tries a model without data.");
   for (const std::string& path : config.data.valid)
-    check("data.valid", path, "leave it out to hold back a part of data.train.");
+    check("data.valid", path, "leave it out to hold out a share of data.train.");
   if (config.data.tokenizer != "bytes")
-    check("data.tokenizer", config.data.tokenizer, "give a tokenizer.json, or bytes.");
+    check("data.tokenizer", config.data.tokenizer, "pass a tokenizer.json, or bytes.");
 }
 
 std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cache) {
   if (config.model.type == "mlp") return std::make_unique<VectorCorpus>(config);
-  if (is_random(config.data.train)) {
+  if (is_random_data(config.data.train)) {
     if (config.model.vocab < 1)
-      throw Error("random tokens need a vocabulary.", "give --model.vocab.");
+      throw Error("random tokens need a vocabulary size.", "pass --model.vocab.");
     auto random = [&](int64_t tokens, int64_t seed) {
       return std::make_shared<RandomTokens>(tokens, config.model.vocab, seed);
     };
@@ -272,7 +286,7 @@ std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cac
     options.paths = config.data.valid;
     valid = data::open_source(options);
   }
-  // Token files do not say how they were made: their tokenizer is known only if one was named.
+  // Token files don't record their tokenizer: it is known only if the config names one.
   bool text = source->info().kind.starts_with("text") || source->info().kind == "mixed";
   bool known = text || config.data.tokenizer != "bytes";
   return std::make_unique<TokenCorpus>(config, source, valid, known ? options.tokenizer : nullptr);

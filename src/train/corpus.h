@@ -1,5 +1,5 @@
-// Corpus: what a model is trained on. Samples have places in one global order; a step takes the
-// next `batch` of them, each rank its part.
+// Corpus: the training and validation data. Samples have one global order; a step takes the next
+// `batch` of them, and each rank gets its part.
 #pragma once
 
 #include <chrono>
@@ -13,37 +13,39 @@
 
 namespace fsdp::train {
 
-// Samples from some position on.
+// A stream of samples, from some position on.
 class Feed {
  public:
   virtual ~Feed() = default;
   virtual Samples next() = 0;                           // this rank's part of the next batch
   virtual int64_t position() const = 0;                 // samples taken so far, over all ranks
-  virtual std::chrono::nanoseconds waited() const = 0;  // for data, in next()
+  virtual std::chrono::nanoseconds waited() const = 0;  // time that next() waited for data
 };
 
 class Corpus {
  public:
   virtual ~Corpus() = default;
   virtual std::unique_ptr<Feed> training(const World& world, int64_t position) const = 0;
-  // All samples that were put aside, once and in order; null where there are none.
+  // The validation samples, each once, in an order that never changes; null if there are none.
   virtual std::unique_ptr<Feed> validation(const World& world) const = 0;
-  virtual int64_t validation_batches() const = 0;  // that validation() has
+  virtual int64_t validation_batches() const = 0;  // in validation()
   virtual int64_t samples_per_epoch() const = 0;
+  // How validation samples were held out of the training data; "": they weren't.
+  virtual std::string split_rule() const { return ""; }
   virtual std::string title() const = 0;  // "1,323 files of text, 8.1M tokens"
   virtual std::shared_ptr<const data::Tokenizer> tokenizer() const { return nullptr; }
-  virtual int64_t vocab() const { return 0; }  // ids are below it; 0: not known
+  virtual int64_t vocab() const { return 0; }  // ids are below it; 0: unknown
 };
 
-// `cache`: a folder for what takes long to make (tokens of text). Ranks of a host that open the
-// same at once wait for each other.
+// `cache`: a directory for tokenized text. Ranks of one host that open the same text wait for the
+// one that tokenizes it.
 std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cache);
 
-// An Error where a file or folder that the config names is not there. Nothing is opened: for the
-// launcher, so that one process says it before many are started.
+// Throws Error if a path in the config doesn't exist. Opens nothing: the launcher calls it, so that
+// one process reports the error before many are started.
 void check_paths(const Config& config);
 
-// The C++ headers that LibTorch brings: text that is there wherever this library is.
+// LibTorch's C++ headers: text that exists wherever this library does.
 std::vector<std::string> libtorch_headers();
 
 }  // namespace fsdp::train

@@ -10,6 +10,7 @@
 #include <iostream>
 #include <limits>
 
+#include "base/rank_status.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
 #include "fsdp/out_of_memory.h"
@@ -20,6 +21,7 @@
 #include "train/memory_plan.h"
 #include "train/report.h"
 #include "train/sample.h"
+#include "train/shell.h"
 #include "train/step.h"
 #include "train/step_profile.h"
 #include "train/steps.h"
@@ -30,6 +32,10 @@ namespace fsdp::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Expected length of a save: after a signal it gets three times as long (ten minutes) unless
+// train.grace is set.
+constexpr double kSaveSeconds = 200;
 
 // Rank 0's text for everybody, or its error.
 std::string from_rank_0(const World& world, const std::string& key,
@@ -120,12 +126,14 @@ void show_cost_of_determinism(Report& report, Training& training, const Samples&
   report.line(text);
 }
 
-void evaluate_now(Report& report, const Training& training, const RunState& state) {
+void evaluate_now(Report& report, const Training& training, const RunState& state,
+                  StopSignals& signals) {
   std::unique_ptr<Feed> feed = training.corpus->validation(training.world);
   if (!feed) return;
   int64_t batches = training.corpus->validation_batches();
   if (training.config.train.eval_batches > 0)
     batches = std::min(batches, training.config.train.eval_batches);
+  signals.begin_part("evaluation", static_cast<double>(batches) * signals.slowest("step"));
   Evaluation result;
   report.timed(Report::kEvaluation, [&] {
     result = evaluate(training.world, training.trainee, *feed, batches,
@@ -202,23 +210,22 @@ class NotFinite {
   int64_t in_a_row_ = 0;
 };
 
-// How to call this program from here.
-std::string fsdp_command() {
-  return access("./fsdp", X_OK) == 0 ? "./fsdp" : "fsdp";
-}
-
-// Says what to look at next, in three commands.
+// Prints three commands to try next.
 void suggest_next(const Training& training) {
-  std::string fsdp = fsdp_command(), run = training.directory.root.string();
+  std::string fsdp = fsdp_command(), run = shell_word(training.directory.root.string());
   auto row = [&](const std::string& command, const std::string& what) {
     std::cout << "  " << paint(STDOUT, "1", fsdp + " " + command) << "\n      " << what << "\n";
   };
   std::cout << "\nNext:\n";
-  if (training.trainee.text && training.corpus->tokenizer())
-    row("generate " + run + " --prompt \"class \"", "let the model write on");
+  if (training.trainee.text && training.corpus->tokenizer()) {
+    const Config& config = training.config;  // without data.train it learned to write C++
+    std::string prompt = config.data.train.empty() ? "class " : config.train.sample_prompt;
+    row("generate " + run + (prompt.empty() ? "" : " --prompt " + shell_word(prompt)),
+        "let the model continue a text");
+  }
   row("train --dir " + run + " --resume --steps " + std::to_string(2 * training.steps),
-      "train it further, from its last checkpoint");
-  row("explain", "see what sharding did in every step, line by line");
+      "train on from the last checkpoint");
+  row("explain", "follow one sharded step, line by line");
 }
 
 std::string milliseconds(double seconds) {
@@ -232,7 +239,7 @@ bool due(int64_t every, int64_t step) {
 }
 
 // The run, from its beginning or its checkpoint to its end.
-void run(const RunRequest& request, const Begun& begun, Training& training) {
+void run(const RunRequest& request, const Begun& begun, Training& training, StopSignals& signals) {
   const World& world = training.world;
   RunState state;
   if (!begun.checkpoint.empty()) state = restore(training, begun.checkpoint);
@@ -265,6 +272,7 @@ void run(const RunRequest& request, const Begun& begun, Training& training) {
   NotFinite not_finite(training);
   int64_t saved_at = state.step;
   auto save_now = [&] {
+    signals.begin_part("save", kSaveSeconds);
     double held = report.timed(Report::kCheckpoint, [&] { save(training, state); });
     saved_at = state.step;
     report.line("checkpoint " + begun.directory.checkpoint(saved_at).filename().string() +
@@ -308,6 +316,8 @@ void run(const RunRequest& request, const Begun& begun, Training& training) {
     const bool eager = profile.active();
     profile.before_step();
     memory_plan.before_step();
+    signals.begin_part("step");
+    rank_status::set_step(state.step + 1);
     const auto begun_at = std::chrono::steady_clock::now();
     report.timed(Report::kStep, [&] { steps.take(feed->next(), eager); });
     const std::string profiled = profile.after_step();
@@ -329,7 +339,8 @@ void run(const RunRequest& request, const Begun& begun, Training& training) {
       checkpoint::prepare_async(training.sharded, training.optimizer.get());
     first = false;
     const bool goes_on = !last && !stop;
-    if (evaluates && goes_on) evaluate_now(report, training, state);
+    if (evaluates && goes_on) evaluate_now(report, training, state, signals);
+    if (samples && goes_on) signals.begin_part("sample");
     if (samples && goes_on) sample_now(report, training, state);
     if (saves && goes_on) {
       report.settle();  // so that a run that is killed later has the lines up to its checkpoint
@@ -344,21 +355,26 @@ void run(const RunRequest& request, const Begun& begun, Training& training) {
   bool wanted = config.checkpoint.at_end || due(config.checkpoint.every, state.step);
   if (stopped) report.line("asked to stop: step " + std::to_string(state.step) + " is the last");
   if (wanted && saved_at != state.step) save_now();
+  signals.begin_part("save", kSaveSeconds);
   report.timed(Report::kCheckpoint, [&] { training.saving.wait(); });
   if (!stopped) {
-    evaluate_now(report, training, state);
+    evaluate_now(report, training, state, signals);
+    signals.begin_part("sample");
     sample_now(report, training, state);
   }
   report.finish();
   if (world.rank() != 0) return;
   fs::path checkpoint = begun.directory.checkpoint(saved_at);
   if (!fs::exists(checkpoint)) {
-    std::cout << "no checkpoint was written: checkpoint.at_end is false\n";
+    std::cout << "No checkpoint was written: checkpoint.at_end is false.\n";
   } else {
-    std::cout << "checkpoint: " << checkpoint.string() << "\n";
+    std::cout << "Checkpoint: " << checkpoint.string() << "\n";
     if (stopped)
-      std::cout << "go on with: " << fsdp_command() << " train --dir "
-                << begun.directory.root.string() << " --resume\n";
+      std::cout << "Resume with: "
+                << paint(STDOUT, "1",
+                         fsdp_command() + " train --dir " +
+                             shell_word(begun.directory.root.string()) + " --resume")
+                << "\n";
     else
       suggest_next(training);
   }
@@ -380,7 +396,8 @@ auto with_memory(const World& world, const Config& config, const Sharded& sharde
 
 void train(const World& world, RunRequest request) {
   check(request.config, world.size());
-  StopSignals signals;
+  StopSignals signals(request.config.train.grace, world.rank());
+  signals.begin_part("setup");
   if (request.config.train.deterministic) set_deterministic(true);
   Begun begun = begin(world, request);
   if (!request.config.init_from.empty() && !request.config.resume)  // it may get newer meanwhile
@@ -389,7 +406,7 @@ void train(const World& world, RunRequest request) {
     });
   Training training = with_memory(world, request.config, Sharded(),
                                   [&] { return assemble(world, request.config, begun.directory); });
-  with_memory(world, training.config, training.sharded, [&] { run(request, begun, training); });
+  with_memory(world, training.config, training.sharded, [&] { run(request, begun, training, signals); });
 }
 
 }  // namespace fsdp::train

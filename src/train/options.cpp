@@ -134,6 +134,10 @@ void add_train(List& list, TrainConfig& train) {
            "Steps, after the first three, whose time is taken apart unit by unit: a table, and "
            "trace-rankN.json in dir",
            {.least = 0, .most = 1e6, .alias = "--profile"});
+  list.add("grace", train.grace,
+           "Seconds to finish the step and save after SIGTERM or SIGINT, before all ranks are "
+           "killed; 0: the larger of 30 and three recent steps",
+           {.least = 0, .most = 1e6, .alias = "--grace"});
 }
 
 void add_optim(List& list, OptimConfig& optim) {

@@ -7,6 +7,7 @@
 #include "base/environment.h"
 #include "base/terminal.h"
 #include "observe/advice.h"
+#include "observe/loss_history.h"
 #include "observe/progress.h"
 #include "observe/tensorboard.h"
 #include "observe/throughput.h"
@@ -21,9 +22,26 @@ double seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
-constexpr int64_t kWarmup = 3;        // steps that say little about the others
-constexpr int64_t kAdviceEvery = 20;  // steps that are looked at together
+constexpr int64_t kWarmup = 3;        // first steps, which say little about the others
+constexpr int64_t kAdviceEvery = 20;  // steps, at least, to judge speed by
 constexpr size_t kLosses = 50;
+constexpr int kPlainWidth = 80;  // columns of the loss curve without a terminal
+
+// A model may write control characters, which would confuse a terminal.
+std::string printable(const std::string& text) {
+  std::string out = "  ";
+  for (char c : text) {
+    auto byte = static_cast<unsigned char>(c);
+    bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
+    out += control ? '?' : c;
+    if (c == '\n') out += "  ";
+  }
+  return out;
+}
+
+std::string shown_sample(const std::string& text) {
+  return paint(STDOUT, "1", "The model writes:") + "\n" + printable(text);
+}
 
 observe::RunFacts facts_of(const Training& training) {
   const Config& config = training.config;
@@ -33,6 +51,7 @@ observe::RunFacts facts_of(const Training& training) {
   facts.ranks_on_host = world.local_size();
   facts.cores = static_cast<int>(std::thread::hardware_concurrency());
   facts.gpu = !world.device().is_cpu();
+  facts.backend = world.backend();
   facts.torchrun =
       environment::text("TORCHELASTIC_RUN_ID").has_value() && world.launcher() == "torchrun";
   if (auto threads = environment::integer("OMP_NUM_THREADS"))
@@ -47,7 +66,7 @@ observe::RunFacts facts_of(const Training& training) {
   facts.accumulation = (rows + facts.micro_batch - 1) / facts.micro_batch;
   int64_t bytes = config.shard.precision == "fp32" ? 4 : 2;
   std::vector<Unit> units = training.sharded.units();
-  for (size_t i = 1; i < units.size(); ++i)  // the root holds what is left: nobody chose its size
+  for (size_t i = 1; i < units.size(); ++i)  // the root unit holds the rest: nobody chose its size
     facts.units.push_back({units[i].name(), units[i].numel() * bytes});
   return facts;
 }
@@ -57,9 +76,13 @@ observe::RunFacts facts_of(const Training& training) {
 struct Report::Screen {
   Screen(const Training& training, const RunState& start)
       : metrics(training.directory.metrics().string(), start.step),
+        plot{.width = terminal_width(STDOUT) > 0 ? terminal_width(STDOUT) : kPlainWidth,
+             .unicode = terminal_width(STDOUT) > 0 && observe::locale_is_utf8(),
+             .colour = has_colour(STDOUT)},
         progress(std::cout, {.steps = training.steps,
                              .width = terminal_width(STDOUT),
-                             .colour = has_colour(STDOUT),
+                             .colour = plot.colour,
+                             .unicode = plot.unicode,
                              .every = training.config.log.every}),
         adviser(training.config.log.silence),
         facts(facts_of(training)) {
@@ -74,12 +97,15 @@ struct Report::Screen {
   }
 
   observe::MetricsLog metrics;
+  observe::PlotOptions plot;
   observe::Progress progress;
+  observe::LossHistory losses;
   observe::Adviser adviser;
   observe::RunFacts facts;
   std::optional<observe::EventWriter> events;
   std::optional<double> peak;               // TFLOP/s of one device
-  std::optional<observe::StepRecord> held;  // the last step's, until it is known what followed it
+  std::optional<observe::StepRecord> held;  // of the last step; an evaluation may add to it
+  std::string last_sample;                  // for finish()
 };
 
 Report::Report(const Training& training, const RunState& start)
@@ -93,13 +119,13 @@ Report::Report(const Training& training, const RunState& start)
 
 Report::~Report() {
   try {
-    settle();                        // an error ends the run: its step is the one to look at
-  } catch (const std::exception&) {  // that error is the one to show
+    settle();                        // if an error ended the run, its last step matters most
+  } catch (const std::exception&) {  // the error that ended the run is the one to report
   }
 }
 
 double Report::timed(Part part, const std::function<void()>& work) {
-  // What evaluations and samples sent before is not the step's.
+  // Excludes the traffic of earlier evaluations and samples.
   if (part == kStep) exposed_before_s_ = seconds(training_.sharded.traffic().exposed);
   auto start = Clock::now();
   work();
@@ -134,7 +160,7 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
   summary_.compute_s += cost.seconds - cost.data_s - comm;
   if (!summary_.first_loss) summary_.first_loss = outcome.loss;
   summary_.last_loss = outcome.loss;
-  summary_.peak_memory_mb =  // --profile begins to measure anew
+  summary_.peak_memory_mb =  // --profile resets the device's own peak
       std::max(summary_.peak_memory_mb, peak_memory_mb(training_.world.device()));
   if (!screen_) return;
 
@@ -156,6 +182,7 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
   if (training_.scaler) record.scale = training_.scaler->scale();
   settle();
   screen_->held = record;
+  screen_->losses.step(record.step, record.loss);
   screen_->progress.step(record);
   advise(record);
 }
@@ -167,16 +194,17 @@ void Report::evaluation(const RunState& state, const Evaluation& evaluation) {
     screen_->held->eval_loss = evaluation.loss;
     screen_->held->eval_perplexity = evaluation.perplexity;
   }
-  char text[160];
-  std::snprintf(text, sizeof text, "evaluation after step %lld: loss %.4f, perplexity %.2f",
-                static_cast<long long>(state.step), evaluation.loss, evaluation.perplexity);
-  line(text);
+  screen_->losses.evaluation(state.step, evaluation.loss);
+  screen_->progress.evaluation(state.step, evaluation.loss, evaluation.perplexity);
 }
 
 void Report::sample(const RunState& state, const std::string& text) {
   if (!screen_) return;
   if (screen_->events) screen_->events->text("sample", "```\n" + text + "\n```", state.step);
-  line(paint(STDOUT, "1", "the model writes:") + "\n" + text);
+  if (state.step >= training_.steps)
+    screen_->last_sample = text;
+  else
+    line(shown_sample(text));
 }
 
 void Report::line(const std::string& text) {
@@ -226,7 +254,7 @@ void Report::advise(const observe::StepRecord& record) {
   }
   facts.memory_share = memory_share(training_.world.device());
   observe::RunFacts seen = facts;
-  if (facts.steps < kAdviceEvery) {  // too few to judge speed by
+  if (facts.steps < kAdviceEvery) {
     seen.steps = 0;
     seen.skipped = 0;
     seen.step_s = seen.data_s = seen.exposed_comm_s = 0;
@@ -245,7 +273,12 @@ void Report::finish() {
                       double(summary_.steps) / steps_s / 1e12 / training_.world.size();
     summary_.mfu = observe::mfu(*summary_.tflops, screen_->peak);
   }
-  std::cout << observe::describe(summary_, has_colour(STDOUT)) << std::flush;
+  std::string curve = screen_->losses.plot(screen_->plot);
+  if (!curve.empty()) std::cout << "\n" << curve << "\n";
+  std::cout << observe::describe(summary_, screen_->plot.colour);
+  if (!screen_->last_sample.empty())
+    std::cout << "\n" << shown_sample(screen_->last_sample) << "\n\n";
+  std::cout << std::flush;
 }
 
 }  // namespace fsdp::train

@@ -1,5 +1,5 @@
-// Report: what a run tells while it goes on. Rank 0's goes to the screen, to metrics.jsonl and to
-// TensorBoard; that of the other ranks keeps time and says nothing.
+// Report: the output of a run. Rank 0's goes to the screen, to metrics.jsonl and to TensorBoard.
+// The other ranks only measure time.
 #pragma once
 
 #include <chrono>
@@ -15,11 +15,11 @@
 
 namespace fsdp::train {
 
-// What a step took. Of a step that is replayed, `seconds` is known with its outcome.
+// The time of a step. For a replayed step, `seconds` is known with its outcome.
 struct StepCost {
   double seconds = 0;
-  double data_s = 0;             // of them, waiting for data
-  std::optional<double> comm_s;  // and for communication; not known of a step that is replayed
+  double data_s = 0;             // of these, waiting for data
+  std::optional<double> comm_s;  // of these, exposed communication; unknown for a replayed step
   double lr = 0;
 };
 
@@ -28,18 +28,19 @@ class Report {
   Report(const Training& training, const RunState& start);
   ~Report();
 
-  // Runs a part of the run and keeps its time, in seconds.
+  // Runs a part of the run and records its time. Returns seconds.
   enum Part { kStep, kCheckpoint, kEvaluation };
   double timed(Part part, const std::function<void()>& work);
 
-  // Of the step that `timed` ran last; `waited` is for data, in it.
+  // Of the step that timed() ran last; `waited` is its time spent waiting for data.
   StepCost cost(std::chrono::nanoseconds waited, bool replayed) const;
   void step(const RunState& state, const StepOutcome& outcome, const StepCost& cost);
   void evaluation(const RunState& state, const Evaluation& evaluation);
+  // After the last step, finish() shows it.
   void sample(const RunState& state, const std::string& text);
-  void line(const std::string& text);  // a line of its own
-  void settle();                       // the last step's line goes to the files, as it is
-  void finish();                       // the summary
+  void line(const std::string& text);  // one or more lines of text
+  void settle();                       // writes the last step's record to the files
+  void finish();                       // shows the loss curve, the summary and the last sample
 
  private:
   struct Screen;  // rank 0 only

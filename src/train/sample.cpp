@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-void refuse(const std::string& what, const std::string& hint) {
+void refuse_sample(const std::string& what, const std::string& hint) {
   throw Error("cannot sample with " + what + ".", hint);
 }
 
@@ -38,12 +38,12 @@ class WithoutCuDNNAttention {
 
 void check(const SampleOptions& options) {
   if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
-    refuse("temperature " + std::to_string(options.temperature),
+    refuse_sample("temperature " + std::to_string(options.temperature),
            "give 0 (always the likeliest token) or more; 1 is the model's own distribution.");
-  if (options.top_k < 0) refuse("top-k " + std::to_string(options.top_k), "0 keeps all tokens.");
+  if (options.top_k < 0) refuse_sample("top-k " + std::to_string(options.top_k), "0 keeps all tokens.");
   if (!(options.top_p > 0 && options.top_p <= 1))
-    refuse("top-p " + std::to_string(options.top_p), "give a probability above 0, at most 1.");
-  if (options.tokens < 0) refuse(std::to_string(options.tokens) + " tokens", "give 0 or more.");
+    refuse_sample("top-p " + std::to_string(options.top_p), "give a probability above 0, at most 1.");
+  if (options.tokens < 0) refuse_sample(std::to_string(options.tokens) + " tokens", "give 0 or more.");
 }
 
 int64_t draw(const at::Tensor& logits, const SampleOptions& options, at::Generator& random) {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/rank_status.h"
 #include "fsdp/communicator.h"
 #include "fsdp/error.h"
 
@@ -51,12 +52,15 @@ StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded&
   for (int64_t first = 0; first < batch.count; first += micro) {
     Samples part =
         on_device(part_of(batch, first, std::min(micro, batch.count - first)), world.device());
+    rank_status::set_phase("forward");
     at::Tensor sum = trainee.loss_sum(part);
     loss += sum.detach().to(at::kDouble);
     at::Tensor mean = sum / divisor;
     if (options.step_in_backward && first + micro >= batch.count) optimizer.step_in_backward();
+    rank_status::set_phase("backward");
     (scaler ? scaler->scale(mean) : mean).backward();
   }
+  rank_status::set_phase("optimizer");
   if (scaler) scaler->unscale_(sharded);
   double bound = options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
   at::Tensor norm = sharded.clip_grad_norm_(bound);

@@ -72,10 +72,10 @@ std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activa
   RecomputeOptions options{.every = static_cast<int>(activations.every),
                            .keep_last = static_cast<int>(activations.keep_last)};
   if (activations.mode == "none") return std::nullopt;
-  // Layers of fsdp::nn keep nothing that is cheap to make. Next comes the widest product: what it
-  // is made of takes a fraction of its memory.
+  // fsdp::nn layers already recompute what is cheap. The widest product is the next candidate: its
+  // inputs take a fraction of its memory.
   if (activations.mode == "feed_forward" && !trainee.feed_forwards)
-    throw Error("activations.mode = feed_forward, but the model has no feed-forwards in blocks.",
+    throw Error("activations.mode = feed_forward, but the model's blocks have no feed-forward part.",
                 "set it to full, offload or none.");
   if (activations.mode == "feed_forward") return RecomputePolicy(trainee.feed_forwards, options);
   if (activations.mode == "selective") options.mode = Recompute::SELECTIVE;
@@ -134,7 +134,7 @@ void set_state(at::Device device, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// Each rank its own, after the model was built from the seed that all share.
+// Gives each rank its own random state, after the model was built from the shared seed.
 void seed_rank(const World& world, int64_t seed, int64_t step) {
   torch::manual_seed(static_cast<uint64_t>(seed) * 1'000'003 + 7919 * step + world.rank());
 }
@@ -143,10 +143,26 @@ int64_t integer(const checkpoint::Extra& extra, const std::string& key,
                 const std::filesystem::path& from) {
   auto found = extra.find(key);
   if (found == extra.end() || !std::holds_alternative<int64_t>(found->second))
-    throw Error(from.string() + " does not say where a run stood: \"" + key + "\" is missing.",
-                "it was not written by fsdp train; its weights can be loaded with "
-                "fsdp::checkpoint::load.");
+    throw Error(from.string() + " doesn't hold the state of a run: \"" + key + "\" is missing.",
+                "fsdp train didn't write it; --init-from starts a new run from its weights.");
   return std::get<int64_t>(found->second);
+}
+
+// Earlier versions held out the tail of the data. Under the rule of today, such a run would be
+// trained on its validation samples from here on, and validated on samples it has seen.
+void check_split(const Training& training, const checkpoint::Extra& extra,
+                 const std::filesystem::path& from) {
+  std::string rule = training.corpus->split_rule();
+  if (rule.empty()) return;
+  auto found = extra.find("split");
+  const auto* saved = found == extra.end() ? nullptr : std::get_if<std::string>(&found->second);
+  if (saved && *saved == rule) return;
+  throw Error(from.string() +
+                  " was saved by a version that held out other samples for validation, so this "
+                  "run can't be resumed: it would train on its validation data.",
+              "finish it with that version, or start a new run from its weights: fsdp train "
+              "--init-from " +
+                  training.directory.root.string() + ".");
 }
 
 }  // namespace
@@ -158,8 +174,8 @@ ShardingStrategy parse_strategy(const std::string& name) {
   using enum ShardingStrategy;
   for (ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD})
     if (upper == fsdp::name(strategy)) return strategy;
-  throw Error("there is no strategy \"" + name + "\".",
-              "choose from FULL_SHARD, SHARD_GRAD_OP, NO_SHARD and HYBRID_SHARD.");
+  throw Error("there is no sharding strategy \"" + name + "\".",
+              "choose FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD.");
 }
 
 RandomState random_state(at::Device device) {
@@ -176,18 +192,18 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   Config& chosen = training.config;
   if (chosen.shard.precision == "auto")
     chosen.shard.precision = world.device().is_cpu() ? "fp32" : "bf16";
-  check_precision(chosen.shard);  // once more: now it is known what it is computed in
+  check_precision(chosen.shard);  // again, because "auto" is resolved now
   if (!chosen.offload.directory.empty() && chosen.checkpoint.async) {
     chosen.checkpoint.async = false;
     if (world.rank() == 0)
       log::info(
-          "checkpoint.async is off: copies would take the memory that offload.directory saves.");
+          "checkpoint.async is off: its copies would take the memory that offload.directory "
+          "saves.");
   }
   if (chosen.activations.mode == "selective" && world.rank() == 0)
     log::info(
-        "activations.mode = selective keeps what none does: the layers of these models compute "
-        "norms "
-        "and activations again anyway. feed_forward keeps less.");
+        "activations.mode = selective saves nothing here: the layers of these models recompute "
+        "norms and activations anyway. feed_forward saves memory.");
   training.corpus = open_corpus(chosen, (directory.root / "tokens").string());
   if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();
   if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != "mlp")
@@ -195,10 +211,10 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
                     ", but the tokenizer has " + std::to_string(training.corpus->vocab()) +
                     " tokens.",
                 chosen.init_from.empty()
-                    ? "give --model.vocab " + std::to_string(training.corpus->vocab()) +
-                          " or more; 0 takes the tokenizer's."
-                    : "the weights have no rows for the others: give the --data.tokenizer that "
-                      "the model was trained with, or add the rows in Python.");
+                    ? "pass --model.vocab " + std::to_string(training.corpus->vocab()) +
+                          " or more; 0 takes the tokenizer's size."
+                    : "the weights have no rows for the other tokens: pass the --data.tokenizer "
+                      "that the model was trained with, or add the rows in Python.");
 
   torch::manual_seed(static_cast<uint64_t>(chosen.train.seed));
   const bool loads = chosen.resume || !chosen.init_from.empty();
@@ -208,12 +224,12 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   ShardOptions options = shard_options(world, chosen, training.trainee);
   options.initialize = !loads;
   training.sharded = fully_shard(training.trainee.module, options);
-  if (world.size() > 1)  // losses are divided by all targets already
+  if (world.size() > 1)  // losses are already divided by the number of targets over all ranks
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
   if (auto policy = activation_policy(chosen.activations, training.trainee))
     apply_activation_checkpointing(training.sharded, *policy);
-  if (loads && !chosen.resume)  // else the run's own checkpoint is loaded
+  if (loads && !chosen.resume)  // a resumed run loads its own checkpoint later
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);
   if (chosen.shard.precision == "fp16" && chosen.optim.grad_scaler)
@@ -235,6 +251,7 @@ void save(Training& training, const RunState& state) {
                    {"seq", training.config.data.seq},
                    {"seed", training.config.train.seed},
                    {"samples_per_epoch", training.corpus->samples_per_epoch()},
+                   {"split", training.corpus->split_rule()},
                    {"tokenizer", tokenizer ? tokenizer->name() : std::string()},
                    {"config", to_toml(training.config)}};
   if (training.scaler) {
@@ -261,21 +278,22 @@ RunState restore(Training& training, const std::filesystem::path& from) {
                  .skipped = integer(loaded.extra, "skipped", from)};
   int64_t seq = integer(loaded.extra, "seq", from);
   if (seq != training.config.data.seq)
-    throw Error("data.seq was " + std::to_string(seq) + " and is " +
+    throw Error("data.seq was " + std::to_string(seq) + " and is now " +
                     std::to_string(training.config.data.seq) +
-                    " now: samples are cut in other places, so the run cannot go on where it was.",
+                    ": samples would be cut at other places, so the run can't be resumed.",
                 "resume with --data.seq " + std::to_string(seq) + ".");
+  check_split(training, loaded.extra, from);
   bool same_order =
       integer(loaded.extra, "seed", from) == training.config.train.seed &&
       integer(loaded.extra, "samples_per_epoch", from) == training.corpus->samples_per_epoch();
   if (!same_order && training.world.rank() == 0)
-    log::warn("the seed or the data is not what it was when " + from.string() +
-              " was saved: samples come in another order from here on, some of them twice.");
+    log::warn("the seed or the data changed since " + from.string() +
+              " was saved: samples come in another order from here on, and some repeat.");
   training.scheduler->set_steps(state.step);
   if (training.scaler && loaded.extra.contains("scale"))
     training.scaler->load_state({std::get<double>(loaded.extra.at("scale")),
                                  integer(loaded.extra, "scale_good_steps", from)});
-  // With another number of ranks there is nothing to go back to; dropout then differs anyway.
+  // With another number of ranks there is no saved state for each rank; dropout then differs anyway.
   seed_rank(training.world, training.config.train.seed, state.step);
   auto saved = [&](const char* key) -> const at::Tensor* {
     auto found = loaded.per_rank.find(key);

@@ -1,4 +1,4 @@
-// Training: the parts of one run, put together from its config: corpus, model, optimizer, schedule.
+// Training: the parts of one run, assembled from its config: corpus, model, optimizer, schedule.
 #pragma once
 
 #include <memory>
@@ -20,48 +20,48 @@ namespace fsdp::train {
 
 struct Training {
   World world;
-  Config config;  // precision and the model's vocabulary as they came out
+  Config config;  // with the precision and the vocabulary size resolved
   RunDirectory directory;
   std::unique_ptr<Corpus> corpus;
   Trainee trainee;
   Sharded sharded;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<LRScheduler> scheduler;
-  std::unique_ptr<GradScaler> scaler;  // float16 only
+  std::unique_ptr<GradScaler> scaler;  // fp16 only
   int64_t steps = 0;                   // of the whole run
-  checkpoint::AsyncSave saving;        // the last one, which may still be going on
+  checkpoint::AsyncSave saving;        // the latest save, which may still be in progress
 };
 
-ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in either case
+ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in upper or lower case
 
-// What a config asks for; for plans, too.
+// From a config, for runs and plans.
 ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee);
-// Nothing where everything is kept.
+// nullopt: activations.mode is none.
 std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
                                                  const Trainee& trainee);
 std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded);
 
-// Collective. The directory exists.
+// Collective. The directory must exist.
 Training assemble(const World& world, const Config& config, const RunDirectory& directory);
 
-// Where a run stands between two steps. With the model and the optimizer, all that is needed to go
-// on as if it had never stopped.
+// The state of a run between two steps. Together with the model and the optimizer, this is all that
+// a run needs to continue as if it had never stopped.
 struct RunState {
   int64_t step = 0;      // steps done
-  int64_t position = 0;  // samples taken
+  int64_t position = 0;  // samples consumed, over all ranks
   int64_t tokens = 0;
   int64_t skipped = 0;  // steps without an update
 };
 
-// Of the generators that dropout and the like draw from.
+// The state of the generators that dropout draws from.
 struct RandomState {
-  at::Tensor cpu, device;  // `device` is undefined for the CPU
+  at::Tensor cpu, device;  // `device` is undefined on the CPU
 };
 RandomState random_state(at::Device device);
 void set_random_state(at::Device device, const RandomState& state);
 
-// Collective. With checkpoint.async it goes on behind the training after it returned: in
-// training.saving, whose failure the next step throws.
+// Collective. With checkpoint.async the checkpoint is written in the background after save()
+// returns; training.saving tracks it, and the next step throws its failure.
 void save(Training& training, const RunState& state);
 RunState restore(Training& training, const std::filesystem::path& checkpoint);
 

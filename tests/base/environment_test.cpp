@@ -34,7 +34,7 @@ TEST(Environment, AValueThatDoesNotParseNamesItsVariable) {
   EXPECT_THROW(flag("FSDP_TEST_FLAG", false), Error);
 }
 
-TEST(Environment, ChangesReplaceAddAndTakeAway) {
+TEST(Environment, ChangesReplaceAddAndRemove) {
   setenv("FSDP_TEST_OLD", "1", 1);
   setenv("FSDP_TEST_GONE", "1", 1);
   auto lines =

@@ -24,7 +24,7 @@ TEST(Process, ADeadChildIsSeenBeforeItIsReaped) {
   EXPECT_FALSE(process.alive());
 }
 
-TEST(Process, AStoppedChildLivesAndIsStopped) {
+TEST(Process, AStoppedChildIsAliveAndStopped) {
   pid_t child = fork();
   if (child == 0) {
     pause();

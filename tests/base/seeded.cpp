@@ -1,6 +1,6 @@
-// Every test starts from the same random numbers, also those that a fixture's members are made of:
-// LibTorch seeds its generator from the clock, and a tolerance that holds for most numbers is a
-// test that fails one day. Ranks start from different ones, as they did.
+// Seeds the generator before every test, and before its fixture is constructed. LibTorch seeds it
+// from the clock, so a tolerance that holds for most numbers would fail one day. Each rank has its
+// own seed.
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Saves that go on behind the training. The seam holds the writing thread until a test lets it go,
-// so that nothing here depends on how fast a disk is.
+// Saves in the background. The seam blocks the writing thread until a test releases it, so nothing
+// here depends on the speed of a disk.
 #include <ATen/ATen.h>
 
 #include <condition_variable>
@@ -27,7 +27,7 @@ int wait_at_gate(const char* call, const checkpoint::files::Path&) {
   return 0;
 }
 
-class Gate {  // shut while alive, or until it is opened
+class Gate {  // closed until open() or destruction
  public:
   Gate() {
     set(false);
@@ -52,12 +52,12 @@ AsyncSave save_async(const std::filesystem::path& dir, const Trained& trained,
   return checkpoint::save_async(dir, trained.sharded, trained.optimizer.get(), options);
 }
 
-TEST(Async, WhatIsSavedIsWhatThereWasWhenItBegan) {
+TEST(Async, SavesTheStateAtTheTimeOfTheCall) {
   for (const std::string name : {"transformer", "odd", "lora"}) {
     SCOPED_TRACE(name);
     SharedFolder folder;
     auto trained = make_trained(name, {});
-    for (int64_t round : {1, 2}) {  // the second uses the memory of the first
+    for (int64_t round : {1, 2}) {  // the second reuses the memory of the first
       trained.train(2);
       const auto expected = snapshot(trained);
       const std::string dir = "step-" + std::to_string(round);
@@ -80,7 +80,7 @@ TEST(Async, WhatIsSavedIsWhatThereWasWhenItBegan) {
   }
 }
 
-TEST(Async, TheFilesAreThoseOfAPlainSave) {
+TEST(Async, TheFilesAreThoseOfASynchronousSave) {
   SharedFolder folder;
   auto trained = make_trained("transformer", {});
   trained.train(1);
@@ -103,7 +103,7 @@ TEST(Async, ASecondSaveWaitsOrIsRefused) {
     Gate gate;
     const AsyncSave first = save_async(folder / "step-1", trained);
     expect_error([&] { save_async(folder / "step-2", trained, {.if_busy = IfBusy::REFUSE}); },
-                 {"step-2", "not finished"});
+                 {"step-2", "isn't finished"});
     gate.open();
     const AsyncSave second = save_async(folder / "step-2", trained);
     EXPECT_TRUE(first.done());
@@ -123,7 +123,7 @@ int no_memory(const char* call, const checkpoint::files::Path&) {
   return std::string(call) == "copy" && rank() == failing_rank ? ENOMEM : 0;
 }
 
-TEST(Async, WithoutMemoryForTheCopyItIsAPlainSave) {
+TEST(Async, FallsBackToASynchronousSaveWithoutMemoryForTheCopy) {
   SharedFolder folder;
   auto trained = make_trained("transformer", {});
   trained.train(1);
@@ -146,6 +146,34 @@ TEST(Async, WithoutMemoryForTheCopyItIsAPlainSave) {
   test_world().comm().barrier();
 }
 
+std::string copy_failure;
+
+int fail_to_copy(const char* call, const checkpoint::files::Path&) {
+  TORCH_CHECK(std::string(call) != "copy" || rank() != failing_rank, copy_failure);
+  return 0;
+}
+
+TEST(Async, FallsBackOnlyIfMemoryIsShort) {
+  SharedFolder folder;
+  auto trained = make_trained("transformer", {});
+  trained.train(1);
+  failing_rank = world_size() - 1;
+  checkpoint::files::set_seam(fail_to_copy);
+  copy_failure = "CUDA error: an illegal memory access was encountered";
+  expect_error([&] { save_async(folder / "step-1", trained); }, {"illegal memory access"});
+  EXPECT_TRUE(checkpoint::list(folder.path()).empty());
+  test_world().comm().barrier();
+  for (const char* failure : {"CUDA error: out of memory",
+                              "DefaultCPUAllocator: not enough memory: you tried to allocate"}) {
+    copy_failure = failure;
+    EXPECT_TRUE(save_async(folder / "step-2", trained).done());
+    EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-2");
+  }
+  checkpoint::files::set_seam(nullptr);
+  failing_rank = 0;
+  test_world().comm().barrier();
+}
+
 int no_space(const char* call, const checkpoint::files::Path&) {
   return std::string(call) == "create" && rank() == failing_rank ? ENOSPC : 0;
 }
@@ -155,7 +183,7 @@ void wait_quietly(const AsyncSave& saving) {
   }
 }
 
-// Trains until a step throws; returns the steps before it, and what it said.
+// Trains until a step throws; returns the number of steps before it, and its message.
 std::pair<int64_t, std::string> train_until_error(Trained& trained) {
   for (int64_t steps = 0;; ++steps) {
     try {
@@ -184,11 +212,11 @@ TEST(Async, AFailureSurfacesAtTheNextStepOnEveryRankAndNothingIsLost) {
     test_world().comm().all_gather(all, mine);
     EXPECT_TRUE(all.eq(steps).all().item<bool>()) << all;
     expect_error([&] { saving.wait(); }, {"No space left"});
-    trained.train(1);  // it was told
+    trained.train(1);  // reported already, so this doesn't throw again
     test_world().comm().barrier();
     EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-1");
     test_world().comm().barrier();
-    // Who does not step hears of it at the next save.
+    // Without a step, the next save reports it.
     checkpoint::files::set_seam(no_space);
     wait_quietly(save_async(folder / "step-2", trained));
     checkpoint::files::set_seam(nullptr);
@@ -201,7 +229,7 @@ TEST(Async, AFailureSurfacesAtTheNextStepOnEveryRankAndNothingIsLost) {
   test_world().comm().barrier();
 }
 
-TEST(Async, AModelThatEndsWaitsForItsSave) {
+TEST(Async, DestroyingAModelWaitsForItsSave) {
   SharedFolder folder;
   {
     auto trained = make_trained("mlp", {});

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """ckpt_tools.py FSDP [HF_LOGITS]: fsdp ckpt export, import and consolidate against real PyTorch.
 
-Small models are trained on two ranks and exported; transformers load them, and have the weights of
-the checkpoint to the bit (or rounded to bfloat16) and write what `fsdp generate` writes. Models of
-transformers are imported and come back the same. One file of everything is what PyTorch's own
+Small models are trained on two ranks and exported. transformers loads them with exactly the weights
+of the checkpoint (or rounded to bfloat16) and generates the same text as `fsdp generate`. Models of
+transformers are imported and exported unchanged. A consolidated file holds what PyTorch's own
 converter makes of the checkpoint. With HF_LOGITS (hf_logits.cpp) logits are compared as well.
-Exits with 77 where torch, transformers, tokenizers or safetensors are missing.
+Exits with 77 if torch, transformers, tokenizers or safetensors are missing.
 """
 import json
 import os
@@ -57,7 +57,7 @@ RUNS = {
 
 
 def fsdp(*words, code=0):
-    """Runs the binary; returns what it said on both streams."""
+    """Runs the binary; returns its stdout and stderr."""
     done = subprocess.run([FSDP, *map(str, words)], capture_output=True, text=True)
     said = done.stdout + done.stderr
     assert done.returncode == code, f"{words}: exit {done.returncode}\n{said}"
@@ -127,7 +127,7 @@ def rounded(state, dtype):
 
 
 def names_in(directory):
-    """All tensors that the safetensors of a directory hold, with the metadata of each file."""
+    """The names of all tensors in a directory's safetensors files; checks each file's metadata."""
     names = []
     for file in sorted(directory.glob("*.safetensors")):
         with safetensors.safe_open(file, "pt") as opened:
@@ -153,7 +153,7 @@ def logits_of_ours(folder, directory, ids):
 
 
 def check_logits(folder, directory, model):
-    """transformers' logits of a directory, and ours."""
+    """Compares transformers' logits of a directory with ours."""
     if not LOGITS:
         return
     torch.manual_seed(0)
@@ -199,16 +199,16 @@ def check_export(folder, name, run):
         if flags:
             check_logits(folder, out, model)
             exact = model
-    # A directory that is there is left alone, and replaced on request.
+    # An existing directory is replaced only with --force.
     said = fsdp("ckpt", "export", run, folder / f"{name}-bfloat16", code=1)
-    assert "exists already" in said and "--force" in said, said
+    assert "already exists" in said and "--force" in said, said
     fsdp("ckpt", "export", run / "checkpoints", folder / f"{name}-bfloat16", "--force")
     assert not list(folder.glob("*.partial")) and not list(folder.glob("*.replaced"))
     return exact
 
 
 def check_text(folder, run, model):
-    """The same model has the same loss and writes the same text, whoever runs it."""
+    """The model has the same loss and generates the same text here and in transformers."""
     ids = torch.tensor(list((folder / "valid").read_bytes()))
     inputs, targets = (part.view(TINY["train.batch"], -1) for part in (ids[:-1], ids[1:]))
     with torch.no_grad():
@@ -232,16 +232,16 @@ def check_tokenizer(folder):
     assert generation["eos_token_id"] == end and exported.eos_token_id == end
     model = load(folder / "words-out", torch.float32)
     assert model.config.eos_token_id == end and model.generation_config.eos_token_id == end
-    # A checkpoint of a checkpoint's export writes as the run does: it knows model and tokenizer.
+    # An import of an export generates the same text as the run: it has the model and tokenizer.
     fsdp("ckpt", "import", folder / "words-out", folder / "words-in")
     written = {fsdp("generate", where, "--prompt", PROMPT, "--tokens", 20, "--temperature", 0,
                     "--quiet") for where in (run, folder / "words-in", folder / "words-out")}
     assert len(written) == 1, written
-    print("export: the tokenizer goes along")
+    print("export: includes the tokenizer")
 
 
 def check_origin(folder):
-    """What a model's directory says beside its weights outlives training and import."""
+    """The settings in a model's directory survive training and import."""
     said = {"eos_token_id": [7, 9], "temperature": 0.5, "do_sample": True}
     model = next(model for name, model in theirs() if "llama" in name)
     model.save_pretrained(folder / "origin")
@@ -258,7 +258,7 @@ def check_origin(folder):
         assert json.loads((out / "generation_config.json").read_text()) == said
         config = json.loads((out / "config.json").read_text())
         assert config["max_position_embeddings"] == positions, config
-    print("export: what the origin said goes along")
+    print("export: keeps the settings of the original model")
 
 
 def check_consolidate(folder, name, run):
@@ -280,7 +280,7 @@ def check_consolidate(folder, name, run):
     bare = folder / f"{name}-model.pt"
     fsdp("ckpt", "consolidate", run, bare, "--model-only", "--dtype", "bf16")
     expect_same(torch.load(bare, weights_only=True), rounded(weights, torch.bfloat16))
-    assert "exists already" in fsdp("ckpt", "consolidate", run, bare, code=1)
+    assert "already exists" in fsdp("ckpt", "consolidate", run, bare, code=1)
     fsdp("ckpt", "consolidate", run, bare, "--force", "--model-only")
     model = load(folder / f"{name}-float32", torch.float32)
     model.load_state_dict(torch.load(bare, weights_only=True, mmap=True), strict=True)
@@ -294,11 +294,11 @@ def check_consolidate(folder, name, run):
         assert opened.metadata() == {"format": "pt", **note}, opened.metadata()
     missing, unexpected = safetensors.torch.load_model(model, single)
     assert not missing and not unexpected, (missing, unexpected)
-    assert "does not say" in fsdp("ckpt", "consolidate", run, folder / "model.txt", code=1)
+    assert "doesn't name a file format" in fsdp("ckpt", "consolidate", run, folder / "model.txt", code=1)
 
 
 def check_python(folder):
-    """A checkpoint that Python wrote, with dtypes and values that ours never have."""
+    """A checkpoint written by Python, with dtypes and values that ours never have."""
     torch.manual_seed(5)
     conv = torch.nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(conv.parameters())
@@ -319,18 +319,18 @@ def check_python(folder):
     found = torch.load(folder / "python.pt", weights_only=True)
     expect_same(found, expected)
     expect_same(found["model"], {key: value.contiguous() for key, value in model.items()})
-    # Whole numbers stay what they are.
+    # Integers aren't converted.
     fsdp("ckpt", "consolidate", folder / "python", folder / "python.safetensors", "--dtype", "bf16")
     expect_same(safetensors.torch.load_file(folder / "python.safetensors"),
                 {key: value.to(torch.bfloat16) if value.is_floating_point() else value
                  for key, value in model.items()})
     assert "does not say what model" in fsdp("ckpt", "export", folder / "python", folder / "x",
                                              code=1)
-    print("python's own: consolidated")
+    print("written by Python: consolidated")
 
 
 def theirs():
-    """Models that transformers made."""
+    """Models of transformers."""
     sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
                  vocab_size=99, max_position_embeddings=64)
     rope = dict(rope_type="llama3", rope_theta=5000.0, factor=4.0, low_freq_factor=1.0,
@@ -348,8 +348,8 @@ def theirs():
 
 
 def check_import(folder, name, model):
-    """transformers → import → consolidate and DCP; export gives back what it was."""
-    for parameter in model.parameters():  # norms and biases, too, are no ones and zeros
+    """transformers → import → consolidate and DCP; export returns the original."""
+    for parameter in model.parameters():  # norms and biases must not stay at 1 and 0
         torch.nn.init.normal_(parameter, 0.1, 0.3)
     start, out, back = (folder / f"{name}-{part}" for part in ("hf", "imported", "back"))
     model.save_pretrained(start, max_shard_size="20KB")
@@ -377,20 +377,20 @@ def check_import(folder, name, model):
             assert before[key] == after.get(key), (key, before[key], after.get(key))
     check_logits(folder, start, model)
 
-    # The same without a checkpoint of ours between them, and rounded.
+    # The same without a checkpoint of ours in between, and rounded.
     fsdp("ckpt", "export", start, folder / f"{name}-rounded")
     rounded_model = load(folder / f"{name}-rounded", torch.bfloat16)
     expect_same(rounded_model.state_dict(), rounded(weights, torch.bfloat16))
     fsdp("ckpt", "import", folder / f"{name}-rounded", folder / f"{name}-half")
     expect_same(everything(folder / f"{name}-half")["model"], rounded(weights, torch.bfloat16))
-    assert "exists already" in fsdp("ckpt", "import", start, out, code=1)
+    assert "already exists" in fsdp("ckpt", "import", start, out, code=1)
     fsdp("ckpt", "import", start, out, "--force", "--dtype", "bf16")
     expect_same(everything(out)["model"], rounded(weights, torch.bfloat16))
     assert not (folder / "latest").is_symlink()
 
 
 def check_damage(folder):
-    """What is wrong with a source is said by name, and nothing is left of the attempt."""
+    """Errors name what is wrong with a source, and a failed attempt leaves nothing behind."""
     start, out = folder / "llama-hf", folder / "damaged-out"
     config = json.loads((start / "config.json").read_text())
     (start / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))

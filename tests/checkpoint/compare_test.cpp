@@ -1,4 +1,4 @@
-// compare: differences of names, shapes, dtypes and values, with their size and place.
+// compare: differences in names, shapes, dtypes and values, with their size and position.
 #include "checkpoint/compare.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class Compare : public testing::Test {
   }
   Comparison compared(const at::Tensor& a, const at::Tensor& b,
                       const CompareOptions& options = {}) {
-    // Cut in different places, which is no difference.
+    // Split into different parts, which isn't a difference.
     return compared(
         [&](Made& m) {
           m.tensor({{"model", "x"}}, a, 1);
@@ -39,7 +39,7 @@ class Compare : public testing::Test {
   }
 };
 
-TEST_F(Compare, EqualValuesAreEqualHoweverTheyAreCut) {
+TEST_F(Compare, EqualValuesAreEqualHoweverTheyAreSplit) {
   const auto x = at::randn({7, 5});
   const auto found = compared(x, x.clone());
   EXPECT_TRUE(found.differences.empty());
@@ -47,7 +47,7 @@ TEST_F(Compare, EqualValuesAreEqualHoweverTheyAreCut) {
   EXPECT_EQ(found.equal, 1);
 }
 
-TEST_F(Compare, ValuesAreCountedAndTheLargestIsPlaced) {
+TEST_F(Compare, DifferencesAreCountedAndTheLargestIsLocated) {
   const auto a = at::ones({4, 6, 5});
   auto b = a.clone();
   b[1][2][3] += 0.5;
@@ -69,7 +69,7 @@ TEST_F(Compare, ValuesAreCountedAndTheLargestIsPlaced) {
   EXPECT_TRUE(compared(a, b, {.tolerance = 2}).differences.empty());
 }
 
-TEST_F(Compare, PlacesAreRightInTensorsOfSeveralPieces) {
+TEST_F(Compare, PositionsAreRightInTensorsOfSeveralPieces) {
   const auto a = at::zeros({5, 4'000'000});  // 76 MiB
   auto b = a.clone();
   b[4][3'999'998] = -3;
@@ -82,7 +82,7 @@ TEST_F(Compare, PlacesAreRightInTensorsOfSeveralPieces) {
   EXPECT_TRUE(std::isinf(found.differences[0].relative));  // a is zero
 }
 
-TEST_F(Compare, WhatIsNoNumberEqualsItself) {
+TEST_F(Compare, NanEqualsNan) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinite = INFINITY;
   const auto a = at::tensor({kNan, kInfinite, 1.0, kNan});
   EXPECT_TRUE(compared(a, at::tensor({kNan, kInfinite, 1.0, kNan})).differences.empty());
@@ -104,12 +104,12 @@ TEST_F(Compare, EveryDtypeIsCompared) {
     EXPECT_EQ(found.differences[0].differing, 2);
     EXPECT_EQ(found.differences[0].largest, 1);
   }
-  // A difference that doubles cannot hold.
+  // A difference that double can't represent.
   const auto large = at::full({2}, int64_t{1} << 60, at::kLong);
   EXPECT_EQ(compared(large, large + 1).differences.at(0).differing, 2);
 }
 
-TEST_F(Compare, OtherDtypesAreADifferenceUnlessValuesCount) {
+TEST_F(Compare, DifferentDtypesAreADifferenceUnlessThereIsATolerance) {
   const auto a = at::randn({6, 4}), b = a.to(at::kBFloat16);
   auto found = compared(a, b);
   ASSERT_EQ(found.differences.size(), 1u);
@@ -143,7 +143,7 @@ TEST_F(Compare, NamesShapesAndPlainValues) {
   EXPECT_EQ(found.equal, 1);
 }
 
-TEST_F(Compare, ASecondNameOfATensorIsNoDifference) {
+TEST_F(Compare, ASecondNameOfATensorIsNotADifference) {
   const auto x = at::randn({4, 3});
   const auto tied = [&](Made& m) {
     m.tensor({{"model", "embed"}, {"model", "head"}}, x, 2);

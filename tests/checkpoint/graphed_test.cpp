@@ -1,4 +1,4 @@
-// A checkpoint that is loaded between recorded steps.
+// Checkpoints loaded and saved between the steps of a CUDA graph.
 #include "checkpoint/trained.h"
 #include "fsdp/checkpoint.h"
 #include "optim/graphed_trial.h"
@@ -8,7 +8,7 @@ namespace {
 
 class GraphedCheckpoints : public GraphedSteps {};
 
-TEST_F(GraphedCheckpoints, AreGoneOnFromWhereverTheyAreLoaded) {
+TEST_F(GraphedCheckpoints, LoadingBetweenStepsRestoresTheState) {
   const SharedFolder folder;
   auto train = [&](bool graph) {
     Plan plan{.model = "transformer", .precision = bf16_precision(), .steps = 12};
@@ -30,8 +30,8 @@ TEST_F(GraphedCheckpoints, AreGoneOnFromWhereverTheyAreLoaded) {
   expect_same(recorded, train(false));
 }
 
-// Ranks ask each other how a save has ended, in a step of their own: not in one that is recorded.
-TEST_F(GraphedCheckpoints, AreSavedBehindAStepThatIsRecorded) {
+// Ranks exchange the outcome of a save in an eager step, never in one that is being recorded.
+TEST_F(GraphedCheckpoints, ABackgroundSaveDoesNotDisturbRecording) {
   const SharedFolder folder;
   Plan plan{.model = "transformer", .steps = 8};
   Trial trial(plan);

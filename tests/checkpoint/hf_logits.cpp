@@ -1,5 +1,5 @@
-// hf_logits DIR IDS OUT: what a Hugging Face model gives for some tokens, as computed here. IDS is
-// a file of int64, one sequence; OUT gets float32 [tokens, vocab].
+// hf_logits DIR IDS OUT: computes the logits of a Hugging Face model with our code. IDS is a file
+// of int64, one sequence; OUT gets float32 [tokens, vocab].
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""hugging_face.py FSDP HF_LOGITS: models of Hugging Face's transformers are read here.
+"""hugging_face.py FSDP HF_LOGITS: reads models of Hugging Face's transformers.
 
-Small models with random weights are written with save_pretrained, in one file and in many. HF_LOGITS
-(hf_logits.cpp) loads each and gives logits, which must be those of transformers. Then `fsdp train
---init-from` on two ranks must show the loss that transformers computes for the same tokens, and
-`fsdp generate` must write what transformers writes. Exits with 77 where a package is missing.
+Small models with random weights are written with save_pretrained, in one file and in many.
+HF_LOGITS (hf_logits.cpp) loads each and computes logits, which must match those of transformers.
+Then `fsdp train --init-from` on two ranks must show the loss that transformers computes for the
+same tokens, and `fsdp generate` must generate what transformers does. Exits with 77 if a package is
+missing.
 """
 import json
 import os
@@ -66,7 +67,7 @@ MODELS = {
 
 
 def randomize(model):
-    """Weights large enough for every part to matter; what begins at 0, 1 or 0.02 hides mistakes."""
+    """Weights large enough for every part to matter; the initial 0, 1 or 0.02 hide mistakes."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -132,7 +133,7 @@ class Tests:
                 model.to(torch.float32)
 
     def rewritten(self, source, name, change):
-        """A copy of a directory with one file, whose tensors went through `change`."""
+        """A copy of a directory with one weights file, whose tensors `change` has edited."""
         folder = self.folder / name
         folder.mkdir()
         shutil.copy(source / "config.json", folder)
@@ -187,7 +188,7 @@ class Tests:
         return [json.loads(line)["loss"] for line in lines if "loss" in json.loads(line)]
 
     def tokens(self):
-        """A file of tokens, and the settings with which samples come in its order."""
+        """Writes a file of tokens; returns the settings that read samples in its order."""
         path = self.folder / "tokens.bin"
         if not path.exists():
             torch.manual_seed(99)
@@ -230,16 +231,16 @@ class Tests:
         shutil.rmtree(origin)
         said = self.train(*line, "--steps", 4, "--resume")
         if "init_from is not read" not in said or "after step 2" not in said:
-            sys.exit(f"resumed in another way: {said}")
+            sys.exit(f"not resumed as expected: {said}")
         self.train("--ranks", 1, "--dir", "resumed", "--resume", "--steps", 5)
         if len(self.losses("resumed")) != 5:
             sys.exit("resumed: lines are missing")
-        # Another run from that one's weights: they begin where it ended.
+        # A second run from that run's weights starts where the first ended.
         self.train("--ranks", 2, "--init-from", "resumed", *self.tokens(), "--dir", "second",
                    "--steps", 1, "--optim.lr", 0, "--optim.warmup_steps", 0)
         first = self.losses("second")[0]
         if abs(first - self.losses("resumed")[0]) < 1e-3:
-            sys.exit("init_from a run: began with the weights of its beginning")
+            sys.exit("init_from a run: started from the initial weights of that run")
 
     # --- text ---
 
@@ -271,7 +272,7 @@ class Tests:
         ours = self.run(self.fsdp, "generate", folder, "--prompt", prompt, "--temperature", 0,
                         "--tokens", 12, "--quiet")
         if ours.rstrip("\n") != theirs.rstrip("\n"):
-            sys.exit(f"generate wrote {ours!r} and transformers {theirs!r}")
+            sys.exit(f"generate wrote {ours!r}, but transformers {theirs!r}")
         print(f"generate: {ours!r}")
 
         text = self.folder / "text.txt"
@@ -280,9 +281,9 @@ class Tests:
                    "--train.batch", 4, "--steps", 2, "--train.sample_tokens", 0, "--dir", "texted",
                    "--optim.warmup_steps", 0)
         if not (self.folder / "texted" / "tokenizer.json").exists():
-            sys.exit("the run did not take the tokenizer")
+            sys.exit("the run did not copy the tokenizer")
 
-    # --- what is refused ---
+    # --- refusals ---
 
     def refused(self, words, *parts):
         said = self.train("--ranks", 2, *words, fails=True)

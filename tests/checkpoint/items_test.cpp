@@ -1,4 +1,4 @@
-// Items and metadata: what is written is read back, any part of it, and damage is an error.
+// Items and metadata: any part of what was written reads back unchanged, and damage is an error.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -19,13 +19,13 @@ namespace fs = std::filesystem;
 
 // --- sums ---
 
-TEST(Crc32, IsTheOneOfZip) {
+TEST(Crc32, MatchesZip) {
   EXPECT_EQ(crc32(0, "123456789", 9), 0xcbf43926u);
   EXPECT_EQ(crc32_by_tables(0, "123456789", 9), 0xcbf43926u);
   EXPECT_EQ(crc32(0, nullptr, 0), 0u);
 }
 
-TEST(Crc32, TablesAreTheDefinition) {  // a bit at a time
+TEST(Crc32, TablesMatchTheDefinition) {  // one bit at a time
   std::mt19937 random(1);
   std::string bytes(300, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
@@ -45,13 +45,13 @@ TEST(Crc32, IsTheSameByTablesAndByInstructionAtEveryLengthAndAlignment) {
   for (size_t begin = 0; begin <= 16; ++begin)
     for (size_t size = 0; size <= 1100; ++size) {
       const char* data = bytes.data() + begin;
-      const uint32_t before = random();  // a sum that goes on
+      const uint32_t before = random();  // a sum to continue
       ASSERT_EQ(crc32(before, data, size), crc32_by_tables(before, data, size))
           << size << " bytes from " << begin;
     }
 }
 
-TEST(Crc32, OfPiecesIsTheOneOfTheWhole) {
+TEST(Crc32, OfPiecesIsThatOfTheWhole) {
   std::mt19937 random(3);
   std::string bytes(70000, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
@@ -89,7 +89,7 @@ std::vector<at::Tensor> samples() {
 
 HostBlocks blocks;
 
-TEST(Items, TensorsComeBackAsTheyWereInOneFile) {
+TEST(Items, TensorsInOneFileReadBackUnchanged) {
   Folder folder;
   const auto tensors = samples();
   std::vector<Place> places;
@@ -131,7 +131,7 @@ TEST(Items, AnyPartIsReadIntoAnyMemory) {
         from.push_back(below(tensors[i].size(d)));
         expected = expected.narrow(d, from[d], 1 + below(tensors[i].size(d) - from[d]));
       }
-      // Into a piece of something larger, in another order, and perhaps another dtype.
+      // Into a part of a larger tensor, in another order, and perhaps of another dtype.
       std::vector<int64_t> larger;
       for (int64_t size : expected.sizes()) larger.push_back(size + below(3));
       at::Tensor memory = at::zeros(larger, trial % 3 == 0 ? at::kDouble : at::kFloat);
@@ -166,7 +166,7 @@ TEST(Items, PartsOfLargeTensorsAreReadInPieces) {
   expect(0, 3000, 7, 1, at::kFloat);     // a column
 }
 
-TEST(Items, ReservedSpaceIsGivenBack) {
+TEST(Items, UnusedReservedSpaceIsFreed) {
   Folder folder;
   files::Output out(folder.path / "items", 10 << 20);
   out.append("text");
@@ -192,8 +192,8 @@ TEST(Items, DamageIsAnErrorThatNamesTheFile) {
     });
   };
   EXPECT_EQ(look(), "");
-  // Every byte around the data, changed in a few ways: an error or another tensor inside of the
-  // file, and nothing worse.
+  // Changes every byte around the data in a few ways: an error, or a different tensor within the
+  // file, but nothing worse.
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   const auto put = [&](size_t at, char byte) {
     file.seekp(static_cast<std::streamoff>(at));
@@ -245,7 +245,7 @@ Metadata sample() {
   return metadata;
 }
 
-TEST(MetadataFile, ComesBackAsItWas) {
+TEST(MetadataFile, ReadsBackUnchanged) {
   const auto back = decode(encode(sample()), "here");
   ASSERT_EQ(back.tensors.size(), 2u);
   const auto& weight = back.tensors.at("model.layers.0.weight");
@@ -262,7 +262,7 @@ TEST(MetadataFile, ComesBackAsItWas) {
   EXPECT_EQ(back.paths, sample().paths);
 }
 
-TEST(MetadataFile, WhatCannotBeTrueIsRefused) {
+TEST(MetadataFile, ImpossibleContentsAreRefused) {
   const auto refused = [](const std::function<void(Metadata&)>& change) {
     Metadata metadata = sample();
     change(metadata);
@@ -288,7 +288,7 @@ TEST(MetadataFile, WhatCannotBeTrueIsRefused) {
   EXPECT_TRUE(has(error_of([&] { decode("\x80\x02N.", "here"); }), "Metadata"));
 }
 
-TEST(MetadataFile, AnyByteChangedOrCutOffComesBack) {
+TEST(MetadataFile, ChangedOrTruncatedBytesNeverCrash) {
   const auto bytes = encode(sample());
   for (size_t at = 0; at < bytes.size(); ++at) {
     EXPECT_NE(error_of([&] { decode(bytes.substr(0, at), "here"); }), "");

@@ -1,6 +1,6 @@
 #!/bin/sh
-# kill.sh FSDP PROGRAM [async]: two ranks save; one of them, or both, are killed at a system call of
-# it; for each of them and each call. What `latest` names must load after every one of them.
+# kill.sh FSDP PROGRAM [async]: two ranks save; one or both are killed at a system call of the save,
+# for each choice of ranks and each call. `latest` must load after every kill.
 set -u
 fsdp=$1 program=$2
 [ "${3:-}" = async ] && export FSDP_TEST_ASYNC=1
@@ -22,13 +22,13 @@ for rank in 0 1 every; do
     [ $saved = 0 ] && break
     call=$((call + 1))
     if [ $call -gt 100 ]; then
-      echo "the save never ends well"
+      echo "the save never succeeds"
       exit 1
     fi
   done
   echo "rank $rank: killed at each of $call calls"
   if [ $call -lt 4 ]; then
-    echo "those were too few"
+    echo "too few calls"
     exit 1
   fi
 done

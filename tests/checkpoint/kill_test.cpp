@@ -1,5 +1,5 @@
-// Killed at any system call of a save, a run leaves a checkpoint that loads: the one before, or the
-// new one. The seam counts the calls that change the disk.
+// A run killed at any system call of a save leaves a checkpoint that loads: the previous or the new
+// one. The seam counts the calls that change the disk.
 #include <ATen/ATen.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -46,7 +46,7 @@ void save_filled(const fs::path& dir, Trained& trained, int64_t value, How how =
   checkpoint::save_async(dir, trained.sharded, trained.optimizer.get(), options).wait();
 }
 
-// What `latest` of the folder holds, all of it alike.
+// The value that the folder's latest checkpoint is filled with.
 int64_t value_of_latest(const fs::path& folder) {
   const auto latest = checkpoint::latest(folder);
   if (!latest) return -1;
@@ -59,9 +59,9 @@ int64_t value_of_latest(const fs::path& folder) {
   return value;
 }
 
-// In a child of one process, so that it can be done at every call in a moment.
+// Kills a forked child, which is fast enough to do at every call.
 void kill_at_every_call(const std::string& second, How how = How::kSave) {
-  if (world_size() != 1) GTEST_SKIP() << "a rank alone; kill.sh kills those of a larger world";
+  if (world_size() != 1) GTEST_SKIP() << "for one rank; kill.sh kills ranks of a larger world";
   auto trained = make_trained("mlp", {});
   int killed = 0;
   for (bool finished = false; !finished; ++killed) {
@@ -80,7 +80,7 @@ void kill_at_every_call(const std::string& second, How how = How::kSave) {
     finished = WIFEXITED(status);
     const auto value = value_of_latest(folder.path());
     EXPECT_TRUE(finished ? value == 2 : value == 1 || value == 2) << value;
-    // What it left behind is in nobody's way.
+    // Leftovers don't get in the way of the next save.
     save_filled(folder / second, trained, 3);
     EXPECT_EQ(value_of_latest(folder.path()), 3);
     ASSERT_LT(killed, 200);
@@ -96,7 +96,7 @@ TEST(Kill, AtEveryCallOfAReplacementLeavesOneThatLoads) {
   kill_at_every_call("step-1");
 }
 
-TEST(Kill, AtEveryCallOfASaveBehindTheTrainingLeavesOneThatLoads) {
+TEST(Kill, AtEveryCallOfABackgroundSaveLeavesOneThatLoads) {
   kill_at_every_call("step-2", How::kSaveAsync);
   kill_at_every_call("step-1", How::kSaveAsync);
 }
@@ -120,7 +120,7 @@ TEST(Kill, AtEveryCallOfADeletionLeavesTheNewest) {
     waitpid(child, &status, 0);
     finished = WIFEXITED(status);
     EXPECT_EQ(value_of_latest(folder.path()), 3);
-    for (const auto& path : checkpoint::list(folder.path())) {  // none that is half there
+    for (const auto& path : checkpoint::list(folder.path())) {  // none is incomplete
       Mlp plain;
       checkpoint::load(path, *plain);
     }
@@ -131,7 +131,7 @@ TEST(Kill, AtEveryCallOfADeletionLeavesTheNewest) {
   }
 }
 
-// --- several ranks: kill.sh says which of them, at which call, and of what kind of save ---
+// --- several ranks: kill.sh chooses the rank, the call and the kind of save ---
 
 int from_environment(const char* name) {
   const char* text = std::getenv(name);
@@ -188,7 +188,7 @@ TEST(Folders, ListLatestAndKeepLast) {
     EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-100");
     checkpoint::keep_last(folder.path(), 1);
     EXPECT_EQ(names(), (std::vector<std::string>{"step-100"}));
-    expect_error([&] { checkpoint::keep_last(folder.path(), 0); }, {"one left"});
+    expect_error([&] { checkpoint::keep_last(folder.path(), 0); }, {"at least one"});
   }
 }
 
@@ -203,7 +203,7 @@ TEST(Folders, NamesThatLeadElsewhereAreRefused) {
     expect_error([&] { checked_name(name); }, {"\"" + name + "\"", "name"});
 }
 
-// What somebody may have given by mistake: his home, or a folder of many things.
+// A path given by mistake: the home directory, or a folder with other files.
 TEST(Folders, OnlyCheckpointsAreReplacedAndDeleted) {
   SharedFolder folder;
   auto trained = make_trained("mlp", {});
@@ -224,7 +224,7 @@ TEST(Folders, OnlyCheckpointsAreReplacedAndDeleted) {
   for (const std::string file : {"letter.txt", "folder/letter.txt", "__0_0.distcp/letter.txt",
                                  "__0_x.distcp", "x__0_0.distcp", "__0.distcp", "_.metadata"})
     refused(file);
-  // In the way of a leftover, in place of a directory, and inside of a checkpoint.
+  // In a leftover directory, in place of a directory, and inside of a checkpoint.
   if (rank() == 0) {
     fs::create_directories(folder / "a.partial");
     std::ofstream(folder / "a.partial/letter.txt") << "mine";
@@ -269,7 +269,7 @@ TEST(Folders, AFileSystemThatCannotExchangeReplacesInTwoSteps) {
   checkpoint::files::set_seam(nullptr);
   EXPECT_EQ(value_of_latest(folder.path()), 2);
   test_world().comm().barrier();
-  if (rank() == 0) {  // as between the two steps
+  if (rank() == 0) {  // the state between the two steps
     fs::rename(folder / "a", folder / "a.replaced");
     EXPECT_EQ(value_of_latest(folder.path()), 2);
   }
@@ -283,7 +283,7 @@ TEST(Folders, APlainSaveTakesFewCalls) {
   checkpoint::files::set_seam(count);
   checkpoint::save(folder / "a", trained.sharded, trained.optimizer.get());
   checkpoint::files::set_seam(nullptr);
-  EXPECT_LT(calls, 25);  // hundreds of small items are written at once
+  EXPECT_LT(calls, 25);  // hundreds of small items share a write
 }
 
 }  // namespace

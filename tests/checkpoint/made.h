@@ -1,4 +1,4 @@
-// A small checkpoint that was put together by hand, for tests of what looks at checkpoints.
+// A small checkpoint assembled by hand, for tests of code that inspects checkpoints.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@
 
 namespace fsdp::checkpoint {
 
-// Writes tensors, cut into rows for two files, and values; finish() writes the lists.
+// Writes tensors, split by rows into two files, and values; finish() writes the metadata.
 class Made {
  public:
   explicit Made(const std::filesystem::path& dir) : dir_(dir) {

@@ -1,4 +1,4 @@
-// Sums of blocks, the file that keeps them, and reads that are checked against them.
+// Checksums of blocks, the manifest that holds them, and reads that are checked against them.
 #include "checkpoint/manifest.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ TEST(Sums, AreXxh3OfEachBlock) {
   }
 }
 
-TEST(Sums, DoNotDependOnThePiecesThatBytesComeIn) {
+TEST(Sums, DoNotDependOnHowTheBytesAreSplit) {
   const std::string bytes = bytes_of(2 * kSumBlock + 5);
   const auto whole = sums_of(bytes).sums;
   for (size_t piece :
@@ -57,7 +57,7 @@ TEST(Sums, DoNotDependOnThePiecesThatBytesComeIn) {
   }
 }
 
-TEST(Sums, AnOutputHasThoseOfItsFile) {
+TEST(Sums, AnOutputReturnsThoseOfItsFile) {
   const Folder folder;
   const std::string large = bytes_of(5 << 20);
   files::Output out(folder / "a", 1 << 20);
@@ -71,7 +71,7 @@ TEST(Sums, AnOutputHasThoseOfItsFile) {
   EXPECT_EQ(sums.sums, sums_of(written).sums);
 }
 
-TEST(Manifests, ComeBackAsTheyWere) {
+TEST(Manifests, ReadBackUnchanged) {
   const Folder folder;
   Manifest manifest;
   manifest.files["__0_0.distcp"] = sums_of(bytes_of(3 * kSumBlock + 1));
@@ -91,7 +91,7 @@ TEST(Manifests, ComeBackAsTheyWere) {
 TEST(Manifests, AnyChangedByteIsAnError) {
   const std::string good = encode_manifest({{{"a", sums_of(bytes_of(kSumBlock + 1))}}});
   decode_manifest(good, "here");
-  for (size_t i = 0; i + 1 < good.size(); ++i)  // the line's end is not part of it
+  for (size_t i = 0; i + 1 < good.size(); ++i)  // without the final newline
     for (int bit : {0, 3, 7}) {
       std::string bad = good;
       bad[i] = static_cast<char>(bad[i] ^ (1 << bit));
@@ -113,7 +113,7 @@ TEST(Manifests, NamesStayInTheirDirectory) {
 
 // --- checked reads ---
 
-TEST(CheckedReads, GiveTheBytesWhereverTheyBegin) {
+TEST(CheckedReads, ReturnTheBytesAtAnyOffset) {
   const Folder folder;
   const std::string bytes = bytes_of(3 * kSumBlock + 1000);
   const FileSums sums = files::write_whole(folder / "a", bytes);
@@ -124,7 +124,7 @@ TEST(CheckedReads, GiveTheBytesWhereverTheyBegin) {
       if (begin + size > static_cast<int64_t>(bytes.size())) continue;
       const files::Input fresh(folder / "a", &sums);
       std::string read(static_cast<size_t>(size), '\0');
-      for (int again = 0; again < 2; ++again) {  // the second time the blocks are known
+      for (int again = 0; again < 2; ++again) {  // the second time the blocks are already checked
         fresh.read(begin, read.data(), read.size());
         EXPECT_TRUE(read == bytes.substr(static_cast<size_t>(begin), static_cast<size_t>(size)))
             << begin << " " << size;
@@ -146,7 +146,7 @@ TEST(CheckedReads, OnlyTheDamagedBlockIsAnError) {
   in.read(100, read.data(), read.size());
   in.read(2 * kSumBlock, read.data(), read.size());
   try {
-    in.read(2 * kSumBlock - 10, read.data(), read.size());  // not even near the bit
+    in.read(2 * kSumBlock - 10, read.data(), read.size());  // far from the bit, in the same block
     ADD_FAILURE() << "the damage was not noticed";
   } catch (const Error& error) {
     EXPECT_NE(error.message().find("bytes 262144 to 524288"), std::string::npos) << error.what();

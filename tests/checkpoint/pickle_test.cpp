@@ -1,4 +1,4 @@
-// Our pickle against Python's own, and against pickles that mean harm.
+// Our pickle against Python's own, and against hostile pickles.
 #include "checkpoint/pickle.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ std::string to_hex(const std::string& bytes) {
   return hex;
 }
 
-// The value in words that both sides can say. kShow is the same in Python.
+// The value as a text that both sides can produce. kShow is the same in Python.
 std::string show(const Value& value) {
   std::string inside;
   for (const auto& item : value.items) inside += show(*item) + ",";
@@ -190,12 +190,12 @@ TEST(Pickle, PythonReadsWhatWeWrite) {
       "    print(show(pickle.loads(b)))";
   EXPECT_EQ(lines_of(program), shown);
   EXPECT_EQ(shown[0], "0");
-  EXPECT_LT(pickles.back().size(), 15000u);  // what comes twice is written once
+  EXPECT_LT(pickles.back().size(), 15000u);  // repeated strings are written once
 }
 
-// --- harm ---
+// --- hostile pickles ---
 
-TEST(HostilePickle, ClassesThatTheFormatHasNotAreRefusedByName) {
+TEST(HostilePickle, ClassesThatAreNotAllowedAreRefusedByName) {
   for (const auto& line : lines_of(R"(
 import pickle, os, subprocess, builtins
 class Run:
@@ -206,7 +206,7 @@ for v, name in ((Run(), 'system'), (Eval(), 'eval'), (os.path.join, 'join'), (Ru
     for protocol in range(2, 6): print(pickle.dumps(v, protocol).hex(), name))")) {
     const size_t space = line.find(' ');
     const std::string error = error_of(from_hex(line.substr(0, space)));
-    EXPECT_NE(error.find("." + line.substr(space + 1) + "\", which this format has not"),
+    EXPECT_NE(error.find("." + line.substr(space + 1) + "\", which isn't allowed"),
               std::string::npos)
         << error;
   }
@@ -216,8 +216,8 @@ for v, name in ((Run(), 'system'), (Eval(), 'eval'), (os.path.join, 'join'), (Ru
   EXPECT_NE(error_of("\x80\x02ctorch\nSize.__class__\n."), "");
 }
 
-TEST(HostilePickle, OpcodesThatTheFormatHasNotAreRefused) {
-  // Instances of old, extension codes, text numbers, sets, persistent ids as text, duplicates.
+TEST(HostilePickle, UnsupportedOpcodesAreRefused) {
+  // Old-style instances, extension codes, text numbers, sets, text persistent ids, duplicates.
   for (const char opcode :
        {'i', 'o', '\x82', '\x83', '\x84', 'I',    'L',    'F',    'V',    'S', 'P',
         '2', '1', '\x8f', '\x90', '\x91', '\x92', '\x96', '\x97', '\x98', '\0'})
@@ -226,7 +226,7 @@ TEST(HostilePickle, OpcodesThatTheFormatHasNotAreRefused) {
         << static_cast<int>(opcode);
 }
 
-TEST(HostilePickle, EveryBeginningOfAPickleIsAnError) {
+TEST(HostilePickle, EveryTruncatedPickleIsAnError) {
   Writer writer;
   writer.global("torch", "Size");
   writer.mark();
@@ -242,7 +242,7 @@ TEST(HostilePickle, EveryBeginningOfAPickleIsAnError) {
   EXPECT_EQ(error_of(whole), "");
   for (size_t length = 0; length < whole.size(); ++length)
     EXPECT_NE(error_of(whole.substr(0, length)), "") << length;
-  // Any byte changed: an error or another value, but it comes back.
+  // Any changed byte gives an error or another value, but never a crash.
   for (size_t at = 0; at < whole.size(); ++at)
     for (int byte = 0; byte < 256; ++byte) {
       std::string changed = whole;
@@ -295,7 +295,7 @@ TEST(HostilePickle, NestingHasALimit) {
 }
 
 TEST(HostilePickle, SharedValuesAreNotCopied) {
-  // 40 levels, each a pair of the one before: 2^40 values if they were.
+  // 40 levels, each a pair of the one before: copies would make 2^40 values.
   std::string bytes = "\x80\x02Nq";
   bytes += '\0';
   for (char level = 0; level < 40; ++level) {

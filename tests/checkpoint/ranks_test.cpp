@@ -1,5 +1,5 @@
-// Saving and loading by ranks that are processes. Every rank runs these tests; what is compared are
-// whole tensors that the engine gathered.
+// Saving and loading with ranks as processes. Every rank runs these tests, which compare full
+// tensors gathered by the engine.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
@@ -31,14 +31,14 @@ std::vector<ShardingStrategy> strategies() {
   return all;
 }
 
-// Models with a difficulty each: tied weights, memory orders and sizes that do not divide, frozen
-// parameters, units of two dtypes, units that some steps leave out, buffers.
+// Models with one difficulty each: tied weights, memory orders and sizes that don't divide evenly,
+// frozen parameters, units of two dtypes, units that some steps skip, buffers.
 const std::vector<std::string> kModels = {"transformer", "odd",      "lora",
                                           "mixed_types", "branches", "resnet"};
 
 // --- one world ---
 
-TEST(Checkpoints, WhatWasSavedIsLoadedWhateverTheModel) {
+TEST(Checkpoints, EveryModelLoadsWhatItSaved) {
   for (const auto& name : kModels) {
     SCOPED_TRACE(name);
     SharedFolder folder;
@@ -47,11 +47,11 @@ TEST(Checkpoints, WhatWasSavedIsLoadedWhateverTheModel) {
     checkpoint::save(folder / "step-2", saved.sharded, saved.optimizer.get());
     auto expected = snapshot(saved);
     auto loaded = make_trained(name, {}, Rule::kAdamW, 8);
-    loaded.train(1);  // the states that are there must give way
+    loaded.train(1);  // existing states must be replaced
     auto result = checkpoint::load(folder / "step-2", loaded.sharded, loaded.optimizer.get());
     EXPECT_TRUE(result.skipped.empty());
     const auto actual = snapshot(loaded);
-    // Statistics of BatchNorm are each rank's own, and rank 0's are saved.
+    // Each rank has its own BatchNorm statistics; rank 0's are saved.
     if (name != "resnet" || rank() == 0) expect_equal(actual, expected);
   }
 }
@@ -71,7 +71,7 @@ TEST(Checkpoints, AnyStrategyWrapPolicyAndCutLoadsWhatAnyOtherSaved) {
       checkpoint::save(folder / "a", saved.sharded, saved.optimizer.get());
       const auto expected = snapshot(saved);
       for (size_t to = 0; to < ways.size(); ++to) {
-        if (from != 0 && to != 0 && from != to) continue;  // by way of the first
+        if (from != 0 && to != 0 && from != to) continue;  // covered through the first
         SCOPED_TRACE(name + " from way " + std::to_string(from) + " to " + std::to_string(to));
         auto loaded = make_trained(name, ways[to], Rule::kAdamW, 8);
         checkpoint::load(folder / "a", loaded.sharded, loaded.optimizer.get());
@@ -80,7 +80,7 @@ TEST(Checkpoints, AnyStrategyWrapPolicyAndCutLoadsWhatAnyOtherSaved) {
     }
 }
 
-TEST(Checkpoints, TrainingGoesOnAsIfItHadNotStopped) {
+TEST(Checkpoints, TrainingResumesBitForBit) {
   for (const auto rule : {Rule::kAdamW, Rule::kSgdWithMomentum, Rule::kSgd})
     for (const bool bf16 : {false, true}) {
       SharedFolder folder;
@@ -97,7 +97,7 @@ TEST(Checkpoints, TrainingGoesOnAsIfItHadNotStopped) {
     }
 }
 
-TEST(Checkpoints, TheMasterIsSavedNotWhatIsGathered) {
+TEST(Checkpoints, SavesTheMasterAndNotTheGatheredParameters) {
   SharedFolder folder;
   auto saved = make_trained("transformer", {.mixed_precision = bf16_precision()});
   saved.train(2);
@@ -122,13 +122,13 @@ TEST(Checkpoints, DtypesAreConverted) {
   expect_equal(snapshot(loaded), expected);
 }
 
-TEST(Checkpoints, AModelOnTheMetaDeviceNeedsNoOtherValues) {
+TEST(Checkpoints, AModelOnTheMetaDeviceLoadsWithoutInitialization) {
   SharedFolder folder;
   auto saved = make_trained("transformer", {});
   saved.train(1);
   checkpoint::save(folder / "a", saved.sharded, saved.optimizer.get());
   Built built = build_seeded(model_case("transformer"));
-  for (auto& [name, value] : built.parameters)  // as a loader of other people may build it
+  for (auto& [name, value] : built.parameters)  // as third-party code may build it
     shard::become(value, at::empty(value.sizes(), value.options().device(at::kMeta)));
   auto sharded = fully_shard({ModuleRef(built.module)},
                              {.wrap = model_case("transformer").wrap, .device = test_device()});
@@ -137,7 +137,7 @@ TEST(Checkpoints, AModelOnTheMetaDeviceNeedsNoOtherValues) {
     EXPECT_TRUE(at::equal(sharded.full_tensor(name).cpu(), tensor)) << name;
 }
 
-TEST(Checkpoints, ADeferredModelIsLoadedAndNotInitialised) {
+TEST(Checkpoints, ADeferredModelLoadsWithoutInitialization) {
   SharedFolder folder;
   auto saved = make_trained("transformer", {});
   saved.train(1);
@@ -149,7 +149,7 @@ TEST(Checkpoints, ADeferredModelIsLoadedAndNotInitialised) {
   Built built = build();
   auto sharded = fully_shard({ModuleRef(built.module)},
                              {.wrap = model.wrap, .device = test_device(), .initialize = false});
-  // Nothing is there before, so nothing was computed.
+  // No values exist yet, so nothing was initialized.
   expect_error([&] { sharded.full_state_dict(); }, {"no values yet", "HINT"});
   checkpoint::load(folder / "a", sharded, nullptr);
   for (const auto& [name, tensor] : expected)
@@ -163,7 +163,7 @@ TEST(Checkpoints, ADeferredModelIsLoadedAndNotInitialised) {
   }
 }
 
-TEST(Checkpoints, APlainModuleInOneProcessLoadsIt) {
+TEST(Checkpoints, APlainModuleInOneProcessLoadsThem) {
   for (const auto& name : kModels) {
     SCOPED_TRACE(name);
     SharedFolder folder;
@@ -182,7 +182,7 @@ TEST(Checkpoints, APlainModuleInOneProcessLoadsIt) {
   }
 }
 
-TEST(Checkpoints, ExtraValuesComeBackAsTheyWere) {
+TEST(Checkpoints, ExtraValuesReadBackUnchanged) {
   SharedFolder folder;
   auto saved = make_trained("mlp", {});
   const Extra extra = {{"step", int64_t{1} << 40},
@@ -220,7 +220,7 @@ TEST(Checkpoints, ExtraValuesComeBackAsTheyWere) {
       {"rank3.x"});
 }
 
-TEST(Checkpoints, EveryElementIsWrittenOnceAndCopiesShareTheWork) {
+TEST(Checkpoints, EveryElementIsWrittenOnceAndReplicasShareTheWork) {
   for (auto strategy : strategies()) {
     SCOPED_TRACE(name(strategy));
     SharedFolder folder;
@@ -248,7 +248,7 @@ TEST(Checkpoints, EveryElementIsWrittenOnceAndCopiesShareTheWork) {
 TEST(Checkpoints, AParameterThatWasNeverUpdatedHasNoState) {
   SharedFolder folder;
   auto saved = make_trained("branches", {});
-  saved.train(1);  // step 0 leaves "right" out
+  saved.train(1);  // step 0 skips "right"
   checkpoint::save(folder / "a", saved.sharded, saved.optimizer.get());
   auto loaded = make_trained("branches", {}, Rule::kAdamW, 8);
   loaded.train(3);
@@ -261,7 +261,7 @@ TEST(Checkpoints, AParameterThatWasNeverUpdatedHasNoState) {
   }
 }
 
-// --- what does not fit ---
+// --- mismatches ---
 
 struct Smaller : nn::Module {
   nn::ModuleList layers = register_module("layers", nn::ModuleList());
@@ -349,7 +349,7 @@ TEST(Failures, OnOneRankAreErrorsOnEveryRankAndTheOlderCheckpointStays) {
   expect_equal(snapshot(loaded), expected);
 }
 
-// Moved away first: nobody can put a file into it while it is being removed.
+// Renames first, so that no file can be created in it while it is being removed.
 int vanish(const char* call, const fs::path& path) {
   const fs::path folder = path.parent_path();
   if (std::string(call) == "create" && rank() == world_size() - 1 && fs::exists(folder)) {
@@ -363,7 +363,7 @@ int read_only(const char*, const fs::path&) {
   return EROFS;
 }
 
-TEST(Failures, ADirectoryThatVanishesOrMayNotBeWrittenIsNamed) {
+TEST(Failures, AVanishedOrReadOnlyDirectoryIsNamed) {
   SharedFolder folder;
   auto saved = one_unit();
   checkpoint::save(folder / "step-1", saved.sharded, saved.optimizer.get());
@@ -387,7 +387,7 @@ TEST(Failures, DamagedFilesAreNamed) {
   SharedFolder folder;
   auto saved = one_unit();
   saved.train(1);
-  bool listed = true;  // whether there is a manifest that tells of it
+  bool listed = true;  // whether there is a manifest
   const auto damage = [&](const std::string& file, const std::function<void(fs::path)>& act,
                           const std::vector<std::string>& words) {
     checkpoint::save(folder / "a", saved.sharded, saved.optimizer.get());
@@ -426,26 +426,26 @@ TEST(Failures, DamagedFilesAreNamed) {
            {last});
   }
   listed = true;
-  // One bit: in the elements of a tensor, in the list, in the sums.
-  damage(last, flip(2000), {last, "not what was saved", "layers."});
-  damage(".metadata", flip(200), {".metadata", "not what was saved"});
+  // One bit: in the elements of a tensor, in the metadata, in the checksums.
+  damage(last, flip(2000), {last, "differ from what was saved", "layers."});
+  damage(".metadata", flip(200), {".metadata", "differ from what was saved"});
   damage(".manifest.json", flip(40), {".manifest.json"});
   listed = false;
   damage(".metadata",
-         [](const fs::path& path) {  // a part is not listed
+         [](const fs::path& path) {  // a part is missing from the list
            auto metadata = checkpoint::read_metadata(path.parent_path());
            metadata.tensors.at("model.layers.3.weight").chunks.pop_back();
            std::ofstream(path, std::ios::binary) << checkpoint::encode(metadata);
          },
-         {".metadata", "model.layers.3.weight", "do not make up"});
+         {".metadata", "model.layers.3.weight", "don't cover"});
   damage(".metadata",
-         [](const fs::path& path) {  // the places of two tensors are mixed up
+         [](const fs::path& path) {  // a tensor has the place of another
            auto metadata = checkpoint::read_metadata(path.parent_path());
            metadata.tensors.at("model.layers.3.weight").chunks[0].place =
                metadata.tensors.at("model.layers.2.bias").chunks[0].place;
            std::ofstream(path, std::ios::binary) << checkpoint::encode(metadata);
          },
-         {".distcp", "model.layers.3.weight", "another tensor"});
+         {".distcp", "model.layers.3.weight", "different tensor"});
   expect_error([&] { checkpoint::load(folder / "b", saved.sharded, nullptr); },
                {"no such checkpoint"});
 }
@@ -467,7 +467,7 @@ TEST(Failures, ACheckpointOfTheSameNameIsReplaced) {
   EXPECT_EQ(names, (std::vector<std::string>{"a", "latest"}));
 }
 
-// --- two worlds: reshard.sh runs the first of these, then the second in worlds of other sizes ---
+// --- two worlds: reshard.sh runs Save in one world, then Load in worlds of other sizes ---
 
 fs::path worlds_folder() {
   const char* folder = std::getenv("FSDP_TEST_FOLDER");

@@ -1,5 +1,5 @@
 #!/bin/sh
-# reshard.sh FSDP PROGRAM RANKS: saves in a world of RANKS ranks, and loads in worlds of 1 to 4.
+# reshard.sh FSDP PROGRAM RANKS: saves in a world of RANKS ranks and loads in worlds of 1 to 4.
 set -eu
 fsdp=$1 program=$2 ranks=$3
 FSDP_TEST_FOLDER=$(mktemp -d "${TMPDIR:-/tmp}/fsdp-reshard-XXXXXX")

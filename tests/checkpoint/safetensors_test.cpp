@@ -1,4 +1,4 @@
-// Headers of safetensors files: good ones, hostile ones, and those that are written here.
+// Headers of safetensors files: valid ones, hostile ones, and our own.
 #include "checkpoint/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -19,13 +19,13 @@ std::string with_length(const std::string& json) {
   return with_length(json, json.size());
 }
 
-// Parses a file that has this header and so many bytes of data.
+// Parses a file with this header and `data` bytes of data.
 SafeHeader parsed(const std::string& json, int64_t data) {
   const std::string bytes = with_length(json);
   return parse_header(bytes, static_cast<int64_t>(bytes.size()) + data, "f");
 }
 
-// The message with which it is refused; "" if it is not.
+// The message of the refusal; "" if it is accepted.
 std::string refusal_of(const std::string& bytes, int64_t file_size) {
   try {
     parse_header(bytes, file_size, "f.safetensors");
@@ -48,7 +48,7 @@ std::string entry(const std::string& name, const std::string& dtype, const std::
          "],\"data_offsets\":[" + offsets + "]}";
 }
 
-TEST(Safetensors, TensorsComeInTheOrderOfTheirBytes) {
+TEST(Safetensors, TensorsAreSortedByOffset) {
   const auto header =
       parsed("{" + entry("b", "BF16", "3", "24,30") + "," + entry("a", "F32", "2,3", "0,24") + "," +
                  entry("c", "I64", "", "30,38") +
@@ -73,7 +73,7 @@ TEST(Safetensors, EmptyTensorsAndEmptyFilesAreFine) {
   EXPECT_EQ(header.tensors[0].name, "a");
 }
 
-TEST(Safetensors, WhatIsWrittenReadsBack) {
+TEST(Safetensors, AWrittenHeaderReadsBack) {
   std::vector<SafeTensor> tensors;
   int64_t at = 0;
   for (at::ScalarType type : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong,
@@ -98,31 +98,31 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
     EXPECT_EQ(header.tensors[i].begin, tensors[i].begin);
     EXPECT_EQ(header.tensors[i].end, tensors[i].end);
   }
-  EXPECT_THROW(encode_header({{"a", at::kFloat, {2}, 0, 9}}, {}), Error);   // not its bytes
-  EXPECT_THROW(encode_header({{"a", at::kFloat, {2}, 8, 16}}, {}), Error);  // a hole
+  EXPECT_THROW(encode_header({{"a", at::kFloat, {2}, 0, 9}}, {}), Error);   // wrong size
+  EXPECT_THROW(encode_header({{"a", at::kFloat, {2}, 8, 16}}, {}), Error);  // a gap
   EXPECT_THROW(encode_header({{"a\xff", at::kFloat, {1}, 0, 4}}, {}), Error);
   EXPECT_THROW(safetensors_name(at::kComplexFloat), Error);
 }
 
-TEST(Safetensors, LengthsThatCannotBeAreRefused) {
+TEST(Safetensors, InvalidLengthsAreRefused) {
   EXPECT_NE(refusal_of("", 0), "");
   EXPECT_NE(refusal_of("abc", 3), "");
   EXPECT_NE(refusal_of(with_length("{}", 3), 10), "");                          // beyond the file
-  EXPECT_NE(refusal_of(with_length("{}", 100'000'001), int64_t{1} << 40), "");  // beyond reason
+  EXPECT_NE(refusal_of(with_length("{}", 100'000'001), int64_t{1} << 40), "");  // above the limit
   EXPECT_NE(refusal_of(with_length("{}", ~uint64_t{0}), 10), "");
   EXPECT_NE(refusal_of(with_length("{}", uint64_t{1} << 63), 10), "");
-  EXPECT_NE(refusal_of(with_length("{}", 50), 1000), "");  // not all of it is given
+  EXPECT_NE(refusal_of(with_length("{}", 50), 1000), "");  // incomplete
   EXPECT_NE(refusal_of(with_length("", 0), 8), "");
 }
 
-TEST(Safetensors, WhatIsNoHeaderIsRefused) {
+TEST(Safetensors, InvalidHeadersAreRefused) {
   for (const char* json :
        {"[]", "{", "{}x", "{} {}", "nul", " {}", R"({"a":1})", R"({"a":[]})", R"({"a":null})",
         R"({"a":{}})", R"({"a":{"dtype":"F32"}})", R"({"a":"F32"})", R"({"__metadata__":{"a":1}})",
         R"({"__metadata__":{"a":{"b":"c"}}})", R"({"__metadata__":{"a":"b","a":"c"}})",
         R"({"__metadata__":[]})"})
     EXPECT_NE(refusal(json, 0), "") << json;
-  EXPECT_NE(refusal(std::string("{}\0\0", 4), 0), "");  // the parser would stop at the zero
+  EXPECT_NE(refusal(std::string("{}\0\0", 4), 0), "");  // the parser would stop at the zero byte
   EXPECT_NE(refusal(std::string("{\"a\xff\":1}"), 0), "");
   std::string deep;
   for (int i = 0; i < 100'000; ++i) deep += R"({"a":)";
@@ -130,7 +130,7 @@ TEST(Safetensors, WhatIsNoHeaderIsRefused) {
   EXPECT_NE(refusal("{\"a\":" + std::string(100'000, '['), 0), "");
 }
 
-TEST(Safetensors, TensorsThatCannotBeAreRefusedByName) {
+TEST(Safetensors, InvalidTensorsAreRefusedByName) {
   const auto one = [](const std::string& dtype, const std::string& shape,
                       const std::string& offsets) {
     return "{" + entry("weight", dtype, shape, offsets) + "}";
@@ -165,7 +165,7 @@ TEST(Safetensors, TensorsThatCannotBeAreRefusedByName) {
   EXPECT_NE(refusal(one("U8", ones, "0,1"), 1), "");
 }
 
-TEST(Safetensors, HolesOverlapsAndBytesTooManyAreRefused) {
+TEST(Safetensors, GapsOverlapsAndExtraBytesAreRefused) {
   const auto two = [](const std::string& first, const std::string& second) {
     return "{" + entry("a", "U8", "4", first) + "," + entry("b", "U8", "4", second) + "}";
   };
@@ -174,12 +174,12 @@ TEST(Safetensors, HolesOverlapsAndBytesTooManyAreRefused) {
   EXPECT_NE(refusal(two("0,4", "0,4"), 4), "");
   EXPECT_NE(refusal(two("0,4", "5,9"), 9), "");
   EXPECT_NE(refusal(two("1,5", "5,9"), 9), "");
-  EXPECT_NE(refusal(two("0,4", "4,8"), 7), "");  // cut off
+  EXPECT_NE(refusal(two("0,4", "4,8"), 7), "");  // truncated
   EXPECT_NE(refusal(two("0,4", "4,8"), 9), "");
   EXPECT_NE(refusal("{}", 1), "");
 }
 
-TEST(Safetensors, NamesThatStandTwiceOrActOnATerminalAreRefused) {
+TEST(Safetensors, RepeatedNamesAndControlCharactersAreRefused) {
   const auto named = [](const std::string& name) {
     return "{" + entry(name, "U8", "0", "0,0") + "}";
   };
@@ -194,7 +194,7 @@ TEST(Safetensors, NamesThatStandTwiceOrActOnATerminalAreRefused) {
   EXPECT_NE(refusal(named(std::string(5000, 'a')), 0), "");
 }
 
-TEST(HuggingFaceNames, OfAllAgesAreThoseOfTheModels) {
+TEST(HuggingFaceNames, OfAllVersionsMapToTheModels) {
   EXPECT_EQ(name_in_model("model.layers.0.mlp.up_proj.weight"),
             "model.layers.0.mlp.up_proj.weight");
   EXPECT_EQ(name_in_model("lm_head.weight"), "lm_head.weight");

@@ -1,5 +1,5 @@
-// State dicts of both types, by ranks that are processes. What is compared are whole tensors that
-// the engine gathered.
+// State dicts of both types, with ranks as processes. The tests compare full tensors gathered by
+// the engine.
 #include "fsdp/state_dict.h"
 
 #include <ATen/ATen.h>
@@ -19,8 +19,8 @@ using checkpoint::StateDictOptions;
 
 constexpr auto kSharded = StateDictType::SHARDED_STATE_DICT;
 
-// Tied weights, sizes that do not divide, frozen parameters, units of two dtypes, units that some
-// steps leave out, buffers.
+// Tied weights, sizes that don't divide evenly, frozen parameters, units of two dtypes, units that
+// some steps skip, buffers.
 const std::vector<std::string> kModels = {"transformer", "odd",      "lora",
                                           "mixed_types", "branches", "resnet"};
 
@@ -36,7 +36,7 @@ std::vector<ShardOptions> ways() {
   return all;
 }
 
-// A full state dict in the words of a snapshot.
+// A full state dict with the names of a snapshot.
 Snapshot as_snapshot(const State& state) {
   Snapshot whole;
   for (const auto& [name, tensor] : state) {
@@ -57,12 +57,11 @@ Snapshot as_snapshot(const State& state) {
   return whole;
 }
 
-// The whole of every tensor out of all ranks' shards. Elements that several ranks have must be the
-// same on all of them.
+// Assembles every tensor from all ranks' shards. Elements that several ranks hold must be equal.
 Snapshot put_together(const State& state) {
   Snapshot whole;
   for (const auto& [name, tensor] : state) {
-    // What no rank has stays infinite.
+    // Elements that no rank holds stay infinite.
     const auto over_ranks = [&, &tensor = tensor](double nothing, ReduceOp op) {
       at::Tensor all = at::full(tensor.sizes, nothing, at::kDouble);
       for (const auto& [rectangle, values] : tensor.shards) {
@@ -83,7 +82,7 @@ Snapshot put_together(const State& state) {
   return whole;
 }
 
-TEST(StateDicts, AFullOneIsEverythingWhole) {
+TEST(StateDicts, AFullOneHoldsAllTensorsCompletely) {
   for (const auto& name : kModels) {
     SCOPED_TRACE(name);
     auto trained = make_trained(name, {});
@@ -91,7 +90,7 @@ TEST(StateDicts, AFullOneIsEverythingWhole) {
     const auto expected = snapshot(trained);
     expect_equal(as_snapshot(checkpoint::state_dict(trained.sharded, trained.optimizer.get())),
                  expected);
-    // Training on leaves it as it is.
+    // Further training doesn't change it.
     const auto state = checkpoint::state_dict(trained.sharded, trained.optimizer.get());
     trained.train(1);
     expect_equal(as_snapshot(state), expected);
@@ -101,7 +100,7 @@ TEST(StateDicts, AFullOneIsEverythingWhole) {
   }
 }
 
-TEST(StateDicts, OnlyRank0KeepsItIfAsked) {
+TEST(StateDicts, WithRank0OnlyOtherRanksGetNothing) {
   auto trained = make_trained("transformer", {});
   trained.train(1);
   const auto state =
@@ -113,7 +112,7 @@ TEST(StateDicts, OnlyRank0KeepsItIfAsked) {
     EXPECT_TRUE(state.empty());
 }
 
-TEST(StateDicts, ShardsMakeUpTheWhole) {
+TEST(StateDicts, ShardsCoverEveryTensor) {
   for (const auto& name : {"transformer", "odd", "mixed_types", "lora"})
     for (const auto& way : ways()) {
       auto trained = make_trained(name, way);
@@ -127,7 +126,7 @@ TEST(StateDicts, ShardsMakeUpTheWhole) {
     }
 }
 
-TEST(StateDicts, ShardsAreCopiesUnlessAskedForOtherwise) {
+TEST(StateDicts, ShardsAreCopiesUnlessCopyIsFalse) {
   auto trained = make_trained("mlp", {});
   const auto copied = checkpoint::state_dict(trained.sharded, nullptr, {.type = kSharded});
   const auto shared = checkpoint::state_dict(
@@ -139,7 +138,7 @@ TEST(StateDicts, ShardsAreCopiesUnlessAskedForOtherwise) {
                put_together(checkpoint::state_dict(trained.sharded, nullptr, {.type = kSharded})));
 }
 
-TEST(StateDicts, AFullOneLoadsIntoAnyOtherWay) {
+TEST(StateDicts, AFullOneLoadsIntoAnySharding) {
   for (const std::string name : {"transformer", "odd"})
     for (size_t from : {size_t{0}, size_t{3}}) {
       auto saved = make_trained(name, ways()[from]);
@@ -148,7 +147,7 @@ TEST(StateDicts, AFullOneLoadsIntoAnyOtherWay) {
       for (size_t to = 0; to < ways().size(); ++to) {
         SCOPED_TRACE(name + " from way " + std::to_string(from) + " to " + std::to_string(to));
         auto loaded = make_trained(name, ways()[to], Rule::kAdamW, 8);
-        loaded.train(1);  // the states that are there must give way
+        loaded.train(1);  // existing states must be replaced
         const auto skipped =
             checkpoint::load_state_dict(state, loaded.sharded, loaded.optimizer.get());
         EXPECT_TRUE(skipped.empty());
@@ -175,7 +174,7 @@ TEST(StateDicts, EveryModelLoadsItsOwnOfBothTypes) {
     }
 }
 
-TEST(StateDicts, SharedMemoryOfTheModelItselfMayBeLoadedBack) {
+TEST(StateDicts, OneThatSharesTheModelsMemoryLoadsBack) {
   auto trained = make_trained("transformer", {});
   trained.train(2);
   const auto expected = snapshot(trained);
@@ -186,7 +185,7 @@ TEST(StateDicts, SharedMemoryOfTheModelItselfMayBeLoadedBack) {
   expect_equal(snapshot(trained), expected);
 }
 
-TEST(StateDicts, TheMasterIsInIt) {
+TEST(StateDicts, HoldTheMaster) {
   auto saved = make_trained("transformer", {.mixed_precision = bf16_precision()});
   saved.train(2);
   const auto state = checkpoint::state_dict(saved.sharded, saved.optimizer.get());
@@ -196,7 +195,7 @@ TEST(StateDicts, TheMasterIsInIt) {
   expect_equal(snapshot(loaded), snapshot(saved));
 }
 
-TEST(StateDicts, AModelOnTheMetaDeviceNeedsNoOtherValues) {
+TEST(StateDicts, AModelOnTheMetaDeviceLoadsWithoutInitialization) {
   auto saved = make_trained("transformer", {});
   saved.train(1);
   const auto state = checkpoint::state_dict(saved.sharded);
@@ -211,7 +210,7 @@ TEST(StateDicts, AModelOnTheMetaDeviceNeedsNoOtherValues) {
     EXPECT_TRUE(at::equal(sharded.full_tensor(name).cpu(), tensor)) << name;
 }
 
-TEST(StateDicts, WhatDoesNotFitIsNamedAndNothingIsWritten) {
+TEST(StateDicts, MismatchesAreNamedAndNothingIsWritten) {
   auto trained = make_trained("transformer", {});
   trained.train(1);
   const auto before = snapshot(trained);
@@ -240,7 +239,7 @@ TEST(StateDicts, WhatDoesNotFitIsNamedAndNothingIsWritten) {
         s.at(name) = {{2, 3}, at::kFloat, {{{{0, 0}, {2, 3}}, at::zeros({2, 3})}}};
       },
       {name, "[2, 3]"});
-  refused([&](State& s) { s.at(name).shards[0].values = at::zeros({2}); }, {name, "no part of it"});
+  refused([&](State& s) { s.at(name).shards[0].values = at::zeros({2}); }, {name, "invalid shard"});
   refused([&](State& s) { s.at(name).shards.clear(); }, {"embedding.weight", "other parts"});
   refused([&](State& s) { s.at(moment).shards.clear(); }, {"embedding.weight.exp_avg"});
   refused([&](State& s) { std::erase_if(s, [](auto& e) { return e.first[0] == 'o'; }); },

@@ -1,5 +1,5 @@
-// What `fsdp ckpt export`, `import` and `consolidate` are made of: tensors that go from a
-// checkpoint into other files piece by piece, and drafts that appear when they are complete.
+// The parts of `fsdp ckpt export`, `import` and `consolidate`: tensors copied from a checkpoint to
+// other files piece by piece, and drafts that appear only when complete.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ KeyPath model(const std::string& name) {
 
 // --- pieces ---
 
-TEST(Pieces, FollowEachOtherAndAreStretches) {
+TEST(Pieces, AreContiguousAndInOrder) {
   for (const std::vector<int64_t>& sizes :
        {std::vector<int64_t>{}, {1}, {10}, {3, 4}, {2, 3, 5}, {1, 7, 1, 3}, {5, 1}, {4, 0, 2}}) {
     const at::Tensor numbers = at::arange(count_of(sizes)).view(sizes);
@@ -95,13 +95,13 @@ TEST(Pieces, FollowEachOtherAndAreStretches) {
   }
 }
 
-TEST(Pieces, CountsThatDoNotFitAreRefused) {
+TEST(Pieces, CountsThatOverflowAreRefused) {
   const int64_t huge = int64_t{1} << 40;
-  EXPECT_TRUE(has(error_of([&] { count_of({huge, huge}); }), "more elements"));
+  EXPECT_TRUE(has(error_of([&] { count_of({huge, huge}); }), "impossible number of elements"));
   EXPECT_EQ(count_of({huge, huge, 0}), 0);
 }
 
-TEST(Streams, GiveATensorThatIsCutAnyhowInOneOrder) {
+TEST(Streams, GiveATensorInRowMajorOrderHoweverItIsSplit) {
   Folder folder;
   Made made(folder.path / "ckpt");
   const at::Tensor tensor = at::randn({6, 5});
@@ -164,9 +164,9 @@ TEST(Drafts, ADirectoryReplacesOnlyItsOwnKind) {
     files::write_whole(draft.path() / name, name);
     draft.publish();
   };
-  fs::create_directory(target);  // an empty one is nobody's
+  fs::create_directory(target);  // an empty one may be replaced
   write(false, "mine");
-  EXPECT_TRUE(has(error_of([&] { write(false, "other"); }), "exists already"));
+  EXPECT_TRUE(has(error_of([&] { write(false, "other"); }), "already exists"));
   write(true, "other");
   EXPECT_EQ(names_in(target), std::vector<std::string>{"other"});
   std::ofstream(target / "thesis.tex") << "years";
@@ -191,7 +191,7 @@ TEST(Drafts, ADirectoryThatFailsLeavesTheOldOne) {
 
 // --- files ---
 
-TEST(SafetensorsFiles, HoldWhatTheCheckpointHolds) {
+TEST(SafetensorsFiles, HoldTheTensorsOfTheCheckpoint) {
   Folder folder;
   Made made(folder.path / "ckpt");
   const at::Tensor a = at::randn({3, 4}), b = at::arange(5, at::kByte), c = at::randn({2});
@@ -223,7 +223,7 @@ TEST(SafetensorsFiles, HoldWhatTheCheckpointHolds) {
   EXPECT_EQ(found.at("none").sizes(), (std::vector<int64_t>{0, 3}));
 }
 
-TEST(SafetensorsFiles, AreCutBySize) {
+TEST(SafetensorsFiles, AreSplitBySize) {
   Folder folder;
   Made made(folder.path / "ckpt");
   std::vector<Copied> tensors;
@@ -243,7 +243,7 @@ TEST(SafetensorsFiles, AreCutBySize) {
   EXPECT_EQ(write(500), 1u);
   EXPECT_EQ(write(499), 3u);  // two files and the index
   EXPECT_EQ(write(200), 4u);
-  EXPECT_EQ(write(1), 6u);  // a tensor is never cut
+  EXPECT_EQ(write(1), 6u);  // a tensor is never split
   const std::string index = text_of(folder.path / "200" / "model.safetensors.index.json");
   EXPECT_TRUE(has(index, "\"total_size\": 500"));
   EXPECT_TRUE(has(index, "\"t4\": \"model-00003-of-00003.safetensors\""));
@@ -285,9 +285,9 @@ TEST(TorchFiles, RefuseNamesThatContradictEachOther) {
   };
   const std::string a = "a", b = "b";
   EXPECT_EQ(problem("good", {{a, int64_t{0}}, {a, int64_t{1}}, {b, a}}), "");
-  EXPECT_TRUE(has(problem("inside", {{a}, {a, b}}), "inside of something"));
-  EXPECT_TRUE(has(problem("around", {{a, b}, {a}}), "place of something else"));
-  EXPECT_TRUE(has(problem("twice", {{a, b}, {a, b}}), "place of something else"));
+  EXPECT_TRUE(has(problem("inside", {{a}, {a, b}}), "nested inside of a value"));
+  EXPECT_TRUE(has(problem("around", {{a, b}, {a}}), "same path as another entry"));
+  EXPECT_TRUE(has(problem("twice", {{a, b}, {a, b}}), "same path as another entry"));
   EXPECT_TRUE(has(problem("mixed", {{a, b}, {a, int64_t{0}}}), "item of a dict"));
   EXPECT_TRUE(has(problem("far", {{a, int64_t{1} << 60}}), "fewer values"));
   EXPECT_TRUE(has(problem("below", {{a, int64_t{-1}}}), "fewer values"));
@@ -315,7 +315,7 @@ TEST(Imports, AreCheckpointsWithAManifest) {
   EXPECT_EQ(names_in(folder.path), (std::vector<std::string>{"from", "to"}));  // and no "latest"
 }
 
-TEST(Imports, ThatFailLeaveNothing) {
+TEST(Imports, LeaveNothingIfTheyFail) {
   Folder folder;
   Made made(folder.path / "from");
   made.add({model("a")}, at::randn({4, 3}));

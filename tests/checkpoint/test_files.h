@@ -1,4 +1,4 @@
-// What tests of files need: a folder that is gone at the end, and errors as texts.
+// For tests of files: a temporary folder, and errors as text.
 #pragma once
 
 #include <stdlib.h>

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""torch_interop.py FSDP PROGRAM: checkpoints of ours are read by PyTorch, and PyTorch's by us.
+"""torch_interop.py FSDP PROGRAM: PyTorch reads our checkpoints, and we read PyTorch's.
 
-PROGRAM (torch_interop_test.cpp) has the same model in C++. It trains it on two ranks and saves; the
+PROGRAM (torch_interop_test.cpp) has the same model in C++. It trains on two ranks and saves; the
 real torch.distributed.checkpoint loads that into a plain module and into FSDP2 modules of two
-ranks. Then FSDP2 trains, saves in float32 and bfloat16, and PROGRAM loads that on one and on three
-ranks. Every tensor must be the same to the bit. Exits with 77 where there is no torch.
+ranks. Then FSDP2 trains and saves in float32 and bfloat16, and PROGRAM loads that on one and on
+three ranks. Every tensor must match bit for bit. Exits with 77 if torch is missing.
 """
 import io
 import os
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # gloo and CPUs, also on a machine that has GPUs
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # gloo and CPUs, even on a machine with GPUs
 
 try:
     import torch
@@ -55,7 +55,7 @@ class Net(torch.nn.Module):
 def make(sharded, dtype=torch.float32, seed=0):
     torch.manual_seed(seed)
     model = Net().to(dtype)
-    if sharded:  # FSDP2 takes no parameter without dimensions, or without elements
+    if sharded:  # FSDP2 supports no scalar or empty parameters
         fully_shard(model, ignored_params={model.scale, model.empty})
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
@@ -69,7 +69,7 @@ def whole(tensor):
 
 
 def snapshot(model, optimizer):
-    """As snapshot() in trained.h."""
+    """Like snapshot() in trained.h."""
     found = {"model." + name: whole(value) for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         for state, value in optimizer.state.get(parameter, {}).items():
@@ -122,7 +122,7 @@ def rank_main(rank, folder):
     for dtype in (torch.float32, torch.bfloat16):
         model, optimizer = make(sharded=True, dtype=dtype)
         train(model, optimizer)
-        model.scale.data.fill_(0.25)  # its gradient is each rank's own
+        model.scale.data.fill_(0.25)  # not sharded: its gradient differs between ranks
         for value in optimizer.state[model.scale].values():
             value.fill_(3.0)
         model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -156,26 +156,26 @@ def main():
         for index, info in metadata.storage_data.items():
             item = (folder / "ours" / info.relative_path).read_bytes()[info.offset:][:info.length]
             archive = zipfile.ZipFile(io.BytesIO(item))
-            assert archive.testzip() is None, f"{index}: a sum is wrong"
+            assert archive.testzip() is None, f"{index}: wrong CRC-32"
             assert "archive/data.pkl" in archive.namelist(), index
         model, optimizer = make(sharded=False, seed=1)
         load(folder, model, optimizer)
         expect_equal(snapshot(model, optimizer), expected)
         assert model.head.weight is model.embedding.weight
-        # Everything at once, as converters do it.
+        # Everything at once, as converters do.
         everything = {}
         dcp.state_dict_loader._load_state_dict(
             everything, storage_reader=dcp.FileSystemReader(folder / "ours"),
             planner=dcp.default_planner._EmptyStateDictLoadPlanner(), no_dist=True)
         assert torch.equal(everything["model"]["first.weight"], expected["model.first.weight"])
         assert everything["optim"]["param_groups"][1]["params"], everything["optim"]
-        print("a plain module has loaded our checkpoint")
+        print("a plain module loads our checkpoint")
 
         torch.multiprocessing.spawn(rank_main, args=(temporary,), nprocs=2)
-        print("FSDP2 has loaded our checkpoint")
+        print("FSDP2 loads our checkpoint")
         for ranks in (1, 3):
             ours(ranks, "Torch.Read")
-        print("we have loaded those of FSDP2")
+        print("we load the checkpoints of FSDP2")
 
 
 if __name__ == "__main__":

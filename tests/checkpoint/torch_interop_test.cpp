@@ -1,4 +1,4 @@
-// Our side of torch_interop.py, which starts these tests and has the same model in Python.
+// The C++ side of torch_interop.py, which runs these tests and has the same model in Python.
 #include <ATen/ATen.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/utils.h>
@@ -90,7 +90,7 @@ TEST(Torch, Read) {
     EXPECT_EQ(loaded.skipped, std::vector<std::string>{"extra.odd"});
     EXPECT_EQ(std::get<int64_t>(loaded.extra.at("step")), 3);
     EXPECT_EQ(std::get<std::string>(loaded.extra.at("text")), "x");
-    // Ours is a model of float32; a conversion from bfloat16 loses nothing.
+    // Our model is float32; converting from bfloat16 is exact.
     for (auto& [name, tensor] : expected)
       if (tensor.is_floating_point()) tensor = tensor.to(at::kFloat);
     expect_equal(snapshot(trained), expected);

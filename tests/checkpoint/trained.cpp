@@ -73,7 +73,7 @@ void expect_equal(const Snapshot& actual, const Snapshot& expected) {
                                                   << tensor;
   }
   for (const auto& [name, tensor] : actual)
-    EXPECT_TRUE(expected.contains(name)) << name << " is one too many";
+    EXPECT_TRUE(expected.contains(name)) << name << " is unexpected";
 }
 
 void write_snapshot(const std::filesystem::path& file, const Snapshot& snapshot) {
@@ -97,7 +97,7 @@ SharedFolder::SharedFolder() {
   std::string made = std::filesystem::temp_directory_path() / "fsdp-checkpoint-XXXXXX";
   if (rank() == 0 && !mkdtemp(made.data())) throw std::runtime_error("mkdtemp failed");
   made_ = text_of_rank_0(made);
-  // One level deeper, so that a test that leaves it by ".." still is in what it made.
+  // One level deeper, so that a test that uses ".." stays inside of the temporary directory.
   path_ = made_ / "checkpoints";
   if (rank() == 0) std::filesystem::create_directory(path_);
   test_world().comm().barrier();

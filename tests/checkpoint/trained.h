@@ -1,5 +1,5 @@
-// A sharded model with its optimizer, trained for a few steps, and what it holds as whole tensors:
-// gathered by the engine, so that nothing here passes through the code under test.
+// A sharded model with its optimizer, trained for a few steps, and its contents as full tensors.
+// The engine gathers them, so nothing here goes through the code under test.
 #pragma once
 
 #include <filesystem>
@@ -38,7 +38,7 @@ void expect_equal(const Snapshot& actual, const Snapshot& expected);  // bit for
 void write_snapshot(const std::filesystem::path& file, const Snapshot& snapshot);
 Snapshot read_snapshot(const std::filesystem::path& file);
 
-// A directory that all ranks share and that is gone at the end. Collective.
+// A temporary directory that all ranks share. Collective.
 class SharedFolder {
  public:
   SharedFolder();

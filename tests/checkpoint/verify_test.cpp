@@ -1,4 +1,4 @@
-// verify: what is good is called good, and whatever is changed is found, with its file and tensors.
+// verify: intact checkpoints pass, and any change is found, with its file and tensors.
 #include "checkpoint/verify.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(, Verify, testing::Bool(), [](const auto& info) {
   return info.param ? "WithAManifest" : "WithoutOne";
 });
 
-TEST_P(Verify, WhatIsGoodHasNoProblems) {
+TEST_P(Verify, AnIntactCheckpointHasNoProblems) {
   for (int threads : {0, 1, 3}) {
     int64_t last = 0, whole = 0;
     const auto found = verify(dir, {.threads = threads, .progress = [&](int64_t done, int64_t all) {
@@ -66,7 +66,7 @@ TEST_P(Verify, WhatIsGoodHasNoProblems) {
   }
 }
 
-TEST_P(Verify, AnyBitOfATensorThatChangesIsFoundUnderAllOfItsNames) {
+TEST_P(Verify, AnyChangedBitOfATensorIsFoundUnderAllOfItsNames) {
   const auto metadata = read_metadata(dir);
   for (const auto& [name, entry] : metadata.tensors)
     for (const auto& chunk : entry.chunks) {
@@ -90,7 +90,7 @@ TEST_P(Verify, AnyBitOfATensorThatChangesIsFoundUnderAllOfItsNames) {
   EXPECT_TRUE(problems().empty());
 }
 
-TEST_P(Verify, WithAManifestAnyByteCountsWhateverItIsFor) {
+TEST_P(Verify, WithAManifestAnyChangedByteIsFound) {
   if (!GetParam()) GTEST_SKIP() << "bytes around records have no CRC-32";
   for (const std::string file : {".metadata", ".manifest.json", "__0_0.distcp", "__1_0.distcp"}) {
     const auto size = static_cast<int64_t>(fs::file_size(dir / file));
@@ -106,15 +106,15 @@ TEST_P(Verify, WithAManifestAnyByteCountsWhateverItIsFor) {
   EXPECT_TRUE(problems().empty());
 }
 
-TEST_P(Verify, EverythingThatIsWrongIsListed) {
+TEST_P(Verify, EveryProblemIsListed) {
   const int64_t whole = static_cast<int64_t>(fs::file_size(dir / "__1_0.distcp"));
   flip(dir / "__0_0.distcp", 100'000);
   fs::resize_file(dir / "__1_0.distcp", whole - 1000);
   std::ofstream(dir / "notes.txt") << "mine";
   fs::create_directory(dir / "more");
   const auto found = problems();
-  EXPECT_TRUE(about(found, "__0_0.distcp", "not what was written"));
-  const auto* cut = about(found, "__1_0.distcp", "cut off");
+  EXPECT_TRUE(about(found, "__0_0.distcp", "differs from what was written"));
+  const auto* cut = about(found, "__1_0.distcp", "truncated");
   ASSERT_TRUE(cut);
   EXPECT_EQ(cut->begin, whole - 1000);
   EXPECT_EQ(cut->end, whole);
@@ -137,7 +137,7 @@ TEST_P(Verify, MissingAndLongerFilesAreFound) {
   EXPECT_TRUE(about(problems(), ".metadata", "is missing"));
 }
 
-TEST_P(Verify, PartsMustMakeUpTheWholeAndNotOverlap) {
+TEST_P(Verify, PartsMustCoverTheTensorAndNotOverlap) {
   const auto made = [&](const std::string& name, const std::function<void(Metadata&)>& change) {
     dir = folder.path / name;
     Made made(dir);
@@ -150,7 +150,7 @@ TEST_P(Verify, PartsMustMakeUpTheWholeAndNotOverlap) {
     return metadata.tensors.at("model.large").chunks;
   };
   auto found = made("a", [&](Metadata& m) { chunks(m).pop_back(); });
-  const auto* gap = about(found, ".metadata", "do not make up the whole [300, 500]");
+  const auto* gap = about(found, ".metadata", "don't cover all of [300, 500]");
   ASSERT_TRUE(gap);
   EXPECT_TRUE(names(*gap, "model.large"));
   found = made("b", [&](Metadata& m) { chunks(m)[1].rectangle = {{99, 0}, {200, 500}}; });
@@ -160,14 +160,14 @@ TEST_P(Verify, PartsMustMakeUpTheWholeAndNotOverlap) {
     chunks(m)[0].rectangle = {{0, 0}, {500, 100}};
     chunks(m)[1].rectangle = {{0, 100}, {500, 200}};
   });
-  const auto* other = about(found, "__0_0.distcp", "holds another tensor");
+  const auto* other = about(found, "__0_0.distcp", "doesn't match .metadata");
   ASSERT_TRUE(other);
   EXPECT_TRUE(names(*other, "model.large"));
   found = made("d", [&](Metadata& m) { chunks(m)[1].place.offset += 64; });
   EXPECT_FALSE(found.empty());
 }
 
-TEST(VerifyWhat, EmptyFilesOfRanksWithoutAnythingAreFine) {
+TEST(VerifyWhat, EmptyFilesOfRanksWithNothingToWriteAreFine) {
   Folder folder;
   const auto dir = folder.path / "a";
   Made made(dir);
@@ -177,7 +177,7 @@ TEST(VerifyWhat, EmptyFilesOfRanksWithoutAnythingAreFine) {
   EXPECT_TRUE(verify(dir).problems.empty());
 }
 
-TEST(VerifyWhat, NothingThereIsAnError) {
+TEST(VerifyWhat, AMissingDirectoryIsAnError) {
   Folder folder;
   EXPECT_THROW(verify(folder.path / "none"), Error);
 }

@@ -1,4 +1,4 @@
-// fsdp doctor as people and scripts see it: the real binary, in environments with something wrong.
+// fsdp doctor from the outside, in environments with something wrong.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -18,7 +18,7 @@ struct Diagnosis {
   std::map<std::string, ordered_json> rows;  // by item
 };
 
-// What a launcher of this test, or a shell, left behind is no part of it.
+// Removes variables that a launcher or shell may have set.
 std::vector<std::string> cleaned(std::vector<std::string> environment) {
   std::vector<std::string> all = {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT",
                                   "FSDP_FAKE_WORLD"};
@@ -88,7 +88,7 @@ TEST(Doctor, ABackendThatDoesNotExistIsAProblem) {
   expect_problem(diagnose({"FSDP_BACKEND=nonsense"}), "environment", "choose shm, mpi, nccl");
 }
 
-TEST(Doctor, ATimeoutThatIsNoNumberIsAProblem) {
+TEST(Doctor, AnInvalidTimeoutIsAProblem) {
   expect_problem(diagnose({"FSDP_TIMEOUT=soon"}), "environment", "FSDP_TIMEOUT");
   expect_problem(diagnose({"FSDP_TIMEOUT=0"}), "environment", "FSDP_TIMEOUT");
 }
@@ -116,7 +116,7 @@ TEST(Doctor, MoreThreadsThanCoresAreWorthANote) {
   EXPECT_NE(row["hint"].get<std::string>().find("OMP_NUM_THREADS"), std::string::npos) << row;
 }
 
-TEST(Doctor, SurvivesVariablesThatAreNoText) {
+TEST(Doctor, SurvivesVariablesThatArentText) {
   Diagnosis found = diagnose({"NCCL_DEBUG=\xff\xfe\n\x01", "OMP_NUM_THREADS=many", "PATH=/nowhere",
                               "FSDP_TEST_PYTHON=/nowhere/python"});
   EXPECT_NE(found.rows["environment"]["found"].get<std::string>().find("NCCL_DEBUG="),

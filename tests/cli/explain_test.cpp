@@ -1,4 +1,4 @@
-// fsdp explain from the outside: what it tells is what the strategy demands, its bytes add up to
+// fsdp explain from the outside: its events are those the strategy demands, its bytes add up to
 // what the engine counted, and docs/how-it-works.md shows what it prints.
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ Said explain(std::vector<std::string> arguments) {
   return said;
 }
 
-// One account a rank, in the order of ranks.
+// One account per rank, in rank order.
 std::vector<Json> accounts_of(std::vector<std::string> arguments) {
   arguments.push_back("--json");
   Said said = explain(arguments);
@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, Explain,
                                   (test.param.shared ? "_shared" : "");
                          });
 
-// "gather root" and the like, from the lines of the telling.
+// "gather root" and the like, from the lines of the output.
 std::vector<std::string> told_events(const std::string& text) {
   static const std::regex event(
       R"(^ +\d+  (gather|ready|free|reduce|reduced|open|close) +([a-z0-9.]+) .*$)");
@@ -209,7 +209,7 @@ TEST(ExplainText, GathersAheadAreToldAsSuch) {
   auto count = [](const std::string& text) {
     size_t found = 0;
     for (const std::string& line : lines_of(text))
-      found += line.find("ahead, before it is read") != std::string::npos;
+      found += line.find("prefetched") != std::string::npos;
     return found;
   };
   Said ahead = explain({"--brief"}), on_demand = explain({"--brief", "--prefetch", "0"});
@@ -230,7 +230,7 @@ TEST(ExplainText, RefusesWhatMakesNoSense) {
   refused({"--ranks", "9"}, 2, "--ranks");
   refused({"--strategy", "nonsense"}, 2, "--strategy");
   refused({"--model", "nonsense"}, 2, "--model");
-  refused({"--strategy", "hybrid_shard", "--ranks", "3"}, 1, "HYBRID_SHARD makes two copies");
+  refused({"--strategy", "hybrid_shard", "--ranks", "3"}, 1, "HYBRID_SHARD keeps two copies");
 }
 
 // The page holds the whole output of `fsdp explain`, cut into pieces: fenced blocks marked
@@ -256,7 +256,8 @@ TEST(ExplainText, IsWhatHowItWorksShows) {
     if (!line.empty()) printed.push_back(shape(line));
   ASSERT_GT(shown.size(), 50u) << "no blocks marked \"explain\" in " << FSDP_HOW_IT_WORKS;
   for (size_t i = 0; i < std::min(shown.size(), printed.size()); ++i)
-    ASSERT_EQ(shown[i], printed[i]) << "docs/how-it-works.md is behind: paste fsdp explain again";
+    ASSERT_EQ(shown[i], printed[i])
+        << "docs/how-it-works.md is out of date: paste the output of fsdp explain";
   EXPECT_EQ(shown.size(), printed.size());
 }
 

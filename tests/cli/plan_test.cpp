@@ -1,4 +1,4 @@
-// fsdp plan from the outside: kinds and settings for programs, worlds, and what is refused.
+// fsdp plan from the outside: its JSON, world sizes, and what it refuses.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -68,7 +68,7 @@ TEST(PlanCommand, SaysWhenItIsTheHostsMemoryThatLacks) {
   Words several = asked;
   several.insert(several.end(), {"--world", "1,2"});
   const Said said = plan(several);
-  EXPECT_TRUE(has(said.out, "hosts have not")) << said.out;
+  EXPECT_TRUE(has(said.out, "the hosts don't")) << said.out;
   EXPECT_FALSE(has(said.out, "GPUs with more memory")) << said.out;
 }
 

@@ -1,4 +1,4 @@
-// Every operation over every backend with real processes, and the same bits from shm and mpi.
+// Every operation on every backend with real processes; shm and mpi give the same bits.
 #include "comm/ranks.h"
 
 namespace fsdp::testing {

@@ -1,5 +1,5 @@
-// What the surviving ranks see when one is killed, stopped, throws or calls something else: an
-// error that names the rank and the operation, on each of them, never a hang.
+// What the surviving ranks see when one is killed, stopped, throws or makes a different call: each
+// gets an error that names the rank and the operation, never a hang.
 #include "comm/ranks.h"
 
 namespace fsdp::testing {
@@ -15,8 +15,8 @@ class Faults : public ::testing::TestWithParam<Case> {};
 TEST_P(Faults, EverySurvivorGetsAnErrorThatNamesTheRankAndTheCall) {
   const auto& [backend, kind, victim] = GetParam();
   int size = backend == "nccl" ? 2 : 3;
-  // Death, exceptions and different calls must be found long before the timeout; a stopped process
-  // can only be found by it.
+  // Deaths, exceptions and different calls must be found long before the timeout; only the timeout
+  // finds a stopped process.
   Ranks::Environment environment{{"FSDP_BACKEND", backend},
                                  {"FSDP_TIMEOUT", kind == "stop" ? "5" : "600"}};
   std::vector<std::string> program = {FSDP_RANK_PROGRAM, "fault", kind, std::to_string(victim)};
@@ -47,7 +47,7 @@ TEST_P(Faults, EverySurvivorGetsAnErrorThatNamesTheRankAndTheCall) {
       expect("for unit layers.7");
       expect("all_reduce(sum) of 1,000 float");
       if (kind == "kill") expect("died");
-      // A rank that throws leaves, and its process may already be gone when somebody looks.
+      // A rank that throws leaves, and its process may already be gone when another rank looks.
       if (kind == "throw" && error.find("died") == std::string::npos) expect("left");
       if (kind == "stop") expect("no answer in 5 s");
       if (kind == "stop") expect("stopped by a signal");
@@ -75,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(Matrix, Faults, ::testing::ValuesIn(cases()), [](const 
 });
 
 #ifdef FSDP_TEST_MPI
-// The ranks take each other for other hosts, so that only heartbeats can tell.
+// The ranks believe they are on different hosts, so only heartbeats can tell.
 TEST(FaultsAcrossHosts, ARankWithoutASignOfLifeIsNamed) {
   Ranks ranks;
   auto command = mpirun(2);

@@ -1,4 +1,4 @@
-// fsdp::init() under the launchers people use, each the real one.
+// fsdp::init() under the real launchers that people use.
 #include <sys/stat.h>
 
 #include "comm/ranks.h"
@@ -17,7 +17,7 @@ void expect_world(Ranks& ranks, int size, const std::string& launcher) {
 std::string test_python() {
   const char* python = std::getenv("FSDP_TEST_PYTHON");
   EXPECT_NE(python, nullptr)
-      << "FSDP_TEST_PYTHON names a python with torch; ./fsdp test makes one.";
+      << "FSDP_TEST_PYTHON must name a python with torch; ./fsdp test creates one.";
   return python ? python : "python3";
 }
 
@@ -80,7 +80,7 @@ TEST(Launchers, MpiWithoutItsLauncherSaysWhatToDo) {
 #endif
 
 TEST(Launchers, RanksInTwoPidNamespacesAreTwoHostsForShm) {
-  if (geteuid() != 0) GTEST_SKIP() << "needs root, to make a PID namespace";
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to create a PID namespace";
   Ranks ranks;
   std::string port = std::to_string(free_port());
   for (int rank = 0; rank < 2; ++rank) {

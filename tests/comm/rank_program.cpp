@@ -1,9 +1,8 @@
-// One rank of the tests that need real processes. What it does is its first argument; what it found
-// goes to the file rank-N in the folder FSDP_TEST_DIR: "ok DIGEST", or the error's text.
-//   collectives          every operation, type and a range of sizes, checked against the expected
-//   fault KIND VICTIM    a few good operations, then rank VICTIM is killed, stopped, throws or
-//   calls
-//                        something else (kill, stop, throw, mismatch)
+// One rank of the tests that need real processes. The first argument selects the scenario; the
+// result, "ok DIGEST" or the error's text, goes to the file rank-N in the folder FSDP_TEST_DIR.
+//   collectives          every operation and type at a range of sizes, checked
+//   fault KIND VICTIM    a few good operations; then rank VICTIM is killed, stopped, throws or
+//                        makes a different call (kill, stop, throw, mismatch)
 //   hold MIB             maps MIB of shared memory and waits to be killed
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
@@ -99,7 +98,7 @@ void check_type(const World& world, at::ScalarType type, int64_t count, bool asy
                 .equal(values(r, count * size, type, 3).narrow(0, rank * count, count)),
             "all_to_all of " + what);
 
-  // Values that round: every backend of ours must give the same bits.
+  // Values that need rounding: all our backends must give the same bits.
   if (at::isFloatingType(type)) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(rank + 1);
     at::Tensor rough = at::randn({count * size}, generator, at::kFloat).to(type);
@@ -123,7 +122,7 @@ void check_buffers(const World& world) {
   at::Tensor full = comm.gather_buffer(part * size, at::kFloat, world.device());
   at::Tensor gradients = comm.reduce_buffer(part * size, at::kFloat, world.device());
   for (int step = 0; step < 3; ++step) {
-    comm.barrier();  // the others have read the last step's values
+    comm.barrier();  // the others have read the previous step's values
     at::Tensor own = full.narrow(0, rank * part, part);
     own.fill_(rank + step);
     comm.all_gather(full, own);
@@ -135,7 +134,7 @@ void check_buffers(const World& world) {
     require(sum.eq(size * (size + 1) / 2).all().item<bool>(), "reduce_buffer");
     comm.all_reduce(gradients);
     require(gradients.eq(size * (size + 1) / 2).all().item<bool>(), "all_reduce of reduce_buffer");
-    // Reduced in place, then gathered in place, in the buffer that every rank has for itself.
+    // Reduced in place, then gathered in place, in each rank's own buffer.
     at::Tensor rows = gradients.view({size, part});
     for (int r = 0; r < size; ++r) rows[r].fill_((rank + 1) * (r + 1));
     comm.reduce_scatter(rows[rank], gradients);
@@ -144,7 +143,7 @@ void check_buffers(const World& world) {
       require(rows[r].eq((r + 1) * size * (size + 1) / 2).all().item<bool>(),
               "all_gather in place in a reduce_buffer");
   }
-  // Uneven all_to_all: rank r sends r + 1 rows to everybody.
+  // Uneven all_to_all: rank r sends r + 1 rows to every rank.
   std::vector<int64_t> in_splits(size, rank + 1), out_splits;
   for (int r = 0; r < size; ++r) out_splits.push_back(r + 1);
   at::Tensor in = at::full({size * (rank + 1), 2}, rank, full.options());
@@ -155,7 +154,7 @@ void check_buffers(const World& world) {
     require(out.narrow(0, row, r + 1).eq(r).all().item<bool>(), "uneven all_to_all");
 }
 
-// An asynchronous call goes on while this thread does something else, without a wait().
+// An asynchronous call continues while this thread does something else, without a wait().
 void check_overlap(const World& world) {
   at::Tensor x = at::ones({200000}, at::TensorOptions().device(world.device()));
   fsdp::Work work = world.comm().all_reduce(x, ReduceOp::SUM, {.async = true});
@@ -165,7 +164,7 @@ void check_overlap(const World& world) {
   require(x.eq(world.size()).all().item<bool>(), "an asynchronous all_reduce");
 }
 
-// On a GPU a call is ordered on the current stream, whichever that is.
+// On a GPU a call is ordered on the current stream, whichever it is.
 void check_stream(const World& world) {
   if (world.device().is_cpu()) return;
   c10::impl::VirtualGuardImpl gpu(world.device().type());
@@ -216,7 +215,7 @@ void fault(const World& world, const std::string& kind, int victim) {
   at::Tensor data = at::ones({1000}, at::TensorOptions().device(world.device()));
   for (int i = 0; i < 3; ++i) comm.all_reduce(data, ReduceOp::MAX);
   comm.barrier();
-  // A rank may be past it while others are still in it, and it is not to be what fails.
+  // One rank may be past it while others are still in it, and it must not be the call that fails.
   const char* past = "past the barrier";
   world.store()->add(past, 1);
   while (world.rank() == victim && world.store()->add(past, 0) < world.size())

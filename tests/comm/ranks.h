@@ -59,7 +59,7 @@ class Ranks {
     }
   }
 
-  // One process, in a group of its own, with stderr in the folder.
+  // One process in its own process group, with stderr in the folder.
   pid_t start_one(std::vector<std::string> command, Environment environment) {
     environment["FSDP_TEST_DIR"] = dir_;
     environment.emplace("OMP_NUM_THREADS", "1");
@@ -81,7 +81,7 @@ class Ranks {
     return pid;
   }
 
-  // What a rank left; waits for it. Fails the test when nothing comes for a long time.
+  // A rank's result; waits for it. Fails the test if none comes for a long time.
   std::string result(int rank) {
     std::string path = dir_ + "/rank-" + std::to_string(rank);
     for (int i = 0; i < 6000; ++i) {
@@ -95,7 +95,7 @@ class Ranks {
       if (last_look) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    ADD_FAILURE() << "rank " << rank << " left nothing\n" << logs();
+    ADD_FAILURE() << "rank " << rank << " wrote no result\n" << logs();
     return "";
   }
 
@@ -135,7 +135,7 @@ class Ranks {
   std::vector<pid_t> pids_;
 };
 
-// The nccl cells run wherever there is a GPU and the CUDA library was built.
+// The nccl cases run on machines with a GPU, if the CUDA library was built.
 inline bool has_gpu() {
 #ifdef FSDP_TEST_CUDA
   return access("/dev/nvidia0", F_OK) == 0;
@@ -144,7 +144,7 @@ inline bool has_gpu() {
 #endif
 }
 
-// mpirun that lets the others go on when one rank dies, so that their errors can be seen.
+// mpirun that lets the others continue when one rank dies, so that their errors can be seen.
 inline std::vector<std::string> mpirun(int size) {
   return {"mpirun", "--allow-run-as-root", "--oversubscribe", "--enable-recovery",
           "-n",     std::to_string(size)};

@@ -1,6 +1,5 @@
-// The shared-memory collectives against sums computed in one place, with ranks as threads. The
-// tests of real processes, and of what happens when they fail, are in faults_test and
-// backends_test.
+// The shared-memory collectives against sums computed in one place, with ranks as threads. Tests
+// with real processes, and of their failures, are in backends_test and faults_test.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -29,7 +28,7 @@ float value(int rank, int64_t i) {
 
 struct Case {
   int ranks;
-  int64_t count;  // elements of one rank's part
+  int64_t count;  // elements per rank
   bool shared;    // buffers in shared memory
 };
 
@@ -54,7 +53,7 @@ TEST_P(ShmCollectives, AllGatherPutsEveryPartInPlace) {
       for (int64_t i = 0; i < count; ++i) own[i] = value(group.rank() + round, i);
       float* in = own.data();
       if (shared) {
-        // Nobody may still read the last round's values.
+        // No rank may still be reading the previous round's values.
         barrier(group);
         in = full + group.rank() * count;
         std::copy(own.begin(), own.end(), in);
@@ -123,7 +122,7 @@ TEST_P(ShmCollectives, BroadcastAndAllToAll) {
       broadcast(group, data.data(), count, c10::ScalarType::Float, root);
       for (int64_t i = 0; i < count; ++i) ASSERT_EQ(data[i], value(root, i));
     }
-    // Rank r sends (r + p) % 3 * count elements to rank p: uneven, some of them none.
+    // Rank r sends (r + p) % 3 * count elements to rank p: uneven, sometimes none.
     auto amount = [&](int from, int to) { return (from + to) % 3 * count; };
     std::vector<int64_t> out_counts(size), in_counts(size);
     for (int p = 0; p < size; ++p) in_counts[p] = amount(rank, p), out_counts[p] = amount(p, rank);
@@ -185,7 +184,7 @@ TEST(ShmGroup, ARankThatNeverComesIsNamedAtTheTimeout) {
   auto errors = run_group(
       2,
       [&](Group& group) {
-        if (group.rank() == 1) return failed.wait(false);  // stays, and calls nothing
+        if (group.rank() == 1) return failed.wait(false);  // stays alive, and makes no call
         try {
           barrier(group);
         } catch (...) {

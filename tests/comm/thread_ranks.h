@@ -1,4 +1,4 @@
-// Ranks as threads of one process: the quickest world for tests of what ranks compute together.
+// Ranks as threads of one process: the fastest world for tests of what ranks compute together.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace fsdp::testing {
 
-// A store within the process, for groups that need no LibTorch.
+// An in-process store, for groups that don't need LibTorch.
 class LocalExchange {
  public:
   comm::shm::Exchange exchange() {

@@ -17,7 +17,7 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-// Sets variables for one test and takes all launchers' variables away before and after.
+// Sets variables for one test, and unsets all launchers' variables before and after.
 class Environment {
  public:
   explicit Environment(const Variables& variables = {}) {
@@ -117,7 +117,7 @@ TEST(LaunchEnvironment, ReadsOpenMpiAndMpichAndGivesLocalRanksOnePort) {
   EXPECT_EQ(found.launcher, "MPICH");
   EXPECT_EQ(found.rank, 3);
   EXPECT_EQ(found.local_size, 3);
-  EXPECT_EQ(found.master_host, "");  // two hosts: only MPI or the user can say
+  EXPECT_EQ(found.master_host, "");  // two hosts: only MPI or the user knows it
 }
 
 TEST(LaunchEnvironment, ReadsSrunButNotABatchScript) {
@@ -172,8 +172,8 @@ TEST(World, OneProcessAloneHasEverything) {
   world.comm().all_reduce(x);
   world.comm().all_gather(out, x);
   EXPECT_TRUE(out.equal(at::arange(5, at::kFloat)));
-  EXPECT_NE(error_of([] { init(); }).find("called before"), std::string::npos);
-  EXPECT_NE(error_of([&] { world.communicator({0}, "world"); }).find("made before"),
+  EXPECT_NE(error_of([] { init(); }).find("already been called"), std::string::npos);
+  EXPECT_NE(error_of([&] { world.communicator({0}, "world"); }).find("already exists"),
             std::string::npos);
   EXPECT_NE(error_of([&] { world.communicator({0, 0}, "x"); }).find("distinct"), std::string::npos);
   EXPECT_NE(error_of([&] { world.communicator({1}, "x"); }).find("below 1"), std::string::npos);
@@ -203,10 +203,10 @@ TEST(World, RanksThatDoNotComeAreNamed) {
                            {"MASTER_ADDR", "127.0.0.1"},
                            {"MASTER_PORT", std::to_string(testing::free_port())}});
   std::string error = error_of([] { init({.timeout = std::chrono::milliseconds(500)}); });
-  EXPECT_NE(error.find("2 of 3 ranks did not come"), std::string::npos) << error;
+  EXPECT_NE(error.find("2 of 3 ranks didn't join"), std::string::npos) << error;
   EXPECT_NE(error.find(": rank 1, 2."), std::string::npos) << error;
   setenv("RANK", "1", 1);
-  setenv("MASTER_PORT", "1", 1);  // nobody listens there
+  setenv("MASTER_PORT", "1", 1);  // no process listens there
   error = error_of([] { init({.timeout = std::chrono::milliseconds(1500)}); });
   EXPECT_NE(error.find("could not reach the store of rank 0 at 127.0.0.1:1"), std::string::npos)
       << error;
@@ -222,7 +222,7 @@ TEST(Communicator, BadTensorsAreNamed) {
   };
   EXPECT_NE(gather_error(at::zeros({23}), x).find("23 elements instead of 24"), std::string::npos);
   EXPECT_NE(gather_error(full.to(at::kDouble), x).find("Double"), std::string::npos);
-  EXPECT_NE(gather_error(at::zeros({24, 2}).select(1, 0), x).find("not contiguous"),
+  EXPECT_NE(gather_error(at::zeros({24, 2}).select(1, 0), x).find("isn't contiguous"),
             std::string::npos);
   EXPECT_NE(gather_error(full, at::zeros({6}, at::kMeta)).find("meta"), std::string::npos);
   EXPECT_NE(error_of([&] { comm.broadcast(x, 4); }).find("no such rank"), std::string::npos);
@@ -283,7 +283,8 @@ TEST(DeviceMesh, SizesThatDoNotFitAreErrors) {
   auto error = [&](std::vector<MeshDimension> dimensions) {
     return error_of([&] { DeviceMesh(world, dimensions); });
   };
-  EXPECT_NE(error({{"a", 2}, {"b", 3}}).find("6 places, and the world has 8"), std::string::npos);
+  EXPECT_NE(error({{"a", 2}, {"b", 3}}).find("6 positions, but the world has 8"),
+            std::string::npos);
   EXPECT_NE(error({{"a", 2}, {"a", 4}}).find("two dimensions"), std::string::npos);
   EXPECT_NE(error({{"a", 0}}).find("at least 1"), std::string::npos);
   EXPECT_NE(error({}).find("without dimensions"), std::string::npos);

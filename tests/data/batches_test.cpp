@@ -1,5 +1,5 @@
-// Batches: the stream of samples is one and the same at every world size, from any position, with
-// any number of batches loaded ahead.
+// Batches: the stream of samples is the same at every world size, from any position, and with any
+// number of batches loaded ahead.
 #include "data/batches.h"
 
 #include <gtest/gtest.h>
@@ -16,8 +16,7 @@ namespace {
 using test::contains;
 using test::error_of;
 
-// Token i is i % vocab. A document ends at each token 7; by an index one begins at each multiple
-// of 50.
+// Token i is i % vocab. By its index, a document begins at each multiple of 50.
 class Counting : public TokenSource {
  public:
   explicit Counting(int64_t tokens, int64_t vocab = 1'000'000) : tokens_(tokens), vocab_(vocab) {}
@@ -131,6 +130,35 @@ TEST(Batches, AResumedStreamGoesOnAtTheNextSampleAtAnyWorldSize) {
   }
 }
 
+TEST(Batches, OfASplitShareNoTargetAtAnyWorldSize) {
+  auto source = std::make_shared<Counting>(8 * 200 + 3);
+  Split split = split_samples(200, 0.1);
+  auto targets_of = [&](const SampleSet& set, int size) {
+    auto chosen = options(8, 12);
+    chosen.samples = set;
+    chosen.repeat = false;
+    auto ranks = world(size, source, chosen);
+    EXPECT_EQ(ranks[0]->samples_per_epoch(), set.size());
+    std::multiset<int64_t> targets;
+    for (int64_t done = 0; done < set.size(); done += 12)
+      for (auto& rank : ranks) {
+        Batch batch = rank->next();
+        for (int64_t row = 0; row < batch.samples; ++row)
+          for (int64_t i = 0; i < 8; ++i) targets.insert(batch.targets[row][i].item<int64_t>());
+      }
+    return targets;
+  };
+  auto training = targets_of(split.training, 1), validation = targets_of(split.validation, 1);
+  EXPECT_EQ(training, targets_of(split.training, 3));
+  EXPECT_EQ(validation, targets_of(split.validation, 2));
+  EXPECT_EQ(validation.size(), 20u * 8);
+  std::set<int64_t> all(training.begin(), training.end());
+  EXPECT_EQ(all.size(), 180u * 8);
+  for (int64_t target : validation) EXPECT_TRUE(all.insert(target).second) << target;
+  EXPECT_EQ(*all.begin(), 1);
+  EXPECT_EQ(*all.rbegin(), 200 * 8);
+}
+
 TEST(Batches, WithoutShufflingSamplesComeInOrderAndTheLastBatchIsShort) {
   auto source = std::make_shared<Counting>(4 * 10 + 3);
   for (int64_t prefetch : {0, 3}) {
@@ -214,7 +242,7 @@ TEST(Batches, AnIdBeyondTheVocabularyIsNamedWithItsPlace) {
     batches.next();
     for (int i = 0; i < 2; ++i) {
       std::string error = error_of([&] { batches.next(); });
-      EXPECT_TRUE(contains(error, "counting: token 35 is the id 35") && contains(error, "HINT"))
+      EXPECT_TRUE(contains(error, "counting: token 35 has id 35") && contains(error, "HINT"))
           << error;
     }
   }
@@ -249,13 +277,13 @@ TEST(Batches, ImpossibleOnesAreRefused) {
   };
   auto three = options(4, 4);
   three.world = 3;
-  EXPECT_TRUE(contains(error(three), "shared by 3 ranks"));
+  EXPECT_TRUE(contains(error(three), "divided among 3 ranks"));
   EXPECT_TRUE(contains(error(options(100, 1)), "needs 101"));
   EXPECT_EQ(error(options(99, 1)), "");
-  EXPECT_TRUE(contains(error(options(0, 1)), "cannot be made"));
+  EXPECT_TRUE(contains(error(options(0, 1)), "can't have 1 samples of 0 tokens"));
   auto rank = options(4, 4);
   rank.rank = 1;
-  EXPECT_TRUE(contains(error(rank), "rank 1 of 1"));
+  EXPECT_TRUE(contains(error(rank), "rank 1 isn't in a world of 1"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the tests of the data room share: a folder that goes away again, files in it, and Python.
+// Shared by the data tests: a temporary folder with files, and Python.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class Folder {
   std::string operator/(const std::string& name) const { return (path_ / name).string(); }
   std::string path() const { return path_.string(); }
 
-  // Makes a file, and the folders on the way to it.
+  // Writes a file and creates its folders.
   std::string write(const std::string& name, std::string_view content) const {
     std::filesystem::path file = path_ / name;
     std::filesystem::create_directories(file.parent_path());
@@ -52,13 +52,13 @@ inline std::string read_file(const std::string& path) {
   return std::move(text).str();
 }
 
-// The bytes of numbers, as they lie in a file.
+// The bytes of numbers, as in a file.
 template <class T>
 std::string bytes_of(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// What `work` throws, as an Error; "" if nothing.
+// The text of the Error that `work` throws; "" if it throws none.
 template <class Work>
 std::string error_of(Work work) {
   try {
@@ -73,7 +73,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// The Python that has the packages to compare with.
+// A Python with the packages to compare with.
 inline std::string python() {
   return environment::text("FSDP_TEST_PYTHON").value_or("python3");
 }

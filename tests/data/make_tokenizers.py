@@ -1,11 +1,10 @@
-"""Trains byte-level BPE tokenizers with the `tokenizers` package and says what it makes of texts.
+"""Trains byte-level BPE tokenizers with the `tokenizers` package and records its ids of texts.
 
     python3 make_tokenizers.py FOLDER
 
 Writes into FOLDER, for each tokenizer NAME: NAME/tokenizer.json, NAME/corpus.ids (of corpus.bin, int32
-in this machine's byte order), and NAME/strings.json: texts (as Base64) with their ids, with the ids
-that the template adds, and with the text that the package decodes from them. Exits with 77 where the
-package is missing.
+in this machine's byte order), and NAME/strings.json: texts (as Base64) with their ids, their ids with
+the template, and the text that the package decodes from them. Exits with 77 if the package is missing.
 """
 
 import base64
@@ -30,7 +29,7 @@ CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
          r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
          r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
-# Letters, digits, signs, marks of many scripts, and what lies between words.
+# Letters, digits, signs and marks of many scripts, and what separates words.
 SCRIPTS = [range(0x61, 0x7B), range(0x61, 0x7B), range(0x41, 0x5B), range(0xC0, 0x180),
            range(0x391, 0x3CA), range(0x410, 0x450), range(0x5D0, 0x5EB), range(0x627, 0x64B),
            range(0x905, 0x93A), range(0xE01, 0xE2F), range(0x10D0, 0x10F1), range(0x1100, 0x1113),
@@ -153,7 +152,7 @@ def strings(rng, lexicon):
     yield from BROKEN
     for _ in range(600):
         yield text(rng, lexicon, rng.randrange(1, 60))
-    for mark in MARKS:  # normalisation
+    for mark in MARKS:  # normalization
         yield ("e" + mark + "\u0323" + mark + "가\u11a8 \u1100\u1161\u11a8 \u212b \u2126 \ufb2c x").encode()
 
 
@@ -170,7 +169,7 @@ def main(folder):
         os.makedirs(os.path.join(folder, name), exist_ok=True)
         path = os.path.join(folder, name, "tokenizer.json")
         tokenizer.save(path)
-        if name == "prefix":  # the older spelling of merges
+        if name == "prefix":  # the older format of merges
             with open(path, encoding="utf-8") as file:
                 content = json.load(file)
             content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]

@@ -26,7 +26,7 @@ TEST(Order, IsAPermutationOfEveryLength) {
 }
 
 TEST(Order, IsTheSameOnEveryMachine) {
-  // A run that is resumed, elsewhere or by a later version, must find these numbers again.
+  // A run resumed on another machine or by a later version must get the same numbers.
   std::vector<int64_t> order;
   for (int64_t i = 0; i < 8; ++i) order.push_back(shuffled(i, 1000, 1, 0));
   EXPECT_EQ(order, (std::vector<int64_t>{306, 86, 847, 977, 374, 263, 354, 732}));
@@ -56,8 +56,8 @@ TEST(Order, GoesToTheEndOfWhatCanBeCounted) {
   }
 }
 
-// Chi-square over a table: where the first places of the order lie, in 16 parts of the samples. For
-// 15 degrees of freedom the value is below 50 but once in 80,000 cases.
+// Chi-square of how the first places of the order fall into 16 parts of the samples. With 15 degrees
+// of freedom it exceeds 50 once in 80,000 cases.
 TEST(Order, SpreadsEachPartOfTheEpochOverAllSamples) {
   const int64_t n = 100'003;
   for (int64_t part = 0; part < 10; ++part) {
@@ -81,14 +81,14 @@ TEST(Order, NeighboursAndDistancesAreThoseOfChance) {
     followers += next == here + 1;
     fixed += here == i;
   }
-  // The mean distance of two random places is n / 3, with a deviation of about 0.24 n / sqrt(n).
+  // The mean distance of two random places is n / 3, with a standard deviation of 0.24 n / sqrt(n).
   EXPECT_NEAR(distance / n / n, 1.0 / 3, 0.005);
   EXPECT_NEAR(steps / n / n, 1.0 / 3, 0.005);
   EXPECT_LT(followers, 10);  // one is expected
   EXPECT_LT(fixed, 10);
 }
 
-// All orders of three samples come about equally often over seeds and epochs.
+// All orders of three samples are about equally frequent over seeds and epochs.
 TEST(Order, OfFewSamplesIsFairToo) {
   std::vector<double> counts(6);
   for (uint64_t seed = 0; seed < 6000; ++seed) {

@@ -1,6 +1,6 @@
-// Our ids against those of the `tokenizers` package, on tokenizers that it trained and on text made
-// to be difficult. One ctest entry: making the tokenizers takes most of the time. Skipped without
-// the package.
+// Compares our ids with those of the `tokenizers` package, with tokenizers that it trained and on
+// difficult text. One ctest entry, because making the tokenizers takes most of the time. Skipped
+// without the package.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ std::string from_base64(const std::string& text) {
   return bytes;
 }
 
-// The folder that make_tokenizers.py filled, once for all tests.
+// The folder that make_tokenizers.py fills, once for all tests.
 class Package : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -65,7 +65,7 @@ class Package : public testing::Test {
   static inline int code_ = 0;
 };
 
-// Says where the first difference is; two lists of millions do not help.
+// Shows only the first difference: lists of millions of ids don't help.
 void expect_same(const std::vector<int32_t>& ours, const std::vector<int32_t>& theirs,
                  const std::string& what) {
   auto [a, b] = std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end());
@@ -101,7 +101,7 @@ TEST_F(Package, SingleStringsGiveTheSameIdsAndDecodeToTheSameText) {
       EncodeOptions full;
       full.special_tokens = true;
       ASSERT_EQ(ours->encode(text, full), entry["full"].get<std::vector<int32_t>>()) << name;
-      // The package makes decoded bytes valid; we leave that to who shows them.
+      // The package makes decoded bytes valid UTF-8; here the caller does.
       ASSERT_EQ(repaired(ours->decode(ids)), entry["decoded"].get<std::string>()) << name;
     }
   }
@@ -140,7 +140,7 @@ TEST_F(Package, ValidTextComesBackFromItsIds) {
   std::string text = repaired(corpus().substr(0, 1'000'000));
   for (const char* name : {"gpt2", "llama3"}) {
     auto ours = tokenizer(name);
-    // Tokens with lstrip or rstrip swallow spaces; without them a text comes back as it was.
+    // Tokens with lstrip or rstrip swallow spaces; without them decoding returns the text.
     std::string plain;
     for (char c : text) plain += c == '<' ? '(' : c;
     EXPECT_TRUE(ours->decode(ours->encode(plain)) == plain) << name;

@@ -22,7 +22,7 @@ struct Numbers : torch::data::Dataset<Numbers, size_t> {
 
 using Steps = std::vector<std::vector<size_t>>;
 
-// What one rank sees of an epoch, step by step.
+// The samples of one rank in an epoch, step by step.
 Steps epoch_of(DistributedSampler sampler, size_t size, size_t batch, size_t workers) {
   auto loader = torch::data::make_data_loader(
       Numbers(size), sampler,
@@ -77,7 +77,7 @@ TEST(DistributedSampler, ALastStepThatIsNotFullIsSharedOrDropped) {
       auto chosen = options(53, world, rank);
       auto mine = epoch_of(DistributedSampler(chosen), 53, 4, 0);
       if (rank == 0) steps = mine.size();
-      EXPECT_EQ(mine.size(), steps);  // a rank with a step less would keep the others waiting
+      EXPECT_EQ(mine.size(), steps);  // a rank with fewer steps would hang the others
       size_t count = 0;
       for (const auto& step : mine) {
         count += step.size();
@@ -104,7 +104,7 @@ TEST(DistributedSampler, EpochsDifferAndCanBeSetFromOutsideTheLoader) {
     for (auto& part : *loader) steps.push_back(part);
     return steps;
   };
-  auto first = epoch(), second = epoch();  // goes on by itself
+  auto first = epoch(), second = epoch();  // the next epoch follows by itself
   EXPECT_NE(first, second);
   EXPECT_EQ(sampler.epoch(), 1);
   sampler.set_epoch(0);

@@ -1,9 +1,8 @@
-// Sources: many files are one row of tokens, whichever way it is read.
+// Sources: many files form one sequence of tokens, however it is read.
 #include "data/source.h"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -27,7 +26,7 @@ std::vector<int64_t> all(const TokenSource& source) {
   return ids;
 }
 
-// Every range of a source must be a range of the whole.
+// Every range that is read must equal that range of the whole.
 void expect_random_access(const TokenSource& source) {
   auto whole = all(source);
   std::mt19937 random(3);
@@ -48,7 +47,7 @@ SourceOptions text_options(std::vector<std::string> paths) {
   return options;
 }
 
-// A BPE tokenizer of all bytes and two merges, with an end of document.
+// A BPE tokenizer with all bytes, two merges and an end-of-document token.
 std::string write_tokenizer(const Folder& folder) {
   nlohmann::json vocab;
   for (int byte = 0; byte < 256; ++byte)
@@ -165,28 +164,6 @@ TEST(Sources, TokenisedTextIsTheSameFromMemoryAndFromTheCache) {
   EXPECT_EQ(entries(), 2);
 }
 
-TEST(Sources, TheTailIsCutAtASample) {
-  Folder folder;
-  std::vector<uint16_t> ids(1000);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint16_t>(i);
-  SourceOptions options;
-  options.paths = {folder.write("a.bin", bytes_of(ids))};
-  auto source = open_source(options);
-  auto [training, validation] =
-      split_tail(source, 0.1, 10);  // 99 samples, 10 of them for validation
-  EXPECT_EQ(training->tokens(), 891);
-  EXPECT_EQ(validation->tokens(), 110);
-  EXPECT_EQ(all(*training).back(), 890);
-  EXPECT_EQ(all(*validation).front(), 890);
-  EXPECT_EQ(all(*validation).back(), 999);
-  EXPECT_EQ(validation->where(1), (folder / "a.bin") + ": token 891");
-  EXPECT_EQ(split_tail(source, 0, 10).second, nullptr);
-  EXPECT_EQ(split_tail(source, 1e-9, 10).second->tokens(), 20);
-  EXPECT_THROW(split_tail(source, 0.5, 999), Error);
-  EXPECT_THROW(split_tail(source, 1, 10), Error);
-  EXPECT_THROW(split_tail(source, std::nan(""), 10), Error);
-}
-
 TEST(Sources, WhatCannotBeReadIsRefusedWithAHint) {
   Folder folder;
   auto error = [&](SourceOptions options) {
@@ -240,8 +217,8 @@ TEST(JsonLines, WhatIsWrongIsNamedByItsLine) {
   };
   EXPECT_EQ(error("{\"text\": \"a\"}\n"), "");
   EXPECT_TRUE(contains(error("{\"text\": \"a\"}\n\n{\"text\": 7}\n"), "line 3"));
-  EXPECT_TRUE(contains(error("{\"text\": \"a\"}\n{\"text\": \"b\""), "line 2: is not JSON"));
-  EXPECT_TRUE(contains(error("[1]\n"), "line 1: is not an object"));
+  EXPECT_TRUE(contains(error("{\"text\": \"a\"}\n{\"text\": \"b\""), "line 2: isn't JSON"));
+  EXPECT_TRUE(contains(error("[1]\n"), "line 1: isn't an object"));
   EXPECT_TRUE(contains(error("{\"body\": \"a\"}\n"), "--text-field"));
   EXPECT_TRUE(
       contains(error("{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n"), "unlike"));

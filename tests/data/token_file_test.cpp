@@ -1,4 +1,4 @@
-// Files as the other programs write them, byte by byte, and the same damaged.
+// Token files byte by byte, as the other programs write them, and damaged ones.
 #include "data/token_file.h"
 
 #include <gtest/gtest.h>
@@ -108,13 +108,13 @@ TEST(TokenFiles, ForeignFilesAreRefusedWithTheReason) {
       {"version https://git-lfs.github.com/spec/v1\n", "Git LFS"},
       {"Once upon a time there was a file of text.\n", "text"},
       {std::string(7, '\x01'), "odd"},
-      {llmc_header(20240520, 1, 4) + std::string(6, '\x01'), "cut short"},
-      {llmc_header(20240520, 1, 4) + std::string(10, '\x01'), "longer"},
-      {llmc_header(20240801, 7, 4) + std::string(8, '\x01'), "cut short"},
+      {llmc_header(20240520, 1, 4) + std::string(6, '\x01'), "truncated"},
+      {llmc_header(20240520, 1, 4) + std::string(10, '\x01'), "too long"},
+      {llmc_header(20240801, 7, 4) + std::string(8, '\x01'), "truncated"},
       {llmc_header(20240520, 2, 4) + std::string(8, '\x01'), "version is 2"},
       {llmc_header(20240801, 1, 4) + std::string(16, '\x01'), "version is 1"},
       {llmc_header(20240520, 1, -4), "-4 tokens"},
-      {llmc_header(20240520, 1, 4).substr(0, 800), "no whole header"},
+      {llmc_header(20240520, 1, 4).substr(0, 800), "shorter than llm.c's header"},
       {llmc_header(__builtin_bswap32(20240520), __builtin_bswap32(1), 0) + zeros, "big-endian"},
   };
   for (const Case& entry : cases) {
@@ -124,11 +124,11 @@ TEST(TokenFiles, ForeignFilesAreRefusedWithTheReason) {
         << entry.expected << ": " << error;
   }
   std::string plain = folder.write("x.bin", std::string(2000, '\x01'));
-  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, "llmc"); }), "mark of llm.c"));
+  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, "llmc"); }), "llm.c's magic number"));
   EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, "megatron"); }), "x.idx"));
   EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, "csv"); }), "csv"));
   EXPECT_TRUE(contains(error_of([&] { TokenFile::open(folder / "none.bin"); }), "none.bin"));
-  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(folder.path()); }), "not a file"));
+  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(folder.path()); }), "isn't a regular file"));
 }
 
 TEST(TokenFiles, DamagedIndexesOfMegatronAreRefused) {
@@ -144,21 +144,21 @@ TEST(TokenFiles, DamagedIndexesOfMegatronAreRefused) {
   };
   std::string huge = bytes_of(std::vector<int64_t>{INT64_MAX / 4});
   EXPECT_EQ(error(good, tokens), "");
-  EXPECT_TRUE(contains(error(good, tokens.substr(2)), "cut short"));
-  EXPECT_TRUE(contains(error(good, tokens + "12"), "longer"));
-  EXPECT_TRUE(contains(error(good.substr(0, 20), tokens), "mark of Megatron"));
-  EXPECT_TRUE(contains(error(good.substr(0, good.size() - 1), tokens), "cut short"));
-  EXPECT_TRUE(contains(error(with(0, "XX"), tokens), "mark of Megatron"));
+  EXPECT_TRUE(contains(error(good, tokens.substr(2)), "truncated"));
+  EXPECT_TRUE(contains(error(good, tokens + "12"), "too long"));
+  EXPECT_TRUE(contains(error(good.substr(0, 20), tokens), "Megatron's magic number"));
+  EXPECT_TRUE(contains(error(good.substr(0, good.size() - 1), tokens), "truncated"));
+  EXPECT_TRUE(contains(error(with(0, "XX"), tokens), "Megatron's magic number"));
   EXPECT_TRUE(contains(error(with(9, "\x02"), tokens), "version is 2"));
   EXPECT_TRUE(contains(error(with(9, std::string("\0\0\0\0\0\0\0\x01", 8)), tokens), "big-endian"));
   EXPECT_TRUE(contains(error(with(17, "\x06"), tokens), "type 6"));
   EXPECT_TRUE(contains(error(with(17, "\xff"), tokens), "type 255"));
   EXPECT_TRUE(contains(error(with(18, huge), tokens), "sequences"));
-  EXPECT_TRUE(contains(error(with(26, huge), tokens), "documents"));
+  EXPECT_TRUE(contains(error(with(26, huge), tokens), "document ends"));
   EXPECT_TRUE(contains(error(good + "123", tokens), "multimodal"));
   EXPECT_TRUE(contains(error(megatron_index(8, 2, {3, -1, 4}), tokens), "length of -1"));
   EXPECT_TRUE(contains(error(megatron_index(8, 2, {3, 1, 2}, {0, 9, 3}), tokens), "out of order"));
-  EXPECT_TRUE(contains(error(with(34 + 12 + 8, "\x09"), tokens), "does not follow"));
+  EXPECT_TRUE(contains(error(with(34 + 12 + 8, "\x09"), tokens), "doesn't follow"));
 }
 
 TEST(TokenFiles, WhatIsWrittenIsReadAgain) {

@@ -34,7 +34,7 @@ TEST(Tokenize, WritesEveryFormat) {
     std::string out = folder / (std::string(format) + ".bin");
     Finished result = tokenize({folder / "t", "--out", out, "--format", format});
     ASSERT_EQ(result.code, 0) << result.output;
-    EXPECT_TRUE(contains(result.output, "tokens     5 (0.60 bytes a token)")) << result.output;
+    EXPECT_TRUE(contains(result.output, "tokens     5 (0.60 bytes per token)")) << result.output;
     EXPECT_EQ(all(out), (std::vector<int64_t>{'h', 'i', 256, 255, 256}));
     EXPECT_EQ(TokenFile::open(out)->format(), format);
   }
@@ -46,7 +46,7 @@ TEST(Tokenize, ReplacesNothingUnlessTold) {
   ASSERT_EQ(tokenize({text, "--out", out, "--format", "megatron"}).code, 0);
   Finished again = tokenize({text, "--out", out, "--format", "nanogpt"});
   EXPECT_EQ(again.code, 1);
-  EXPECT_TRUE(contains(again.output, "is there already") && contains(again.output, "--force"));
+  EXPECT_TRUE(contains(again.output, "already exists") && contains(again.output, "--force"));
   ASSERT_EQ(tokenize({text, "--out", out, "--format", "nanogpt", "--force"}).code, 0);
   EXPECT_EQ(TokenFile::open(out)->format(), "nanogpt");  // no index of the older file is left
 }
@@ -63,7 +63,7 @@ TEST(Tokenize, PromptsAndCompletionsGiveAMask) {
   EXPECT_EQ(test::read_file(folder / "c.mask"), std::string("\0\0\1\1\0\1\1", 7));
 }
 
-TEST(Tokenize, SplitsOffTheLastDocuments) {
+TEST(Tokenize, HoldsOutDocumentsSpreadOverTheData) {
   Folder folder;
   std::string lines;
   for (int i = 0; i < 100; ++i)
@@ -74,6 +74,9 @@ TEST(Tokenize, SplitsOffTheLastDocuments) {
   ASSERT_EQ(result.code, 0) << result.output;
   EXPECT_EQ(TokenFile::open(out)->tokens(), 180);
   EXPECT_EQ(TokenFile::open(folder / "v.valid.bin")->tokens(), 20);
+  std::vector<int64_t> held = all(folder / "v.valid.bin");
+  EXPECT_EQ(held[0], 'a' + 4);         // the fifth document
+  EXPECT_EQ(held[18], 'a' + 94 % 26);  // and every tenth after it
   Finished one = tokenize(
       {folder.write("one.txt", "text"), "--out", folder / "one.bin", "--valid-share", "0.1"});
   EXPECT_EQ(one.code, 1);
@@ -104,9 +107,9 @@ TEST(Tokenize, ErrorsSayWhatToDo) {
     const char* expected;
   };
   std::vector<Case> cases = {
-      {{}, "nothing to tokenise"},
+      {{}, "no input was given"},
       {{text}, "--out FILE.bin"},
-      {{text, "--out", folder / "a.tok"}, "FILE.bin"},
+      {{text, "--out", folder / "a.tok"}, "must end in .bin"},
       {{folder / "none", "--out", folder / "a.bin"}, "none"},
       {{folder.write("z.txt", std::string("a\0", 2)), "--out", folder / "a.bin"}, "zero byte"},
       {{folder.write("l.jsonl", "{}"), "--out", folder / "a.bin"}, "--jsonl"},

@@ -1,6 +1,5 @@
-// Our ids against those of the `tokenizers` package, on tokenizers that it trained and on text made
-// to be difficult. Without the package these tests are skipped, and only the rules below them are
-// left.
+// The byte tokenizer, and reading a tokenizer.json: damaged and unsupported ones are refused by name.
+// package_test.cpp compares ids with the `tokenizers` package.
 #include "fsdp/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -57,43 +56,43 @@ TEST(TokenizerJson, WhatIsNotUnderstoodIsRefusedByName) {
     const char* expected;
   };
   std::vector<Case> cases = {
-      {"/model/type", "WordPiece", "model: the type WordPiece"},
-      {"/model/type", "Unigram", "the type Unigram"},
+      {"/model/type", "WordPiece", "model: type WordPiece"},
+      {"/model/type", "Unigram", "type Unigram"},
       {"/model/dropout", 0.1, "model.dropout"},
       {"/model/unk_token", "<unk>", "model.unk_token"},
       {"/model/byte_fallback", true, "model.byte_fallback"},
       {"/model/continuing_subword_prefix", "##", "continuing_subword_prefix"},
       {"/model/end_of_word_suffix", "</w>", "end_of_word_suffix"},
-      {"/model/vocab/c", 2, "another token has the id 2"},
-      {"/model/vocab/c", -1, "is no token id"},
-      {"/model/vocab/c", 1e9, "is not a token id"},
-      {"/model/vocab/c", 1'000'000'000'000, "is no token id"},
+      {"/model/vocab/c", 2, "another token has id 2"},
+      {"/model/vocab/c", -1, "isn't a token id"},
+      {"/model/vocab/c", 1e9, "isn't a token id"},
+      {"/model/vocab/c", 1'000'000'000'000, "isn't a token id"},
       {"/model/vocab", Json::array(), "model.vocab"},
-      {"/model/merges", {"a c"}, "\"c\" is not in the vocabulary"},
-      {"/model/merges", {"a b a"}, "is not a pair"},
-      {"/model/merges", Json::array({Json::array({"a"})}), "is not a pair"},
-      {"/model/merges", Json::array({7}), "is not a pair"},
-      {"/normalizer", {{"type", "NFKC"}}, "normalizer: the type NFKC"},
+      {"/model/merges", {"a c"}, "\"c\" isn't in the vocabulary"},
+      {"/model/merges", {"a b a"}, "isn't a pair"},
+      {"/model/merges", Json::array({Json::array({"a"})}), "isn't a pair"},
+      {"/model/merges", Json::array({7}), "isn't a pair"},
+      {"/normalizer", {{"type", "NFKC"}}, "normalizer: type NFKC"},
       {"/normalizer",
        {{"type", "Sequence"}, {"normalizers", {{{"type", "Lowercase"}}}}},
        "Lowercase"},
       {"/pre_tokenizer", nullptr, "pre_tokenizer: has no ByteLevel"},
-      {"/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer: the type Metaspace"},
-      {"/pre_tokenizer", 7, "pre_tokenizer: is not an object"},
+      {"/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer: type Metaspace"},
+      {"/pre_tokenizer", 7, "pre_tokenizer: isn't an object"},
       {"/pre_tokenizer",
        {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "Isolated"}},
        "only regular expressions"},
       {"/pre_tokenizer",
        {{"type", "Split"}, {"pattern", {{"Regex", " "}}}, {"behavior", "Removed"}},
-       "Removed is not understood"},
+       "Removed isn't supported"},
       {"/pre_tokenizer",
        {{"type", "Split"}, {"pattern", {{"Regex", "\\w+"}}}, {"behavior", "Isolated"}},
        "\\w"},
-      {"/post_processor", {{"type", "BertProcessing"}}, "post_processor: the type BertProcessing"},
-      {"/decoder", {{"type", "Metaspace"}}, "decoder: the type Metaspace"},
+      {"/post_processor", {{"type", "BertProcessing"}}, "post_processor: type BertProcessing"},
+      {"/decoder", {{"type", "Metaspace"}}, "decoder: type Metaspace"},
       {"/added_tokens",
        {{{"id", 0}, {"content", "x"}, {"special", true}}},
-       "another token has the id 0"},
+       "another token has id 0"},
       {"/added_tokens",
        {{{"id", 5}, {"content", "a"}, {"special", true}}},
        "another id in the vocab"},
@@ -141,7 +140,7 @@ TEST(TokenizerJson, TheConfigNamesTheEndOfADocument) {
   folder.write("tokenizer_config.json", R"({"eos_token": {"content": "<stop>"}})");
   EXPECT_EQ(Tokenizer::load(folder.path())->eos(), 8);
   EXPECT_THROW(Tokenizer::load(folder.path())->decode({3}),
-               Error);  // an id between that nobody has
+               Error);  // an unused id
 }
 
 }  // namespace

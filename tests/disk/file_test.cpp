@@ -1,4 +1,4 @@
-// Files of state: what is there while they live, what is left behind, and disks that are too small.
+// Scratch files: their blocks, what they leave behind, and disks that are too small.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -17,7 +17,7 @@ bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST(ScratchFile, HasItsBlocksFromTheBeginningAndNoName) {
+TEST(ScratchFile, IsFullyAllocatedAndUnlinkedFromTheStart) {
   const Directory directory;
   const ScratchFile file(directory.path, (3 << 20) + 1);
   EXPECT_EQ(file.bytes(), (3 << 20) + 4096);
@@ -29,7 +29,7 @@ TEST(ScratchFile, HasItsBlocksFromTheBeginningAndNoName) {
   EXPECT_TRUE(std::filesystem::is_empty(directory.path));
 }
 
-TEST(ScratchFile, OneMayHaveManyOfThem) {
+TEST(ScratchFile, AProcessCanHaveSeveral) {
   const Directory directory;
   const ScratchFile one(directory.path, 4096), other(directory.path, 4096, /*direct=*/false);
   EXPECT_NE(one.path(), other.path());
@@ -56,8 +56,8 @@ TEST(ScratchFile, MoreThanTheDiskHasIsAnError) {
   EXPECT_TRUE(std::filesystem::is_empty(directory.path));
 }
 
-// In a child: the limit cannot be raised again, and what goes over it gets a signal that kills.
-TEST(ScratchFile, ALimitOnTheSizeOfFilesIsAnErrorAndNoDeath) {
+// In a child process: the limit can't be raised again, and exceeding it sends a signal that kills.
+TEST(ScratchFile, AFileSizeLimitIsAnErrorAndDoesNotKill) {
   const Directory directory;
   const pid_t child = ::fork();
   if (child == 0) {
@@ -71,7 +71,7 @@ TEST(ScratchFile, ALimitOnTheSizeOfFilesIsAnErrorAndNoDeath) {
   EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
-TEST(ScratchFile, ADirectoryThatIsNotThereIsNamed) {
+TEST(ScratchFile, TheErrorNamesAMissingDirectory) {
   const std::string said = error_of([] { ScratchFile("/no/such/place", 4096); });
   EXPECT_TRUE(holds(said, "/no/such/place")) << said;
 }

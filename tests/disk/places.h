@@ -1,5 +1,5 @@
-// What the tests of src/disk share: a directory that goes away, the ways to reach a file, and bytes
-// that are told from each other.
+// Shared by the tests of src/disk: a temporary directory, the ways to access a file, and
+// distinguishable contents.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ struct Directory {
   std::string path;
 };
 
-// Tests that fail a call on purpose set this; it ends with them.
+// Installs a seam that injects failures, until the end of the scope.
 struct WithSeam {
   explicit WithSeam(Seam seam) { set_seam(seam); }
   ~WithSeam() { set_seam(nullptr); }
@@ -37,7 +37,7 @@ struct Way {
 inline constexpr Way kWays[] = {
     {"uring", true, true}, {"threads", true, false}, {"page_cache", false, false}};
 
-// Once for every way. One that this machine does not have is skipped, with the reason.
+// Runs a test once per way. A way that this machine doesn't support is skipped, with the reason.
 class EveryWay : public testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
@@ -62,7 +62,7 @@ inline std::string way_name(const testing::TestParamInfo<Way>& info) {
   return info.param.name;
 }
 
-// Bytes that no other (tensor, version) has.
+// Bytes that are unique to (tensor, version).
 inline std::vector<char> contents(int64_t bytes, uint64_t tensor, uint64_t version) {
   std::vector<char> made(static_cast<size_t>(aligned(bytes)));
   uint64_t state = (tensor + 1) * 0x9E3779B97F4A7C15u ^ (version + 1) * 0xC2B2AE3D27D4EB4Fu;
@@ -76,7 +76,7 @@ inline std::vector<char> contents(int64_t bytes, uint64_t tensor, uint64_t versi
   return made;
 }
 
-// The message and hint of the Error that `work` ends in; empty when it ends in none.
+// The message and hint of the Error that `work` throws; empty if it doesn't throw.
 template <typename Work>
 std::string error_of(Work work) {
   try {

@@ -1,5 +1,5 @@
-// State in a file: what was put comes back, in any order and with any number of buffers, and what
-// goes wrong on the disk is said.
+// State in a file: a put entry is read back unchanged, in any order and with any number of buffers,
+// and disk failures are reported.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -21,14 +21,14 @@ bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// Entries of three tensors, of sizes that are no multiples of anything.
+// Entries of three tensors with odd sizes.
 std::vector<std::vector<int64_t>> odd_entries(int count) {
   std::vector<std::vector<int64_t>> entries;
   for (int i = 0; i < count; ++i) entries.push_back({60'001 + 7'777 * i, 4096, 1 + i});
   return entries;
 }
 
-// What should be in a store: the version of each entry that was put last.
+// The expected contents of a store: the version of each entry that was put last.
 class Oracle {
  public:
   explicit Oracle(std::vector<std::vector<int64_t>> entries)
@@ -88,7 +88,7 @@ TEST_P(Store, WhatWasPutComesBackBitForBitStepAfterStep) {
   }
 }
 
-TEST_P(Store, AnyOrderIsRightAndWhatIsNotChangedStays) {
+TEST_P(Store, AnyOrderWorksAndUnchangedEntriesStay) {
   const auto entries = odd_entries(9);
   StateStore store(directory.path, entries, options());
   Oracle oracle(entries);
@@ -121,11 +121,11 @@ TEST_P(Store, FromTheSecondStepOnTheLearnedOrderIsReadAhead) {
   step();
   const auto later = store.counts();
   EXPECT_LT(first.ahead, 12);
-  // All but the first of the second step, which nothing had come before.
+  // All but the first get of the second step, which had no known predecessor.
   EXPECT_GE(later.ahead - first.ahead, 23);
 }
 
-TEST_P(Store, MemoryIsTheBuffersHoweverLargeTheStateIs) {
+TEST_P(Store, MemoryIsTheBuffersWhateverTheSizeOfTheState) {
   const StateStore store(directory.path, std::vector<std::vector<int64_t>>(50, {1 << 16, 1 << 16}),
                          options(3));
   EXPECT_EQ(store.bytes_in_memory(), 3 * (2 << 16));
@@ -164,18 +164,18 @@ TEST_P(Store, HoldingMoreThanThereAreBuffersIsAnError) {
 TEST_P(Store, GetAndPutComeInPairs) {
   StateStore one(directory.path, odd_entries(3), options());
   one.get(1);
-  EXPECT_TRUE(holds(error_of([&] { one.get(1); }), "held already"));
+  EXPECT_TRUE(holds(error_of([&] { one.get(1); }), "already held"));
   StateStore other(directory.path, odd_entries(3), options());
   EXPECT_TRUE(holds(error_of([&] { other.put(1); }), "not held"));
   StateStore third(directory.path, odd_entries(3), options());
   EXPECT_TRUE(holds(error_of([&] { third.get(3); }), "no entry 3"));
 }
 
-// --- what goes wrong ---
+// --- failures ---
 
 TEST_P(Store, ADescriptorThatIsClosedUnderneathIsAnErrorWithFileAndOffset) {
   StateStore store(directory.path, odd_entries(8), options());
-  const int other = ::open("/dev/null", O_RDONLY);  // reads give nothing, writes are refused
+  const int other = ::open("/dev/null", O_RDONLY);  // reads return nothing, writes fail
   ASSERT_EQ(::dup2(other, store.file().descriptor()), store.file().descriptor());
   ::close(other);
   const std::string said = error_of([&] {
@@ -190,7 +190,7 @@ TEST_P(Store, ADescriptorThatIsClosedUnderneathIsAnErrorWithFileAndOffset) {
   EXPECT_TRUE(holds(said, "HINT")) << said;
 }
 
-TEST_P(Store, ACutFileIsAnError) {
+TEST_P(Store, ATruncatedFileIsAnError) {
   StateStore store(directory.path, odd_entries(8), options(2));
   ASSERT_EQ(::ftruncate(store.file().descriptor(), store.file().bytes() / 2 + 100), 0);
   const std::string said = error_of([&] {
@@ -202,7 +202,7 @@ TEST_P(Store, ACutFileIsAnError) {
   EXPECT_TRUE(holds(said, "the file ends there")) << said;
 }
 
-TEST_P(Store, AnErrorOfTheDiskWhileReadingHasItsWords) {
+TEST_P(Store, AReadErrorHasTheSystemsMessage) {
   const WithSeam broken(
       [](const char* call, int64_t) { return std::string(call) == "read" ? EIO : 0; });
   StateStore store(directory.path, odd_entries(8), options());
@@ -211,12 +211,12 @@ TEST_P(Store, AnErrorOfTheDiskWhileReadingHasItsWords) {
   EXPECT_TRUE(holds(said, std::generic_category().message(EIO))) << said;
 }
 
-TEST_P(Store, AWriteBehindThatFailsIsSaidByALaterCallAndByEveryOneAfterIt) {
+TEST_P(Store, AFailedBackgroundWriteMakesEveryLaterCallThrow) {
   const WithSeam broken(
       [](const char* call, int64_t) { return std::string(call) == "write" ? ENOSPC : 0; });
   StateStore store(directory.path, odd_entries(8), options());
   store.get(0);
-  store.put(0);  // began well
+  store.put(0);  // starts without an error
   const std::string said = error_of([&] { store.flush(); });
   EXPECT_TRUE(holds(said, "writing")) << said;
   EXPECT_TRUE(holds(said, std::generic_category().message(ENOSPC))) << said;
@@ -225,7 +225,7 @@ TEST_P(Store, AWriteBehindThatFailsIsSaidByALaterCallAndByEveryOneAfterIt) {
   EXPECT_EQ(error_of([&] { store.flush(); }), said);
 }
 
-TEST_P(Store, CallsThatASignalCutShortAreMadeAgain) {
+TEST_P(Store, InterruptedCallsAreRetried) {
   static std::atomic<int> calls;
   calls = 0;
   const WithSeam signals([](const char* call, int64_t) {
@@ -255,11 +255,11 @@ TEST_P(Store, ADiskThatDoesNotAnswerIsAnErrorAfterTheLimit) {
   chosen.engine.limit = std::chrono::milliseconds(20);
   StateStore store(directory.path, odd_entries(4), chosen);
   const std::string said = error_of([&] { store.get(0); });
-  answer.set_value();  // before the store goes: what is under way ends first
-  EXPECT_TRUE(holds(said, "nothing has come from the disk")) << said;
+  answer.set_value();  // before the store is destroyed, which waits for transfers in flight
+  EXPECT_TRUE(holds(said, "no progress for")) << said;
 }
 
-TEST_P(Store, MayGoWhileMuchIsUnderWay) {
+TEST_P(Store, CanBeDestroyedWithTransfersInFlight) {
   for (int i = 0; i < 20; ++i) {
     StateStore store(directory.path, odd_entries(12), options(6));
     for (int entry = 0; entry <= i % 7; ++entry) {

@@ -1,4 +1,4 @@
-// A config.json of Hugging Face. What was read is written, and reads as the same.
+// A config.json of Hugging Face. A config that can be read is written and must read the same.
 #include <cstdlib>
 
 #include "fsdp/error.h"

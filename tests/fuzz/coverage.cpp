@@ -1,11 +1,11 @@
-// Compiled without the instrumentation that it serves. One thread runs the code under test.
+// Compiled without the instrumentation that calls it. One thread runs the code under test.
 #include "fuzz/coverage.h"
 
 #include <array>
 #include <bit>
 #include <cstring>
 
-extern "C" const char __executable_start;  // the linker's; addresses differ from run to run
+extern "C" const char __executable_start;  // from the linker; addresses differ between runs
 
 namespace fsdp::fuzz {
 namespace {
@@ -13,8 +13,8 @@ namespace {
 constexpr size_t kEdges = 1 << 16;
 constexpr size_t kComparisons = 1 << 10;
 
-alignas(64) std::array<uint8_t, kEdges> taken;  // how often, by the last input
-alignas(64) std::array<uint8_t, kEdges> known;  // a bit for each order of magnitude
+alignas(64) std::array<uint8_t, kEdges> taken;  // how often, for the last input
+alignas(64) std::array<uint8_t, kEdges> known;  // one bit per order of magnitude
 std::array<Comparison, kComparisons> comparisons;
 uint64_t previous = 0;
 size_t compared = 0, edges = 0;
@@ -78,7 +78,7 @@ void __sanitizer_cov_trace_pc() {
   previous = here >> 1;
 }
 
-// Of the two sorts, the one has a constant as its first number.
+// cmp compares two variables; in const_cmp the first number is a constant.
 void __sanitizer_cov_trace_cmp1(uint8_t a, uint8_t b) {
   fsdp::fuzz::compare(a, b, 1);
 }
@@ -106,7 +106,7 @@ void __sanitizer_cov_trace_const_cmp8(uint64_t a, uint64_t b) {
 void __sanitizer_cov_trace_cmpf(float, float) {}
 void __sanitizer_cov_trace_cmpd(double, double) {}
 
-// cases: how many there are, how many bits each has, then the cases.
+// cases: their number, the bits of each, then the cases.
 void __sanitizer_cov_trace_switch(uint64_t value, uint64_t* cases) {
   const int bytes = static_cast<int>(cases[1] / 8);
   if (cases[0] == 0 || bytes < 1) return;

@@ -1,13 +1,13 @@
-// The loop around a fuzz target, for compilers without libFuzzer: inputs that take new edges are
-// kept, and new inputs are made from those. The entry point is libFuzzer's, so that the targets
-// work with either.
+// The loop around a fuzz target, for compilers without libFuzzer: it keeps inputs that take new
+// edges and makes new inputs from those. The entry point is libFuzzer's, so the targets work with
+// either.
 //
 //   NAME_fuzz [--seconds N] [--runs N] [--seed S] [--limit N] [--longest N] [--dict FILE]
 //             [--out FOLDER] [SEED FILES AND FOLDERS]
 //
-// A target passes an input by returning. An exception, a signal, a report of a sanitizer, more than
-// --limit seconds of processor time or too much memory (see __asan_default_options) is a failure:
-// the input is written to a file, and the exit status is 1. --runs 0 runs the seeds alone.
+// A target passes an input by returning. A failure is an exception, a signal, a sanitizer's report,
+// more than --limit seconds of CPU time or too much memory (see __asan_default_options): the input
+// is written to a file, and the exit status is 1. --runs 0 runs only the seeds.
 #include <fcntl.h>
 #include <sanitizer/lsan_interface.h>
 #include <signal.h>
@@ -30,8 +30,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-// Leaks are looked for where ASAN_OPTIONS=detect_leaks=1 asks for it: LibTorch keeps what it
-// allocates when it is loaded.
+// Leaks are checked only with ASAN_OPTIONS=detect_leaks=1: LibTorch keeps what it allocates when it
+// is loaded.
 extern "C" const char* __asan_default_options() {
   return "abort_on_error=1:handle_abort=0:max_allocation_size_mb=512:hard_rss_limit_mb=1536:"
          "quarantine_size_mb=32:malloc_context_size=8:detect_stack_use_after_return=0:"
@@ -51,16 +51,16 @@ struct Options {
   double seconds = 0;  // 0: no limit
   int64_t runs = -1;   // after the seeds; -1: no limit
   uint64_t seed = 1;
-  int limit = 5;          // seconds of processor time for one input
-  size_t longest = 8192;  // bytes of an input that is made here
+  int limit = 5;          // seconds of CPU time per input
+  size_t longest = 8192;  // bytes of a generated input
   std::string dictionary, out = ".";
   std::vector<fs::path> seeds;
 };
 
-// What a signal handler needs: no memory is allocated there.
+// What a signal handler needs; it may not allocate memory.
 const uint8_t* current = nullptr;
 size_t current_size = 0;
-volatile sig_atomic_t ticks = 0;  // seconds of processor time on this input
+volatile sig_atomic_t ticks = 0;  // seconds of CPU time on this input
 int limit = 0;
 char program[512], out_folder[512];
 
@@ -68,10 +68,10 @@ void say(const char* text) {
   if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) return;
 }
 
-// Writes the input that failed, says how to run it again, and ends. Called by signal handlers, too.
+// Writes the input that failed, says how to run it again, and exits. Signal handlers call it too.
 [[noreturn]] void fail(const char* why) {
   if (!current) {  // a leak, found at the end
-    say("\nFAILED: a report that belongs to no single input; it is above\n");
+    say("\nFAILED: the report above belongs to no single input\n");
     ::_exit(1);
   }
   uint64_t sum = 0xcbf29ce484222325u;
@@ -90,9 +90,9 @@ void say(const char* text) {
   }
   say("\nFAILED: ");
   say(why);
-  say(written ? "\n  the input is in " : "\n  the input could not be written to ");
+  say(written ? "\n  the input is in " : "\n  couldn't write the input to ");
   say(path);
-  say("\n  HINT: run just that input again:\n    ");
+  say("\n  HINT: run only that input again:\n    ");
   say(program);
   say(" --runs 0 ");
   say(path);
@@ -101,7 +101,7 @@ void say(const char* text) {
 }
 
 void on_abort(int) {
-  fail("a sanitizer, an assertion or std::terminate ended it; its report is above");
+  fail("a sanitizer, an assertion or std::terminate ended it; see the report above");
 }
 
 void on_tick(int) {
@@ -117,10 +117,11 @@ void watch() {
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGPROF, &action, nullptr);
   const itimerval every_second{{1, 0}, {1, 0}};
-  ::setitimer(ITIMER_PROF, &every_second, nullptr);  // of processor time: a busy machine is no hang
+  ::setitimer(ITIMER_PROF, &every_second, nullptr);  // of CPU time: a busy machine isn't a hang
 }
 
-// A copy of just its size, so that a read beyond the end is seen. The number of new edges.
+// Runs a copy of exactly its size, so that a read past the end is seen. Returns the number of new
+// edges.
 size_t run(const std::string& input) {
   const std::unique_ptr<uint8_t[]> bytes(new uint8_t[input.size()]);
   std::copy(input.begin(), input.end(), bytes.get());
@@ -153,7 +154,7 @@ std::string contents(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
-  if (!in) refuse("cannot read " + path.string() + ".");
+  if (!in) refuse("can't read " + path.string() + ".");
   return std::move(text).str();
 }
 
@@ -194,7 +195,7 @@ Options parse(int count, char** arguments) {
   return options;
 }
 
-// In the order of their names, so that a seed says what happens.
+// In order of name, so that --seed determines the run.
 std::vector<std::string> read_seeds(const std::vector<fs::path>& paths) {
   std::vector<fs::path> files;
   for (const auto& path : paths) {
@@ -212,7 +213,7 @@ std::vector<std::string> read_seeds(const std::vector<fs::path>& paths) {
   return seeds;
 }
 
-// As libFuzzer's dictionaries: a word in quotes a line, with \xNN, \\ and \" in it; # comments.
+// Like libFuzzer's dictionaries: one quoted word per line, with \xNN, \\ and \" in it; # comments.
 std::vector<std::string> read_dictionary(const std::string& path) {
   std::vector<std::string> words;
   if (path.empty()) return words;
@@ -283,7 +284,7 @@ int main(int count, char** arguments) {
   Random random(options.seed);
   while ((options.runs < 0 || progress.runs - first < options.runs) &&
          (options.seconds == 0 || progress.elapsed() < options.seconds)) {
-    // What was found last is looked at more.
+    // The latest finds are tried more often.
     const size_t all = material.inputs.size(), late = std::min(all, size_t{32});
     const size_t chosen = random.below(2) == 0 ? random.below(all) : all - 1 - random.below(late);
     std::string input = mutate(material.inputs[chosen], material, random);
@@ -300,7 +301,7 @@ int main(int count, char** arguments) {
 
 int main(int count, char** arguments) {
   const int status = fsdp::fuzz::main(count, arguments);
-  // What libraries do at the exit of a process is not what is tested; only leaks are looked for.
+  // What libraries do at process exit isn't under test; only leaks are checked.
   __lsan_do_leak_check();
   std::fflush(nullptr);
   ::_exit(status);

@@ -1,4 +1,5 @@
-// Items: tensors and values as torch.save writes them. What is found is read, whole and in part.
+// Items: tensors and values as torch.save writes them. Whatever is found is read, whole and in
+// part.
 #include <ATen/ops/empty.h>
 
 #include <cstdlib>
@@ -15,8 +16,8 @@ namespace {
 
 void read_tensor(const checkpoint::files::Input& file, const checkpoint::Place& place) {
   const auto tensor = checkpoint::find_tensor(file, place, "fuzzed");
-  // The sizes of a real load come from `.metadata`. A view that shows one element often may have
-  // any number of elements without having their bytes.
+  // In a real load the sizes come from `.metadata`. A view that repeats one element may have any
+  // number of elements without storing them.
   int64_t elements = 1;
   for (int64_t size : tensor.sizes)
     if (__builtin_mul_overflow(elements, size, &elements) || elements > 1 << 16) return;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""make_seeds.py FOLDER: writes the seeds of the fuzz targets, good files and hostile ones, to
-FOLDER/NAME/. What a target once failed on stays here, so that it is tried each time.
+"""make_seeds.py FOLDER: writes the seeds of the fuzz targets, valid and hostile files, to
+FOLDER/NAME/. Inputs that a target once failed on stay here, so that every run tries them.
 """
 import json
 import pathlib
@@ -18,13 +18,13 @@ def seed(target, name, data):
 
 
 def with_cuts(target, name, data, cuts=10):
-    """The whole, and what is left of it when it is cut short."""
+    """The whole file, and copies cut short at several lengths."""
     seed(target, name, data)
     for i in range(cuts):
         seed(target, f"{name}-cut-{i}", data[: len(data) * i // cuts])
 
 
-# --- pickles, an opcode at a time ---
+# --- pickles, opcode by opcode ---
 
 def name_of(module, attribute):
     return b"c" + module.encode() + b"\n" + attribute.encode() + b"\n"
@@ -210,7 +210,7 @@ def metadata():
         [(text("w"), tensor((4, 3), (((0, 0), (4, 3)),)))], []))
     seed("metadata", "not-utf8", metadata_of(
         [(text(b"\xff\xfe"), tensor((), (((), ()),)))], [(index(b"\xff\xfe", ()), info())]))
-    # Values that are shared and copied where they are used: memory far beyond the file's size.
+    # Shared values that are copied at each use: memory far beyond the file's size.
     steps = b"(" + text("s" * 4000) + b"q\x01" + b"h\x01" * 2000 + b"tq\x02"
     seed("metadata", "path-bomb", metadata_of([], [], b"}(" + text("0") + steps + b"".join(
         text(str(i)) + b"h\x02" for i in range(1, 200)) + b"u"))
@@ -231,7 +231,7 @@ def metadata():
 # --- archives and items ---
 
 def archive(records, zip64=True, **change):
-    """As torch.save writes one: stored records, a directory, both ends."""
+    """An archive as torch.save writes it: stored records, a directory, both end records."""
     out, directory = b"", b""
     for name, data in records:
         name = ("archive/" + name).encode()
@@ -406,7 +406,7 @@ def safetensors():
 # --- JSON: the manifest, config.json, tokenizer.json ---
 
 def hostile_json(target, good, behind=""):
-    """What any reader of JSON should live through."""
+    """Inputs that any JSON reader should survive."""
     whole_text = json.dumps(good)
     with_cuts(target, "good", whole_text.encode(), 8)
     if behind:
@@ -425,7 +425,7 @@ def hostile_json(target, good, behind=""):
         for i, other in enumerate([None, -1, 2**63, 2**64, 1e308, 0.5, "x", [], {}, True]):
             if i % 3 == hash_of(key) % 3:
                 seed(target, f"other-{key}-{i}", json.dumps({**good, key: other}))
-    # Deep, where a whole one has it: walking through it must not need a stack for each level.
+    # Deep nesting inside a valid file: walking it must not need stack for each level.
     seed(target, "deep-inside", whole_text[:-1] + ',"x":' + "[" * 20000 + "]" * 20000 + "}")
 
 

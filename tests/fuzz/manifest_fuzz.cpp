@@ -1,4 +1,4 @@
-// The manifest: as it is, and once more with the right sum of itself, or nothing would get beyond
+// The manifest, as given and again with the right checksum; otherwise few inputs would get past
 // that.
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +23,7 @@ void decode(const std::string& text) {
   if (checkpoint::encode_manifest(again) != written) std::abort();
 }
 
-// The parser of JSON needs no stack for nesting, but whoever walks through the result does.
+// The JSON parser needs no stack for nesting, but code that walks the result does.
 bool is_deep(const std::string& text) {
   int depth = 0, deepest = 0;
   for (const char c : text) {

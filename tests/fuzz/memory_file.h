@@ -1,4 +1,4 @@
-// A file that is in memory only, with a path under which it can be opened.
+// An in-memory file with a path under which it can be opened.
 #pragma once
 
 #include <sys/mman.h>

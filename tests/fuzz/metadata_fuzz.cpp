@@ -1,4 +1,4 @@
-// `.metadata`: what could be read is written again and then reads as the same.
+// `.metadata`: what can be read is written and must read the same.
 #include <cstdlib>
 
 #include "checkpoint/metadata.h"

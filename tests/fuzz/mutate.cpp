@@ -7,7 +7,7 @@
 namespace fsdp::fuzz {
 namespace {
 
-// Where lengths, counts and offsets go wrong.
+// Values at which lengths, counts and offsets go wrong.
 constexpr uint64_t kNumbers[] = {0,
                                  1,
                                  2,
@@ -61,7 +61,7 @@ struct Mutation {
   Random& random;
 
   size_t place() { return random.below(bytes.size() + 1); }  // between bytes
-  size_t length(size_t at) {                                 // of a stretch; short ones mostly
+  size_t length(size_t at) {                                 // of a range; mostly short
     const size_t most = std::min<size_t>(bytes.size() - at, size_t{1} << random.below(11));
     return random.below(most + 1);
   }
@@ -120,7 +120,7 @@ struct Mutation {
     bytes.insert(place(), fresh);
   }
 
-  void copy() {  // a stretch to another place, over what is there or between
+  void copy() {  // copies a range elsewhere, overwriting or inserting
     const size_t at = place();
     put(bytes.substr(at, length(at)));
   }
@@ -147,7 +147,7 @@ struct Mutation {
     if (!material.words.empty()) put(material.words[random.below(material.words.size())]);
   }
 
-  // A number that was compared with another, somewhere: the other in its place, if it is there.
+  // Finds a number that was compared with another, and puts the other in its place.
   void use_comparison() {
     for (int tries = 0; tries < 8; ++tries) {
       const Comparison pair = recent_comparison(random.next());

@@ -1,4 +1,4 @@
-// New inputs from old ones: bits, numbers, stretches and words are changed, moved and repeated.
+// Makes new inputs from old ones: changes, moves and repeats bits, numbers, ranges and words.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace fsdp::fuzz {
 
-class Random {  // the same numbers everywhere for the same seed
+class Random {  // the same numbers on every machine for one seed
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
   uint64_t next();
@@ -18,9 +18,9 @@ class Random {  // the same numbers everywhere for the same seed
 };
 
 struct Material {
-  std::vector<std::string> inputs;  // kept: there is at least one
-  std::vector<std::string> words;   // of the dictionary
-  size_t longest = 0;               // bytes of an input
+  std::vector<std::string> inputs;  // kept so far; at least one
+  std::vector<std::string> words;   // from the dictionary
+  size_t longest = 0;               // bytes per input
 };
 
 std::string mutate(const std::string& input, const Material& material, Random& random);

@@ -1,4 +1,4 @@
-// Pickles: read, and looked through. Whatever was read keeps what pickle.h promises.
+// Pickles: read and walked. Whatever can be read keeps what pickle.h promises.
 #include <cstdlib>
 #include <unordered_set>
 
@@ -8,7 +8,7 @@ namespace pickle = fsdp::checkpoint::pickle;
 
 namespace {
 
-// Depth is bounded, and shared values are visited once: otherwise this would not end.
+// Depth is bounded, and shared values are visited once; otherwise this wouldn't end.
 void look(const pickle::Value& value, int depth, std::unordered_set<const void*>& seen) {
   if (depth > 64) std::abort();
   if (!seen.insert(&value).second) return;

@@ -1,5 +1,5 @@
-// The header of a safetensors file. The first 4 bytes say how many bytes of tensors follow it, so
-// that the sizes can come out right without the tensors being there.
+// The header of a safetensors file. The first 4 bytes give the number of tensor bytes after it, so
+// that sizes can match without the tensors.
 #include <cstdlib>
 #include <cstring>
 
@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     end = tensor.end;
   }
   if (header.data < 8 || header.data + end != file_size) std::abort();
-  // What was read is written, and reads as the same.
+  // What was read is written and must read the same.
   const std::string written = checkpoint::encode_header(header.tensors, header.metadata);
   const auto again =
       checkpoint::parse_header(written, static_cast<int64_t>(written.size()) + end, "written");

@@ -1,5 +1,5 @@
-// MappedFile of src/data over memory of the heap, where the address sanitizer sees a read beyond
-// the end. Behind the end of a real mapping lies the rest of a page.
+// MappedFile of src/data on heap memory, where the address sanitizer sees a read past the end. A
+// real mapping continues to the end of its page.
 #pragma once
 
 #include <map>

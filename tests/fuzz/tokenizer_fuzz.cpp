@@ -1,5 +1,6 @@
-// A tokenizer.json, then a zero and a tokenizer_config.json, then a zero and a text; all but the
-// first may be missing. A tokenizer that can be used encodes the text, and its ids decode.
+// A tokenizer.json, then a zero byte and a tokenizer_config.json, then a zero byte and a text; all
+// but the first may be missing. If the tokenizer is usable, it encodes the text and decodes its
+// ids.
 #include <cstdlib>
 
 #include "data/bpe_tokenizer.h"

@@ -1,5 +1,5 @@
-// Token files: the first byte is the format, the next two say how many bytes belong to the index of
-// a Megatron file; the rest is the file itself.
+// Token files: the first byte selects the format, the next two give the bytes of the index of a
+// Megatron file; the rest is the file itself.
 #include <cstdlib>
 #include <cstring>
 

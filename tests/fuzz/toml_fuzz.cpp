@@ -1,4 +1,4 @@
-// Our configs. A text that was read is written as we write texts, and reads as the same.
+// Our configs. A string that can be read is written in our style and must read the same.
 #include <cstdlib>
 
 #include "fsdp/error.h"

@@ -1,5 +1,5 @@
-// Archives of torch.save. The first 16 bytes say where in the file the archive is: they come from a
-// hostile `.metadata`.
+// Archives of torch.save. The first 16 bytes give the position of the archive in the file, which a
+// hostile `.metadata` could set to anything.
 #include <cstdlib>
 #include <cstring>
 

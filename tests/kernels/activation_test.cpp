@@ -1,4 +1,4 @@
-// SwiGLU and GELU against their formulas in float64 and autograd's gradients of them.
+// SwiGLU and GELU against their formulas in float64 and the gradients that autograd gives.
 #include <torch/autograd.h>
 
 #include <cmath>
@@ -10,7 +10,7 @@ namespace {
 
 class Activations : public OnDevice {
  protected:
-  // Values of every size, with both signs.
+  // Values of every magnitude, with both signs.
   at::Tensor wide(at::IntArrayRef sizes, at::ScalarType type) const {
     const auto size = torch::randn(sizes, at::kDouble);
     return here((torch::randn(sizes, at::kDouble) * size.exp() * 2).clamp(-60, 60).to(type));
@@ -74,7 +74,7 @@ TEST_P(Activations, GeluIsRightForwardAndBackward) {
 }
 
 TEST_P(Activations, HoldAtTheEnds) {
-  // Far out an activation is 0 or its input, and nothing overflows on the way.
+  // Far from 0 an activation is 0 or its input, and nothing overflows on the way.
   const auto ends = here(at::tensor({-1e12, -1000.0, -200.0, 200.0, 1000.0, 1e12}, at::kDouble));
   const auto x = ends.to(at::kFloat), ones = at::ones_like(x);
   const auto straight = x.clamp_min(0);

@@ -7,7 +7,7 @@ namespace {
 
 class Embedding : public OnDevice {
  protected:
-  // Runs one case; grad_weight begins with random values.
+  // Runs one case; grad_weight starts with random values.
   void expect_right(const at::Tensor& grad, const at::Tensor& ids, int64_t vocab,
                     at::ScalarType type, int64_t padding, bool accumulate) {
     const int64_t dim = grad.size(-1);

@@ -1,4 +1,4 @@
-// Cross-entropy against log_softmax in float64 and autograd's gradient of it; and scale_into.
+// Cross-entropy against log_softmax in float64 and autograd's gradient; and scale_into.
 #include <torch/autograd.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ const int64_t kIgnored = -100;
 const std::pair<int64_t, int64_t> kSizes[] = {{0, 5},    {1, 1},   {3, 2},    {7, 33},
                                               {40, 257}, {5, 999}, {64, 512}, {3, 32003}};
 
-// Each row's loss, 0 where it is ignored; all in float64.
+// Each row's loss, 0 where it is ignored, in float64.
 at::Tensor plain(const at::Tensor& logits, const at::Tensor& targets, int64_t ignore_index) {
   const auto ids = targets.cpu();
   const auto counts = ids != ignore_index;
@@ -126,7 +126,7 @@ TEST_P(Losses, HoldForLogitsThatAreLargeOrForbidden) {
   EXPECT_TRUE(near(losses, expected));
   const auto made = cross_entropy_backward(here(at::ones({4})), logits, targets, log_sum, kIgnored);
   EXPECT_TRUE((made.narrow(1, 0, 100) == 0).all().item<bool>());
-  // The log of the sum, in float32, is off by 1e-4: so are probabilities.
+  // The log of the sum has an error of 1e-4 in float32, and so do the probabilities.
   EXPECT_TRUE(near(made, x.softmax(-1) - at::one_hot(targets.cpu(), 300), 100));
 }
 

@@ -1,5 +1,5 @@
-// What holds for every operator: a dry run on the meta device gives the sizes and dtypes of a real
-// run, tensors that do not fit are refused by name, and nobody loses a gradient without being told.
+// Facts about every operator: a dry run on the meta device gives the sizes and dtypes of a real
+// run, errors name the tensor that doesn't fit, and no gradient is lost silently.
 #include <torch/autograd.h>
 
 #include <map>
@@ -10,7 +10,7 @@
 namespace fsdp::kernels {
 namespace {
 
-// The tensors of one case, which are made on the CPU and may be moved.
+// The tensors of one case, made on the CPU; they may be moved.
 struct Made {
   std::map<std::string, at::Tensor> tensors;
   const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
@@ -33,7 +33,7 @@ Made make(at::ScalarType type) {
   return m;
 }
 
-// Every operator once, each with and without what may be left out.
+// Every operator once, with and without its optional arguments.
 std::map<std::string, std::vector<at::Tensor>> run_all(const Made& m) {
   std::map<std::string, std::vector<at::Tensor>> results;
   const auto add = [&](const std::string& name, const auto& made) {

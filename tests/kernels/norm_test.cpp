@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm against their formulas in float64 and autograd's gradients of them.
+// RMSNorm and LayerNorm against their formulas in float64 and the gradients that autograd gives.
 #include <torch/autograd.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@ const std::vector<int64_t> kSizes[] = {{0, 8},    {1, 1},    {3, 1},    {2, 7}, 
                                        {2, 3, 5}, {64, 384}, {17, 128}, {130, 257},   {1000, 9},
                                        {3, 2048}, {2, 8192}, {3, 5001}, {2, 3, 4, 16}};
 
-// What one case is about. Tensors that are not wanted are undefined.
+// One case. Tensors that aren't wanted are undefined.
 struct Case {
   bool centred;  // LayerNorm
   at::Tensor x, residual, weight, bias, grad, grad_sum;
@@ -170,7 +170,7 @@ TEST_P(Norms, LeaveOutWhatIsNotWanted) {
 }
 
 TEST_P(Norms, KeepRowsThatAreFarFromZero) {
-  // LayerNorm's variance is small beside the mean: a difference of squares would lose it.
+  // LayerNorm's variance is small compared with the mean: a difference of squares would lose it.
   const auto x = random({6, 300}) + 1000;
   const Case c{.centred = true, .x = x, .weight = random({300}), .grad = random({6, 300})};
   const auto expected = reference(c);

@@ -1,5 +1,5 @@
-// Rotary positions against the formula in float64, as a layer of a model uses them: on slices of
-// packed rows, and back from attention's layout.
+// Rotary positions against the formula in float64, used as in a model's layer: on slices of packed
+// rows, and back from attention's layout.
 #include <torch/autograd.h>
 
 #include "kernels/testing.h"
@@ -22,7 +22,7 @@ class Rope : public OnDevice {
 };
 FSDP_ON_EVERY_DEVICE(Rope);
 
-// x [batch, tokens, heads, head_dim]; cos, sin of one of their two shapes. All float64.
+// x [batch, tokens, heads, head_dim]; cos and sin in either of their shapes. All float64.
 at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const auto halves = x.chunk(2, -1);
   const auto other = at::cat({-halves[1], halves[0]}, -1);
@@ -86,7 +86,7 @@ TEST_P(Rope, TakesTokensInAnyOrderInMemory) {
   EXPECT_TRUE(same_bits(x.transpose(0, 1), expected));
 }
 
-// q, k and v as attention returns their gradients: [batch, heads, tokens, head_dim].
+// q, k and v in the layout of attention's gradients: [batch, heads, tokens, head_dim].
 TEST_P(Rope, PackIsTheGradientOfTurningAndUnpacking) {
   const int64_t batch = 2, tokens = 11, heads = 6, kv_heads = 2;
   for (auto type : kDtypes)

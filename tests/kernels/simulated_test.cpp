@@ -1,7 +1,7 @@
 // The CUDA kernels behind ops.h, simulated on the CPU, against the CPU's kernels in float64 (which
-// norm_test.cpp and the others hold to formulas). Sizes are chosen so that every path of every
-// kernel runs: vectors and single elements, rows of a warp, of a block and longer, several rows a
-// block. What is too large to be simulated is left out: 2^32 elements and more.
+// norm_test.cpp and the others check against formulas). Sizes are chosen so that every path of
+// every kernel runs: vectors and single elements, rows of a warp, of a block and longer, several
+// rows per block. Tensors of 2^32 elements and more are too large to simulate.
 #include <torch/autograd.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/types.h>
@@ -16,20 +16,20 @@
 namespace fsdp::kernels {
 namespace {
 
-// One thread: the CPU has little to do for a reference.
+// One thread: a reference is little work for the CPU.
 const bool prepared = (guard_memory(), at::set_num_threads(1), true);
 
 // --- normalisation ---
 
 constexpr double kEps = 1e-5;
 
-// What one case is about; Options counts through all mixtures.
+// One case; Options goes through the combinations.
 struct NormCase {
   bool centred;
   at::ScalarType type;
   int64_t rows, dim;
-  bool apart = false;  // memory is not aligned
-  bool grads = true;   // of the parameters; adding them up takes long where rows are
+  bool apart = false;  // memory isn't aligned
+  bool grads = true;   // of the parameters; slow to add up for many rows
 };
 
 struct NormTensors {
@@ -70,7 +70,7 @@ std::vector<at::Tensor> run(bool centred, const NormTensors& t) {
 }
 
 NormTensors in_double(NormTensors t) {
-  if (t.residual.defined()) {  // their sum is rounded before it is normalised
+  if (t.residual.defined()) {  // the sum is rounded before it is normalised
     t.x = t.x + t.residual;
     t.residual = at::zeros_like(t.x, at::kDouble);
   }
@@ -87,8 +87,8 @@ void expect_right(const NormCase& c, Options& options) {
   const auto t = tensors_of(c, options);
   const auto made = simulated([&] { return run(c.centred, t); });
   const auto expected = run(c.centred, in_double(t));
-  // Gradients of x are multiplied by rstd, those of parameters are sums of many terms; and so are
-  // their errors.
+  // Gradients of x are multiplied by rstd and those of parameters are sums of many terms, and so
+  // are their errors.
   const double rstd = c.rows > 0 ? expected[3].max().item<double>() : 1;
   const double terms = 2 * (1 + std::sqrt(static_cast<double>(c.rows)));
   const double scales[] = {1, 1, 1, 1, 2 * (1 + rstd), 1, terms, terms};
@@ -111,7 +111,7 @@ TEST(SimulatedNorms, AreRightOnEveryPath) {
     for (auto type : kDtypes) {
       for (auto [rows, dim] :
            {std::pair<int64_t, int64_t>
-            // rows of a warp, of up to 256 threads, of 2 and of 4 vectors a thread, longer
+            // rows of a warp, of up to 256 threads, of 2 and of 4 vectors per thread, longer
             {0, 16},
             {1, 8},
             {17, 256},
@@ -169,7 +169,7 @@ struct RopeCase {
   bool apart = false;
 };
 
-// The rows are wider than the heads that are turned.
+// The rows are wider than the heads that are rotated.
 void expect_turned(const RopeCase& c, at::ScalarType type, at::ScalarType angle_type, bool of_each,
                    bool inverse) {
   const auto sizes = of_each ? std::vector<int64_t>{c.batch, c.tokens, c.head_dim}
@@ -229,7 +229,7 @@ TEST(SimulatedRope, TurnsAndPacksEveryLayout) {
       }
 }
 
-// So much work that a thread takes several heads of a token.
+// Enough work for a thread to take several heads of a token.
 TEST(SimulatedRope, TurnsAndPacksManyTokens) {
   for (const RopeCase& c : {RopeCase{1, 301, 15, 2, 128, true}, {2, 1100, 32, 2, 64}}) {
     SCOPED_TRACE(c.heads);
@@ -310,13 +310,13 @@ TEST(SimulatedScaleInto, ConvertsBetweenAllDtypes) {
         }
 }
 
-// --- the ends of a model ---
+// --- loss and embedding ---
 
 struct Losses {
   at::Tensor targets, invalid;  // [rows]
 };
 
-// Some targets are ignored, and some lie outside of the vocabulary.
+// Some targets are ignored, and some are outside the vocabulary.
 Losses some_targets(int64_t rows, int64_t vocab, int64_t ignored) {
   auto targets = torch::randint(vocab, {rows}, at::kLong);
   for (int64_t i = 0; i < rows; ++i) {
@@ -327,7 +327,7 @@ Losses some_targets(int64_t rows, int64_t vocab, int64_t ignored) {
   return {targets, (targets != ignored).logical_and((targets < 0).logical_or(targets >= vocab))};
 }
 
-// A loss and a gradient are NaN where a target is invalid, and right everywhere else.
+// Loss and gradient are NaN where a target is invalid, and right everywhere else.
 void expect_near_but_nan(const at::Tensor& actual, const at::Tensor& expected,
                          const at::Tensor& invalid) {
   ASSERT_EQ(actual.sizes(), expected.sizes());
@@ -403,7 +403,7 @@ TEST(SimulatedCrossEntropy, BearsHugeAndMissingLogits) {
 
 struct EmbeddingCase {
   int64_t rows, dim, vocab;
-  int64_t often = 0;  // every other row, or more, has this id
+  int64_t often = 0;  // at least every other row has this id
   bool apart = false;
 };
 

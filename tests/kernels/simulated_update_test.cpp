@@ -1,6 +1,6 @@
 // The optimizer's CUDA kernels, simulated on the CPU, against the CPU's: updates, counts, sums of
-// squares and split masters. The same instructions make an element wherever it lies, so cuts,
-// alignment and the way a master is stored may not change a bit.
+// squares and split masters. Every element goes through the same instructions, so cuts, alignment
+// and the storage of a master must not change a bit.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -12,7 +12,7 @@
 namespace fsdp::kernels {
 namespace {
 
-// One thread: the CPU has little to do for a reference.
+// One thread: a reference is little work for the CPU.
 const bool prepared = (guard_memory(), at::set_num_threads(1), true);
 
 // Sizes around vectors of 4 and chunks of 16384 elements.
@@ -21,7 +21,7 @@ const int64_t kSizes[] = {1, 3, 4, 77, 1000, 4097, 16384 + 5};
 enum class Store { kWhole, kSplit, kBFloat16Copy, kFloat16Copy };
 const Store kStores[] = {Store::kWhole, Store::kSplit, Store::kBFloat16Copy, Store::kFloat16Copy};
 
-// Where arrays lie: aligned, all one element further, or each elsewhere.
+// How arrays are placed: aligned, all one element further, or each differently.
 enum class Place { kAligned, kAlike, kMixed };
 const Place kPlaces[] = {Place::kAligned, Place::kAlike, Place::kMixed};
 
@@ -52,7 +52,7 @@ template <typename Tensors>
 Tensors stored(const Values& v, Store store, at::ScalarType grad, Place place) {
   const bool apart = place != Place::kAligned;
   Tensors t;
-  // A gradient may be longer than the rest, and begin anywhere in its tensor.
+  // A gradient may be longer than the rest, and start anywhere in its tensor.
   const int64_t begin = place == Place::kAligned ? 4 : place == Place::kAlike ? 1 : 2;
   t.grad = at::cat({torch::full({begin}, std::nanf("")), v.grad}).to(grad);
   t.grad_begin = begin;
@@ -113,7 +113,7 @@ void expect_same(const Tensors& a, const Tensors& b) {
   }
 }
 
-// One update of values stored in every way, against the CPU's, and against each other.
+// One update of values in every storage, against the CPU's and against each other.
 template <typename Tensors, typename Step>
 void expect_right(const Step& step, const at::Tensor& factor) {
   for (auto grad : {at::kFloat, at::kBFloat16})
@@ -198,7 +198,7 @@ TEST(SimulatedUpdates, AreSkippedWhereTheFactorIsNotFinite) {
   expect_skipped<SGDTensors>(SGDStep{.momentum = 0.9});
 }
 
-// More pieces than a launch takes, of every kind and size, with numbers of their own.
+// More pieces than a launch takes, of every kind and size, each with its own numbers.
 template <typename Tensors, typename Step, typename Vary>
 void expect_list_as_alone(const Step& step, const Vary& vary) {
   std::vector<Tensors> list, alone;
@@ -229,7 +229,7 @@ TEST(SimulatedUpdates, OfALongListAreThoseOfEachPiece) {
   });
 }
 
-// Learning rates and counts on the device give the bits of the same numbers from the host.
+// Learning rates and counts on the device give the same bits as the same numbers from the host.
 template <typename Tensors, typename Step, typename Tell>
 void expect_device_numbers(const Step& step, const Tell& tell) {
   constexpr int kPieces = 300, kGroups = 3, kCounts = 4500;

@@ -1,8 +1,8 @@
-// What the tests of the operators share: the devices they run on, made-up tensors, and the
-// comparison with a reference in float64.
+// Shared by the tests of the operators: the devices they run on, random tensors, and the comparison
+// with a reference in float64.
 //
-// Every test runs on the CPU and, named …/cuda, on a GPU; where there is none it is skipped. Values
-// are drawn on the CPU, so that both devices see the same.
+// Every test runs on the CPU and, as …/cuda, on a GPU; without a GPU that part is skipped. Values
+// are drawn on the CPU, so both devices get the same.
 #pragma once
 
 #include <ATen/Context.h>
@@ -22,8 +22,8 @@
 
 namespace fsdp::kernels {
 
-// LibTorch looks for CUDA once, at the first call that asks (manual_seed does): the module must be
-// there by then, so it is loaded before the first test.
+// LibTorch looks for CUDA once, at the first call that needs to know (manual_seed does). The module
+// must be loaded by then, so it is loaded before the first test.
 class CudaModule : public ::testing::Environment {
  public:
   void SetUp() override { find_library("cuda"); }
@@ -58,10 +58,10 @@ class OnDevice : public ::testing::TestWithParam<const char*> {
   INSTANTIATE_TEST_SUITE_P(Devices, suite, ::testing::Values("cpu", "cuda"), \
                            [](const auto& test) { return std::string(test.param); })
 
-// The dtypes that every device has.
+// The dtypes that every device supports.
 const at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 
-// In float64 on the CPU; a leaf that autograd can be asked about.
+// In float64 on the CPU; a leaf for autograd.
 inline at::Tensor exact(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU, at::kDouble).clone().requires_grad_();
 }
@@ -72,8 +72,8 @@ inline std::string describe(const at::Tensor& tensor) {
   return text.str();
 }
 
-// Two units in the last place of the dtype, at the value; and, for what is a difference of larger
-// numbers, float32's error in them (`scale`, or the largest element).
+// Two units in the last place of the dtype, at the value; for a difference of larger numbers, also
+// float32's error in those (`scale`, or the largest element).
 inline ::testing::AssertionResult near(const at::Tensor& actual, const at::Tensor& expected,
                                        double scale = 1) {
   if (actual.sizes() != expected.sizes())
@@ -87,7 +87,7 @@ inline ::testing::AssertionResult near(const at::Tensor& actual, const at::Tenso
   const double sums = actual.scalar_type() == at::kDouble ? 1e-12 : 2e-6;
   const auto a = actual.detach().to(at::kCPU, at::kDouble), e = expected.detach().to(at::kCPU);
   const double largest = std::max(scale, e.abs().max().item<double>());
-  // The smallest float16 that is not 0 is 6e-8.
+  // The smallest nonzero float16 is 6e-8.
   const double least = actual.scalar_type() == at::kHalf ? 6e-8 : 0;
   const auto excess = (a - e).abs() - (e.abs() * (2 * unit) + largest * sums + least);
   const auto worst = excess.flatten().argmax().item<int64_t>();
@@ -108,13 +108,14 @@ inline ::testing::AssertionResult same_bits(const at::Tensor& a, const at::Tenso
          << describe(a) << ": " << (x != y).sum().item<int64_t>() << " elements differ";
 }
 
-// The same values at an address that no vector load would like.
+// The same values at an unaligned address, unfit for vector loads.
 inline at::Tensor unaligned(const at::Tensor& tensor) {
   auto memory = at::empty({tensor.numel() + 1}, tensor.options());
   return memory.narrow(0, 1, tensor.numel()).view(tensor.sizes()).copy_(tensor);
 }
 
-// Calls `run`, which returns all that an operator made, several times and with one and two threads.
+// Calls `run`, which returns everything an operator made, several times, with one and with two
+// threads.
 inline void expect_same_bits_always(const std::function<std::vector<at::Tensor>()>& run) {
   const int threads = at::get_num_threads();
   const auto first = run();

@@ -1,9 +1,10 @@
-"""wide_objects_test.py OBJECT...: what the files of kernels/cpu/adamw_*.cpp leave in the library.
+"""wide_objects_test.py OBJECT...: what the objects of kernels/cpu/adamw_*.cpp define.
 
-Two of them are compiled for CPUs with wider registers than the one that runs may have. A function
-that other files have as well (an inline one, a template) could be linked from there for everybody,
-and end the program on a smaller CPU: so each may define its one pass and nothing that is shared.
-And on x86_64 none may fuse a product with a sum, or the widths would differ in their last bits.
+Two of them are compiled for CPUs with wider registers than the machine may have. If one defined a
+function that other files define too (an inline function, a template), the linker could pick that
+copy for all of them, and it would crash on a smaller CPU. So each may define its one pass and
+nothing shared. On x86_64 none may fuse a product with a sum, or the widths would differ in their
+last bits.
 """
 import re
 import subprocess
@@ -22,7 +23,7 @@ def problems(path):
     outside = [name for _, kind, name in symbols if kind in "TRDB"]
     code = output("objdump", "-d", path)
     if shared:
-        yield f"{path} defines what other files may be linked to: {shared}"
+        yield f"{path} defines functions that other files may be linked to: {shared}"
     if len(outside) > 1 or any(f"adamw_{width}(" not in name for name in outside):
         yield f"{path} defines more than its pass: {outside}"
     if "x86-64" in code and re.search(r"\bvfn?m(add|sub)", code):
@@ -33,6 +34,6 @@ def problems(path):
 
 found = [problem for path in sys.argv[1:] for problem in problems(path)]
 if len(sys.argv) < 4:
-    found.append(f"three objects were expected, not {sys.argv[1:]}")
+    found.append(f"expected three objects, not {sys.argv[1:]}")
 print("\n".join(found) or "only the passes, and nothing fused")
 sys.exit(bool(found))

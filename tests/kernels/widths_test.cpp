@@ -1,5 +1,5 @@
-// AdamW in registers of every width that this CPU has: the numbers of a reference in float64, and
-// the same bits in all.
+// AdamW in every register width that this CPU has: it matches a reference in float64, and all
+// widths give the same bits.
 #include <gtest/gtest.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -19,7 +19,7 @@ namespace {
 
 // Around lanes of 4, 8 and 16, lines of 32, blocks of 1024 and chunks of 4096.
 const int64_t kSizes[] = {0, 1, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 95, 96, 1000, 4099, 10007};
-constexpr int64_t kFrame = 64;  // elements around each array that nobody may write
+constexpr int64_t kFrame = 64;  // elements around each array that must not be written
 
 enum class Master { kWhole, kWithCopy, kWithHalfCopy, kSplit };
 const Master kMasters[] = {Master::kWhole, Master::kWithCopy, Master::kWithHalfCopy,
@@ -33,7 +33,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
-// What an update works on, each in the middle of a larger array.
+// The arrays of an update, each in the middle of a larger one.
 struct Arrays {
   std::vector<at::Tensor> whole;
   int64_t size = 0;
@@ -184,7 +184,7 @@ TEST(Widths, TheWidestIsUsedUnlessAnotherIsAskedFor) {
   for (const int64_t asked : {0, 24, 64}) {
     try {
       cpu::choose_width(asked, {16, 32});
-      ADD_FAILURE() << asked << " was taken";
+      ADD_FAILURE() << asked << " was accepted";
     } catch (const Error& error) {
       const std::string said = error.what();
       EXPECT_NE(said.find("FSDP_CPU_WIDTH=" + std::to_string(asked)), std::string::npos) << said;

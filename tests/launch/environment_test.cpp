@@ -33,7 +33,7 @@ Plan uneven_plan() {
           .restart = 2};
 }
 
-TEST(RankVariables, AreTorchrunsOnUnevenNodes) {
+TEST(RankVariables, MatchTorchrunOnUnevenNodes) {
   auto found = variables(uneven_plan(), 1, 2, 64);
   std::map<std::string, std::string> expected = {
       {"RANK", "4"},
@@ -58,7 +58,7 @@ TEST(RankVariables, AreTorchrunsOnUnevenNodes) {
   EXPECT_EQ(found, expected);
 }
 
-TEST(RankVariables, RanksAreNumberedThroughAllNodes) {
+TEST(RankVariables, RanksAreNumberedAcrossNodes) {
   Plan plan = uneven_plan();
   int expected = 0;
   for (int node = 0; node < 3; ++node) {
@@ -69,7 +69,7 @@ TEST(RankVariables, RanksAreNumberedThroughAllNodes) {
   EXPECT_EQ(expected, plan.world());
 }
 
-TEST(RankVariables, ThreadsAreAtLeastOneAndTheUsersWhereSet) {
+TEST(RankVariables, ThreadsAreAtLeastOneAndTheUsersIfSet) {
   EXPECT_EQ(variables(uneven_plan(), 0, 0, 1)["OMP_NUM_THREADS"], "1");
   auto found = variables(uneven_plan(), 0, 0, 64, [](const char* name) {
     return std::strcmp(name, "OMP_NUM_THREADS") == 0;
@@ -77,7 +77,7 @@ TEST(RankVariables, ThreadsAreAtLeastOneAndTheUsersWhereSet) {
   EXPECT_EQ(found.count("OMP_NUM_THREADS"), 0u);
 }
 
-TEST(MergedEnvironment, ReplacesWhatIsThereAndDropsAnOuterAgentsStore) {
+TEST(MergedEnvironment, OverridesVariablesAndDropsAnOuterAgentsStore) {
   setenv("RANK", "17", 1);
   setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
   setenv("FSDP_LAUNCH_TEST", "kept", 1);
@@ -99,7 +99,7 @@ void write(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-TEST(QuotaCores, TakesTheTightestOfAGroupAndItsParents) {
+TEST(QuotaCores, TakesTheSmallestOfAGroupAndItsParents) {
   Folder root;
   write(root / "slice/job/cpu.max", "max 100000\n");
   write(root / "slice/cpu.max", "250000 100000\n");
@@ -109,7 +109,7 @@ TEST(QuotaCores, TakesTheTightestOfAGroupAndItsParents) {
   EXPECT_EQ(quota_cores(root.path(), "0::/elsewhere\n"), 0);
 }
 
-TEST(QuotaCores, ReadsVersionOneToo) {
+TEST(QuotaCores, ReadsCgroupVersionOneToo) {
   Folder root;
   write(root / "cpu/job/cpu.cfs_quota_us", "400000\n");
   write(root / "cpu/job/cpu.cfs_period_us", "100000\n");
@@ -118,7 +118,7 @@ TEST(QuotaCores, ReadsVersionOneToo) {
   EXPECT_EQ(quota_cores(root.path(), "2:cpuacct,cpu:/job\n"), 0);
 }
 
-TEST(QuotaCores, NonsenseIsNoQuota) {
+TEST(QuotaCores, IgnoresMalformedFiles) {
   Folder root;
   write(root / "cpu.max", "lots of them\n");
   EXPECT_EQ(quota_cores(root.path(), "0::/\n:\n\nx\n"), 0);

@@ -32,6 +32,10 @@ bool is_alive(pid_t pid) {
   return end != std::string::npos && end + 2 < stat.size() && stat[end + 2] != 'Z';
 }
 
+bool is_gone(pid_t pid) {
+  return pid > 0 && eventually([&] { return !is_alive(pid); });
+}
+
 Folder::Folder() {
   std::string pattern = std::filesystem::temp_directory_path() / "fsdp-launch-XXXXXX";
   path_ = mkdtemp(pattern.data());

@@ -1,5 +1,5 @@
-// Launched: the real fsdp binary, started by a test, with what it prints collected. Whatever
-// happens it is gone when the test is; whatever is waited for is waited for at most a minute.
+// Launched: the real fsdp binary, started by a test, with its output collected. It never outlives
+// the test, and every wait is limited to a minute.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,10 +20,11 @@ namespace fsdp::launch {
 bool eventually(const std::function<bool()>& condition,
                 std::chrono::seconds limit = std::chrono::minutes(1));
 
-// True while the process exists and is not a zombie that nobody has buried yet.
+// Whether the process exists and isn't a zombie.
 bool is_alive(pid_t pid);
+bool is_gone(pid_t pid);  // waits until it isn't alive; false for pid 0
 
-// A folder of its own, removed with everything in it.
+// A temporary folder, removed with its contents.
 class Folder {
  public:
   Folder();
@@ -31,8 +32,8 @@ class Folder {
   std::string operator/(const std::string& name) const { return path_ / name; }
   std::string path() const { return path_; }
   std::string read(const std::string& name) const;
-  pid_t read_pid(
-      const std::string& name) const;  // waits for the file and its line; 0 if none comes
+  // Waits for the file and its line; 0 if it doesn't appear.
+  pid_t read_pid(const std::string& name) const;
 
  private:
   std::filesystem::path path_;
@@ -43,8 +44,8 @@ std::vector<std::string> fsdp_run(std::vector<std::string> arguments);
 
 class Launched {
  public:
-  // `arguments`, the first of them a program; "NAME=value" of `environment` is added to ours,
-  // "NAME" is taken away.
+  // Runs `arguments`, a program and its arguments. In `environment`, "NAME=value" sets a variable
+  // and "NAME" unsets one.
   explicit Launched(std::vector<std::string> arguments, std::vector<std::string> environment = {});
   ~Launched();
   Launched(const Launched&) = delete;
@@ -54,10 +55,10 @@ class Launched {
   void signal(int signal) const;
   std::string out() const;
   std::string err() const;
-  std::vector<std::string> out_lines() const;  // sorted: ranks come in any order
+  std::vector<std::string> out_lines() const;  // sorted, because ranks print in any order
 
-  // The exit code, or 128 + the signal that killed it, when it has ended and all output has come;
-  // -1 when that took longer than `limit`.
+  // Waits for the end and for all output. The exit code, or 128 + the signal that killed it; -1 if
+  // that took longer than `limit`.
   int wait(std::chrono::seconds limit = std::chrono::minutes(1));
 
  private:
@@ -71,7 +72,7 @@ class Launched {
   std::vector<std::thread> readers_;
 };
 
-// Whether `part` is somewhere in `text`; shows the text where it is not.
+// Whether `text` contains `part`; a failure shows the text.
 inline testing::AssertionResult has(const std::string& text, const std::string& part) {
   if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "no \"" << part << "\" in:\n" << text;

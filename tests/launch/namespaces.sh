@@ -1,9 +1,10 @@
 #!/bin/bash
-# fsdp run --nnodes 2 as it is on two machines: two launchers in two network namespaces, joined by a
-# cable (veth) that can be pulled. The namespaces have no names and live as long as their processes, so
-# nothing is left behind whatever ends this script.
+# fsdp run --nnodes 2 as on two machines: two launchers in two network namespaces, joined by a veth
+# cable that the test can pull. The namespaces have no names and end with their processes, so nothing
+# is left behind however this script ends.
 #
-# usage: namespaces.sh FSDP RANK_PROGRAM (the binaries)   exit: 0 passed, 77 not allowed to make namespaces, else failed
+# usage: namespaces.sh FSDP RANK_PROGRAM (the binaries)
+# exit: 0 passed, 77 no permission to create namespaces, else failed
 set -u
 fsdp=$1
 program=$2
@@ -18,7 +19,7 @@ if [ "${FSDP_IN_NAMESPACE:-}" = "" ]; then
   elif unshare --user --map-root-user --net true 2> /dev/null; then
     exec unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc "$0" "$@"
   fi
-  echo "SKIPPED, NOT PASSED: making network namespaces needs root, or user namespaces for everybody"
+  echo "SKIPPED, NOT PASSED: network namespaces need root, or user namespaces for all users"
   echo "  (sysctl kernel.unprivileged_userns_clone=1 or kernel.apparmor_restrict_unprivileged_userns=0)."
   exit 77
 fi
@@ -36,11 +37,11 @@ fail() {
 
 until [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do :; done
 there() { nsenter --target $other --net "$@"; }
-ip link add cable0 type veth peer name cable1 netns $other || { echo "FAILED: no veth here."; exit 1; }
+ip link add cable0 type veth peer name cable1 netns $other || { echo "FAILED: can't create a veth pair."; exit 1; }
 ip addr add 10.77.0.1/24 dev cable0 && ip link set cable0 up && ip link set lo up
 there ip addr add 10.77.0.2/24 dev cable1 && there ip link set cable1 up && there ip link set lo up
 
-# both CODE FLAGS... -- PROGRAM...: runs it as two nodes and expects CODE from both launchers.
+# both CODE FLAGS... -- PROGRAM...: runs PROGRAM on two nodes and expects exit code CODE from both.
 both() {
   local expected=$1 first second
   shift
@@ -50,38 +51,38 @@ both() {
   second=$!
   wait $first; first=$?
   wait $second; second=$?
-  [ $first = "$expected" ] && [ $second = "$expected" ] || fail "codes $first and $second, not $expected"
+  [ $first = "$expected" ] && [ $second = "$expected" ] || fail "exit codes $first and $second instead of $expected"
 }
-shows() { grep -q -- "$2" "$folder/$1.txt" || fail "node $1 does not show: $2"; }
+shows() { grep -q -- "$2" "$folder/$1.txt" || fail "node $1 doesn't show: $2"; }
 
 echo "== two nodes of two ranks"
 both 0 -n 2 -- sh -c 'echo $RANK of $WORLD_SIZE, $LOCAL_RANK on $GROUP_RANK, master $MASTER_ADDR'
 for rank in 0 1; do shows 0 "\[$rank\] $rank of 4, $rank on 0, master 10.77.0.1"; done
 for rank in 2 3; do shows 1 "\[$rank\] $rank of 4, $((rank - 2)) on 1, master 10.77.0.1"; done
 
-echo "== fsdp::init() joins them into one world (one kernel, so shm reaches across)"
+echo "== fsdp::init() joins them into one world (shm works because both share one kernel)"
 export FSDP_TEST_DIR=$folder FSDP_BACKEND=shm FSDP_TIMEOUT=60
 both 0 -n 2 -- "$program" collectives
-for rank in 0 1 2 3; do grep -q "^ok .* fsdp run" "$folder/rank-$rank" || fail "rank $rank did not finish"; done
+for rank in 0 1 2 3; do grep -q "^ok .* fsdp run" "$folder/rank-$rank" || fail "rank $rank didn't finish"; done
 rm -f "$folder"/rank-*
 
-echo "== told that they are two hosts, shm names what to use instead"
+echo "== if FSDP_HOST_ID says two hosts, shm names the backends to use instead"
 both 3 -n 1 --grace 60 -- sh -c "FSDP_HOST_ID=host\$GROUP_RANK exec $program fault none 0"
 grep -q "use the mpi backend (CPU clusters) or nccl (GPUs)" "$folder/0.txt" "$folder/1.txt" ||
-  fail "nobody names mpi and nccl"
+  fail "no node names mpi and nccl"
 
-echo "== a rank of node 1 fails: both end with its code"
+echo "== a rank of node 1 fails: both nodes end with its exit code"
 both 9 -n 2 -- sh -c 'if [ $RANK = 3 ]; then echo last words; exit 9; fi; sleep 1000'
 for node in 0 1; do
   shows $node "error: rank 3 (pid [0-9]*) on node 1 exited with code 9"
   shows $node "    last words"
 done
 
-echo "== and start again when asked"
+echo "== with --max-restarts, both restart"
 both 0 -n 1 --max-restarts 1 -- sh -c 'test $TORCHELASTIC_RESTART_COUNT = 1 || { test $RANK = 1 && exit 9; sleep 1000; }'
 for node in 0 1; do shows $node "restart 1 of 1"; done
 
-echo "== the cable is pulled: both notice within a minute, and end"
+echo "== the cable is pulled: both notice within a minute and end"
 (
   until [ -s "$folder/rank-0" ] && [ -s "$folder/rank-1" ]; do sleep 0.05; done
   ip link set cable0 down
@@ -89,7 +90,7 @@ echo "== the cable is pulled: both notice within a minute, and end"
 both 1 -n 1 -- sh -c "echo \$\$ > $folder/rank-\$RANK; exec sleep 1000"
 shows 0 "the launcher of node 1 (10.77.0.2) is gone"
 shows 1 "the launcher of node 0 (10.77.0.1) is gone"
-for rank in 0 1; do kill -0 "$(cat "$folder/rank-$rank")" 2> /dev/null && fail "rank $rank still runs"; done
+for rank in 0 1; do kill -0 "$(cat "$folder/rank-$rank")" 2> /dev/null && fail "rank $rank is still running"; done
 
 [ $failures = 0 ] && echo PASSED
 exit $((failures > 0))

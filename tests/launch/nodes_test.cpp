@@ -1,4 +1,5 @@
-// fsdp run --nnodes 2, as two launchers on this machine. Two network namespaces: namespaces.sh.
+// fsdp run --nnodes 2, as two launchers on this machine. namespaces.sh tests two network
+// namespaces.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -13,7 +14,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// The ports of a run that nobody else has.
+// The ports of one run.
 struct Ports {
   int master = free_port(), control = free_port();
 
@@ -30,11 +31,11 @@ struct Ports {
   }
 };
 
-TEST(Nodes, RanksAreNumberedThroughBothNodes) {
+TEST(Nodes, RanksAreNumberedAcrossBothNodes) {
   Ports ports;
   const char* program =
       "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_PORT";
-  auto second = ports.start(2, 1, {"-n", "2", "sh", "-c", program});  // may come first
+  auto second = ports.start(2, 1, {"-n", "2", "sh", "-c", program});  // may start first
   auto first = ports.start(2, 0, {"-n", "1", "sh", "-c", program});
   EXPECT_EQ(first->wait(), 0) << first->err();
   EXPECT_EQ(second->wait(), 0) << second->err();
@@ -48,7 +49,7 @@ TEST(Nodes, LaunchersMeetOnThePortAfterTheMasters) {
   ASSERT_TRUE(eventually([&] {
     port = free_port();
     try {
-      check_port_is_free(port + 1, "the test's");
+      check_port_is_free(port + 1, "the test's port");
       return port < 65535;
     } catch (const Error&) {
       return false;
@@ -83,13 +84,13 @@ TEST_P(FailingNode, EndsTheOtherAndIsNamedOnBoth) {
   }
 }
 
-TEST_P(FailingNode, StartsAllAgain) {
+TEST_P(FailingNode, RestartsAllRanks) {
   Ports ports;
   std::string program =
       "echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
       "test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0; test $GROUP_RANK = " +
       std::to_string(GetParam()) + " && exit 7; sleep 1000";
-  // Node 0 says how often; the other is told.
+  // Node 0's --max-restarts counts for both.
   auto first = ports.start(2, 0, {"--max-restarts", "3", "sh", "-c", program});
   auto second = ports.start(2, 1, {"sh", "-c", program});
   for (auto* node : {first.get(), second.get()}) {
@@ -138,17 +139,17 @@ TEST_P(FailingNode, AProgramThatIsMissingOnOneNodeEndsBoth) {
   for (auto* node : {first.get(), second.get()}) {
     EXPECT_EQ(node->wait(), 127);
     EXPECT_TRUE(
-        has(node->err(), "cannot run \"no-such-program\": No such file or directory on node " +
+        has(node->err(), "can't run \"no-such-program\": No such file or directory on node " +
                              std::to_string(victim)));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Node, FailingNode, testing::Values(0, 1));
 
-TEST(Nodes, ANodeThatFinishedStillHearsOfAFailure) {
+TEST(Nodes, ANodeThatFinishedStillLearnsOfAFailure) {
   Ports ports;
   Folder folder;
-  // Node 1's rank is gone, with 0, before node 0's fails.
+  // Node 1's rank has exited with 0 before node 0's fails.
   const char* program =
       "test $RANK = 1 && { echo $$ > $0/gone; exit 0; }; "
       "while ! test -s $0/gone || kill -0 $(cat $0/gone) 2> /dev/null && "
@@ -165,10 +166,10 @@ TEST(Nodes, MissingNodesAreNamed) {
   auto first = ports.start(4, 0, {"--rendezvous-timeout", "3", "echo", "started"});
   auto third = ports.start(4, 2, {"--rendezvous-timeout", "100", "echo", "started"});
   EXPECT_EQ(first->wait(), 1);
-  EXPECT_TRUE(has(first->err(), "node 1, 3 did not come within 3 s."));
+  EXPECT_TRUE(has(first->err(), "node 1, 3 didn't join within 3 s."));
   EXPECT_TRUE(has(first->err(), "HINT:"));
-  EXPECT_EQ(third->wait(), 1);  // told by node 0, long before its own time is over
-  EXPECT_TRUE(has(third->err(), "node 1, 3 did not come within 3 s."));
+  EXPECT_EQ(third->wait(), 1);  // node 0 tells it, long before its own timeout
+  EXPECT_TRUE(has(third->err(), "node 1, 3 didn't join within 3 s."));
   EXPECT_EQ(first->out() + third->out(), "");
 }
 
@@ -191,7 +192,7 @@ TEST(Nodes, DifferentNumbersOfNodesAreShownOnBoth) {
   }
 }
 
-TEST(Nodes, TwoOfTheSameNumberAreAnErrorOnAll) {
+TEST(Nodes, ADuplicateNodeRankIsAnErrorOnAll) {
   Ports ports;
   auto first = ports.start(3, 0, {"echo", "started"});
   auto second = ports.start(3, 1, {"echo", "started"});
@@ -204,7 +205,7 @@ TEST(Nodes, TwoOfTheSameNumberAreAnErrorOnAll) {
 
 TEST(Nodes, AControlPortThatIsTakenIsAnError) {
   Ports ports;
-  FileDescriptor taken = listen_on(ports.control, "the test's");
+  FileDescriptor taken = listen_on(ports.control, "the test's port");
   auto first = ports.start(2, 0, {"echo", "started"});
   EXPECT_EQ(first->wait(), 1);
   EXPECT_TRUE(has(first->err(), "port " + std::to_string(ports.control)));
@@ -217,8 +218,8 @@ TEST(Nodes, StrangersOnTheControlPortDoNoHarm) {
   std::vector<Connection> strangers;
   std::string problem;
   for (const char* words : {"\"GET / HTTP/1.1\"", "{}", "[1]", "{\"version\": \"x\"}",
-                            "{\"version\": 1, \"node\": 77, \"nnodes\": 2, \"nproc\": 1}",
-                            "{\"version\": 1, \"node\": 1, \"nnodes\": 2, \"nproc\": -1}"}) {
+                            "{\"version\": 2, \"node\": 77, \"nnodes\": 2, \"nproc\": 1}",
+                            "{\"version\": 2, \"node\": 1, \"nnodes\": 2, \"nproc\": -1}"}) {
     ASSERT_TRUE(eventually([&] {
       auto connection = Connection::open("127.0.0.1", ports.control, 1, problem);
       if (!connection) return false;

@@ -11,7 +11,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-TEST(ParseEndpoint, TakesNamesAndBothKindsOfAddresses) {
+TEST(ParseEndpoint, AcceptsNamesIpv4AndIpv6) {
   auto check = [](const char* text, const char* host, int port) {
     auto endpoint = parse_endpoint(text, "--master");
     EXPECT_EQ(endpoint.host, host) << text;
@@ -24,12 +24,12 @@ TEST(ParseEndpoint, TakesNamesAndBothKindsOfAddresses) {
   check("[::1]", "::1", 0);
 }
 
-TEST(ParseEndpoint, RefusesTheRestWithAHint) {
+TEST(ParseEndpoint, RejectsAnythingElseWithAHint) {
   for (const char* text : {"", ":1", "a:b", "a:0", "a:65536", "a:-1", "a:1x", "::1", "[::1", "[]:1",
                            "[::1]1", "a:", "a:1:2", "a:99999999999999999999"}) {
     try {
       parse_endpoint(text, "--master");
-      ADD_FAILURE() << "\"" << text << "\" was taken";
+      ADD_FAILURE() << "\"" << text << "\" was accepted";
     } catch (const Error& problem) {
       EXPECT_NE(problem.message().find("--master"), std::string::npos) << problem.what();
       EXPECT_FALSE(problem.hint().empty()) << problem.what();
@@ -50,7 +50,7 @@ TEST(CommandFor, RunsPythonForScriptsAndModulesOnly) {
   EXPECT_THROW(command_for({"pkg"}, true, true), Error);
 }
 
-TEST(Complete, PutsTheControlPortAfterTheMasters) {
+TEST(Complete, DefaultsTheControlPortToTheMasterPortPlusOne) {
   Options options;
   options.nnodes = 2;
   options.node_rank = 1;
@@ -60,13 +60,13 @@ TEST(Complete, PutsTheControlPortAfterTheMasters) {
   EXPECT_EQ(options.control_port, 29501);
 }
 
-TEST(Complete, LeavesAFreePortToOneNode) {
+TEST(Complete, LeavesThePortOfOneNodeToTheLauncher) {
   Options options;
   complete(options);
   EXPECT_EQ(options.master_port, 0);
 }
 
-TEST(ParseNnodes, TakesTorchrunsFixedRange) {
+TEST(ParseNnodes, AcceptsTorchrunsFixedRange) {
   EXPECT_EQ(parse_nnodes("3"), 3);
   EXPECT_EQ(parse_nnodes("2:2"), 2);
   EXPECT_THROW(parse_nnodes("1:4"), Error);

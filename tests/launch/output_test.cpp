@@ -24,7 +24,7 @@ Words split(const Words& reads) {
   return pieces;
 }
 
-TEST(LineSplitter, HoldsAnUnfinishedLine) {
+TEST(LineSplitter, KeepsAnIncompleteLine) {
   EXPECT_EQ(split({"one\ntw", "o\n", "thr"}), (Words{"one\n", "two\n", "rest:thr"}));
 }
 
@@ -34,7 +34,7 @@ TEST(LineSplitter, ACarriageReturnEndsARewrittenLineOnly) {
   EXPECT_EQ(split({"dos\r\nline\r", "\n"}), (Words{"dos\r\n", "line\r\n", "rest:"}));
 }
 
-TEST(LineSplitter, NoCutOfTheReadsChangesOrLosesBytes) {
+TEST(LineSplitter, NoSplitOfTheReadsChangesOrLosesBytes) {
   std::string text = "a\r\nbb\rccc\n\n\xff\xfe" + std::string(1, 0) + "\r\r\nlast", joined;
   for (size_t first = 0; first <= text.size(); ++first) {
     for (size_t second = first; second <= text.size(); ++second) {
@@ -52,7 +52,7 @@ TEST(LineSplitter, NoCutOfTheReadsChangesOrLosesBytes) {
   }
 }
 
-TEST(LineSplitter, AnEndlessLineIsPassedOnInParts) {
+TEST(LineSplitter, AVeryLongLineIsPassedOnInParts) {
   LineSplitter splitter;
   Words pieces;
   std::string text(3 * LineSplitter::kLongest + 5, 'x');
@@ -87,7 +87,7 @@ TEST(LastLines, LongLinesAreCut) {
   EXPECT_LE(last.lines()[0].size(), LastLines::kLongest + 3);
 }
 
-TEST(RankPrefix, IsAsWideAsTheLargestRank) {
+TEST(RankPrefix, IsPaddedToTheWidthOfTheLargestRank) {
   EXPECT_EQ(rank_prefix(3, 4), "[3] ");
   EXPECT_EQ(rank_prefix(3, 10), "[3] ");
   EXPECT_EQ(rank_prefix(3, 11), "[ 3] ");
@@ -95,7 +95,7 @@ TEST(RankPrefix, IsAsWideAsTheLargestRank) {
   EXPECT_EQ(rank_prefix(0, 1), "[0] ");
 }
 
-// A pipe as the reader of a Writer.
+// A pipe that reads what a Writer writes.
 struct Reader {
   Reader() {
     if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
@@ -131,6 +131,30 @@ TEST(Screen, ALineLeftOpenIsEndedBeforeAnotherRankWrites) {
             "[0] one\n[1] half and half\n[1] open\n[0] two\n[0] open\nfsdp: word\n");
 }
 
+TEST(Screen, ALiveLineIsClearedBeforeOthersWrite) {
+  auto shown = [](bool colour) {
+    Reader reader;
+    Writer writer(reader.ends[1]);
+    Screen screen(writer, colour);
+    screen.show(0, "", "step 1\r");
+    screen.say("fsdp: word\n");
+    screen.show(0, "", "\r");
+    screen.show(0, "", "step 2");
+    screen.show(0, "", "\r");
+    screen.show(0, "", "step 3");
+    screen.show(0, "", "a warning\n", 1);
+    screen.show(0, "", "\r");
+    screen.show(0, "", "step 4\n");
+    screen.show(1, "", "done\n");
+    writer.write_some();
+    return reader.read_all();
+  };
+  EXPECT_EQ(shown(true),
+            "step 1\x1b[K\r\r\x1b[Kfsdp: word\n\x1b[K\rstep 2\x1b[K\rstep 3\r\x1b[Ka warning\n"
+            "\x1b[K\rstep 4\ndone\n");
+  EXPECT_EQ(shown(false), "step 1\r\nfsdp: word\n\rstep 2\rstep 3\na warning\n\rstep 4\ndone\n");
+}
+
 TEST(Screen, ColoursThePrefixOnlyWhereAsked) {
   Reader reader;
   Writer writer(reader.ends[1]);
@@ -148,13 +172,13 @@ TEST(Writer, NeverBlocksAndLosesNothing) {
   writer.push(text);
   EXPECT_TRUE(writer.full());
   while (writer.pending() > 0) {
-    writer.write_some();  // returns although nobody reads meanwhile
+    writer.write_some();  // must return although nothing reads the pipe meanwhile
     received += reader.read_all();
   }
   EXPECT_TRUE(received == text);
 }
 
-TEST(Writer, KnowsThatNobodyReads) {
+TEST(Writer, NoticesThatTheReaderIsGone) {
   struct sigaction ignore = {}, before;
   ignore.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &ignore, &before);
@@ -170,7 +194,7 @@ TEST(Writer, KnowsThatNobodyReads) {
   sigaction(SIGPIPE, &before, nullptr);
 }
 
-TEST(Failure, ComesBackFromItsMessage) {
+TEST(Failure, SurvivesARoundTripThroughJson) {
   Failure failure;
   failure.kind = Failure::kRank;
   failure.node = 1;
@@ -196,7 +220,7 @@ TEST(Failure, ReportShowsTheLastLinesAndAHint) {
             "  Its last lines:\n"
             "    what it said\n"
             "  3 other ranks were ended.\n"
-            "  HINT: all that it printed is in logs/rank-2.log.\n");
+            "  HINT: its full output is in logs/rank-2.log.\n");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// fsdp run on one node, as a user sees it: the real binary with small shell programs.
+// fsdp run on one node as a user sees it: the real binary with small shell programs as ranks.
+// stop_test.cpp has the grace after a signal.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -28,11 +29,7 @@ AssertionResult has_not(const std::string& text, const std::string& part) {
   return AssertionFailure() << "\"" << part << "\" in:\n" << text;
 }
 
-bool is_gone(pid_t pid) {
-  return pid > 0 && eventually([&] { return !is_alive(pid); });
-}
-
-// A program that says that it is there and then waits to be ended; $1 is a folder for the pids.
+// A program that writes its pid and its child's to the folder $0, then waits for a signal.
 const char* const kWaits = "echo $$ > $0/rank-$RANK; sleep 1000 & echo $! > $0/child-$RANK; wait";
 
 TEST(Run, EveryRankHasItsVariables) {
@@ -54,7 +51,7 @@ TEST(Run, TorchrunsSpellingsWork) {
   EXPECT_EQ(run.out_lines(), (Words{"[0] 0", "[1] 1"})) << run.err();
 }
 
-TEST(Run, TheProgramsArgumentsAreItsOwn) {
+TEST(Run, PassesArgumentsToTheProgramUnchanged) {
   for (bool dashes : {false, true}) {
     Words arguments = {"-n", "2"};
     if (dashes) arguments.push_back("--");
@@ -77,7 +74,7 @@ TEST(Run, AProgramMayBeNamedLikeACommand) {
     arguments.push_back("doctor");
     Launched run(fsdp_run(arguments), {"PATH=/nowhere"});
     EXPECT_EQ(run.wait(), 127);
-    EXPECT_TRUE(has(run.err(), "cannot run \"doctor\""));
+    EXPECT_TRUE(has(run.err(), "can't run \"doctor\""));
   }
 }
 
@@ -93,7 +90,7 @@ TEST(Run, OneRankHasNoPrefixUnlessAsked) {
   EXPECT_EQ(without.out(), "text\ntext\n");
 }
 
-TEST(Run, StreamsStayApartAndTheLastLineNeedsNoEnd) {
+TEST(Run, StreamsStaySeparateAndTheLastLineNeedsNoNewline) {
   Launched run(fsdp_run({"-n", "2", "sh", "-c", "printf out; printf err >&2"}));
   EXPECT_EQ(run.wait(), 0);
   EXPECT_TRUE(has(run.out(), "[0] out"));
@@ -110,7 +107,7 @@ TEST(Run, TheSignalThatKilledARankIsShownAndReturned) {
   EXPECT_TRUE(has(run.err(), "was killed by signal 9 (SIGKILL)."));
   EXPECT_TRUE(has(run.err(), "    last words\n"));
   EXPECT_TRUE(has(run.err(), "2 other ranks were ended."));
-  EXPECT_TRUE(has(run.err(), "HINT: the kernel kills like this when memory runs out"));
+  EXPECT_TRUE(has(run.err(), "HINT: the kernel kills a process this way when memory runs out"));
 }
 
 TEST(Run, TheExitCodeOfARankIsReturnedWithItsLastLines) {
@@ -122,7 +119,7 @@ TEST(Run, TheExitCodeOfARankIsReturnedWithItsLastLines) {
   EXPECT_TRUE(has(run.err(), "    50\n"));
   EXPECT_TRUE(has(run.err(), "    problem\n"));
   EXPECT_TRUE(has_not(run.err(), "    10\n"));
-  EXPECT_TRUE(has(run.err(), "HINT: run it with --log-dir"));
+  EXPECT_TRUE(has(run.err(), "HINT: run with --log-dir"));
 }
 
 TEST(Run, RanksMayFinishAtDifferentTimes) {
@@ -137,7 +134,7 @@ TEST(Run, RanksMayFinishAtDifferentTimes) {
   EXPECT_EQ(run.out(), "[1] later\n");
 }
 
-TEST(Run, ARankThatIgnoresSigtermIsKilledAfterTheGrace) {
+TEST(Run, ARankThatIgnoresSigtermAfterAFailureIsKilledAfterTheGrace) {
   Folder folder;
   Launched run(fsdp_run({"-n", "2", "--grace", "0.2", "sh", "-c",
                          "if test $RANK = 0; then trap '' TERM; echo $$ > $0/pid; "
@@ -145,7 +142,7 @@ TEST(Run, ARankThatIgnoresSigtermIsKilledAfterTheGrace) {
                          "while ! test -s $0/pid; do sleep 0.01; done; exit 3",
                          folder.path()}));
   EXPECT_EQ(run.wait(), 3);
-  EXPECT_TRUE(has(run.err(), "1 rank did not end within the grace: killing (SIGKILL)."));
+  EXPECT_TRUE(has(run.err(), "1 rank didn't end within 0.2 s of SIGTERM: killing (SIGKILL)."));
   EXPECT_TRUE(has_not(run.err(), "left behind"));
   EXPECT_TRUE(is_gone(folder.read_pid("pid")));
 }
@@ -178,16 +175,16 @@ TEST(Run, ASecondInterruptKillsAtOnce) {
   run.signal(SIGINT);
   EXPECT_TRUE(eventually([&] { return has(run.err(), "interrupted by SIGINT").operator bool(); }));
   EXPECT_TRUE(is_alive(first));
-  EXPECT_TRUE(eventually([&] {  // one that comes too soon after the first counts as the same
+  EXPECT_TRUE(eventually([&] {  // one that follows the first too soon counts as the same
     run.signal(SIGINT);
-    return has(run.err(), "killing (SIGKILL)").operator bool();
+    return has(run.err(), "killing 2 ranks (SIGKILL).").operator bool();
   }));
   EXPECT_EQ(run.wait(), 128 + SIGINT);
   EXPECT_FALSE(is_alive(first));
   EXPECT_FALSE(is_alive(second));
 }
 
-TEST(Run, RanksThatAnswerAnInterruptWithZeroHaveNotFailed) {
+TEST(Run, RanksThatSaveAndExitWithZeroAfterASignalHaveNotFailed) {
   Folder folder;
   Launched run(fsdp_run({"-n", "2", "sh", "-c",
                          "trap 'echo saved; exit 0' INT; echo $$ > $0/rank-$RANK; "
@@ -243,7 +240,7 @@ TEST(Run, CtrlCOnATerminalEndsTheRanksAndLinesAreColoured) {
   close(terminal);
 }
 
-TEST(Run, AllRanksStartAgainAfterAFailure) {
+TEST(Run, AllRanksRestartAfterAFailure) {
   Folder folder;
   Launched run(fsdp_run({"-n", "2", "--max-restarts", "3", "sh", "-c",
                          "echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
@@ -261,14 +258,14 @@ TEST(Run, AllRanksStartAgainAfterAFailure) {
   EXPECT_NE(folder.read("port-0"), folder.read("port-1"));
 }
 
-TEST(Run, RestartsEnd) {
+TEST(Run, RestartsAreLimited) {
   Launched run(fsdp_run({"-n", "2", "--max-restarts", "2", "sh", "-c", "exit 4"}));
   EXPECT_EQ(run.wait(), 4);
   EXPECT_TRUE(has(run.err(), "restart 2 of 2."));
   EXPECT_TRUE(has(run.err(), "giving up after restart 2."));
 }
 
-TEST(Run, AnInterruptIsNotFollowedByARestart) {
+TEST(Run, AnInterruptCausesNoRestart) {
   Folder folder;
   Launched run(fsdp_run({"-n", "2", "--max-restarts", "1000", "sh", "-c", kWaits, folder.path()}));
   folder.read_pid("child-0");
@@ -278,7 +275,7 @@ TEST(Run, AnInterruptIsNotFollowedByARestart) {
   EXPECT_TRUE(has_not(run.err(), "restart"));
 }
 
-TEST(Run, LogsHoldBothStreamsOfARankAndItsRestarts) {
+TEST(Run, LogsHoldBothStreamsAndRestarts) {
   Folder folder;
   Launched run(
       fsdp_run({"-n", "2", "--max-restarts", "1", "--log-dir", folder / "deep/logs", "sh", "-c",
@@ -296,10 +293,10 @@ TEST(Run, LogsHoldBothStreamsOfARankAndItsRestarts) {
       EXPECT_TRUE(has(part, "err " + rank + "\n"));
     }
   }
-  EXPECT_TRUE(has(run.err(), "HINT: all that it printed is in " + (folder / "deep/logs/rank-")));
+  EXPECT_TRUE(has(run.err(), "HINT: its full output is in " + (folder / "deep/logs/rank-")));
 }
 
-TEST(Run, AnUnusableLogFolderIsAnErrorBeforeAnythingStarts) {
+TEST(Run, AnUnwritableLogFolderIsAnErrorBeforeAnythingStarts) {
   Folder folder;
   std::ofstream(folder / "file") << "x";
   Launched run(
@@ -321,14 +318,14 @@ TEST(Run, AProgramThatCannotBeExecutedIsNamedWithTheReason) {
     std::string reason, hint;
   };
   for (const auto& [program, code, reason, hint] :
-       {Case{"no-such-program", 127, "No such file or directory", "it is not in PATH"},
+       {Case{"no-such-program", 127, "No such file or directory", "it isn't in PATH"},
         Case{folder / "missing", 127, "No such file or directory", "there is no such file"},
         Case{folder / "script", 127, "No such file or directory", "interpreter"},
         Case{folder / "data", 126, "Permission denied", "chmod +x"},
         Case{folder.path(), 126, "Permission denied", "is it a program?"}}) {
     Launched run(fsdp_run({"-n", "2", program, "argument"}));
     EXPECT_EQ(run.wait(), code) << program;
-    EXPECT_TRUE(has(run.err(), "cannot run \"" + program + "\": " + reason + "."));
+    EXPECT_TRUE(has(run.err(), "can't run \"" + program + "\": " + reason + "."));
     EXPECT_TRUE(has(run.err(), "HINT: "));
     EXPECT_TRUE(has(run.err(), hint));
     EXPECT_TRUE(has_not(run.err(), "exited"));
@@ -345,29 +342,29 @@ TEST(Run, BadFlagsAreErrorsWithAHint) {
            Case{{"-n", "2"}, "no program to run"},
            Case{{"-n", "2", "--"}, "no program to run"},
            Case{{"-n", "2", "--", ""}, "no program to run"},
-           Case{{"-n", "0", "true"}, "-n \"0\" is not a number of ranks"},
-           Case{{"-n", "-3", "true"}, "-n \"-3\" is not a number of ranks"},
-           Case{{"-n", "two", "true"}, "-n \"two\" is not a number of ranks"},
-           Case{{"-n", "2.5", "true"}, "-n \"2.5\" is not a number of ranks"},
-           Case{{"-n", "1000000", "true"}, "more than one machine can carry"},
-           Case{{"-n", "99999999999999999999", "true"}, "is not a number of ranks"},
+           Case{{"-n", "0", "true"}, "-n \"0\" isn't a number of ranks"},
+           Case{{"-n", "-3", "true"}, "-n \"-3\" isn't a number of ranks"},
+           Case{{"-n", "two", "true"}, "-n \"two\" isn't a number of ranks"},
+           Case{{"-n", "2.5", "true"}, "-n \"2.5\" isn't a number of ranks"},
+           Case{{"-n", "1000000", "true"}, "too many ranks for one machine"},
+           Case{{"-n", "99999999999999999999", "true"}, "isn't a number of ranks"},
            Case{{"-n"}, "-n"},
            Case{{"--nope", "true"}, "there is no flag --nope"},
            Case{{"-x", "true"}, "there is no flag -x"},
            Case{{"--nnodes", "0", "true"}, "--nnodes \"0\""},
-           Case{{"--nnodes", "1:3", "true"}, "varying number of nodes"},
+           Case{{"--nnodes", "1:3", "true"}, "variable number of nodes"},
            Case{{"--nnodes", "2", "true"}, "--nnodes 2 needs --master"},
            Case{{"--nnodes", "2", "--node-rank", "2", "--master", "a:1", "true"}, "out of range"},
            Case{{"--node-rank", "1", "true"}, "out of range"},
            Case{{"--node-rank", "-1", "true"}, "--node-rank \"-1\""},
            Case{{"--node-rank", "x", "true"}, "--node-rank \"x\""},
-           Case{{"--nnodes", "2", "--master", "host:port", "true"}, "\"port\" is not a port"},
-           Case{{"--nnodes", "2", "--master", "host:70000", "true"}, "\"70000\" is not a port"},
-           Case{{"--nnodes", "2", "--master", ":1", "true"}, "is not HOST:PORT"},
+           Case{{"--nnodes", "2", "--master", "host:port", "true"}, "\"port\" isn't a port"},
+           Case{{"--nnodes", "2", "--master", "host:70000", "true"}, "\"70000\" isn't a port"},
+           Case{{"--nnodes", "2", "--master", ":1", "true"}, "isn't HOST:PORT"},
            Case{{"--nnodes", "2", "--master", "host:65535", "true"}, "65536"},
            Case{{"--nnodes", "2", "--master", "h:5000", "--control-port", "5000", "true"},
                 "--control-port"},
-           Case{{"--master", "a:1", "--master-port", "1", "true"}, "the same twice"},
+           Case{{"--master", "a:1", "--master-port", "1", "true"}, "--master excludes"},
            Case{{"--standalone", "--nnodes", "2", "true"}, "--standalone"},
            Case{{"--max-restarts", "-1", "true"}, "--max-restarts"},
            Case{{"--max-restarts", "x", "true"}, "--max-restarts"},
@@ -396,7 +393,7 @@ TEST(Run, HelpShowsExamples) {
 
 TEST(Run, AMasterPortThatIsTakenIsAnErrorBeforeAnythingStarts) {
   int port = free_port();
-  FileDescriptor taken = listen_on(port, "the test's");
+  FileDescriptor taken = listen_on(port, "the test's port");
   Launched run(fsdp_run({"-n", "1", "--master-port", std::to_string(port), "echo", "started"}));
   EXPECT_EQ(run.wait(), 1);
   EXPECT_TRUE(has(run.err(), "port " + std::to_string(port)));
@@ -404,7 +401,7 @@ TEST(Run, AMasterPortThatIsTakenIsAnErrorBeforeAnythingStarts) {
   EXPECT_EQ(run.out(), "");
 }
 
-TEST(Run, AFloodOfLinesArrivesWhole) {
+TEST(Run, ManyLinesArriveWhole) {
   Launched run(fsdp_run({"-n", "4", "seq", "1", "50000"}));
   EXPECT_EQ(run.wait(), 0);
   std::vector<int> next(4, 1);
@@ -417,16 +414,16 @@ TEST(Run, AFloodOfLinesArrivesWhole) {
   EXPECT_EQ(next, std::vector<int>(4, 50001));
 }
 
-TEST(Run, AnEndlessLineDoesNotFillTheMemory) {
+TEST(Run, AVeryLongLineDoesNotFillTheMemory) {
   Launched run(fsdp_run({"-n", "1", "sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x; exit 9"}));
   EXPECT_EQ(run.wait(), 9);
   EXPECT_TRUE(run.out() == std::string(3000000, 'x'));
   EXPECT_LT(run.err().size(), 5000u);
 }
 
-// The reader of our output does not read; the launcher must still hear signals, end its ranks, and
-// end.
-TEST(Run, AStuckReaderDoesNotKeepTheLauncherFromEnding) {
+// The reader of the launcher's output is stuck. The launcher must still handle signals, end its
+// ranks and exit.
+TEST(Run, AStuckReaderDoesNotBlockTheLauncher) {
   Folder folder;
   Launched pipeline({"sh", "-c",
                      "{ \"$1\" run -n 2 --grace 0.2 sh -c 'echo $$ > $0/rank-$RANK; "
@@ -443,7 +440,7 @@ TEST(Run, AStuckReaderDoesNotKeepTheLauncherFromEnding) {
   EXPECT_EQ(pipeline.wait(), 0);
 }
 
-TEST(Run, AReaderThatIsSlowGetsEverything) {
+TEST(Run, ASlowReaderGetsEverything) {
   Folder folder;
   Launched pipeline({"sh", "-c",
                      "\"$1\" run -n 1 sh -c 'seq 1 500000' | "
@@ -477,7 +474,7 @@ TEST(Run, AReaderThatLeavesEndsTheRanksQuietly) {
   EXPECT_TRUE(is_gone(folder.read_pid("rank-0")));
 }
 
-TEST(Run, WhatARankLeavesBehindEndsWithTheRun) {
+TEST(Run, ChildrenOfRanksEndWithTheRun) {
   Folder folder;
   Launched run(fsdp_run(
       {"-n", "2", "sh", "-c", "sleep 1000 & echo $! > $0/child-$RANK; echo done", folder.path()}));
@@ -487,7 +484,7 @@ TEST(Run, WhatARankLeavesBehindEndsWithTheRun) {
   EXPECT_FALSE(is_alive(folder.read_pid("child-1")));
 }
 
-TEST(Run, APipeHeldOpenByAStrangerDoesNotHangTheLauncher) {
+TEST(Run, APipeHeldOpenByADaemonDoesNotHangTheLauncher) {
   Folder folder;
   Launched run(fsdp_run({"-n", "1", "sh", "-c",
                          "setsid sh -c 'echo $$ > $0/child; exec sleep 1000' $0 & "
@@ -498,7 +495,7 @@ TEST(Run, APipeHeldOpenByAStrangerDoesNotHangTheLauncher) {
   kill(folder.read_pid("child"), SIGKILL);
 }
 
-TEST(Run, ThreadsAreCoresOverRanksUnlessSet) {
+TEST(Run, ThreadsAreCoresDividedByRanksUnlessSet) {
   Launched run(fsdp_run({"-n", "2", "sh", "-c", "echo $OMP_NUM_THREADS"}), {"OMP_NUM_THREADS"});
   EXPECT_EQ(run.wait(), 0);
   std::string threads = std::to_string(std::max(1, available_cores() / 2));
@@ -508,7 +505,7 @@ TEST(Run, ThreadsAreCoresOverRanksUnlessSet) {
   EXPECT_EQ(set.out_lines(), (Words{"[0] 7", "[1] 7"}));
 }
 
-TEST(Run, AutoIsCoresWhereNoGpuIsVisible) {
+TEST(Run, AutoIsOneRankPerCoreIfNoGpuIsVisible) {
   Launched run(fsdp_run({"-n", "auto", "sh", "-c", "echo $WORLD_SIZE"}), {"CUDA_VISIBLE_DEVICES="});
   EXPECT_EQ(run.wait(), 0);
   std::string cores = std::to_string(available_cores());
@@ -516,10 +513,10 @@ TEST(Run, AutoIsCoresWhereNoGpuIsVisible) {
   EXPECT_EQ(run.out_lines().size(), static_cast<size_t>(available_cores()));
 }
 
-TEST(Run, APythonFileGoesToPython) {
+TEST(Run, RunsAPythonFileInPython) {
   Folder folder;
   std::ofstream(folder / "train.py") << "echo interpreted $RANK $1\n";
-  // Any interpreter that takes -u will do.
+  // Any interpreter that accepts -u works.
   Launched run(fsdp_run({"-n", "2", folder / "train.py", "x"}), {"PYTHON_EXEC=sh"});
   EXPECT_EQ(run.wait(), 0) << run.err();
   EXPECT_EQ(run.out_lines(), (Words{"[0] interpreted 0 x", "[1] interpreted 1 x"}));
@@ -532,7 +529,7 @@ TEST(Run, OnlyRankZeroReadsStandardInput) {
   EXPECT_EQ(pipeline.out_lines(), (Words{"[0] end", "[0] hello", "[1] end"}));
 }
 
-TEST(Run, ClosedStandardStreamsAreNoTrap) {
+TEST(Run, WorksWithClosedStandardStreams) {
   Folder folder;
   Launched pipeline(
       {"sh", "-c",

@@ -1,5 +1,5 @@
-// Activation offload: what is copied, when, and how much stays on the device. That gradients are
-// the same is in the other files too: each of their cases is also run offloaded.
+// Activation offload: what is copied, when, and how much stays on the device. The other files check
+// gradients: each of their cases also runs offloaded.
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
 
@@ -46,7 +46,7 @@ Make transformer(int64_t depth) {
   };
 }
 
-TEST_F(Offload, KeepsAsMuchOnTheDeviceForManyBlocksAsForFew) {
+TEST_F(Offload, DeviceMemoryDoesNotGrowWithTheNumberOfBlocks) {
   auto per_block = [](RunOptions options) {
     return static_cast<double>(run(transformer(12), options).kept -
                                run(transformer(6), options).kept) /
@@ -55,7 +55,7 @@ TEST_F(Offload, KeepsAsMuchOnTheDeviceForManyBlocksAsForFew) {
   double d = 32, rows = 32 * TransformerImpl::kTokens, weights = 12 * d * d + 4 * d;
   double plain = per_block({.recompute = false}), less = per_block({.mode = Recompute::OFFLOAD});
   EXPECT_GT((plain - weights) / (rows * d), 14);
-  // What the module keeps anyway is not moved: weights and norms, which are not sharded here.
+  // The unsharded weights and norms aren't offloaded: the module keeps them anyway.
   EXPECT_NEAR((less - weights) / (rows * d), 0, 1e-6);
 }
 
@@ -80,23 +80,23 @@ TEST_F(Offload, QueriesKeysAndValuesAreCopiedOnce) {
   at::Tensor loss = offloaded([&] {
     return fsdp::nn::rope_attention(qkv * 2, cos, sin, /*heads=*/2, /*kv_heads=*/1).square().sum();
   });
-  // Both tables, what attention reads, its result, and the logarithms of its sums.
+  // Both tables, attention's input, its result, and the log-sum-exps.
   EXPECT_EQ(out(), 5);
   loss.backward();
 }
 
-TEST_F(Offload, PartsOfAStorageThatAreWrittenOneAfterTheOtherAreEachAsTheyWereSaved) {
+TEST_F(Offload, EachPartOfAStorageIsRestoredAsItWasSaved) {
   at::Tensor x = at::randn({64, 8}).requires_grad_(true);
   auto code = [&] {
     auto parts = (x * 1).unsafe_chunk(2, 1);
-    parts[0].sigmoid_();  // saved when the other half is not written yet
+    parts[0].sigmoid_();  // saved before the other half is written
     parts[1].tanh_();
     return (parts[0].exp() * parts[1].exp()).sum();
   };
   code().backward();
   at::Tensor gradient = x.grad().clone();
   x.mutable_grad().reset();
-  // A region after it, so that the first one leaves.
+  // A second region, so that the first one leaves the device.
   at::Tensor loss = offloaded(code);
   offloaded([&] { return x.exp(); });
   loss.backward();
@@ -107,20 +107,20 @@ TEST_F(Offload, PartsOfAStorageThatAreWrittenOneAfterTheOtherAreEachAsTheyWereSa
 TEST_F(Offload, SmallTensorsStay) {
   offload::smallest_bytes = int64_t{1} << 20;
   at::Tensor small = at::randn({64, 64}).requires_grad_(true);
-  at::Tensor large = at::randn({1 << 18}).requires_grad_(true);  // just 1 MiB
+  at::Tensor large = at::randn({1 << 18}).requires_grad_(true);  // exactly 1 MiB
   at::Tensor loss = offloaded([&] { return small.tanh().exp().sum() * large.tanh().sum(); });
   EXPECT_EQ(out(), 1);
   loss.backward();
 }
 
-TEST_F(Offload, TakesNoMoreHostMemoryFromStepToStep) {
+TEST_F(Offload, HostMemoryDoesNotGrowFromStepToStep) {
   memory::HostPool pool(at::kCPU);
   auto step = [&](std::vector<int64_t> sizes) {
     std::vector<at::Tensor> blocks;
     for (int64_t size : sizes) blocks.push_back(pool.take(size));
     for (size_t i = 0; i < blocks.size(); ++i) {
       EXPECT_EQ(blocks[i].numel(), sizes[i]);
-      for (size_t k = 0; k < i; ++k)  // nothing in common
+      for (size_t k = 0; k < i; ++k)  // they don't overlap
         EXPECT_TRUE(
             blocks[k].const_data_ptr<uint8_t>() + sizes[k] <= blocks[i].const_data_ptr<uint8_t>() ||
             blocks[i].const_data_ptr<uint8_t>() + sizes[i] <= blocks[k].const_data_ptr<uint8_t>());
@@ -137,12 +137,12 @@ TEST_F(Offload, TakesNoMoreHostMemoryFromStepToStep) {
   EXPECT_EQ(pool.size(), first);
 }
 
-TEST_F(Offload, WhatIsAliveAnywayIsCopiedInTheFirstStepOnly) {
+TEST_F(Offload, ATensorThatStaysAliveIsCopiedInTheFirstStepOnly) {
   at::Tensor mask = at::rand({64, 64}), x = at::randn({64, 64}).requires_grad_(true);
   for (int step = 0; step < 3; ++step) {
     int64_t copied = out();
     at::Tensor loss = offloaded([&] { return (x.tanh() * mask).sum(); });
-    offloaded([&] { return x.exp(); });            // the first region leaves
+    offloaded([&] { return x.exp(); });            // the first region leaves the device
     EXPECT_EQ(out() - copied, step == 0 ? 3 : 2);  // tanh, exp, and the mask
     int64_t brought = in();
     loss.backward();
@@ -150,10 +150,10 @@ TEST_F(Offload, WhatIsAliveAnywayIsCopiedInTheFirstStepOnly) {
   }
 }
 
-TEST_F(Offload, TheRegionBeforeIsOnItsWayBackWhenBackwardReachesARegion) {
+TEST_F(Offload, BackwardBringsBackTheRegionBeforeAheadOfTime) {
   at::Tensor x = at::randn({64, 64}).requires_grad_(true);
   at::Tensor h = x;
-  std::vector<int64_t> brought;  // when backward has reached the end of region i
+  std::vector<int64_t> brought;  // copies in when backward reaches the end of region i
   for (int i = 0; i < 4; ++i) {
     h = offloaded([&] { return h.tanh().exp(); });  // 2 storages
     h.register_hook([&](const at::Tensor&) { brought.push_back(in()); });
@@ -162,7 +162,7 @@ TEST_F(Offload, TheRegionBeforeIsOnItsWayBackWhenBackwardReachesARegion) {
   h.reset();
   EXPECT_EQ(out(), 8);
   loss.backward();
-  // The last one has not left; with its first use the third is on its way, and so on.
+  // The last region hasn't left; its first use starts the copies of the third, and so on.
   EXPECT_EQ(brought, (std::vector<int64_t>{0, 2, 4, 6}));
   EXPECT_EQ(in(), 6);
 }
@@ -188,7 +188,7 @@ TEST_F(Offload, ASavedTensorThatIsChangedInPlaceIsAnErrorAsInAPlainRun) {
   }
 }
 
-TEST_F(Offload, ScopesOfAllModesLieInsideEachOther) {
+TEST_F(Offload, ScopesOfAllModesNest) {
   at::Tensor x = at::randn({64, 64}), w = at::randn({64, 64});
   auto gradients = [&](std::optional<Recompute> outer, std::optional<Recompute> inner) {
     at::Tensor a = x.clone().requires_grad_(true), b = w.clone().requires_grad_(true);

@@ -1,5 +1,5 @@
-// What code inside a region may do to tensors: each piece is run plainly, recomputed in full, and
-// recomputed but for its matrix products.
+// What code in a region may do to tensors. Each piece runs plainly, fully recomputed, recomputed
+// except for its matrix products, and offloaded.
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
 #include <torch/library.h>
@@ -21,7 +21,7 @@ struct WeightImpl : torch::nn::Module {
 };
 TORCH_MODULE(Weight);
 
-// Three regions: "a", "b" and "c" each begin where their weight is used.
+// Three regions: "a", "b" and "c" each start where their weight is used.
 struct NetImpl : torch::nn::Module {
   at::Tensor a() { return first->value; }
   at::Tensor b() { return second->value; }
@@ -36,7 +36,7 @@ TORCH_MODULE(Net);
 
 using Piece = std::function<at::Tensor(NetImpl& net, at::Tensor h)>;
 
-// loss = f(x · a) · c, where f is the piece: region "a" holds it all.
+// loss = f(x · a) · c, where f is the piece, all of it in region "a".
 Make with(const Piece& piece) {
   return [piece](Recompute mode) {
     Net net;
@@ -55,7 +55,7 @@ at::Tensor long_way(at::Tensor h) {  // keeps several tensors
 struct NamedPiece {
   const char* name;
   Piece run;
-  bool copies = false;  // constants or buffers are kept that a plain run does not keep
+  bool copies = false;  // keeps constants or buffers that a plain run doesn't
 };
 
 void PrintTo(const NamedPiece& piece, std::ostream* out) {
@@ -123,7 +123,7 @@ const std::vector<NamedPiece> kPieces = {
        at::Tensor z = (y.exp() + h).mul_(0.5).add_(h);
        return (z * 3).sigmoid_() * y;
      }},
-    {"in_place_on_a_product",  // what selective keeps
+    {"in_place_on_a_product",  // which selective keeps
      [](NetImpl&, at::Tensor h) { return long_way(h.add_(1).mul_(0.7)); }},
     {"in_place_on_a_product_that_was_read",
      [](NetImpl&, at::Tensor h) {
@@ -234,8 +234,8 @@ const std::vector<NamedPiece> kPieces = {
      /*copies=*/true},
     {"in_place_on_what_another_region_made",
      [](NetImpl& net, at::Tensor h) {
-       at::Tensor y = h.tanh() * 2, z = y.exp();  // which keeps z
-       at::Tensor shift = net.b().sum();          // region "b" begins
+       at::Tensor y = h.tanh() * 2, z = y.exp();  // exp saves z
+       at::Tensor shift = net.b().sum();          // region "b" starts
        y.add_(shift);
        return z.sin() * y.exp();
      },
@@ -276,9 +276,9 @@ const std::vector<NamedPiece> kPieces = {
 INSTANTIATE_TEST_SUITE_P(Table, Pieces, ::testing::ValuesIn(kPieces),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// --- what must fail, or be kept ---
+// --- what must fail or be kept ---
 
-// The outcomes of both, of which neither may hide an error of the other.
+// Expects that both the plain and the recomputed run fail with `word`.
 void expect_both_fail(const Piece& piece, const std::string& word) {
   Outcome plain = run(with(piece), {.recompute = false, .steps = 1});
   Outcome again = run(with(piece), {.steps = 1});
@@ -301,7 +301,7 @@ TEST(Regions, AnInputThatIsChangedBetweenForwardAndBackwardIsAnError) {
   apply_activation_checkpointing(net, wrap::names({"a", "c"}));
   at::Tensor shift = at::ones({kRows, kWidth});
   at::Tensor loss = long_way(net->x.mm(net->a()) + shift).mm(net->c()).sum();
-  std::thread([&] { shift.add_(1); }).join();  // nobody who records sees it
+  std::thread([&] { shift.add_(1); }).join();  // in a thread that doesn't record
   try {
     loss.backward();
     FAIL() << "no error";
@@ -315,7 +315,7 @@ at::Tensor with_a_secret(at::Tensor x) {
   return x * 2;
 }
 TORCH_LIBRARY(recompute_test, m) {
-  // Its schema says nothing of the write.
+  // Its schema doesn't declare the write.
   m.def("secret", torch::dispatch(c10::DispatchKey::CPU, &with_a_secret));
 }
 
@@ -346,7 +346,7 @@ TEST(Regions, AnExceptionInForwardLeavesNothingBehind) {
       if (fails && ++*calls == 1) {
         try {
           at::Tensor lost = long_way(h.mm(net.b()));
-          lost.mm(at::ones({3, 3}));  // does not fit
+          lost.mm(at::ones({3, 3}));  // throws: the sizes don't match
         } catch (const c10::Error&) {
         }
         throw std::runtime_error("in the middle of forward");
@@ -365,7 +365,7 @@ TEST(Regions, AnExceptionInForwardLeavesNothingBehind) {
             return loss();
           } catch (const std::runtime_error&) {
             failed = true;
-            at::Tensor unrelated = at::ones({4}).exp();  // of nobody's region
+            at::Tensor unrelated = at::ones({4}).exp();  // in no region
             return loss();
           }
         };
@@ -393,7 +393,7 @@ TEST(Regions, AForwardWithoutBackwardIsForgotten) {
   expect_equal(plain, again);
 }
 
-TEST(Regions, RandomNumbersOfAStepThatIsRecordedAsAGraphAreKept) {
+TEST(Regions, RandomNumbersOfAGraphedStepAreKept) {
   Make make = with([](NetImpl&, at::Tensor h) {
     h = at::dropout(h.tanh(), 0.3, true).exp();
     at::Tensor mask = at::empty_like(h).bernoulli_(0.5);
@@ -412,7 +412,7 @@ TEST(Regions, RandomNumbersOfAStepThatIsRecordedAsAGraphAreKept) {
     Outcome again = run(recorded, {.mode = mode});
     expect_equal(plain, again);
     EXPECT_LT(again.kept, plain.kept);
-    // Of the two draws what they were multiplied with, or what came of it.
+    // Each of the two draws keeps its mask or its result.
     EXPECT_GE(again.kept, run(make, {.mode = mode}).kept + 2 * kRows * kWidth);
   }
 }

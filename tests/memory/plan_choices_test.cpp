@@ -1,4 +1,4 @@
-// Plans among each other: kinds, settings that fit, worlds, and what is said about bad ideas.
+// Plans compared with each other: kinds of memory, settings that fit, worlds, and advice.
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
@@ -44,7 +44,7 @@ TEST(Plan, KindsAddUpAndShrinkWithTheWorld) {
   EXPECT_EQ(alone.time.communication, 0);
 }
 
-TEST(Plan, LogitsAreWhatALossOverClassesReadsAndMakes) {
+TEST(Plan, LogitsAreTheInputsAndOutputsOfALossOverClasses) {
   const int64_t vocab = 50000, tokens = 512;
   auto subject = [&](bool ours) {
     return plan_model([=] { return torch::nn::Linear(torch::nn::LinearOptions(64, vocab)); },
@@ -58,7 +58,7 @@ TEST(Plan, LogitsAreWhatALossOverClassesReadsAndMakes) {
   };
   int64_t one = tokens * vocab * 4;
   PlannedMemory classes = plan(subject(false), {.world = 1}).memory;
-  // The logits or their logarithms, and a gradient: at most all of them at once.
+  // The logits or log-softmax, and a gradient: at most all of them at once.
   EXPECT_GE(classes.logits, 2 * one);
   EXPECT_LE(classes.logits, 4 * one + 4096);
   EXPECT_LT(classes.activations + classes.temporaries, one);
@@ -78,7 +78,7 @@ TEST(Plan, ChunkedLogitsAreFewerThanAll) {
   EXPECT_LT(memory.logits, all / 4);
 }
 
-TEST(Plan, OffloadedActivationsLieOnTheHost) {
+TEST(Plan, OffloadedActivationsCountAsHostMemory) {
   PlannedModel subject =
       llama({.vocab = 512, .dim = 256, .layers = 6, .heads = 4, .kv_heads = 2}, 512);
   PlanOptions options = options_for(subject);
@@ -94,7 +94,7 @@ TEST(Plan, OffloadedActivationsLieOnTheHost) {
   EXPECT_GE(away.time.offload, 0);
 }
 
-TEST(Plan, WhatIsOffloadedInPartIsWholeUnits) {
+TEST(Plan, AFractionIsOffloadedInWholeUnits) {
   PlanOptions options = options_for(llama());
   options.gpu = gpu("h100");
   auto on_host = [&](double fraction) {
@@ -105,7 +105,7 @@ TEST(Plan, WhatIsOffloadedInPartIsWholeUnits) {
   EXPECT_EQ(none, 0);
   EXPECT_GT(some, 0);
   EXPECT_LT(some, all);
-  EXPECT_EQ(on_host(0.601), some);  // no unit more
+  EXPECT_EQ(on_host(0.601), some);  // not one unit more
 }
 
 TEST(Plan, HostMemoryForActivationsIsReported) {
@@ -172,7 +172,7 @@ TEST(Plan, OffloadMovesBytesToTheHost) {
   EXPECT_GT(off.time.offload, 0);
 }
 
-// Also of one rank, which without offload gathers and reduces nothing.
+// Includes one rank, which gathers and reduces nothing without offload.
 TEST(Plan, OffloadedModelsHoldOnTheDeviceWhatThePlanSays) {
   const PlannedModel subject = mlp();
   const std::vector<std::pair<ShardingStrategy, int>> ways = {{ShardingStrategy::FULL_SHARD, 0},
@@ -206,7 +206,7 @@ TEST(Plan, OffloadedModelsHoldOnTheDeviceWhatThePlanSays) {
     }
 }
 
-TEST(Plan, WhatIsOffloadedMustFitOnTheHost) {
+TEST(Plan, OffloadMustFitInHostMemory) {
   PlanOptions options = options_for(llama());
   options.world = 16;
   options.ranks_per_node = 8;
@@ -264,7 +264,7 @@ TEST(Plan, TheSurveyMarksTheFastestThatFits) {
   }
 }
 
-TEST(Plan, ADiskIsAChoiceWhereHostMemoryLacks) {
+TEST(Plan, ADiskIsAChoiceIfHostMemoryIsTooSmall) {
   PlannedModel deep = llama(
       {.vocab = 512, .dim = 128, .layers = 12, .heads = 4, .kv_heads = 2});  // units are small
   PlanOptions options = options_for(deep);
@@ -295,14 +295,14 @@ TEST(Plan, ADiskIsAChoiceWhereHostMemoryLacks) {
   const SurveyOptions asked{.strategies = {ShardingStrategy::FULL_SHARD},
                             .recompute = {std::nullopt},
                             .offload = {options.shard.offload}};
-  EXPECT_EQ(survey(deep.model, options, asked).size(), 1);  // whatever there is
+  EXPECT_EQ(survey(deep.model, options, asked).size(), 1);  // the only choice is always planned
   EXPECT_EQ(on_disk(0), 0);
-  // With activations there as well, a disk may not be enough either.
+  // With offloaded activations, a disk may not be enough either.
   EXPECT_LE(on_disk(ranks * host.memory.host), 1);
   EXPECT_GE(on_disk(ranks * (host.memory.host - 1)), 3);
 }
 
-TEST(Plan, HybridSharingIsAChoiceOfSeveralNodes) {
+TEST(Plan, HybridShardingIsAChoiceForSeveralNodes) {
   PlanOptions options = options_for(llama());
   options.gpu = gpu("h100");
   options.gpu->memory = int64_t{2} << 30;
@@ -342,7 +342,7 @@ TEST(Plan, AHybridHoldsWhatANodeOfItsSizeHolds) {
   expect_error([&] { plan(llama().model, options); }, {"HYBRID_SHARD", "groups of 2", "15"});
 }
 
-TEST(Plan, WorldsAreSurveyedAsEachAlone) {
+TEST(Plan, ASurveyOfWorldsMatchesASurveyOfEach) {
   std::vector<PlanOptions> worlds;
   for (int world : {1, 4, 8, 32}) {
     worlds.push_back(options_for(llama()));
@@ -376,7 +376,7 @@ TEST(Plan, WorldsAreSurveyedAsEachAlone) {
   }
 }
 
-TEST(Plan, BadIdeasAreNamed) {
+TEST(Plan, AdvisesAgainstBadSettings) {
   PlanOptions options = options_for(llama());
   options.world = 8;
   options.gpu = gpu("h100");
@@ -394,7 +394,7 @@ TEST(Plan, BadIdeasAreNamed) {
   EXPECT_TRUE(said("does not fit"));
 }
 
-TEST(Plan, AStepThatLooksAtValuesIsRefusedByName) {
+TEST(Plan, AnOperatorThatReadsValuesIsRefusedByName) {
   PlanModel looks = plan_model([] { return torch::nn::Linear(8, 8); },
                                [](torch::nn::Linear& model, const PlanStep& step) {
                                  at::Tensor y = model->forward(at::ones({2, 8}, step.device));
@@ -433,13 +433,13 @@ TEST(OutOfMemory, TheErrorSaysWhatHeldItAndWhatHelps) {
   }
   counted().limit = std::numeric_limits<size_t>::max();
   for (const char* word :
-       {"can't allocate memory", "held:", "optimizer states", "the process had", "planned:", "1. ",
-        "2. ", "3. ", "--activations.mode", "--train.micro_batch 8", "saves"})
+       {"can't allocate memory", "held:", "optimizer states", "the process peaked at",
+        "planned:", "1. ", "2. ", "3. ", "--activations.mode", "--train.micro_batch 8", "saves"})
     EXPECT_TRUE(contains(said, word)) << word << " in\n" << said;
   EXPECT_FALSE(contains(said, "4. "));
 }
 
-TEST(OutOfMemory, OtherErrorsAreNot) {
+TEST(OutOfMemory, OtherErrorsAreNotOutOfMemory) {
   EXPECT_FALSE(is_out_of_memory(Error("no", "")));
   EXPECT_FALSE(is_out_of_memory(std::runtime_error("out of memory")));
   EXPECT_TRUE(is_out_of_memory(std::bad_alloc()));

@@ -1,4 +1,4 @@
-// Plans of models that fill a GPU, against the peak of its allocator. On one rank, where a GPU is.
+// Plans of models that fill a GPU, against the peak of its allocator. Runs on one rank with a GPU.
 #include <ATen/ATen.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/utils.h>
@@ -22,8 +22,8 @@ int64_t allocated(bool peak) {
   return peak ? stats.allocated_bytes[kAll].peak : stats.allocated_bytes[kAll].current;
 }
 
-// cuBLAS keeps a workspace for the thread of the forward and one for that of the backward, for
-// good: they are there before anything is measured, and left out of what is planned.
+// cuBLAS keeps one workspace for the forward thread and one for the backward thread, for good. They
+// are made before anything is measured, and left out of the plan.
 void make_workspaces() {
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     at::Tensor x = at::ones({64, 64}, at::TensorOptions(type).device(test_device()));
@@ -34,7 +34,7 @@ void make_workspaces() {
 
 struct Measured {
   int64_t peak = 0;   // of the allocator, in the third step
-  MemoryReport held;  // of engine and autograd, then
+  MemoryReport held;  // by the engine and autograd, in that step
 };
 
 Measured measured(const PlannedModel& subject, const PlanOptions& options) {
@@ -67,7 +67,7 @@ Measured measured(const PlannedModel& subject, const PlanOptions& options) {
   return found;
 }
 
-// `held`: what the engine holds and autograd keeps is nearly everything, too.
+// `held`: also expects that the engine and autograd account for nearly all of the peak.
 void expect_close(const PlannedModel& subject, const PlanOptions& options, bool held = false) {
   if (!test_device().is_cuda()) GTEST_SKIP() << "needs a GPU";
   PlannedMemory planned = plan(subject.model, options).memory;
@@ -131,13 +131,13 @@ TEST(PlanCuda, PredictsTheMlp) {
   expect_close(subject, options_for(subject, 64, /*bf16=*/false), /*held=*/true);
 }
 
-// Many blocks: the workspace of a convolution, which nobody can tell beforehand, weighs little.
+// Many blocks, so that the unpredictable workspace of a convolution matters little.
 TEST(PlanCuda, PredictsAResNet) {
   PlannedModel subject = resnet(24, 64, 32);
   expect_close(subject, options_for(subject, 64, /*bf16=*/false));
 }
 
-// One layer, mostly weights: what cuDNN keeps for the backward of its steps is not told to anybody.
+// One layer, mostly weights: cuDNN doesn't report what it keeps for backward.
 TEST(PlanCuda, PredictsAnLstm) {
   PlannedModel subject = lstm(2048, 2048, 1, 16);
   expect_close(subject, options_for(subject, 16, /*bf16=*/false));

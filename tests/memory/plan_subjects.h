@@ -1,5 +1,5 @@
-// What plans are tried on: models of different kinds, each with a step. Small by default; the tests
-// on a GPU take larger ones.
+// Models of different kinds to plan, each with a step. Small by default; the GPU tests use larger
+// ones.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ struct PlannedModel {
   PlanModel model;
   WrapPolicy wrap = {};
   int64_t batch = 4;
-  bool onednn = true;  // its LSTM packs weights into memory that grows with them alone
+  bool onednn = true;  // off for LSTMs: oneDNN packs their weights into extra memory
 };
 
 inline at::Tensor ids_for(const PlanStep& step, int64_t tokens, int64_t vocab) {

@@ -1,5 +1,5 @@
-// Plans against what is measured: the bytes that a plan predicts are those that LibTorch's CPU
-// allocator hands out when the same steps are taken for real, on as many ranks.
+// Plans against measurements: a plan predicts the bytes that LibTorch's CPU allocator hands out
+// when the same steps really run, on as many ranks.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
@@ -22,7 +22,7 @@ PlanOptions options_for(const PlannedModel& subject) {
           .batch = subject.batch};
 }
 
-// What the CPU's allocator hands out at most in a step like that of the plan.
+// The peak of the CPU's allocator in a step like that of the plan.
 int64_t measured(const PlannedModel& subject, const PlanOptions& options) {
   at::globalContext().setUserEnabledMkldnn(subject.onednn);
   CountingAllocator& counted = testing::counted();
@@ -46,7 +46,8 @@ int64_t measured(const PlannedModel& subject, const PlanOptions& options) {
     optimizer.zero_grad();
   }
   at::globalContext().setUserEnabledMkldnn(true);
-  // Ranks of a host read each other's gradients in memory that is not the allocator's.
+  // Ranks of a host read each other's gradients from shared memory, which the allocator doesn't
+  // count.
   int64_t shared = world_size() > 1 ? sharded.memory().reduce_buffers : 0;
   return static_cast<int64_t>(counted.peak) - before + shared;
 }
@@ -83,7 +84,7 @@ TEST(Plan, PredictsRecomputation) {
   }
 }
 
-// What is computed again of a block takes as much as keeping it: the last one is free.
+// Recomputing a block takes as much memory as keeping it, so keeping the last one is free.
 TEST(Plan, PredictsThatTheLastBlocksAreKept) {
   PlanOptions options = options_for(llama());
   options.recompute = Recompute::FULL;
@@ -100,7 +101,7 @@ TEST(Plan, PredictsThatTheLastBlocksAreKept) {
 
 TEST(Plan, FindsHowManyBlocksNeedNotBeRecomputed) {
   PlanOptions options = options_for(llama());
-  EXPECT_EQ(most_kept(llama().model, options).fits, 0);  // nothing is
+  EXPECT_EQ(most_kept(llama().model, options).fits, 0);  // nothing is recomputed
   options.recompute = Recompute::FULL;
   options.batch = 16;
   KeepLast kept = most_kept(llama().model, options);
@@ -108,7 +109,7 @@ TEST(Plan, FindsHowManyBlocksNeedNotBeRecomputed) {
   EXPECT_EQ(kept.fits, 1);
   options.gpu = gpu("h100");
   kept = most_kept(llama().model, options);
-  EXPECT_EQ(kept.fits, 2);  // of 3: one is to be left
+  EXPECT_EQ(kept.fits, 2);  // of 3: at least one must be recomputed
   int64_t now = plan(llama().model, options).memory.total();
   options.keep_last = kept.free;
   EXPECT_EQ(plan(llama().model, options).memory.total(), now);

@@ -27,9 +27,8 @@ Make transformer(WrapPolicy which = wrap::modules<Block>(), int every = 1, int64
     at::Tensor ids =
         random_integers(0, 0, 0, TransformerImpl::kVocabulary, {kBatch, TransformerImpl::kTokens});
     auto loss = [model, ids]() mutable { return model->loss(ids, ids.roll(1, 1)); };
-    return Subject{
-        model.ptr(), loss,
-        RecomputePolicy(which, {.mode = mode, .every = every, .keep_last = keep_last})};
+    return Subject{model.ptr(), loss,
+                   RecomputePolicy(which, {.mode = mode, .every = every, .keep_last = keep_last})};
   };
 }
 
@@ -52,7 +51,7 @@ TEST(Recompute, AnMlpIsTheSame) {
         return Subject{model.ptr(), [=]() mutable { return model->forward(x).square().mean(); },
                        RecomputePolicy(wrap::modules<nn::Linear>(), {.mode = mode})};
       },
-      {.less = false});  // one activation a layer is an input of the next: there is nothing to win
+      {.less = false});  // each layer's one activation is the next one's input: nothing to save
 }
 
 TEST(Recompute, ATransformerIsTheSame) {
@@ -106,7 +105,7 @@ TEST(Recompute, AConvolutionalNetIsTheSame) {
   expect_same(conv_net(false));
 }
 
-TEST(Recompute, RunningStatisticsOfBatchNormMoveOnce) {
+TEST(Recompute, RunningStatisticsOfBatchNormAreUpdatedOnce) {
   expect_same(conv_net(true));
   expect_same(conv_net(true), {.forwards = 3});
 }
@@ -155,14 +154,14 @@ TEST(Recompute, ABlockThatRunsSeveralTimesIsARegionEachTime) {
 
 // --- which modules ---
 
-TEST(Policies, TakeByTypeNameEveryKthAndFunction) {
+TEST(Policies, MatchByTypeNameEveryKthAndFunction) {
   int64_t all = run(transformer(), {}).kept, none = run(transformer(), {.recompute = false}).kept;
   EXPECT_LT(2 * all, none);
   EXPECT_EQ(run(transformer(wrap::types({"Block"})), {}).kept, all);
   EXPECT_EQ(run(transformer(wrap::names({"blocks.*"})), {}).kept, all);
   auto function = [](const ModuleView& view) { return view.path.starts_with("blocks."); };
   EXPECT_EQ(run(transformer(function), {}).kept, all);
-  // Half of the blocks: in the middle, but for what the ends keep in either case.
+  // Half of the blocks: about halfway between, apart from what is kept in either case.
   int64_t half = run(transformer(wrap::modules<Block>(), 2), {}).kept;
   EXPECT_GT(half, all + (none - all) / 4);
   EXPECT_LT(half, all + 3 * (none - all) / 4);
@@ -188,25 +187,25 @@ TEST(Policies, AFunctionCanGiveEachModuleItsMode) {
   EXPECT_LT(mixed.kept, selective);
 }
 
-TEST(Policies, OfModulesInsideEachOtherTheOuterOneIsTaken) {
+TEST(Policies, OfNestedModulesTheOuterOneIsTheRegion) {
   auto nested = wrap::names({"blocks.*", "blocks.*.**"});
   EXPECT_EQ(run(transformer(nested), {}).kept, run(transformer(), {}).kept);
 }
 
-TEST(Policies, TheModelItselfIsTakenWhereNothingInItIs) {
+TEST(Policies, TheModelItselfIsTheRegionIfNoModuleInItIs) {
   auto root = [](const ModuleView& view) { return view.path.empty(); };
   expect_same(transformer(root));
   EXPECT_LT(run(transformer(root), {}).kept, run(transformer(), {}).kept);
 }
 
-TEST(Policies, TheLastBlocksCanBeLeftAlone) {
+TEST(Policies, KeepLastDoesNotRecomputeTheLastBlocks) {
   Make but_one = transformer(wrap::modules<Block>(), 1, 4, /*keep_last=*/1);
   expect_same(but_one);
   EXPECT_GT(run(but_one, {}).kept, run(transformer(), {}).kept);
   EXPECT_LT(run(but_one, {}).kept, run(transformer(), {.recompute = false}).kept);
 }
 
-TEST(Policies, OneThatTakesNothingIsAnError) {
+TEST(Policies, APolicyThatMatchesNothingIsAnError) {
   Transformer model;
   EXPECT_THROW(apply_activation_checkpointing(model, wrap::names({"nobody"})), Error);
   EXPECT_THROW(RecomputePolicy(wrap::always(), {.every = 0}), Error);
@@ -215,7 +214,7 @@ TEST(Policies, OneThatTakesNothingIsAnError) {
   EXPECT_THROW(apply_activation_checkpointing(model, none_left), Error);
 }
 
-TEST(Policies, ASecondOneReplacesTheFirstAndRemoveEndsIt) {
+TEST(Policies, ASecondPolicyReplacesTheFirstAndRemoveEndsIt) {
   auto second = [](Subject& subject) {
     apply_activation_checkpointing(subject.module, wrap::names({"blocks.0"}));
   };
@@ -229,7 +228,7 @@ TEST(Policies, ASecondOneReplacesTheFirstAndRemoveEndsIt) {
   EXPECT_EQ(none.kept, run(transformer(), {.recompute = false}).kept);
 }
 
-TEST(Policies, TheOptimizerAndTheModelGoOnAsBefore) {
+TEST(Policies, TrainingGivesTheSameParameters) {
   std::vector<std::vector<at::Tensor>> trained;
   for (bool recomputed : {false, true}) {
     torch::manual_seed(3);
@@ -251,9 +250,9 @@ TEST(Policies, TheOptimizerAndTheModelGoOnAsBefore) {
 
 // --- how much is kept ---
 
-// Of one block with rows = batch * tokens and d = 32, in elements a row. Plainly: the input; a norm
-// and its two statistics, twice; q, k, v; attention's result and its statistic a head; the sum; 4 d
-// before and after the activation.
+// One block with rows = batch * tokens and d = 32, in elements per row. A plain run keeps: the
+// input; a norm and its two statistics, twice; q, k, v; attention's result and one statistic per
+// head; the sum; 4 d before and after the activation.
 TEST(Kept, FullIsTheInputsAndSelectiveTheProductsToo) {
   constexpr int64_t kDepth = 12;
   int64_t rows = kBatch * TransformerImpl::kTokens, d = 32;
@@ -268,8 +267,8 @@ TEST(Kept, FullIsTheInputsAndSelectiveTheProductsToo) {
   double plain = per_block({.recompute = false}) - weights;
   double unit = static_cast<double>(rows * d);
   EXPECT_NEAR(full / unit, 1, 0.1);  // the input
-  // And q, k, v (3), attention (1), its projection (1, the sum before the second norm is made of
-  // it), up (4); not down, which nobody needs again.
+  // Plus q, k, v (3), attention (1), its projection (1, for the sum before the second norm) and up
+  // (4); not down, which backward doesn't need.
   EXPECT_NEAR(selective / unit, 10, 0.5);
   EXPECT_GT(plain / unit, 14);
 }

@@ -62,7 +62,7 @@ TEST(Recompute, ReturnsWhatTheCodeReturns) {
   EXPECT_EQ(text, "both");
 }
 
-TEST(Recompute, ScopesLieInsideEachOther) {
+TEST(Recompute, ScopesNest) {
   Outcome plain = outcome(plain_loss);
   auto nested = [](TwoImpl& two) {
     return recompute([&] {
@@ -88,7 +88,7 @@ TEST(Recompute, AScopeInsideARegionOfAPolicyIsTheSame) {
   expect_equal(outcome(plain_loss), outcome(inside, /*policy=*/true));
 }
 
-// Both in scopes of these modes; none: as it is.
+// Runs `code` in a scope of this mode; nullopt: plainly.
 at::Tensor in_scope(std::optional<Recompute> mode, const std::function<at::Tensor()>& code) {
   return mode ? recompute(*mode, code) : code();
 }
@@ -130,7 +130,7 @@ TEST(Recompute, AWriteInTheOuterScopeDoesNotReachWhatAnInnerOneHasRead) {
           return long_way(two.b(long_way(y) * z)).square().sum();
         });
       },
-      {Recompute::FULL, Recompute::SELECTIVE});  // that record the write
+      {Recompute::FULL, Recompute::SELECTIVE});  // the modes that record the write
 }
 
 TEST(Recompute, AnExceptionLeavesTheScope) {
@@ -170,7 +170,7 @@ TEST(Recompute, ABackwardInsideTheCodeIsTheSame) {
   expect_equal(outcome(loss_of(false)), outcome(loss_of(true)));
 }
 
-TEST(Recompute, AGraphThatIsDroppedLeavesNothing) {
+TEST(Recompute, ADroppedGraphLeavesNothing) {
   at::Tensor w = at::randn({64, 64}).requires_grad_(true);
   shard::saved_activations::count(true);
   {

@@ -1,5 +1,5 @@
-// Recomputation of sharded models: training is bit for bit that of the same model sharded without
-// it, on any number of ranks, and what is kept falls.
+// Recomputation of sharded models: training is bit for bit the same as without recomputation, on
+// any number of ranks, and less is kept.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
@@ -30,7 +30,7 @@ struct Training {
 };
 
 Trained train(const Training& training) {
-  if (!test_device().is_cpu())  // where the same sum need not be the same twice
+  if (!test_device().is_cpu())  // a GPU may sum in a different order each time
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   torch::manual_seed(kSeed);
   Built built = training.build();
@@ -85,7 +85,7 @@ void expect_equal(const Trained& plain, const Trained& other) {
   EXPECT_EQ(other.left, 0);
 }
 
-// All modes beside none. Returns what each keeps: none, full, selective, offload.
+// Compares all modes with a plain run. Returns what each keeps: plain, full, selective, offload.
 std::vector<int64_t> expect_same(Training training, const WrapPolicy& which) {
   Trained plain = train(training);
   std::vector<int64_t> kept{plain.kept};
@@ -151,7 +151,7 @@ TEST(ShardedRecompute, ATransformerIsTheSame) {
   }
 }
 
-TEST(ShardedRecompute, WithOtherStrategiesItIsTheSame) {
+TEST(ShardedRecompute, OtherStrategiesAreTheSame) {
   for (auto strategy : {ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::NO_SHARD})
     expect_same(transformer({.strategy = strategy}), wrap::modules<Block>());
 }
@@ -183,7 +183,7 @@ TEST(ShardedRecompute, TheSameElementsAreDropped) {
   expect_same(training, wrap::modules<nn::Linear>());
 }
 
-TEST(ShardedRecompute, ThePolicyMayComeBeforeTheSharding) {
+TEST(ShardedRecompute, ThePolicyMayBeAppliedBeforeSharding) {
   Training training = transformer({.share_host_memory = false});
   int64_t kept = expect_same(training, wrap::modules<Block>())[1];
   training.policy_first = true;
@@ -224,8 +224,8 @@ TEST(ShardedRecompute, ALlamaIsTheSame) {
   EXPECT_LT(kept[3], kept[0] * 3 / 4);  // two of four blocks
 }
 
-// Of a block 4 · dim are kept besides gate and up, which are 4 · dim here, too; in their place
-// stays what they are made of. A GPU's attention pads what it keeps of such small heads.
+// A block keeps 4 · dim besides gate and up, which are also 4 · dim here; recomputation keeps their
+// input instead. A GPU's attention pads what it keeps of such small heads.
 TEST(ShardedRecompute, AFeedForwardAloneIsTheSameAndKeepsLess) {
   auto kept = expect_same(llama({}), wrap::modules<models::SwiGLU>());
   EXPECT_LT(kept[1], kept[0] * 4 / 5);

@@ -11,7 +11,7 @@
 namespace fsdp::testing {
 namespace {
 
-// Autograd's hooks are installed as soon as anything is sharded: then plain runs are counted too.
+// Shards something, which installs autograd's hooks, so that plain runs are counted too.
 void count_everything() {
   static torch::nn::Linear* small = new torch::nn::Linear(1, 1);
   static Sharded* sharded = new Sharded(fully_shard(*small));
@@ -74,7 +74,7 @@ void expect_equal(const Outcome& plain, const Outcome& other) {
   same(plain.gradients, other.gradients, "gradient");
   same(plain.buffers, other.buffers, "buffer");
   EXPECT_TRUE(at::equal(plain.random, other.random)) << "random numbers";
-  EXPECT_EQ(other.left, plain.left) << "bytes are still kept when everything is gone";
+  EXPECT_EQ(other.left, plain.left) << "bytes are still kept after everything is freed";
 }
 
 void expect_same(const Make& make, RunOptions options) {

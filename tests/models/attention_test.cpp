@@ -1,5 +1,5 @@
-// Masks and the cache: a sequence among padding, beside other documents, or read piece by piece
-// scores as it does alone and at once.
+// Masks and the cache: a sequence with padding, next to other documents, or fed piece by piece has
+// the same scores as alone and in one pass.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -91,7 +91,7 @@ TEST_P(Attention, PiecesWithACacheScoreAsTheWhole) {
   at::Tensor ids = random_ids(2, 140);  // the cache grows several times
   at::Tensor whole = model_->logits({.ids = ids});
   KVCache cache(model_->layers());
-  for (int round : {0, 1}) {  // the second in memory that is already there
+  for (int round : {0, 1}) {  // the second reuses the memory of the first
     int64_t at = 0;
     for (int64_t piece : {1, 5, 1, 60, 1, 72}) {
       at::Tensor part = ids.slice(1, at, at + piece);
@@ -105,7 +105,7 @@ TEST_P(Attention, PiecesWithACacheScoreAsTheWhole) {
   }
 }
 
-TEST_P(Attention, ACacheMayServeASecondBatchOfAnotherSizeAndTypeAfterReset) {
+TEST_P(Attention, AfterResetACacheTakesABatchOfAnotherSizeAndType) {
   KVCache cache(model_->layers());
   model_->logits({.ids = random_ids(3, 9), .cache = &cache});
   cache.reset();
@@ -116,7 +116,7 @@ TEST_P(Attention, ACacheMayServeASecondBatchOfAnotherSizeAndTypeAfterReset) {
   expect_close(model_->logits({.ids = ids, .cache = &cache}), model_->logits({.ids = ids}), "fp64");
 }
 
-TEST_P(Attention, ACacheThatBeganInInferenceModeGoesOnOutsideOfIt) {
+TEST_P(Attention, ACacheFilledInInferenceModeWorksOutsideOfIt) {
   at::Tensor ids = random_ids(1, 8);
   KVCache cache(model_->layers());
   {
@@ -127,23 +127,23 @@ TEST_P(Attention, ACacheThatBeganInInferenceModeGoesOnOutsideOfIt) {
                model_->logits({.ids = ids}).slice(1, 5), "after");
   model_->train();
   at::AutoGradMode grad(true);
-  model_->forward(ids, ids).backward();  // tables made for the cache are no obstacle
+  model_->forward(ids, ids).backward();  // works with the tables made for the cache
 }
 
-TEST_P(Attention, APassThatFailedLeavesTheCacheAsItWas) {
+TEST_P(Attention, AFailedPassLeavesTheCacheUnchanged) {
   at::Tensor ids = random_ids(2, 9), padding = at::ones({2, 9}, at::kBool);
   padding[0].slice(0, 0, 2).fill_(false);
   at::Tensor whole = model_->logits({.ids = ids, .padding = padding});
   KVCache cache(model_->layers());
   model_->logits({.ids = ids.slice(1, 0, 6), .padding = padding.slice(1, 0, 6), .cache = &cache});
-  at::Tensor foreign = at::full({2, 3}, kVocab + 5, at::kLong);  // ids that do not exist
+  at::Tensor foreign = at::full({2, 3}, kVocab + 5, at::kLong);  // ids out of range
   EXPECT_ANY_THROW(model_->logits({.ids = foreign, .cache = &cache}));
   EXPECT_EQ(cache.tokens(), 6);
   expect_close(model_->logits({.ids = ids.slice(1, 6), .cache = &cache}), whole.slice(1, 6),
                "then");
 }
 
-TEST_P(Attention, ACacheIsRefusedWhereItCannotServe) {
+TEST_P(Attention, AnUnsuitableCacheIsRefused) {
   at::Tensor ids = random_ids(2, 4);
   KVCache cache(model_->layers()), wrong(model_->layers() + 1);
   expect_error([&] { model_->logits({.ids = ids, .cache = &wrong}); }, "a cache of 3 layers");
@@ -155,7 +155,7 @@ TEST_P(Attention, ACacheIsRefusedWhereItCannotServe) {
   }
   model_->logits({.ids = ids, .cache = &cache});
   expect_error([&] { model_->logits({.ids = random_ids(3, 1), .cache = &cache}); },
-               "a cache of 2 sequences was given 3");
+               "a cache of 2 sequences was passed a batch of 3");
 }
 
 // --- padding ---
@@ -176,7 +176,7 @@ TEST_P(Attention, PaddedSequencesScoreAsAlone) {
   }
 }
 
-TEST_P(Attention, PaddedSequencesGoOnInACache) {
+TEST_P(Attention, PaddedSequencesContinueInACache) {
   at::Tensor ids = random_ids(3, 6), next = random_ids(3, 4), padding = at::ones({3, 6}, at::kBool);
   padding[1].slice(0, 0, 4).fill_(false);  // left
   padding[2].slice(0, 4).fill_(false);     // right: the next token follows the last real one
@@ -212,8 +212,8 @@ TEST_P(Attention, PaddedTokensGetNoGradientFromTheLoss) {
   }
 }
 
-// A row of the softmax without any key gives NaN in some implementations.
-TEST(AttentionPlan, EveryTokenSeesItselfAndNobodyElseSeesPadding) {
+// A softmax row without any key is NaN in some implementations.
+TEST(AttentionPlan, EveryTokenSeesItselfAndNoOtherTokenSeesPadding) {
   at::Tensor ids = random_ids(2, 4), padding = at::ones({2, 4}, at::kBool);
   padding[0].slice(0, 0, 2).fill_(false);
   at::Tensor mask = plan_attention({.ids = ids, .padding = padding}, 1).mask;
@@ -240,7 +240,7 @@ TEST_P(Attention, DocumentsDoNotSeeEachOther) {
   documents = documents.view({2, 9});
   at::Tensor together = model_->logits({.ids = ids, .documents = documents});
   for (auto [begin, end] : {std::pair(0, 3), std::pair(3, 4), std::pair(4, 9)}) {
-    at::Tensor others = random_ids(2, 9);  // the same document in other company
+    at::Tensor others = random_ids(2, 9);  // the same document next to others
     others.slice(1, begin, end).copy_(ids.slice(1, begin, end));
     at::Tensor again = model_->logits({.ids = others, .documents = documents});
     expect_close(together[0].slice(0, begin, end), again[0].slice(0, begin, end),
@@ -284,7 +284,7 @@ TEST_P(Attention, InputsOfTheWrongShapeAreRefused) {
   expect_error([&] { model_->logits({.ids = ids.to(at::kFloat)}); }, "int64 [batch, tokens]");
   expect_error([&] { model_->logits({}); }, "int64 [batch, tokens]");
   expect_error([&] { model_->logits({.ids = ids, .padding = ids.slice(1, 1)}); },
-               "padding of shape [2, 3] came with ids of shape [2, 4]");
+               "padding of shape [2, 3] doesn't match ids of shape [2, 4]");
   expect_error([&] { model_->logits({.ids = ids, .documents = ids[0]}); },
                "documents of shape [4]");
 }

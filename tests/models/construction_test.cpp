@@ -1,5 +1,5 @@
-// How models begin: their sizes, names and first weights, plainly and under deferred_init, and what
-// their configurations refuse.
+// Construction of models: sizes, names and initial weights, with and without deferred_init, and the
+// configurations that are refused.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/utils.h>
@@ -63,7 +63,7 @@ class Construction : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Models, Construction, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST_P(Construction, ParameterCountIsThatOfTheParameters) {
+TEST_P(Construction, ParameterCountMatchesTheParameters) {
   int64_t sum = 0;
   std::set<void*> seen;
   for (const at::Tensor& parameter : GetParam().build()->parameters())
@@ -84,7 +84,7 @@ TEST_P(Construction, DeferredInitGivesTheSameBits) {
     shard::expect_same_bits(expected[i].second, deferred[i].second, expected[i].first);
 }
 
-TEST_P(Construction, BiasesBeginAtZeroNormsAtOneMatricesWithTheSpread) {
+TEST_P(Construction, BiasesStartAtZeroNormsAtOneMatricesWithInitStd) {
   torch::manual_seed(4);
   Model model = GetParam().build();
   for (const auto& item : model->named_parameters()) {
@@ -103,7 +103,7 @@ TEST_P(Construction, BiasesBeginAtZeroNormsAtOneMatricesWithTheSpread) {
   }
 }
 
-TEST_P(Construction, BeginsAtTheLossOfGuessing) {
+TEST_P(Construction, StartsAtTheLossOfGuessing) {
   torch::manual_seed(5);
   Model model = GetParam().build();
   at::Tensor data = at::randint(0, 48, {8, 21}, at::kLong);
@@ -133,7 +133,7 @@ TEST_P(Construction, RunsInBf16CloseToFp32) {
     EXPECT_EQ(item.value().grad().scalar_type(), at::kBFloat16) << item.key();
 }
 
-// An independent count: what the matrices are, by their names.
+// An independent count: finds the matrices by name.
 TEST_P(Construction, FlopsAreThoseOfTheMatricesAndHalfTheAttention) {
   Model model = GetParam().build();
   double products = 0, head_dims = 0;  // of one layer
@@ -218,9 +218,9 @@ TEST(Gpt2Dropout, EachKindIsOnInTrainingAndOffInEvaluation) {
   }
 }
 
-// --- what is refused ---
+// --- refusals ---
 
-TEST(Configurations, RefuseNumbersThatDoNotFit) {
+TEST(Configurations, RefuseInvalidNumbers) {
   auto llama = [](auto change) {
     LlamaConfig config = kLlama;
     change(config);

@@ -1,7 +1,7 @@
-"""export_hf.py FILE: tiny models of Hugging Face's transformers with random weights, and what comes
-out of them: weights, logits, the loss, every gradient, and the tokens that generate() adds. Written
+"""export_hf.py FILE: runs tiny models of Hugging Face's transformers with random weights and writes
+their weights, logits, losses, gradients and the tokens that generate() adds. The file is written
 with torch.save as nested dicts of tensors and numbers, which C++ reads with torch::pickle_load.
-Exits with 77 where transformers cannot be imported."""
+Exits with 77 if transformers can't be imported."""
 import sys
 
 try:
@@ -17,7 +17,7 @@ SCALING = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                original_max_position_embeddings=24)  # three kinds of waves among 8 frequencies
 GPT2 = dict(vocab=VOCAB, max_tokens=40, dim=32, layers=2, heads=4)
 
-# Ours on the left; names of arguments are those of our configs.
+# The names of the arguments are those of our configs.
 CASES = {
     "llama": dict(LLAMA),
     "llama_one_group": dict(LLAMA, kv_heads=1, norm_eps=1e-3, rope_base=500.0),
@@ -65,7 +65,7 @@ def gpt2(case):
 
 
 def randomize(model):
-    """Weights large enough for every part to matter; what begins at 0, 1 or 0.02 hides mistakes."""
+    """Weights large enough for every part to matter; the initial 0, 1 or 0.02 hide mistakes."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -77,7 +77,7 @@ def randomize(model):
 
 
 def inputs_of(case):
-    """ids, targets, and the masks that a case has."""
+    """ids, targets, and the masks of the case."""
     tokens = case.get("tokens", TOKENS)
     made = dict(ids=torch.randint(0, VOCAB, (3, tokens)), targets=torch.randint(0, VOCAB, (3, tokens)))
     made["targets"][0, 2] = -100
@@ -92,7 +92,7 @@ def inputs_of(case):
 
 
 def mask_of(inputs):
-    """What transformers takes: a mask and positions, or nothing."""
+    """The mask and positions that transformers takes, or nothing."""
     if "padding" in inputs:
         positions = (inputs["padding"].long().cumsum(1) - 1).clamp(min=0)
         return dict(attention_mask=inputs["padding"].long(), position_ids=positions)

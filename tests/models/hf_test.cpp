@@ -1,6 +1,6 @@
-// Our models against those of Hugging Face's transformers: the same names and shapes, and with the
-// same weights the same logits, gradients and generated tokens. export_hf.py computes the other
-// side, once for all tests.
+// Our models against Hugging Face's transformers: the same names and shapes, and with the same
+// weights the same logits, gradients and generated tokens. export_hf.py computes the transformers
+// side once for all tests.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ class Exported {
       all[item.key().toStringRef()] = item.value().toTensor();
     return all;
   }
-  // Writes the value of `key` to `field` where there is one.
+  // Writes the value of `key`, if present, to `field`.
   void set(const std::string& key, int64_t& field) const {
     if (has(key)) field = dict_.at(key).toInt();
   }
@@ -53,7 +53,7 @@ class Exported {
   c10::impl::GenericDict dict_;
 };
 
-// What export_hf.py wrote, or why there is nothing.
+// The output of export_hf.py, or why there is none.
 struct Export {
   c10::IValue cases;
   std::string missing;
@@ -62,7 +62,7 @@ struct Export {
 Export run_export() {
   const char* python = std::getenv("FSDP_TEST_PYTHON");
   std::string folder = (std::filesystem::temp_directory_path() / "fsdp-hf-XXXXXX").string();
-  if (!mkdtemp(folder.data())) return {.missing = "no temporary folder can be made"};
+  if (!mkdtemp(folder.data())) return {.missing = "can't create a temporary folder"};
   std::string file = folder + "/models.pt";
   Finished finished = run_program({python ? python : "python3", FSDP_EXPORT_HF, file},
                                   /*quiet=*/false);
@@ -72,9 +72,9 @@ Export run_export() {
     std::vector<char> bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
     result.cases = torch::pickle_load(bytes);
   } else if (finished.code == 77 || finished.code == 127) {
-    result.missing = "no Python with transformers: FSDP_TEST_PYTHON names one";
+    result.missing = "no Python with transformers; set FSDP_TEST_PYTHON to one";
   } else {
-    ADD_FAILURE() << "export_hf.py ended with " << finished.code;
+    ADD_FAILURE() << "export_hf.py exited with " << finished.code;
   }
   std::filesystem::remove_all(folder);
   return result;
@@ -136,7 +136,7 @@ class HuggingFace : public ::testing::TestWithParam<const char*> {
                .documents = theirs_->tensor("documents")};
   }
 
-  // Their weights; names and shapes must be ours, none left over on either side.
+  // Loads their weights; names and shapes must match ours, with none left over on either side.
   void load() {
     Tensors weights = theirs_->tensors("weights");
     torch::NoGradGuard no_grad;
@@ -193,7 +193,7 @@ TEST_P(HuggingFaceUnmasked, ForwardIsTheMeanLoss) {
   EXPECT_NEAR(loss, theirs_->tensor("loss").item<double>(), 1e-5);
 }
 
-class HuggingFaceGeneration : public HuggingFace {};  // theirs cannot continue right padding
+class HuggingFaceGeneration : public HuggingFace {};  // theirs can't continue right padding
 
 TEST_P(HuggingFaceGeneration, GreedyTokensWithACacheAreTheSame) {
   ASSERT_NO_FATAL_FAILURE(load());

@@ -1,4 +1,4 @@
-// config.json of Hugging Face: what is taken over, what is refused by name, and what is written.
+// Hugging Face's config.json: reading, refusing unsupported settings by name, and writing.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -37,7 +37,7 @@ Config read(const Json& json) {
   return std::get<Config>(parse_hugging_face_config(json.dump(), "config.json"));
 }
 
-// The message with which it is refused; "" if it is not.
+// The message of the refusal; "" if `text` is accepted.
 std::string refusal_of(const std::string& text) {
   try {
     parse_hugging_face_config(text, "config.json");
@@ -49,7 +49,7 @@ std::string refusal_of(const std::string& text) {
   return "";
 }
 
-// That a change makes it refused, by the name of what was changed.
+// Expects that setting `key` to `value` makes it refused, with an error that names `key`.
 void expect_refused(Json json, const std::string& key, const Json& value) {
   ASSERT_EQ(refusal_of(json.dump()), "");
   json[key] = value;
@@ -57,7 +57,7 @@ void expect_refused(Json json, const std::string& key, const Json& value) {
       << key << " = " << value << ": " << refusal_of(json.dump());
 }
 
-TEST(HuggingFaceConfig, LlamaIsTakenOver) {
+TEST(HuggingFaceConfig, ReadsLlama) {
   LlamaConfig config = read(llama());
   EXPECT_EQ(config.vocab, 320);
   EXPECT_EQ(config.dim, 64);
@@ -73,7 +73,7 @@ TEST(HuggingFaceConfig, LlamaIsTakenOver) {
   EXPECT_FALSE(config.rope_scaling);
 }
 
-TEST(HuggingFaceConfig, WhatIsLeftOutIsAsTransformersHasIt) {
+TEST(HuggingFaceConfig, MissingFieldsHaveTheDefaultsOfTransformers) {
   Json json = llama();
   for (const char* key :
        {"num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "rope_theta"})
@@ -95,7 +95,7 @@ TEST(HuggingFaceConfig, Qwen2HasBiases) {
   Json json = llama();
   json["model_type"] = "qwen2";
   EXPECT_TRUE(read(json).qkv_bias);
-  json["sliding_window"] = 4096;  // is there, but not in use
+  json["sliding_window"] = 4096;  // set but unused
   json["use_sliding_window"] = false;
   EXPECT_EQ(refusal_of(json.dump()), "");
   json["use_sliding_window"] = true;  // from layer 28 on, and there are 3
@@ -131,7 +131,7 @@ TEST(HuggingFaceConfig, RotaryPositionsAreReadAsVersions4And5WriteThem) {
   expect_refused(old, "partial_rotary_factor", 0.5);
 }
 
-TEST(HuggingFaceConfig, WhatWouldComputeSomethingElseIsRefusedByName) {
+TEST(HuggingFaceConfig, UnsupportedComputationsAreRefusedByName) {
   expect_refused(llama(), "hidden_act", "gelu");
   expect_refused(llama(), "attention_bias", true);
   expect_refused(llama(), "mlp_bias", true);
@@ -144,7 +144,7 @@ TEST(HuggingFaceConfig, WhatWouldComputeSomethingElseIsRefusedByName) {
   expect_refused(gpt2(), "add_cross_attention", true);
 }
 
-TEST(HuggingFaceConfig, NumbersThatCannotBeAreRefused) {
+TEST(HuggingFaceConfig, InvalidNumbersAreRefused) {
   for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
                           "intermediate_size"})
     for (const Json& value : {Json(0), Json(-1), Json(1.5), Json("64"), Json(uint64_t(1) << 63),
@@ -158,7 +158,7 @@ TEST(HuggingFaceConfig, NumbersThatCannotBeAreRefused) {
   EXPECT_NE(refusal_of(odd.dump()), "");
 }
 
-TEST(HuggingFaceConfig, WhatIsNoConfigIsRefused) {
+TEST(HuggingFaceConfig, TextThatIsNotAConfigIsRefused) {
   for (const char* text : {"", "[]", "{", "{}", "1", R"({"model_type": 3})", "{\"a\":1}x"})
     EXPECT_NE(refusal_of(text), "") << text;
   EXPECT_NE(refusal_of(std::string(100'000, '[')), "");
@@ -167,7 +167,7 @@ TEST(HuggingFaceConfig, WhatIsNoConfigIsRefused) {
   EXPECT_THROW(read_hugging_face_config("/nowhere/config.json"), Error);
 }
 
-TEST(HuggingFaceConfig, WhatIsWrittenReadsBack) {
+TEST(HuggingFaceConfig, AWrittenConfigReadsBack) {
   LlamaConfig scaled{.vocab = 320, .dim = 64, .layers = 3, .heads = 4, .kv_heads = 2};
   scaled.head_dim = 24;
   scaled.ffn = 96;

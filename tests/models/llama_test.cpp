@@ -67,7 +67,7 @@ Rows rms_norm(const Weights& weights, const std::string& name, const Rows& x, do
   return y;
 }
 
-// One head of one token, turned by its position.
+// One head of one token, rotated by its position.
 Row rotated(const Row& x, size_t position, double base) {
   size_t half = x.size() / 2;
   Row y(x.size());
@@ -148,9 +148,9 @@ double reference_loss(const Rows& logits, const std::vector<int64_t>& targets) {
   return sum / static_cast<double>(logits.size());
 }
 
-// --- what is compared ---
+// --- comparisons ---
 
-// Weights large enough for every part to matter: what is 0.02 at the start hides mistakes.
+// Weights large enough for every part to matter: the initial 0.02 hides mistakes.
 Llama small(int64_t kv_heads = 2) {
   torch::manual_seed(3);
   Llama model(LlamaConfig{.vocab = 31,
@@ -190,7 +190,7 @@ TEST(Llama, GradientsAreThoseOfFiniteDifferences) {
   Llama model = small();
   model->to(at::kDouble);
   at::Tensor ids = sequence({3, 30, 7, 7, 0}), targets = sequence({30, 7, 7, 0, 12});
-  auto loss = [&] {  // in double up to the scores, so that a difference of 1e-4 is seen
+  auto loss = [&] {  // in double throughout, so that small differences show
     at::Tensor scores = model->logits({.ids = ids})[0];
     return -scores.log_softmax(-1).gather(-1, targets[0].unsqueeze(-1)).mean();
   };
@@ -225,7 +225,7 @@ TEST(Llama, ParameterCountIsTheFormula) {
   EXPECT_EQ(checked(LlamaConfig{.dim = 384, .heads = 6}).ffn, 1024);
 }
 
-TEST(Llama, BeginsAtTheLossOfGuessing) {
+TEST(Llama, StartsAtTheLossOfGuessing) {
   torch::manual_seed(0);
   Llama model(LlamaConfig{.vocab = 512, .dim = 64, .layers = 2, .heads = 4});
   at::Tensor data = at::randint(0, 512, {4, 65}, at::kLong);
@@ -233,7 +233,7 @@ TEST(Llama, BeginsAtTheLossOfGuessing) {
   EXPECT_NEAR(loss, std::log(512.0), 0.1);
 }
 
-TEST(Llama, MatricesBeginWithTheGivenSpreadAndNormsAtOne) {
+TEST(Llama, MatricesStartWithInitStdAndNormsAtOne) {
   Llama model(LlamaConfig{.vocab = 256, .dim = 64, .layers = 1, .heads = 4, .init_std = 0.05});
   for (const auto& item : model->named_parameters()) {
     if (item.value().dim() == 1)
@@ -274,7 +274,7 @@ TEST(Llama, TrainsAfterAForwardInInferenceMode) {
     EXPECT_TRUE(item.value().grad().defined()) << item.key();
 }
 
-TEST(Llama, NothingButParametersIsSaved) {
+TEST(Llama, HasParametersButNoBuffers) {
   Llama model = small();
   model->logits({.ids = sequence({1, 2})});
   EXPECT_TRUE(model->buffers().empty());
@@ -284,7 +284,7 @@ TEST(Llama, NothingButParametersIsSaved) {
   EXPECT_EQ(names.back(), "lm_head.weight");
 }
 
-TEST(Llama, RefusesNumbersThatDoNotFit) {
+TEST(Llama, RefusesInvalidNumbers) {
   EXPECT_THROW(Llama(LlamaConfig{.dim = 30, .heads = 4}), Error);                 // no whole heads
   EXPECT_THROW(Llama(LlamaConfig{.dim = 12, .heads = 4}), Error);                 // no pairs
   EXPECT_THROW(Llama(LlamaConfig{.dim = 64, .heads = 4, .kv_heads = 3}), Error);  // no groups
@@ -314,7 +314,7 @@ TEST(Mlp, LossIsThatOfTheFormula) {
   Rows rows = {Row(12)};
   for (int64_t i = 0; i < 12; ++i) rows[0][i] = x[0][i].item<double>();
   for (int64_t layer = 0; layer < 8; ++layer) {
-    std::string name = "layers." + std::to_string(2 * layer);  // a ReLU lies between
+    std::string name = "layers." + std::to_string(2 * layer);  // with a ReLU in between
     rows = linear(weights, name + ".weight", rows);
     add(rows, {weights.row(name + ".bias", 0)});
     if (layer < 7)

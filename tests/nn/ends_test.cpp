@@ -1,4 +1,4 @@
-// Rotary positions, attention, embeddings and losses, each against torch's operators in float64.
+// RoPE, attention, embeddings and losses, each against torch's operators in float64.
 #include <ATen/autocast_mode.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@ class Ends : public Layers {};
 
 INSTANTIATE_TEST_SUITE_P(Settings, Ends, ::testing::ValuesIn(settings()), setting_name);
 
-// [batch or none, tokens, head_dim], with other angles for each sequence.
+// [batch or none, tokens, head_dim], with different angles per sequence.
 std::pair<at::Tensor, at::Tensor> tables(int64_t batch, int64_t tokens, int64_t head_dim) {
   at::Tensor half = at::rand({std::max<int64_t>(1, batch), tokens, head_dim / 2}, at::kDouble) * 6;
   at::Tensor angles = at::cat({half, half}, -1);
@@ -44,7 +44,7 @@ TEST_P(Ends, RopeTurnsPairs) {
   for (int64_t batch : {0, 2}) {
     auto [cos, sin] = tables(batch, 5, 6);
     auto table = [&](const at::Tensor& t) { return t.to(here()); };
-    // Tables in the type of x are rounded; both see the rounded ones.
+    // Tables in the dtype of x are rounded; both sides use the rounded ones.
     at::Tensor c = cos.to(GetParam().type).to(at::kDouble),
                s = sin.to(GetParam().type).to(at::kDouble);
     compare([&](const Tensors& in) { return Tensors{nn::rope(in[0], table(c), table(s))}; },
@@ -85,7 +85,8 @@ TEST_P(Ends, RopeHeadsOfWhichOnlySomeAreUsed) {
              s = sin.to(GetParam().type).to(at::kDouble);
   compare(
       [&](const Tensors& in) {
-        return Tensors{rope_heads(in[0], c.to(here()), s.to(here()), 2, 1).k};  // a leaf stays
+        return Tensors{
+            rope_heads(in[0], c.to(here()), s.to(here()), 2, 1).k};  // a leaf isn't overwritten
       },
       [&](const Tensors& in) { return Tensors{turned(cut(in[0], 2, 1).k, c, s)}; },
       {random({2, 5, 24})});
@@ -94,7 +95,7 @@ TEST_P(Ends, RopeHeadsOfWhichOnlySomeAreUsed) {
 TEST_P(Ends, RopeAttention) {
   for (int64_t kv_heads : {4, 2})
     for (auto [tokens, head_dim] :
-         {std::pair(1, 8), std::pair(33, 8), std::pair(128, 64)}) {  // the last is cuDNN's
+         {std::pair(1, 8), std::pair(33, 8), std::pair(128, 64)}) {  // the last one uses cuDNN
       auto [cos, sin] = tables(0, tokens, head_dim);
       at::Tensor c = cos.to(GetParam().type).to(at::kDouble),
                  s = sin.to(GetParam().type).to(at::kDouble);
@@ -118,7 +119,7 @@ TEST_P(Ends, RopeAttentionOfPartsOfOneTensor) {
   auto ours = [&](const Tensors& in) {
     at::Tensor all = in[0] * 1;
     Tensors parts;
-    for (int64_t i : {0, 1})  // each turns its part in place
+    for (int64_t i : {0, 1})  // each rotates its part in place
       parts.push_back(rope_attention(all.narrow(0, i, 1), c.to(here()), s.to(here()), 2, 1));
     return Tensors{at::cat(parts)};
   };
@@ -157,7 +158,7 @@ TEST_P(Ends, EmbeddingAddsUpRowsAndLeavesPaddingOut) {
       int64_t index = padding.value_or(-100);
       if (index == -1) index = 6;
       at::Tensor weight = in[0];
-      if (padding) {  // its row carries no gradient
+      if (padding) {  // its row has no gradient
         at::Tensor kept = at::arange(7).ne(index).unsqueeze(1);
         weight = at::where(kept, weight, weight.detach());
       }
@@ -237,7 +238,7 @@ TEST_P(Ends, LossesAreFloat32) {
   EXPECT_EQ(nn::cross_entropy(hidden, targets).scalar_type(), at::kFloat);
 }
 
-// 1 / (rows * classes) is nothing in float16: what is scaled must not be divided before.
+// 1 / (rows * classes) underflows in float16, so gradients must not be divided before scaling.
 TEST_P(Ends, TheMeanOfManyRowsHasAGradientInSixteenBits) {
   if (c10::elementSize(GetParam().type) > 2) GTEST_SKIP() << "there is room enough";
   constexpr int64_t kRows = 4096, kClasses = 4096;
@@ -253,7 +254,7 @@ TEST_P(Ends, TheMeanOfManyRowsHasAGradientInSixteenBits) {
   expect_near(w.grad(), plain_w.grad(), "weight");
 }
 
-// Layers compute in the type of their weights, forward and backward.
+// Layers compute in the dtype of their weights, in forward and in backward.
 TEST_P(Ends, AutocastChangesNothing) {
   at::Tensor hidden = random({6, 16}), weight = random({24, 16});
   auto gradient = [&](bool cast) {

@@ -1,5 +1,5 @@
-// Layers in graphs: what backward does with a weight that is used twice, a graph that is used
-// twice, gradients that are asked for by name, and what forward keeps.
+// Layers in graphs: a weight used twice, a graph used twice, gradients requested by name, and what
+// forward keeps for backward.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ TEST_F(Graphs, ARetainedGraphGivesTheSameAgain) {
   loss.backward();
   Tensors again = gradients();
   for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(at::equal(again[i], once[i])) << i;
-  EXPECT_ANY_THROW(loss.backward());  // it is gone now
+  EXPECT_ANY_THROW(loss.backward());  // the graph is freed
 }
 
 TEST_F(Graphs, TheLossIsScaledByWhatComesAfterIt) {
@@ -101,7 +101,7 @@ TEST_F(Graphs, ASecondDerivativeIsRefusedByName) {
     ADD_FAILURE() << "no error";
   } catch (const std::exception& error) {
     std::string text = error.what();
-    EXPECT_NE(text.find("has no gradient of its gradient"), std::string::npos) << text;
+    EXPECT_NE(text.find("has no second derivative"), std::string::npos) << text;
     EXPECT_NE(text.find("HINT"), std::string::npos) << text;
   }
 }
@@ -145,14 +145,14 @@ TEST_F(Graphs, InputsOfAnotherTypeAreCast) {
   EXPECT_EQ(h.scalar_type(), at::kBFloat16);
   auto [out, sum] = norm_linears(input, h, leaves[3], 1e-5, {leaves[1]});
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
-  EXPECT_EQ(sum.scalar_type(), at::kFloat);  // the stream keeps its own
+  EXPECT_EQ(sum.scalar_type(), at::kFloat);  // the residual stream keeps its dtype
   linear_cross_entropy(out.to(at::kFloat), leaves[5], ids).backward();
   EXPECT_EQ(input.grad().scalar_type(), at::kFloat);
   EXPECT_EQ(leaves[1].grad().scalar_type(), at::kBFloat16);
   EXPECT_GT(input.grad().abs().max().item<double>(), 0);
 }
 
-// --- what is kept ---
+// --- memory kept for backward ---
 
 size_t kept_by(const std::function<at::Tensor()>& forward) {
   size_t before = testing::counted().live;
@@ -181,7 +181,8 @@ TEST_F(Graphs, LinearCrossEntropyNeverHoldsMoreThanAChunkOfLogits) {
   linear_cross_entropy(h, head, targets, {.chunk = chunk}).backward();
   size_t logits = chunk * vocab * sizeof(float), gradients = 2 * (h.nbytes() + head.nbytes());
   EXPECT_LE(memory.peak - before, 2 * logits + 2 * gradients);
-  EXPECT_LE(2 * logits + 2 * gradients, rows * vocab * sizeof(float) / 2);  // or nothing was shown
+  EXPECT_LE(2 * logits + 2 * gradients,
+            rows * vocab * sizeof(float) / 2);  // otherwise this shows nothing
 }
 
 TEST_F(Graphs, ANodeDoesNotKeepItselfAlive) {

@@ -111,17 +111,18 @@ TEST_P(Layers, AddLayerNorm) {
 TEST_P(Layers, LinearOfAnyShapeEitherWayRound) {
   for (const auto& sizes : kShapes)
     for (bool bias : {false, true})
-      for (Lies lies : {Lies::kOutIn, Lies::kInOut}) {
+      for (WeightLayout layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
         auto ours = [&](const Tensors& in) {
-          return Tensors{nn::linear(in[0], in[1], bias ? in[2] : at::Tensor(), lies)};
+          return Tensors{nn::linear(in[0], in[1], bias ? in[2] : at::Tensor(), layout)};
         };
         auto plain = [&](const Tensors& in) {
-          at::Tensor weight = lies == Lies::kOutIn ? in[1].t() : in[1];
+          at::Tensor weight = layout == WeightLayout::kOutIn ? in[1].t() : in[1];
           at::Tensor out = at::matmul(in[0], weight);
           return Tensors{bias ? out + in[2] : out};
         };
         int64_t in = sizes.back(), out = 6;
-        Tensors inputs{random(sizes), lies == Lies::kOutIn ? random({out, in}) : random({in, out})};
+        Tensors inputs{random(sizes),
+                       layout == WeightLayout::kOutIn ? random({out, in}) : random({in, out})};
         if (bias) inputs.push_back(random({out}));
         compare(ours, plain, inputs);
       }
@@ -135,7 +136,7 @@ TEST_P(Layers, LinearGivesNoGradientThatIsNotWanted) {
     compare(ours, plain, {random({3, 5}), random({4, 5}), random({4})}, frozen);
 }
 
-// Weights of their own, and weights that lie in one buffer as those of a sharded unit do.
+// Separate weights, and weights in one buffer like those of a sharded unit.
 TEST_P(Layers, NormLinearsApartAndSideBySide) {
   std::vector<int64_t> widths = {6, 2, 3};
   for (bool together : {false, true})
@@ -190,21 +191,21 @@ TEST_P(Layers, NormLinearsWithFrozenParts) {
 }
 
 TEST_P(Layers, LayerNormLinearsEitherWayRound) {
-  for (Lies lies : {Lies::kOutIn, Lies::kInOut}) {
+  for (WeightLayout layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
     auto ours = [&](const Tensors& in) {
       NormedLinears made = layer_norm_linears(in[0], in[1], in[2], in[3], kEps, {in[4], in[5]},
-                                              {in[6], in[7]}, lies);
+                                              {in[6], in[7]}, layout);
       return Tensors{made.out, made.sum};
     };
     auto plain = [&](const Tensors& in) {
       at::Tensor sum = in[0] + in[1];
-      bool rows = lies == Lies::kOutIn;
+      bool rows = layout == WeightLayout::kOutIn;
       at::Tensor weight = rows ? at::cat({in[4], in[5]}).t() : at::cat({in[4], in[5]}, 1);
       at::Tensor out = at::matmul(plain_layer_norm(sum, in[2], in[3]), weight);
       return Tensors{out + at::cat({in[6], in[7]}), sum};
     };
     auto matrix = [&](int64_t out) {
-      return lies == Lies::kOutIn ? random({out, 10}) : random({10, out});
+      return layout == WeightLayout::kOutIn ? random({out, 10}) : random({10, out});
     };
     compare(ours, plain,
             {random({7, 10}), random({7, 10}), random({10}), random({10}), matrix(4), matrix(3),
@@ -240,19 +241,19 @@ TEST_P(Layers, SwigluLinear) {
 }
 
 TEST_P(Layers, GeluLinear) {
-  for (Lies lies : {Lies::kOutIn, Lies::kInOut}) {
+  for (WeightLayout layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
     auto ours = [&](const Tensors& in) {
-      return Tensors{gelu_linear(in[0], in[1], in[2], "tanh", lies)};
+      return Tensors{gelu_linear(in[0], in[1], in[2], "tanh", layout)};
     };
     auto plain = [&](const Tensors& in) {
-      at::Tensor weight = lies == Lies::kOutIn ? in[1].t() : in[1];
+      at::Tensor weight = layout == WeightLayout::kOutIn ? in[1].t() : in[1];
       return Tensors{at::matmul(plain_gelu(in[0], true), weight) + in[2]};
     };
     for (const std::vector<size_t>& frozen : {std::vector<size_t>{}, {0}, {1}, {2}})
-      compare(
-          ours, plain,
-          {random({2, 3, 7}), lies == Lies::kOutIn ? random({5, 7}) : random({7, 5}), random({5})},
-          frozen);
+      compare(ours, plain,
+              {random({2, 3, 7}), layout == WeightLayout::kOutIn ? random({5, 7}) : random({7, 5}),
+               random({5})},
+              frozen);
   }
 }
 

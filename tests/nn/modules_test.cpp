@@ -1,4 +1,4 @@
-// The modules beside torch::nn's: the same parameters, the same first weights, the same results.
+// The modules against torch::nn's: same parameters, same initial weights, same results.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
@@ -21,7 +21,7 @@ void expect_same_module(torch::nn::Module& ours, torch::nn::Module& theirs) {
     EXPECT_TRUE(at::equal(mine[item.key()], item.value())) << item.key();
 }
 
-// Both made from one seed, then given the same input and gradient.
+// Both are built from one seed, then get the same input and gradient.
 template <typename Ours, typename Theirs, typename Options>
 void expect_drop_in(const Options& options, const at::Tensor& input) {
   torch::manual_seed(3);

@@ -1,5 +1,5 @@
-// A model of one's own, made of fsdp::nn, sharded and trained beside an unsharded copy of itself:
-// the gradients that layers write into the units' buffers are those that autograd adds up.
+// A model of fsdp::nn layers, sharded and trained beside an unsharded copy: the gradients that
+// layers write into the units' buffers equal those that autograd accumulates.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <numeric>
@@ -21,15 +21,16 @@ struct TwoHeadedImpl : torch::nn::Module {
     for (auto& p : fixed->parameters()) p.set_requires_grad(false);
   }
 
-  // Packed linears behind a norm, a weight that is used three times, one that is packed with
-  // itself, and a frozen one.
+  // Packed linears after a norm, a weight used three times, a weight packed with itself, and a
+  // frozen one.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& delta) {
     auto [both, sum] =
         layers::norm_linears(x, delta, norm->weight, norm->eps(), {left->weight, right->weight},
                              {left->bias, right->bias});
     at::Tensor h = layers::swiglu_linear(both, again->weight);
     h = again(again(h).tanh());
-    h = fixed(centre(h)) + layers::gelu_linear(h, twisted, {}, "tanh", layers::Lies::kInOut);
+    h = fixed(centre(h)) +
+        layers::gelu_linear(h, twisted, {}, "tanh", layers::WeightLayout::kInOut);
     at::Tensor two =
         layers::norm_linears(h, {}, norm->weight, norm->eps(), {both_of->weight, both_of->weight},
                              {both_of->bias, both_of->bias})
@@ -50,7 +51,7 @@ struct TwoHeadedImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwoHeaded);
 
-// The embedding is the head as well: one weight of which two layers write the gradient.
+// The embedding is also the head: two layers write the gradient of one weight.
 struct OwnImpl : torch::nn::Module {
   OwnImpl() {
     for (int i = 0; i < 3; ++i) blocks->push_back(TwoHeaded());
@@ -82,8 +83,8 @@ const ModelCase& own() {
       return Batch{step, random_integers(step, rank, 0, 23, {2, 5}),
                    random_integers(step, rank, 1, 23, {2, 5})};
     };
-    // Side by side, weights are in one product, which may add up in another order than several. In
-    // bf16 the copy rounds each of a weight's gradients, and their sums.
+    // Adjacent weights are one product, which may sum in another order than several. In bf16 the
+    // copy rounds each gradient of a weight, and their sums.
     return ModelCase{.name = "own",
                      .build = build,
                      .batch = batch,
@@ -120,7 +121,7 @@ TEST_P(ShardedLayers, TrainAsTheUnshardedCopy) {
   both.train(4);
 }
 
-// Weights of one product that are in several units, of which some are not gathered yet.
+// Weights of one product in several units, some of which aren't gathered yet.
 TEST_P(ShardedLayers, TrainWhereEachIsAUnit) {
   ShardOptions each = options();
   each.wrap = wrap::modules<layers::Linear>();
@@ -128,7 +129,7 @@ TEST_P(ShardedLayers, TrainWhereEachIsAUnit) {
   both.train(3);
 }
 
-// Its reductions would come at the end of the next backward, all at once.
+// Otherwise its reductions would all come at the end of the next backward.
 TEST_P(ShardedLayers, ExpectNothingOfAForwardThatIsGone) {
   SideBySide both(own(), options());
   auto expected = [&] {
@@ -140,7 +141,7 @@ TEST_P(ShardedLayers, ExpectNothingOfAForwardThatIsGone) {
   {
     at::Tensor loss = both.mine().loss(both.batch(7, rank()));
     EXPECT_GT(expected(), 0);
-    both.train(1);  // ends what was expected
+    both.train(1);  // ends the expectations
     EXPECT_EQ(expected(), 0);
   }
   EXPECT_EQ(expected(), 0);
@@ -189,7 +190,7 @@ TEST_P(ShardedLayers, AccumulateOverBackwardsThatAreReduced) {
 TEST_P(ShardedLayers, AForwardWhoseBackwardNeverComesHarmsNobody) {
   SideBySide both(own(), options());
   for (int step = 0; step < 3; ++step) {
-    both.mine().loss(both.batch(step + 20, rank()));  // and its graph is gone
+    both.mine().loss(both.batch(step + 20, rank()));  // its graph is freed at once
     both.run(both.work(step));
     both.step();
     both.zero_grad();
@@ -257,7 +258,7 @@ TEST_P(ShardedLayers, AHookOfTheUsersOwnSeesTheGradient) {
   EXPECT_EQ(seen, 2);
 }
 
-// One matrix product for both: what the layout is for.
+// One matrix product for both: the purpose of the layout.
 TEST_P(ShardedLayers, WeightsOfOneUnitLieSideBySideOnOneRank) {
   SideBySide both(own(), options());
   if (world_size() > 1) return;

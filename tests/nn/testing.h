@@ -1,5 +1,5 @@
-// What the tests of layers share: the types and devices they run in, and the comparison of a
-// function, forward and backward, with the same written in torch's operators in float64.
+// Shared by the tests of layers: the dtypes and devices they run on, and the comparison of a
+// function, forward and backward, with the same in torch's operators in float64.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -39,7 +39,7 @@ class Layers : public ::testing::TestWithParam<Setting> {
   at::TensorOptions here() const {
     return at::TensorOptions().dtype(GetParam().type).device(GetParam().device);
   }
-  // As much as rounding explains: each result is rounded once or twice on the way.
+  // What rounding explains: each result is rounded once or twice.
   double tolerance(const at::Tensor& ours) const {
     bool half = GetParam().type == at::kBFloat16 || GetParam().type == at::kHalf;
     return half ? 1e-2 : ours.scalar_type() == at::kDouble ? 1e-10 : 1e-5;
@@ -56,8 +56,8 @@ class Layers : public ::testing::TestWithParam<Setting> {
     EXPECT_LE(difference.abs().max().item<double>(), 5 * tolerance(ours) * largest) << what;
   }
 
-  // `inputs`: float64 on the CPU, rounded to the setting's type before both see them; integers
-  // stay. A gradient is wanted of those floating-point ones that are not in `frozen`.
+  // `inputs`: float64 on the CPU, rounded to the setting's dtype for both sides; integers stay.
+  // Floating-point inputs that aren't in `frozen` get gradients.
   void compare(const Function& ours, const Function& plain, const Tensors& inputs,
                const std::vector<size_t>& frozen = {}) {
     Tensors mine, theirs;
@@ -101,12 +101,9 @@ class Layers : public ::testing::TestWithParam<Setting> {
 };
 
 inline std::vector<Setting> settings() {
-  return {{"float64_cpu", at::kDouble, at::kCPU},
-          {"float32_cpu", at::kFloat, at::kCPU},
-          {"bfloat16_cpu", at::kBFloat16, at::kCPU},
-          {"float16_cpu", at::kHalf, at::kCPU},
-          {"float32_cuda", at::kFloat, at::kCUDA},
-          {"bfloat16_cuda", at::kBFloat16, at::kCUDA},
+  return {{"float64_cpu", at::kDouble, at::kCPU},    {"float32_cpu", at::kFloat, at::kCPU},
+          {"bfloat16_cpu", at::kBFloat16, at::kCPU}, {"float16_cpu", at::kHalf, at::kCPU},
+          {"float32_cuda", at::kFloat, at::kCUDA},   {"bfloat16_cuda", at::kBFloat16, at::kCUDA},
           {"float16_cuda", at::kHalf, at::kCUDA}};
 }
 

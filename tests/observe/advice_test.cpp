@@ -1,4 +1,4 @@
-// Warnings: each is given where there is reason, not where there is just none, and once.
+// Warnings: each is given for a reason, not just short of it, and only once.
 #include "observe/advice.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ Names names_of(const std::vector<Advice>& all) {
   return names;
 }
 
-// Facts that give reason for one warning only, and a change that takes the reason away.
+// Facts that cause exactly one warning, and a change that removes the cause.
 struct Reason {
   RunFacts facts;
   std::function<void(RunFacts&)> removed;
@@ -38,6 +38,7 @@ std::map<std::string, std::vector<Reason>> reasons() {
   RunFacts units{
       .world = 2,
       .units = {{"a", 1 << 20}, {"b", 500'000}, {"", 100}, {"c", 90'000}, {"d", 200'000}}};
+  RunFacts shared{.world = 2, .backend = "shm", .units = {{"a", 10'000}, {"b", 442'368}}};
   RunFacts fp16{.precision = "fp16"};
   RunFacts bf16{.reduce = "bf16", .reduce_ranks = 16};
   RunFacts spike{.clip = 0.0, .losses = {3, 3, 3, 2, 2, 3, 100, 3, 3, 3, 6.1}};
@@ -55,10 +56,11 @@ std::map<std::string, std::vector<Reason>> reasons() {
         {data, [](RunFacts& f) { f.step_s = 0; }, ""}}},
       {"small-units",
        {{units, [](RunFacts& f) { f.units.resize(1); },
-         "4 of 5 units have less than 1 MiB to gather: the root (100 B), c (87.9 KiB), d (195 "
-         "KiB), "
-         "…"},
-        {units, [](RunFacts& f) { f.world = 1; }, ""}}},
+         "4 of 5 units gather less than 1 MiB: the root (100 B), c (87.9 KiB), d (195 KiB), …"},
+        {units, [](RunFacts& f) { f.world = 1; }, ""},
+        {shared, [](RunFacts& f) { f.units[0].bytes = 64 << 10; },
+         "1 of 2 units gather less than 64 KiB: a (9.8 KiB)."},
+        {shared, [](RunFacts& f) { f.units.erase(f.units.begin()); }, ""}}},
       {"fp16-without-scaler",
        {{fp16, [](RunFacts& f) { f.grad_scaler = true; }, "fp16"},
         {fp16, [](RunFacts& f) { f.precision = "bf16"; }, ""}}},
@@ -66,7 +68,7 @@ std::map<std::string, std::vector<Reason>> reasons() {
        {{bf16, [](RunFacts& f) { f.reduce_ranks = 15; }, "16 ranks"},
         {bf16, [](RunFacts& f) { f.reduce = "fp32"; }, ""}}},
       {"loss-spike-without-clipping",
-       {{spike, [](RunFacts& f) { f.losses.back() = 6; }, "jumped to 6.1, from 3 "},
+       {{spike, [](RunFacts& f) { f.losses.back() = 6; }, "jumped to 6.1 from a median of 3."},
         {spike, [](RunFacts& f) { f.clip = 1; }, ""},
         {spike, [](RunFacts& f) { f.clip.reset(); }, ""},
         {spike, [](RunFacts& f) { f.losses.erase(f.losses.begin()); }, ""},

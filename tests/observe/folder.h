@@ -1,4 +1,4 @@
-// A folder of its own for a test, gone after it.
+// A temporary folder for each test.
 #pragma once
 
 #include <gtest/gtest.h>

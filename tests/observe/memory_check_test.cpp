@@ -1,4 +1,4 @@
-// What a step needs, by kind, beside what was measured.
+// A step's memory by kind, planned and measured.
 #include "observe/memory_check.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ TEST(MemoryCheck, EveryByteIsOfOneKind) {
   EXPECT_TRUE(has_row(text, "optimizer states", "2,000")) << text;
   EXPECT_TRUE(has_row(text, "gather buffers", "350")) << text;
   EXPECT_TRUE(has_row(text, "activations", "4,000")) << text;
-  EXPECT_TRUE(has_row(text, "together", "8,750")) << text;
+  EXPECT_TRUE(has_row(text, "total", "8,750")) << text;
   EXPECT_EQ(report().total() + report().activations, 8750);
   EXPECT_EQ(text.find("peak"), std::string::npos) << "nothing was measured";
 }
@@ -44,8 +44,8 @@ TEST(MemoryCheck, TheDifferenceIsAShareOfWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(unaccounted_share(report(), 8000), -0.09375);
   std::string more = describe(report(), 10'000), less = describe(report(), 8000);
   EXPECT_TRUE(has_row(more, "measured peak", "10,000")) << more;
-  EXPECT_NE(more.find("12.5 % more"), std::string::npos) << more;
-  EXPECT_NE(less.find("9.4 % less"), std::string::npos) << less;
+  EXPECT_NE(more.find("12.5 % higher"), std::string::npos) << more;
+  EXPECT_NE(less.find("9.4 % lower"), std::string::npos) << less;
 }
 
 TEST(MemoryCheck, WhatLiesOnTheHostIsNotTheDevices) {
@@ -53,9 +53,9 @@ TEST(MemoryCheck, WhatLiesOnTheHostIsNotTheDevices) {
   offloaded.host = 3000;
   std::string text = describe(offloaded, 5750);
   EXPECT_TRUE(has_row(text, "in host memory", "3,000")) << text;
-  EXPECT_TRUE(has_row(text, "together on the device", "5,750")) << text;
+  EXPECT_TRUE(has_row(text, "total on the device", "5,750")) << text;
   EXPECT_DOUBLE_EQ(unaccounted_share(offloaded, 5750), 0);
-  offloaded.host_activations = 2500;  // of no device
+  offloaded.host_activations = 2500;  // on no device
   EXPECT_DOUBLE_EQ(unaccounted_share(offloaded, 5750), 0);
   EXPECT_TRUE(has_row(describe(offloaded, 5750), "host memory for activations", "2,500"));
 }

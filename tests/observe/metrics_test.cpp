@@ -1,4 +1,4 @@
-// metrics.jsonl: what a line holds, and what is left of it when a run is resumed.
+// metrics.jsonl: the content of a line, and what a resumed run keeps.
 #include "observe/metrics.h"
 
 #include <gtest/gtest.h>

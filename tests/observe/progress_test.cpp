@@ -1,4 +1,4 @@
-// What a person sees: the live line at every width, plain lines, the summary.
+// The screen of a run: the live line at every width, the loss history, plain lines, the summary.
 #include "observe/progress.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ StepRecord record(int64_t step) {
   return record;
 }
 
-// A terminal: applies \r, \n and "clear to the end of the line" to a screen of lines.
+// A terminal: applies \r, \n and "clear to the end of the line" to lines of a screen.
 std::vector<std::string> screen(const std::string& bytes) {
   std::vector<std::string> lines = {""};
   size_t column = 0;
@@ -56,6 +56,12 @@ std::vector<std::string> screen(const std::string& bytes) {
       lines.back()[column++] = bytes[i];
     }
   }
+  return lines;
+}
+
+// Without the rows of the loss history.
+std::vector<std::string> without_history(std::vector<std::string> lines) {
+  std::erase_if(lines, [](const std::string& line) { return line.ends_with("#"); });
   return lines;
 }
 
@@ -109,13 +115,56 @@ TEST(Progress, IsOneLineOnATerminalWithTheRestAboveIt) {
     progress.line("a warning\nof two lines");
     for (int64_t step = 21; step <= 30; ++step) progress.step(record(step));
   }
-  auto lines = screen(out.str());
+  auto lines = without_history(screen(out.str()));
   ASSERT_EQ(lines.size(), 5u);
   EXPECT_EQ(lines[0], "begin");
   EXPECT_EQ(lines[1], "a warning");
   EXPECT_EQ(lines[2], "of two lines");
   EXPECT_TRUE(has(lines[3], "step 30/30"));
   EXPECT_EQ(lines[4], "");
+}
+
+TEST(Progress, KeepsALossHistoryAboveTheLiveLine) {
+  std::ostringstream out;
+  {
+    Progress progress(out, {.steps = 50, .width = 80});
+    for (int64_t step = 1; step <= 50; ++step) {
+      StepRecord one = record(step);
+      one.loss = step == 1 ? 4.0 : step == 7 ? NAN : 2.0;
+      progress.step(one);
+      if (step == 20) progress.evaluation(20, 1.0, std::exp(1.0));
+    }
+  }
+  auto lines = screen(out.str());
+  ASSERT_EQ(lines.size(),
+            14u);  // the first step, ten tenths, an evaluation, the live line, the end
+  EXPECT_EQ(lines[0], "step  1/50  loss 4.0000  " + std::string(48, '#'));
+  EXPECT_EQ(lines[1], "step  5/50  loss 2.0000  " + std::string(24, '#'));
+  EXPECT_EQ(lines[2], "step 10/50  loss 2.0000  " + std::string(24, '#')) << "NaN isn't a loss";
+  EXPECT_EQ(lines[5], "eval 20/50  loss 1.0000  " + std::string(12, '#'));
+  EXPECT_EQ(lines[11], "step 50/50  loss 2.0000  " + std::string(24, '#'));
+  EXPECT_TRUE(has(lines[12], "step 50/50  ["));
+}
+
+TEST(Progress, HistoryFitsEveryWidth) {
+  for (int width = 2; width <= 100; ++width) {
+    std::ostringstream out;
+    Progress progress(out, {.steps = 10, .width = width, .colour = true});
+    for (int64_t step = 1; step <= 10; ++step) progress.step(record(step));
+    progress.evaluation(10, 123.0, 1e30);
+    for (const auto& line : screen(out.str())) EXPECT_LT(line.size(), static_cast<size_t>(width));
+  }
+}
+
+TEST(Progress, ALongRunHasARowEveryFiveMinutes) {
+  std::ostringstream out;
+  Progress progress(out, {.steps = 1'000'000, .width = 80});
+  for (int64_t step = 1; step <= 100; ++step) {
+    StepRecord slow = record(step);
+    slow.step_ms = 10'000;
+    progress.step(slow);
+  }
+  EXPECT_EQ(screen(out.str()).size(), 1u + 3 + 1);
 }
 
 TEST(Progress, AShorterLineLeavesNothingOfALongerOne) {
@@ -140,7 +189,7 @@ TEST(Progress, FastStepsAreNotAllDrawnButTheLastIs) {
   std::string text = out.str();
   auto drawn = std::count(text.begin(), text.end(), '\r');
   EXPECT_GE(drawn, 15);
-  EXPECT_LE(drawn, 25);
+  EXPECT_LE(drawn, 25 + 2 * 11);  // and around each row of the history
   EXPECT_TRUE(has(screen(text).back(), "step 1000/1000"));
 }
 
@@ -166,18 +215,38 @@ TEST(Progress, IsALineEverySoManyStepsElsewhere) {
   EXPECT_EQ(shown, (std::vector<std::string>{" 1/25", "10/25", "13/25", "20/25", "25/25"}));
 }
 
-TEST(Progress, TellsOfAnEvaluationInALineOfItsOwn) {
-  for (int width : {0, 100}) {
+TEST(Progress, WithoutATerminalPrintsAfterTheFirstStepAndAtLeastEvery15Seconds) {
+  for (double step_s : {0.4, 4.0, 9.0, 40.0}) {
+    double now = 1000;
     std::ostringstream out;
-    {
-      Progress progress(out, {.steps = 30, .width = width});
-      StepRecord one = record(10);
-      one.eval_loss = 2.5;
-      one.eval_perplexity = std::exp(2.5);
+    Progress progress(out, {.steps = 10'000, .every = 1000, .clock = [&] { return now; }});
+    std::vector<double> printed;
+    size_t before = 0;
+    for (int64_t step = 1; now < 1200; ++step) {
+      now += step_s;
+      StepRecord one = record(step);
+      one.step_ms = 1000 * step_s;
       progress.step(one);
+      if (out.str().size() > before) printed.push_back(now);
+      before = out.str().size();
     }
-    EXPECT_TRUE(has(out.str(), "step 10: evaluation: loss 2.5000, perplexity 12.18\n"));
+    ASSERT_GE(printed.size(), 5u);
+    EXPECT_EQ(printed[0], 1000 + step_s);
+    for (size_t i = 1; i < printed.size(); ++i) {
+      EXPECT_LE(printed[i] - printed[i - 1], std::max(15.0, step_s) + 1e-6) << step_s;
+      EXPECT_GE(printed[i] - printed[i - 1], std::min(15 - 2 * step_s, step_s)) << step_s;
+    }
   }
+}
+
+TEST(Progress, TellsOfAnEvaluationInALineOfItsOwn) {
+  std::ostringstream out;
+  {
+    Progress progress(out, {.steps = 30});
+    progress.step(record(10));
+    progress.evaluation(10, 2.5, std::exp(2.5));
+  }
+  EXPECT_TRUE(has(out.str(), "\nevaluation after step 10: loss 2.5000, perplexity 12.18\n"));
 }
 
 TEST(Progress, TimeLeftForgetsTheFirstStep) {

@@ -1,6 +1,6 @@
-"""read_events.py FOLDER: what TensorBoard itself reads from event files, as one JSON object.
+"""read_events.py FOLDER: prints what TensorBoard reads from event files, as one JSON object.
 
-Exits with 77 where TensorBoard is not installed.
+Exits with 77 if TensorBoard isn't installed.
 """
 import json
 import sys

@@ -1,4 +1,4 @@
-// Event files: TensorBoard itself reads them, where a Python with it is there.
+// Event files, read back by TensorBoard if a Python has it.
 #include "observe/tensorboard.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 class Events : public InFolder {
  protected:
-  // What TensorBoard reads from the folder; null: it is not installed.
+  // What TensorBoard reads from the folder; null if it isn't installed.
   nlohmann::json read_back() {
     auto python = environment::text("FSDP_TEST_PYTHON").value_or("python3");
     auto finished = run_program({python, FSDP_READ_EVENTS, folder_.string()}, true, {},

@@ -1,5 +1,5 @@
-// fsdp::Profile and fsdp::trace on real ranks. The oracle of counts are the engine's events, that
-// of bytes its traffic and the sizes of units; times are only compared with each other.
+// fsdp::Profile and fsdp::trace on real ranks. Counts are compared with the engine's events, bytes
+// with its traffic and the sizes of units; times only with each other.
 #include "fsdp/profile.h"
 
 #include <ATen/ATen.h>
@@ -32,7 +32,7 @@ struct Subject {
   explicit Subject(const ShardOptions& options) : model(seeded()) {
     sharded = fully_shard(model, options);
     optimizer = std::make_unique<AdamW>(sharded, AdamWOptions{.lr = 1e-3});
-    for (int i = 0; i < 2; ++i) step();  // the order of units is known from then on
+    for (int i = 0; i < 2; ++i) step();  // after these the order of units is known
   }
 
   static Mlp seeded() {
@@ -199,7 +199,7 @@ TEST(Profiles, MisuseIsAnError) {
   expect_error([&] { profile.end(); }, {"end", "begin"});
   profile.begin(subject.sharded);
   expect_error([&] { profile.begin(subject.sharded); }, {"begin", "twice"});
-  expect_error([&] { second.begin(subject.sharded); }, {"somebody else"});
+  expect_error([&] { second.begin(subject.sharded); }, {"another Profile is measuring"});
   profile.end();
 }
 
@@ -212,8 +212,8 @@ TEST(Profiles, MemoryIsThatOfTheEngineAndOfAutograd) {
   EXPECT_EQ(memory.optimizer, now.optimizer);
   EXPECT_EQ(memory.unsharded, now.unsharded);
   EXPECT_GT(memory.total() + memory.activations, now.parameters + now.optimizer);
-  // On the CPU gradients keep their memory, so that the peak is where forward ends: with what each
-  // layer saved, which is its input and the result of its activation.
+  // On the CPU gradients keep their memory, so the peak is at the end of forward, with everything that
+  // the layers saved: their inputs and the results of their activations.
   if (test_device().is_cpu()) {
     EXPECT_EQ(memory.gradients, now.gradients);
     EXPECT_GE(memory.activations, 4 * 2 * kWidth * kDepth);
@@ -286,7 +286,7 @@ TEST(Traces, HoldOperatorsAndTheNamesOfUnits) {
     };
     EXPECT_GE(names.count("reshard " + unit), both(Event::kResharded));
     if (world_size() == 1) continue;
-    // A GPU's trace has each of them once more, where its kernels ran.
+    // A GPU's trace has each of them a second time, where its kernels ran.
     EXPECT_GE(names.count("gather " + unit), both(Event::kGatherIssued));
     EXPECT_GE(names.count("reduce " + unit), 1u);
     if (test_device().is_cpu()) {

@@ -1,6 +1,6 @@
-// GraphedStep beside the same steps taken by hand, and beside its own eager steps. Every rank runs
-// these tests. Over nccl steps are recorded as CUDA graphs and replayed, and must give the same
-// bits as eager ones. Without a GPU, a stand-in for a graph does the recorded work again.
+// GraphedStep against the same steps written out, and against its own eager steps. Every rank runs
+// these tests. Over nccl, steps are recorded as CUDA graphs and replayed, and must give the same
+// bits as eager ones. Without a GPU, a stand-in for a graph repeats the recorded work.
 #include <ATen/ATen.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/optim/adamw.h>
@@ -55,7 +55,7 @@ TEST_F(GraphedSteps, StayEagerWhereActivationsAreOffloaded) {
   Outcome recorded;
   const std::string said = told([&] { recorded = graphed(plan); });
   EXPECT_FALSE(recorded.replayed);
-  EXPECT_TRUE(contains(recorded.why_eager, "host memory")) << recorded.why_eager;
+  EXPECT_TRUE(contains(recorded.why_eager, "offloaded activations")) << recorded.why_eager;
   EXPECT_TRUE(contains(said, "so steps stay eager")) << said;
   expect_same(recorded, eager(plan));
   memory::offload::smallest_bytes = smallest;
@@ -122,7 +122,7 @@ TEST_F(GraphedSteps, KeepNoMoreShapesThanAsked) {
 TEST_F(GraphedSteps, SkipWhatIsNotFinite) {
   Plan plan{.model = "mlp", .step = {.clip = 1.0, .warmup = 2}};
   plan.change = [](Inputs& inputs, int step) {
-    // On one rank only: all of them skip.
+    // On one rank only; all ranks skip the step.
     bool here = rank() == world_size() - 1;
     if (here && (step == 1 || step == 6)) inputs[0][0][0] = std::numeric_limits<float>::quiet_NaN();
     if (here && step == 7) inputs[0][0][0] = std::numeric_limits<float>::infinity();
@@ -149,7 +149,7 @@ TEST_F(GraphedSteps, AreNotDisturbedByWhatIsDoneBetweenThem) {
   Outcome recorded = graphed(plan);
   expect_same(recorded, unrecorded);
   EXPECT_EQ(seen, eagerly);
-  EXPECT_NE(seen.front(), seen.back());  // the model was seen to learn
+  EXPECT_NE(seen.front(), seen.back());  // the model learns
 }
 
 TEST_F(GraphedSteps, DropOtherElementsInEveryReplay) {
@@ -181,7 +181,7 @@ TEST_F(GraphedSteps, StayEagerWhereTheyCannotBeRecorded) {
       [&](const Inputs& inputs) {
         at::Tensor loss = trial.built.loss({0, inputs[0], inputs[1]});
         ++calls;
-        return loss.item<float>() > 1e9 ? loss * 0 : loss;  // the host looks at the device
+        return loss.item<float>() > 1e9 ? loss * 0 : loss;  // the host waits for the device
       },
       plan.step);
   std::vector<double> losses;
@@ -190,13 +190,13 @@ TEST_F(GraphedSteps, StayEagerWhereTheyCannotBeRecorded) {
   EXPECT_EQ(calls, plan.steps + (on_gpu() ? 1 : 0));
   EXPECT_FALSE(step.why_eager().empty());
   EXPECT_FALSE(step.replayed());
-  // The generator draws and memory is given, as if nothing had been tried.
+  // The generator and the allocator work as if nothing had been tried.
   at::Tensor drawn = at::rand({1000}, at::TensorOptions().device(test_device()));
   EXPECT_GT(drawn.max().item<double>(), drawn.min().item<double>());
 }
 
-// Fails in backward, when some gradients have come: on the host, or (as a GPU sees it while it is
-// recorded) because the host looks at the device.
+// Fails in backward, after some gradients have arrived: on the host, or (on a GPU that records)
+// because the host waits for the device.
 struct Failing : torch::autograd::Function<Failing> {
   static inline bool on_host = false;
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
@@ -238,7 +238,7 @@ TEST_F(GraphedSteps, RecoveryLeavesNothingBehindOfAStepThatFailedAnywhere) {
   std::vector<double> losses;
   for (int i = 0; i < plan.steps; ++i) {
     Inputs inputs = trial.inputs(i).front();
-    if (i % 3 == 1) {  // units gathered, gradients accumulated, a factor that nobody took
+    if (i % 3 == 1) {  // units gathered, gradients accumulated, an unused clip factor
       auto no_sync = trial.sharded.no_sync();
       trial.built.loss({0, inputs[0].to(test_device()), inputs[1].to(test_device())}).backward();
       trial.built.loss({0, inputs[0].to(test_device()), inputs[1].to(test_device())});
@@ -275,7 +275,7 @@ TEST_F(GraphedSteps, AreEagerWhileSomebodyWatchesOrHoldsUnits) {
 
 TEST_F(GraphedSteps, GiveUpRecordingWhereShapesChangeAllTheTime) {
   Plan plan{.model = "mlp", .step = {.warmup = 1, .shapes = 1}, .steps = 20};
-  plan.change = [](Inputs& inputs, int step) {  // two of each in turn, and only one is kept
+  plan.change = [](Inputs& inputs, int step) {  // two of each shape in turn, and only one is kept
     for (at::Tensor& input : inputs) input = input.narrow(0, 0, 1 + step / 2 % 3);
   };
   Outcome recorded;
@@ -307,7 +307,7 @@ TEST_F(GraphedSteps, RefuseWhatCannotBeMeant) {
   Trial trial(plan), other(plan);
   auto loss = [&](const Inputs& inputs) { return trial.built.loss({0, inputs[0], inputs[1]}); };
   expect_error([&] { GraphedStep(trial.sharded, *other.optimizer, loss, {}); }, {"another model"});
-  expect_error([&] { GraphedStep(trial.sharded, *trial.optimizer, {}, {}); }, {"no loss"});
+  expect_error([&] { GraphedStep(trial.sharded, *trial.optimizer, {}, {}); }, {"loss is empty"});
   expect_error([&] { GraphedStep(trial.sharded, *trial.optimizer, loss, {.micro_batches = 0}); },
                {"micro_batches", "1 or more"});
   GraphedStep step(trial.sharded, *trial.optimizer, loss, plan.step);
@@ -315,11 +315,11 @@ TEST_F(GraphedSteps, RefuseWhatCannotBeMeant) {
   GraphedStep unreduced(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
     return trial.built.loss({0, inputs[0], inputs[1]}).expand({2});
   });
-  expect_error([&] { unreduced(trial.inputs(0).front()); }, {"not one number"});
-  trial.sharded.reshard();  // on every rank alike
+  expect_error([&] { unreduced(trial.inputs(0).front()); }, {"single number"});
+  trial.sharded.reshard();  // on every rank
 }
 
-// All ranks together against one process that sees everybody's batches.
+// All ranks together against one process that gets the batches of all.
 TEST_F(GraphedSteps, OfAllRanksLearnWhatOneRankLearnsFromTheWholeBatch) {
   const ModelCase& model = model_case("transformer");
   Built plain = build_reference(model, {}, test_device());

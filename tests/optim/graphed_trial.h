@@ -1,5 +1,5 @@
-// What the tests of GraphedStep share: a plan of steps, taken eagerly, by hand, and recorded; and
-// comparisons of what comes of it.
+// Shared by the tests of GraphedStep: a plan of steps, taken eagerly, written out, and recorded;
+// and comparisons of the results.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -44,7 +44,7 @@ class GraphedSteps : public ::testing::Test {
   }
 
  private:
-  // Operators give the same bits every time; else nothing could be compared on a GPU.
+  // Deterministic operators, so that results can be compared on a GPU.
   static void set_deterministic(bool on) {
     at::globalContext().setDeterministicAlgorithms(on, /*warn_only=*/true);
     at::globalContext().setDeterministicCuDNN(on);
@@ -76,7 +76,7 @@ struct Outcome {
   std::string why_eager;
 };
 
-// What both ways have in common.
+// Common to both ways.
 class Trial {
  public:
   explicit Trial(const Plan& chosen) : plan(chosen), model_case_(model_case(chosen.model)) {
@@ -160,7 +160,7 @@ inline Outcome eager(Plan plan) {
   return graphed(plan);
 }
 
-// As users write it.
+// As users write it without GraphedStep.
 inline Outcome by_hand(const Plan& plan) {
   Trial trial(plan);
   Outcome outcome;
@@ -220,7 +220,7 @@ inline void expect_same(const Outcome& a, const Outcome& b, double tolerance = 0
   }
 }
 
-// The steps of `plan` by hand, eager and replayed: all the same.
+// The steps of `plan` written out, eager and replayed: all the same.
 inline Outcome expect_same_every_way(const Plan& plan) {
   Outcome plain = by_hand(plan), unrecorded = eager(plan), recorded = graphed(plan);
   expect_same(recorded, unrecorded);

@@ -1,5 +1,5 @@
-// What users do with a GraphedStep beside taking steps: models of ours at several lengths,
-// accumulation, and changes between steps, after which a recording would be wrong.
+// Uses of a GraphedStep beyond taking steps: our models at several sequence lengths, accumulation,
+// and changes between steps that invalidate a recording.
 #include <torch/utils.h>
 
 #include "fsdp/models/llama.h"
@@ -9,8 +9,8 @@
 namespace fsdp::testing {
 namespace {
 
-// Takes the plan's steps with `change` before the seventh, recorded and eagerly: the same numbers
-// and parameters; and says so where recordings are dropped.
+// Takes the plan's steps with `change` before the seventh, recorded and eagerly: results are the
+// same, and a message says that recordings are dropped.
 void expect_followed(Plan plan, const std::function<void(Trial& trial)>& change) {
   auto train = [&](bool graph) {
     plan.step.graph = graph;
@@ -31,7 +31,7 @@ void expect_followed(Plan plan, const std::function<void(Trial& trial)>& change)
   };
   Outcome recorded;
   const std::string said = told([&] { recorded = train(true); });
-  EXPECT_EQ(contains(said, "recorded anew"), rank() == 0) << said;
+  EXPECT_EQ(contains(said, "will be recorded again"), rank() == 0) << said;
   expect_same(recorded, train(false));
 }
 
@@ -41,8 +41,8 @@ TEST_F(GraphedSteps, FollowWhatIsTrained) {
   });
 }
 
-// A parameter that is first trained when a step would be recorded has its states made by an eager
-// one: else they would be made, and so be zero, in every replay.
+// A parameter that is first trained when a step would be recorded gets its states in an eager step:
+// otherwise every replay would create them, as zeros.
 TEST_F(GraphedSteps, MakeNoStatesInARecording) {
   auto train = [](bool graph) {
     Plan plan{.model = "transformer", .steps = 12};
@@ -83,7 +83,7 @@ TEST_F(GraphedSteps, FollowHooksOfParameters) {
 }
 
 // A forward between steps leaves copies of parameters, and layers that expect a gradient. A replay
-// must not read the former, nor wait for the latter.
+// must neither read the copies nor wait for the gradients.
 TEST_F(GraphedSteps, TakeNothingFromAForwardBeforeThem) {
   for (bool grad_mode : {false, true}) {
     SCOPED_TRACE(grad_mode);
@@ -96,13 +96,13 @@ TEST_F(GraphedSteps, TakeNothingFromAForwardBeforeThem) {
     Outcome recorded = graphed(plan);
     EXPECT_TRUE(recorded.replayed) << recorded.why_eager;
     Outcome unrecorded = eager(plan);
-    recorded.memory = unrecorded.memory;  // a recording has buffers for gathers of its own
+    recorded.memory = unrecorded.memory;  // a recording has its own buffers for gathers
     expect_same(recorded, unrecorded);
   }
 }
 
-// A step may use a model that somebody else trains. It adds to that one's gradients as an eager
-// step does, or, where they were zeroed before it, is recorded.
+// A step may use a model that is trained elsewhere. It stays eager and adds to that model's
+// gradients, or, if they were zeroed before, it is recorded.
 TEST_F(GraphedSteps, LeaveGradientsOfOtherModelsToThem) {
   if (!on_gpu()) GTEST_SKIP() << "nothing is recorded";
   auto train = [](bool graph, bool zeroed) {
@@ -123,7 +123,7 @@ TEST_F(GraphedSteps, LeaveGradientsOfOtherModelsToThem) {
     }
     step.wait();
     EXPECT_EQ(step.replayed(), graph && zeroed) << step.why_eager();
-    EXPECT_EQ(contains(step.why_eager(), "gradients that its model had"), graph && !zeroed);
+    EXPECT_EQ(contains(step.why_eager(), "gradients its model already had"), graph && !zeroed);
     const std::string name = other.built.parameters.front().first;
     at::Tensor gradient = zeroed ? at::zeros({1}) : other.sharded.full_grad(name).clone();
     return std::pair(trial.finish({}), gradient);
@@ -176,10 +176,10 @@ TEST_F(GraphedSteps, SayWhenNoShapeComesTwice) {
     }
   });
   EXPECT_EQ(step.recordings(), 0);
-  EXPECT_EQ(contains(said, "Pad to a few lengths"), rank() == 0) << said;
+  EXPECT_EQ(contains(said, "Pad the inputs to a few lengths"), rank() == 0) << said;
 }
 
-// --- our own layers, which write gradients where they are reduced from ---
+// --- our own layers, which write gradients into the reduction buffers ---
 
 struct Lengths {
   int64_t of(int step) const { return step % 2 == 0 ? first : second; }
@@ -223,7 +223,7 @@ TEST_F(GraphedSteps, TrainALlama) {
   EXPECT_LT(eagerly.back(), eagerly.front() - 0.1);
 }
 
-// A recording reads the tables of positions where they were, whatever length came since.
+// A recording reads the RoPE tables at their old address, whatever lengths came since.
 TEST_F(GraphedSteps, TrainALlamaOfSeveralLengths) {
   const Lengths lengths{12, 20, 33};
   expect_same_numbers(train_llama(true, lengths), train_llama(false, lengths), on_gpu() ? 5e-3 : 0);

@@ -1,5 +1,5 @@
-// The passes over flat shards against references in float64 and against torch::optim, however the
-// flats are cut and threaded.
+// The update kernels against references in float64 and against torch::optim, for any cuts of the
+// flats and any number of threads.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          << "largest difference " << (a - b).abs().max().item<double>();
 }
 
-// Rounding of a dtype, as a tolerance.
+// The rounding error of a dtype, as a tolerance.
 double epsilon(at::ScalarType type) {
   switch (type) {
     case at::kDouble:
@@ -189,7 +189,7 @@ TEST(AdamWKernel, TheLowCopyRoundsEveryKindOfNumberAsLibTorchDoes) {
     adam.step(at::zeros_like(given), {.lr = 0});
     EXPECT_TRUE(at::equal(adam.master, given));
     EXPECT_TRUE(same_bits(adam.low, given.to(low)));
-    // Every NaN stays one, those that would round to infinity too.
+    // Every NaN stays a NaN, even one that would round to infinity.
     auto nan = at::full({5}, std::bit_cast<float>(0x7f800001u));
     Adam lost(5, at::kFloat, low);
     lost.master.copy_(nan);
@@ -245,7 +245,7 @@ TEST(AdamWKernel, TheOperatorsOfLibTorchGiveTheSame) {
     std::vector<Adam> expected;
     const AdamWStep options{.lr = 1e-2, .weight_decay = 0.1, .step = 4, .maximize = maximize};
     for (int64_t size : {7, 1000, 100003}) {
-      // One without a copy among them.
+      // Including one without a copy.
       Adam adam(size, at::kFloat, size == 7 ? at::ScalarType::Undefined : at::kBFloat16);
       auto grad = random(size);
       expected.push_back(adam.clone());
@@ -305,7 +305,7 @@ TEST(SGDKernel, EveryOptionEqualsTorchOptimOverManySteps) {
   for (int64_t size : kSizes)
     for (const auto& c : sgd_cases()) {
       auto master = random(size), low = at::zeros({size}, at::kBFloat16);
-      // Whatever lay in the buffer before must not matter.
+      // The buffer's old contents must not matter.
       auto buffer = c.momentum == 0 ? at::Tensor() : at::full({size}, NAN);
       auto theirs = master.clone().set_requires_grad(true);
       torch::optim::SGD optimizer({theirs}, torch::optim::SGDOptions(0.05)
@@ -475,7 +475,7 @@ TEST(Parallel, TakesEveryChunkOnceOnLibTorchsThreads) {
     taken[chunk] = {begin, end};
     threads.insert(std::this_thread::get_id());
     changed.notify_all();
-    // One that is quick would take all of them before the other has begun.
+    // A quick thread would take all of them before the other has begun.
     changed.wait_for(lock, std::chrono::seconds(30), [&] { return threads.size() > 1; });
   });
   for (int64_t i = 0; i < static_cast<int64_t>(taken.size()); ++i)
@@ -484,7 +484,7 @@ TEST(Parallel, TakesEveryChunkOnceOnLibTorchsThreads) {
 }
 
 TEST(Gpu, GivesWhatTheCpuGives) {
-  comm::find_module("cuda");  // loads LibTorch's part for GPUs
+  comm::find_module("cuda");  // loads LibTorch's CUDA library
   if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
   const auto gpu = at::Device(at::kCUDA);
   const auto to_gpu = [&](const at::Tensor& t) { return t.defined() ? t.to(gpu) : t; };

@@ -1,6 +1,6 @@
-// Optimizers, schedules and the gradient scaler on a model that is really sharded. Every rank runs
-// these tests; each holds a plain copy of the model, gives it the batches of all ranks, and trains
-// it with torch::optim.
+// Optimizers, schedules and the gradient scaler on a sharded model. Every rank runs these tests
+// with a plain copy of the model, which gets the batches of all ranks and is trained with
+// torch::optim.
 #include <ATen/ATen.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -21,7 +21,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr double kEps = 1e-3;  // large, so that AdamW does not blow up the rounding of gradients
+constexpr double kEps = 1e-3;  // large, so that AdamW doesn't amplify the rounding of gradients
 
 ShardOptions options(MixedPrecision precision = {}) {
   return {.wrap = wrap::modules<Block, nn::Linear>(),
@@ -123,7 +123,7 @@ TEST(Optimizers, AdamWWithGroupsAndClippingEqualsTorch) {
     auto norm = both.sharded.clip_grad_norm_(0.5);
     const double expected = torch::nn::utils::clip_grad_norm_(both.plain_parameters(), 0.5);
     EXPECT_NEAR(norm.item<double>(), expected, 1e-5 * expected);
-    EXPECT_GT(expected, 0.5);  // clipping does something
+    EXPECT_GT(expected, 0.5);  // clipping has an effect
     optimizer.step();
     reference.step();
     both.expect_same(1e-5);
@@ -202,7 +202,7 @@ TEST(Optimizers, ASplitMasterTrainsAsAWholeOne) {
     }
     const auto a = masters(split.sharded), b = masters(whole.sharded);
     ASSERT_EQ(a.size(), b.size());
-    // What is gathered differs where a number lies in the middle of two bfloat16.
+    // The shards differ where a value is halfway between two bfloat16 numbers.
     for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::allclose(a[i], b[i], 1e-3, 1e-3)) << i;
   }
 }
@@ -229,7 +229,7 @@ TEST(Optimizers, CapturableOnesGiveTheSame) {
   };
   train(host, one, 0);
   train(device, two, 0);
-  two.set_capturable(true);  // goes on where it was
+  two.set_capturable(true);  // continues from its counts
   EXPECT_TRUE(two.capturable());
   for (int step = 1; step < 4; ++step) {
     for (Optimizer* optimizer : {static_cast<Optimizer*>(&one), static_cast<Optimizer*>(&two)}) {
@@ -242,7 +242,7 @@ TEST(Optimizers, CapturableOnesGiveTheSame) {
   expect_alike();
   EXPECT_EQ(steps_of(device, two), steps_of(host, one));
   const auto* flat = shard::trainable_flats(*device.sharded.model()).front();
-  two.restore(*flat, 4);  // what it has had
+  two.restore(*flat, 4);  // its current count
   EXPECT_EQ(two.steps(*flat), 4);
   two.set_capturable(false);
   EXPECT_FALSE(two.capturable());
@@ -332,7 +332,7 @@ TEST(Optimizers, StatesAreCountedInTheMemoryReport) {
   Both both;
   {
     AdamW optimizer(both.sharded, {});
-    EXPECT_EQ(both.sharded.memory().optimizer, 0);  // made when they are needed
+    EXPECT_EQ(both.sharded.memory().optimizer, 0);  // allocated at the first step
     both.backward(0);
     optimizer.step();
     EXPECT_EQ(both.sharded.memory().optimizer, optimizer.state_bytes());
@@ -384,7 +384,7 @@ TEST(Optimizers, AModelThatIsShardedAgainNeedsANewOptimizer) {
   auto layer = fully_shard(model->layer(0), {.device = test_device()});
   AdamW early(layer, {});
   auto sharded = fully_shard(model, options());
-  expect_error([&] { early.step(); }, {"after its optimizer was made", "HINT"});
+  expect_error([&] { early.step(); }, {"after its optimizer was created", "HINT"});
 }
 
 // --- schedules ---
@@ -456,7 +456,7 @@ TEST(GradScalers, AnOverflowOnOneRankIsSkippedByAll) {
     EXPECT_EQ(scaler.scale(), 4.0);
     EXPECT_TRUE(same(masters(both.sharded), before));
     poisoned = false;
-    EXPECT_TRUE(train(1));  // and the clipping of the skipped step has left nothing behind
+    EXPECT_TRUE(train(1));  // the skipped step's clip factor is gone
     EXPECT_FALSE(same(masters(both.sharded), before));
     for (const auto& master : masters(both.sharded))
       EXPECT_TRUE(master.isfinite().all().item<bool>());

@@ -1,5 +1,5 @@
-// Updates of masters in two halves, of lists, with gradients of bfloat16 and with numbers on the
-// device; the global norm. The same facts on the CPU and on a GPU.
+// Updates of split masters, of lists of tensors, with bfloat16 gradients and with learning rates
+// and counts on the device; the global norm. The same tests on the CPU and on a GPU.
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -22,7 +22,7 @@ class OnDevice : public ::testing::TestWithParam<const char*> {
   void SetUp() override {
     torch::manual_seed(3);
     if (std::string(GetParam()) == "cpu") return;
-    find_library("cuda");  // loads LibTorch's part for GPUs
+    find_library("cuda");  // loads LibTorch's CUDA library
     if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
   }
   at::Device device() const { return at::Device(GetParam()); }
@@ -57,16 +57,16 @@ bool near(const at::Tensor& a, const at::Tensor& b, double tolerance = 1e-6) {
   return at::allclose(a.to(at::kDouble), b.to(at::kDouble), tolerance, tolerance);
 }
 
-// --- numbers in two halves ---
+// --- split numbers ---
 
-// The value of a bfloat16's bits; what follows the largest is 2^128, as rounding has it.
+// The value of a bfloat16's bits. The successor of the largest counts as 2^128, as in rounding.
 double value_of(uint32_t high) {
   const double sign = high & 0x8000 ? -1 : 1;
   if ((high & 0x7fff) == 0x7f80) return sign * std::ldexp(1.0, 128);
   return std::bit_cast<float>(high << 16);
 }
 
-// The nearest bfloat16, by distances in float64; away from zero where two are as near.
+// The nearest bfloat16, by distances in float64; ties go away from zero.
 uint32_t nearest(float x) {
   const uint32_t below = std::bit_cast<uint32_t>(x) >> 16;  // towards zero
   if ((below & 0x7fff) >= 0x7f80) return below;             // an infinity
@@ -138,7 +138,7 @@ TEST_P(SplitNumbers, HalvesThatDoNotFitAreAnError) {
 
 // --- updates ---
 
-// The arrays of an update, with a master that is whole or split.
+// The tensors of an update, with a whole or a split master.
 template <typename Tensors>
 Tensors halved(const Tensors& from) {
   Tensors to = from;
@@ -257,8 +257,8 @@ TEST_P(SplitMasters, HalvesThatDoNotFitAreAnError) {
   step_one(t, {});
 }
 
-// Everything an update may meet, in one list: masters whole, split and of 16 bits, copies, short
-// gradients, and gradients that lie in the middle of something longer.
+// Every kind of update in one list: whole, split and 16-bit masters, copies, 16-bit gradients, and
+// gradients inside a longer tensor.
 std::vector<AdamWTensors> mixture(at::Device device) {
   const auto random = [&](int64_t size, at::ScalarType type = at::kFloat) {
     return torch::randn({size}).to(type).to(device);
@@ -275,7 +275,7 @@ std::vector<AdamWTensors> mixture(at::Device device) {
       if (kind == 3) t.low = at::zeros({size}, t.master.options().dtype(at::kHalf));
       t.grad_begin = kind;
       t.group = kind % 2;
-      t.count = kind == 5 ? 2 : kind % 2;  // those that share one have masters of one type
+      t.count = kind == 5 ? 2 : kind % 2;  // tensors that share a count have masters of one dtype
       list.push_back(t);
     }
   return list;
@@ -346,7 +346,7 @@ TEST_P(UpdateLists, AreSkippedWhereTheFactorIsNotFinite) {
   }
 }
 
-// --- numbers on the device ---
+// --- rates and counts on the device ---
 
 const double kRates[2][2] = {{1e-2, 0.1}, {3e-4, 0.0}};
 const double kCounts[3] = {0, 6, 41};
@@ -414,7 +414,7 @@ TEST_P(NumbersOnTheDevice, OfSGDKnowTheFirstUpdate) {
     EXPECT_TRUE(same_bits(t.master, expected.master));
     EXPECT_TRUE(near(theirs.master, expected.master));
     EXPECT_EQ(numbers.counts[0].item<double>(), 3);
-    EXPECT_EQ(numbers.counts[1].item<double>(), 6);  // nobody named it
+    EXPECT_EQ(numbers.counts[1].item<double>(), 6);  // no tensor uses it
   }
 }
 

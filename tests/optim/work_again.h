@@ -1,5 +1,5 @@
-// A stand-in for a CUDA graph, for tests without a GPU: replayed, it does its work again. What is
-// read must be where it was when the work was recorded.
+// A stand-in for a CUDA graph, for tests without a GPU: a replay repeats the recorded work. Its
+// inputs must stay at the addresses they had when it was recorded.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Counts the bytes that LibTorch's CPU allocator has given out: what tensors really occupy.
+// Counts the bytes LibTorch's CPU allocator has handed out: the memory tensors really occupy.
 #pragma once
 
 #include <c10/core/CPUAllocator.h>
@@ -11,7 +11,7 @@
 
 namespace fsdp::testing {
 
-// Counts what the CPU allocator gives out, from its construction on.
+// Counts from its construction on.
 class CountingAllocator final : public c10::Allocator {
  public:
   CountingAllocator() { c10::SetCPUAllocator(this, /*priority=*/1); }
@@ -30,14 +30,15 @@ class CountingAllocator final : public c10::Allocator {
     }
     return {data, data, &release, at::kCPU};
   }
-  // Some kernels (oneDNN's) take raw memory: the pointer is its own context then.
+  // Some kernels (oneDNN's) allocate raw memory; the pointer is then its own context.
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
 
   std::atomic<size_t> live = 0, peak = 0;
-  std::atomic<size_t> limit = std::numeric_limits<size_t>::max();  // beyond it: as LibTorch fails
+  std::atomic<size_t> limit =
+      std::numeric_limits<size_t>::max();  // beyond it, allocations fail as LibTorch's do
 
  private:
   static void release(void* data);
@@ -48,7 +49,7 @@ class CountingAllocator final : public c10::Allocator {
 };
 
 inline CountingAllocator& counted() {
-  static auto* allocator = new CountingAllocator;  // never goes: memory outlives any test
+  static auto* allocator = new CountingAllocator;  // never destroyed: memory outlives any test
   return *allocator;
 }
 

@@ -1,5 +1,5 @@
-// deferred_init's memory: there is none until it is asked for, then at most one parameter's, and a
-// tensor that got its memory is like any other.
+// Memory under deferred_init: none until a value is needed, then at most one parameter's. A tensor
+// that has its memory is like any other.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -44,7 +44,7 @@ TEST(DeferredMemory, WhatNoTensorNeedsIsForgotten) {
   Tensor kept = deferred_init([&] {
     Tensor t = torch::ones({1 << 16}).mul_(outside);
     Tensor dependent = t * 2;
-    t.normal_();  // nothing before it matters to t
+    t.normal_();  // overwrites everything before
     EXPECT_GT(outside.storage().use_count(), 1u);
     dependent = Tensor();
     EXPECT_EQ(outside.storage().use_count(), 1u);
@@ -82,7 +82,7 @@ TEST(DeferredMemory, LongHistoriesNeitherOverflowTheStackNorTakeForEver) {
   sum = Tensor();
 }
 
-// --- afterwards ---
+// --- tensors that have their memory ---
 
 TEST(DeferredMemory, ARawReadSaysWhatToDo) {
   Tensor t = deferred_init([] { return torch::rand({4}); });

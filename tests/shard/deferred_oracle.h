@@ -1,5 +1,5 @@
-// What the tests of deferred_init look at: a module's tensors, whether they have memory, and
-// whether they are, bit for bit, those of plain construction.
+// What the tests of deferred_init check: a module's tensors, whether they have memory, and whether
+// they equal plain construction bit for bit.
 #pragma once
 
 #include <gtest/gtest.h>

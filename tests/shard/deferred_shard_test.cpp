@@ -1,5 +1,5 @@
-// A model built without memory and then sharded: plain construction's bits on every number of
-// ranks.
+// A model built under deferred_init and then sharded has the bits of plain construction, on any
+// number of ranks.
 #include <torch/torch.h>
 
 #include "fsdp/deferred_init.h"

@@ -1,5 +1,5 @@
-// deferred_init against plain construction with the same seed: the same bits in every parameter and
-// buffer, and the same generator afterwards.
+// deferred_init against plain construction with the same seed: every parameter and buffer has the
+// same bits, and so has the generator afterwards.
 #include "comm/modules.h"
 #include "fsdp/deferred_init.h"
 
@@ -11,15 +11,15 @@
 #include "fsdp/error.h"
 #include "shard/deferred_oracle.h"
 
-// The aarch64 wheel's own copy uses instructions that not every CPU has.
+// The aarch64 wheel's own copy uses instructions that not every CPU has; this one replaces it.
 template void std::vector<at::Tensor>::_M_realloc_insert<at::Tensor&>(
     std::vector<at::Tensor>::iterator, at::Tensor&);
 
 namespace fsdp::shard {
 namespace {
 
-// Builds twice and compares: values asked for in reverse, values asked for in order, then the
-// tensors themselves, which get their memory from being read.
+// Builds twice and compares: values in reverse order, values in order, then the tensors themselves,
+// which get their memory when they are read.
 void expect_same(const std::function<Module()>& build) {
   torch::manual_seed(7);
   Module plain = build();
@@ -59,7 +59,7 @@ void expect_same_custom(const std::function<void(Custom&)>& build) {
   expect_same([&] { return std::make_shared<Custom>(build); });
 }
 
-// --- the library's modules ---
+// --- LibTorch's modules ---
 
 TEST(DeferredInit, LinearIsTheSame) {
   expect_same([] { return nn::Linear(37, 53).ptr(); });
@@ -291,8 +291,8 @@ TEST(DeferredInit, OperatorsWithoutShapesOnMetaTensorsAreTheSame) {
   });
 }
 
-// Operators of a user's own: one has no kernel for shapes, the others' kernels for shapes are wrong
-// about the layout and about whose memory the result is.
+// Custom operators: one has no meta kernel, the meta kernels of the others are wrong about the
+// layout of the result and about the memory it aliases.
 Tensor halved(const Tensor& x) {
   return x / 2;
 }
@@ -496,7 +496,7 @@ TEST(DeferredInit, ScopesNest) {
   Module lazy = deferred_init(build);
   for (const Tensor& p : lazy->parameters()) EXPECT_TRUE(deferred::is_deferred(p));
   torch::manual_seed(7);
-  nn::Linear first(4, 3);  // arguments would be made in any order
+  nn::Linear first(4, 3);  // as arguments their order would be unspecified
   nn::Sequential plain(first, nn::Linear(3, 2));
   for (size_t i = 0; i < 4; ++i)
     EXPECT_TRUE(torch::equal(plain->parameters()[i], lazy->parameters()[i]));
@@ -541,7 +541,7 @@ TEST(DeferredInit, AModuleLoadedInsideHasTheLoadedValues) {
 }
 
 TEST(DeferredInit, ModulesOnAGpuAreTheSame) {
-  comm::find_module("cuda");  // loads LibTorch's part for GPUs
+  comm::find_module("cuda");  // loads LibTorch's CUDA library
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   expect_same_custom([](Custom& m) {
     m.register_module("linear", nn::Linear(70, 50))->to(torch::kCUDA);

@@ -1,6 +1,6 @@
-// Masters and states on a disk in a process whose memory is limited to less than they take: the
-// bits are those of a process without limit and without a disk. The same with states in host memory
-// runs out of memory, so the limit is real.
+// Masters and states on disk, in a process with less memory than they take: the results have the
+// same bits as in a process without a limit and without a disk. With states in host memory the
+// process runs out of memory, so the limit is effective.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -25,7 +25,7 @@ class DiskLimit : public ::testing::TestWithParam<const char*> {
   }
 
   Ended train(const std::string& states, int64_t limit) {
-    // Threads get the stack that the process has: with 8 MiB they would be most of its memory.
+    // Threads inherit the stack limit; with 8 MiB each they would take most of the memory.
     launch::Launched program(
         {"sh", "-c", "ulimit -s 1024 && exec \"$@\"", "sh", FSDP_LIMITED_PROGRAM, GetParam(),
          states, std::to_string(limit), folder_ / "result"},
@@ -45,7 +45,7 @@ class DiskLimit : public ::testing::TestWithParam<const char*> {
 TEST_P(DiskLimit, TwentyStepsInHalfOfTheStatesMemoryAreThoseWithoutLimit) {
   const Ended plain = train("device", 0);
   ASSERT_EQ(plain.code, 0) << plain.err;
-  // By name in float32, by unit the masters in float32 and both states.
+  // Parameters by name in float32, then per unit the float32 masters and both states.
   ASSERT_EQ(static_cast<int64_t>(plain.result.size()), kLimitedParameters * 16);
   const Ended disk = train(folder_.path(), state_bytes() / 2);
   if (disk.code == 77) GTEST_SKIP() << disk.out;

@@ -1,6 +1,6 @@
-// Ranks that do not do the same: an error within the timeout that says who, where and what, never a
-// hang and never wrong numbers. A failure ends the ranks' communicators, so every test here runs in
-// a world of its own.
+// Ranks that diverge: an error within the timeout says which rank, where and what; never a hang and
+// never wrong numbers. A failure breaks the ranks' communicators, so every test here runs in a
+// world of its own.
 #include <ATen/ATen.h>
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// `act` fails on this rank before the timeout has passed by much.
+// `act` fails on this rank soon after the timeout at the latest.
 std::string error_in_time(const std::function<void()>& act) {
   auto start = std::chrono::steady_clock::now();
   std::string error = error_of(act);
@@ -51,7 +51,7 @@ TEST(FaultsGathered, RanksThatTakeDifferentBranches) {
   branch_differently(false);
 }
 
-// Units of the same size: what is sent fits, so only its name can tell.
+// Units of the same size: the message sizes match, so only the unit's number differs.
 void change_order(bool share) {
   SideBySide both(model_case("mlp"), {.share_host_memory = share});
   both.train(2);
@@ -77,7 +77,7 @@ TEST(FaultsGathered, RanksThatUseUnitsInAnotherOrder) {
   change_order(false);
 }
 
-// Works with right numbers, or says what to do.
+// Works with right numbers, or is an error with a hint.
 void touch_on_one_rank(bool share) {
   SideBySide both(model_case("mlp"), {.share_host_memory = share});
   both.train(2);

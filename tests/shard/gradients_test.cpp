@@ -1,5 +1,5 @@
-// What people do with gradients between backward and step, each against the oracle: accumulation,
-// forgetting, weighing, changing.
+// Everything users do with gradients between backward and step, each against the oracle:
+// accumulation, clearing, weighting, changing.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -62,7 +62,7 @@ TEST_P(Gradients, AccumulationWithCommunication) {
   SideBySide both(model_case("transformer"), options());
   for (int step = 0; step < 3; ++step) {
     both.run(both.work(10 * step));
-    both.run(both.work(10 * step + 1));  // adds, and compares the sum
+    both.run(both.work(10 * step + 1));  // accumulates and compares the sum
     both.step();
     both.zero_grad();
   }
@@ -116,7 +116,7 @@ TEST_P(Gradients, TheOptimizersOwnZeroGrad) {
   }
 }
 
-// --- what the user does to gradients ---
+// --- gradients changed by the user ---
 
 TEST_P(Gradients, TheDivideFactor) {
   SideBySide both(model_case("mlp"), options());

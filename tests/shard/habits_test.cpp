@@ -1,5 +1,5 @@
-// Old habits: what people write who have not heard that the model is sharded. Each works, or is an
-// error that says what to write instead; none fails in silence, at one rank as little as at many.
+// Old habits: code that doesn't know the model is sharded. Each works, or is an error that says
+// what to write instead; none fails silently, on one rank or on many.
 #include <ATen/ATen.h>
 #include <torch/nn/init.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -25,14 +25,14 @@ void backward(SideBySide& both, int step = 0) {
   both.run_mine(both.work(step));
 }
 
-// What went wrong has left nothing behind.
+// The error has left nothing behind.
 void expect_right_numbers(SideBySide& both) {
   both.zero_grad();
   both.expect_same_parameters();
   both.train(2);
 }
 
-// With one rank a gathered parameter is the only copy of itself: what was written stays written.
+// With one rank a gathered parameter is the only copy, so the write can't be undone.
 void expect_right_numbers_unless_alone(SideBySide& both) {
   if (world_size() > 1) expect_right_numbers(both);
 }
@@ -94,7 +94,7 @@ TEST_P(Habits, WritingToAParameterIsAnErrorThatNamesIt) {
   expect_right_numbers(both);
 }
 
-// A view is read first (which gathers) and written then, so the write is found a little later.
+// A view is first read, which gathers it, and then written, so the write is found a little later.
 TEST_P(Habits, WritingThroughAViewIsFoundAtTheLatestWhenItsUnitIsGivenUp) {
   SideBySide both(model_case("mlp"), options());
   auto weight = both.mine().parameter("layers.2.weight");
@@ -217,7 +217,7 @@ TEST_P(Habits, AClonedModelIsAPlainCopy) {
   }
   auto mlp = std::dynamic_pointer_cast<MlpImpl>(copy);
   auto loss = mean_square(mlp->forward(batch(0, rank()).x), batch(0, rank()).y);
-  loss.backward();  // of the copy alone
+  loss.backward();  // of the copy only
   EXPECT_TRUE(mlp->layer(0)->weight.grad().defined());
   EXPECT_FALSE(both.sharded().full_grad("layers.0.weight").defined());
   both.train(2, 1);

@@ -1,5 +1,5 @@
-// A model written in Python: exported by real PyTorch, loaded with torch::jit::load, sharded by the
-// same call, against a plain copy of it.
+// A model written in Python: exported by PyTorch, loaded with torch::jit::load, sharded by the same
+// call, and compared with a plain copy.
 #include <ATen/ATen.h>
 #include <stdlib.h>
 #include <torch/csrc/jit/api/module.h>
@@ -14,7 +14,7 @@
 namespace fsdp::testing {
 namespace {
 
-// The exported file, the same for every rank; "" where no Python has torch.
+// The exported file, the same for every rank; "" if no Python has torch.
 std::string exported() {
   static const std::string path = [] {
     std::string mine;
@@ -65,7 +65,7 @@ class Jit : public ::testing::Test {
   }
 
   static void TearDownTestSuite() {
-    if (on_every_rank(!exported().empty()) && rank() == 0)  // nobody reads it any more
+    if (on_every_rank(!exported().empty()) && rank() == 0)  // no rank reads it any more
       std::filesystem::remove_all(std::filesystem::path(exported()).parent_path());
   }
 
@@ -84,7 +84,7 @@ class Jit : public ::testing::Test {
     SideBySide both(jit_case(), mine, sharded,
                     Oracle(jit_case(), load(), world_size(), options.mixed_precision));
     both.expect_same_parameters();
-    both.train(4);  // the executor would change its ways after two
+    both.train(4);  // a profiling executor would optimize after two
   }
 
   torch::jit::Module module_;

@@ -1,4 +1,4 @@
-// Layouts of real models' units at every number of ranks, and of odd parameters.
+// Layouts of the units of real models on many numbers of ranks, and of odd parameters.
 #include "shard/layout.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ std::vector<Extent> llama_block(int64_t d, int64_t kv, int64_t ffn) {
   return matrices({{d, 1}, {d, d}, {kv, d}, {kv, d}, {d, d}, {d, 1}, {ffn, d}, {ffn, d}, {d, ffn}});
 }
 
-// What must hold of every layout: parts in order, complete, without overlap, aligned.
+// True of every layout: parts are in order, complete, without overlap, aligned.
 void expect_sound(const Layout& layout, const std::vector<Extent>& extents) {
   EXPECT_EQ(layout.shard_numel() % Layout::kAlign, 0);
   int64_t last = 0;

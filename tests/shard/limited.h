@@ -1,4 +1,4 @@
-// What limited_program trains: linears, each a unit.
+// The model that limited_program trains: linears, each a unit.
 #pragma once
 
 #include <cstdint>

@@ -1,14 +1,14 @@
-// limited_program PRECISION STATES LIMIT RESULT: trains 20 steps, from its first update on with
-// little memory.
+// limited_program PRECISION STATES LIMIT RESULT: trains 20 steps, with little memory from the first
+// update on.
 //
-// PRECISION: split or whole, how the masters of bfloat16 parameters are held. STATES: where masters
-// and states are: a directory, "host", or "device" for no offload. LIMIT: bytes that the process
-// may take beyond what it has before the first update; 0 for no limit. After the steps a checkpoint
-// is saved, RESULT.checkpoint, and loaded again after one step more, and into a model made anew;
-// then the limit is lifted, and every bit of parameters, masters and states goes to the file
+// PRECISION: split or whole, the storage of the masters of bfloat16 parameters. STATES: where
+// masters and states are: a directory, "host", or "device" for no offload. LIMIT: bytes the process
+// may allocate beyond what it has before the first update; 0 for no limit. After the steps it saves
+// a checkpoint, RESULT.checkpoint, loads it after one more step, and loads it into a new model.
+// Then it lifts the limit and writes every bit of parameters, masters and states to the file
 // RESULT.
 //
-// Exits with 3 when memory ran out, and says so; with 77 where memory cannot be limited.
+// Exits with 3 and a message if memory ran out, with 77 if memory can't be limited.
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -37,8 +37,8 @@ using namespace fsdp;
 
 constexpr int kSteps = 20;
 
-// Tensors' memory straight from the system and straight back to it: LibTorch's own allocator may
-// take a gigabyte at once and live on that, whatever the limit (mimalloc, on aarch64).
+// Allocates tensors directly from the system and returns them directly: LibTorch's own allocator
+// may reserve a gigabyte at once and ignore the limit (mimalloc, on aarch64).
 class PlainAllocator final : public c10::Allocator {
  public:
   PlainAllocator() {
@@ -64,7 +64,7 @@ struct Training {
 
   void backward(int step) {
     torch::manual_seed(100 + step);
-    model->forward(at::randn({2, testing::kLimitedWidth})).square().mean().backward();
+    model->forward(at::randn({2, fsdp::testing::kLimitedWidth})).square().mean().backward();
   }
   void update() {
     optimizer->step();
@@ -75,8 +75,8 @@ struct Training {
 Training start(const std::string& precision, const std::string& states) {
   Training run;
   torch::manual_seed(3);
-  for (int i = 0; i < testing::kLimitedLayers; ++i)
-    run.model->push_back(torch::nn::Linear(testing::kLimitedWidth, testing::kLimitedWidth));
+  for (int i = 0; i < fsdp::testing::kLimitedLayers; ++i)
+    run.model->push_back(torch::nn::Linear(fsdp::testing::kLimitedWidth, fsdp::testing::kLimitedWidth));
   Offload offload;
   offload.optimizer = states != "device";
   if (states != "device" && states != "host") offload.directory = states;
@@ -90,7 +90,7 @@ Training start(const std::string& precision, const std::string& states) {
   return run;
 }
 
-// Private memory that the process can write, the kind that RLIMIT_DATA is about.
+// Private writable memory of the process, which RLIMIT_DATA limits.
 rlim_t bytes_of_data() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)
@@ -102,7 +102,7 @@ rlim_t bytes_of_data() {
   return 0;
 }
 
-// Whether the limit is kept.
+// Whether the system enforces the limit.
 bool limit(rlim_t more) {
   rlimit now{};
   const rlim_t data = bytes_of_data();

@@ -1,5 +1,5 @@
-// What can be seen of a sharded model, and how its values get in and out: describe, shard_of,
-// full_tensor, summon_full_params, state dicts, first values.
+// Reports about a sharded model, and how its values get in and out: describe, shard_of,
+// full_tensor, summon_full_params, state dicts, initial values.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
@@ -40,7 +40,7 @@ TEST(Looking, DescribeShowsTheTreeWithItsUnits) {
   for (const char* word : {"Transformer", "Block", "embedding", "unit", "bf16", "shard="})
     EXPECT_TRUE(contains(text, word)) << word << " is not in:\n" << text;
   int64_t in_block = subject.sharded.unit("blocks.0").numel();
-  std::string digits;  // of the number, however its thousands are separated
+  std::string digits;  // of the number, without separators
   for (char c : text)
     if (std::isdigit(static_cast<unsigned char>(c)) || c == ' ' || c == '\n') digits += c;
   EXPECT_TRUE(contains(digits, std::to_string(in_block))) << in_block << " is not in:\n" << text;
@@ -56,7 +56,7 @@ TEST(Looking, ARootThatHoldsMostOfTheModelIsWarnedOf) {
 
 // --- shard_of ---
 
-// How often each element of a parameter lies on some rank.
+// The number of ranks that hold each element of a parameter.
 void expect_tiles(const Subject& subject, const std::string& name, double times) {
   SCOPED_TRACE(name);
   auto info = subject.sharded.shard_of(name);
@@ -277,7 +277,7 @@ TEST(Looking, TheShardedStateDictHoldsThisRanksParts) {
   EXPECT_EQ(sum_over_ranks(static_cast<double>(mine)), static_cast<double>(all));
 }
 
-// --- first values ---
+// --- initial values ---
 
 TEST(Looking, SyncModuleStatesGivesEverybodyRank0sValues) {
   const auto& model = model_case("resnet");
@@ -328,7 +328,7 @@ TEST(Looking, IgnoredParametersStayAsTheyAre) {
   options.ignored_parameters = {ignored};
   auto sharded = fully_shard(mine.module, options);
   EXPECT_NO_THROW(ignored.data_ptr());
-  EXPECT_EQ(sharded.unit("layers.3").numel(), 16);  // the bias alone
+  EXPECT_EQ(sharded.unit("layers.3").numel(), 16);  // only the bias
   auto batch = moved(model.batch(0, rank()), test_device());
   mine.loss(batch).backward();
   plain.loss(batch).backward();
@@ -339,7 +339,7 @@ TEST(Looking, IgnoredParametersStayAsTheyAre) {
   EXPECT_TRUE(in_state);
 }
 
-// The C++ frontend cannot build a Linear on the meta device, but a loader of other people can.
+// The C++ frontend can't build a Linear on the meta device, but another loader could.
 Built on_meta(const ModelCase& model) {
   auto mine = build_seeded(model);
   for (auto& [name, value] : mine.parameters)

@@ -1,5 +1,5 @@
-// Bytes and times: what a rank holds is its share, gathered units stay within the ring, what is
-// sent follows the formulas, and the next unit is on its way while this one computes.
+// Bytes and times: a rank holds its share, gathered units stay within the ring, traffic follows the
+// formulas, and the next unit is gathered while the current one computes.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
@@ -8,6 +8,7 @@
 
 #include "fsdp/optim.h"
 #include "shard/counting_allocator.h"
+#include "shard/model.h"
 #include "shard/oracle.h"
 
 namespace fsdp::testing {
@@ -45,7 +46,7 @@ struct Subject {
   Sharded sharded;
 };
 
-// --- what a rank holds ---
+// --- memory of a rank ---
 
 TEST(Memory, ParametersAreAnEqualShareWithLittlePadding) {
   Subject subject(options());
@@ -75,6 +76,35 @@ TEST(Memory, WithNoShardEverybodyHoldsEverything) {
   EXPECT_EQ(report.parameters - report.padding, 4 * kUnit * kDepth);
 }
 
+// The table of docs/sharding.md, in bytes per element of a shard.
+TEST(Memory, BytesOfMastersAndShardsAreThoseOfTheDocumentation) {
+  struct Row {
+    MixedPrecision precision;
+    int64_t master, shard;
+  };
+  const std::vector<Row> rows = {
+      {{}, 4, 0},
+      {{.param_dtype = at::kBFloat16}, 2, 2},
+      {{.param_dtype = at::kBFloat16, .split_master = false}, 4, 2},
+      {{.param_dtype = at::kHalf}, 4, 2},
+  };
+  for (const Row& row : rows) {
+    auto shard_options = options();
+    shard_options.mixed_precision = row.precision;
+    Subject subject(shard_options);
+    int64_t elements = 0;
+    for (const shard::Flat* flat : shard::live(subject.sharded.model())->flats())
+      elements += flat->layout().shard_numel();
+    MemoryReport before = subject.sharded.memory();
+    EXPECT_EQ(before.parameters, row.master * elements);
+    EXPECT_EQ(before.gathered_from, row.shard * elements);
+    subject.sharded.parameters();  // joins what is split
+    MemoryReport after = subject.sharded.memory();
+    EXPECT_EQ(after.parameters, 4 * elements);
+    EXPECT_EQ(after.gathered_from, row.shard * elements);
+  }
+}
+
 TEST(Memory, AccumulationWithoutCommunicationKeepsWholeGradients) {
   Subject subject(options());
   {
@@ -82,7 +112,7 @@ TEST(Memory, AccumulationWithoutCommunicationKeepsWholeGradients) {
     subject.model->forward(at::ones({2, kWidth}, test_device())).sum().backward();
   }
   MemoryReport memory = subject.sharded.memory();
-  // A rank alone has them where they stay.
+  // With one rank they are written to their final place.
   EXPECT_GE(world_size() == 1 ? memory.gradients : memory.accumulated, 4 * kUnit * kDepth);
 }
 
@@ -98,9 +128,22 @@ TEST(Memory, GatheredUnitsStayWithinTheRing) {
     auto report = subject.sharded.memory();
     int64_t unit = static_cast<int64_t>(1.01 * 4 * kUnit) + 4 * 64 * world_size();
     EXPECT_LE(report.ring, (2 + depth) * unit);
-    EXPECT_EQ(report.unsharded, report.ring);  // the root has no parameters, nothing is pinned
+    EXPECT_EQ(report.unsharded, report.ring);  // the root has no parameters, no unit is pinned
     EXPECT_EQ(world_size() > 1, report.ring > 0);
   }
+}
+
+TEST(Memory, UnitsShardedBottomUpStayWithinTheRingToo) {
+  auto shard_options = options();
+  shard_options.wrap = {};
+  Mlp model = Subject::seeded();
+  for (int64_t i = 0; i < kDepth; ++i) fully_shard(model->layer(i), shard_options);
+  auto sharded = fully_shard(model, shard_options);
+  for (int i = 0; i < 3; ++i)
+    model->forward(at::ones({2, kWidth}, test_device())).square().mean().backward();
+  auto report = sharded.memory();
+  EXPECT_EQ(report.unsharded, report.ring);  // only the root, which is empty, has its own buffer
+  EXPECT_LE(report.ring, 3 * (static_cast<int64_t>(1.01 * 4 * kUnit) + 4 * 64 * world_size()));
 }
 
 TEST(Memory, IsTheSameInStep3AndInStep300) {
@@ -123,8 +166,8 @@ TEST(Memory, IsTheSameInStep3AndInStep300) {
   }
 }
 
-// What the report says is what the allocator has given out. The graph is gone between steps, so
-// nothing but the engine's and the optimizer's own memory is left.
+// The report equals what the allocator has handed out. Between steps there is no graph, so only the
+// engine's and the optimizer's memory is left.
 TEST(Memory, TheAllocatorAgrees) {
   if (!test_device().is_cpu()) GTEST_SKIP() << "counts what the CPU allocator gives out";
   CountingAllocator& allocated = counted();
@@ -144,14 +187,14 @@ TEST(Memory, TheAllocatorAgrees) {
   EXPECT_LE(live(), expected + 16384);  // small tensors of the model and the tests
 }
 
-// At once where the module goes before the handle; else with the next model at the latest, because
-// the parameters may be used without the handle.
+// At once if the module is destroyed before the handle; otherwise with the next model at the
+// latest, because the parameters may be used without the handle.
 TEST(Memory, OfAModelThatIsGoneIsGivenBack) {
   if (!test_device().is_cpu()) GTEST_SKIP() << "counts what the CPU's allocator hands out";
   auto another = [] { Subject subject(options()); };
   auto live = [] { return static_cast<int64_t>(counted().live); };
   another();
-  another();  // what is made once is there
+  another();  // one-time allocations are done
   Sharded handle;
   const int64_t before = live();
   {
@@ -193,7 +236,7 @@ TEST(Memory, AnOperatorThatNeedsMoreUnitsThanTheRingHasGrowsItAndSaysSo) {
   EXPECT_GE(subject.sharded.memory().ring, kDepth * 4 * kUnit);
 }
 
-// --- what is sent ---
+// --- traffic ---
 
 TEST(Traffic, FollowsTheFormulas) {
   int64_t ranks = world_size();
@@ -218,17 +261,17 @@ TEST(Traffic, FollowsTheFormulas) {
       EXPECT_EQ(sent.all_gather, shards * (ranks - 1));
       continue;
     }
-    // Every unit once in forward; in backward those that have left the ring (of 3) meanwhile. The
-    // first layer's weight is not read by backward.
+    // Every unit once in forward; in backward those that have left the ring of 3. Backward doesn't
+    // read the first layer's weight.
     int64_t unit = shards / kDepth * (ranks - 1);
     EXPECT_GE(sent.all_gather, unit * (kDepth + kDepth - 1 - 3));
     EXPECT_LE(sent.all_gather, unit * 2 * kDepth);
   }
 }
 
-// --- what overlaps ---
+// --- overlap ---
 
-// When the gather was issued that made each unit ready, in one of the two phases.
+// For each unit, when the gather that made it ready was issued, in forward or in backward.
 std::map<std::string, Clock::time_point> gathers_of(const std::vector<Event>& events,
                                                     bool backward) {
   std::map<std::string, Clock::time_point> issued, gathers;
@@ -250,7 +293,7 @@ TEST(Overlap, TheNextUnitIsOnItsWayBeforeThisOneHasComputed) {
   for (int64_t i = 0; i < kDepth; ++i) {
     x = subject.model->layer(i)->forward(x);
     forward_done[i] = Clock::now();
-    // The gradient of layer i's output comes when layer i + 1 is through with its backward.
+    // The gradient of layer i's output arrives when the backward of layer i + 1 is done.
     x.register_hook(
         [&backward_done, i](const at::Tensor&) { backward_done[i + 1] = Clock::now(); });
     x = x.tanh();
@@ -268,7 +311,7 @@ TEST(Overlap, TheNextUnitIsOnItsWayBeforeThisOneHasComputed) {
   auto backward = gathers_of(events, true);
   int gathered = 0;
   for (int64_t i = kDepth - 1; i > 1; --i) {
-    if (!backward.count(unit(i - 1))) continue;  // still there from forward
+    if (!backward.count(unit(i - 1))) continue;  // still gathered from forward
     EXPECT_LT(backward[unit(i - 1)], backward_done[i]) << unit(i - 1);
     ++gathered;
   }

@@ -1,7 +1,7 @@
-// The models that are sharded in tests: plain torch::nn code that knows nothing of us.
+// The models sharded in tests: plain torch::nn code without any use of fsdp.
 //
-// A case builds one (with the seed that the caller has set), gives each rank its batch of a step,
-// and says which of its modules become units.
+// A case builds a model (with the seed the caller has set), makes each rank's batch of a step, and
+// chooses the modules that become units.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -45,7 +45,7 @@ struct ModelCase {
   std::function<Built()> build_casting = {};  // with the casts that bf16 parameters need, if any
   std::function<Batch(int step, int rank)> batch;  // on the CPU
   WrapPolicy wrap;
-  bool bf16 = true;         // works with bf16 parameters, too
+  bool bf16 = true;         // also works with bf16 parameters
   double tolerance = 1e-6;  // of the gradient's norm, in float32
   double bf16_tolerance = kBf16Epsilon;
   double momentum = 0.9;  // of the SGD that trains it
@@ -58,11 +58,11 @@ const ModelCase& model_case(const std::string& name);
 // A module and its loss as a Built.
 Built built(std::shared_ptr<nn::Module> module, std::function<at::Tensor(const Batch&)> loss);
 
-// Numbers that depend on nothing but the arguments; `what` tells tensors of a batch apart.
+// Random numbers that depend only on the arguments; `what` distinguishes the tensors of a batch.
 at::Tensor random_normal(int step, int rank, int what, at::IntArrayRef sizes);
 at::Tensor random_integers(int step, int rank, int what, int64_t below, at::IntArrayRef sizes);
 at::Tensor mean_square(const at::Tensor& output, const at::Tensor& target);  // in float32
-// `batch` on a device, a floating-point x in `type`, if one is given.
+// `batch` on a device, with a floating-point x cast to `type`, if given.
 Batch moved(Batch batch, at::Device device, std::optional<at::ScalarType> type = {});
 
 // An MLP of 8 linears, "layers.0" to "layers.7".

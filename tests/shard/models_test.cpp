@@ -1,5 +1,5 @@
 // Every model × strategy × precision: W ranks compute what one process computes on all their
-// batches. The rows of docs' table of models are these tests.
+// batches. docs/sharding.md lists these tests in its table of models.
 #include <ATen/ATen.h>
 
 #include "fsdp/models.h"
@@ -73,7 +73,7 @@ TEST(ModelTable, ShardedModelsGenerateWithACacheBetweenSteps) {
     SCOPED_TRACE(name);
     SideBySide both(model_case(name));
     both.train(1);
-    auto scores = [](Built& built) {  // of the last token, read piece by piece
+    auto scores = [](Built& built) {  // of the last token, read in pieces
       torch::NoGradGuard no_grad;
       auto& model = dynamic_cast<models::CausalLMImpl&>(*built.module);
       at::Tensor ids =

@@ -10,8 +10,8 @@
 
 #include "fsdp/models.h"
 
-// libtorch_cpu of the aarch64 wheel exports this function with SVE code in it, which ends a process
-// on a CPU without SVE when an LSTM is built. Ours takes its place.
+// libtorch_cpu of the aarch64 wheel exports this function compiled with SVE, which kills a process
+// on a CPU without SVE when an LSTM is built. This instantiation replaces it.
 #ifdef __aarch64__
 template void std::vector<at::Tensor>::_M_realloc_insert<at::Tensor&>(
     std::vector<at::Tensor>::iterator, at::Tensor&);
@@ -186,9 +186,8 @@ ModelCase language_model(std::string name, Config config) {
     return Batch{step, random_integers(step, rank, 0, vocab, {2, 7}),
                  random_integers(step, rank, 1, vocab, {2, 7})};
   };
-  // Sharded, weights that lie side by side are in one product, which may add up in another order.
-  // The copy rounds each gradient of a tied weight to bf16 and their sum again; layers of ours add
-  // them up in float32.
+  // In a sharded model adjacent weights are one product, which may sum in another order. The copy
+  // rounds each gradient of a tied weight to bf16 and their sum again; our layers sum in float32.
   return {.name = std::move(name),
           .build = build,
           .batch = batch,
@@ -253,7 +252,7 @@ ModelCase branches() {
       return mean_square(model->forward(batch.x, batch.step), batch.y);
     });
   };
-  // A gradient of zero and none are not the same to momentum and decay.
+  // Momentum and decay distinguish a zero gradient from no gradient.
   return {.name = "branches",
           .build = build,
           .batch = regression({4, 12}, {4, 5}),
@@ -262,7 +261,7 @@ ModelCase branches() {
           .weight_decay = 0};
 }
 
-// --- views of weights that are kept across other layers ---
+// --- views of weights kept across other layers ---
 
 struct KeptViewImpl : nn::Module {
   KeptViewImpl() {
@@ -342,7 +341,7 @@ struct OddImpl : nn::Module {
 };
 TORCH_MODULE(Odd);
 
-// --- parameters of three types ---
+// --- parameters of three dtypes ---
 
 struct MixedTypesImpl : nn::Module {
   MixedTypesImpl() { low->to(at::kBFloat16); }

@@ -1,4 +1,4 @@
-// The models with one difficulty each: see more_models.cpp.
+// Models with one difficulty each; see more_models.cpp.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// Offload with every model of the tests (tied, frozen and odd parameters, units of several dtypes,
-// units that some steps leave out, buffers), and with the less common ways to shard and to train.
+// Offload with every test model (tied, frozen and odd parameters, units of several dtypes, units
+// that some steps don't use, buffers), and with the less common ways to shard and to train.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
@@ -68,8 +68,8 @@ TEST(OffloadedModels, LearnTheSameBits) {
   }
 }
 
-// Layers of ours add to a gradient in the product that makes it, which rounds otherwise than adding
-// products: a gradient that has left must come back for it.
+// Our layers accumulate a gradient inside the matrix product, which rounds differently from adding
+// two products: so a gradient in host memory must be copied back first.
 TEST(OffloadedModels, AccumulateTheSameBitsInLayersOfOurs) {
   const auto train = [](Offload offload, bool quiet) {
     torch::manual_seed(5);
@@ -200,7 +200,7 @@ TEST(OffloadedModels, LetReduceHooksSeeTheirGradients) {
   expect_same(seen[2], seen[0]);
 }
 
-// An optimizer that we know nothing of does its work inside of update().
+// A user's optimizer does its work inside update().
 class SignDescent : public Optimizer {
  public:
   explicit SignDescent(const Sharded& sharded) : Optimizer(sharded, {}, 1e-3, 0.0, {}) {}

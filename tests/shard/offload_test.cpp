@@ -1,7 +1,7 @@
-// Offload changes where things lie and who updates them, and no bit of what is learned: on the CPU
-// the same kernels do the same sums. Every test trains the transformer with and without it, the
-// same batches, under one of the things that users do. On a GPU the two kernels round differently,
-// so there numbers are close and not equal.
+// Offload changes where tensors are and who updates them, but no bit of the results: on the CPU the
+// same kernels compute the same sums. Every test trains the transformer with and without offload,
+// on the same batches, in one of the ways users do. On a GPU the two kernels round differently, so
+// results are close, not equal.
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
@@ -140,7 +140,7 @@ std::vector<ShardOptions> strategies() {
   return all;
 }
 
-// --- how it is sharded ---
+// --- ways to shard ---
 
 TEST(Offloads, ChangeNoBitUnderAnyStrategy) {
   for (const auto& options : strategies()) {
@@ -172,7 +172,7 @@ TEST(Offloads, ChangeNoBitHoweverUnitsAreGathered) {
   std::vector<ReshardAfterForward> choices = {true, false};
   if (world_size() % 2 == 0 && world_size() > 2) choices.push_back(2);
   for (bool share : {true, false}) {
-    if (share && !test_device().is_cpu()) continue;  // GPUs share none
+    if (share && !test_device().is_cpu()) continue;  // GPUs don't share memory
     for (int depth : {0, 2})
       for (const auto& choice : choices) {
         auto options = by_block();
@@ -207,7 +207,7 @@ TEST(Offloads, OfAFractionChangeNoBitAndMoveItsBytes) {
   }
 }
 
-// --- what users do ---
+// --- ways to train ---
 
 TEST(Offloads, ChangeNoBitWithoutClipping) {
   expect_same_with_offload(by_block(), plain_step);
@@ -252,7 +252,7 @@ TEST(Offloads, ChangeNoBitOfGradientsThatAreKeptOrZeroed) {
     run.loss(step).backward();
     note(seen, "norm", run.sharded.clip_grad_norm_(1.0));
     run.optimizer->step();
-    if (step == 0) return;  // the next backward adds to what was just used
+    if (step == 0) return;  // the next backward adds to the gradients just used
     run.optimizer->zero_grad(/*set_to_none=*/false);
     note(seen, "zero", run.sharded.full_grad("blocks.0.up.weight"));
   });
@@ -293,7 +293,7 @@ TEST(Offloads, AreSeenByEvaluationAndByOneStepAfterAnother) {
   });
 }
 
-// Without the waits that this is about, the next forward would read half of an update or none.
+// Without the waits under test, the next forward would read a partial update or none.
 TEST(Offloads, AreWaitedForHoweverSlowTheThreadIs) {
   expect_same_with_offload(by_block(), [](Training& run, int step, Numbers& seen) {
     run.loss(step).backward();
@@ -312,11 +312,11 @@ TEST(Offloads, LeaveTheHostFreeAfterStep) {
   std::promise<void> go;
   run.sharded.model()->host_updates->add(
       {.run = [come = go.get_future().share()] { come.wait(); }});
-  run.optimizer->step();  // would not return if it waited for an update
-  for (const auto* flat : run.sharded.model()->flats()) EXPECT_TRUE(flat->home->update);
+  run.optimizer->step();  // wouldn't return if it waited for an update
+  for (const auto* flat : run.sharded.model()->flats()) EXPECT_TRUE(flat->host->update);
   go.set_value();
   EXPECT_TRUE(at::isfinite(run.loss(1)).item<bool>());
-  for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->home->update);
+  for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->host->update);
 }
 
 TEST(Offloads, CountWhatLiesInHostMemory) {
@@ -342,7 +342,7 @@ TEST(Offloads, OfParametersAloneAreRefusedByOptimizersOfTorch) {
     Training run = start(by_block(offload));
     expect_error([&] { run.sharded.parameters(); }, {"torch::optim", "offload.optimizer", "HINT"});
     Numbers seen;
-    clipped_step(run, 0, seen);  // and nothing has changed
+    clipped_step(run, 0, seen);  // the failed call has changed nothing
     EXPECT_FALSE(run.sharded.model()->masters_handed_out);
   }
 }
@@ -376,17 +376,17 @@ TEST(StepsInBackward, UpdateEveryUnitBeforeStepIsCalled) {
   run.optimizer->step_in_backward();
   run.loss(0).backward();
   for (const auto* flat : run.sharded.model()->flats()) {
-    EXPECT_TRUE(flat->home->stepped);
+    EXPECT_TRUE(flat->host->stepped);
     EXPECT_EQ(run.optimizer->steps(*flat), 1);
   }
   run.optimizer->step();
   for (const auto* flat : run.sharded.model()->flats()) {
-    EXPECT_FALSE(flat->home->stepped);
+    EXPECT_FALSE(flat->host->stepped);
     EXPECT_EQ(run.optimizer->steps(*flat), 1);
   }
   run.optimizer->zero_grad();
-  run.loss(1).backward();  // nobody asked again
-  for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->home->stepped);
+  run.loss(1).backward();  // step_in_backward() wasn't called again
+  for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->host->stepped);
 }
 
 TEST(StepsInBackward, RefuseWhatComesTooLateForThem) {
@@ -399,7 +399,7 @@ TEST(StepsInBackward, RefuseWhatComesTooLateForThem) {
   expect_error([&] { run.loss(1).backward(); }, {"second backward", "no_sync", "HINT"});
   run.optimizer->zero_grad();
   Numbers seen;
-  plain_step(run, 2, seen);  // and then all is as it was
+  plain_step(run, 2, seen);  // works again afterwards
 }
 
 TEST(Offloads, ChangeNoBitOfOptimizersOfTorch) {
@@ -449,7 +449,7 @@ TEST(Offloads, StateDictsSeeUpdatesThatAreUnderWay) {
   Training plain = start(by_block()), away = start(by_block(kAll));
   Numbers seen;
   plain_step(plain, 0, seen);
-  plain_step(away, 0, seen);  // the thread may still be at it
+  plain_step(away, 0, seen);  // the update thread may still be running
   const auto state = away.sharded.full_state_dict(), expected = plain.sharded.full_state_dict();
   expect_same({state.begin(), state.end()}, {expected.begin(), expected.end()});
 }
@@ -467,7 +467,7 @@ TEST(Offloads, CheckpointsGoBetweenRunsWithAndWithout) {
       Training first = start(by_block(from)), second = start(by_block(to));
       clipped_step(first, 0, seen);
       checkpoint::save(folder / "a", first.sharded, first.optimizer.get());
-      clipped_step(second, 9, seen);  // what is there must give way
+      clipped_step(second, 9, seen);  // must be replaced
       checkpoint::load(folder / "a", second.sharded, second.optimizer.get());
       for (int i = 1; i < kSteps; ++i) clipped_step(second, i, seen);
       expect_same(parameters_of(second), parameters_of(straight));
@@ -477,7 +477,7 @@ TEST(Offloads, CheckpointsGoBetweenRunsWithAndWithout) {
     }
 }
 
-// --- what cannot be ---
+// --- errors ---
 
 TEST(Offloads, ThatMakeNoSenseAreRefused) {
   const auto refuse = [](const Offload& offload, const std::vector<std::string>& words) {
@@ -503,13 +503,13 @@ TEST(HostUpdates, StartInOrderAsSoonAsTheirGradientIsThere) {
   std::promise<void> added;
   {
     std::set<int> here = {2};
-    shard::HostUpdates updates;  // at its end they are done
+    shard::HostUpdates updates;  // its destructor waits for them
     updates.add({.run = [all = added.get_future().share()] { all.wait(); }});
     const auto add = [&](int unit, uint64_t arrival) {
       updates.add({.run =
                        [&, unit] {
                          done.push_back(unit);
-                         if (unit == 3) here = {0, 1};  // by now everything has come
+                         if (unit == 3) here = {0, 1};  // all inputs have arrived by now
                        },
                    .can_start = [&, unit] { return here.contains(unit); },
                    .arrival = arrival});

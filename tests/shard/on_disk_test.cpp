@@ -1,6 +1,6 @@
-// Masters and states on a disk: what is learned is what is learned in memory, bit for bit, and
-// memory holds a few units' worth of them. offload_test.cpp has the same uses of it as of other
-// offload; here is what only a disk has.
+// Masters and states on disk: results have the same bits as in memory, and memory holds only a few
+// units' worth of them. offload_test.cpp covers the uses common to all offload; this file covers
+// the disk.
 #include <ATen/ATen.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -40,8 +40,8 @@ Offload on_disk() {
   return {.optimizer = true, .directory = std::filesystem::temp_directory_path().string()};
 }
 
-// What the runs with the disk are compared with: on a GPU one that the CPU updates as well, since
-// the GPU's update rounds otherwise, and twenty steps make much of that.
+// The reference for runs with the disk. On a GPU it is updated by the CPU too: the GPU's update
+// rounds differently, and twenty steps amplify that.
 Offload in_memory() {
   return {.optimizer = !test_device().is_cpu()};
 }
@@ -101,10 +101,10 @@ TEST(OnDisk, MemoryHoldsAFewUnitsOfMastersAndStates) {
   }
   shard::await_updates(*disk.sharded.model());
   const auto in_host = host.sharded.memory(), with_disk = disk.sharded.memory();
-  EXPECT_EQ(with_disk.parameters, 0);  // what bfloat16 lacks of the masters
+  EXPECT_EQ(with_disk.parameters, 0);  // the half of the masters that bfloat16 lacks
   EXPECT_EQ(in_host.host - in_host.parameters - in_host.optimizer,
             with_disk.host - with_disk.optimizer);
-  // Three buffers of one of the twelve units, each tensor a whole number of blocks.
+  // Three buffers, each for one of the twelve units; tensors are whole numbers of blocks.
   EXPECT_GT(with_disk.optimizer, 0);
   EXPECT_LE(with_disk.optimizer,
             (in_host.parameters + in_host.optimizer) / 4 + 9 * disk::kAlignment);
@@ -177,7 +177,7 @@ TEST(OnDisk, AFullDiskIsSaidByTheFirstStep) {
   expect_error([&] { disk.optimizer->step(); }, {"no room", "free"});
   disk::set_seam(nullptr);
   disk.optimizer->zero_grad();
-  // Nothing is lost: with room, training goes on as if it had always been there.
+  // Nothing is lost: with space on the disk, training goes on as if nothing had happened.
   Training memory = start(in_memory());
   for (int i = 0; i < 3; ++i) {
     disk.step(i);
@@ -193,7 +193,8 @@ TEST(OnDisk, ADiskThatFailsIsSaidByALaterCallWithTheUnit) {
   Training disk = start(on_disk());
   disk.step(0);
   disk::set_seam(broken);
-  // Of several ranks the first to see it leaves, and the others may meet that before their own.
+  // With several ranks the first to fail leaves, and the others may see that before their own
+  // error.
   std::vector<std::string> either = {"writing"};
   if (world_size() > 1) either.push_back("left");
   expect_error(

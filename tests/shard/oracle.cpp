@@ -28,14 +28,14 @@ void copy(const NamedTensors& from, const NamedTensors& to) {
   for (size_t i = 0; i < from.size(); ++i) to[i].second.copy_(from[i].second);
 }
 
-// A BatchNorm's parameters stay in float32, as its buffers do: LibTorch has no kernel for less.
+// A BatchNorm's parameters and buffers stay in float32: LibTorch has no kernel for less.
 bool is_of_batch_norm(const std::string& parameter, const NamedTensors& buffers) {
   std::string owner = parameter.substr(0, parameter.rfind('.') + 1);
   return std::any_of(buffers.begin(), buffers.end(),
                      [&](const auto& buffer) { return buffer.first == owner + "running_mean"; });
 }
 
-// The same random numbers for a rank, whether it is the sharded model's or the oracle's turn.
+// Gives a rank the same random numbers in the sharded model and in the oracle.
 void seed_work(int run, int rank) {
   torch::manual_seed(1000 * run + rank);
 }
@@ -159,7 +159,7 @@ Batch SideBySide::batch(int step, int rank) const {
 
 RankWork SideBySide::work(int step) const {
   return [this, step](Built& model, int rank) {
-    // The plain copy gets its inputs as its parameters are; the sharded one must cast by itself.
+    // The plain copy gets inputs in the dtype of its parameters; the sharded model must cast them.
     auto type = &model == &mine_ ? std::nullopt : oracle_.type();
     auto loss = model.loss(moved(batch(step, rank), test_device(), type));
     loss.backward();
@@ -232,7 +232,7 @@ void SideBySide::expect_same_parameters() {
     ASSERT_EQ(value.sizes(), master.sizes()) << name;
     auto expected = in_double(master);
     double difference = norm_of(in_double(value) - expected);
-    // The update itself is rounded to the master's type.
+    // The update is rounded to the master's dtype.
     double rounding = master.scalar_type() == at::kBFloat16 ? kBf16Epsilon : 1e-6;
     double limit = master.requires_grad() ? drift_ + rounding * norm_of(expected) : 0;
     EXPECT_LE(difference, limit) << "parameter " << name << ", whose norm is " << norm_of(expected);

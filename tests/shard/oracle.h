@@ -1,8 +1,8 @@
-// The oracle: one plain copy of the model in this very process, fed with every rank's batch, one
-// after the other; and a sharded model that is trained beside it.
+// The oracle: a plain copy of the model in this process, fed with every rank's batch in turn, and a
+// sharded model trained beside it.
 //
-// Gradients are averaged in double. With bf16 parameters the copy keeps float32 masters of its own,
-// computes in bf16, and averages in double what bf16 gave. BatchNorm's buffers are kept per rank.
+// Gradients are averaged in double. With bf16 parameters the copy keeps its own float32 masters,
+// computes in bf16, and averages the bf16 gradients in double. BatchNorm's buffers are per rank.
 #pragma once
 
 #include <torch/optim/sgd.h>
@@ -29,8 +29,8 @@ class Oracle {
   Oracle(const ModelCase& model, int world, const MixedPrecision& precision, at::Device device);
   Oracle(const ModelCase& model, Built plain, int world, const MixedPrecision& precision);
 
-  // Every rank's work. Adds the average of the ranks' gradients, each weighing `weights` (of any
-  // sum; default: all the same), to those that are there.
+  // Does every rank's work. Adds the average of the ranks' gradients, weighted by `weights` (of any
+  // sum; default: equal), to the existing gradients.
   void run(const RankWork& work, std::vector<double> weights = {});
   void step();  // SGD on the masters
   void zero_grad();
@@ -58,12 +58,12 @@ class Oracle {
   int runs_ = 0;
 };
 
-// A sharded model and its oracle, trained side by side; every difference is a failure of the test.
+// A sharded model and its oracle, trained side by side; every difference fails the test.
 class SideBySide {
  public:
-  // `options.wrap` is the model's own unless it is given.
+  // `options.wrap` defaults to the model's own.
   explicit SideBySide(const ModelCase& model, ShardOptions options = {});
-  // For a model that was sharded in another way.
+  // For a model that was already sharded, in any way.
   SideBySide(const ModelCase& model, Built mine, Sharded sharded, Oracle oracle);
 
   Built& mine() { return mine_; }
@@ -71,7 +71,7 @@ class SideBySide {
   Oracle& oracle() { return oracle_; }
   // This rank's batch for the sharded model.
   Batch batch(int step, int rank) const;
-  // A step's plain work: forward, backward.
+  // The usual work of a step: forward and backward.
   RankWork work(int step) const;
 
   // Does the work on both, then compares loss and gradients.
@@ -95,14 +95,14 @@ class SideBySide {
   Sharded sharded_;
   Oracle oracle_;
   std::unique_ptr<torch::optim::SGD> optimizer_;
-  double drift_ = 0;  // how far parameters may have gone apart, by the gradients' tolerance
+  double drift_ = 0;  // allowed difference of the parameters, from the gradients' tolerance
   int runs_ = 0;
 };
 
 torch::optim::SGDOptions sgd_options(const ModelCase& model);
 // The model as every rank builds it.
 Built build_seeded(const ModelCase& model, uint64_t seed = kSeed);
-// The copy that it is compared with.
+// The copy it is compared with.
 Built build_reference(const ModelCase& model, const MixedPrecision& precision, at::Device device);
 MixedPrecision bf16_precision();  // bf16 parameters, float32 reduction
 

@@ -1,5 +1,5 @@
-// Mixed precision beyond the table of models: which parameter has which type, what is cast, and in
-// which type gradients are summed.
+// Mixed precision beyond the table of models: the dtype of each parameter, what is cast, and the
+// dtype in which gradients are summed.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
@@ -86,7 +86,7 @@ TEST(Precision, UnitsMayHavePoliciesOfTheirOwn) {
   auto sharded = fully_shard(model, shard_options);
   EXPECT_EQ(model->layer(2)->weight.scalar_type(), at::kBFloat16);
   EXPECT_EQ(model->layer(3)->weight.scalar_type(), at::kFloat);
-  // A unit without a policy casts nothing: its input must come as its parameters are.
+  // A unit without a policy casts nothing: its input must have its parameters' dtype.
   auto h = model->layer(2)->forward(input());
   EXPECT_EQ(h.scalar_type(), at::kBFloat16);
   EXPECT_EQ(model->layer(3)->forward(h.to(at::kFloat)).scalar_type(), at::kFloat);
@@ -186,7 +186,7 @@ TEST(Precision, Float16WithAScalerSkipsAStepThatOverflowedOnAnyRank) {
   EXPECT_FALSE(at::equal(sharded.full_tensor("layers.0.weight"), before));
 }
 
-// --- how masters and gradients are kept ---
+// --- storage of masters and gradients ---
 
 TEST(Precision, ASplitMasterKeepsEveryBitInFourBytes) {
   torch::manual_seed(7);
@@ -204,7 +204,7 @@ TEST(Precision, ASplitMasterKeepsEveryBitInFourBytes) {
     EXPECT_TRUE(at::equal(value, plain->named_parameters()[name].cpu())) << name;
 }
 
-// Differs from rounding to even in exact ties alone, which a step may make or not.
+// Differs from rounding to even only in exact ties, which a step may or may not produce.
 TEST(Precision, ASplitMasterTrainsAsAWholeOne) {
   auto train = [&](bool split) {
     torch::manual_seed(7);
@@ -239,7 +239,7 @@ TEST(Precision, ASplitMasterIsLoadedWrittenAndHandedOut) {
     model->layer(2)->bias.fill_(3.0);
   }
   EXPECT_TRUE(at::equal(sharded.full_tensor("layers.2.bias").cpu(), at::full({16}, 3.0)));
-  // What was only read kept its bits.
+  // Parameters that were only read keep their bits.
   EXPECT_TRUE(at::equal(sharded.full_tensor("layers.2.weight").cpu(), other->layer(2)->weight));
   torch::optim::SGD optimizer(sharded.parameters(), torch::optim::SGDOptions(0.5));
   sharded.forward(input()).sum().backward();
@@ -289,7 +289,7 @@ TEST(Precision, ActivationsAreCountedOnceEach) {
   EXPECT_GE(kept, 8 * 4 * 16 * 4);
   EXPECT_LE(kept, 17 * 4 * 16 * 4);
   loss.backward();
-  EXPECT_EQ(sharded.memory().activations, kept);  // the most there was
+  EXPECT_EQ(sharded.memory().activations, kept);  // the peak
   sharded.count_activations(false);
 }
 

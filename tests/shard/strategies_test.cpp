@@ -1,23 +1,24 @@
-// How a model is cut, wrapped, gathered and given up changes no bit of what it learns: three steps
-// of the transformer, clipped, with the same batches, under every choice there is.
+// How a model is cut, wrapped, gathered and resharded changes no bit of the results: three clipped
+// steps of the transformer on the same batches, under every option.
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
 #include "fsdp/optim.h"
+#include "shard/model.h"
 #include "shard/oracle.h"
 
 namespace fsdp::testing {
 namespace {
 
 constexpr int kSteps = 3;
-constexpr double kMaxNorm = 1.0;  // below the gradients' norm, so that clipping does something
+constexpr double kMaxNorm = 1.0;  // below the gradients' norm, so clipping has an effect
 
-// Adam divides by a gradient's size. Those of the keys' biases are zero but for rounding, and must
-// not become steps.
+// Adam divides by a gradient's magnitude. The gradients of the keys' biases are zero except for
+// rounding, and must not become steps.
 constexpr double kEpsilon = 1e-3;
 
-// Every number that training gives: losses and norms of each step, then the parameters.
+// Every result of training: losses and norms of each step, then the parameters.
 struct Trace {
   std::vector<at::Tensor> values;
   std::vector<std::string> names;
@@ -30,7 +31,7 @@ struct Trace {
 
 using MakeSharded = std::function<Sharded(Transformer& model)>;
 
-struct AnyOptimizer {  // with step(); what it updates and how is its own business
+struct AnyOptimizer {  // only step() is needed
   std::function<void()> step;
 };
 using MakeOptimizer = std::function<AnyOptimizer(const Sharded& sharded)>;
@@ -337,7 +338,7 @@ TEST(Strategies, OurOptimizersDoWhatTorchsDo) {
   }
 }
 
-// --- what a policy chose can be seen ---
+// --- units and their options ---
 
 TEST(Units, AreThoseThatThePolicyTook) {
   Transformer model;
@@ -357,6 +358,64 @@ TEST(Units, AModuleThatIsNoneIsAnErrorThatNamesThem) {
   Transformer model;
   auto sharded = fully_shard(model, by_block());
   expect_error([&] { unit_of(model->block(1)->up); }, {"blocks.1"});
+}
+
+TEST(Units, ReshardAfterForwardBelowOnePartIsAnError) {
+  Transformer model;
+  for (int parts : {0, -1, -4}) {
+    const std::string what = "reshard_after_forward = " + std::to_string(parts);
+    expect_error([&] { ReshardAfterForward choice(parts); }, {what, "pass true"});
+  }
+  auto options = by_block();
+  options.reshard_after_forward.keep_parts = -2;
+  expect_error([&] { fully_shard(model, options); }, {"reshard_after_forward = -2", "pass true"});
+  EXPECT_FALSE(is_sharded(model));
+  auto sharded = fully_shard(model, by_block());
+  Unit unit = unit_of(model->block(0));
+  expect_error([&] { unit.set_reshard_after_forward(0); }, {"reshard_after_forward = 0"});
+  expect_error([&] { unit.set_reshard_after_forward(options.reshard_after_forward); },
+               {"reshard_after_forward = -2"});
+}
+
+constexpr int kRefused = -1;
+
+// The parts that blocks.0 keeps after `act`; kRefused if it throws that they must divide the ranks.
+int parts_kept(const Sharded& sharded, const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    EXPECT_TRUE(contains(error.what(), "must divide")) << error.what();
+    return kRefused;
+  }
+  for (const auto& unit : shard::live(sharded.model())->units)
+    if (unit->name == "blocks.0") return unit->keep_parts;
+  return -2;
+}
+
+TEST(Units, TheOptionAndTheSetterOfReshardAfterForwardAgree) {
+  const int ranks = world_size();
+  const std::vector<ReshardAfterForward> choices = {{}, true,  false,     1,
+                                                    2,  ranks, ranks + 1, 2 * ranks};
+  for (auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP})
+    for (bool share : {true, false}) {
+      auto options = by_block();
+      options.strategy = strategy;
+      options.share_host_memory = share;
+      Transformer set_later;
+      auto later = fully_shard(set_later, options);
+      for (const auto& choice : choices) {
+        SCOPED_TRACE(choice.keep_parts ? std::to_string(*choice.keep_parts) : name(strategy));
+        Transformer model;
+        Sharded sharded;
+        options.reshard_after_forward = choice;
+        const int chosen = parts_kept(sharded, [&] { sharded = fully_shard(model, options); });
+        const int set = parts_kept(
+            later, [&] { unit_of(set_later->block(0)).set_reshard_after_forward(choice); });
+        EXPECT_EQ(set, chosen);
+        const int parts = choice.keep_parts.value_or(0);
+        EXPECT_EQ(chosen == kRefused, parts > 1 && ranks % parts != 0);
+      }
+    }
 }
 
 TEST(Units, APolicySeesWhatIsLeftForAModule) {

@@ -1,4 +1,4 @@
-// What is written to stderr while something runs: warnings, and what the engine says it does.
+// What is written to stderr while something runs: warnings and notes of the engine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace fsdp::testing {
 
-// It is still shown.
+// Captures it, and still shows it.
 inline std::string told(const std::function<void()>& work) {
   ::testing::internal::CaptureStderr();
   work();

@@ -1,4 +1,4 @@
-// What tests of uses share: each runs with memory shared by the ranks and with gathers of its own.
+// Shared by the tests of uses: each runs with memory shared by the ranks and with gathers.
 #pragma once
 
 #include "shard/oracle.h"

@@ -1,5 +1,5 @@
-// What people do with graphs, each against the oracle: graphs used twice or not at all, penalties
-// on gradients, exceptions on the way, several models, functions that keep weights.
+// Everything users do with graphs, each against the oracle: graphs used twice or not at all,
+// gradient penalties, exceptions, several models, functions that keep weights.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -125,9 +125,9 @@ TEST_P(Uses, BackwardOfAnotherThread) {
   });
 }
 
-// --- errors on the way, after which training goes on with right numbers ---
+// --- errors, after which training goes on with right numbers ---
 
-// Does `act`, which must throw on every rank, then takes steps as if it had not been.
+// Runs `act`, which must throw on every rank, then takes steps as if nothing had happened.
 void expect_error_then_right_numbers(SideBySide& both, const std::function<void()>& act,
                                      const std::string& word) {
   std::string error = error_of(act);
@@ -157,7 +157,7 @@ TEST_P(Uses, AnOptimizerStepBetweenForwardAndBackwardIsAnError) {
       auto first = both.mine().loss(batch(1, rank()));
       auto second = both.mine().loss(batch(2, rank()));
       first.backward();
-      SGD optimizer(both.sharded(), {.lr = 0});  // numbers stay
+      SGD optimizer(both.sharded(), {.lr = 0});  // changes no value
       optimizer.step();
       second.backward();
     };
@@ -211,7 +211,7 @@ TEST_P(Uses, AnExceptionInTheMiddleOfBackward) {
   }
 }
 
-// --- parameters that take no part ---
+// --- unused parameters ---
 
 TEST_P(Uses, AUnitThatIsNotUsedHasNoGradientAndStays) {
   SideBySide both(model_case("branches"), options());
@@ -239,7 +239,7 @@ TEST_P(Uses, AParameterThatIsNotUsedHasAGradientOfZero) {
 TEST_P(Uses, NothingIsUsed) {
   SideBySide both(model_case("mlp"), options());
   auto x = at::ones({2}, test_device()).requires_grad_(true);
-  x.sum().backward();  // of no concern to the model
+  x.sum().backward();  // doesn't involve the model
   EXPECT_FALSE(both.sharded().full_grad("layers.0.weight").defined());
   both.train(2);
 }
@@ -290,7 +290,7 @@ TEST_P(Uses, TwoModelsInOneGraph) {
   }
 }
 
-// A function that keeps weights and a view of one, in ways autograd knows and does not know of.
+// A function that keeps weights and a view of one, with and without autograd's knowledge.
 struct Stash : torch::autograd::Function<Stash> {
   static at::Tensor forward(AutogradContext* context, at::Tensor x, at::Tensor weight) {
     context->save_for_backward({x, weight});

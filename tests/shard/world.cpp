@@ -21,8 +21,8 @@ std::optional<DeviceMesh> mesh;
 std::vector<std::pair<torch::nn::Linear, Sharded>> kept;
 int texts = 0;
 
-// Models without a mesh of their own share the communicators of one that lives, and NCCL takes some
-// tenths of a second to make a set.
+// Models with the default mesh share the communicators of one that is alive; creating a set takes
+// NCCL some tenths of a second.
 void keep_communicators() {
   for (auto strategy :
        {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::NO_SHARD})
@@ -46,7 +46,7 @@ std::string lower(std::string text) {
   return text;
 }
 
-// Failures with their rank, and the end of a test that one rank left early.
+// Prints failures with their rank, and ends a test that one rank left early.
 class RankListener : public ::testing::EmptyTestEventListener {
  public:
   void OnTestPartResult(const ::testing::TestPartResult& result) override {

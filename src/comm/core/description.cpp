@@ -13,7 +13,7 @@ namespace {
 thread_local std::string t_label;
 thread_local int64_t t_identity = 0;
 
-// As PyTorch's users write it.
+// As PyTorch's users write them.
 std::string type_name(c10::ScalarType type) {
   switch (type) {
     case c10::ScalarType::Float:

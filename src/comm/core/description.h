@@ -1,6 +1,5 @@
-// Description: what one rank is about to do, small enough to hand to every other rank before it is
-// done, so that ranks that disagree get an error that shows both calls instead of a hang or
-// garbage.
+// Description: a summary of the call a rank is about to make, small enough to send to every other
+// rank first. Ranks that disagree get an error that shows both calls instead of a hang or garbage.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -30,11 +29,11 @@ struct Description {
   Operation operation = Operation::kNone;
   c10::ScalarType type = c10::ScalarType::Byte;
   ReduceOp reduce = ReduceOp::SUM;
-  uint8_t path = 0;   // how the data travels where there are several ways; ranks must agree
-  int32_t root = 0;   // broadcast
-  int64_t count = 0;  // elements on each rank's side of the operation that is the same everywhere
+  uint8_t path = 0;      // how the data travels, if there are several ways; ranks must agree
+  int32_t root = 0;      // broadcast
+  int64_t count = 0;     // elements of all_gather's input, reduce_scatter's output, or the tensor
   int64_t identity = 0;  // what the caller is working on; ranks must agree
-  char label[48] = {};   // the same in words, e.g. a unit's name; not compared
+  char label[48] = {};   // the same as text, e.g. a unit's name; not compared
 
   bool agrees_with(const Description& other) const;
   std::string text(

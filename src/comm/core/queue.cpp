@@ -19,7 +19,7 @@ void Queue::close() {
   std::thread thread = std::move(thread_);
   lock.unlock();
   if (thread.get_id() == std::this_thread::get_id())
-    thread.detach();  // it owns the queue as well
+    thread.detach();  // the thread owns the queue too
   else
     thread.join();
 }
@@ -46,9 +46,9 @@ void Queue::wait(const std::shared_ptr<Item>& item, milliseconds limit) {
     if (!changed_.wait_for(lock, limit, [&] { return item->finished; }))
       throw Error("an operation did not finish within the " + std::to_string(limit.count()) +
                       " ms its wait() allowed.",
-                  "the operation itself goes on until its own timeout; wait again, or longer.");
+                  "the operation continues until its own timeout; wait again, or longer.");
   }
-  // An item that runs ends by its own timeout, so this wait is bounded by those before it.
+  // A running item ends by its own timeout, so this wait is bounded by the timeouts before it.
   while (!item->finished) {
     if (!running_)
       run_next(lock);
@@ -79,7 +79,7 @@ void Queue::run_next(std::unique_lock<std::mutex>& lock) {
   } catch (...) {
     failure = std::current_exception();
   }
-  item->run = nullptr;  // tensors it held are free as soon as it is done
+  item->run = nullptr;  // frees the tensors it held
   auto done = std::exchange(item->done, nullptr);
   lock.lock();
   running_ = false;
@@ -87,7 +87,7 @@ void Queue::run_next(std::unique_lock<std::mutex>& lock) {
   item->finished = true;
   if (waiting_.empty()) background_ = false;
   changed_.notify_all();
-  // Last, and unlocked: what it calls may use this queue again.
+  // Last and unlocked: the callback may use this queue.
   lock.unlock();
   if (done) done(failure);
   lock.lock();

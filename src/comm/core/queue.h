@@ -1,9 +1,8 @@
-// Queue: runs the operations of one communicator one after the other, in the order they were
-// issued.
+// Queue: runs the operations of one communicator one at a time, in the order they were issued.
 //
-// A call that must be done on return runs on the caller's thread: no hop to another thread, which
-// would cost more than a small collective. An asynchronous one is picked up by the queue's own
-// thread while the caller computes; whoever waits for it first runs it himself if it has not begun.
+// A blocking call runs on the caller's thread: handing it to another thread would cost more than a
+// small collective. An asynchronous call runs on the queue's own thread while the caller computes,
+// unless a caller waits for it before it has started; the caller then runs it.
 #pragma once
 
 #include <chrono>
@@ -28,13 +27,13 @@ class Queue : public std::enable_shared_from_this<Queue> {
   };
 
   ~Queue() { close(); }
-  void close();  // runs what is still queued; nothing may be added after it
+  void close();  // runs what is still queued; add() isn't allowed afterwards
 
   // Adds an item. `background`: the queue's thread may start it at once.
   void add(std::shared_ptr<Item> item, bool background);
 
-  // Returns when the item has run; throws its failure. With a limit above 0 it is left to the
-  // queue's thread, and an Error comes at the limit; the item goes on.
+  // Returns when the item has run; throws its failure. With a limit above 0, the queue's thread
+  // runs the item, and wait() throws an Error at the limit; the item continues.
   void wait(const std::shared_ptr<Item>& item, std::chrono::milliseconds limit = {});
 
   bool finished(const Item& item);

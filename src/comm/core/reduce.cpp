@@ -14,7 +14,7 @@
 namespace fsdp::comm {
 namespace {
 
-// Small enough that the accumulators stay in the first-level cache, large enough to vectorise.
+// Small enough for the accumulators to stay in the L1 cache, large enough to vectorise.
 constexpr int64_t kBlock = 1024;
 
 template <typename T>
@@ -40,8 +40,8 @@ A combine(A a, A b) {
   }
 }
 
-// The loops below read and write only element i in step i, so that `to` may be any of the sources;
-// the pragma tells the compiler, which would otherwise give up vectorising when they overlap.
+// Step i of the loops below reads and writes only element i, so `to` may be any of the sources. The
+// pragma tells the compiler so; otherwise it doesn't vectorise loops whose arrays may overlap.
 template <typename T, ReduceOp kOp>
 void reduce_typed(T* to, std::span<const void* const> from, int64_t count) {
   using A = Accumulator<T>;
@@ -111,7 +111,7 @@ int64_t element_size(c10::ScalarType type) {
     AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(FSDP_SIZE)
 #undef FSDP_SIZE
     default:
-      throw Error("tensors of this type cannot be sent.", "convert the tensor first.");
+      throw Error("tensors of this type can't be sent.", "convert the tensor first.");
   }
 }
 
@@ -149,7 +149,7 @@ void reduce(void* to, std::span<const void* const> from, int64_t count, c10::Sca
     case ScalarType::Bool:
       return reduce_op<bool>(to, from, count, op);
     default:
-      throw Error(std::string("a reduction of ") + c10::toString(type) + " is not supported.",
+      throw Error(std::string("a reduction of ") + c10::toString(type) + " isn't supported.",
                   "reduce float32, float64, bfloat16, float16, bool or an integer type.");
   }
 }

@@ -1,7 +1,7 @@
-// Reductions over plain memory: the one place where values of several ranks are added.
+// Reductions over plain memory: the only place where values of several ranks are combined.
 //
-// Every communicator of ours that computes its own sums (shm, mpi) calls this with the sources in
-// rank order, so that they give the same bits, on every run and for any number of threads.
+// Every backend that computes its own sums (shm, mpi) calls this with the sources in rank order, so
+// all give the same bits, on every run and with any number of threads.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -16,16 +16,16 @@ namespace fsdp::comm {
 
 const char* name(ReduceOp op);
 
-// Bytes of one element. LibTorch's own needs its libraries, which this folder does without.
+// Bytes of one element. LibTorch's own function needs its libraries, which this folder doesn't use.
 int64_t element_size(c10::ScalarType type);
 
 // to[i] = from[0][i] + from[1][i] + …, left to right; `to` may be one of the sources. 16-bit floats
-// are combined in fp32 and rounded once at the end; integers wrap; an average divides at the end; a
-// NaN wins every maximum and minimum. Throws Error for a type that has no arithmetic here.
+// are combined in fp32 and rounded once at the end; integers wrap; an average divides at the end;
+// max and min propagate NaN. Throws an Error for a type that reducible() rejects.
 void reduce(void* to, std::span<const void* const> from, int64_t count, c10::ScalarType type,
             ReduceOp op);
 
-bool reducible(c10::ScalarType type);  // whether reduce() takes it
+bool reducible(c10::ScalarType type);  // whether reduce() accepts it
 
 // Runs body(begin, end) over parts of [0, count), possibly on several threads; returns when all are
 // done.

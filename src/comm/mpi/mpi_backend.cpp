@@ -1,14 +1,14 @@
 // The mpi backend: collectives on the system's MPI, for CPU clusters.
 //
-// MPI moves the data, non-blocking, progressed by the communicator's own thread (comm/core/queue.h)
-// while the caller computes; the sums are ours (comm/core/reduce.h), in rank order, so that they
-// have the bits of the shm backend. With S bytes the full buffer and W ranks:
+// MPI moves the data with non-blocking calls, progressed by the communicator's own thread
+// (comm/core/queue.h) while the caller computes. The sums are ours (comm/core/reduce.h), in rank
+// order, so they have the same bits as with shm. With S bytes in the full buffer and W ranks:
 //   all_gather      MPI_Iallgather in place                          S(W-1)/W received
 //   reduce_scatter  MPI_Ialltoall in chunks, the next one in flight  S(W-1)/W received, then summed
 //                   while one is summed
 //   all_reduce      reduce_scatter, then all_gather; small ones gather everything and add
-// Each operation starts by exchanging its Description (64 bytes a rank), which finds ranks that
-// call something else, and is all that a barrier needs.
+// Each operation starts by exchanging its Description (72 bytes per rank), which detects ranks that
+// make a different call; a barrier needs nothing else.
 #include <mpi.h>
 
 #include <atomic>
@@ -29,11 +29,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr int64_t kChunkBytes = 8 << 20;  // from all ranks together, in flight in a reduce_scatter
-constexpr int64_t kSmallBytes = 8192;     // an all_reduce below it is one gather
+constexpr int64_t kChunkBytes = 8 << 20;  // in flight in a reduce_scatter, all ranks together
+constexpr int64_t kSmallBytes = 8192;     // an all_reduce up to this is one gather
 
-std::atomic<bool> g_broken{
-    false};  // a failed collective can never be completed, so MPI_Finalize would hang
+// A failed collective can never be completed, so MPI_Finalize would hang.
+std::atomic<bool> g_broken{false};
 
 void finalize() {
   int done = 0;
@@ -41,7 +41,7 @@ void finalize() {
   if (!done && !g_broken) MPI_Finalize();
 }
 
-// MPI, initialised once a process; Error where this process was not started by MPI's launcher.
+// Initialises MPI once per process; throws an Error if MPI lacks MPI_THREAD_MULTIPLE.
 void require_mpi() {
   int initialized = 0, level = 0;
   MPI_Initialized(&initialized);
@@ -56,20 +56,20 @@ void require_mpi() {
                 "let fsdp::init() start MPI, or call MPI_Init_thread(…, MPI_THREAD_MULTIPLE, …).");
 }
 
-// The launcher's variables and MPI must speak of one world.
+// MPI and the launcher's variables must agree on rank and size.
 void require_place(int rank, int size) {
   int mpi_rank = 0, mpi_size = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &mpi_size);
   if (mpi_rank == rank && mpi_size == size) return;
   throw Error("MPI says this is rank " + std::to_string(mpi_rank) + " of " +
-                  std::to_string(mpi_size) + ", the environment rank " + std::to_string(rank) +
-                  " of " + std::to_string(size) + ".",
-              "the mpi backend needs MPI's own launcher, of the MPI it was built with: mpirun -n " +
+                  std::to_string(mpi_size) + ", but the environment says rank " +
+                  std::to_string(rank) + " of " + std::to_string(size) + ".",
+              "the mpi backend needs the launcher of the MPI it was built with: mpirun -n " +
                   std::to_string(size) + " program.");
 }
 
-class Datatype {  // `count` elements as one MPI element, at a given distance from the next
+class Datatype {  // `count` elements as one MPI element, with the given stride
  public:
   Datatype(int64_t count, int64_t element_size, int64_t stride_bytes) {
     if (element_size == 16) count *= 2, element_size = 8;  // complex128
@@ -79,7 +79,7 @@ class Datatype {  // `count` elements as one MPI element, at a given distance fr
                                                : MPI_INT64_T;
     if (count > INT32_MAX)
       throw Error("a part of " + std::to_string(count) + " elements is more than MPI can count.",
-                  "use more ranks or smaller units; a part may have 2^31 - 1 elements.");
+                  "use more ranks or smaller units; a part may have at most 2^31 - 1 elements.");
     MPI_Datatype plain;
     MPI_Type_contiguous(static_cast<int>(count), element, &plain);
     MPI_Type_create_resized(plain, 0, stride_bytes, &type_);
@@ -102,7 +102,7 @@ class MpiBackend : public CpuBackend {
 
  private:
   void run(const Call& call) override;
-  bool writes_after_failure() const override { return true; }  // a request cannot be taken back
+  bool writes_after_failure() const override { return true; }  // a request can't be taken back
   void carry_out(const Call& call);
   void compare(const Description& mine);
   char* scratch(int64_t slot, int64_t bytes);
@@ -122,7 +122,7 @@ class MpiBackend : public CpuBackend {
   std::unique_ptr<char[]> scratch_[2];  // what peers sent, until it is summed
   int64_t scratch_bytes_[2] = {0, 0};
   Description current_;
-  std::vector<Description> descriptions_;  // everybody's
+  std::vector<Description> descriptions_;  // of all ranks
   milliseconds timeout_{};
   steady_clock::time_point started_;
 };
@@ -132,7 +132,7 @@ MpiBackend::MpiBackend(const BackendRequest& request)
       ranks_(request.ranks),
       liveness_(request.liveness) {
   require_mpi();
-  // MPI_Comm_create_group has no timeout, so everybody says first that it will come.
+  // MPI_Comm_create_group has no timeout, so every rank first announces that it will come.
   request.store->set("mpi/" + std::to_string(rank_), "here");
   await_ranks(request.store, "mpi", size_, request.timeout,
               "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"",
@@ -149,7 +149,7 @@ MpiBackend::MpiBackend(const BackendRequest& request)
 
 MpiBackend::~MpiBackend() {
   drain();
-  // An exception unwinds: the others will not reach MPI_Finalize with us.
+  // While an exception unwinds, the others won't reach MPI_Finalize with us.
   if (std::uncaught_exceptions() > 0) g_broken = true;
   int done = 0;
   MPI_Finalized(&done);
@@ -164,7 +164,7 @@ void MpiBackend::raise(const std::string& what, const std::string& hint) {
   throw Error("rank " + std::to_string(rank_) + ": " + broken_, hint);
 }
 
-// Everybody that waits says so in the store; who says nothing is the one that did not come.
+// Every rank that waits says so in the store; a rank that says nothing is missing.
 void MpiBackend::raise_timeout() {
   std::string call = current_.text() + " (operation " + std::to_string(operations_) + ")";
   liveness_->post(name_, call);
@@ -183,14 +183,15 @@ void MpiBackend::finish(MPI_Request& request, int status) {
     status = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (done && status == MPI_SUCCESS) return;
     auto now = steady_clock::now();
-    // A poll, a yield, then short naps: MPI has no wait with a limit.
+    // Polls, yielding at first and then sleeping briefly: MPI has no wait with a time limit.
     if (now - begun > milliseconds(2))
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     else
       std::this_thread::yield();
     if (now - looked > milliseconds(300)) {
       looked = now;
-      // Twice, because a rank may end rightly while its last message is still under way to us.
+      // Seen twice, because a rank may end normally while its last message is still on its way to
+      // us.
       std::string trouble = liveness_->trouble(ranks_);
       if (!trouble.empty() && trouble == suspicion)
         raise(trouble, "see what that rank printed last; mpirun shows how it ended.");
@@ -246,7 +247,7 @@ void MpiBackend::reduce_scatter(void* out, const void* in, int64_t count, c10::S
   auto start = [&](int64_t chunk) {
     int64_t n = length(chunk), slot = chunk % 2;
     char* received = scratch(slot, size_ * n * element);
-    // Part p of this chunk lies count elements after part p-1.
+    // Part p of this chunk is `count` elements after part p-1.
     Datatype sent(n, element, count * element), taken(n, element, n * element);
     status[slot] = MPI_Ialltoall(static_cast<const char*>(in) + chunk * per_chunk * element, 1,
                                  sent, received, 1, taken, comm_, &request[slot]);
@@ -292,7 +293,7 @@ void MpiBackend::all_to_all(const Call& call) {
       raise("rank " + std::to_string(rank_) + " expects " + std::to_string(call.out_counts[peer]) +
                 " elements from rank " + std::to_string(peer) + ", which sends " +
                 std::to_string(coming[peer]),
-            "a rank's output splits must be what the others send to it.");
+            "a rank's output splits must match what the others send to it.");
   std::vector<int> in_counts, out_counts, in_at(size_), out_at(size_);
   int64_t total_in = 0, total_out = 0;
   for (int peer = 0; peer < size_; ++peer) {
@@ -319,7 +320,7 @@ void MpiBackend::run(const Call& call) {
                     name_ + "\", which an earlier failure broke: " + broken_,
                 "end the process and start it again from the last checkpoint.");
   current_ = what;
-  if (what.operation == Operation::kAllToAll) current_.count = 0;  // each rank's own
+  if (what.operation == Operation::kAllToAll) current_.count = 0;  // may differ between ranks
   ++operations_;
   timeout_ = call.timeout;
   started_ = steady_clock::now();

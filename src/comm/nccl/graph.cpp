@@ -13,8 +13,8 @@
 namespace fsdp::comm {
 namespace {
 
-// LibTorch has no way back from a failed recording: its allocator would go on keeping memory for
-// the pool, and its generator would refuse to draw. Both are put right here.
+// LibTorch can't recover from a failed recording: its allocator would keep reserving memory for the
+// pool, and its generator would refuse to draw. undo() resets both.
 class Recording : public at::cuda::CUDAGraph {
  public:
   void undo() {
@@ -27,17 +27,17 @@ class Recording : public at::cuda::CUDAGraph {
       cudaStreamEndCapture(capture_stream_, &unfinished);
       if (unfinished) cudaGraphDestroy(unfinished);
     }
-    (void)cudaGetLastError();  // it says that the recording is invalid, which is known
+    (void)cudaGetLastError();  // clears the error that the recording is invalid
     if (!capture_ended_) {
       try {
         c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_);
-      } catch (const std::exception&) {  // that much was reached
+      } catch (const std::exception&) {  // allocating to the pool had not begun
       }
       try {
         at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(mempool_id_);
       } catch (const std::exception&) {
       }
-      capture_ended_ = true;  // so that reset() gives the pool back
+      capture_ended_ = true;  // so that reset() releases the pool
     }
     reset();
   }
@@ -51,14 +51,15 @@ class CudaGraph : public DeviceGraph {
   void begin() override {
     c10::cuda::device_synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
-    // Relaxed: other threads (autograd's, NCCL's, a save's) call CUDA as they like meanwhile.
+    // Relaxed: other threads (autograd, NCCL, a save) may call CUDA meanwhile.
     graph_.capture_begin(pool_, cudaStreamCaptureModeRelaxed);
   }
 
   void end() override {
-    // Asked first: LibTorch's end throws half-way through where the recording is invalid.
+    // Checked first: LibTorch's capture_end throws half-way through if the recording is invalid.
     if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::Active)
-      throw Error("the device was waited for, or did something else that a graph cannot hold.", "");
+      throw Error(
+          "the code waited for the device, or did something else that a graph can't record.", "");
     graph_.capture_end();
   }
 

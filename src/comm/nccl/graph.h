@@ -1,4 +1,4 @@
-// Graphs of the CUDA module: at::cuda::CUDAGraph, and a way out of a recording that failed.
+// Graphs of the CUDA module: at::cuda::CUDAGraph, plus recovery from a failed recording.
 #pragma once
 
 #include <memory>

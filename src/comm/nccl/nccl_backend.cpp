@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/rank_status.h"
 #include "comm/nccl/graph.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
@@ -23,13 +24,13 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kTick{100};
-constexpr milliseconds kSuspicious{500};  // after it the peers are looked at
-constexpr milliseconds kHanging{2000};    // after it calls are compared with the others' at once
+constexpr milliseconds kSuspicious{500};  // age of a call at which its peers are checked
+constexpr milliseconds kHanging{2000};    // age at which it is compared with the others' directly
 constexpr uint64_t kBlock = 16;           // calls compared at a time
-constexpr uint64_t kKept = 1024;          // blocks in the store
+constexpr uint64_t kKept = 1024;          // blocks kept in the store
 constexpr size_t kRecent = 16;            // calls compared at a barrier
 
-// c10d's watchdog and monitor end the process on trouble, without a word about who and what.
+// c10d's watchdog and monitor end the process on a failure, without saying which rank or call.
 void quiet_c10d() {
   for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
                            "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_PROPAGATE_ERROR"})
@@ -44,8 +45,8 @@ std::string numbered(const Description& what, uint64_t number) {
   return what.text() + " (operation " + std::to_string(number) + ")";
 }
 
-// Calls are texts, a line each. Where two lists differ as far as both go: the two lines; else
-// nothing.
+// Calls are texts, one per line. Returns the first two lines that differ, as far as both lists go,
+// or nullopt.
 std::optional<std::pair<std::string, std::string>> first_difference(const std::string& a,
                                                                     const std::string& b) {
   size_t line = 0, i = 0;
@@ -74,13 +75,13 @@ NcclBackend::NcclBackend(const BackendRequest& request)
       calls_(request.store->clone()),
       liveness_(request.liveness) {
   quiet_c10d();
-  // Connecting has no limit of its own, so everybody says first that it will come.
+  // Connecting has no timeout of its own, so every rank first announces that it will come.
   request.store->set("nccl/" + std::to_string(rank_), "here");
   await_ranks(request.store, "nccl", size_, timeout_,
               "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"",
               [&] { return liveness_->trouble(ranks_); });
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
-  options->timeout = std::chrono::hours(24 * 365);  // ours decides
+  options->timeout = std::chrono::hours(24 * 365);  // our own timeout decides
   options->group_name = name_;
   group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, rank_, size_, options);
   group_->setBoundDeviceId(device_);
@@ -91,7 +92,7 @@ NcclBackend::NcclBackend(const BackendRequest& request)
 NcclBackend::~NcclBackend() {
   bool unwinding = std::uncaught_exceptions() > 0;
   {
-    // The watch ends what does not end by itself.
+    // The watch ends what doesn't end by itself.
     std::unique_lock lock(mutex_);
     stop_.wait(lock, [&] { return unwinding || !failure_.empty() || pending_.empty(); });
     stopping_ = true;
@@ -105,7 +106,7 @@ NcclBackend::~NcclBackend() {
     shut_down();
 }
 
-// NCCL's own end waits for the peers without a limit.
+// NCCL's own shutdown waits for the peers without a timeout.
 void NcclBackend::shut_down() {
   auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
@@ -128,7 +129,7 @@ void NcclBackend::check() {
   if (!failure_.empty()) throw Error("rank " + std::to_string(rank_) + ": " + failure_, hint_);
 }
 
-// A call's line, for the comparison with the other ranks'.
+// Records a call for the comparison with the other ranks'.
 uint64_t NcclBackend::note(const std::string& call) {
   uint64_t number = ++operations_;
   block_ += call + "\n";
@@ -141,14 +142,16 @@ uint64_t NcclBackend::note(const std::string& call) {
 template <typename Issue>
 NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) {
   check();
+  // Ends when the call is issued; the device finishes it without the host.
+  rank_status::Collective issuing(comm::name(what.operation), what.count, what.label);
   // A captured call runs when the graph is replayed; see replayed().
   bool capturing =
       c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   std::shared_ptr<Pending> pending;
   uint64_t number = 0;
   {
-    // Under watch before it is issued: NCCL connects at the first use of an algorithm, on this
-    // thread, and waits there for peers that may never come.
+    // Watched before it is issued: NCCL connects at the first use of an algorithm, on this thread,
+    // and waits there for peers that may never come.
     std::lock_guard lock(mutex_);
     std::string call = what.text(/*with_label=*/false);
     if (capturing) {
@@ -194,7 +197,7 @@ void NcclBackend::replayed(const std::vector<CapturedCall>& calls) {
   std::lock_guard lock(mutex_);
   uint64_t number = 0;
   for (const CapturedCall& call : calls) number = note(call.text);
-  // One stands for all: nobody can see how far a graph has come.
+  // One entry stands for all calls: a graph's progress can't be seen.
   pending_.push_back(std::make_shared<Pending>(
       Pending{calls.back().what, number, steady_clock::now(), std::move(event)}));
 }
@@ -203,7 +206,7 @@ void NcclBackend::replayed(const std::vector<CapturedCall>& calls) {
 
 void NcclBackend::watch() {
   c10::cuda::CUDAGuard guard(device_);
-  // Asking about events must not disturb a graph that somebody captures.
+  // Querying events must not disturb a graph that another thread captures.
   c10::cuda::CUDAStreamCaptureModeGuard capture(cudaStreamCaptureModeThreadLocal);
   std::unique_lock lock(mutex_);
   while (!stopping_) {
@@ -217,7 +220,7 @@ void NcclBackend::watch() {
       };
       while (!pending_.empty() && done(*pending_.front())) pending_.pop_front();
       if (pending_.empty())
-        stop_.notify_all();  // who waits for the end
+        stop_.notify_all();  // the destructor waits for this
       else
         oldest = *pending_.front();
     } catch (const std::exception& fault) {
@@ -228,7 +231,7 @@ void NcclBackend::watch() {
     try {
       try {
         if (why.empty()) why = compare_calls();
-      } catch (const std::exception&) {  // no answer from the store: look() tells why
+      } catch (const std::exception&) {  // no answer from the store: look() says why
       }
       if (why.empty() && oldest) why = look(*oldest);
     } catch (const std::exception& failure) {
@@ -250,13 +253,13 @@ std::string NcclBackend::look(const Pending& oldest) {
   bool error = group_->getError() != c10d::ErrorType::SUCCESS;
   if (!error && age < kSuspicious) return "";
   std::string trouble = liveness_->trouble(ranks_);
-  // NCCL hears of a lost connection before anybody can say whose it was: ask again for a while.
+  // NCCL notices a lost connection before anything can say whose it was: ask again for a while.
   for (int i = 0; error && trouble.empty() && i < 20; ++i) {
     std::this_thread::sleep_for(kTick);
     trouble = liveness_->trouble(ranks_);
   }
   if (error && trouble.empty())
-    trouble = "NCCL reported an asynchronous error (a lost connection, or a fault of the device)";
+    trouble = "NCCL reported an asynchronous error (a lost connection or a device fault)";
   if (!trouble.empty()) return call + trouble + ".";
   if (age < kHanging) return "";
   std::string differs = compare_hanging(oldest);
@@ -266,7 +269,7 @@ std::string NcclBackend::look(const Pending& oldest) {
          liveness_->who_is_missing(name_, ranks_, numbered(oldest.what, oldest.number)) + ".";
 }
 
-// Everybody that hangs posts its call; two different calls under one number explain the hang.
+// Every rank that hangs posts its call; two different calls with one number explain the hang.
 std::string NcclBackend::compare_hanging(const Pending& oldest) {
   std::string mine = numbered(oldest.what, oldest.number);
   std::string suffix = mine.substr(mine.rfind(" (operation "));
@@ -280,7 +283,7 @@ std::string NcclBackend::compare_hanging(const Pending& oldest) {
   return "";
 }
 
-// Every rank compares its calls with those of rank 0, as far as both have come.
+// Every rank compares its calls with those of rank 0, as far as both have got.
 std::string NcclBackend::compare_calls() {
   for (;;) {
     std::string mine, block = "calls/" + std::to_string(compared_) + "/";
@@ -293,7 +296,7 @@ std::string NcclBackend::compare_calls() {
     if (mine == compared_part_) return "";
     if (rank_ == 0) {
       calls_.set(block + "0", mine);
-      // The others may be some blocks behind, not many: a rank that hangs is found within seconds.
+      // The others may be a few blocks behind, not many: a rank that hangs is found within seconds.
       if (full && compared_ >= kKept)
         calls_.erase("calls/" + std::to_string(compared_ - kKept) + "/0");
     } else {
@@ -312,8 +315,8 @@ std::string NcclBackend::compare_calls() {
   }
 }
 
-// Compares the last calls with everybody's, on the host, before a barrier is given to the device:
-// what was wrong so far must not pass it. The watch ends it when a rank does not come.
+// Compares the last calls with every rank's, on the host, before the device gets the barrier: no
+// earlier mismatch may get past it. The watch ends the wait if a rank doesn't come.
 void NcclBackend::meet() {
   std::string mine, prefix;
   {
@@ -321,7 +324,7 @@ void NcclBackend::meet() {
     for (const auto& call : recent_) mine += call + "\n";
     prefix = "barrier/" + std::to_string(++barriers_) + "/";
   }
-  // Asks until there is an answer; a store that is silent for now is the watch's business.
+  // Asks until there is an answer; the watch deals with a store that stays silent.
   auto ask = [&](auto question) {
     for (milliseconds pause(0);; pause = std::min(pause + milliseconds(1), milliseconds(10))) {
       check();
@@ -342,10 +345,10 @@ void NcclBackend::meet() {
     if (auto differ = first_difference(mine, *theirs))
       fail(call + different_calls(rank_, differ->first, peer, differ->second));
     else if (mine.size() != theirs->size())
-      fail(call + "ranks made different calls: another number of them before this barrier.");
+      fail(call + "ranks made different calls: a different number of them before this barrier.");
     check();
   }
-  if (barriers_ > 2) {  // everybody has read those of two barriers ago
+  if (barriers_ > 2) {  // every rank has read those of two barriers ago
     std::string old = "barrier/" + std::to_string(barriers_ - 2) + "/" + std::to_string(rank_);
     ask([&] { return calls_.erase(old), true; });
   }

@@ -1,14 +1,14 @@
-// The nccl backend: c10d's ProcessGroupNCCL under our own watch.
+// The nccl backend: c10d's ProcessGroupNCCL with our own watchdog.
 //
-// Collectives run on the current stream (asyncOp false) or on the process group's (true); the host
-// never waits for the device here. A watch thread looks at what is under way: an operation that
-// takes too long, a peer that died, an asynchronous NCCL error, or ranks whose calls differ end the
-// communicator (ncclCommAbort lets its kernels go), and the next call or check() throws the reason.
-// c10d's own watchdog would end the process instead; it is switched off unless the user set it.
+// Collectives run on the current stream (asyncOp false) or on the process group's (true); only a
+// barrier makes the host wait for the device. A watch thread checks what is in flight: an operation
+// that takes too long, a dead peer, an asynchronous NCCL error or ranks whose calls differ end the
+// communicator (ncclCommAbort stops its kernels), and the next call or check() throws the reason.
+// c10d's own watchdog would end the process instead; it is off unless the user turned it on.
 //
-// Calls are compared across ranks through the store: behind the caller's back every 100 ms, and at
-// every barrier before it is issued. The device may already have computed with what a wrong call
-// gave it; the error comes with the next call, check() or barrier.
+// Calls are compared across ranks through the store: every 100 ms by the watch thread, and at every
+// barrier before it is issued. The device may already have computed with the result of a wrong
+// call; the error comes with the next call, check() or barrier.
 #pragma once
 
 #include <ATen/cuda/CUDAEvent.h>
@@ -45,7 +45,7 @@ class NcclBackend : public Backend {
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override;
   Work alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
                      std::vector<int64_t>& in_splits, const c10d::AllToAllOptions&) override;
-  // Waits on the host until every rank's device has reached it, with the timeout.
+  // Waits on the host until every rank's device has reached it, up to the timeout.
   Work barrier(const c10d::BarrierOptions&) override;
 
  private:
@@ -53,13 +53,13 @@ class NcclBackend : public Backend {
     Description what;
     uint64_t number;
     std::chrono::steady_clock::time_point issued;
-    // Once issued, one of them: an event on the stream it ran on, or c10d's own work.
+    // Once issued, one of these is set: an event on the stream it ran on, or c10d's own work.
     std::shared_ptr<at::cuda::CUDAEvent> event = nullptr;
     Work work = {};
   };
   template <typename Issue>
   Work issue(Description what, bool async, Issue issue);
-  uint64_t note(const std::string& call);  // under the mutex; returns its number
+  uint64_t note(const std::string& call);  // mutex held; returns the call's number
   void watch();
   std::string look(const Pending& oldest);  // what is wrong, or ""
   std::string compare_hanging(const Pending& oldest);
@@ -81,12 +81,12 @@ class NcclBackend : public Backend {
   bool stopping_ = false;
   std::string failure_, hint_;
   std::deque<std::shared_ptr<Pending>> pending_;
-  std::vector<CapturedCall> captured_;  // and not yet taken
+  std::vector<CapturedCall> captured_;  // not yet taken
   uint64_t operations_ = 0;
-  std::string block_;                 // the calls of the block that is filling, a line each
+  std::string block_;                 // calls of the current block, one per line
   std::deque<std::string> finished_;  // full blocks not yet compared
   uint64_t compared_ = 0;             // full blocks compared, by the watch
-  std::string compared_part_;         // of the block that is filling, by the watch
+  std::string compared_part_;         // of the current block, by the watch
   std::deque<std::string> recent_;    // the last calls, numbered
   uint64_t barriers_ = 0;
   std::thread watch_;

@@ -20,9 +20,9 @@ int64_t rounds_for(int64_t count, int64_t per_round) {
   return std::max<int64_t>(1, (count + per_round - 1) / per_round);
 }
 
-// The shape of every staged operation: pack my part into my buffer, let everybody unpack from all
-// buffers, again with the other buffer until it is through. pack and unpack get (first, n): the
-// elements of this round.
+// The structure of every staged operation: each rank packs its part into its own buffer, then all
+// unpack from every buffer; the rounds alternate between two buffers. pack and unpack get (first,
+// n): the elements of this round.
 template <typename Pack, typename Unpack>
 void staged(Group& group, const Description& description, int64_t count, int64_t per_round,
             Pack pack, Unpack unpack) {
@@ -39,7 +39,7 @@ void staged(Group& group, const Description& description, int64_t count, int64_t
   }
 }
 
-// Peers in an order that starts behind this rank, so that not everybody reads rank 0 at once.
+// Visits the peers starting after this rank, so that not all ranks read rank 0 at once.
 template <typename Body>
 void for_each_peer(const Group& group, Body body) {
   for (int step = 1; step < group.size(); ++step) body((group.rank() + step) % group.size());
@@ -61,7 +61,7 @@ void all_gather(Group& group, void* out, const void* in, int64_t count, c10::Sca
     group.publish();
     group.await_all();
     if (group.one_location()) return;  // the owners have written their parts: nothing to move
-    // Each rank has a full buffer of its own (reduce_buffer): its part is in the middle of that.
+    // Each rank has its own full buffer (reduce_buffer), which contains its part.
     for_each_peer(group, [&](int peer) {
       std::memcpy(full + peer * bytes, group.resolve(peer).get() + peer * bytes, bytes);
     });
@@ -79,7 +79,7 @@ void all_gather(Group& group, void* out, const void* in, int64_t count, c10::Sca
     });
     if (in != own) std::memmove(own, in, bytes);
     group.publish();
-    group.await_all();  // nobody reads `in` any more
+    group.await_all();  // no rank reads `in` any more
     return;
   }
   const char* mine = static_cast<const char*>(in);
@@ -98,7 +98,7 @@ void all_gather(Group& group, void* out, const void* in, int64_t count, c10::Sca
 
 namespace {
 
-// in: [size][count]. Sums this rank's part of everybody's `in`, read where it lies.
+// in: [size][count]. Sums this rank's part over every rank's `in`, read in place.
 void reduce_scatter_direct(Group& group, void* out, const void* in, int64_t count,
                            c10::ScalarType type, ReduceOp op, const Parallel& parallel) {
   int64_t element = element_size(type);
@@ -132,7 +132,7 @@ void reduce_scatter(Group& group, void* out, const void* in, int64_t count, c10:
     group.await_all();
     reduce_scatter_direct(group, out, in, count, type, op, parallel);
     group.publish();
-    group.await_all();  // nobody reads `in` any more
+    group.await_all();  // no rank reads `in` any more
     return;
   }
   int64_t per_round = elements_per_round(group, group.size(), element);
@@ -156,7 +156,7 @@ void reduce_scatter(Group& group, void* out, const void* in, int64_t count, c10:
 
 namespace {
 
-// Everybody adds its own range of everybody's tensor and writes the sum to all of them.
+// Each rank sums its own range over all ranks' tensors and writes the sum to all of them.
 void all_reduce_direct(Group& group, void* data, int64_t count, c10::ScalarType type, ReduceOp op,
                        const Parallel& parallel) {
   int64_t element = element_size(type), size = group.size(), rank = group.rank();
@@ -202,7 +202,7 @@ void all_reduce(Group& group, void* data, int64_t count, c10::ScalarType type, R
   }
   int64_t per_round = elements_per_round(group, 1, element);
   std::vector<const void*> sources(size);
-  // Small: everybody adds everything. Large: two waits a round, each rank adds its share of the
+  // Small: every rank adds everything. Large: two waits per round; each rank adds its share of the
   // round into its own staging buffer, then all copy the shares.
   bool small = count * element <= 8192 || size == 1;
   group.begin(description);
@@ -220,7 +220,7 @@ void all_reduce(Group& group, void* data, int64_t count, c10::ScalarType type, R
     if (small) {
       reduce(mine + first * element, sources, n, type, op);
     } else {
-      // Only this rank reads this range of anybody's buffer, so the sum may replace its own part.
+      // Only this rank reads this range of any buffer, so the sum may replace its own part.
       reduce(group.staging(rank) + begin * element, sources, end - begin, type, op);
       group.publish();
       group.await_all();
@@ -252,7 +252,7 @@ void broadcast(Group& group, void* data, int64_t count, c10::ScalarType type, in
 void all_to_all(Group& group, void* out, const std::vector<int64_t>& out_counts, const void* in,
                 const std::vector<int64_t>& in_counts, c10::ScalarType type) {
   int64_t element = element_size(type), size = group.size(), rank = group.rank();
-  // Who sends how much to whom: [from][to].
+  // Elements sent: [from][to].
   std::vector<int64_t> matrix(size * size);
   staged(
       group, describe(Operation::kAllToAll, type, 0), size, size,
@@ -267,7 +267,7 @@ void all_to_all(Group& group, void* out, const std::vector<int64_t>& out_counts,
     group.raise("rank " + std::to_string(rank) + " expects " + std::to_string(out_counts[peer]) +
                     " elements from rank " + std::to_string(peer) + ", which sends " +
                     std::to_string(sent),
-                "a rank's output splits must be what the others send to it.");
+                "a rank's output splits must match what the others send to it.");
   }
   int64_t largest = *std::max_element(matrix.begin(), matrix.end());
   int64_t per_round = elements_per_round(group, size, element);

@@ -21,12 +21,13 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr milliseconds kSlice{50};  // how long a sleeping rank goes without a look around
-// Longer than waking a sleeper takes (some 100 microseconds in a virtual machine): two ranks that
-// both sleep keep each other asleep, one waking the other in turn, for as long as they go on.
+constexpr milliseconds kSlice{50};  // how long a rank sleeps between two looks at its peers
+// Longer than waking a sleeper takes (about 100 microseconds in a virtual machine). Otherwise two
+// ranks that both sleep would keep sleeping and waking each other in turn.
 constexpr std::chrono::microseconds kSpin{400};
 
-// Clocks wrap after some days of small operations. Starting just below that, every run does.
+// Clocks wrap after a few days of small operations. They start just below the wrap, so that every
+// run goes through it.
 constexpr uint32_t kFirstClock = UINT32_MAX - 64;
 
 enum class State : uint32_t { kAbsent, kJoined, kLeft, kFailed };
@@ -64,8 +65,8 @@ std::string seconds(milliseconds time) {
 
 }  // namespace
 
-// Slots of two operations: a rank can be one operation ahead of the slowest, never two, since every
-// operation waits for everybody's description.
+// Holds two operations: a rank can be one operation ahead of the slowest, never two, because every
+// operation waits for every rank's description.
 struct Slot {
   struct Posted {
     Description description;
@@ -88,7 +89,7 @@ struct Group::Trouble {
 
 namespace {
 
-// A rank has two buffers of these bytes. A part for each peer where there are few of them.
+// Bytes of each of the two buffers of a rank: one part per rank, for 2 to 8 of them.
 int64_t staging_bytes_for(int size) {
   return kPartBytes * std::clamp(size, 2, 8);
 }
@@ -106,7 +107,7 @@ Group::Group(std::string name, int rank, int size, const Exchange& exchange, mil
       timeout_(timeout),
       clock_(kFirstClock),
       released_{kFirstClock, kFirstClock} {
-  // With more ranks than cores, the one that is waited for may need this core.
+  // With more ranks than cores, the awaited rank may need this core.
   yields_ = size > static_cast<int>(std::thread::hardware_concurrency());
   join(exchange);
 }
@@ -144,12 +145,12 @@ void Group::join(const Exchange& exchange) {
     Address address{0, -1, bytes};
     std::string where = exchange.get("control", timeout_);
     if (std::sscanf(where.c_str(), "%d %d", &address.pid, &address.descriptor) != 2)
-      throw Error(what + ": rank 0 left \"" + where + "\" for an address.", "");
+      throw Error(what + ": rank 0 posted \"" + where + "\", which isn't an address.", "");
     control_ = Mapping::open(address, what);
   }
   slot(rank_).pid = getpid();
   slot(rank_).state = State::kJoined;
-  // Everybody has mapped it once every clock has moved; from then on processes are watched.
+  // Once every clock has moved, every rank has mapped it; from then on processes are watched.
   publish();
   await_all();
   if (rank_ == 0) control_->close();
@@ -161,8 +162,8 @@ void Group::join(const Exchange& exchange) {
 
 void Group::publish() {
   Slot& mine = slot(rank_);
-  // Sequentially consistent, as the sleepers' counting is: either we see the sleeper, or he our
-  // clock.
+  // Sequentially consistent, like the sleepers' count: either we see the sleeper, or the sleeper
+  // sees our clock.
   mine.clock.store(++clock_);
   if (mine.sleepers.load() > 0) futex_wake_all(mine.clock);
 }
@@ -194,13 +195,13 @@ void Group::await(int peer, uint32_t target) {
 
 void Group::await_all() {
   for (int step = 1; step < size_; ++step) await((rank_ + step) % size_, clock_);
-  released_[0] = released_[1] = clock_;  // they all are past what we waited for before
+  released_[0] = released_[1] = clock_;  // all ranks are past what we waited for before
   if (operations_ > 0 && !compared_) compare_descriptions();
 }
 
 Group::Trouble Group::look_around(int awaited, steady_clock::time_point started) const {
   const std::string see = "see what that rank printed last; fsdp run shows it with its exit code.";
-  if (abandoned_) return {"this rank gave up: an exception ends it", see};
+  if (abandoned_) return {"this rank gave up because of an exception", see};
   if (trouble_)
     if (std::string known = trouble_(); !known.empty()) return {known, see};
   for (int step = 0; step < size_; ++step) {
@@ -211,7 +212,7 @@ Group::Trouble Group::look_around(int awaited, steady_clock::time_point started)
     State state = other.state.load();
     if (state == State::kFailed) return {who + " failed: " + other.failure, see};
     bool dead = !processes_.empty() && !processes_[peer].alive();
-    // A rank may finish its last operation and leave; it is missed only by who still waits for it.
+    // A rank may finish its last operation and leave; only a rank that still waits for it fails.
     if (peer != awaited && other.operations.load() >= operations_) continue;
     if (dead) return {who + " died (process " + std::to_string(other.pid) + " is gone)", see};
     if (state == State::kLeft)

@@ -16,8 +16,8 @@
 namespace fsdp::comm::shm {
 namespace {
 
-// Mappings of this process by the memory they show. Two addresses for one memory would be right,
-// too, but one lets the thread sanitizer see through it when ranks are threads.
+// This process's mappings, by the memory they map. Two addresses for one memory would also be
+// correct, but with one the thread sanitizer can follow ranks that are threads.
 std::mutex g_mutex;
 std::map<ino_t, std::weak_ptr<Mapping>> g_mappings;
 
@@ -42,10 +42,10 @@ Mapping::Mapping(int descriptor, int64_t bytes, const std::string& what)
     int problem = errno;
     close();
     errno = problem;
-    fail(what, bytes, "lower the model's size or raise the limit on address space (ulimit -v).");
+    fail(what, bytes, "use a smaller model, or raise the limit on address space (ulimit -v).");
   }
   data_ = static_cast<char*>(data);
-  madvise(data_, bytes, MADV_HUGEPAGE);  // a wish; many kernels have no huge pages for memfd
+  madvise(data_, bytes, MADV_HUGEPAGE);  // a hint; many kernels have no huge pages for memfd
 }
 
 Mapping::~Mapping() {
@@ -58,7 +58,7 @@ Mapping::~Mapping() {
 
 std::shared_ptr<Mapping> Mapping::create(int64_t bytes, const std::string& what) {
   int descriptor = memfd_create("fsdp", MFD_CLOEXEC);
-  if (descriptor < 0) fail(what, bytes, "this kernel has no memfd_create (Linux 3.17 or newer).");
+  if (descriptor < 0) fail(what, bytes, "use Linux 3.17 or newer, which has memfd_create.");
   int problem;
   do {
     problem = posix_fallocate(descriptor, 0, bytes);

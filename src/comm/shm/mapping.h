@@ -1,8 +1,8 @@
 // Mapping: shared memory between processes of one host that leaves nothing behind.
 //
-// The memory is a memfd: it has no name and no size limit of /dev/shm, and the kernel frees it with
-// the last process that maps it, also after SIGKILL of every one. Other processes open it through
-// /proc/PID/fd of the process that made it.
+// The memory is a memfd: it has no name, isn't subject to the size limit of /dev/shm, and the
+// kernel frees it with the last process that maps it, even if SIGKILL ended them all. Other
+// processes open it through /proc/PID/fd of the process that created it.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +13,7 @@
 
 namespace fsdp::comm::shm {
 
-// Where a memfd can be opened, while its maker keeps it open.
+// Where a memfd can be opened, as long as its creator keeps it open.
 struct Address {
   pid_t pid = 0;
   int descriptor = -1;
@@ -22,17 +22,17 @@ struct Address {
 
 class Mapping {
  public:
-  // Makes zeroed memory and reserves it, so that lack of memory is an Error here and no crash
+  // Allocates zeroed memory and reserves it, so that a lack of memory is an Error here, not a crash
   // later.
   static std::shared_ptr<Mapping> create(int64_t bytes, const std::string& what);
-  // Maps what another rank made. Ranks that are threads of one process share one mapping.
+  // Maps another rank's memory. Ranks that are threads of one process share one mapping.
   static std::shared_ptr<Mapping> open(const Address& address, const std::string& what);
   ~Mapping();
 
   char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   Address address() const;  // valid until close()
-  void close();             // nobody can open it any more; the memory stays
+  void close();             // no process can open it any more; the memory stays
 
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;

@@ -1,4 +1,4 @@
-// SwiGLU and GELU on the CPU. Backward computes forward's exponential again instead of keeping it.
+// SwiGLU and GELU on the CPU. Backward computes the exponential again instead of keeping it.
 #include <torch/library.h>
 
 #include "kernels/cpu/dtypes.h"
@@ -12,8 +12,7 @@ namespace {
 using at::Tensor;
 using Two = std::tuple<Tensor, Tensor>;
 
-// An activation's value and derivative. Forward needs the first only; the compiler leaves out the
-// other.
+// An activation's value and derivative. Forward needs only the value; the compiler drops the other.
 template <typename C>
 struct Curve {
   Lanes<C> value;
@@ -102,7 +101,7 @@ Two swiglu_backward(const Tensor& grad, const Tensor& gate_up, bool want_out) {
 }
 
 template <typename Activation>
-void forward(const Tensor& x, const Tensor& out) {
+void activation_forward(const Tensor& x, const Tensor& out) {
   with_dtype(x.scalar_type(), [&]<typename T>(T) {
     using C = Compute<T>;
     const auto step = [](T* to, const T* from) {
@@ -115,7 +114,8 @@ void forward(const Tensor& x, const Tensor& out) {
 }
 
 template <typename Activation>
-void backward(const Tensor& grad, const Tensor& x, const Tensor& grad_x, const Tensor& out) {
+void activation_backward(const Tensor& grad, const Tensor& x, const Tensor& grad_x,
+                         const Tensor& out) {
   with_dtype(x.scalar_type(), [&]<typename T>(T) {
     using C = Compute<T>;
     const auto gradient = [](T* to, const T* grad_at, const T* from) {
@@ -143,14 +143,15 @@ void backward(const Tensor& grad, const Tensor& x, const Tensor& grad_x, const T
 Tensor gelu(const Tensor& x, bool tanh) {
   check_gelu(x, tanh);
   Tensor out = empty_contiguous(x);
-  tanh ? forward<TanhGelu>(x, out) : forward<Gelu>(x, out);
+  tanh ? activation_forward<TanhGelu>(x, out) : activation_forward<Gelu>(x, out);
   return out;
 }
 
 Two gelu_backward(const Tensor& grad, const Tensor& x, bool tanh, bool want_out) {
   check_gelu_backward(grad, x, tanh, want_out);
   Tensor grad_x = empty_contiguous(x), out = empty_if(want_out, x);
-  tanh ? backward<TanhGelu>(grad, x, grad_x, out) : backward<Gelu>(grad, x, grad_x, out);
+  tanh ? activation_backward<TanhGelu>(grad, x, grad_x, out)
+       : activation_backward<Gelu>(grad, x, grad_x, out);
   return {grad_x, out};
 }
 

@@ -1,5 +1,5 @@
-// The CPU's AdamW. It reads and writes every array once: 28 bytes an element in float32, 26 with a
-// split master and a gradient in bfloat16.
+// AdamW on the CPU. It reads and writes every array once: 28 bytes per element in float32, 26 with
+// a split master and a bfloat16 gradient.
 #include <algorithm>
 #include <cmath>
 
@@ -28,7 +28,7 @@ AdamWNumbers<C> numbers(const AdamWStep& step, float factor) {
           .correction = static_cast<C>(1 / std::sqrt(1 - std::pow(step.beta2, step.step)))};
 }
 
-// Masters of float32, whole or split.
+// Float32 masters, whole or split.
 void adamw_float(const AdamWTensors& t, const AdamWStep& step, float factor, AdamWPass pass) {
   const bool bf16_low = t.low.defined() && t.low.scalar_type() == at::ScalarType::BFloat16;
   const bool other_low = t.low.defined() && !bf16_low;  // written after each block
@@ -51,7 +51,7 @@ void adamw_float(const AdamWTensors& t, const AdamWStep& step, float factor, Ada
   });
 }
 
-// Others, in lanes of 16 bytes: float64, and 16 bits that are computed in float32.
+// Other masters, in lanes of 16 bytes: float64, and 16-bit ones computed in float32.
 template <typename T>
 void adamw_other(const AdamWTensors& t, const AdamWStep& step, float factor) {
   using C = Compute<T>;

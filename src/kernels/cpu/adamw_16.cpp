@@ -1,4 +1,4 @@
-// AdamW in registers of 16 bytes: NEON and SSE2, on every CPU we build for.
+// AdamW in 16-byte registers: NEON and SSE2, which every supported CPU has.
 #include "kernels/cpu/adamw_loop.h"
 
 namespace fsdp::kernels::cpu {

@@ -1,5 +1,5 @@
-// AdamW in registers of 32 bytes. Compiled for AVX2 (src/CMakeLists.txt): called only where there
-// is.
+// AdamW in 32-byte registers. Compiled for AVX2 (src/CMakeLists.txt); called only on CPUs that have
+// it.
 #if defined(__x86_64__)
 #include "kernels/cpu/adamw_loop.h"
 

@@ -1,5 +1,5 @@
-// AdamW in registers of 64 bytes. Compiled for AVX-512 (src/CMakeLists.txt): called only where
-// there is.
+// AdamW in 64-byte registers. Compiled for AVX-512 (src/CMakeLists.txt); called only on CPUs that
+// have it.
 #if defined(__x86_64__)
 #include "kernels/cpu/adamw_loop.h"
 

@@ -1,8 +1,8 @@
 // The loop behind adamw_16, adamw_32 and adamw_64: written once, compiled for each width.
 //
-// On all cores it is bound by memory, so each array is read once and written once, the halves of a
-// split master and the copy of a whole one on the way, and asked for some lines ahead. On one core
-// it is bound by its divisions and roots, which wide registers do not make faster.
+// On all cores it is bound by memory, so each array is read once and written once, including the
+// halves of a split master or the copy of a whole one, and prefetched a few lines ahead. On one
+// core it is bound by its divisions and square roots, which wide registers don't speed up.
 #pragma once
 
 #include "kernels/cpu/adamw_next.h"
@@ -10,11 +10,11 @@
 #include "kernels/cpu/registers.h"
 
 namespace fsdp::kernels::cpu {
-namespace {  // so that no two files share what they make of this
+namespace {  // so that files don't share instantiations
 
 enum class Master { kWhole, kWithCopy, kSplit };
 
-// How far ahead memory is asked for, in elements, and how many at a time: a cache line of shorts.
+// Prefetch distance and step, in elements. A step is a cache line of shorts.
 constexpr int64_t kAhead = 256;
 constexpr int64_t kLine = 32;
 
@@ -22,7 +22,7 @@ template <int bytes, Master kind, bool short_grad>
 struct AdamWLoop {
   static constexpr int64_t kLanes = bytes / 4;
 
-  // Elements [i, i + kLanes) up to the master, which goes to `w_at`.
+  // Updates elements [i, i + kLanes) of the states and writes the new master to `w_at`.
   FSDP_INLINE static void compute(const AdamWArrays& a, const AdamWNumbers<float>& k, int64_t i,
                                   float* w_at) {
     Floats<bytes> g, w;
@@ -43,7 +43,7 @@ struct AdamWLoop {
     store_floats<bytes>(w_at, w);
   }
 
-  // What is made of the master afterwards.
+  // Writes what is derived from the master: its halves, or its copy.
   FSDP_INLINE static void finish(const AdamWArrays& a, int64_t i, const float* w_at) {
     if constexpr (kind == Master::kSplit)
       store_halves<bytes>(a.low + i, a.rest + i, load_floats<bytes>(w_at));
@@ -69,7 +69,7 @@ struct AdamWLoop {
     ask(a.exp_avg_sq + i);
   }
 
-  // The last few elements, in arrays of their own that are long enough for a step.
+  // The last few elements, in temporary arrays that are long enough for a full step.
   [[gnu::noinline]] static void rest(const AdamWArrays& a, const AdamWNumbers<float>& k, int64_t i,
                                      int64_t count) {
     float master[kLanes] = {}, grad[kLanes] = {}, exp_avg[kLanes] = {}, exp_avg_sq[kLanes] = {};
@@ -94,11 +94,11 @@ struct AdamWLoop {
     copy(a.exp_avg + i, exp_avg), copy(a.exp_avg_sq + i, exp_avg_sq);
   }
 
-  // A line is finished while the next is computed: what waits for no division fills the time of
-  // those that do (a seventh of the time of a split master on a Neoverse N1).
+  // A line is finished while the next is computed: work that waits for no division fills the time
+  // of work that does (saves a seventh of the time of a split master on a Neoverse N1).
   static void run(const AdamWArrays& given, const AdamWNumbers<float>& numbers, int64_t begin,
                   int64_t end) {
-    const AdamWArrays a = given;  // copies nobody can write to: they stay in registers
+    const AdamWArrays a = given;  // local copies, so that they stay in registers
     const AdamWNumbers<float> k = numbers;
     alignas(64) float held[2 * kLine];  // the last two lines of a split master
     const auto place = [&](int64_t i) {

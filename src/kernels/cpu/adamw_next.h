@@ -1,11 +1,11 @@
-// AdamW's arithmetic, for lanes of any kind.
+// AdamW's arithmetic, for lanes of any type.
 #pragma once
 
 #include "kernels/cpu/registers.h"
 
 namespace fsdp::kernels::cpu {
 
-// What the parameters become; the states are changed in place.
+// Returns the new parameters; updates the states in place.
 template <typename V, typename Numbers, typename Root>
 FSDP_INLINE V adamw_next(V w, V g, V& m, V& v, const Numbers& k, const Root& square_root) {
   m = m * k.beta1 + g * k.rest1;

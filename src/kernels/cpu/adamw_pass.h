@@ -1,7 +1,7 @@
-// AdamW over arrays in memory, once for each width of registers; adamw.cpp hands it tensors.
+// AdamW over arrays in memory, one function per register width; adamw.cpp calls them with tensors.
 //
-// Every width gives the same bits: an element is never added to another, and on x86_64 no file of
-// these fuses a product with a sum, which only CPUs with wide registers could.
+// Every width gives the same bits: elements are never added to each other, and on x86_64 none of
+// these files is compiled with fused multiply-add, which only CPUs with wide registers have.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ struct AdamWNumbers {
   C scale, beta1, rest1, beta2, rest2, eps, keep, size, correction;
 };
 
-// All of one length. A bfloat16 is its bits.
+// All arrays have the same length. bfloat16 numbers are given as their bits.
 struct AdamWArrays {
-  float* master = nullptr;  // null where it is split into `low` and `rest` (kernels/split.h)
-  uint16_t* low = nullptr;  // or null; beside a whole master its copy in bfloat16
+  float* master = nullptr;  // null if it is split into `low` and `rest` (kernels/split.h)
+  uint16_t* low = nullptr;  // half of a split master, or the bfloat16 copy of a whole one, or null
   int16_t* rest = nullptr;  // of a split master
   const void* grad = nullptr;
   bool short_grad = false;  // bfloat16, else float32

@@ -1,4 +1,4 @@
-// From a tensor's dtype to C++'s types and pointers.
+// Maps a tensor's dtype to C++ types and pointers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ auto with_dtype(at::ScalarType type, const Body& body) {
   }
 }
 
-// The elements of a tensor, to read and to write; null if it is undefined.
+// The elements of a tensor, for reading or writing; null if it is undefined.
 template <typename T>
 const T* read(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;

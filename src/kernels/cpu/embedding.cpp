@@ -1,5 +1,5 @@
-// An embedding's gradient on the CPU. Rows of the same id are chained in order, and each chain is
-// added up by one thread: the same bits for any number of threads, and no sorting.
+// An embedding's gradient on the CPU. Rows with the same id are chained in order, and one thread
+// adds up each chain: the same bits for any number of threads, without sorting.
 #include <torch/library.h>
 
 #include <algorithm>
@@ -20,9 +20,9 @@ using at::Tensor;
 constexpr int64_t kNone = -1;
 
 struct Chains {
-  std::vector<int64_t> first;  // of an id: its first row, or kNone
-  std::vector<int64_t> next;   // of a row: the next row with its id, or kNone
-  std::vector<int64_t> ids;    // those that have rows
+  std::vector<int64_t> first;  // by id: its first row, or kNone
+  std::vector<int64_t> next;   // by row: the next row with its id, or kNone
+  std::vector<int64_t> ids;    // ids that have rows
 };
 
 Chains chain(const int64_t* ids, int64_t rows, int64_t vocab, int64_t padding_idx) {
@@ -33,7 +33,7 @@ Chains chain(const int64_t* ids, int64_t rows, int64_t vocab, int64_t padding_id
     if (id < 0 || id >= vocab)
       throw Error("embedding_backward: ids[" + std::to_string(row) + "] is " + std::to_string(id) +
                       ", expected 0 to " + std::to_string(vocab - 1) + ".",
-                  "every id is a row of grad_weight [vocab, dim].");
+                  "every id must be a row of grad_weight [vocab, dim].");
     if (padding_idx >= 0 && id == padding_idx) continue;
     if (chains.first[id] == kNone) chains.ids.push_back(id);
     chains.next[row] = chains.first[id];
@@ -42,7 +42,7 @@ Chains chain(const int64_t* ids, int64_t rows, int64_t vocab, int64_t padding_id
   return chains;
 }
 
-// target = the sum of a chain's rows, plus what is there if it is accumulated.
+// target = the sum of a chain's rows, added to the old value if `accumulate`.
 template <typename T, typename G>
 void add_chain(const Chains& chains, int64_t id, const T* grad, int64_t dim, G* target,
                bool accumulate) {

@@ -1,9 +1,8 @@
-// Functions of lanes that no instruction computes: exponentials and what is made of them, and sums
+// Functions of lanes that have no instruction: exponentials and functions built on them, and sums
 // over arrays.
 //
-// In float32 they are polynomials, fitted for the smallest largest relative error; results are
-// within two units in the last place. In float64, which is there for references, they are the C
-// library's.
+// In float32 they are polynomials that minimise the largest relative error; results are within two
+// units in the last place. In float64, which only references use, they call the C library.
 #pragma once
 
 #include <bit>
@@ -19,7 +18,7 @@ inline Lanes<C> all(C x) {
   return Lanes<C>{} + x;
 }
 
-// e^x for x up to 89; 0 below -87.7, infinite above 88.3.
+// e^x for x up to 89; 0 below -87.7, infinity above 88.3.
 inline Lanes<float> exponential(Lanes<float> x) {
   const Lanes<float> kLowest = all(-88.0f);
   x = x < kLowest ? kLowest : x;
@@ -31,7 +30,7 @@ inline Lanes<float> exponential(Lanes<float> x) {
   const Lanes<float> high = r2 * 1.38435947539e-3f + (r * 8.37419550953e-3f + 4.16680049444e-2f);
   const Lanes<float> middle = high * r2 + (r * 0.166664308033f + 0.499999941908f);
   const Lanes<float> p = middle * r2 + (r + 1.0f);
-  // 2^n from its exponent's bits, which are those of 0 for n = -127 and of infinity for n = 128.
+  // 2^n from its exponent bits, which are those of 0 for n = -127 and of infinity for n = 128.
   const auto power = (std::bit_cast<Lanes<int32_t>>(shifted) << 23) + 0x3f800000;
   return p * std::bit_cast<Lanes<float>>(power);
 }
@@ -78,7 +77,7 @@ inline Normal<double> normal(Lanes<double> x) {
   return result;
 }
 
-// Several sums made in one pass.
+// Several sums computed in one pass.
 template <typename C, int n>
 struct Sums {
   Lanes<C> of[n] = {};
@@ -93,8 +92,8 @@ struct Sums {
   }
 };
 
-// Adds up what step(arrays + i…), a Sums<C, n>, returns for every kLanes<C> elements of the arrays,
-// in an order that depends on `count` only.
+// Adds up the Sums<C, n> that step(arrays + i…) returns for every kLanes<C> elements of the arrays,
+// in an order that depends only on `count`.
 template <typename C, int n, typename Step, typename... T>
 [[gnu::flatten]] Sums<C, n> sums_over(int64_t count, const Step& given, T*... arrays) {
   constexpr int64_t lanes = kLanes<C>;

@@ -1,11 +1,11 @@
-// Lanes: sixteen bytes of floats or doubles that are computed together, on any CPU.
+// Lanes: 16 bytes of floats or doubles that are computed together, on any CPU.
 //
-// GCC's and clang's vector types compile to NEON and SSE2, which every machine we build for has.
-// The passes that use them are bound by memory, or by divisions that are no faster in wider
-// registers, so one build of the code serves all. AdamW, which a step with offload waits for, has
-// wider ones too (registers.h).
-// over() sends a remainder through the same instructions as everything else: what an element
-// becomes never depends on where it lies.
+// GCC's and clang's vector types compile to NEON and SSE2, which every supported machine has. The
+// passes that use them are bound by memory, or by divisions that are no faster in wider registers,
+// so one build serves all. AdamW, which a step with offload waits for, also has wider versions
+// (registers.h).
+// over() sends a remainder through the same instructions as everything else: an element's result
+// never depends on its position.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -25,11 +25,11 @@ constexpr int64_t kLanes = 16 / sizeof(T);
 template <typename T>
 using Lanes = Vector<T, 16 / sizeof(T)>;
 
-// What a dtype is computed in.
+// The type in which a dtype is computed.
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// What vector types have no operator for.
+// Operations that vector types have no operator for.
 inline Lanes<float> square_root(Lanes<float> x) {
   return Registers<16>::square_root(x);
 }
@@ -82,7 +82,7 @@ void store(T* to, Lanes<C> x) {
   }
 }
 
-// The last few elements of an array, lent out as a full set of lanes.
+// The last few elements of an array, copied into a full set of lanes.
 template <typename T, int64_t lanes>
 class Rest {
  public:
@@ -103,16 +103,16 @@ class Rest {
   std::remove_const_t<T> copy_[lanes] = {};
 };
 
-// Elements that are asked of memory in advance: a core that works in sixteen bytes looks less far
-// ahead by itself than one with wide registers (a sixth of AdamW's time on a Xeon).
+// Prefetch distance in elements: a core that works in 16 bytes looks less far ahead by itself than
+// one with wide registers (saves a sixth of the time of AdamW on a Xeon).
 constexpr int64_t kAhead = 256;
 
-// Calls step(arrays + i…) for every kLanes<C> elements of the arrays. Flattened: a long step would
-// otherwise become a function of its own, called for every few elements.
+// Calls step(arrays + i…) for every kLanes<C> elements of the arrays. Flattened, because a long
+// step would otherwise become a function of its own, called for every few elements.
 template <typename C, typename Step, typename... T>
 [[gnu::flatten]] void over(int64_t count, const Step& given, T*... arrays) {
   constexpr int64_t lanes = kLanes<C>;
-  const Step step = given;  // a copy nobody can write to: its constants stay in registers
+  const Step step = given;  // a local copy, so that its constants stay in registers
   int64_t i = 0;
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     (__builtin_prefetch(arrays + i + kAhead), ...);

@@ -1,5 +1,6 @@
-// Cross-entropy on the CPU: logits are read in their own dtype and nothing as large as them is
-// made. Also scale_into, which brings gradients that were computed early to the loss's true scale.
+// Cross-entropy on the CPU: logits are read in their own dtype, and nothing of their size is
+// allocated. Also scale_into, which brings gradients that were computed early to the loss's true
+// scale.
 #include <torch/library.h>
 
 #include <algorithm>
@@ -32,7 +33,7 @@ C largest(const T* row, int64_t count) {
 }
 
 // The log of the sum of a row's exponentials. Blocks of the sum are added in float64, so that a
-// large vocabulary costs no precision.
+// large vocabulary doesn't lose precision.
 template <typename C, typename T>
 C log_sum_of(const T* row, int64_t count) {
   const C top = largest<C>(row, count);
@@ -43,7 +44,7 @@ C log_sum_of(const T* row, int64_t count) {
   return static_cast<C>(top + std::log(sum));
 }
 
-// What a row's target says about it.
+// What a row's target means for its loss.
 enum class Kind { kCounts, kIgnored, kOutside };
 
 Kind kind_of(int64_t target, int64_t vocab, int64_t ignore_index) {
@@ -58,7 +59,7 @@ C loss_of(const T* row, int64_t target, Kind kind, C log_sum) {
   return log_sum - static_cast<C>(row[target]);
 }
 
-// Writes the gradient of a row's logits, `grad` times that of its loss; `to` may be `row`.
+// Writes the gradient of a row's logits: `grad` times that of the row's loss. `to` may be `row`.
 template <typename C, typename T>
 void write_gradient(T* to, const T* row, int64_t vocab, int64_t target, Kind kind, C log_sum,
                     C grad) {

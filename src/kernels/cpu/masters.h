@@ -1,5 +1,5 @@
-// Updates of masters in lanes: every array is read and written once, threaded, and the copy in the
-// dtype of forward is written on the way.
+// Updates of masters in lanes, threaded: every array is read and written once, and the copy in
+// forward's dtype is written in the same pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace fsdp::kernels::cpu {
 
-// Calls body(G{}) with the type of a gradient beside a master of T.
+// Calls body(G{}) with the type of the gradient that goes with a master of T.
 template <typename T, typename Body>
 void with_grad(const at::Tensor& grad, const Body& body) {
   if constexpr (std::is_same_v<T, float>)
@@ -25,12 +25,12 @@ at::ScalarType master_type(const Tensors& t) {
   return t.rest.defined() ? at::ScalarType::Float : t.master.scalar_type();
 }
 
-// Elements after which the copy is written, or the halves of a split master: they are still in the
-// first cache then, and a loop of its own overlaps better with the divisions than if it waited for
+// Elements after which the copy, or the halves of a split master, are written: they are still in
+// the L1 cache then, and a separate loop overlaps better with the divisions than one that waits for
 // each.
 constexpr int64_t kBlock = 1024;
 
-// Writes low[begin, …) from `count` elements of the master.
+// Writes `count` elements of the master to low[begin, …).
 template <typename T>
 void write_low(const at::Tensor& low, const T* master, int64_t begin, int64_t count) {
   using C = Compute<T>;
@@ -40,8 +40,8 @@ void write_low(const at::Tensor& low, const T* master, int64_t begin, int64_t co
   });
 }
 
-// Calls body(master, begin, end) for blocks of the flats, threaded: `master` holds the elements
-// from `begin` on. Writes the copy after each.
+// Calls body(master, begin, end) for blocks of the flats, threaded; `master` points to element
+// `begin`. Writes the copy after each block.
 template <typename T, typename Tensors, typename Body>
 void update_whole(const Tensors& t, const Body& body) {
   T* master = write<T>(t.master);
@@ -55,7 +55,7 @@ void update_whole(const Tensors& t, const Body& body) {
   });
 }
 
-// The same for a split master: a block of it is whole for a moment.
+// The same for a split master: each block is joined before body and split again after it.
 template <typename Tensors, typename Body>
 void update_split(const Tensors& t, const Body& body) {
   auto* high = write<c10::BFloat16>(t.low);

@@ -1,8 +1,8 @@
-// RMSNorm and LayerNorm on the CPU. A row is read from memory once: the passes after the first find
-// it in the cache. The two differ in whether rows are centred (their mean taken off).
+// RMSNorm and LayerNorm on the CPU. A row is read from memory once; later passes find it in the
+// cache. The two differ in whether rows are centred (their mean subtracted).
 //
-// A parameter's gradient is a sum over rows. Each block of rows adds up its own part and the parts
-// are added in order; where blocks begin depends on the number of rows only.
+// A parameter's gradient is a sum over rows. Each block of rows computes its own part, and the
+// parts are added in order; block boundaries depend only on the number of rows.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -35,8 +35,8 @@ Lanes<C> normalised(const T* x, const Moments<C>& row) {
     return load<C>(x) * row.rstd;
 }
 
-// A row of the result. Not inlined, so that forward and backward, which may be asked for it once
-// more, compute the same bits.
+// Writes a row of the result. Not inlined, so that forward and backward, which may be asked to
+// write it again, compute the same bits.
 template <bool centred, typename T>
 [[gnu::noinline]] void write_out(T* out, const T* x, const Moments<Compute<T>>& moments,
                                  const T* weight, const T* bias, int64_t dim) {
@@ -88,7 +88,7 @@ struct Forward {
 };
 
 template <bool centred, typename T>
-void forward(const Forward& t, const RowSizes& size) {
+void norm_forward(const Forward& t, const RowSizes& size) {
   using C = Compute<T>;
   const int64_t dim = size.dim;
   const T *x = read<T>(t.x), *residual = read<T>(t.residual);
@@ -108,7 +108,7 @@ void forward(const Forward& t, const RowSizes& size) {
   });
 }
 
-// The sums over rows that become a parameter's gradient: a row of memory for each block of rows.
+// The sums over rows that become a parameter's gradient: one row of memory per block of rows.
 template <typename C>
 class Parts {
  public:
@@ -127,7 +127,7 @@ class Parts {
     });
   }
 
-  // A block's memory, all 0.
+  // A block's memory, zeroed.
   C* clear(int64_t block) const {
     C* part = write<C>(memory_) + block * dim_;
     std::fill(part, part + dim_, C(0));
@@ -165,19 +165,19 @@ class Parts {
   Tensor memory_;
 };
 
-// One row of backward's arrays.
+// One row of the arrays of backward.
 template <typename T>
 struct BackwardRow {
   const T *grad, *grad_sum, *x, *weight;
   T* grad_x;
-  Compute<T>*grad_weight, *grad_bias;  // sums that the row is added to; the second if centred
+  Compute<T>*grad_weight, *grad_bias;  // sums that the row is added to; grad_bias only if centred
 };
 
 template <bool centred, typename T>
 void backward_row(const BackwardRow<T>& t, const Moments<Compute<T>>& moments, int64_t dim) {
   using C = Compute<T>;
   const auto row = moments;
-  // First what must be known of the whole row: how far its gradient lies along x (and along 1).
+  // First the sums over the whole row: its gradient's components along x and, if centred, along 1.
   C along, average = 0;
   if constexpr (centred) {
     const auto look = [row](const T* g_at, const T* x_at, const T* w_at, C* gw, C* gb) {
@@ -219,11 +219,11 @@ void backward_row(const BackwardRow<T>& t, const Moments<Compute<T>>& moments, i
 struct Backward {
   Tensor grad, grad_sum, x, mean, rstd, weight, bias, grad_weight, grad_bias;
   bool accumulate;
-  Tensor grad_x, out;  // out: undefined if it is not wanted
+  Tensor grad_x, out;  // out: undefined if it isn't wanted
 };
 
 template <bool centred, typename T>
-void backward(const Backward& t, const RowSizes& size) {
+void norm_backward(const Backward& t, const RowSizes& size) {
   using C = Compute<T>;
   const int64_t dim = size.dim;
   const T *grad = read<T>(t.grad), *grad_sum = read<T>(t.grad_sum), *x = read<T>(t.x);
@@ -259,7 +259,7 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm(const Tensor& x, const Optional& res
                   .out = empty_contiguous(x),
                   .sum = empty_if(added.defined(), x),
                   .rstd = empty_rows(x)};
-  with_dtype(x.scalar_type(), [&]<typename T>(T) { forward<false, T>(t, size); });
+  with_dtype(x.scalar_type(), [&]<typename T>(T) { norm_forward<false, T>(t, size); });
   return {t.out, t.sum, t.rstd};
 }
 
@@ -277,13 +277,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm(const Tensor& x, const Opt
                   .sum = empty_if(added.defined(), x),
                   .mean = empty_rows(x),
                   .rstd = empty_rows(x)};
-  with_dtype(x.scalar_type(), [&]<typename T>(T) { forward<true, T>(t, size); });
+  with_dtype(x.scalar_type(), [&]<typename T>(T) { norm_forward<true, T>(t, size); });
   return {t.out, t.sum, t.mean, t.rstd};
 }
 
 template <bool centred>
 Two run_backward(const Backward& t, const RowSizes& size) {
-  with_dtype(t.x.scalar_type(), [&]<typename T>(T) { backward<centred, T>(t, size); });
+  with_dtype(t.x.scalar_type(), [&]<typename T>(T) { norm_backward<centred, T>(t, size); });
   return {t.grad_x, t.out.defined() ? t.out : no_output(t.x)};
 }
 

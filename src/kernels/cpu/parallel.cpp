@@ -10,16 +10,17 @@
 
 namespace fsdp::kernels::cpu {
 
-// at::parallel_for is a template that needs OpenMP where it is instantiated; compiled without
-// -fopenmp, as we are, it is a plain loop. With -fopenmp we would link an OpenMP runtime beside the
-// one LibTorch brings, and its threads would fight with LibTorch's. A TensorIterator's loop is
-// compiled inside LibTorch, so it runs on the threads that at::set_num_threads is about.
+// at::parallel_for is a template that needs OpenMP where it is instantiated; without -fopenmp, as
+// here, it is a plain loop. With -fopenmp we would link a second OpenMP runtime, whose threads
+// would compete with those of LibTorch's. A TensorIterator's loop is compiled inside LibTorch, so
+// it runs on the threads that at::set_num_threads controls.
 void parallel_tasks(int64_t count, c10::function_ref<void(int64_t)> body) {
   if (count <= 1) {
     if (count == 1) body(0);
     return;
   }
-  // The tensor is counted and never read: an element stands for a task, its address says for which.
+  // The tensor is never read: each element stands for a task, and its address gives the task's
+  // number.
   const at::Tensor counted = at::empty({count}, at::ScalarType::Byte);
   const char* first = static_cast<const char*>(counted.const_data_ptr());
   const auto loop = [&](char** at, const int64_t*, int64_t n, int64_t) {
@@ -30,15 +31,16 @@ void parallel_tasks(int64_t count, c10::function_ref<void(int64_t)> body) {
 
 namespace {
 
-struct alignas(64) Stretch {  // of chunks, those from `next` on not taken yet
+struct alignas(64) Stretch {  // of chunks; those from `next` on are not yet taken
   std::atomic<int64_t> next;
   int64_t end;
 };
 
 }  // namespace
 
-// A thread begins with a stretch of its own, the same in every call, so that memory stays near it;
-// then it helps the others: one that shares its core with something else would hold up all.
+// A thread begins with its own stretch, the same in every call, so that its memory stays near it.
+// Then it helps the others, because a thread that shares its core with something else would delay
+// all.
 void parallel(int64_t count, c10::function_ref<void(int64_t, int64_t, int64_t)> body) {
   const int64_t all = chunks(count);
   const int64_t threads = std::clamp<int64_t>(at::get_num_threads(), 1, std::max<int64_t>(1, all));

@@ -1,13 +1,14 @@
-// Registers: what the passes over float32 arrays ask of a CPU's vector registers, in 16, 32 and 64
-// bytes.
+// Registers: the vector operations that passes over float32 arrays need, in registers of 16, 32 and
+// 64 bytes.
 //
-// GCC's and clang's vector types bring the arithmetic. Below is what they have no operator for, for
-// each width that the file being compiled may use: 16 bytes are NEON and SSE2, which every machine
-// we build for has; 32 are AVX2 and 64 AVX-512, in files compiled for these. SVE is left alone: it
-// is 16 bytes wide on most machines that have it, and no faster than NEON at what waits for memory.
+// GCC's and clang's vector types provide the arithmetic. Below is what they have no operator for,
+// for each width that the file being compiled may use: 16 bytes is NEON or SSE2, which every
+// supported machine has; 32 is AVX2 and 64 is AVX-512, in files compiled for them. SVE isn't used:
+// it is 16 bytes wide on most machines that have it, and no faster than NEON for code that waits
+// for memory.
 //
-// A file that is compiled for a wider CPU must not leave functions behind that others are linked
-// to. So this header includes nothing that has code of its own, and all of it is always inlined.
+// A file compiled for a wider CPU must not emit functions that other files could be linked to. So
+// this header includes nothing with code of its own, and everything in it is always inlined.
 #pragma once
 
 #include <cstdint>
@@ -34,11 +35,10 @@ using Words = Vector<uint32_t, bytes / 4>;
 template <int bytes>
 using Integers = Vector<int32_t, bytes / 4>;
 
-// Shorts in memory are bfloat16 numbers or rests (kernels/split.h), one for each float of a
-// register.
-//   high:                  shorts as the upper halves of words, the lower are 0
-//   add:                   words and shorts, which are signed
-//   store_high, store_low: the upper and the lower halves of words
+// Shorts in memory are bfloat16 numbers or rests (kernels/split.h), one per float of a register.
+//   high:                  loads shorts into the upper halves of words; the lower halves are 0
+//   add:                   adds signed shorts from memory to words
+//   store_high, store_low: store the upper or the lower halves of words
 template <int bytes>
 struct Registers;
 
@@ -79,7 +79,7 @@ struct Registers<16> {
   }
   FSDP_INLINE static void store_high(void* to, Words<16> x) {
     const auto number = reinterpret_cast<__m128i>(reinterpret_cast<Integers<16>>(x) >> 16);
-    // Packs signed numbers, and only those that fit.
+    // Packing saturates signed numbers; these all fit.
     _mm_storel_epi64(static_cast<__m128i*>(to), _mm_packs_epi32(number, number));
   }
   FSDP_INLINE static void store_low(void* to, Words<16> x) { store_high(to, x << 16); }
@@ -98,7 +98,8 @@ struct Registers<32> {
   }
   FSDP_INLINE static void store_high(void* to, Words<32> x) {
     const auto number = reinterpret_cast<__m256i>(reinterpret_cast<Integers<32>>(x) >> 16);
-    // Each half of the register packs its own four: they lie in its first and third quarter.
+    // Each half of the register packs its own four, which end up in the register's first and third
+    // quarters.
     const auto packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(number, number), 0b1000);
     _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
   }
@@ -112,7 +113,7 @@ struct Registers<32> {
 #if defined(__AVX512F__)
 template <>
 struct Registers<64> {
-  // Every lane. Without a mask g++ 12 warns of its own headers (GCC bug 105593).
+  // Every lane. Without a mask g++ 12 warns about its own headers (GCC bug 105593).
   static constexpr __mmask16 kAll = 0xffff;
   FSDP_INLINE static Floats<64> square_root(Floats<64> x) { return _mm512_maskz_sqrt_ps(kAll, x); }
   FSDP_INLINE static Words<64> high(const void* from) {
@@ -156,12 +157,12 @@ template <int bytes>
 FSDP_INLINE void store_bfloat16(void* to, Floats<bytes> x) {
   const auto bits = reinterpret_cast<Words<bytes>>(x);
   const Words<bytes> rounded = bits + (0x7fffu + ((bits >> 16) & 1u));
-  const Words<bytes> nan = rounded * 0 + 0x7fc00000u;  // rounding could make it an infinity
+  const Words<bytes> nan = rounded * 0 + 0x7fc00000u;  // rounding could turn it into infinity
   Registers<bytes>::store_high(to, x == x ? rounded : nan);
 }
 
-// Numbers that are held in two halves; see kernels/split.h. The rest is the lower half, taken as a
-// signed number: adding 0x8000 has moved what that takes away into the upper.
+// Numbers stored in two halves; see kernels/split.h. The rest is the lower half read as a signed
+// number; adding 0x8000 carries the difference into the upper half.
 template <int bytes>
 FSDP_INLINE Floats<bytes> load_halves(const void* high, const void* rest) {
   using R = Registers<bytes>;

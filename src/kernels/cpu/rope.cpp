@@ -1,4 +1,4 @@
-// Rotary positions on the CPU: token by token, the angles of a token read once for all its heads.
+// Rotary positions on the CPU, token by token: a token's angles are read once for all its heads.
 #include <torch/library.h>
 
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-// A token's cosines and sines, those of the first half of a head.
+// A token's cosines and sines, for the first half of a head.
 template <typename C>
 class Angles {
  public:
@@ -31,7 +31,7 @@ class Angles {
     });
   }
 
-  // to = from, turned; both a head, the same one or two.
+  // Rotates a head, from `from` to `to`, which may be the same.
   template <typename T>
   void turn(T* to, const T* from) const {
     const int64_t half = size_.head_dim / 2;

@@ -1,5 +1,4 @@
-// The CPU's SGD, and what clipping and loss scaling must know of gradients: one pass each,
-// threaded.
+// SGD on the CPU, and the sums that clipping and loss scaling need: one threaded pass each.
 #include "kernels/update.h"
 
 #include <algorithm>
@@ -52,7 +51,7 @@ void momentum_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
   const auto lanes = [k](T* w_at, const G* g_at, T* m_at) {
     const Lanes<C> w = load<C>(w_at);
     const Lanes<C> g = load<C>(g_at) * k.scale + w * k.decay;
-    // The first buffer is the gradient itself, undamped; what lies in memory may be anything.
+    // The first buffer is the undamped gradient; the memory may hold anything before.
     const Lanes<C> m = k.first ? g : load<C>(m_at) * k.momentum + g * k.take;
     const Lanes<C> next = w - k.lr * (k.nesterov ? g + m * k.momentum : m);
     store<C>(m_at, m);
@@ -63,8 +62,8 @@ void momentum_sgd(const SGDTensors& t, const SGDStep& step, float factor) {
   });
 }
 
-// Adds |x|^p (or keeps the largest |x|) in float64, in lanes of their own: the order of additions
-// is fixed by the chunk, and a product of two float32 is exact.
+// Adds |x|^p (or keeps the largest |x|) in float64, per lane: the chunk fixes the order of
+// additions, and a product of two float32 numbers is exact.
 struct Squares {
   template <typename V>
   V operator()(V sum, V x) const {
@@ -83,7 +82,7 @@ struct Largest {
   template <typename V>
   V operator()(V most, V x) const {
     const V size = x < 0 ? -x : x;
-    return ((size <= most) | (most != most)) ? most : size;  // so that a NaN is taken, and stays
+    return ((size <= most) | (most != most)) ? most : size;  // a NaN is taken, and stays
   }
 };
 
@@ -141,7 +140,7 @@ double reduce(const at::Tensor& tensor, const Add& add, const Combine& combine) 
   return total;
 }
 
-// Bits of the exponent, all set in infinities and NaN only.
+// Exponent bits; all are set only in infinities and NaNs.
 template <typename T>
 struct Exponent;
 template <>

@@ -9,7 +9,7 @@
 namespace fsdp::kernels::cpu {
 namespace {
 
-// The compiler's question also asks whether the operating system keeps such registers.
+// The compiler's built-in also checks that the operating system saves such registers.
 std::vector<int> find() {
   std::vector<int> found = {16};
 #if defined(__x86_64__)
@@ -35,8 +35,8 @@ int choose_width(std::optional<int64_t> asked, const std::vector<int>& there) {
   std::string list;
   for (const int width : there) list += (list.empty() ? "" : ", ") + std::to_string(width);
   throw Error("FSDP_CPU_WIDTH=" + std::to_string(*asked) +
-                  ": this CPU has no registers of so many bytes that fsdp uses.",
-              "it has " + list + "; unset it to use the widest.");
+                  ": fsdp has no code for registers of that many bytes on this CPU.",
+              "choose from " + list + ", or unset it to use the widest.");
 }
 
 int width() {

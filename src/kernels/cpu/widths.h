@@ -1,4 +1,4 @@
-// Widths of registers, in bytes: which of them this CPU has, and which a pass shall use.
+// Register widths in bytes: which ones this CPU has, and which one the passes use.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,15 @@
 
 namespace fsdp::kernels::cpu {
 
-// Those that passes are compiled for and this CPU has, narrowest first; 16 always.
+// The widths that passes are compiled for and this CPU has, narrowest first; always includes 16.
 const std::vector<int>& widths();
 
-// The one that passes use: the widest, or what FSDP_CPU_WIDTH says. An Error if it says another.
+// The width that passes use: the widest, or FSDP_CPU_WIDTH. Throws an Error if the CPU doesn't have
+// that one.
 int width();
-// The same with both given.
+// The same, with both inputs given.
 int choose_width(std::optional<int64_t> asked, const std::vector<int>& there);
 
-AdamWPass adamw_pass(int width);  // of widths()
+AdamWPass adamw_pass(int width);  // one of widths()
 
 }  // namespace fsdp::kernels::cpu

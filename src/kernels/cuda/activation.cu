@@ -1,5 +1,5 @@
 // Activations, forward and backward, and scaled copies: each element is read once and written once.
-// Backward can write forward's result again in the same pass, so that nobody has to keep it.
+// Backward can write forward's result again in the same pass, so that it needn't be kept.
 #include "kernels/cuda/common.cuh"
 
 namespace fsdp::kernels::cuda {
@@ -11,9 +11,10 @@ __device__ inline float sigmoid(float x) {
   return fast_reciprocal(1.0f + fast_exp2(-kLog2E * x));
 }
 
-// --- swiglu: one vector of N columns of a row a thread ---
+// --- swiglu: each thread takes one vector of N columns of a row ---
 
-// Index is 32 bits wide where that is enough: the division is most of the arithmetic otherwise.
+// Index is 32 bits wide where that is enough; otherwise the division would be most of the
+// arithmetic.
 template <class T, int N, class Index>
 __global__ void __launch_bounds__(kThreads)
     swiglu_kernel(const T* gate_up, T* out, Index items, Index of_row) {
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
   if (out) store_floats<T, N>(out + int64_t(item) * N, product);
 }
 
-// Calls f<Index>(items, blocks) with the narrower of two index types that holds all threads.
+// Calls f<Index>(items, blocks) with the narrower of two index types that can count all threads.
 template <class F>
 void with_index(int64_t items, F f) {
   const unsigned blocks = static_cast<unsigned>(divide_up(items, kThreads));
@@ -87,7 +88,7 @@ void swiglu_backward_of(const void* grad, const void* gate_up, void* grad_gate_u
   });
 }
 
-// --- elementwise: `items` vectors of N elements, one a thread, then the `rest` one by one ---
+// --- elementwise: `items` vectors of N elements, one per thread, then the `rest` singly ---
 
 // Where this thread's elements start, for f(index, N) or f(index, 1).
 template <int N, class F>

@@ -1,4 +1,4 @@
-// What the kernels of this folder share: numbers of three dtypes read and written as float32, eight
+// Shared by the kernels of this folder: numbers of three dtypes read and written as float32, eight
 // at a time where memory is aligned, and sums over a warp or a block in a fixed order.
 #pragma once
 
@@ -36,8 +36,8 @@ __device__ inline T from_float(float x) {
     return __float2half_rn(x);
 }
 
-// N numbers that are read and written together: N is 1, or a whole number of 16 bytes, and then
-// the address must be aligned to 16. Held as words: the compiler would give each 16-bit number a
+// N numbers that are read and written together: N is 1, or fills a multiple of 16 bytes, and then
+// the address must be aligned to 16. Stored as words: the compiler would give each 16-bit number a
 // register of its own.
 template <class T, int N>
 struct alignas(16) Vec {
@@ -111,8 +111,8 @@ __device__ inline void store_floats(T* to, const float (&from)[N]) {
   *reinterpret_cast<Vec<T, N>*>(to) = from_floats<T, N>(from);
 }
 
-// Writes N numbers at to[index], or adds them to what is there. The dtype is looked up here, for
-// what is written once (a gradient), so that it does not multiply the kernels.
+// Writes N numbers to to[index], or adds them to what is there. The dtype is looked up at run time,
+// because this is for data written once (a gradient), and a template would multiply the kernels.
 template <int N, class T>
 __device__ inline void put_as(T* to, const float (&values)[N], bool accumulate) {
   float sums[N];
@@ -137,7 +137,7 @@ __device__ inline void put(void* to, Dtype dtype, int64_t index, const float (&v
     put_as<N>(static_cast<__half*>(to) + index, values, accumulate);
 }
 
-// --- one instruction each, to about two units in the last place; tiny results become 0 ---
+// --- one instruction each, within about two units in the last place; denormals become 0 ---
 
 __device__ inline float fast_exp2(float x) {
   float y;
@@ -162,8 +162,8 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// K sums at once over a block of whole warps. `shared` must not be written again before the block
-// has met once more: callers take turns with two of them.
+// K sums at once over a block of whole warps. `shared` must not be written again before the next
+// __syncthreads(): callers alternate between two of them.
 template <int K>
 __device__ inline void block_sum(float (&x)[K], float (&shared)[K][kWarp]) {
   const int thread = threadIdx.x + blockDim.x * threadIdx.y;
@@ -199,7 +199,7 @@ struct Type {
   using type = T;
 };
 
-// Calls f(Type<T>{}) with the type behind a dtype.
+// Calls f(Type<T>{}) with the C++ type of a dtype.
 template <class F>
 void with_type(Dtype dtype, F f) {
   if (dtype == Dtype::kFloat32)

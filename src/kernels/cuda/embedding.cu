@@ -1,15 +1,15 @@
-// Backward of an embedding: rows of the gradient added to the rows of the weight's gradient that
-// their ids name, always in the order of the rows.
+// Backward of an embedding: adds each row of the gradient to the row of the weight's gradient that
+// its id names, always in row order.
 //
-// Few rows (kUnsortedRows): one kernel. A block for each row looks for its id among all ids; the
-// first row of an id adds up the others too.
+// Few rows (kUnsortedRows): one kernel. One block per row searches all ids for its own; the first
+// row of an id adds up the others too.
 //
-// More rows come sorted by id. The sorted list is cut into chunks, a block each, which add up runs
-// of equal ids; a run inside of one chunk is written at once. Where a run crosses into the next
-// chunk, its pieces go to a list of partial sums (two rows a chunk: of the run that comes from
-// before, and of the run that goes on), and a second kernel adds those. An id that occurs n times
-// thus costs n / chunks rows one after the other, then one partial row for each chunk it fills:
-// 100,000 times, about 50 + 2000 rows.
+// More rows come sorted by id. The sorted list is cut into chunks, one block each, which add up
+// runs of equal ids; a run within one chunk is written at once. If a run crosses into the next
+// chunk, its pieces go to a list of partial sums (two rows per chunk: one for the run that comes
+// from the previous chunk, one for the run that continues in the next), and a second kernel adds
+// those. An id that occurs n times thus costs n / chunks rows in sequence, then one partial row for
+// each chunk it fills: for 100,000 occurrences, about 50 + 2000 rows.
 #include <algorithm>
 
 #include "kernels/cuda/common.cuh"
@@ -20,7 +20,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kAhead = 4;  // rows read at a time
 constexpr int64_t kMostChunks = 2048;
-constexpr int64_t kLeastRows = 32;  // of a chunk
+constexpr int64_t kLeastRows = 32;  // per chunk
 
 int64_t rows_of_chunk(int64_t rows) {
   return std::max(kLeastRows, divide_up(rows, kMostChunks));
@@ -37,7 +37,7 @@ __device__ inline void write(const EmbeddingBackward& a, int64_t id, int64_t col
     put<N>(a.grad_weight, a.grad_weight_dtype, id * a.dim + column, sum, a.accumulate);
 }
 
-// Adds the rows list[0], list[1], … of `from` at a column, kAhead of them read at a time.
+// Adds the rows list[0], list[1], … of `from` at a column, reading kAhead of them at a time.
 template <class T, int N, class List>
 __device__ inline void add_rows(const T* from, int64_t dim, int count, List list, float (&sum)[N]) {
   for (int i = 0; i < count; i += kAhead) {
@@ -61,7 +61,7 @@ __device__ inline void add_rows(const T* from, int64_t dim, int count, List list
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) unsorted_kernel(EmbeddingBackward a) {
   constexpr int kWords = kUnsortedRows / kWarp;
-  __shared__ unsigned equal[kWords];  // a bit for each row with this row's id
+  __shared__ unsigned equal[kWords];  // one bit per row, set if it has this row's id
   __shared__ int list[kUnsortedRows];
   __shared__ int count;
   const int rows = static_cast<int>(a.rows);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) unsorted_kernel(EmbeddingBackward a)
 
 struct Chunk {
   int64_t begin, end;
-  bool from_before, goes_on;  // its first run began earlier; its last one does not end here
+  bool from_before, goes_on;  // its first run began earlier; its last one continues
 
   __device__ Chunk(const EmbeddingBackward& a, int64_t number, int64_t rows) {
     begin = number * rows;
@@ -108,7 +108,7 @@ struct Chunk {
   }
 };
 
-// Rows of `partials`: chunk c's run from before, and its run that goes on.
+// Rows of `partials`: a chunk's run from before, and its run that continues.
 __device__ inline int64_t before_row(int64_t chunk) {
   return 2 * chunk;
 }
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) runs_kernel(EmbeddingBackward a, int
   const Chunk chunk(a, number, chunk_rows);
   const T* grad = static_cast<const T*>(a.grad) + column;
   int64_t id = a.ids[chunk.begin];
-  bool first = true;  // run of the chunk
+  bool first = true;  // run in the chunk
   float sum[N] = {};
   for (int64_t start = chunk.begin; start < chunk.end; start += kAhead) {
     int64_t ids[kAhead];
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) runs_kernel(EmbeddingBackward a, int
     write<N>(a, id, column, sum);
 }
 
-// The runs that begin in a chunk and go on in the next ones.
+// Runs that begin in a chunk and continue in the next ones.
 template <int N>
 __global__ void __launch_bounds__(kThreads)
     crossing_kernel(EmbeddingBackward a, int64_t chunk_rows) {
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
   const Chunk chunk(a, number, chunk_rows);
   const int64_t id = a.ids[chunk.end - 1];
   if (!chunk.goes_on || (chunk.from_before && a.ids[chunk.begin] == id)) return;
-  int64_t low = chunk.end, high = a.rows;  // the run's end, by halving
+  int64_t low = chunk.end, high = a.rows;  // the run's end, by binary search
   while (low < high) {
     const int64_t middle = (low + high) / 2;
     if (a.ids[middle] == id)

@@ -1,8 +1,8 @@
-// The global norm of a list of tensors, and clipping's factor: every element is read once, and the
-// same bits come out each time.
+// The global norm of a list of tensors, and clipping's factor. Every element is read once, and the
+// result has the same bits every time.
 //
-// Each block sums one chunk of one tensor and leaves one number; where chunks lie depends on the
-// sizes alone. A single block then adds these in a fixed order.
+// Each block sums one chunk of one tensor to one number; chunk boundaries depend only on the sizes.
+// A single block then adds these in a fixed order.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -22,8 +22,8 @@ int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-constexpr int kSumPieces = 512;         // of a launch
-constexpr int64_t kSmallChunk = 16384;  // elements of a block, at least
+constexpr int kSumPieces = 512;         // per launch
+constexpr int64_t kSmallChunk = 16384;  // elements per block, at least
 constexpr int64_t kMostPartials = 32768;
 
 struct SumPlace {
@@ -33,7 +33,7 @@ struct SumPlace {
   Dtype dtype;
 };
 struct SumList {
-  int64_t chunk;  // elements of a block: a multiple of 16 bytes of any dtype
+  int64_t chunk;  // elements per block: a multiple of 16 bytes in every dtype
   double* partials;
   int32_t count;
   SumPlace places[kSumPieces];
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kFinish)
   if (result.norm) *result.norm = norm;
   if (!result.factor) return;
   const float factor = __fdiv_rn(result.max_norm, norm + 1e-6f);
-  // A norm that is not finite gives a factor that skips the update.
+  // A norm that isn't finite gives a factor that skips the update.
   *result.factor = finite(norm) ? (factor < 1.0f ? factor : 1.0f) : __uint_as_float(0x7fc00000u);
 }
 

@@ -1,12 +1,12 @@
-// Four elements at a time in memory, and float32 numbers in two halves (kernels/split.h): what the
-// passes over flat shards share.
+// Memory access by four elements, and float32 numbers in two halves (kernels/split.h): shared by
+// the passes over flat shards.
 #pragma once
 
 #include <cstdint>
 
 namespace fsdp::kernels::cuda {
 
-constexpr int kWide = 4;  // elements a thread reads at once: 16 bytes of float32
+constexpr int kWide = 4;  // elements per access of a thread: 16 bytes of float32
 
 // Elements until an address is aligned for kWide elements of `size` bytes; -1: never.
 inline int64_t until_aligned(const void* address, int64_t size) {
@@ -16,7 +16,7 @@ inline int64_t until_aligned(const void* address, int64_t size) {
   return (size * kWide - over) % (size * kWide) / size;
 }
 
-// What is read once and written once a step need not stay in a cache.
+// Data read once and written once per step need not stay in a cache.
 template <typename T>
 __device__ inline T read_once(const T* from) {
   return __ldcs(from);

@@ -3,8 +3,8 @@
 //
 // Each function only launches, on `stream`: it allocates nothing, waits for nothing and may be
 // captured into a graph. Launch errors stay in cudaGetLastError. Sizes and strides are in elements.
-// Rows are contiguous one after the other unless a stride is given. A pointer "or null" may be
-// null. Sums are made in float32 in an order that depends on the sizes alone.
+// Rows are contiguous and adjacent unless a stride is given. Pointers marked "or null" may be null.
+// Sums are computed in float32, in an order that depends only on the sizes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -41,7 +41,7 @@ struct NormBackward {
   const float* mean = nullptr;       // [rows]; layer_norm only
   const float* rstd = nullptr;       // [rows]
   const void* weight = nullptr;      // [dim]
-  const void* bias = nullptr;        // [dim] or null; read only where `out` is wanted
+  const void* bias = nullptr;        // [dim] or null; read only if `out` is wanted
   void* grad_x = nullptr;            // [rows, dim]
   void* out = nullptr;               // [rows, dim] or null: not wanted
   void* grad_weight = nullptr;       // [dim] of grad_weight_dtype, or null: not wanted
@@ -66,7 +66,7 @@ struct RopeTable {  // [tokens, head_dim] (batch_stride 0) or [batch, tokens, he
   const void* cos = nullptr;
   const void* sin = nullptr;
   int64_t batch_stride = 0;
-  bool float32 = false;  // else of the dtype of what is turned
+  bool float32 = false;  // else the dtype of what is rotated
 };
 
 struct Rope {
@@ -119,7 +119,7 @@ void gelu_backward(const void* grad, const void* x, void* grad_x, void* out, int
 void scale_into(void* target, Dtype target_dtype, const void* source, Dtype source_dtype,
                 const float* scale, bool accumulate, int64_t numel, cudaStream_t stream);
 
-// --- the ends of a model ---
+// --- loss and embedding ---
 
 struct CrossEntropy {
   const void* logits = nullptr;  // [rows, vocab], rows `row_stride` apart
@@ -152,7 +152,7 @@ void cross_entropy_backward(const CrossEntropyBackward& loss, cudaStream_t strea
 
 struct EmbeddingBackward {
   const void* grad = nullptr;      // [rows, dim]
-  const int64_t* ids = nullptr;    // [rows]; sorted, where `order` is given
+  const int64_t* ids = nullptr;    // [rows]; sorted if `order` is given
   const int64_t* order = nullptr;  // [rows]: ids[i] belongs to grad[order[i]]; null: grad[i]
   void* grad_weight = nullptr;     // [vocab, dim] of grad_weight_dtype
   float* partials = nullptr;       // [embedding_partials(rows), dim], scratch with `order`
@@ -164,8 +164,8 @@ struct EmbeddingBackward {
   Dtype grad_weight_dtype = Dtype::kFloat32;
   bool accumulate = false;
 };
-// Up to this many rows ids are taken as they come, without `order`; more must be sorted (stably:
-// equal ids in the order of their rows).
+// Up to this many rows, ids may be unsorted, without `order`; above it they must be sorted (stably:
+// equal ids in row order).
 constexpr int64_t kUnsortedRows = 1024;
 int64_t embedding_partials(int64_t rows);
 void embedding_backward(const EmbeddingBackward& embedding, cudaStream_t stream);

@@ -1,9 +1,9 @@
-// Cross-entropy over rows of logits, and its gradient in place of them.
+// Cross-entropy over rows of logits, and its gradient written over them.
 //
-// A block takes a row. One pass over the logits makes the largest one and the sum of exponentials
-// together; the second pass, where a gradient is wanted, finds the row in the cache. Rows may start
-// anywhere: elements before the first and after the last 16 aligned bytes are taken one by one. So
-// the logits cross the memory bus once each way, and no float32 copy of them exists.
+// Each block handles a row. One pass over the logits finds the largest one and the sum of
+// exponentials together; the second pass, if a gradient is wanted, finds the row in the cache. Rows
+// may start anywhere: elements before the first and after the last aligned 16 bytes are handled one
+// by one. So the logits cross the memory bus once each way, and no float32 copy of them exists.
 #include <cmath>
 
 #include "kernels/cuda/common.cuh"
@@ -13,12 +13,12 @@ namespace {
 
 constexpr int kMostThreads = 1024;
 
-// exp(x) / 2^less. Exponentials are powers of 2 of logits times log2(e): one instruction.
+// exp(x) / 2^less, computed as a power of 2 of x * log2(e): one instruction.
 __device__ inline float exp_of(float x, float less) {
   return fast_exp2(__fmaf_rn(x, kLog2E, -less));
 }
 
-// The sum of some logits' exponentials is sum * 2^less, with the largest of them near 2^less.
+// The sum of exponentials of some logits is sum * 2^less, where the largest is near 2^less.
 struct Peak {
   float less = -1e38f;  // below every logit
   float sum = 0.0f;
@@ -52,7 +52,7 @@ __device__ inline Peak block_join(Peak peak) {
       Peak other;
       other.less = __shfl_xor_sync(kAll, p.less, step);
       other.sum = __shfl_xor_sync(kAll, p.sum, step);
-      // The lower lane's comes first, so that both lanes round alike.
+      // The lower lane's value comes first, so that both lanes round alike.
       p = threadIdx.x & step ? join(other, p) : join(p, other);
     }
     return p;
@@ -77,7 +77,7 @@ struct Cut {
   }
 };
 
-// to[i] = f(from[i]) over a row by a block; `to` may be `from`.
+// to[i] = f(from[i]) over a row, by the whole block; `to` may be `from`.
 template <class T, class F>
 __device__ inline void map_row(const T* from, T* to, int64_t numel, F f) {
   constexpr int N = Cut<T>::N;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kMostThreads, 2) cross_entropy_kernel(CrossEnt
   const int64_t target = a.targets[row];
   const bool ignored = target == a.ignore_index;
   const bool outside = !ignored && (target < 0 || target >= a.vocab);
-  if ((ignored || outside) && !a.log_sum) {  // nothing to be read
+  if ((ignored || outside) && !a.log_sum) {  // nothing to read
     const float value = outside ? NAN : 0.0f;
     if (threadIdx.x == 0) a.losses[row] = value;
     if (gradient) fill_row<T>(gradient, a.vocab, value);

@@ -1,13 +1,13 @@
-// RMSNorm and LayerNorm, forward and backward, with the residual's add.
+// RMSNorm and LayerNorm, forward and backward, with the addition of the residual.
 //
-// A row belongs to a block, or to a warp where rows are short, and stays in registers between the
-// pass that sums it and the pass that writes it; rows too long for that are read again. Bytes moved
-// a row: forward reads x (and the residual) and writes out (and the sum); backward reads grad, x
-// (and grad_sum) and writes grad_x (and out).
+// A block (for short rows, a warp) handles a row and keeps it in registers between the pass that
+// sums it and the pass that writes it; rows too long for that are read again. Bytes moved per row:
+// forward reads x (and the residual) and writes out (and the sum); backward reads grad, x (and
+// grad_sum) and writes grad_x (and out).
 //
 // Gradients of parameters: each block adds up its rows in registers (block b has rows b, b + grid,
-// …), writes one row of partial sums, and a second kernel adds those. The grid depends on the sizes
-// alone, so the result is the same on every device.
+// …) and writes one row of partial sums; a second kernel adds those. The grid depends only on the
+// sizes, so the result is the same on every device.
 #include <algorithm>
 
 #include "kernels/cuda/common.cuh"
@@ -15,7 +15,7 @@
 namespace fsdp::kernels::cuda {
 namespace {
 
-constexpr int kRowsOfBlock = 8;  // where a warp takes a row
+constexpr int kRowsOfBlock = 8;  // if a warp handles a row
 
 template <bool CENTER>
 __device__ inline float normalised(float x, float mean, float rstd) {
@@ -53,10 +53,10 @@ __device__ inline Vec<T, N> add(const Vec<T, N>& x, const Vec<T, N>& residual) {
 // Each thread holds ITEMS vectors of N elements of its row.
 template <class T, int N, int ITEMS, bool CENTER, bool WARP>
 __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_kernel(NormForward a) {
-  constexpr bool kWeightEarly = ITEMS * N * sizeof(T) <= 32;  // while the sum is made
+  constexpr bool kWeightEarly = ITEMS * N * sizeof(T) <= 32;  // loaded while the sum is computed
   __shared__ float shared[2][1][kWarp];
   const int64_t row = WARP ? int64_t(blockIdx.x) * kRowsOfBlock + threadIdx.y : blockIdx.x;
-  if (row >= a.rows) return;  // a whole warp, and none of its block waits
+  if (row >= a.rows) return;  // a whole warp; no other warp waits for it
   const int dim = static_cast<int>(a.dim);
   const int64_t start = row * a.dim;
   const T* weight = static_cast<const T*>(a.weight);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_ker
   }
 }
 
-// Rows of any length, read once for each sum and once more.
+// Rows of any length: read once for each sum and once more.
 template <class T, bool CENTER>
 __global__ void __launch_bounds__(1024) forward_long_kernel(NormForward a) {
   __shared__ float shared[2][1][kWarp];
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(NormForward a) {
     total[0] += CENTER ? value : value * value;
   }
   block_sum<1>(total, shared[0]);
-  if (a.residual) x = static_cast<const T*>(a.sum) + start;  // a thread reads what it wrote
+  if (a.residual) x = static_cast<const T*>(a.sum) + start;  // each thread reads what it wrote
   float mean = 0.0f;
   if constexpr (CENTER) {
     mean = total[0] / a.dim;
@@ -229,7 +229,7 @@ __device__ inline void put_warps(float* partials, const float (&sums)[N], int co
   put_partials<N>(partials, total, column, dim);
 }
 
-// One vector of N elements a thread. AHEAD: the next row is read while this one is summed.
+// One vector of N elements per thread. AHEAD: the next row is read while this one is summed.
 template <class T, int N, bool CENTER, bool WARP, bool AHEAD, int THREADS, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS) backward_kernel(NormBackward a) {
   constexpr int K = CENTER ? 2 : 1;
@@ -364,7 +364,7 @@ struct Parameter {
   Dtype dtype;
 };
 
-// 32 columns a block; warp y first adds partial rows y, y + 32, …, then column y of the 32 sums.
+// 32 columns per block; warp y first adds partial rows y, y + 32, …, then column y of the 32 sums.
 __global__ void __launch_bounds__(1024)
     partials_kernel(Parameter weight, Parameter bias, int64_t partials, int64_t dim,
                     bool accumulate) {
@@ -384,14 +384,14 @@ __global__ void __launch_bounds__(1024)
     put<1>(parameter.grad, parameter.dtype, first + threadIdx.y, total, accumulate);
 }
 
-// Returns how many partial rows there are.
+// Returns the number of partial rows.
 template <class T, bool CENTER>
 int64_t backward_of(const NormBackward& a, cudaStream_t stream) {
   const bool vectors =
       a.dim % 8 == 0 && aligned16(a.grad, a.grad_sum, a.x, a.weight, a.bias, a.grad_x, a.out,
                                   a.weight_partials, a.bias_partials);
   const int64_t items = vectors ? a.dim / 8 : a.dim;
-  constexpr int kBlocks = CENTER || sizeof(T) == 4 ? 3 : 4;  // of a processor, by registers
+  constexpr int kBlocks = CENTER || sizeof(T) == 4 ? 3 : 4;  // per multiprocessor, by registers
   const int64_t most = norm_partials(a.rows, a.dim);
   const unsigned grid = static_cast<unsigned>(
       vectors && items <= kWarp ? std::min(most, divide_up(a.rows, kRowsOfBlock)) : most);
@@ -449,8 +449,8 @@ void layer_norm(const NormForward& norm, cudaStream_t stream) {
 }
 
 int64_t norm_partials(int64_t rows, int64_t dim) {
-  // Four blocks of 256 threads, or eight of 128, for each of 132 processors; a constant, so that
-  // sums are made in one order everywhere.
+  // Four blocks of 256 threads, or eight of 128, for each of 132 multiprocessors. A constant, so
+  // that the order of sums is the same everywhere.
   return std::min<int64_t>(rows, dim <= 1024 ? 1056 : 528);
 }
 

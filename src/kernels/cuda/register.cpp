@@ -1,5 +1,5 @@
-// The operators of kernels/ops.h for CUDA tensors: checks, memory for the results, one call of
-// launch.h on the current stream. Loaded with libfsdp_cuda.so.
+// The operators of kernels/ops.h for CUDA tensors: each checks its tensors, allocates the results
+// and calls launch.h once on the current stream. Loaded with libfsdp_cuda.so.
 //
 // Nothing here waits for the device, and all memory comes from LibTorch's allocator, so every
 // operator may be captured into a graph.
@@ -36,7 +36,7 @@ Dtype dtype_of(const Tensor& tensor) {
     case at::ScalarType::Half:
       return Dtype::kFloat16;
     default:
-      throw Error(std::string("a CUDA kernel was given ") + toString(tensor.scalar_type()) + ".",
+      throw Error(std::string("a CUDA kernel got ") + toString(tensor.scalar_type()) + ".",
                   "convert to float32, bfloat16 or float16.");
   }
 }
@@ -73,12 +73,12 @@ void on_device(const Tensor& tensor, Launch launch) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// One block takes a row, and a grid has fewer than 2^31 blocks; so many tokens are counted in 32
-// bits, too.
+// One block handles a row, and a grid has fewer than 2^31 blocks; kernels also count tokens in 32
+// bits.
 void check_rows(int64_t rows) {
   if (rows <= INT32_MAX) return;
-  throw Error("a CUDA kernel was given " + std::to_string(rows) + " rows.",
-              "cut the tensor into pieces of fewer than 2^31 rows.");
+  throw Error("a CUDA kernel got " + std::to_string(rows) + " rows.",
+              "split the tensor into pieces of fewer than 2^31 rows.");
 }
 
 // --- normalisation ---
@@ -288,7 +288,7 @@ Two gelu_backward(const Tensor& grad, const Tensor& x, bool tanh, bool want_out)
   return {std::move(grad_x), std::move(out)};
 }
 
-// --- the ends of a model ---
+// --- loss and embedding ---
 
 cuda::CrossEntropy loss_of(const Tensor& logits, const Tensor& targets, const Tensor& losses,
                            const LogitSizes& size, int64_t ignore_index) {
@@ -361,7 +361,7 @@ void embedding_backward(const Tensor& grad, const Tensor& ids, const Tensor& gra
   embedding.dtype = dtype_of(grad);
   embedding.grad_weight_dtype = dtype_of(grad_weight);
   embedding.accumulate = accumulate;
-  Tensor sorted, order, partials;  // until the kernels are launched
+  Tensor sorted, order, partials;  // kept until the kernels are launched
   if (size.rows > cuda::kUnsortedRows) {
     std::tie(sorted, order) = at::sort(ids.view(-1), /*stable=*/true, /*dim=*/0, false);
     partials = at::empty({cuda::embedding_partials(size.rows), size.dim},

@@ -1,9 +1,9 @@
 // Rotary positions: in place on the heads of packed rows, and their backward, which also packs the
 // gradients of q, k and v.
 //
-// A thread takes N elements of a head's first half with their partners in the second half, and does
-// the same for up to four heads of the token, so that cosines are read once for them. Each element
-// is read and written once.
+// A thread handles N elements of a head's first half with their partners in the second half, for up
+// to four heads of the token, so that cosines are read once for them. Each element is read and
+// written once.
 #include <algorithm>
 
 #include "kernels/cuda/common.cuh"
@@ -12,12 +12,12 @@ namespace fsdp::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kHeads = 4;                      // of a thread, where there is work for all threads
-constexpr int64_t kFew = int64_t(132) * 2048;  // threads a large device runs at a time
+constexpr int kHeads = 4;                      // per thread, if there is work for all threads
+constexpr int64_t kFew = int64_t(132) * 2048;  // threads that a large device runs at once
 
-// Threads of one token, and how many tokens a block takes.
+// Threads per token, and tokens per block.
 struct Shape {
-  unsigned vectors;  // of a half head
+  unsigned vectors;  // per half head
   unsigned groups;   // of heads: group g takes heads g, g + groups, …
   dim3 block;
   unsigned grid;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Whether vectors of 8 may be read: each start of a half head lies on 16 bytes.
+// Whether vectors of 8 may be read: every half head starts at a multiple of 16 bytes.
 bool in_vectors(const void* data, Dtype dtype, int64_t head_dim,
                 std::initializer_list<int64_t> strides) {
   const int64_t step = 16 / size_of(dtype);

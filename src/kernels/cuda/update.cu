@@ -1,13 +1,13 @@
-// Optimizer updates in one pass over memory, and what split masters need beside them.
+// Optimizer updates in one pass over memory, and splitting and joining of masters.
 //
-// A launch takes a whole list of pieces: where they lie is passed by value with the kernel. Each
-// block works on one chunk of one piece, four elements a thread at a time (16 bytes of float32),
-// several of them in flight. Every element goes through the same instructions wherever it lies, so
-// where a flat is cut changes no bit; that is why products and sums are written as intrinsics, which
-// the compiler neither fuses nor splits.
+// A launch takes a whole list of pieces; their addresses are passed by value as kernel parameters.
+// Each block handles one chunk of one piece, four elements per thread at a time (16 bytes of
+// float32), several of them in flight. Every element goes through the same instructions regardless
+// of its position, so cutting a flat elsewhere changes no bit. For that reason products and sums
+// are written as intrinsics, which the compiler neither fuses nor splits.
 //
-// Bytes an element for AdamW: split master and bfloat16 gradient 14 read, 12 written; float32
-// master and gradient 16 read, 12 written, a low copy 2 more.
+// Bytes per element for AdamW: 14 read and 12 written with a split master and a bfloat16 gradient;
+// 16 read and 12 written with a float32 master and gradient, plus 2 written for a low copy.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -21,8 +21,8 @@ namespace fsdp::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kChunk = int64_t{kThreads} * kWide;  // of a block: one vector a thread is fastest
-constexpr int kPieces = 256;  // of a launch
+constexpr int64_t kChunk = int64_t{kThreads} * kWide;  // per block: fastest with one vector each
+constexpr int kPieces = 256;  // per launch
 constexpr int64_t kMostBlocks = 1 << 30;
 constexpr size_t kMostParameterBytes = 32764;
 
@@ -42,8 +42,8 @@ struct Place {  // a piece as a kernel sees it
   float numbers[3];
   int32_t group;
   int32_t count;
-  int32_t end;   // the block after its last, in this launch
-  int32_t head;  // elements before every array is aligned; -1: they never all are
+  int32_t end;   // one past its last block in this launch
+  int32_t head;  // elements until every array is aligned; -1: they never all are
 };
 
 template <typename Shared>
@@ -55,7 +55,7 @@ struct List {
 
 enum class Low { kNone, kBFloat16, kFloat16 };
 
-// Reads and writes masters, gradients and copies, four at a time or one.
+// Reads and writes masters, gradients and copies, four at a time or singly.
 template <bool kSplit, bool kShortGrad, Low kLow>
 struct Arrays {
   static __device__ Four masters(const Place& p, int64_t i) {
@@ -113,9 +113,9 @@ struct Arrays {
   }
 };
 
-// --- what an element becomes ---
+// --- update rules ---
 
-// Reads the factor into `scale`; false: the update is skipped.
+// Reads the factor into `scale`; returns false if the update is skipped.
 __device__ inline bool read_scale(const float* factor, bool maximize, float& scale) {
   const float value = factor ? *factor : 1.0f;
   scale = maximize ? -value : value;
@@ -168,7 +168,7 @@ struct SGDRule {
   __device__ void apply(float& w, float g, float& m, float&) const {
     g = __fmaf_rn(g, scale, __fmul_rn(w, decay));
     if constexpr (kMomentum) {
-      // The first buffer is the gradient itself, undamped; what lies in memory may be anything.
+      // The first buffer is the undamped gradient; the memory may hold anything before.
       m = first ? g : __fmaf_rn(m, momentum, __fmul_rn(g, take));
       g = nesterov ? __fmaf_rn(m, momentum, g) : m;
     }
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads)
     Memory::put(p, i, w);
   }
 
-  if (chunk == 0) {  // what lies before and after the aligned part: less than kWide each
+  if (chunk == 0) {  // before and after the aligned part: less than kWide elements each
     const int64_t tail = p.head + vectors * kWide;
     const int64_t i = threadIdx.x;
     if (i < p.head)
@@ -306,7 +306,7 @@ void launch_rule(const UpdatePiece* pieces, int64_t count, const UpdateStorage& 
 
 // --- counts ---
 
-constexpr int kCounts = 512;  // of a launch
+constexpr int kCounts = 512;  // per launch
 struct Which {
   int32_t count;
   int32_t places[kCounts];

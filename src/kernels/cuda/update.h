@@ -1,9 +1,9 @@
 // The CUDA kernels behind kernels/update.h and kernels/split.h, as plain functions of pointers and
 // sizes. update_register.cpp checks tensors and calls these.
 //
-// As in launch.h: each function only launches, on `stream`; it allocates nothing, waits for nothing
+// As in launch.h, each function only launches, on `stream`; it allocates nothing, waits for nothing
 // and may be captured into a graph. Lists may have any length (very long ones take several
-// launches); the host reads them before a function returns. Any alignment will do.
+// launches); the host reads them before a function returns. Any alignment works.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@ namespace fsdp::kernels::cuda {
 struct UpdateStorage {
   bool split = false;            // the master is a bfloat16 and an int16 (kernels/split.h)
   Dtype grad = Dtype::kFloat32;  // or kBFloat16
-  bool has_low = false;          // a copy of a float32 master in `low` is written with it
+  bool has_low = false;          // a copy of a float32 master is written, of dtype `low`
   Dtype low = Dtype::kBFloat16;  // or kFloat16
 };
 
@@ -29,17 +29,17 @@ struct UpdatePiece {
   float* first = nullptr;      // [numel] exp_avg, or the momentum buffer (null: no momentum)
   float* second = nullptr;     // [numel] exp_avg_sq (adamw only)
   int64_t numel = 0;
-  // Numbers of this piece, where none are read from the device:
+  // Numbers of this piece, unless they are read from the device:
   //   adamw: 1 - lr * weight_decay, lr / (1 - beta1^step), 1 / sqrt(1 - beta2^step)
   //   sgd:   lr, weight_decay, 1 if the momentum buffer holds nothing yet (else 0)
   float numbers[3] = {0, 0, 0};
   int32_t group = 0;  // row of `rates`
-  int32_t count = 0;  // place in `counts` and `corrections`
+  int32_t count = 0;  // index into `counts` and `corrections`
 };
 
-// What all pieces share. `factor` (one float, or null) is multiplied into gradients; where it is
-// not finite nothing is written at all. `rates` [groups, 2] (learning rate, weight decay), or null:
-// every piece has its own numbers.
+// What all pieces share. `factor` (one float, or null) is multiplied into gradients; if it isn't
+// finite, nothing at all is written. `rates` is [groups, 2] (learning rate, weight decay), or null
+// if every piece has its own numbers.
 struct AdamWLaunch {
   float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0, eps = 0;
   bool maximize = false;
@@ -61,9 +61,9 @@ struct SGDLaunch {
 void sgd(const UpdatePiece* pieces, int64_t count, const UpdateStorage& storage,
          const SGDLaunch& launch, cudaStream_t stream);
 
-// Counts an update: adds 1 to counts[i] for every i of `which` (each at most once), unless `factor`
-// is not finite. Then, where `corrections` is not null, corrections[i] becomes
-// {1 - beta1^counts[i], 1 / sqrt(1 - beta2^counts[i])}.
+// Counts an update: adds 1 to counts[i] for every i in `which` (each at most once), unless `factor`
+// isn't finite. Then, unless `corrections` is null, corrections[i] becomes {1 - beta1^counts[i], 1
+// / sqrt(1 - beta2^counts[i])}.
 void advance(double* counts, const int32_t* which, int64_t count, double* corrections, double beta1,
              double beta2, const float* factor, cudaStream_t stream);
 
@@ -76,9 +76,9 @@ struct SumPiece {
 };
 // Doubles of scratch that sum_of_squares needs: at least 1.
 int64_t sum_partials(const SumPiece* pieces, int64_t count);
-// Squares are added in float32 over 16 bytes of memory and in float64 from there on, in an order
-// that depends on the sizes alone. total, norm, factor: one number each, or null: not wanted.
-//   norm = sqrt(total); factor = min(1, max_norm / (norm + 1e-6)), NaN where norm is not finite
+// Squares are added in float32 within 16 bytes of memory and in float64 beyond that, in an order
+// that depends only on the sizes. total, norm, factor: one number each, or null if not wanted.
+//   norm = sqrt(total); factor = min(1, max_norm / (norm + 1e-6)), NaN if norm isn't finite
 struct NormResult {
   double* total = nullptr;
   float* norm = nullptr;

@@ -1,6 +1,5 @@
-// The optimizer's CUDA kernels behind kernels/update.h: tensors become pointers, pieces are sorted
-// by how they are stored, and everything runs on the current stream. Loading this module hands the
-// table in.
+// The optimizer's CUDA kernels behind kernels/update.h: turns tensors into pointers, groups pieces
+// by storage, and launches on the current stream. Loading this module registers the table.
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
@@ -26,7 +25,7 @@ struct Queue {
   cudaStream_t stream;
 };
 
-cuda::Dtype dtype_of(const at::Tensor& tensor) {
+cuda::Dtype state_dtype(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::BFloat16:
       return cuda::Dtype::kBFloat16;
@@ -46,8 +45,8 @@ const float* pointer(const at::Tensor& factor) {
 template <typename Tensors>
 cuda::UpdateStorage storage_of(const Tensors& t) {
   const bool split = t.rest.defined();
-  return {split, dtype_of(t.grad), !split && t.low.defined(),
-          t.low.defined() ? dtype_of(t.low) : cuda::Dtype::kBFloat16};
+  return {split, state_dtype(t.grad), !split && t.low.defined(),
+          t.low.defined() ? state_dtype(t.low) : cuda::Dtype::kBFloat16};
 }
 
 bool same(const cuda::UpdateStorage& a, const cuda::UpdateStorage& b) {
@@ -94,7 +93,7 @@ void add_numbers(cuda::UpdatePiece& piece, const SGDStep& step) {
   piece.numbers[2] = step.first ? 1.0f : 0.0f;
 }
 
-// Calls launch(pieces, storage) for each way of storing things among the tensors.
+// Calls launch(pieces, storage) once per kind of storage among the tensors.
 template <typename Tensors, typename Step, typename Launch>
 void launch_alike(std::span<const Tensors> tensors, std::span<const Step> steps,
                   const Launch& launch) {
@@ -116,7 +115,7 @@ void launch_alike(std::span<const Tensors> tensors, std::span<const Step> steps,
   for (size_t i = 0; i < lists.size(); ++i) launch(lists[i], storages[i]);
 }
 
-// The counts that the tensors name, each once.
+// The counts that the tensors use, each once.
 template <typename Tensors>
 std::vector<int32_t> counts_of(std::span<const Tensors> tensors) {
   std::vector<int32_t> which;
@@ -186,7 +185,7 @@ void sum(std::span<const at::Tensor> tensors, const cuda::NormResult& result, cu
   std::vector<cuda::SumPiece> pieces;
   pieces.reserve(tensors.size());
   for (const auto& tensor : tensors)
-    pieces.push_back({tensor.const_data_ptr(), tensor.numel(), dtype_of(tensor)});
+    pieces.push_back({tensor.const_data_ptr(), tensor.numel(), state_dtype(tensor)});
   const auto count = static_cast<int64_t>(pieces.size());
   const auto partials = at::empty({cuda::sum_partials(pieces.data(), count)},
                                   tensors.front().options().dtype(ScalarType::Double));

@@ -1,5 +1,5 @@
-// Stands in for what register.cpp and update_register.cpp of src/kernels/cuda use of LibTorch's
-// CUDA half, where their kernels run on the CPU: one device, one stream, no errors.
+// Stands in for the part of LibTorch's CUDA half that register.cpp and update_register.cpp of
+// src/kernels/cuda use when their kernels run on the CPU: one device, one stream, no errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ using c10::cuda::getCurrentCUDAStream;
 
 #define C10_CUDA_KERNEL_LAUNCH_CHECK()
 
-// What translate.py puts in the place of their registrations; see simulated.cpp.
+// What translate.py substitutes for their registrations; see simulated.cpp.
 namespace fsdp::kernels {
 struct CudaUpdates;
 void register_simulated(torch::Library& m);

@@ -1,10 +1,10 @@
 // The fibers of simulate.h.
 //
-// A fiber is begun once; each block lets as many fibers as it has threads run its kernel anew.
-// Warps run one after the other from barrier to barrier, their threads from one operation of the
-// warp to the next. Fibers change over by _setjmp and _longjmp, which ask the operating system
-// nothing (swapcontext() would, about signals); glibc's checks of longjmp know one stack only, so
-// they are switched off for this file.
+// A fiber is started once and then runs one kernel after another; each block uses as many fibers as
+// it has threads. Warps run one after the other from barrier to barrier, their threads from one
+// warp operation to the next. Fibers switch with _setjmp and _longjmp, which make no system calls
+// (swapcontext() does, for signals). glibc's checks of longjmp know only one stack, so they are
+// switched off for this file.
 #undef _FORTIFY_SOURCE
 
 #include "kernels/simulated/simulate.h"
@@ -24,19 +24,19 @@ namespace simulate {
 namespace {
 
 constexpr size_t kMostThreads = 1024;
-// The odd part keeps stacks from falling on the same lines of a cache.
+// The odd part keeps stacks off the same cache lines.
 constexpr size_t kStackBytes = (64 << 10) + 576;
 
 enum class State : uint8_t { kRuns, kAtBarrier, kAtWarp, kEnded };
 
-// Fibers of all blocks, by the number of their thread; each made when a block first has so many.
+// Fibers by thread number, shared by all blocks; each is created when a block first needs it.
 struct Fibers {
   State state[kMostThreads];
   uint3 thread[kMostThreads];
-  uint64_t given[kMostThreads];  // to the warp's operation that it waits in
-  uint64_t taken[kMostThreads];  // what was given to its warp's last one
+  uint64_t given[kMostThreads];  // to the warp operation it waits in
+  uint64_t taken[kMostThreads];  // what was given to its warp's last operation
   uint32_t present[kMostThreads / kWarp];
-  jmp_buf* place[kMostThreads];  // where it goes on, on its stack; null: it has not begun
+  jmp_buf* place[kMostThreads];  // where it resumes, on its stack; null: not started
   std::unique_ptr<char[]> stacks =
       std::make_unique_for_overwrite<char[]>(kMostThreads * kStackBytes);
 };
@@ -46,7 +46,7 @@ Fibers& fibers() {
   return all;
 }
 
-size_t threads = 0;  // of a block
+size_t threads = 0;  // per block
 size_t current = 0;
 jmp_buf scheduler;
 const std::function<void()>* kernel = nullptr;
@@ -65,7 +65,7 @@ void stop(State state) {
   if (_setjmp(here) == 0) _longjmp(scheduler, 1);
 }
 
-void run_kernels() {  // a fiber's life: one kernel after the other
+void run_kernels() {  // the body of a fiber: one kernel after the other
   for (;;) {
     (*kernel)();
     stop(State::kEnded);
@@ -91,7 +91,7 @@ void go_on(size_t number) {
     begin(number);
 }
 
-// Runs the threads of a warp until each waits for the block or has ended.
+// Runs the threads of a warp until each one waits for the block or has ended.
 void run_warp(size_t first) {
   Fibers& all = fibers();
   const size_t count = std::min<size_t>(kWarp, threads - first);
@@ -154,9 +154,9 @@ void launch(const Shape& shape, const std::function<void()>& code) {
   kernel = &code;
   threads = size_t{blockDim.x} * blockDim.y * blockDim.z;
   const size_t blocks = size_t{gridDim.x} * gridDim.y * gridDim.z;
-  if (threads == 0 || threads > kMostThreads) fail("a block of so many threads", threads);
+  if (threads == 0 || threads > kMostThreads) fail("too many threads in a block, or none", threads);
   if (blocks == 0 || gridDim.x > INT32_MAX || gridDim.y > UINT16_MAX || gridDim.z > UINT16_MAX)
-    fail("a grid of so many blocks", blocks);
+    fail("too many blocks in a grid, or none", blocks);
   for (size_t i = 0; i < threads; ++i)
     fibers().thread[i] =
         make_uint3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);

@@ -1,15 +1,14 @@
-// Runs CUDA kernels on the CPU, thread by thread, so that their arithmetic and their indices are
-// tested where there is no GPU. translate.py makes C++ of a kernel's source that includes this.
+// Runs CUDA kernels on the CPU, thread by thread, to test their arithmetic and indices without a
+// GPU. translate.py turns a kernel's source into C++ that includes this.
 //
-// A block is a set of fibers that take turns; blocks run one after the other. __syncthreads() and
-// the operations of a warp are where a fiber stops until the others have come; a kernel in which
-// they never all come (a barrier in a branch) is an error here, as it would be a hang there.
-// Threads and blocks run in either order (set_reversed): a kernel whose results differ between the
-// two lacks a barrier. Pointers are host pointers. Shared memory is static: one block runs at a
-// time.
+// A block is a set of fibers that take turns; blocks run one after the other. At __syncthreads()
+// and warp operations a fiber stops until the others have arrived; a kernel in which they never all
+// arrive (a barrier in a branch) is an error here, where on a GPU it would hang. Threads and blocks
+// run in either order (set_reversed): a kernel whose results differ between the two lacks a
+// barrier. Pointers are host pointers. Shared memory is static: one block runs at a time.
 //
-// What it cannot tell: speed, how a GPU rounds where nvcc fuses a product with a sum, and races
-// that neither order shows.
+// It can't show speed, how a GPU rounds where nvcc fuses a product with a sum, or races that
+// neither order exposes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -44,24 +43,24 @@ struct Shape {
   Shape(dim3 grid_, dim3 block_, size_t = 0, cudaStream_t = nullptr) : grid(grid_), block(block_) {}
 };
 
-// Calls `kernel` once for every thread. A shape that a GPU would refuse ends the program.
+// Calls `kernel` once per thread. A shape that a GPU would reject ends the program.
 void launch(const Shape& shape, const std::function<void()>& kernel);
 
-// From now on the last thread and the last block run first, or the first ones again.
+// true: from now on the last threads and blocks run first; false: the first ones.
 void set_reversed(bool reversed);
 
-// --- inside of a kernel ---
+// --- inside a kernel ---
 
 void wait_for_block();
 
-// What the threads of a warp gave to an operation that all of them have come to.
+// What the threads of a warp gave to an operation that all of them have reached.
 struct Given {
   const uint64_t* values;  // [kWarp], until the thread's next operation
-  uint32_t present;        // a bit for each: the others have ended, or never were
+  uint32_t present;        // one bit per thread; the others have ended or never existed
 };
 Given exchange(uint64_t value);
 
-// Lane `from`'s value; where there is no such thread, bits that no result should show.
+// Lane `from`'s value; if there is no such thread, bits that no result should show.
 template <typename T>
 T shuffle(T value, unsigned from) {
   static_assert(sizeof(T) <= 8);
@@ -76,7 +75,7 @@ unsigned lane();
 
 }  // namespace simulate
 
-// --- what CUDA has built in: as much of it as the kernels use ---
+// --- the CUDA built-ins that the kernels use ---
 
 inline void __syncthreads() {
   simulate::wait_for_block();
@@ -89,7 +88,7 @@ T __shfl_xor_sync(unsigned, T value, unsigned mask) {
   return simulate::shuffle(value, simulate::lane() ^ mask);
 }
 template <typename T>
-T __shfl_down_sync(unsigned, T value, unsigned delta) {  // its own value past the last lane
+T __shfl_down_sync(unsigned, T value, unsigned delta) {  // past the last lane, its own value
   const unsigned from = simulate::lane() + delta;
   return simulate::shuffle(value, from < simulate::kWarp ? from : simulate::lane());
 }

@@ -14,7 +14,7 @@
 #include "kernels/simulated/cuda_of_torch.h"
 
 namespace simulate {
-void set_reversed(bool reversed);  // simulate.h, whose names would get in LibTorch's way
+void set_reversed(bool reversed);  // of simulate.h, whose names clash with LibTorch's
 }
 
 namespace fsdp::kernels {
@@ -22,7 +22,7 @@ namespace {
 
 const CudaUpdates* updates = nullptr;
 
-// Memory of one tensor: [Margin | 0xff … | the tensor | 0xff … ][a page nobody may touch].
+// Memory of one tensor: [Margin | 0xff … | the tensor | 0xff … ][an inaccessible page].
 struct Margin {
   size_t mapped;  // bytes without the last page
   size_t begin;   // of the tensor
@@ -47,9 +47,9 @@ void give_back(void* context) {
   const Margin margin = *static_cast<Margin*>(context);
   const auto untouched = [](unsigned char byte) { return byte == kFill; };
   if (!std::all_of(memory + sizeof(Margin), memory + margin.begin, untouched))
-    fail("somebody wrote before", margin.bytes);
+    fail("memory was written before", margin.bytes);
   if (!std::all_of(memory + margin.begin + margin.bytes, memory + margin.mapped, untouched))
-    fail("somebody wrote behind", margin.bytes);
+    fail("memory was written after", margin.bytes);
   munmap(memory, margin.mapped + page());
 }
 
@@ -73,7 +73,7 @@ struct GuardedMemory : c10::Allocator {
   }
 };
 
-// LibTorch warns of a kernel that takes another one's place; here it shall.
+// LibTorch warns when a kernel replaces another; here that is intended.
 struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

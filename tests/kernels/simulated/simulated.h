@@ -1,5 +1,5 @@
-// The CUDA kernels of src/kernels/cuda, run on the CPU by simulate.h and reached as on a GPU:
-// through the operators of ops.h, and through the table of cuda_updates.h.
+// The CUDA kernels of src/kernels/cuda, run on the CPU by simulate.h and called as on a GPU:
+// through the operators of ops.h and the table of cuda_updates.h.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace fsdp::kernels {
 
-// While it lives, the operators of ops.h run the simulated kernels for tensors of the CPU.
-// `reversed`: the last threads and the last blocks run first.
+// While it is alive, the operators of ops.h run the simulated kernels for CPU tensors. `reversed`:
+// the last threads and the last blocks run first.
 class Simulated {
  public:
   explicit Simulated(bool reversed = false);
@@ -22,11 +22,11 @@ class Simulated {
   std::unique_ptr<Registration> registration_;
 };
 
-// What the module hands in on a GPU; takes tensors of the CPU.
+// The table that the module registers on a GPU; it takes CPU tensors.
 const CudaUpdates& simulated_updates();
 
-// From now on every tensor on the CPU is made where writing outside of it ends the program: at
-// once behind its end's page, at the latest when it is given back. Its memory begins as NaN.
+// From now on, writing outside a CPU tensor ends the program: at once in the page after its end,
+// otherwise when it is freed. Its memory is initialised to NaN.
 void guard_memory();
 
 }  // namespace fsdp::kernels

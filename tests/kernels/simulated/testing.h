@@ -1,4 +1,4 @@
-// What the tests of the simulated CUDA kernels share.
+// Shared by the tests of the simulated CUDA kernels.
 #pragma once
 
 #include <torch/types.h>
@@ -11,8 +11,8 @@
 
 namespace fsdp::kernels {
 
-// Calls `run`, which returns all that it made or wrote to, with the simulated kernels behind ops.h:
-// once in each order of threads and blocks. A result that depends on it is a race.
+// Calls `run`, which returns everything it made or wrote, with the simulated kernels behind ops.h:
+// once in each order of threads and blocks. A result that depends on the order is a race.
 inline std::vector<at::Tensor> simulated(const std::function<std::vector<at::Tensor>()>& run) {
   std::vector<at::Tensor> made, again;
   {
@@ -30,13 +30,13 @@ inline std::vector<at::Tensor> simulated(const std::function<std::vector<at::Ten
   return made;
 }
 
-// Normally distributed; `apart`: at an address that no vector load would like.
+// Normally distributed; `apart`: at an unaligned address, unfit for vector loads.
 inline at::Tensor made_up(at::IntArrayRef sizes, at::ScalarType type, bool apart = false) {
   const auto values = torch::randn(sizes, at::kDouble).to(type);
   return apart ? unaligned(values) : values;
 }
 
-// As far from an aligned address as the tensor.
+// As far from an aligned address as the tensor is.
 inline at::Tensor copied(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   return tensor.storage_offset() > 0 ? unaligned(tensor) : tensor.clone();
@@ -46,7 +46,8 @@ inline at::Tensor exact_or_none(const at::Tensor& tensor) {
   return tensor.defined() ? exact(tensor).detach() : tensor;
 }
 
-// Goes through mixtures of choices, so that a list of cases need not be multiplied by all of them.
+// Cycles through combinations of options, so that a list of cases needn't be multiplied by all of
+// them.
 class Options {
  public:
   bool flip() { return (next() >> 16 & 1) != 0; }
@@ -55,7 +56,7 @@ class Options {
   T one_of(T a, T b) {
     return flip() ? a : b;
   }
-  int count() const { return count_; }  // of choices so far
+  int count() const { return count_; }  // choices so far
 
  private:
   uint32_t next() {

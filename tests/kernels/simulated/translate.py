@@ -1,12 +1,12 @@
 """Turns CUDA sources into C++ that simulate.h can run on the CPU: translate.py FOLDER OUT
 
 Writes OUT/NAME.cpp for each FOLDER/NAME.cu and FOLDER/NAME.cpp, and OUT/kernels/cuda/NAME.cuh for
-each header of theirs that holds device code.
+each header with device code.
 
-In a .cu only the launches are another language: kernel<<<grid, block, shared, stream>>>(arguments)
-becomes a call of simulate::launch. Inline assembly has a few known meanings. A .cpp registers
+In a .cu only the launches aren't C++: kernel<<<grid, block, shared, stream>>>(arguments) becomes a
+call of simulate::launch. A few known instructions of inline assembly are replaced. A .cpp registers
 kernels with LibTorch for CUDA tensors: its CUDA headers become cuda_of_torch.h, and its registration
-a function that the tests call.
+becomes a function that the tests call.
 """
 import re
 import sys
@@ -24,7 +24,7 @@ REGISTRATION = [
 
 
 def closing(text, at):
-    """The index behind the bracket that closes the one at `at`."""
+    """The index after the bracket that closes the one at `at`."""
     depth = 0
     for i in range(at, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")
@@ -34,7 +34,7 @@ def closing(text, at):
 
 
 def kernel_start(text, end):
-    """Where the kernel's name begins whose expression ends at `end`: name, or name<arguments>."""
+    """Where the kernel expression (name or name<arguments>) that ends at `end` begins."""
     i = end
     while text[i - 1].isspace():
         i -= 1
@@ -59,7 +59,7 @@ def replaced(text, patterns):
 def kernels(text):
     text = replaced(text, ASSEMBLY)
     if re.search(r"\basm\b", text):
-        raise SystemExit("assembly that simulate.h does not know: add it to translate.py")
+        raise SystemExit("unknown inline assembly: add it to translate.py")
     while (at := text.find("<<<")) >= 0:
         start = kernel_start(text, at)
         shape_end = text.index(">>>", at)
@@ -72,7 +72,7 @@ def kernels(text):
 
 
 def write(path, text):
-    if not path.exists() or path.read_text() != text:  # what stays is not compiled again
+    if not path.exists() or path.read_text() != text:  # an unchanged file isn't compiled again
         path.write_text(text)
 
 

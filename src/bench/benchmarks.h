@@ -1,0 +1,19 @@
+// The benchmarks of fsdp-bench, one file each.
+#pragma once
+
+#include "cli/commands.h"
+
+namespace fsdp::bench {
+
+using cli::Action;
+
+void add_checkpoint(CLI::App& bench, Action& action);
+void add_comm(CLI::App& bench, Action& action);
+void add_nvme(CLI::App& bench, Action& action);
+void add_offload(CLI::App& bench, Action& action);
+void add_strategies(CLI::App& bench, Action& action);
+void add_train(CLI::App& bench, Action& action);
+void add_units(CLI::App& bench, Action& action);
+void add_update(CLI::App& bench, Action& action);
+
+}  // namespace fsdp::bench

@@ -1,0 +1,46 @@
+#include "cli/ranks.h"
+
+#include <unistd.h>
+
+#include <iostream>
+
+#include "base/subprocess.h"
+#include "cli/program.h"
+#include "fsdp/error.h"
+
+namespace fsdp::cli {
+
+std::vector<Json> run_ranks(const Ranks& ranks) {
+  return run_ranks(ranks,
+                   {beside("fsdp"), "run", "-n", std::to_string(ranks.count), "--no-prefix", "--"});
+}
+
+std::vector<Json> run_ranks(const Ranks& ranks, std::vector<std::string> launcher) {
+  launcher.insert(launcher.end(), ranks.program.begin(), ranks.program.end());
+  if (ranks.limit_s > 0)
+    launcher.insert(launcher.begin(),
+                    {"timeout", "--foreground", "-k", "10", std::to_string(ranks.limit_s)});
+  bool shown = isatty(2);
+  if (shown) std::cerr << "\r" << ranks.what << " …\033[K" << std::flush;
+  std::vector<Json> lines;
+  auto on_line = [&](const std::string& line) {
+    Json parsed = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (parsed.is_object()) lines.push_back(parsed);
+  };
+  Finished finished = run_program(launcher, /*quiet=*/false, on_line,
+                                  {{"OMP_NUM_THREADS", std::to_string(ranks.threads)}});
+  if (shown) std::cerr << "\r\033[K" << std::flush;
+  if (finished.code == 124 && ranks.limit_s > 0)
+    throw Error(ranks.what + " took more than " + std::to_string(ranks.limit_s) + " s.",
+                "raise --limit.");
+  if (finished.code != 0)
+    throw Error(
+        "the ranks of " + ranks.what + " exited with code " + std::to_string(finished.code) + ".",
+        "their own errors are above.");
+  if (lines.empty())
+    throw Error("the ranks of " + ranks.what + " printed no result.",
+                "their own errors are above.");
+  return lines;
+}
+
+}  // namespace fsdp::cli

@@ -1,0 +1,28 @@
+// Starts ranks of a program and reads the JSON objects they print, one per line (explain and the
+// benchmarks).
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace fsdp::cli {
+
+using Json = nlohmann::ordered_json;
+
+struct Ranks {
+  int count = 1;
+  int threads = 1;                   // per rank
+  std::vector<std::string> program;  // what each rank runs
+  std::string what;                  // for messages: "FSDP2, round 2 of 3"
+  int limit_s = 0;                   // time limit in seconds; 0: none
+};
+
+// Runs the ranks to completion under `fsdp run` and returns the JSON objects they printed. Throws
+// an Error if they fail, exceed the time limit or print none.
+std::vector<Json> run_ranks(const Ranks& ranks);
+
+// As run_ranks, with another launcher: its words come before the program's.
+std::vector<Json> run_ranks(const Ranks& ranks, std::vector<std::string> launcher);
+
+}  // namespace fsdp::cli
