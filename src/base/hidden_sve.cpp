@@ -50,6 +50,8 @@ bool this_machine_hides_sve() {
 #endif
 }
 
-bool nvpl_variable_was_set_by_us() { return nvpl_variable_set; }
+bool nvpl_variable_was_set_by_us() {
+  return nvpl_variable_set;
+}
 
 }  // namespace fsdp

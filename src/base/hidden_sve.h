@@ -1,8 +1,8 @@
 // A workaround for NVPL BLAS, which LibTorch's aarch64 wheel contains.
 //
-// On a Neoverse V1 or V2 whose virtual machine hides SVE, NVPL picks SVE kernels from the CPU's part
-// number and loops forever in the first matrix product. NVPL_BLAS_DEBUG_CPU_TYPE=1 makes it use
-// kernels without SVE. NVPL reads the variable at its first call, so libfsdp sets it when it is
+// On a Neoverse V1 or V2 whose virtual machine hides SVE, NVPL picks SVE kernels from the CPU's
+// part number and loops forever in the first matrix product. NVPL_BLAS_DEBUG_CPU_TYPE=1 makes it
+// use kernels without SVE. NVPL reads the variable at its first call, so libfsdp sets it when it is
 // loaded, unless the user has set it.
 #pragma once
 

@@ -35,16 +35,16 @@ void check_batches(const TokenSource& source, const BatchOptions& options) {
                 "ranks count from 0 to world - 1.");
   }
   if (options.batch % options.world) {
-    throw Error("a batch of " + with_separators(options.batch) + " samples can't be divided among " +
-                    with_separators(options.world) + " ranks.",
+    throw Error("a batch of " + with_separators(options.batch) +
+                    " samples can't be divided among " + with_separators(options.world) + " ranks.",
                 "choose a batch that is a multiple of the number of ranks.");
   }
   if (options.position < 0 || options.prefetch < 0) {
     throw Error("the position and prefetch of batches can't be negative.", "pass 0 or more.");
   }
   if (source.tokens() < options.seq + 1) {
-    throw Error("the data has " + with_separators(source.tokens()) + " tokens, but a sample needs " +
-                    with_separators(options.seq + 1) + ".",
+    throw Error("the data has " + with_separators(source.tokens()) +
+                    " tokens, but a sample needs " + with_separators(options.seq + 1) + ".",
                 "use more data, or shorter samples.");
   }
   if (options.samples && options.samples->size() == 0)
@@ -190,7 +190,8 @@ Batch Batches::next() {
     std::unique_lock guard(state.lock);
     state.changed.wait(guard, [&] { return !state.ready.empty(); });
     State::Loaded& front = state.ready.front();
-    // A failure or the end stays in the queue: the loader has exited, and next() may be called again.
+    // A failure or the end stays in the queue: the loader has exited, and next() may be called
+    // again.
     if (front.failure) std::rethrow_exception(front.failure);
     batch = front.batch;
     if (batch.all_samples > 0) {

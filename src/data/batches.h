@@ -59,7 +59,8 @@ class Batches {
   // A loading error is thrown at the batch where it occurred. For one thread.
   Batch next();
 
-  int64_t position() const;  // samples returned by next() over all ranks, since the start of the run
+  int64_t position()
+      const;  // samples returned by next() over all ranks, since the start of the run
   int64_t samples_per_epoch() const;
   std::chrono::nanoseconds waited() const;  // time that next() spent waiting for batches
 

@@ -185,8 +185,8 @@ void Bpe::merge_long(std::string_view word, BpeScratch& scratch, std::vector<int
     auto& left = symbols[top.at];
     if (!left.alive || left.next < 0) continue;
     auto& right = symbols[left.next];
-    // The pair may have changed since it was queued. Symbols only grow, so a pair that merges to the
-    // same token is the same pair.
+    // The pair may have changed since it was queued. Symbols only grow, so a pair that merges to
+    // the same token is the same pair.
     const Entry* entry = find(left.id, right.id);
     if (!entry || entry->id != top.id) continue;
     left.id = top.id;

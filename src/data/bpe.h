@@ -10,8 +10,8 @@
 
 namespace fsdp::data {
 
-// Byte-level vocabularies spell each byte as a printable character; a space, for example, is U+0120.
-// Returns the bytes that `token` spells, or `token` itself if it has any other character.
+// Byte-level vocabularies spell each byte as a printable character; a space, for example, is
+// U+0120. Returns the bytes that `token` spells, or `token` itself if it has any other character.
 std::string bytes_of_token(std::string_view token);
 std::string token_of_byte(unsigned char byte);
 
@@ -51,9 +51,9 @@ class Bpe {
   struct Merge {
     int32_t left, right, result;
   };
-  // `byte_ids`: the token of each byte, or -1 if the vocabulary has none; such bytes are dropped, as
-  // in the `tokenizers` package. `merges` are in order; of two entries for a pair, the later counts.
-  // `words`: with ignore_merges, words that are a single token.
+  // `byte_ids`: the token of each byte, or -1 if the vocabulary has none; such bytes are dropped,
+  // as in the `tokenizers` package. `merges` are in order; of two entries for a pair, the later
+  // counts. `words`: with ignore_merges, words that are a single token.
   Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges,
       std::unordered_map<std::string, int32_t> words);
 

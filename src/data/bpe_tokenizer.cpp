@@ -6,7 +6,8 @@
 // Several threads scan a large segment, each starting where no word may begin. The result is still
 // exact: the end of the next word depends only on the text and on where it starts (Pattern::find),
 // so two scans that reach the same position continue alike. join() follows the scan from the left
-// until it meets the one from the middle, usually within a word or two, and takes its ids from there.
+// until it meets the one from the middle, usually within a word or two, and takes its ids from
+// there.
 #include "data/bpe_tokenizer.h"
 
 #include <algorithm>

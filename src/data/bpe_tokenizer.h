@@ -15,7 +15,8 @@ namespace fsdp::data {
 
 class BpeTokenizer : public Tokenizer {
  public:
-  // `config`: the tokenizer_config.json next to the tokenizer.json, which names eos and bos; or empty.
+  // `config`: the tokenizer_config.json next to the tokenizer.json, which names eos and bos; or
+  // empty.
   BpeTokenizer(std::string name, std::string json, std::string config);
 
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options) const override;

@@ -26,11 +26,10 @@ struct JsonlReader {
   const JsonlOptions& options;
 
   [[noreturn]] void refuse(int64_t line, const std::string& why) const {
-    throw Error(
-        path + ": line " + std::to_string(line) + ": " + why + ".",
-        "each line must be an object with \"" + options.text_field + "\", or with \"" +
-            options.prompt_field + "\" and \"" + options.completion_field +
-            "\"; --text-field, --prompt-field and --completion-field set other names.");
+    throw Error(path + ": line " + std::to_string(line) + ": " + why + ".",
+                "each line must be an object with \"" + options.text_field + "\", or with \"" +
+                    options.prompt_field + "\" and \"" + options.completion_field +
+                    "\"; --text-field, --prompt-field and --completion-field set other names.");
   }
 
   nlohmann::json object(const Line& line) const {
@@ -50,7 +49,8 @@ struct JsonlReader {
 
   std::string field(nlohmann::json& value, const std::string& name, int64_t line) const {
     auto found = value.find(name);
-    if (found == value.end() || !found->is_string()) refuse(line, "\"" + name + "\" isn't a string");
+    if (found == value.end() || !found->is_string())
+      refuse(line, "\"" + name + "\" isn't a string");
     return std::move(found->get_ref<std::string&>());
   }
 

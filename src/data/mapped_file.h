@@ -1,5 +1,5 @@
-// MappedFile: a read-only memory map of a file. The file must not shrink while it is mapped: reading
-// a part that is gone kills the process (SIGBUS).
+// MappedFile: a read-only memory map of a file. The file must not shrink while it is mapped:
+// reading a part that is gone kills the process (SIGBUS).
 #pragma once
 
 #include <cstdint>

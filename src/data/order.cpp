@@ -1,6 +1,6 @@
 // A Feistel network permutes [0, m), where m is a power of four and at least n. A value outside
-// [0, n) is permuted again until it falls inside. The walk follows a cycle of the permutation, so it
-// ends, and it maps [0, n) onto itself one to one.
+// [0, n) is permuted again until it falls inside. The walk follows a cycle of the permutation, so
+// it ends, and it maps [0, n) onto itself one to one.
 #include "data/order.h"
 
 #include <algorithm>

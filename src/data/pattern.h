@@ -1,8 +1,8 @@
 // Pattern: the regular expressions that split text into words, with our own Unicode tables.
 //
-// The syntax is the subset of Oniguruma's that tokenizers use: alternatives, classes with \p{..} and
-// \s, greedy and possessive repetition of a character, lookahead, (?i:..) for ASCII letters, optional
-// groups. Anything else is refused when the pattern is parsed, never matched differently.
+// The syntax is the subset of Oniguruma's that tokenizers use: alternatives, classes with \p{..}
+// and \s, greedy and possessive repetition of a character, lookahead, (?i:..) for ASCII letters,
+// optional groups. Anything else is refused when the pattern is parsed, never matched differently.
 //
 // We don't use a library because token ids depend on what \p{L} means: a library with another
 // Unicode version would split new characters differently.
@@ -36,8 +36,8 @@ class Pattern {
   explicit Pattern(std::string_view expression);
 
   // The first match that begins at `from` or later, or {kNone, kNone}. `text` must be valid UTF-8.
-  // The result depends only on `text` and `from`, which parallel scanning relies on. Throws Error if
-  // backtracking takes too many tries.
+  // The result depends only on `text` and `from`, which parallel scanning relies on. Throws Error
+  // if backtracking takes too many tries.
   std::pair<size_t, size_t> find(std::string_view text, size_t from) const;
 
  private:

@@ -153,9 +153,9 @@ Opened open_file(const std::string& path, const SourceOptions& options) {
     return {{}, {file_source(path, options.format, options.loss_mask)}};
   }
   if (options.format == "auto" && extension == ".jsonl") {
-    throw Error(
-        path + " is JSON lines, not text.",
-        "fsdp tokenize --jsonl makes a token file from it; --data.format text trains on its bytes.");
+    throw Error(path + " is JSON lines, not text.",
+                "fsdp tokenize --jsonl makes a token file from it; --data.format text trains on "
+                "its bytes.");
   }
   if (looks_binary(path)) {
     throw Error(path + " isn't text: it has a zero byte.",

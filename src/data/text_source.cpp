@@ -192,7 +192,8 @@ std::shared_ptr<TokenSource> tokenised_source(const std::vector<FoundFile>& file
   std::filesystem::create_directories(cache_dir, problem);
   std::string path =
       (std::filesystem::path(cache_dir) / ("tokens-" + key.text() + ".bin")).string();
-  std::string index = path.substr(0, path.size() - 3) + "idx";  // written last: if it exists, all is complete
+  std::string index =
+      path.substr(0, path.size() - 3) + "idx";  // written last: if it exists, all is complete
   FileLock lock(path + ".lock");
   if (!std::filesystem::exists(index, problem)) {
     log::info("tokenizing " + with_separators(info.files) + " files, " +

@@ -159,7 +159,8 @@ void TokenFile::open_llmc() {
   if (magic == swapped(kMagic16) || magic == swapped(kMagic32)) {
     refuse(path(), "its numbers are big-endian", "make it on a little-endian machine.");
   }
-  if (magic != kMagic16 && magic != kMagic32) refuse(path(), "it doesn't have llm.c's magic number", hint);
+  if (magic != kMagic16 && magic != kMagic32)
+    refuse(path(), "it doesn't have llm.c's magic number", hint);
   uint32_t expected = magic == kMagic16 ? 1 : 7;
   if (version != expected) {
     refuse(path(),

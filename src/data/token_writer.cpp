@@ -29,9 +29,8 @@ TokenWriter::TokenWriter(const std::string& path, const std::string& format, int
     throw Error("there is no format \"" + format + "\".", "formats are llmc, nanogpt, megatron.");
   }
   if (format == "nanogpt" && width_ == 4) {
-    throw Error(
-        "a vocabulary of " + std::to_string(vocab) + " doesn't fit in nanoGPT's 16 bits.",
-        "use --format llmc or megatron.");
+    throw Error("a vocabulary of " + std::to_string(vocab) + " doesn't fit in nanoGPT's 16 bits.",
+                "use --format llmc or megatron.");
   }
   files_.reserve(3);  // keeps references to them valid
   File& tokens = create(path);
@@ -70,9 +69,9 @@ void TokenWriter::add(const std::vector<int32_t>& ids, const std::vector<uint8_t
                 "pass one value per token.");
   }
   if (format_ == "megatron" && ids.size() > INT32_MAX) {
-    throw Error("a document of " + std::to_string(ids.size()) +
-                    " tokens doesn't fit in Megatron's index.",
-                "split the text into several files.");
+    throw Error(
+        "a document of " + std::to_string(ids.size()) + " tokens doesn't fit in Megatron's index.",
+        "split the text into several files.");
   }
   buffer_.resize(ids.size() * width_);
   for (size_t i = 0; i < ids.size(); ++i) {

@@ -1,5 +1,5 @@
-// TokenWriter: writes token files (see token_file.h). Files have temporary names until finish(), so a
-// file with its final name is complete.
+// TokenWriter: writes token files (see token_file.h). Files have temporary names until finish(), so
+// a file with its final name is complete.
 #pragma once
 
 #include <cstdint>

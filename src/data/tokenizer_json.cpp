@@ -24,10 +24,9 @@ struct TokenizerReader {
   std::unordered_map<std::string, int32_t> vocab;
 
   [[noreturn]] void refuse(const std::string& what, const std::string& why) const {
-    throw Error(
-        name + ": " + what + ": " + why,
-        "byte-level BPE tokenizers work, such as those of GPT-2, Llama 3 and Qwen 2.5; "
-        "docs/data.md lists the supported parts.");
+    throw Error(name + ": " + what + ": " + why,
+                "byte-level BPE tokenizers work, such as those of GPT-2, Llama 3 and Qwen 2.5; "
+                "docs/data.md lists the supported parts.");
   }
 
   // A member with a default; null counts as missing.
@@ -56,7 +55,8 @@ struct TokenizerReader {
   int32_t id(const Json& value, const std::string& where) const {
     if (!value.is_number_integer()) refuse(where, "isn't a token id");
     auto number = value.get<int64_t>();
-    if (number < 0 || number >= kMostIds) refuse(where, std::to_string(number) + " isn't a token id");
+    if (number < 0 || number >= kMostIds)
+      refuse(where, std::to_string(number) + " isn't a token id");
     return static_cast<int32_t>(number);
   }
 
@@ -233,8 +233,7 @@ struct TokenizerReader {
       if (!parts.before.empty() || !parts.after.empty()) refuse(where, "there are two templates");
       read_template(part, where);
     } else if (type != "ByteLevel") {  // which affects only offsets
-      refuse(where,
-             "type " + type + " isn't supported (ByteLevel and TemplateProcessing are)");
+      refuse(where, "type " + type + " isn't supported (ByteLevel and TemplateProcessing are)");
     }
   }
 
@@ -311,8 +310,9 @@ TokenizerParts parse_tokenizer(const std::string& text, const std::string& name)
   try {
     root = Json::parse(text);
   } catch (const Json::exception& problem) {
-    throw Error(name + " isn't valid JSON: " + problem.what(),
-                "it may be truncated, or a Git LFS pointer instead of the file; download it again.");
+    throw Error(
+        name + " isn't valid JSON: " + problem.what(),
+        "it may be truncated, or a Git LFS pointer instead of the file; download it again.");
   }
   TokenizerReader reader{name, {}, {}};
   reader.read(root);

@@ -1,5 +1,5 @@
-// Parses a tokenizer.json into checked parts. A part that we can't treat exactly as the `tokenizers`
-// package does is refused by name.
+// Parses a tokenizer.json into checked parts. A part that we can't treat exactly as the
+// `tokenizers` package does is refused by name.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,8 @@ bool is_space(char32_t code);
 // A word character: alphabetic, a mark, a digit or a connector. For added tokens with single_word.
 bool is_word(char32_t code);
 
-// Returns the character that starts at text[at] and moves `at` past it. The text must be valid UTF-8.
+// Returns the character that starts at text[at] and moves `at` past it. The text must be valid
+// UTF-8.
 inline char32_t next_code(std::string_view text, size_t& at) {
   auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   unsigned char lead = byte(at);
@@ -56,8 +57,8 @@ void append_utf8(std::string& out, char32_t code);
 
 // The character at some byte of a text.
 struct Utf8Step {
-  int length;  // of the character; if ill-formed, of the longest part that could begin one
-  bool valid;  // a complete character
+  int length;       // of the character; if ill-formed, of the longest part that could begin one
+  bool valid;       // a complete character
   bool incomplete;  // the text ends within the character
 };
 Utf8Step utf8_step(std::string_view text, size_t at);

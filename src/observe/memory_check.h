@@ -14,8 +14,8 @@ namespace fsdp::observe {
 // memory is more than was ever allocated at once.
 double unaccounted_share(const MemoryReport& memory, int64_t measured);
 
-// A table. `memory`: Profile::memory(). `measured`: the allocator's peak in bytes; nullopt on the CPU,
-// where no allocator counts.
+// A table. `memory`: Profile::memory(). `measured`: the allocator's peak in bytes; nullopt on the
+// CPU, where no allocator counts.
 std::string describe(const MemoryReport& memory, std::optional<int64_t> measured);
 
 // A plan beside what the engine holds after a step, and the allocator's peak if there is one.

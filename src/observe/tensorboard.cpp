@@ -88,8 +88,8 @@ std::string host_name() {
   return name;
 }
 
-// TensorBoard reads the files of a folder in the order of their names, so a new file must have a later
-// time than all existing ones, even if two runs start within a second.
+// TensorBoard reads the files of a folder in the order of their names, so a new file must have a
+// later time than all existing ones, even if two runs start within a second.
 int64_t time_for_name(const std::string& dir) {
   int64_t time = static_cast<int64_t>(now());
   for (const auto& entry : fs::directory_iterator(dir)) {

@@ -1,5 +1,5 @@
-// TensorBoard event files: protocol buffers, each framed by its length and two checksums (TFRecord).
-// The few messages for scalars and texts are encoded by hand.
+// TensorBoard event files: protocol buffers, each framed by its length and two checksums
+// (TFRecord). The few messages for scalars and texts are encoded by hand.
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,8 @@ struct Peak {
   double fp32;  // without tensor cores
 };
 
-// The first match counts, so special names come before general ones. Dense TFLOP/s from the vendor's
-// data sheets, which often print the figure with sparsity (twice as much).
+// The first match counts, so special names come before general ones. Dense TFLOP/s from the
+// vendor's data sheets, which often print the figure with sparsity (twice as much).
 constexpr Peak kPeaks[] = {
     {"GB200", 2500, 1250, 80},       {"B200", 2250, 1125, 75},    {"H200 NVL", 835.5, 417.5, 60},
     {"H200", 989.5, 494.5, 67},      {"GH200", 989.5, 494.5, 67}, {"H100 NVL", 835.5, 417.5, 60},

@@ -83,13 +83,13 @@ Profile::~Profile() {
 
 void Profile::begin(const Sharded& sharded) {
   std::shared_ptr<shard::Model> model = shard::live(sharded.model());
-  if (state_->model) throw Error("Profile: begin() was called twice.", "call end() after each step.");
+  if (state_->model)
+    throw Error("Profile: begin() was called twice.", "call end() after each step.");
   std::vector<std::string> units;
   for (const Unit& unit : sharded.units())
     if (unit.numel() > 0) units.push_back(unit.name());
   if (state_->profiler && units != state_->units)
-    throw Error("Profile: this isn't the model of the step before.",
-                "use one Profile per model.");
+    throw Error("Profile: this isn't the model of the step before.", "use one Profile per model.");
   wait_for(model->device);
   std::lock_guard lock(model->mutex);
   if (model->profiler)

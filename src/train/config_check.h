@@ -1,5 +1,5 @@
-// What no single value can show: choices that contradict each other, or the number of ranks. Each
-// is an Error that names the keys and ends in what to do.
+// Checks of combinations: options that contradict each other or the number of ranks. Each violation
+// is an Error that names the options and says what to do.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 namespace fsdp::train {
 
 void check(const Config& config, int world);
-void check_precision(const ShardConfig& shard);       // of gradients beside that of what makes them
-void check_choices(const Config& config, int world);  // those that have nothing to do with data
+void check_precision(const ShardConfig& shard);       // of gradients, against that of parameters
+void check_choices(const Config& config, int world);  // without the checks of data and length
 
-// Steps of the run where the config alone says it (steps, tokens); not with epochs.
+// Steps of the run, if the config alone determines them (steps or tokens, not epochs).
 std::optional<int64_t> known_steps(const Config& config);
 
-bool offloads(const Config& config);  // whether anything lies in host memory
+bool offloads(const Config& config);  // whether anything is kept in host memory
 
 }  // namespace fsdp::train

@@ -28,7 +28,7 @@ std::string type_name(const Option& option) {
 
 std::string help(const Option& option) {
   bool is_list = std::holds_alternative<std::vector<std::string>*>(option.target);
-  return option.help + (is_list ? "; once for each" : "") + " (default: " + value_text(option) +
+  return option.help + (is_list ? "; repeat for more" : "") + " (default: " + value_text(option) +
          ")";
 }
 
@@ -40,7 +40,7 @@ std::string group(const Option& option) {
   return "Options";
 }
 
-// Every spelling of every flag, without the dashes.
+// All names of all flags, without the dashes.
 std::vector<std::string> spellings(const std::vector<Option>& all) {
   std::vector<std::string> names;
   for (const Option& option : all) {
@@ -52,13 +52,13 @@ std::vector<std::string> spellings(const std::vector<Option>& all) {
 
 [[noreturn]] void refuse_unknown(const std::string& word, const CLI::App& command) {
   if (!word.starts_with("-")) {
-    throw Error("\"" + word + "\" is one word too many.", "flags look like --optim.lr 1e-4.");
+    throw Error("unexpected argument \"" + word + "\".", "flags look like --optim.lr 1e-4.");
   }
   std::string name = word.substr(word.find_first_not_of('-'));
   name = name.substr(0, name.find('='));
   Config defaults;
   auto all = options(defaults);
-  std::vector<std::string> others;  // short flags, and those of the command itself
+  std::vector<std::string> others;  // short flags, and flags of the command itself
   for (const CLI::Option* option : command.get_options()) {
     for (const auto& long_name : option->get_lnames()) {
       if (long_name.find('.') == std::string::npos) others.push_back(long_name);
@@ -67,8 +67,8 @@ std::vector<std::string> spellings(const std::vector<Option>& all) {
   std::string near = nearest_word(others, name);
   if (near.empty()) near = nearest(all, name);
   throw Error("there is no flag " + word.substr(0, word.find('=')) + ".",
-              (near.empty() ? "" : "the nearest is --" + near + "; ") + command.get_name() +
-                  " --help lists all.");
+              (near.empty() ? "" : "did you mean --" + near + "? ") + command.get_name() +
+                  " --help lists all flags.");
 }
 
 void add(CLI::App& command, const Option& option, CommandLine& line,
@@ -81,11 +81,11 @@ void add(CLI::App& command, const Option& option, CommandLine& line,
     const std::string& word = words.back();
     bool is_flag = word.starts_with("--") &&
                    std::find(known->begin(), known->end(), word.substr(2)) != known->end();
-    if (is_flag) {  // --dir= --resume: CLI11 takes the next word for an empty one
+    if (is_flag) {  // --dir= --resume: CLI11 takes the next word for an empty value
       throw Error("--" + name + " has no value: " + word + " follows it.",
-                  "write --" + name + " VALUE.");
+                  "pass --" + name + " VALUE.");
     }
-    // `--resume my.toml`: a switch is on without a value, so the word after it is its own.
+    // `--resume my.toml`: a switch needs no value, so the next word is a config.
     if (is_bool && !word.empty() && !flag_word(word)) {
       line.flags.emplace_back(name, "true");
       line.configs.push_back(word);
@@ -95,7 +95,7 @@ void add(CLI::App& command, const Option& option, CommandLine& line,
     return true;
   };
   CLI::Option* added = command.add_option(names, std::move(take), help(option));
-  // One call for every time that it stands on the line: the order is kept, and nothing is joined.
+  // One call per occurrence on the line, so that order is kept and nothing is joined.
   added->expected(is_bool ? 0 : 1, 1)->trigger_on_parse()->allow_extra_args(false);
   added->type_name(type_name(option))->group(group(option));
 }
@@ -112,7 +112,7 @@ void declare(CLI::App& command, CommandLine& line) {
           [&line](const std::vector<std::string>& words) {
             line.configs.insert(line.configs.end(), words.begin(), words.end());
           },
-          "A TOML file, or the name of a ready config (--list-configs)")
+          "TOML file, or name of a ready config (--list-configs)")
       ->type_name("CONFIG");
   for (const Option& option : all) add(command, option, line, known);
   command.allow_extras();

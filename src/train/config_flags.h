@@ -1,5 +1,5 @@
-// The command line of a training run: `fsdp train CONFIG --optim.lr 1e-4`. CLI11 takes it apart and
-// prints the help; what the words mean is decided by config_resolve.h, where files and flags meet.
+// The command line of a training run: `fsdp train CONFIG --optim.lr 1e-4`. CLI11 parses it and
+// prints the help; config_resolve.h merges flags with the file.
 #pragma once
 
 #include <string>
@@ -13,13 +13,13 @@ class App;
 namespace fsdp::train {
 
 struct CommandLine {
-  std::vector<std::string> configs;                        // TOML files or names of ready configs
-  std::vector<std::pair<std::string, std::string>> flags;  // "optim.lr", "1e-4", in their order
+  std::vector<std::string> configs;                        // TOML files, or names of ready configs
+  std::vector<std::pair<std::string, std::string>> flags;  // "optim.lr", "1e-4", in order
 };
 
-// Adds a positional for configs and a flag for every option to `command`. `line` is filled while
-// CLI11 parses and must live until then. A flag that does not exist is an Error that names the
-// nearest one.
+// Adds a positional argument for configs and a flag for every option to `command`. CLI11 fills
+// `line` when it parses, so `line` must live until then. An unknown flag is an Error that names the
+// nearest.
 void declare(CLI::App& command, CommandLine& line);
 
 }  // namespace fsdp::train

@@ -11,7 +11,7 @@
 namespace fsdp::train {
 namespace {
 
-// Also of Qwen2.5, which has biases beside its queries, keys and values.
+// Also for Qwen2.5, whose queries, keys and values have biases.
 int64_t llama_parameters(const ModelConfig& model, int64_t vocab) {
   int64_t dim = model.dim, head = model.head_dim > 0 ? model.head_dim : dim / model.heads;
   int64_t q = model.heads * head;
@@ -66,7 +66,7 @@ std::optional<int64_t> parameter_count(const Config& config) {
 }
 
 std::string list_ready_configs() {
-  // Those to train with before those to measure with, families together, small before large.
+  // Configs for training before those for benchmarks, by family, small before large.
   std::map<std::tuple<bool, std::string, int64_t, std::string>, const ReadyConfig*> rows;
   for (const ReadyConfig& ready : ready_configs()) {
     Config config;

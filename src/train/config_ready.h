@@ -1,5 +1,5 @@
-// The configs of configs/, embedded in the library when it is built (cmake/EmbedConfigs.cmake), so
-// that `fsdp train llama-1b` works wherever the binary is.
+// The configs of configs/, embedded in the library by cmake/EmbedConfigs.cmake, so that
+// `fsdp train llama-1b` works wherever the binary is.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ struct ReadyConfig {
 const std::vector<ReadyConfig>& ready_configs();  // by name; generated
 const ReadyConfig* ready_config(std::string_view name);
 
-// Its first comment, which says in one line what it is.
+// The first line of the config, a comment that says what it is.
 std::string title(const ReadyConfig& config);
 
-// Parameters of the model; nullopt where the vocabulary is the tokenizer's to say.
+// Parameters of the model; nullopt if only the tokenizer knows the vocabulary size.
 std::optional<int64_t> parameter_count(const Config& config);
 
 // `fsdp train --list-configs`: name, parameters and title in columns.

@@ -31,7 +31,9 @@ std::string read(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
-  if (!in) throw Error("cannot read the config " + file.string() + ".", "is it a file of yours?");
+  if (!in)
+    throw Error("can't read the config " + file.string() + ".",
+                "check the path and its permissions.");
   return text.str();
 }
 
@@ -44,7 +46,7 @@ Source named_source(const std::string& name) {
     return {std::string(ready->name) + " (built in)", fs::path(name).filename().string(),
             std::string(ready->text)};
   }
-  // "configs/llama-1b.toml" where there is no checkout is still most likely llama-1b.
+  // Without a checkout, "configs/llama-1b.toml" most likely means llama-1b.
   fs::path path(name);
   std::string bare = path.filename().string();
   if (path.extension() == ".toml") bare = path.stem().string();
@@ -52,25 +54,25 @@ Source named_source(const std::string& name) {
   for (const auto& ready : ready_configs()) known.emplace_back(ready.name);
   std::string near = nearest_word(known, bare);
   throw Error("there is no config \"" + name + "\": neither a file nor a ready config.",
-              (near.empty() ? "" : "the nearest is " + near + "; ") +
-                  "fsdp train --list-configs lists those that are ready.");
+              (near.empty() ? "" : "did you mean " + near + "? ") +
+                  "fsdp train --list-configs lists the ready configs.");
 }
 
-// Names that a section or a key may have, for errors: lr belongs to [optim].
+// Throws an Error that names the right section or the nearest key: lr belongs to [optim].
 [[noreturn]] void refuse_key(const std::vector<Option>& all, const toml::Entry& entry,
                              const std::string& where) {
   size_t dot = entry.name.rfind('.');
   std::string section = dot == std::string::npos ? "" : entry.name.substr(0, dot);
   std::string key = entry.name.substr(dot == std::string::npos ? 0 : dot + 1);
-  std::string place = section.empty() ? "outside of all sections" : "in [" + section + "]";
+  std::string place = section.empty() ? "outside all sections" : "in [" + section + "]";
   const Option* near = find(all, nearest(all, entry.name));
   std::string hint;
   if (!near) {
     hint = "docs/config.md lists every key.";
   } else if (near->section == section) {
-    hint = "the nearest is " + near->key + ".";
+    hint = "did you mean " + near->key + "?";
   } else if (near->section.empty()) {
-    hint = near->key + " stands before the first [section].";
+    hint = near->key + " must come before the first [section].";
   } else {
     hint = near->key + " belongs to [" + near->section + "].";
   }
@@ -86,7 +88,7 @@ void refuse_unknown_sections(const toml::Document& document, const std::string& 
     std::string near = nearest_word(known, name), all;
     for (const auto& one : known) all += (all.empty() ? "" : ", ") + one;
     throw Error(file + ":" + std::to_string(line) + ": there is no section [" + name + "].",
-                near.empty() ? "sections are " + all + "." : "the nearest is [" + near + "].");
+                near.empty() ? "sections are " + all + "." : "did you mean [" + near + "]?");
   }
 }
 
@@ -94,7 +96,7 @@ bool is_end(const std::string& name) {
   return std::find(std::begin(kEnds), std::end(kEnds), name) != std::end(kEnds);
 }
 
-// Flags by option, all words of each. Applied to `config` after the file.
+// Applies the flags to `config`, after the file.
 void apply_flags(Config& config, const CommandLine& line, std::set<std::string>& given) {
   auto all = options(config);
   std::map<std::string, std::vector<std::string>> words;
@@ -103,14 +105,14 @@ void apply_flags(Config& config, const CommandLine& line, std::set<std::string>&
   if (ends) config.train.steps = config.train.tokens = 0, config.train.epochs = 0;
   for (const auto& [name, given_words] : words) {
     const Option* option = find(all, name);
-    if (!option) throw Error("there is no option " + name + ".", "");
+    if (!option) throw Error("there is no option " + name + ".", "fsdp train --help lists all.");
     set(*option, given_words);
     given.insert(name);
   }
 }
 
-// `--steps 10` with a config that warms up for 1000: people who try something out do not want to
-// hear about it, so the file's warm-up shrinks with the run. What a flag says stays.
+// `--steps 10` with a config that warms up for 1000 steps: the file's warm-up shrinks with the run,
+// so that trying a config out isn't an error. Flags aren't changed.
 void shorten(Resolved& resolved, const CommandLine& line) {
   auto steps = known_steps(resolved.config);
   if (!steps) return;
@@ -140,33 +142,33 @@ const std::string* last_flag(const CommandLine& line, const char* name) {
   return word;
 }
 
-// The last part of a path; "runs/a/" is a folder "a", too.
+// The last part of a path: "a" for "runs/a" and "runs/a/".
 std::string name_of_directory(const std::string& dir) {
   return (fs::absolute(dir) / "").lexically_normal().parent_path().filename().string();
 }
 
 Source source_of(const CommandLine& line) {
   if (line.configs.size() > 1) {
-    throw Error("two configs are given: " + line.configs[0] + " and " + line.configs[1] + ".",
-                "give one, and change single values by flags.");
+    throw Error("there are two configs: " + line.configs[0] + " and " + line.configs[1] + ".",
+                "pass one, and change single values with flags.");
   }
   if (!line.configs.empty()) return named_source(line.configs[0]);
   const std::string* resume = last_flag(line, "resume");
   if (!resume || flag_word(*resume) != true) return named_source("demo");
   const std::string* dir = last_flag(line, "dir");
   if (!dir) {
-    throw Error("--resume does not say which run goes on.", "fsdp train --dir runs/NAME --resume.");
+    throw Error("--resume needs the run's directory.", "fsdp train --dir runs/NAME --resume.");
   }
   fs::path file = fs::path(*dir) / "config.toml";
   std::error_code problem;
   if (!fs::is_regular_file(file, problem)) {
-    throw Error("there is no run to go on with in " + *dir + ": it has no config.toml.",
-                "look at --dir; ls runs shows the runs that are there.");
+    throw Error("there is no run to resume in " + *dir + ": it has no config.toml.",
+                "check --dir; ls runs lists the runs.");
   }
   return {file.string(), name_of_directory(*dir), read(file)};
 }
 
-// A run keeps a copy of its tokenizer, so that it can go on where the original is gone.
+// A run keeps a copy of its tokenizer, so that it can be resumed without the original.
 void find_kept_tokenizer(Config& config) {
   if (config.data.tokenizer == "bytes") return;
   std::error_code problem;
@@ -203,8 +205,7 @@ Resolved resolve(const CommandLine& line) {
   apply_flags(resolved.config, line, flags);
   Config& config = resolved.config;
   if (!config.init_from.empty()) {
-    const bool chosen =
-        !line.configs.empty() || config.resume;  // not the demo, for want of another
+    const bool chosen = !line.configs.empty() || config.resume;  // not the demo by default
     std::set<std::string> said = flags;
     if (chosen) said.insert(resolved.given.begin(), resolved.given.end());
     take_origin(config, said, flags, chosen, resolved.notes);

@@ -1,5 +1,5 @@
-// From defaults, a TOML file and flags to one Config. The stronger wins: flags, then the file, then
-// the defaults of config.h.
+// Merges defaults, a TOML file and flags into one Config. Flags win over the file, and the file
+// over the defaults of config.h.
 #pragma once
 
 #include <set>
@@ -14,20 +14,19 @@ namespace fsdp::train {
 
 struct Resolved {
   Config config;
-  std::string name;                // "llama-1b": the config's name without folder and ending
-  std::set<std::string> given;     // names of options that a file or a flag has set
-  std::vector<std::string> notes;  // what was adapted and why, to be shown
+  std::string name;                // of the config, without folder and extension: "llama-1b"
+  std::set<std::string> given;     // names of options that the file or a flag set
+  std::vector<std::string> notes;  // what was changed and why, to be shown
 };
 
-// Reads the config named on the line: a file, or a ready config by name. Without one: the config
-// of the run that is resumed (DIR/config.toml), else the demo. Unknown keys, wrong types, values
-// outside their range are Errors with file and line, or the flag. What single values cannot show,
-// check() in config_check.h does.
+// Reads the config on the line: a file, or a ready config by name. Without one, the config of the
+// resumed run (DIR/config.toml), else the demo. Unknown keys, wrong types and values out of range
+// are Errors with file and line, or the flag. check() in config_check.h checks combinations.
 //
-// One of steps, tokens and epochs ends a run: a flag that sets one takes back what the file said.
+// One of steps, tokens and epochs ends a run: a flag that sets one clears the file's.
 Resolved resolve(const CommandLine& line);
 
-// Sets `config` from TOML; `file` is for errors. Returns the names of the options it set.
+// Sets `config` from TOML; `file` is for errors. Returns the names of the options that were set.
 std::vector<std::string> apply_toml(Config& config, std::string_view text, const std::string& file);
 
 }  // namespace fsdp::train

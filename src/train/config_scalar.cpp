@@ -82,7 +82,7 @@ std::variant<std::monostate, bool, int64_t, double> scalar(std::string_view text
     number += std::string("e") + (falls ? "-" : "") + power_digits;
   }
   double real = 0;
-  // Out of range is no number at all: neither infinity nor zero is what was meant.
+  // Out of range is an error: neither infinity nor zero is what was meant.
   if (std::from_chars(number.data(), number.data() + number.size(), real).ec != std::errc()) {
     return {};
   }

@@ -54,7 +54,7 @@ class Reader {
   }
 
   bool at_end() const { return at_ >= text_.size(); }
-  // The next character; '\n' for both kinds of line ends and for the end of the file.
+  // The next character; '\n' for both kinds of newline and for the end of the file.
   char peek(size_t ahead = 0) const {
     if (at_ + ahead >= text_.size()) return '\n';
     char c = text_[at_ + ahead];
@@ -70,7 +70,7 @@ class Reader {
   void skip_comment() {
     if (peek() != '#') return;
     for (; peek() != '\n'; ++at_) {
-      if (is_control(peek())) fail("there is a control character in a comment.", "take it out.");
+      if (is_control(peek())) fail("a comment contains a control character.", "remove it.");
     }
   }
 
@@ -84,8 +84,8 @@ class Reader {
     skip_blanks();
     skip_comment();
     if (peek() != '\n') {
-      fail("the line goes on with \"" + rest_of_line() + "\" where it should end.",
-           "a line holds one key and one value; text must stand in quotes.");
+      fail("unexpected \"" + rest_of_line() + "\" at the end of the line.",
+           "a line has one key and one value; strings need quotes.");
     }
     take_newline();
   }
@@ -105,8 +105,8 @@ class Reader {
     }
     if (part.empty() || !std::all_of(part.begin(), part.end(), is_bare)) {
       fail(part.empty() ? "a key is missing before \"" + rest_of_line() + "\"."
-                        : "\"" + part + "\" is no key.",
-           "a line is key = value, and a key is made of letters, digits, _ and -.");
+                        : "\"" + part + "\" isn't a valid key.",
+           "a line is key = value, and a key consists of letters, digits, _ and -.");
     }
     return part;
   }
@@ -124,7 +124,7 @@ class Reader {
   }
 
   void header() {
-    if (starts("[[")) fail("lists of tables are not understood here.", "write [name] instead.");
+    if (starts("[[")) fail("arrays of tables aren't supported.", "write [name] instead.");
     ++at_;
     skip_blanks();
     std::string name = dotted_key();
@@ -132,8 +132,8 @@ class Reader {
     ++at_;
     auto [other, is_new] = document_.tables.emplace(name, line_);
     if (!is_new) {
-      fail("[" + name + "] stands already in line " + std::to_string(other->second) + ".",
-           "put its keys together.");
+      fail("[" + name + "] is already in line " + std::to_string(other->second) + ".",
+           "merge the two.");
     }
     table_ = name;
   }
@@ -149,8 +149,8 @@ class Reader {
     std::string name = table_.empty() ? key : table_ + "." + key;
     auto [other, is_new] = lines_.emplace(name, line);
     if (!is_new) {
-      fail("\"" + key + "\" stands already in line " + std::to_string(other->second) + ".",
-           "leave one of the two.");
+      fail("\"" + key + "\" is already set in line " + std::to_string(other->second) + ".",
+           "remove one of the two.");
     }
     document_.entries.push_back({name, value(), line});
   }
@@ -163,7 +163,7 @@ class Reader {
     } else if (peek() == '[') {
       value.held = list();
     } else if (peek() == '{') {
-      fail("inline tables are not understood here.", "write a [table] with its keys below it.");
+      fail("inline tables aren't supported.", "write a [table] with its keys below it.");
     } else {
       value.held = bare_value();
     }
@@ -181,8 +181,8 @@ class Reader {
     if (auto* whole = std::get_if<int64_t>(&read)) return *whole;
     if (auto* real = std::get_if<double>(&read)) return *real;
     at_ = begin;
-    fail("\"" + std::string(word) + "\" is no number and neither true nor false.",
-         "text must stand in quotes: \"" + std::string(word) + "\".");
+    fail("\"" + std::string(word) + "\" isn't a number, true or false.",
+         "strings need quotes: \"" + std::string(word) + "\".");
   }
 
   std::vector<std::string> list() {
@@ -199,18 +199,19 @@ class Reader {
     };
     for (skip_space(); peek() != ']'; skip_space()) {
       if (at_end()) {
-        fail("the list that begins in line " + std::to_string(first_line) + " does not end.",
+        fail("the list that begins in line " + std::to_string(first_line) + " isn't closed.",
              "close it with ].");
       }
       if (peek() != '"' && peek() != '\'') {
-        fail("\"" + rest_of_line() + "\" is no text in quotes.",
-             "a list here holds texts: [\"a\", \"b\"].");
+        fail("\"" + rest_of_line() + "\" isn't a quoted string.",
+             "lists contain strings: [\"a\", \"b\"].");
       }
       items.push_back(string());
       skip_space();
       if (peek() == ']') break;
       if (peek() != ',') {
-        fail("a comma or ] is missing in the list.", "separate texts with commas: [\"a\", \"b\"].");
+        fail("a comma or ] is missing in the list.",
+             "separate strings with commas: [\"a\", \"b\"].");
       }
       ++at_;
     }
@@ -221,17 +222,16 @@ class Reader {
   std::string string() {
     char quote = peek();
     if (starts(std::string(3, quote))) {
-      fail("strings over several lines are not understood here.",
-           "write one line, with \\n for a line's end.");
+      fail("multi-line strings aren't supported.", "write one line, with \\n for each newline.");
     }
     ++at_;
     std::string out;
     while (peek() != quote) {
       char c = peek();
       if (c == '\n')
-        fail("a string does not end in its line.",
-             "close it with " + std::string(1, quote) + "; \\n stands for a line's end.");
-      if (is_control(c)) fail("there is a control character in a string.", "write it as \\uXXXX.");
+        fail("a string isn't closed in its line.",
+             "close it with " + std::string(1, quote) + "; \\n stands for a newline.");
+      if (is_control(c)) fail("a string contains a control character.", "write it as \\uXXXX.");
       ++at_;
       if (c == '\\' && quote == '"') {
         out += escape();
@@ -265,17 +265,17 @@ class Reader {
       case 'U':
         break;
       default:
-        fail("\\" + (c == '\n' ? "" : std::string(1, c)) + " is no escape.",
-             "a backslash is written \\\\; '…' takes everything as it stands.");
+        fail("\\" + (c == '\n' ? "" : std::string(1, c)) + " isn't a valid escape.",
+             "write a backslash as \\\\, or use '…', which has no escapes.");
     }
     size_t digits = c == 'u' ? 4 : 8;
     std::string hex = plain_digits(text_.substr(at_, digits), 16);
     uint32_t code = 0;
     if (hex.size() == digits) std::from_chars(hex.data(), hex.data() + hex.size(), code, 16);
     if (hex.size() != digits || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
-      fail("\\" + std::string(1, c) + " is not followed by the " + std::to_string(digits) +
-               " digits of a character.",
-           "write \\u00E9 for é.");
+      fail("\\" + std::string(1, c) + " isn't followed by the " + std::to_string(digits) +
+               " hexadecimal digits of a character.",
+           "é, for example, is \\u00E9.");
     }
     at_ += digits;
     return utf8(code);
@@ -286,7 +286,7 @@ class Reader {
   size_t at_ = 0;
   int line_ = 1;
   std::string table_;
-  std::map<std::string, int> lines_;  // of every key that was read
+  std::map<std::string, int> lines_;  // of all keys so far
   Document document_;
 };
 

@@ -1,10 +1,9 @@
-// A strict reader of the part of TOML that configs need: tables, dotted keys, strings on one line,
-// whole numbers, floats, booleans and lists of strings; comments anywhere. The rest of TOML (inline
-// tables, tables in lists, dates, strings over several lines) is refused by name.
+// A strict parser of the TOML that configs need: tables, dotted keys, single-line strings,
+// integers, floats, booleans, lists of strings, and comments. The rest of TOML (inline tables,
+// arrays of tables, dates, multi-line strings) is refused by name.
 //
-// CLI11 has a reader of its own, but it guesses: it cuts a string at a # in it, takes a line
-// without = for a switch, joins the values of a key that stands twice and knows no escapes, all in
-// silence.
+// CLI11 has a parser, but it guesses: without a warning it cuts a string at a #, takes a line
+// without = for a switch, joins the values of duplicate keys and ignores escapes.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +17,21 @@ namespace fsdp::train::toml {
 
 struct Value {
   std::variant<bool, int64_t, double, std::string, std::vector<std::string>> held;
-  std::string raw;  // as it stands in the file, for errors
+  std::string raw;  // as written in the file, for errors
 };
 
 struct Entry {
-  std::string name;  // "optim.lr": the table's name and the key's
+  std::string name;  // of the table and the key: "optim.lr"
   Value value;
   int line = 0;
 };
 
 struct Document {
-  std::vector<Entry> entries;         // in their order
+  std::vector<Entry> entries;         // in order
   std::map<std::string, int> tables;  // the line of [name]; only those with a header
 };
 
-// Anything that is not understood, and every key or table that stands twice, is an Error with
-// `file` and the line.
+// Unsupported syntax and duplicate keys or tables are Errors with `file` and the line.
 Document parse(std::string_view text, const std::string& file);
 
 }  // namespace fsdp::train::toml

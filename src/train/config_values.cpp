@@ -18,13 +18,13 @@ std::string joined(const std::vector<std::string>& words) {
   return all;
 }
 
-// 1, 100000 and 1.5, but 1e15: as people write them.
+// "1", "100000", "1.5", but "1e15".
 std::string bound(double value) {
   bool plain = value == std::floor(value) && std::abs(value) < 1e7;
   return plain ? std::to_string(static_cast<int64_t>(value)) : toml::written(value);
 }
 
-// Bounds from here on only keep numbers sane; they are said to who reached them.
+// Upper bounds from here on only keep numbers sane; only a value beyond them needs to know.
 constexpr double kSane = 1e5;
 
 std::string range(OptionCheck check, bool complete) {
@@ -32,21 +32,21 @@ std::string range(OptionCheck check, bool complete) {
   std::string text;
   if (check.above) {
     text = " above " + bound(check.least);
-    if (std::isfinite(check.most)) text += " and up to " + bound(check.most);
+    if (std::isfinite(check.most)) text += " and at most " + bound(check.most);
   } else if (std::isfinite(check.least)) {
-    text = " from " + bound(check.least);
-    text += std::isfinite(check.most) ? " to " + bound(check.most) : " on";
+    text = std::isfinite(check.most) ? " from " + bound(check.least) + " to " + bound(check.most)
+                                     : " of at least " + bound(check.least);
   } else if (std::isfinite(check.most)) {
-    text = " up to " + bound(check.most);
+    text = " of at most " + bound(check.most);
   }
   return text;
 }
 
-// A whole number, also as 1e9: the way large counts are often written.
+// An integer, also written as 1e9, as is common for large counts.
 std::optional<int64_t> whole(const Scalar& value) {
   if (auto* number = std::get_if<int64_t>(&value)) return *number;
   auto* real = std::get_if<double>(&value);
-  constexpr double kExact = 9007199254740992.0;  // 2^53: from here on doubles skip whole numbers
+  constexpr double kExact = 9007199254740992.0;  // 2^53: larger doubles skip integers
   if (!real || std::abs(*real) > kExact || *real != std::floor(*real)) return {};
   return static_cast<int64_t>(*real);
 }
@@ -80,7 +80,7 @@ bool is_choice(const std::string& word, const OptionCheck& check) {
           ".");
 }
 
-// Everything but lists. `word` is for texts and errors.
+// Sets any option but a list. `word`: the value as a string.
 void set_scalar(const Option& option, const Scalar& value, const std::optional<std::string>& word,
                 const std::string& where, const std::string& got) {
   if (auto* target = std::get_if<bool*>(&option.target)) {
@@ -105,14 +105,14 @@ std::string expected(const Option& option, bool complete) {
     const OptionCheck& check;
     bool complete;
     std::string operator()(bool*) const { return "true or false"; }
-    std::string operator()(int64_t*) const { return "a whole number" + range(check, complete); }
+    std::string operator()(int64_t*) const { return "an integer" + range(check, complete); }
     std::string operator()(double*) const { return "a number" + range(check, complete); }
     std::string operator()(std::string*) const {
-      if (check.choices.empty()) return "a text";
+      if (check.choices.empty()) return "a string";
       return "one of " + joined(check.choices) +
-             (check.or_number ? ", or a whole number from 2 on" : "");
+             (check.or_number ? ", or an integer of at least 2" : "");
     }
-    std::string operator()(std::vector<std::string>*) const { return "a list of texts"; }
+    std::string operator()(std::vector<std::string>*) const { return "a list of strings"; }
   };
   return std::visit(Words{option.check, complete}, option.target);
 }
@@ -136,7 +136,7 @@ void set(const Option& option, const toml::Value& value, const std::string& wher
   } else if (auto* number = std::get_if<double>(&value.held)) {
     scalar = *number;
   }
-  // true and 4 need no quotes where a text may be them.
+  // true and 4 need no quotes if they are valid strings for the option.
   if (option.check.or_number && !word && is_choice(value.raw, option.check)) word = value.raw;
   set_scalar(option, scalar, word, at, value.raw);
 }

@@ -1,5 +1,5 @@
-// One option's value: from TOML, from a flag, and back to text. What does not fit is an Error that
-// says where it stands and what is expected there.
+// Setting one option from TOML or a flag, and writing its value as text. An invalid value is an
+// Error that says where it is and what is expected.
 #pragma once
 
 #include <optional>
@@ -11,19 +11,19 @@
 
 namespace fsdp::train {
 
-// "a whole number from 1 on", "one of adamw, sgd". `complete`: with bounds that nobody reaches,
-// too.
+// "an integer of at least 1", "one of adamw, sgd". `complete`: includes upper bounds that only keep
+// numbers sane.
 std::string expected(const Option& option, bool complete = false);
 
 // `where`: "my.toml:12".
 void set(const Option& option, const toml::Value& value, const std::string& where);
-// From the command line. A list gets all words at once, everything else the last one.
+// From the command line. A list gets all words, any other option the last one.
 void set(const Option& option, const std::vector<std::string>& words);
 
-// The value as TOML writes it.
+// The value in TOML.
 std::string value_text(const Option& option);
 
-// true/false, yes/no, on/off, 1/0: what a flag may be given. nullopt: something else.
+// Parses the value of a switch: true/false, yes/no, on/off, 1/0. nullopt if it is something else.
 std::optional<bool> flag_word(const std::string& word);
 
 }  // namespace fsdp::train

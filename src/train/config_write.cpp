@@ -7,7 +7,7 @@
 namespace fsdp::train {
 namespace {
 
-// `text` in lines of at most `columns`, each after "# ".
+// `text` wrapped into comment lines of at most `columns` characters.
 std::string comment(const std::string& text, size_t columns) {
   std::istringstream words(text);
   std::string word, out, line = "#";
@@ -21,7 +21,7 @@ std::string comment(const std::string& text, size_t columns) {
   return out + line + "\n";
 }
 
-// A | would end a table's cell.
+// Escapes |, which would end a table cell.
 std::string cell(const std::string& text) {
   std::string out;
   for (char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
@@ -50,9 +50,8 @@ std::string describe_options_markdown() {
   auto all = options(defaults);
   std::string out;
   for (const Section& section : sections()) {
-    out += "## " + (section.name.empty() ? "Outside of all sections" : "`[" + section.name + "]`");
-    out +=
-        "\n\n" + section.help + ".\n\n| key | default | takes | what it is |\n|---|---|---|---|\n";
+    out += "## " + (section.name.empty() ? "Top level" : "`[" + section.name + "]`");
+    out += "\n\n" + section.help + ".\n\n| key | default | value | meaning |\n|---|---|---|---|\n";
     for (const Option& option : all) {
       if (option.section != section.name) continue;
       out += "| `" + option.key + "` | `" + cell(value_text(option)) + "` | " +

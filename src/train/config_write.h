@@ -1,4 +1,4 @@
-// A Config as text: TOML that reads back as the same values, and the tables of docs/config.md.
+// A Config as TOML that parses back to the same values, and the tables of docs/config.md.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace fsdp::train {
 // Every key with its help as a comment. Doubles keep all their bits.
 std::string to_toml(const Config& config);
 
-// docs/config.md from its first table on: one table a section.
+// docs/config.md from its first table on: one table per section.
 std::string describe_options_markdown();
 
 }  // namespace fsdp::train

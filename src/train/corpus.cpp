@@ -184,7 +184,8 @@ class VectorFeed : public Feed {
     int64_t rows = batch_ / world_.size(), first = position + world_.rank() * rows;
     at::Tensor x = at::empty({rows, width_}, at::kFloat);
     for (int64_t row = 0; row < rows; ++row) {
-      at::Generator random = at::detail::createCPUGenerator(random_number(random_number(seed_) + first + row));
+      at::Generator random =
+          at::detail::createCPUGenerator(random_number(random_number(seed_) + first + row));
       at::Tensor out = x.select(0, row);
       at::randn_out(out, {width_}, random);
     }

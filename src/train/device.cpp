@@ -48,7 +48,7 @@ void synchronize(at::Device device) {
 }
 
 void set_deterministic(bool on) {
-  // cuBLAS reads it when its first handle is made; what the user chose stays.
+  // cuBLAS reads it when it creates its first handle. The user's own value wins.
   if (on) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(on, /*warn_only=*/false);
   at::globalContext().setDeterministicCuDNN(on);

@@ -1,4 +1,4 @@
-// What the trainer asks of the device it computes on.
+// Queries about the device that the trainer computes on.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,14 +9,14 @@
 namespace fsdp::train {
 
 std::string device_name(at::Device device);  // "NVIDIA H200"; empty for the CPU
-double peak_memory_mb(at::Device device);    // MiB: allocated at most on a GPU; else of the process
-int64_t peak_memory(at::Device device);      // in bytes, of a GPU since reset_peak_memory; else 0
+double peak_memory_mb(at::Device device);    // MiB: peak allocation of a GPU, else of the process
+int64_t peak_memory(at::Device device);      // bytes: of a GPU since reset_peak_memory; 0 on the CPU
 void reset_peak_memory(at::Device device);
-// Of the GPU's memory, what was allocated at most; nothing for the CPU.
+// Peak allocation as a share of the GPU's memory; nullopt on the CPU.
 std::optional<double> memory_share(at::Device device);
 void synchronize(at::Device device);
 
-// From now on operators give the same bits every time, or refuse. On the CPU they do so anyway.
+// Makes operators give the same bits every time, or fail. On the CPU they always do.
 void set_deterministic(bool on);
 
 }  // namespace fsdp::train

@@ -20,12 +20,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Choices about training and not about the weights: they stay the run's own.
+// Options about training rather than about the weights: the run decides them.
 bool is_free(const Option& option) {
   return option.key == "dropout" || option.key == "init_std";
 }
 
-// A model with everything that a zero leaves open filled in.
+// `model` with zeros replaced by what they stand for.
 ModelConfig complete(const ModelConfig& model, const ModelConfig& otherwise) {
   if (model.type == "mlp") return model;
   Config config;
@@ -40,8 +40,7 @@ void copy(const Option& from, const Option& to) {
   std::visit([&](auto* value) { *std::get<decltype(value)>(to.target) = *value; }, from.target);
 }
 
-// The options of `other` among `names` that would make another model of `model`, with what they
-// are in both.
+// The options of `other` among `names` that would change `model`, with both values.
 struct Difference {
   std::string name, wanted, there;
 };
@@ -56,7 +55,7 @@ std::vector<Difference> differences(const ModelConfig& model, const ModelConfig&
       copy(from[i], to[i]);
   try {
     if (wanted.model.type == there.model.type) wanted.model = complete(wanted.model, model);
-  } catch (const Error&) {  // there is no such model: it differs for sure
+  } catch (const Error&) {  // not a valid model, so it differs
   }
   std::vector<Difference> found;
   auto before = options(there), after = options(wanted);
@@ -83,7 +82,7 @@ Origin origin_of_run(const std::string& where) {
   return origin;
 }
 
-// What the run itself was started with; empty paths where it has no config yet.
+// What the resumed run was started with; empty if it has no config yet.
 Origin origin_of_resumed(const Config& config) {
   RunDirectory run{config.dir};
   std::ifstream in(run.config(), std::ios::binary);
@@ -95,7 +94,7 @@ Origin origin_of_resumed(const Config& config) {
   return {run.config(), started.model, started.data.tokenizer};
 }
 
-// As far as the config says it.
+// As far as the config tells.
 bool reads_text(const Config& config) {
   return config.model.type != "mlp" &&
          (config.data.format == "auto" || config.data.format == "text") &&
@@ -119,31 +118,31 @@ void take_origin(Config& config, const std::set<std::string>& given,
                  const std::set<std::string>& flags, bool chosen_file,
                  std::vector<std::string>& notes) {
   Origin origin = config.resume ? origin_of_resumed(config) : find_origin(config.init_from);
-  if (origin.weights.empty()) return;  // prepare() says what is missing
+  if (origin.weights.empty()) return;  // prepare() reports what is missing
   const std::string from = config.resume ? config.dir : config.init_from;
   for (const Difference& one : differences(origin.model, config.model, flags))
-    throw Error(one.name + " = " + one.wanted + " was given, but the model in " + from + " has " +
-                    one.there + ".",
-                "leave out --" + one.name + ": the weights have one shape.");
+    throw Error(one.name + " is " + one.wanted + " on the command line, but " + one.there +
+                    " in the model in " + from + ".",
+                "leave out --" + one.name + ": the weights determine the shape.");
   if (config.resume && flags.contains("init_from"))
-    notes.push_back("init_from is not read: the run goes on from its own checkpoint.");
+    notes.push_back("init_from is ignored: the run resumes from its own checkpoint.");
   if (chosen_file && !config.resume)
     for (const Difference& one : differences(origin.model, config.model, given))
-      notes.push_back(one.name + " is " + one.there + " instead of " + one.wanted + ": as in " +
-                      from + ".");
+      notes.push_back(one.name + " is " + one.there + ", as in " + from + ", not " + one.wanted +
+                      ".");
   origin.model.dropout = config.model.dropout;
   origin.model.init_std = config.model.init_std;
   config.model = origin.model;
   if (!config.resume) {
-    Config probe;  // that the values are ones that a config can have
+    Config probe;  // checks that all values are valid in a config
     apply_toml(probe, to_toml(config), from + ": its model as a config");
   }
   if (given.contains("data.tokenizer")) return;
   if (!origin.tokenizer.empty()) {
     config.data.tokenizer = origin.tokenizer;
   } else if (reads_text(config)) {
-    notes.push_back(from + " has no tokenizer.json: text is read as " + config.data.tokenizer +
-                    ".");
+    notes.push_back(from + " has no tokenizer.json: text is read with tokenizer " +
+                    config.data.tokenizer + ".");
   }
 }
 
@@ -153,7 +152,7 @@ void keep_origin(const Origin& origin, const std::filesystem::path& into) {
   fs::create_directories(into);
   for (const char* name : {"config.json", "generation_config.json", "chat_template.jinja",
                            "special_tokens_map.json"}) {
-    std::error_code none;  // not every directory has each of them
+    std::error_code none;  // not every directory has all of them
     fs::copy_file(origin.weights / name, into / name, fs::copy_options::overwrite_existing, none);
   }
 }

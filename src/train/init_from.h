@@ -1,4 +1,4 @@
-// --init-from: what a run takes over from weights that are already there.
+// --init-from: starting a run from existing weights.
 #pragma once
 
 #include <filesystem>
@@ -12,24 +12,23 @@ namespace fsdp::train {
 
 struct Origin {
   std::filesystem::path weights;  // for checkpoint::load
-  ModelConfig model;              // its shape; dropout and init_std are not said
-  std::string tokenizer;          // "bytes" or a path; empty: none is known
+  ModelConfig model;              // its shape; dropout and init_std are unknown
+  std::string tokenizer;          // "bytes" or a path; empty: unknown
 };
 
-// Looks at a Hugging Face directory, a run's directory, its checkpoints folder, or one checkpoint.
-// No weights are read.
+// Inspects a Hugging Face directory, a run's directory, its checkpoints folder, or one checkpoint.
+// Reads no weights.
 Origin find_origin(const std::string& where);
 
-// Copies what a Hugging Face directory says beside its weights (how long texts may be, where they
-// end, how to chat) to RUN/origin, for exports of the run. For one rank.
+// Copies the settings next to a Hugging Face model's weights (maximum length, end tokens, chat
+// template) to `into`, for exports of the run. For one rank.
 void keep_origin(const Origin& origin, const std::filesystem::path& into);
 
-// Makes config.model the model of config.init_from, and data.tokenizer its tokenizer, unless that
-// is among `given` (options that a file or a flag has set). An option of the model among `flags`
-// that says something else is an Error; what a file says gives way, with a line in `notes` if it
-// was a file of the user's choice.
+// Sets config.model to the model in config.init_from, and data.tokenizer to its tokenizer unless that
+// is among `given` (options that the file or a flag set). A model option among `flags` with another
+// value is an Error. A file's value is overridden, with a note if the user chose the file.
 //
-// A run that is resumed has everything in its own directory, and goes on without the origin.
+// A resumed run has everything in its own directory and doesn't need the origin.
 void take_origin(Config& config, const std::set<std::string>& given,
                  const std::set<std::string>& flags, bool chosen_file,
                  std::vector<std::string>& notes);

@@ -37,7 +37,7 @@ namespace fs = std::filesystem;
 // train.grace is set.
 constexpr double kSaveSeconds = 200;
 
-// Rank 0's text for everybody, or its error.
+// The string that `say` returns on rank 0, on all ranks; throws if it throws there.
 std::string from_rank_0(const World& world, const std::string& key,
                         const std::function<std::string()>& say) {
   if (world.size() == 1) return say();
@@ -54,11 +54,11 @@ std::string from_rank_0(const World& world, const std::string& key,
   }
   std::string text = store->get_to_str(key);
   if (text.starts_with("!"))
-    throw Error("rank 0 could not begin the run.", "its own message says why.");
+    throw Error("rank 0 couldn't start the run.", "see its error message.");
   return text.substr(1);
 }
 
-// Where the run lies, and what it goes on from ("" for the beginning).
+// The run's directory, and the checkpoint it resumes from ("": none).
 struct Begun {
   RunDirectory directory;
   std::string checkpoint;
@@ -97,8 +97,8 @@ void introduce(Report& report, const Training& training, const RunRequest& reque
   if (start.step > 0) report.line("resumed    after step " + std::to_string(start.step));
 }
 
-// What deterministic operators cost, measured: a few forwards and backwards of one batch with them
-// and without, from the same random state; nothing is updated.
+// Measures the cost of deterministic operators: a few forward and backward passes of one micro-batch
+// with and without them, from the same random state. Updates nothing.
 void show_cost_of_determinism(Report& report, Training& training, const Samples& batch) {
   auto seconds = [&](bool on) {
     set_deterministic(on);
@@ -121,7 +121,7 @@ void show_cost_of_determinism(Report& report, Training& training, const Samples&
   set_random_state(training.world.device(), random);
   char text[160];
   std::snprintf(text, sizeof text,
-                "deterministic operators: %.1f ms a micro-batch, %.1f ms without (%+.1f %%)",
+                "deterministic operators: %.1f ms per micro-batch, %.1f ms without (%+.1f %%)",
                 fixed * 1e3, free * 1e3, (fixed / free - 1) * 100);
   report.line(text);
 }
@@ -148,7 +148,7 @@ void sample_now(Report& report, const Training& training, const RunState& state)
   if (!training.trainee.text || !tokenizer || config.sample_tokens == 0) return;
   std::vector<int64_t> prompt;
   for (int32_t id : tokenizer->encode(config.sample_prompt)) prompt.push_back(id);
-  if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));  // a document begins
+  if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));  // starts a document
   data::StreamDecoder decoder(tokenizer);
   std::string text = config.sample_prompt;
   const World& world = training.world;
@@ -172,12 +172,12 @@ void sample_now(Report& report, const Training& training, const RunState& state)
   try {
     report.timed(Report::kEvaluation, write);
     report.sample(state, text + decoder.finish());
-  } catch (const Error& problem) {  // logits that are not finite: every rank has the same
+  } catch (const Error& problem) {  // non-finite logits, which are the same on every rank
     report.line(std::string("no sample: ") + problem.what());
   }
 }
 
-// Steps in a row whose loss or gradient was not finite.
+// Counts consecutive steps whose loss or gradient wasn't finite.
 class NotFinite {
  public:
   explicit NotFinite(const Training& training) : training_(training) {}
@@ -187,7 +187,7 @@ class NotFinite {
       in_a_row_ = 0;
       return;
     }
-    // A scaler that is still looking for its scale skips steps as a matter of course.
+    // A scaler that is still searching for its scale is expected to skip steps.
     if (training_.scaler && std::isfinite(outcome.loss) && training_.scaler->scale() >= 1) return;
     ++in_a_row_;
     char what[160];
@@ -196,12 +196,12 @@ class NotFinite {
     const TrainConfig& config = training_.config.train;
     if (config.on_nan == "stop")
       throw Error(std::string(what) + ": not finite, and train.on_nan is stop.",
-                  "the last checkpoint is as it was; try a lower --optim.lr, a --train.clip, or "
+                  "resume from the last checkpoint with a lower --optim.lr, a --train.clip, or "
                   "--train.on_nan skip.");
     if (in_a_row_ > config.max_skips)
       throw Error(
           std::string(what) + ": not finite, " + std::to_string(in_a_row_) + " times in a row.",
-          "the model is beyond repair: go back with --resume and a lower --optim.lr.");
+          "the run has diverged: resume from its last checkpoint with a lower --optim.lr.");
     report.line(std::string(what) + ": not finite, the step is skipped");
   }
 
@@ -244,13 +244,13 @@ void run(const RunRequest& request, const Begun& begun, Training& training, Stop
   RunState state;
   if (!begun.checkpoint.empty()) state = restore(training, begun.checkpoint);
   if (state.step >= training.steps && !begun.checkpoint.empty())
-    throw Error("the run in " + begun.directory.root.string() + " is done: it has " +
+    throw Error("the run in " + begun.directory.root.string() + " is complete: it has done " +
                     std::to_string(state.step) + " of " + std::to_string(training.steps) +
                     " steps.",
-                "--steps N (more than that) goes on.");
+                "pass a larger --steps to train on.");
   from_rank_0(world, "fsdp/train/kept", [&] {
     Config kept = training.config;
-    kept.train.profile = 0;  // who resumes the run wants to go on with it
+    kept.train.profile = 0;  // a resumed run isn't profiled again
     keep_config(begun.directory, to_toml(kept));
     if (auto tokenizer = training.corpus->tokenizer())
       tokenizer->save(begun.directory.root.string());
@@ -276,16 +276,16 @@ void run(const RunRequest& request, const Begun& begun, Training& training, Stop
     double held = report.timed(Report::kCheckpoint, [&] { save(training, state); });
     saved_at = state.step;
     report.line("checkpoint " + begun.directory.checkpoint(saved_at).filename().string() +
-                ": training was held for " + milliseconds(held));
+                ": training waited " + milliseconds(held));
   };
 
   const bool graphed = wants_graphs(training, training.steps - state.step);
   if (graphed)
-    report.line("graph      after some steps the GPU replays the whole step (train.graph)");
+    report.line("graph      after a few steps, the GPU replays the step as a CUDA graph");
   Steps steps(training, options, graphed, [] { return StopSignals::received() != 0; });
   StepProfile profile(training, graphed);
   MemoryPlan memory_plan(training);
-  struct UnderWay {  // a step whose outcome is not known yet
+  struct UnderWay {  // a step without a known outcome
     RunState state;
     StepCost cost;
     std::chrono::steady_clock::time_point begun;
@@ -297,7 +297,7 @@ void run(const RunRequest& request, const Begun& begun, Training& training, Stop
     while (std::optional<StepOutcome> outcome = steps.outcome()) {
       UnderWay done = under_way.front();
       under_way.pop_front();
-      // A step whose host ran ahead of it took from the end of the one before to its own.
+      // If the host ran ahead, a step lasts from the end of the previous one to its own.
       if (!done.cost.comm_s)
         done.cost.seconds =
             std::chrono::duration<double>(outcome->known - std::max(last_known, done.begun))
@@ -343,17 +343,17 @@ void run(const RunRequest& request, const Begun& begun, Training& training, Stop
     if (samples && goes_on) signals.begin_part("sample");
     if (samples && goes_on) sample_now(report, training, state);
     if (saves && goes_on) {
-      report.settle();  // so that a run that is killed later has the lines up to its checkpoint
+      report.settle();  // a run killed later then has all lines up to its checkpoint
       save_now();
     }
   }
   steps.finish();
   settle();
   if (std::string text = profile.finish(); !text.empty()) report.line(text);
-  // Saved first: what comes after may fail, or be killed.
+  // Save first: what follows may fail or be killed.
   bool stopped = stop && state.step < training.steps;
   bool wanted = config.checkpoint.at_end || due(config.checkpoint.every, state.step);
-  if (stopped) report.line("asked to stop: step " + std::to_string(state.step) + " is the last");
+  if (stopped) report.line("stopping after step " + std::to_string(state.step) + ", as requested");
   if (wanted && saved_at != state.step) save_now();
   signals.begin_part("save", kSaveSeconds);
   report.timed(Report::kCheckpoint, [&] { training.saving.wait(); });
@@ -381,7 +381,7 @@ void run(const RunRequest& request, const Begun& begun, Training& training, Stop
   std::cout << std::flush;
 }
 
-// work(), whose want of memory is explained.
+// Runs work(), and explains an out-of-memory error.
 template <typename Work>
 auto with_memory(const World& world, const Config& config, const Sharded& sharded, Work work) {
   try {
@@ -400,13 +400,14 @@ void train(const World& world, RunRequest request) {
   signals.begin_part("setup");
   if (request.config.train.deterministic) set_deterministic(true);
   Begun begun = begin(world, request);
-  if (!request.config.init_from.empty() && !request.config.resume)  // it may get newer meanwhile
+  if (!request.config.init_from.empty() && !request.config.resume)  // its latest checkpoint may change
     request.config.init_from = from_rank_0(world, "fsdp/train/origin", [&] {
       return find_origin(request.config.init_from).weights.string();
     });
   Training training = with_memory(world, request.config, Sharded(),
                                   [&] { return assemble(world, request.config, begun.directory); });
-  with_memory(world, training.config, training.sharded, [&] { run(request, begun, training, signals); });
+  with_memory(world, training.config, training.sharded,
+              [&] { run(request, begun, training, signals); });
 }
 
 }  // namespace fsdp::train

@@ -1,4 +1,4 @@
-// The training loop: a run from its config to its last checkpoint.
+// The training loop: runs a config from the first step to the last checkpoint.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace fsdp::train {
 
 struct RunRequest {
   Config config;
-  std::string name;                // of the config: where `dir` is empty, the run is runs/NAME
-  std::vector<std::string> notes;  // what to say first
+  std::string name;                // of the config; if `dir` is empty, the run is in runs/NAME
+  std::vector<std::string> notes;  // lines to print first
 };
 
 // Trains in this process, which is one rank of `world`. Collective. Returns when the last step is

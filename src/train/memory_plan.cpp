@@ -12,8 +12,8 @@
 namespace fsdp::train {
 namespace {
 
-constexpr int64_t kStep = 3;      // states are there, and the order of units is known
-constexpr double kFarOff = 0.10;  // is worth a warning
+constexpr int64_t kStep = 3;      // by then, states exist and the order of units is known
+constexpr double kFarOff = 0.10;  // worth a warning
 
 ConfigPlan plan_here(const World& world, const Config& config) {
   return plan_of(config, world.size(), gpu_of(world.device()), world.local_size());
@@ -29,8 +29,8 @@ bool MemoryPlan::looks() const {
 void MemoryPlan::before_step() {
   ++step_;
   if (!looks()) return;
-  profile_.emplace().begin(training_.sharded);  // on all ranks, or their steps would differ
-  reset_peak_memory(training_.world.device());  // what loading needed is no step's
+  profile_.emplace().begin(training_.sharded);  // on all ranks, so that their steps don't differ
+  reset_peak_memory(training_.world.device());  // excludes loading
 }
 
 std::string MemoryPlan::after_step() {
@@ -49,13 +49,13 @@ std::string MemoryPlan::after_step() {
     if (std::abs(compared.off) > kFarOff) {
       char text[160];
       std::snprintf(text, sizeof text,
-                    "the memory of this run is %.0f %% %s than planned; see docs/memory.md.",
+                    "this run uses %.0f %% %s memory than planned; see docs/memory.md.",
                     100 * std::abs(compared.off), compared.off > 0 ? "more" : "less");
       log::warn(text);
     }
     return compared.text;
-  } catch (const std::exception& problem) {  // a plan is never worth a run
-    return std::string("no plan of the memory: ") + problem.what();
+  } catch (const std::exception& problem) {  // a failed plan must not end the run
+    return std::string("no memory plan: ") + problem.what();
   }
 }
 

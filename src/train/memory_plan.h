@@ -1,5 +1,5 @@
-// The plan of a run beside the run: planned and measured memory after a few steps, and an error
-// that helps where memory runs out.
+// Compares planned and measured memory after a few steps, and explains out-of-memory errors with the
+// plan.
 #pragma once
 
 #include <exception>
@@ -16,8 +16,9 @@ class MemoryPlan {
  public:
   explicit MemoryPlan(const Training& training) : training_(training) {}
 
-  // Around every step. After the third of this process, on rank 0 of GPUs, and on CPUs that
-  // profile: planned and measured, by kind. Else "". Warns where they are more than 10 % apart.
+  // Called around every step. After this process's third step, rank 0 returns a table of planned and
+  // measured memory by kind, on GPUs and on CPUs that profile; otherwise "". Warns if the two differ by
+  // more than 10 %.
   void before_step();
   std::string after_step();
 
@@ -26,10 +27,10 @@ class MemoryPlan {
 
   const Training& training_;
   int64_t step_ = 0;                // of this process
-  std::optional<Profile> profile_;  // of the step that is looked at: what there was at its peak
+  std::optional<Profile> profile_;  // of the measured step: memory at its peak
 };
 
-// fsdp/out_of_memory.h, with the plan of this run. `sharded` is empty where there is no model yet.
+// fsdp::explain_out_of_memory with the plan of this run. `sharded` is empty before there is a model.
 Error explain_out_of_memory(const World& world, const Config& config, const Sharded& sharded,
                             const std::exception& problem);
 

@@ -68,8 +68,8 @@ void set_llama(ModelConfig& model, const models::LlamaConfig& given) {
 void set_gpt2(ModelConfig& model, const models::GPT2Config& given) {
   const models::GPT2Config shape = models::checked(given);
   if (!shape.tied)
-    throw Error("a gpt2 whose head is not its embedding cannot be trained here.",
-                "give one with tie_word_embeddings = true, as all that were published have.");
+    throw Error("a gpt2 whose output layer isn't its embedding can't be trained.",
+                "use one with tie_word_embeddings = true, as all published ones have.");
   model.type = "gpt2";
   model.vocab = shape.vocab;
   model.max_tokens = shape.max_tokens;
@@ -89,10 +89,10 @@ models::AnyConfig model_shape(const Config& config, int64_t vocab) {
   const ModelConfig& model = config.model;
   const int64_t words = model.vocab > 0 ? model.vocab : vocab;
   if (model.type == "mlp")
-    throw Error("an mlp is no language model.", "give a run of a llama, qwen2 or gpt2.");
+    throw Error("an mlp isn't a language model.", "pass a run of a llama, qwen2 or gpt2.");
   if (words < 1)
-    throw Error("the vocabulary of the model is not known: token files do not say it.",
-                "give --model.vocab, or --data.tokenizer with the one that made the files.");
+    throw Error("the model's vocabulary size is unknown: token files don't contain it.",
+                "pass --model.vocab, or --data.tokenizer with the tokenizer that made the files.");
   if (model.type == "gpt2") return gpt2_shape(model, words, config.data.seq);
   return llama_shape(model, words);
 }
@@ -105,8 +105,8 @@ void set_model_shape(ModelConfig& model, const models::AnyConfig& shape) {
 Config config_of(const checkpoint::Extra& extra, const std::filesystem::path& checkpoint) {
   const auto found = extra.find("config");
   if (found == extra.end() || !std::holds_alternative<std::string>(found->second))
-    throw Error(checkpoint.string() + " does not say what model it holds.",
-                "it was not written by fsdp train.");
+    throw Error(checkpoint.string() + " doesn't describe its model.",
+                "pass a checkpoint that fsdp train wrote.");
   Config config;
   apply_toml(config, std::get<std::string>(found->second), checkpoint.string() + ": extra.config");
   return config;

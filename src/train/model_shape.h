@@ -1,4 +1,4 @@
-// The shape of a model, between a run's config and the models' own configs.
+// Converts the model section of a run's config to the models' own configs and back.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace fsdp::train {
 
-// The language model that a config asks for. `vocab`: the tokenizer's, for where model.vocab is 0.
-// An Error for an mlp.
+// The language model of a config. `vocab`: the tokenizer's size, used if model.vocab is 0. Throws
+// Error for an mlp.
 models::AnyConfig model_shape(const Config& config, int64_t vocab = 0);
 
-// Makes model.* of a config ask for this model.
+// Sets the model section to this model.
 void set_model_shape(ModelConfig& model, const models::AnyConfig& shape);
 
-// The config that a run had, from the extra values of one of its checkpoints.
+// The config of a run, from the extra values of one of its checkpoints.
 Config config_of(const checkpoint::Extra& extra, const std::filesystem::path& checkpoint);
 
 }  // namespace fsdp::train

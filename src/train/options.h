@@ -1,6 +1,6 @@
-// Options: every field of Config declared once, with its key, its help and its check. The flag
+// Options: every field of Config, declared once with its key, help and check. The flag
 // (--optim.lr), the key in a TOML file (lr in [optim]), the default, the help and docs/config.md
-// all follow from this list.
+// follow from this list.
 #pragma once
 
 #include <limits>
@@ -15,19 +15,19 @@ namespace fsdp::train {
 using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*>;
 
 struct OptionCheck {
-  double least = -std::numeric_limits<double>::infinity();  // of a number
+  double least = -std::numeric_limits<double>::infinity();  // for numbers
   double most = std::numeric_limits<double>::infinity();
-  bool above = false;                     // least itself is too little
-  std::vector<std::string> choices = {};  // of a text; empty: any text
-  bool or_number = false;                 // a text that may also be a whole number from 2 on
-  std::string alias = {};                 // a second, shorter flag: "--steps"
+  bool above = false;                     // must be greater than `least`
+  std::vector<std::string> choices = {};  // for strings; empty: any string
+  bool or_number = false;                 // or an integer of at least 2
+  std::string alias = {};                 // a short flag: "--steps"
 };
 
 struct Option {
   std::string section;  // "optim"; empty: the run itself
   std::string key;      // "lr"
-  Target target;        // in the Config that options() was given
-  std::string help;     // one sentence without a point at its end
+  Target target;        // in the Config passed to options()
+  std::string help;     // one sentence, without its full stop
   OptionCheck check;
 
   std::string name() const { return section.empty() ? key : section + "." + key; }
@@ -40,16 +40,16 @@ struct Section {
 };
 
 // In the order of --help and of a written config. Targets point into `config`, which must outlive
-// them.
+// the result.
 std::vector<Option> options(Config& config);
 const std::vector<Section>& sections();
 
-// The option of that name ("optim.lr"); null where there is none.
+// The option with that name ("optim.lr"), or null.
 const Option* find(const std::vector<Option>& options, const std::string& name);
-// Of all names and keys that there are, what somebody may have meant who wrote `name`:
-// "optim.lr" for "optim.lrr", "lr" and "train.lr". Empty where nothing is near.
+// The option that `name` probably means: "optim.lr" for "optim.lrr", "lr" and "train.lr". Empty if
+// none is close.
 std::string nearest(const std::vector<Option>& options, const std::string& name);
-// The nearest of `known` by edit distance; empty where nothing is near.
+// The closest of `known` by edit distance; empty if none is close.
 std::string nearest_word(const std::vector<std::string>& known, const std::string& word);
 
 }  // namespace fsdp::train

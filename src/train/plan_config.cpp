@@ -62,7 +62,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   int64_t share = std::max<int64_t>(1, config.train.batch / world);
   options.batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
-  options.clip = 1.0;  // the norm is taken in any case
+  options.clip = 1.0;  // the norm is always computed
   options.optimizer = [optim = config.optim](const Sharded& sharded) {
     return make_optimizer(optim, sharded);
   };
@@ -101,7 +101,7 @@ void set_recompute(PlanOptions& options, const ActivationsConfig& activations) {
 
 SurveyOptions survey_options() {
   SurveyOptions survey;
-  // Of layers of fsdp::nn it is the same as none.
+  // For fsdp::nn layers it is the same as none.
   std::erase(survey.recompute, PlanRecompute(Recompute::SELECTIVE));
   return survey;
 }

@@ -29,8 +29,8 @@ void make_folder(const fs::path& folder) {
   if (!problem && access(folder.c_str(), W_OK | X_OK) != 0)
     problem = {errno, std::generic_category()};
   if (problem)
-    throw Error("the run's directory " + folder.string() +
-                    " cannot be written to: " + problem.message() + ".",
+    throw Error("can't write to the run's directory " + folder.string() + ": " +
+                    problem.message() + ".",
                 "choose another with --dir.");
 }
 
@@ -47,19 +47,19 @@ std::optional<fs::path> prepare(const RunDirectory& run, bool resume) {
   if (!resume) {
     if (holds_run(run.root))
       throw Error(run.root.string() + " already holds a run.",
-                  "--resume goes on with it; another --dir begins a new one.");
+                  "add --resume to continue it, or choose another --dir.");
     make_folder(run.checkpoints());
     return std::nullopt;
   }
   if (!holds_run(run.root))
     throw Error("there is no run in " + run.root.string() + " to resume.",
-                "leave out --resume to begin one, or give the --dir of one.");
+                "leave out --resume to start a new run, or pass the --dir of an existing one.");
   make_folder(run.checkpoints());
   auto found = checkpoint::latest(run.checkpoints());
   if (!found)
-    throw Error(run.checkpoints().string() + " holds no complete checkpoint.",
-                "the run ended before its first one: begin again in another --dir, with "
-                "--checkpoint.every so that less is lost.");
+    throw Error(run.checkpoints().string() + " has no complete checkpoint.",
+                "the run ended before its first one: start again in another --dir, with a "
+                "--checkpoint.every.");
   return found;
 }
 
@@ -70,13 +70,13 @@ void keep_config(const RunDirectory& run, const std::string& toml) {
     file << toml;
     file.flush();
     if (!file)
-      throw Error("cannot write " + draft.string() + ": " + std::strerror(errno) + ".",
-                  "is the disk full?");
+      throw Error("can't write " + draft.string() + ": " + std::strerror(errno) + ".",
+                  "check free space on the disk.");
   }
   std::error_code problem;
   fs::rename(draft, run.config(), problem);
   if (problem)
-    throw Error("cannot write " + run.config().string() + ": " + problem.message() + ".",
+    throw Error("can't write " + run.config().string() + ": " + problem.message() + ".",
                 "choose another --dir.");
 }
 
@@ -85,15 +85,15 @@ FoundCheckpoint find_checkpoint(const fs::path& where) {
   fs::path path = fs::weakly_canonical(where, problem);
   if (!fs::is_directory(path, problem))
     throw Error("there is no directory " + where.string() + ".",
-                "give a run's directory (runs/NAME) or one of its checkpoints.");
+                "pass a run's directory (runs/NAME) or one of its checkpoints.");
   auto run_above = [](const fs::path& checkpoints) {
     return checkpoints.filename() == "checkpoints" ? checkpoints.parent_path() : fs::path();
   };
   if (fs::exists(path / ".metadata", problem)) return {path, run_above(path.parent_path())};
   if (auto found = checkpoint::latest(path / "checkpoints")) return {*found, path};
   if (auto found = checkpoint::latest(path)) return {*found, run_above(path)};
-  throw Error(where.string() + " holds no complete checkpoint.",
-              "give a run's directory (runs/NAME) or one of its checkpoints.");
+  throw Error(where.string() + " has no complete checkpoint.",
+              "pass a run's directory (runs/NAME) or one of its checkpoints.");
 }
 
 }  // namespace fsdp::train

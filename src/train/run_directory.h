@@ -1,6 +1,6 @@
-// A run is a directory: config.toml as resolved, metrics.jsonl, tensorboard/, checkpoints/step-N
-// and the link checkpoints/latest, a copy of the tokenizer where the data had one, and origin/
-// where it was begun from a Hugging Face directory.
+// RunDirectory: the files of a run. config.toml (resolved), metrics.jsonl, tensorboard/,
+// checkpoints/step-N and the link checkpoints/latest, a copy of the tokenizer if there is one, and
+// origin/ if the run started from a Hugging Face directory.
 #pragma once
 
 #include <filesystem>
@@ -25,25 +25,25 @@ struct RunDirectory {
     return checkpoints() / ("step-" + std::to_string(step));
   }
   std::filesystem::path tokenizer() const { return root / "tokenizer.json"; }
-  // What the Hugging Face directory that the run was begun from says beside its weights.
+  // Settings of the Hugging Face directory that the run started from.
   std::filesystem::path origin() const { return root / "origin"; }
 };
 
-// runs/NAME, or runs/NAME-2, … if that is taken.
+// runs/NAME, or runs/NAME-2, … if that exists.
 std::filesystem::path free_directory(const std::string& name);
 
-// For one rank. A new run must find no other run there; one that is resumed must find a checkpoint.
-// Returns the checkpoint to go on from. Errors say what is there and what to do.
+// For one rank. A new run must not find another run in the directory; a resumed run must find a
+// checkpoint, which is returned. Throws Error otherwise.
 std::optional<std::filesystem::path> prepare(const RunDirectory& run, bool resume);
 
-// Writes the config beside the run, whole or not at all.
+// Writes config.toml, atomically.
 void keep_config(const RunDirectory& run, const std::string& toml);
 
-// What `fsdp generate` and others may be given: a run's directory, its checkpoints folder, or one
-// checkpoint. An Error where none of these is there.
+// Resolves a path passed to `fsdp generate` and others: a run's directory, its checkpoints folder, or
+// one checkpoint. Throws Error if it is none of these.
 struct FoundCheckpoint {
   std::filesystem::path checkpoint;
-  std::filesystem::path run;  // empty: the checkpoint lies in no run's directory
+  std::filesystem::path run;  // empty: the checkpoint isn't in a run's directory
 };
 FoundCheckpoint find_checkpoint(const std::filesystem::path& where);
 

@@ -19,10 +19,10 @@ namespace {
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 void refuse_sample(const std::string& what, const std::string& hint) {
-  throw Error("cannot sample with " + what + ".", hint);
+  throw Error("can't sample with " + what + ".", hint);
 }
 
-// cuDNN plans its attention anew for every length, and the length grows with each token.
+// cuDNN plans its attention again for every length, and the length grows with each token.
 class WithoutCuDNNAttention {
  public:
   WithoutCuDNNAttention() : before_(at::globalContext().userEnabledCuDNNSDP()) {
@@ -38,12 +38,16 @@ class WithoutCuDNNAttention {
 
 void check(const SampleOptions& options) {
   if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
-    refuse_sample("temperature " + std::to_string(options.temperature),
-           "give 0 (always the likeliest token) or more; 1 is the model's own distribution.");
-  if (options.top_k < 0) refuse_sample("top-k " + std::to_string(options.top_k), "0 keeps all tokens.");
+    refuse_sample(
+        "temperature " + std::to_string(options.temperature),
+        "pass 0 (always the most likely token) or more; 1 is the model's own distribution.");
+  if (options.top_k < 0)
+    refuse_sample("top-k " + std::to_string(options.top_k), "0 keeps all tokens.");
   if (!(options.top_p > 0 && options.top_p <= 1))
-    refuse_sample("top-p " + std::to_string(options.top_p), "give a probability above 0, at most 1.");
-  if (options.tokens < 0) refuse_sample(std::to_string(options.tokens) + " tokens", "give 0 or more.");
+    refuse_sample("top-p " + std::to_string(options.top_p),
+                  "pass a probability above 0 and at most 1.");
+  if (options.tokens < 0)
+    refuse_sample(std::to_string(options.tokens) + " tokens", "pass 0 or more.");
 }
 
 int64_t draw(const at::Tensor& logits, const SampleOptions& options, at::Generator& random) {
@@ -57,15 +61,15 @@ int64_t draw(const at::Tensor& logits, const SampleOptions& options, at::Generat
   if (options.top_p < 1) {
     auto [sorted, places] = scores.sort(/*dim=*/-1, /*descending=*/true);
     at::Tensor chances = at::softmax(sorted, -1);
-    // What comes before a token decides, so that the likeliest always stays.
+    // The probability before a token decides, so that the most likely token always stays.
     at::Tensor before = chances.cumsum(-1) - chances;
     at::Tensor dropped = places.masked_select(before >= options.top_p);
     scores.index_fill_(0, dropped, kNever);
   }
   at::Tensor chances = at::softmax(scores, -1);
   if (!std::isfinite(chances.sum().item<double>()))
-    throw Error("the model's logits are not finite.",
-                "the training went wrong before this checkpoint: look at metrics.jsonl.");
+    throw Error("the model's logits aren't finite.",
+                "training diverged before this checkpoint: see the losses in metrics.jsonl.");
   return at::multinomial(chances, 1, /*replacement=*/false, random).item<int64_t>();
 }
 
@@ -73,7 +77,7 @@ void generate(models::CausalLMImpl& model, at::Device device, std::vector<int64_
               const SampleOptions& options, const std::function<bool(int64_t)>& on_token,
               const std::function<int64_t(int64_t)>& agree) {
   check(options);
-  if (prompt.empty()) throw Error("a prompt needs at least one token.", "give some text.");
+  if (prompt.empty()) throw Error("a prompt needs at least one token.", "pass some text.");
   torch::NoGradGuard no_grad;
   WithoutCuDNNAttention plain;
   bool was_training = model.is_training();
@@ -82,7 +86,7 @@ void generate(models::CausalLMImpl& model, at::Device device, std::vector<int64_
   models::KVCache cache(model.layers());
   int64_t room = model.max_tokens() > 0 ? model.max_tokens() : std::numeric_limits<int64_t>::max();
   std::vector<int64_t> next = std::move(prompt);
-  if (static_cast<int64_t>(next.size()) > room)  // its end is what the next token depends on most
+  if (static_cast<int64_t>(next.size()) > room)  // keep its end, which matters most
     next.erase(next.begin(), next.end() - room);
   for (int64_t made = 0; made < options.tokens && cache.tokens() < room; ++made) {
     at::Tensor ids = at::tensor(next, at::kLong).unsqueeze(0).to(device);

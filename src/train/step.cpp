@@ -17,8 +17,7 @@
 namespace fsdp::train {
 namespace {
 
-// Sums a few numbers over all ranks; those that live on the device come along without a wait of
-// their own.
+// Sums a few numbers over all ranks, with a single wait for those on the device.
 std::vector<double> summed(const World& world, const std::vector<at::Tensor>& on_device,
                            const std::vector<double>& on_host, const char* what) {
   at::Tensor numbers = at::tensor(on_host, at::kDouble).to(world.device());
@@ -41,8 +40,8 @@ int64_t micro_of(int64_t wanted, const Samples& batch) {
 StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded& sharded,
                       Optimizer& optimizer, GradScaler* scaler, const Samples& batch,
                       const StepOptions& options, const std::function<bool()>& wants_to_stop) {
-  // With gradients summed over ranks and every loss divided by the number of targets in the whole
-  // batch, the gradient is that of the mean, whatever ranks and micro-batches there are.
+  // Gradients are summed over ranks, and every loss is divided by the number of targets in the whole
+  // batch, so the gradient is that of the mean for any ranks and micro-batches.
   double counted = static_cast<double>(batch.counted) * world.size();
   if (options.masked) counted = summed(world, {}, {double(batch.counted)}, "targets").front();
   double divisor = std::max(counted, 1.0);
@@ -65,14 +64,14 @@ StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded&
   double bound = options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
   at::Tensor norm = sharded.clip_grad_norm_(bound);
 
-  // The norm is the same everywhere: each rank adds its share of it.
+  // The norm is the same on every rank, so each adds its share.
   std::vector<double> sums = summed(world, {loss, norm.to(at::kDouble) / world.size()},
                                     {wants_to_stop() ? 1.0 : 0.0}, "loss of the step");
   StepOutcome outcome{.loss = sums[0] / divisor,
                       .grad_norm = sums[1],
                       .counted = static_cast<int64_t>(counted),
                       .stop = sums[2] > 0};
-  if (scaler) {  // it has looked at every gradient
+  if (scaler) {  // it checked every gradient
     outcome.updated = std::isfinite(outcome.loss) && scaler->step(optimizer);
     scaler->update();
   } else if (std::isfinite(outcome.loss) && std::isfinite(outcome.grad_norm)) {
@@ -80,9 +79,9 @@ StepOutcome take_step(const World& world, const Trainee& trainee, const Sharded&
     outcome.updated = true;
   }
   if (options.step_in_backward && !outcome.updated)
-    throw Error("a loss or gradient is not finite, and units were updated with it in backward.",
-                "resume from the last checkpoint, with offload.step_in_backward = false, which "
-                "leaves such a step out.");
+    throw Error("the loss or a gradient isn't finite, and units were updated with it in backward.",
+                "resume from the last checkpoint with offload.step_in_backward = false, which skips "
+                "such a step.");
   optimizer.zero_grad();
   return outcome;
 }

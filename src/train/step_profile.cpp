@@ -38,15 +38,15 @@ std::string StepProfile::finish() {
   if (!active()) return "";
   taken_ = wanted();
   if (profile_.steps() == 0)
-    return "nothing was profiled: the run ended in its first " + std::to_string(kWarmup) +
-           " steps, which warm up";
+    return "nothing was profiled: the run ended within the " + std::to_string(kWarmup) +
+           " warm-up steps";
   return text("");
 }
 
 std::string StepProfile::text(const std::string& trace) const {
   std::string out = profile_.describe();
   if (graphed_)
-    out += "these steps were eager ones: the others are replayed as CUDA graphs, and take less\n";
+    out += "these steps were eager; the others are replayed as CUDA graphs and take less time\n";
   std::optional<int64_t> measured;
   if (!training_.world.device().is_cpu()) measured = measured_;
   out += "\n" + observe::describe(profile_.memory(), measured);
@@ -58,7 +58,7 @@ std::string StepProfile::text(const std::string& trace) const {
     out += "the run ended before a step was traced";
   else
     out += "trace of one step, for https://ui.perfetto.dev: " + trace +
-           (training_.world.size() > 1 ? " (and one for each other rank)" : "");
+           (training_.world.size() > 1 ? " (and one per other rank)" : "");
   return out;
 }
 

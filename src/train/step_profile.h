@@ -1,5 +1,5 @@
-// StepProfile: fsdp train --profile N. Takes the time of N steps apart, unit by unit, after a few
-// steps that warm up, and writes a trace of one more. Every rank does; rank 0's table is shown.
+// StepProfile: fsdp train --profile N. After a few warm-up steps, profiles N steps unit by unit and
+// traces one more. All ranks do; rank 0's table is shown.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@ namespace fsdp::train {
 
 class StepProfile {
  public:
-  // train.profile says how many; with 0 nothing here does anything. `graphed`: steps that are not
-  // profiled are replayed as CUDA graphs.
+  // Profiles train.profile steps; 0: does nothing. `graphed`: the other steps are replayed as CUDA
+  // graphs.
   explicit StepProfile(const Training& training, bool graphed = false);
 
-  // The next step must be an eager one: it warms up, is profiled, or traced.
+  // The next step must be eager: it warms up, is profiled or is traced.
   bool active() const { return taken_ < wanted(); }
 
-  // Around each step, on every rank. after_step returns what there is to show, once; else "".
+  // Called around each step, on every rank. after_step() returns the report once, otherwise "".
   void before_step();
   std::string after_step();
-  // Where the run ends before all was seen, what there is.
+  // The report so far, if the run ends before the profile is complete; otherwise "".
   std::string finish();
 
  private:
@@ -36,7 +36,7 @@ class StepProfile {
   bool graphed_;
   int64_t steps_;
   int64_t taken_ = 0;
-  int64_t measured_ = 0;  // bytes; on a GPU
+  int64_t measured_ = 0;  // bytes, peak of a GPU
   Profile profile_;
   observe::Trace trace_;
 };

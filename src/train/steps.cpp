@@ -16,10 +16,10 @@
 namespace fsdp::train {
 namespace {
 
-constexpr int64_t kWorthIt = 20;  // steps, below which a recording costs more than it saves
-constexpr size_t kAhead = 1;      // steps begun whose outcome is not waited for
+constexpr int64_t kWorthIt = 20;  // steps; for fewer, recording costs more than it saves
+constexpr size_t kAhead = 1;      // launched steps whose outcome isn't waited for
 
-// Numbers on their way from the device.
+// A step's numbers, copied asynchronously from the device.
 struct Arrival {
   explicit Arrival(at::Device device) {
     auto host = at::TensorOptions().pinned_memory(!device.is_cpu());
@@ -58,7 +58,7 @@ struct Steps::Graphed {
   int64_t rows;     // of a micro-batch
   at::Device device;
   std::array<Arrival, kAhead + 1> arrivals;
-  at::Tensor stop;  // [1] int32: ranks that want to
+  at::Tensor stop;  // [1] int32: ranks that want to stop
   GraphedStep step;
   size_t begun = 0, collected = 0;
 };
@@ -84,13 +84,14 @@ void Steps::take(const Samples& batch, bool eager) {
 
 void Steps::take_graphed(const Samples& batch) {
   if (!steps_) {
-    training_.sharded.measure_exposed(false);  // in a graph there is no such thing
+    training_.sharded.measure_exposed(false);  // not possible in a graph
     steps_ = std::make_unique<Graphed>(training_, options_, batch);
   }
   Graphed& graphed = *steps_;
   if (batch.counted != graphed.counted || batch.count % graphed.rows != 0)
-    throw Error("a batch has " + std::to_string(batch.counted) + " targets that count, the first " +
-                    std::to_string(graphed.counted) + ": its step is no CUDA graph.",
+    throw Error("a batch has " + std::to_string(batch.counted) +
+                    " targets that count, but the CUDA graph was recorded for " +
+                    std::to_string(graphed.counted) + ".",
                 "set --train.graph off.");
   std::vector<GraphedStep::Inputs> parts;
   for (int64_t first = 0; first < batch.count; first += graphed.rows) {
@@ -125,7 +126,7 @@ void Steps::collect(size_t but) {
   if (!steps_) return;
   Graphed& graphed = *steps_;
   while (graphed.begun - graphed.collected > but) {
-    graphed.step.wait(graphed.begun - graphed.collected - 1);  // which sees a rank that is lost
+    graphed.step.wait(graphed.begun - graphed.collected - 1);  // notices a lost rank
     Arrival& arrival = graphed.arrivals[graphed.collected % graphed.arrivals.size()];
     if (arrival.complete) arrival.complete->synchronize();
     ++graphed.collected;
@@ -160,7 +161,7 @@ bool wants_graphs(const Training& training, int64_t steps) {
   if (training.world.device().is_cpu()) {
     if (on)
       throw Error("train.graph = on, but this run computes on the CPU, which has no CUDA graphs.",
-                  "leave it at auto.");
+                  "set it to auto.");
     return false;
   }
   return on || (!training.scaler && !config.data.document_mask && !config.data.loss_mask &&

@@ -1,7 +1,7 @@
 // Steps: the steps of a run, eager or as CUDA graphs.
 //
-// An eager step's outcome is known when it returns. With graphs the host runs ahead: it gives the
-// device a step while the one before is computed, and only then reads what came out of that.
+// The outcome of an eager step is known when it returns. With graphs the host runs ahead: it launches
+// a step while the device computes the one before, and then reads the outcome of that.
 #pragma once
 
 #include <deque>
@@ -17,24 +17,23 @@ namespace fsdp::train {
 
 class Steps {
  public:
-  // `wants_to_stop`: did this rank get a signal?
+  // `wants_to_stop`: whether this rank got a signal.
   Steps(const Training& training, const StepOptions& options, bool graphed,
         std::function<bool()> wants_to_stop);
   ~Steps();
 
-  // Takes a step, or begins it. Collective. `eager`: this one not as a graph in any case.
+  // Takes or launches a step. Collective. `eager`: don't use a graph for this one.
   void take(const Samples& batch, bool eager);
-  // Of the oldest step that was not asked for; nothing where none is known to be done. In the order
-  // of the steps.
+  // The oldest unread outcome, or nullopt. In the order of the steps.
   std::optional<StepOutcome> outcome();
-  void finish();  // waits for what was begun, so that every outcome is known
+  void finish();  // waits for all launched steps, so that every outcome is known
 
-  bool host_is_ahead() const;  // the last step is computed without the host waiting for it
+  bool host_is_ahead() const;  // the host didn't wait for the last step
 
  private:
   struct Graphed;
   void take_graphed(const Samples& batch);
-  void collect(size_t but);  // outcomes of all steps that were begun but the last few
+  void collect(size_t but);  // reads the outcomes of all launched steps but the last `but`
 
   const Training& training_;
   StepOptions options_;
@@ -44,8 +43,8 @@ class Steps {
   std::deque<StepOutcome> known_;
 };
 
-// Whether steps are to be graphs, as train.graph says. An Error where it is "on" and they cannot.
-// `steps`: that are left of the run.
+// Whether to use graphs, by train.graph. Throws Error if it is "on" and that isn't possible. `steps`:
+// remaining in the run.
 bool wants_graphs(const Training& training, int64_t steps);
 
 }  // namespace fsdp::train

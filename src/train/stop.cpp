@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/log.h"
 #include "base/rank_status.h"
 #include "fsdp/error.h"
 
@@ -46,6 +47,7 @@ void on_stop_signal(int signal) {
     received_signal.store(signal);
     wake_watchdog();
   } else if (seconds_since_signal() * 1e3 > kSameSignalMs) {
+    if (log::has_live_line() && write(STDOUT_FILENO, "\n", 1) < 0) _exit(128 + signal);
     _exit(128 + signal);
   }
   errno = before;
@@ -136,7 +138,7 @@ void StopSignals::give_up(int signal, double waited_s, double cpu_before_s) cons
   std::snprintf(limit, sizeof limit, "%.*f s of SIG%s", waited_s < 10 ? 1 : 0, waited_s,
                 sigabbrev_np(signal));
   std::string text =
-      "fsdp: " +
+      (log::has_live_line() && isatty(STDERR_FILENO) ? "\nfsdp: " : "fsdp: ") +
       (rank_ < 0 ? "process " + pid : "rank " + std::to_string(rank_) + " (pid " + pid + ")") +
       " didn't end within " + limit + ": exiting with code " + std::to_string(128 + signal) +
       ".\n  " + rank_status::whereabouts(rank_status::current(), getpid(), cpu_before_s) + ".\n";

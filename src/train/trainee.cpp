@@ -81,7 +81,7 @@ Trainee make_trainee(const Config& config, int64_t vocab) {
           language_model(models::Llama(std::get<models::LlamaConfig>(shape)).ptr(),
                          wrap::modules<models::LlamaBlock>(), wrap::modules<models::SwiGLU>(), seq);
   }
-  std::set<const void*> seen;  // a tied one has two names
+  std::set<const void*> seen;  // tied parameters have two names
   for (const at::Tensor& parameter : trainee.module->parameters())
     if (seen.insert(parameter.unsafeGetTensorImpl()).second)
       trainee.parameters += parameter.numel();

@@ -75,8 +75,9 @@ std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activa
   // fsdp::nn layers already recompute what is cheap. The widest product is the next candidate: its
   // inputs take a fraction of its memory.
   if (activations.mode == "feed_forward" && !trainee.feed_forwards)
-    throw Error("activations.mode = feed_forward, but the model's blocks have no feed-forward part.",
-                "set it to full, offload or none.");
+    throw Error(
+        "activations.mode = feed_forward, but the model's blocks have no feed-forward part.",
+        "set it to full, offload or none.");
   if (activations.mode == "feed_forward") return RecomputePolicy(trainee.feed_forwards, options);
   if (activations.mode == "selective") options.mode = Recompute::SELECTIVE;
   if (activations.mode == "offload") options.mode = Recompute::OFFLOAD;
@@ -293,7 +294,8 @@ RunState restore(Training& training, const std::filesystem::path& from) {
   if (training.scaler && loaded.extra.contains("scale"))
     training.scaler->load_state({std::get<double>(loaded.extra.at("scale")),
                                  integer(loaded.extra, "scale_good_steps", from)});
-  // With another number of ranks there is no saved state for each rank; dropout then differs anyway.
+  // With another number of ranks there is no saved state for each rank; dropout then differs
+  // anyway.
   seed_rank(training.world, training.config.train.seed, state.step);
   auto saved = [&](const char* key) -> const at::Tensor* {
     auto found = loaded.per_rank.find(key);

@@ -324,7 +324,7 @@ def check_python(folder):
     expect_same(safetensors.torch.load_file(folder / "python.safetensors"),
                 {key: value.to(torch.bfloat16) if value.is_floating_point() else value
                  for key, value in model.items()})
-    assert "does not say what model" in fsdp("ckpt", "export", folder / "python", folder / "x",
+    assert "doesn't describe its model" in fsdp("ckpt", "export", folder / "python", folder / "x",
                                              code=1)
     print("written by Python: consolidated")
 

@@ -56,8 +56,8 @@ TEST(Order, GoesToTheEndOfWhatCanBeCounted) {
   }
 }
 
-// Chi-square of how the first places of the order fall into 16 parts of the samples. With 15 degrees
-// of freedom it exceeds 50 once in 80,000 cases.
+// Chi-square of how the first places of the order fall into 16 parts of the samples. With 15
+// degrees of freedom it exceeds 50 once in 80,000 cases.
 TEST(Order, SpreadsEachPartOfTheEpochOverAllSamples) {
   const int64_t n = 100'003;
   for (int64_t part = 0; part < 10; ++part) {

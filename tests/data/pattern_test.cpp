@@ -1,5 +1,5 @@
-// Patterns: what they match, and that unsupported ones are refused. package_test.cpp checks that they
-// split real text as the `tokenizers` package does.
+// Patterns: what they match, and that unsupported ones are refused. package_test.cpp checks that
+// they split real text as the `tokenizers` package does.
 #include "data/pattern.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +72,8 @@ TEST(Patterns, WhatIsNotUnderstoodIsRefused) {
         << expression;
   }
   std::string deep(2'000, '(');
-  EXPECT_TRUE(test::contains(test::error_of([&] { Pattern pattern(deep); }), "more than 50 nested groups"));
+  EXPECT_TRUE(
+      test::contains(test::error_of([&] { Pattern pattern(deep); }), "more than 50 nested groups"));
   std::string endless(100'000, 'a');
   EXPECT_TRUE(test::contains(test::error_of([&] { Pattern pattern(endless); }), "HINT"));
 }

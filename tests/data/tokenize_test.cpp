@@ -115,7 +115,7 @@ TEST(Tokenize, ErrorsSayWhatToDo) {
       {{folder.write("l.jsonl", "{}"), "--out", folder / "a.bin"}, "--jsonl"},
       {{folder.write("e/l.jsonl", "{}"), "--jsonl", "--out", folder / "a.bin"}, "line 1"},
       {{text, "--tokenizer", "nothing.json", "--out", folder / "a.bin"}, "nothing.json"},
-      {{text, "--out", folder / "no/such/a.bin"}, "cannot write"},
+      {{text, "--out", folder / "no/such/a.bin"}, "can't write"},
       {{"--decode", folder.write("long.txt", "A text that no token file looks like.")},
        "it is text"},
   };

@@ -1,5 +1,5 @@
-// The byte tokenizer, and reading a tokenizer.json: damaged and unsupported ones are refused by name.
-// package_test.cpp compares ids with the `tokenizers` package.
+// The byte tokenizer, and reading a tokenizer.json: damaged and unsupported ones are refused by
+// name. package_test.cpp compares ids with the `tokenizers` package.
 #include "fsdp/tokenizer.h"
 
 #include <gtest/gtest.h>

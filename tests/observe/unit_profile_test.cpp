@@ -212,8 +212,8 @@ TEST(Profiles, MemoryIsThatOfTheEngineAndOfAutograd) {
   EXPECT_EQ(memory.optimizer, now.optimizer);
   EXPECT_EQ(memory.unsharded, now.unsharded);
   EXPECT_GT(memory.total() + memory.activations, now.parameters + now.optimizer);
-  // On the CPU gradients keep their memory, so the peak is at the end of forward, with everything that
-  // the layers saved: their inputs and the results of their activations.
+  // On the CPU gradients keep their memory, so the peak is at the end of forward, with everything
+  // that the layers saved: their inputs and the results of their activations.
   if (test_device().is_cpu()) {
     EXPECT_EQ(memory.gradients, now.gradients);
     EXPECT_GE(memory.activations, 4 * 2 * kWidth * kDepth);

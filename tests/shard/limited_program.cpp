@@ -76,7 +76,8 @@ Training start(const std::string& precision, const std::string& states) {
   Training run;
   torch::manual_seed(3);
   for (int i = 0; i < fsdp::testing::kLimitedLayers; ++i)
-    run.model->push_back(torch::nn::Linear(fsdp::testing::kLimitedWidth, fsdp::testing::kLimitedWidth));
+    run.model->push_back(
+        torch::nn::Linear(fsdp::testing::kLimitedWidth, fsdp::testing::kLimitedWidth));
   Offload offload;
   offload.optimizer = states != "device";
   if (states != "device" && states != "host") offload.directory = states;

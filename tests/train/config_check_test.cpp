@@ -1,4 +1,4 @@
-// Combinations: what goes together, and what is refused with a way out.
+// Combinations of options: which are accepted, and which are refused with a hint.
 #include "train/config_check.h"
 
 #include "train/config_testing.h"
@@ -17,24 +17,24 @@ std::string clash(const Words& flags, int world = 1) {
 }
 
 TEST(Check, TakesWhatGoesTogether) {
-  EXPECT_EQ(clash({}), "(it was taken)");
-  EXPECT_EQ(clash({"train.batch", "12", "train.micro_batch", "2"}, 3), "(it was taken)");
-  EXPECT_EQ(clash({"optim.type", "sgd", "optim.momentum", "0"}), "(it was taken)");
-  EXPECT_EQ(clash({"shard.reshard_after_forward", "2"}, 4), "(it was taken)");
+  EXPECT_EQ(clash({}), "(accepted)");
+  EXPECT_EQ(clash({"train.batch", "12", "train.micro_batch", "2"}, 3), "(accepted)");
+  EXPECT_EQ(clash({"optim.type", "sgd", "optim.momentum", "0"}), "(accepted)");
+  EXPECT_EQ(clash({"shard.reshard_after_forward", "2"}, 4), "(accepted)");
   EXPECT_EQ(clash({"shard.reshard_after_forward", "false", "shard.strategy", "shard_grad_op"}, 4),
-            "(it was taken)");
+            "(accepted)");
   EXPECT_EQ(clash({"optim.schedule", "wsd", "optim.decay_steps", "90", "optim.warmup_steps", "10"}),
-            "(it was taken)");
+            "(accepted)");
 }
 
 TEST(Check, NamesTheNearestBatchesThatCanBeDivided) {
   EXPECT_TRUE(has(clash({"train.batch", "32"}, 3),
-                  "train.batch = 32 cannot be divided among 3 ranks. | the nearest that can: "
+                  "train.batch = 32 can't be divided among 3 ranks. | the nearest that works: "
                   "--batch 30 or 33."));
   EXPECT_TRUE(has(clash({"train.batch", "2"}, 4), "--batch 4."));
   EXPECT_TRUE(has(clash({"train.batch", "20", "train.micro_batch", "4"}, 2),
-                  "the 10 samples of a rank (train.batch = 20, 2 ranks) are no multiple of "
-                  "train.micro_batch = 4. | --batch 16 or 24"));
+                  "the 10 samples per rank (train.batch = 20, 2 ranks) aren't a multiple of "
+                  "train.micro_batch = 4. | use --batch 16 or 24"));
 }
 
 TEST(Check, RefusesEveryCombinationThatCannotBe) {
@@ -44,28 +44,28 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
     int world = 1;
   };
   const std::vector<Case> cases = {
-      {{"train.steps", "0"}, "nothing says when the run ends"},
+      {{"train.steps", "0"}, "the length of the run isn't set"},
       {{"train.tokens", "100000"}, "more than one of"},
       {{"train.epochs", "1"}, "more than one of"},
       {{"train.steps", "0", "train.tokens", "100"}, "less than one step of 32 x 256 tokens"},
       {{"train.steps", "0", "train.epochs", "1", "data.train", "random"}, "has no epochs"},
-      {{"model.heads", "3"}, "model.dim = 256 is not a multiple of model.heads = 3"},
+      {{"model.heads", "3"}, "model.dim = 256 isn't a multiple of model.heads = 3"},
       {{"model.heads", "256"}, "is odd"},
-      {{"model.kv_heads", "3"}, "is not a multiple of model.kv_heads = 3"},
+      {{"model.kv_heads", "3"}, "isn't a multiple of model.kv_heads = 3"},
       {{"model.type", "gpt2", "model.kv_heads", "2"}, "model.kv_heads = 2 has no effect"},
       {{"model.type", "gpt2", "model.max_tokens", "128"}, "more than the 128 positions"},
       {{"model.type", "gpt2", "model.rope_base", "5e5"}, "model.rope_base = 5e5 has no effect"},
       {{"model.dropout", "0.1"}, "set model.type to gpt2"},
       {{"model.width", "64"}, "set model.type to mlp"},
       {{"model.rope_factor", "32"}, "set model.rope_scaling to llama3"},
-      {{"model.rope_scaling", "llama3", "model.rope_low_freq", "4"}, "is not below"},
-      {{"model.type", "mlp"}, "an mlp cannot learn text"},
+      {{"model.rope_scaling", "llama3", "model.rope_low_freq", "4"}, "isn't below"},
+      {{"model.type", "mlp"}, "an mlp can't be trained on text"},
       {{"model.type", "mlp", "data.train", "random", "model.heads", "8"}, "has no effect"},
       {{"model.type", "mlp", "data.train", "random", "train.sample_every", "8"}, "has no effect"},
       {{"model.type", "mlp", "data.train", "random", "train.steps", "0", "train.tokens", "1e6"},
-       "an mlp sees no tokens"},
-      {{"data.train", "random", "data.valid", "x"}, "stand alone"},
-      {{"data.train", "random", "data.format", "text"}, "is in no file"},
+       "an mlp has no tokens to count"},
+      {{"data.train", "random", "data.valid", "x"}, "combines"},
+      {{"data.train", "random", "data.format", "text"}, "reads no files"},
       {{"data.loss_mask", "true", "data.format", "text"}, "is for token files"},
       {{"data.format", "nanogpt"}, "names no file"},
       {{"data.format", "nanogpt", "data.train", "x"}, "set model.vocab"},
@@ -76,10 +76,10 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"optim.schedule", "constant", "optim.final_ratio", "0.5"}, "has no effect"},
       {{"optim.warmup_steps", "101"}, "more than the run's 100 steps"},
       {{"optim.schedule", "wsd", "optim.decay_steps", "60", "optim.warmup_steps", "50"},
-       "together"},
+       "plus optim.decay_steps is more"},
       {{"shard.shard_ranks", "2"}, "set shard.strategy to hybrid_shard", 4},
-      {{"shard.strategy", "hybrid_shard", "shard.shard_ranks", "3"}, "cannot be divided", 4},
-      {{"shard.reshard_after_forward", "3"}, "does not divide the 4 ranks", 4},
+      {{"shard.strategy", "hybrid_shard", "shard.shard_ranks", "3"}, "can't be divided", 4},
+      {{"shard.reshard_after_forward", "3"}, "doesn't divide the 4 ranks", 4},
       {{"shard.reshard_after_forward", "true", "shard.strategy", "shard_grad_op"}, "contradicts"},
       {{"shard.reshard_after_forward", "false", "shard.strategy", "no_shard"}, "has no effect"},
       {{"shard.wrap_min_params", "5"}, "set shard.wrap to size"},
@@ -96,14 +96,14 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"activations.mode", "full", "activations.keep_last", "999"}, "there are only"},
       {{"activations.keep_last", "1"}, "set activations.mode to selective"},
       {{"model.type", "mlp", "data.train", "random", "activations.mode", "feed_forward"},
-       "no feed-forwards"},
+       "no feed-forward layers"},
       {{"train.graph", "on", "offload.parameters", "true"}, "offload.gradients to false"},
-      {{"train.graph", "on", "activations.mode", "offload"}, "activations leave for the host"},
+      {{"train.graph", "on", "activations.mode", "offload"}, "activations move to host memory"},
       {{"offload.fraction", "0.5"}, "nothing is offloaded"},
       {{"offload.step_in_backward", "true"}, "offload.optimizer is not"},
       {{"offload.optimizer", "true", "offload.step_in_backward", "true"}, "train.clip"},
       {{"offload.directory", "/tmp"}, "offload.optimizer is not"},
-      {{"resume", "true"}, "does not say which run"},
+      {{"resume", "true"}, "needs the run's directory"},
   };
   for (const Case& one : cases) {
     EXPECT_TRUE(has(clash(one.flags, one.world), one.part)) << testing::PrintToString(one.flags);

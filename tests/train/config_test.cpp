@@ -1,4 +1,4 @@
-// The config of a run: options, flags, ready configs, and which of them wins.
+// The config of a run: options, flags, ready configs, and which value wins.
 #include <unistd.h>
 
 #include <filesystem>
@@ -120,33 +120,33 @@ TEST(Flags, TextStaysAsItWasTyped) {
 
 TEST(Flags, AnUnknownOneNamesTheNearest) {
   EXPECT_TRUE(has(refused({"--optim.lrr", "1"}),
-                  "there is no flag --optim.lrr. | the nearest is --optim.lr;"));
-  EXPECT_TRUE(has(refused({"--lr", "1"}), "the nearest is --optim.lr;"));
-  EXPECT_TRUE(has(refused({"--lr=1"}), "there is no flag --lr. | the nearest is --optim.lr;"));
-  EXPECT_TRUE(has(refused({"--model.lr", "1"}), "the nearest is --optim.lr;"));
+                  "there is no flag --optim.lrr. | did you mean --optim.lr?"));
+  EXPECT_TRUE(has(refused({"--lr", "1"}), "did you mean --optim.lr?"));
+  EXPECT_TRUE(has(refused({"--lr=1"}), "there is no flag --lr. | did you mean --optim.lr?"));
+  EXPECT_TRUE(has(refused({"--model.lr", "1"}), "did you mean --optim.lr?"));
   EXPECT_TRUE(has(refused({"--learning"}), "there is no flag --learning."));
-  EXPECT_TRUE(has(refused({"--step", "1"}), "the nearest is --steps;"));
-  EXPECT_TRUE(has(refused({"--sed", "1"}), "the nearest is --seed;"));
+  EXPECT_TRUE(has(refused({"--step", "1"}), "did you mean --steps?"));
+  EXPECT_TRUE(has(refused({"--sed", "1"}), "did you mean --seed?"));
   EXPECT_TRUE(has(refused({"--model.heads_kv", "1"}), "--model."));
   EXPECT_TRUE(has(refused({"-x"}), "there is no flag -x."));
 }
 
 TEST(Flags, AWrongValueSaysWhatIsExpected) {
   EXPECT_TRUE(has(refused({"--optim.lr", "fast"}),
-                  "--optim.lr is \"fast\", but optim.lr takes a number from 0 on."));
-  EXPECT_TRUE(has(refused({"--optim.lr", "-1"}), "takes a number from 0 on."));
-  EXPECT_TRUE(has(refused({"--optim.lr", "nan"}), "takes a number from 0 on."));
-  EXPECT_TRUE(has(refused({"--optim.lr", "inf"}), "takes a number from 0 on."));
+                  "--optim.lr is \"fast\", but optim.lr takes a number of at least 0."));
+  EXPECT_TRUE(has(refused({"--optim.lr", "-1"}), "takes a number of at least 0."));
+  EXPECT_TRUE(has(refused({"--optim.lr", "nan"}), "takes a number of at least 0."));
+  EXPECT_TRUE(has(refused({"--optim.lr", "inf"}), "takes a number of at least 0."));
   EXPECT_TRUE(has(refused({"--optim.lr", "1e-4x"}), "takes a number"));
   EXPECT_TRUE(has(refused({"--optim.lr", ""}), "takes a number"));
-  EXPECT_TRUE(has(refused({"--model.layers", "1.5"}), "takes a whole number from 1 to 100000."));
-  EXPECT_TRUE(has(refused({"--model.layers", "0"}), "takes a whole number from 1"));
-  EXPECT_TRUE(has(refused({"--steps", "99999999999999999999"}), "takes a whole number"));
+  EXPECT_TRUE(has(refused({"--model.layers", "1.5"}), "takes an integer from 1 to 100000."));
+  EXPECT_TRUE(has(refused({"--model.layers", "0"}), "takes an integer from 1"));
+  EXPECT_TRUE(has(refused({"--steps", "99999999999999999999"}), "takes an integer"));
   EXPECT_TRUE(has(refused({"--optim.final_ratio", "1.1"}), "takes a number from 0 to 1."));
   EXPECT_TRUE(has(refused({"--model.norm_eps", "0"}), "takes a number above 0."));
   EXPECT_TRUE(
       has(refused({"--optim.type", "adam"}), "takes one of adamw, sgd. | did you mean adamw?"));
-  EXPECT_TRUE(has(refused({"--shard.reshard_after_forward", "1"}), "or a whole number from 2 on"));
+  EXPECT_TRUE(has(refused({"--shard.reshard_after_forward", "1"}), "or an integer of at least 2"));
 }
 
 TEST(Flags, AFlagIsNoValueOfTheOneBeforeIt) {
@@ -259,9 +259,9 @@ TEST_F(Files, WithoutAConfigItIsTheDemo) {
 TEST_F(Files, AReadyConfigIsFoundByItsName) {
   EXPECT_EQ(resolve(parsed({"llama-8b"})).config.model.layers, 32);
   EXPECT_EQ(resolve(parsed({"bench/llama-953m"})).name, "llama-953m");
-  EXPECT_TRUE(has(refused({"lama-8b"}), "the nearest is llama-8b;"));
-  EXPECT_TRUE(has(refused({"configs/llama-8b.toml"}), "the nearest is llama-8b;"));
-  EXPECT_TRUE(has(refused({"llama-1b", "llama-3b"}), "two configs are given"));
+  EXPECT_TRUE(has(refused({"lama-8b"}), "did you mean llama-8b?"));
+  EXPECT_TRUE(has(refused({"configs/llama-8b.toml"}), "did you mean llama-8b?"));
+  EXPECT_TRUE(has(refused({"llama-1b", "llama-3b"}), "there are two configs"));
 }
 
 TEST_F(Files, AFlagThatEndsTheRunTakesBackWhatTheFileSaid) {
@@ -298,8 +298,8 @@ TEST_F(Files, AResumedRunTakesItsOwnConfig) {
     EXPECT_EQ(run.config.train.seed, 9);
     EXPECT_EQ(differences(run.config, config), (Words{"dir", "resume", "log.every"}));
   }
-  EXPECT_TRUE(has(refused({"--resume"}), "does not say which run"));
-  EXPECT_TRUE(has(refused({"--resume", "--dir", dir + "x"}), "there is no run to go on with"));
+  EXPECT_TRUE(has(refused({"--resume"}), "needs the run's directory"));
+  EXPECT_TRUE(has(refused({"--resume", "--dir", dir + "x"}), "there is no run to resume"));
 }
 
 // --- the document ---
@@ -308,10 +308,10 @@ TEST(Document, HasEveryOptionAsItIs) {
   std::ifstream in(FSDP_SOURCE_DIR "/docs/config.md", std::ios::binary);
   std::string document(std::istreambuf_iterator<char>(in), {});
   ASSERT_FALSE(document.empty());
-  size_t begin = document.find("## Outside of all sections");
+  size_t begin = document.find("## Top level");
   ASSERT_NE(begin, std::string::npos);
   EXPECT_EQ(document.substr(begin), describe_options_markdown())
-      << "docs/config.md: replace everything from \"## Outside of all sections\" on by this.";
+      << "docs/config.md: replace everything from \"## Top level\" on with this.";
 }
 
 }  // namespace

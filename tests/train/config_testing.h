@@ -1,4 +1,4 @@
-// What the tests of the config share: command lines as the binary sees them, and refusals.
+// Shared by the config tests: command lines as the binary sees them, and refusals.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ std::string refusal(Action action) {
     EXPECT_FALSE(problem.hint().empty()) << problem.what();
     return problem.message() + " | " + problem.hint();
   }
-  return "(it was taken)";
+  return "(accepted)";
 }
 
 inline std::string refused(const Words& words) {

@@ -49,45 +49,45 @@ TEST(Toml, RefusesTheRestWithItsLine) {
     EXPECT_TRUE(has(refused_file(text), part)) << text;
   };
   check("\n\nlr", "my.toml:3: a = is missing after \"lr\".");
-  check("dir = x", "my.toml:1: \"x\" is no number");
-  check("dir = \"a\" \"b\"", "the line goes on with \"\"b\"\"");
-  check("dir = \"a\" seed = 1", "where it should end");
-  check("dir = \"a", "does not end in its line");
-  check("dir = \"a\nb\"", "my.toml:1: a string does not end");
-  check("dir = \"\\x\"", "\\x is no escape");
-  check("dir = \"\\u12\"", "is not followed by the 4 digits");
-  check("dir = \"\\uD800\"", "is not followed by");
-  check("dir = \"\\U00110000\"", "is not followed by");
+  check("dir = x", "my.toml:1: \"x\" isn't a number");
+  check("dir = \"a\" \"b\"", "unexpected \"\"b\"\"");
+  check("dir = \"a\" seed = 1", "unexpected \"seed = 1\" at the end of the line");
+  check("dir = \"a", "isn't closed in its line");
+  check("dir = \"a\nb\"", "my.toml:1: a string isn't closed");
+  check("dir = \"\\x\"", "\\x isn't a valid escape");
+  check("dir = \"\\u12\"", "isn't followed by the 4 hexadecimal digits");
+  check("dir = \"\\uD800\"", "isn't followed by");
+  check("dir = \"\\U00110000\"", "isn't followed by");
   check("dir = \"a\x01\"", "control character");
   check("# a\x07", "control character");
-  check("dir = \"\"\"a\"\"\"", "strings over several lines");
-  check("dir = '''a'''", "strings over several lines");
+  check("dir = \"\"\"a\"\"\"", "multi-line strings");
+  check("dir = '''a'''", "multi-line strings");
   check("dir =", "a value is missing");
   check("= 1", "a key is missing");
   check("a b = 1", "a = is missing after \"a\"");
   check("[optim", "a ] is missing");
-  check("[optim] x", "the line goes on with \"x\"");
-  check("[[optim]]", "lists of tables");
+  check("[optim] x", "unexpected \"x\"");
+  check("[[optim]]", "arrays of tables");
   check("[]", "a key is missing");
   check("optim = {lr = 1}", "inline tables");
   check("[data]\ntrain = [\"a\"\n\"b\"]", "my.toml:3: a comma or ] is missing");
-  check("[data]\ntrain = [\"a\",\n", "that begins in line 2 does not end");
-  check("[data]\ntrain = [1]", "is no text in quotes");
-  check("[data]\ntrain = [[\"a\"]]", "is no text in quotes");
-  check("[data]\ntrain = [,]", "is no text in quotes");
-  check("[train]\nseed = 1\nbatch = 2\nseed = 3", "my.toml:4: \"seed\" stands already in line 2.");
-  check("train.seed = 1\n[train]\nseed = 1", "my.toml:3: \"seed\" stands already in line 1.");
-  check("[train]\n[model]\n[train]\n", "my.toml:3: [train] stands already in line 1.");
-  check("[train]\nseed = 2020-01-01", "is no number");
-  check("[train]\nseed = 01", "\"01\" is no number");
-  check("[train]\nseed = 1__0", "is no number");
-  check("[train]\nseed = _1", "is no number");
-  check("[optim]\nlr = 1.", "is no number");
-  check("[optim]\nlr = .5", "is no number");
-  check("[optim]\nlr = 1e", "is no number");
-  check("[optim]\nlr = 1e999", "is no number");
-  check("[optim]\nlr = 0x1.8p1", "is no number");
-  check("[data]\nshuffle = True", "\"True\" is no number and neither true nor false.");
+  check("[data]\ntrain = [\"a\",\n", "that begins in line 2 isn't closed");
+  check("[data]\ntrain = [1]", "isn't a quoted string");
+  check("[data]\ntrain = [[\"a\"]]", "isn't a quoted string");
+  check("[data]\ntrain = [,]", "isn't a quoted string");
+  check("[train]\nseed = 1\nbatch = 2\nseed = 3", "my.toml:4: \"seed\" is already set in line 2.");
+  check("train.seed = 1\n[train]\nseed = 1", "my.toml:3: \"seed\" is already set in line 1.");
+  check("[train]\n[model]\n[train]\n", "my.toml:3: [train] is already in line 1.");
+  check("[train]\nseed = 2020-01-01", "isn't a number");
+  check("[train]\nseed = 01", "\"01\" isn't a number");
+  check("[train]\nseed = 1__0", "isn't a number");
+  check("[train]\nseed = _1", "isn't a number");
+  check("[optim]\nlr = 1.", "isn't a number");
+  check("[optim]\nlr = .5", "isn't a number");
+  check("[optim]\nlr = 1e", "isn't a number");
+  check("[optim]\nlr = 1e999", "isn't a number");
+  check("[optim]\nlr = 0x1.8p1", "isn't a number");
+  check("[data]\nshuffle = True", "\"True\" isn't a number, true or false.");
 }
 
 TEST(Toml, AWrongTypeSaysWhatIsExpectedAndWhere) {
@@ -95,19 +95,19 @@ TEST(Toml, AWrongTypeSaysWhatIsExpectedAndWhere) {
     EXPECT_TRUE(has(refused_file(text), part)) << text;
   };
   check("[optim]\n\nlr = \"fast\"",
-        "my.toml:3: lr is \"fast\", but optim.lr takes a number from 0 on.");
+        "my.toml:3: lr is \"fast\", but optim.lr takes a number of at least 0.");
   check("[optim]\nlr = true", "takes a number");
   check("[optim]\nlr = inf", "takes a number");
   check("[optim]\nlr = [\"1\"]", "takes a number");
-  check("[model]\ndim = 0.5", "takes a whole number from 1 to 1000000.");
+  check("[model]\ndim = 0.5", "takes an integer from 1 to 1000000.");
   check("[model]\ntied = 1", "takes true or false");
   check("[model]\ntied = \"true\"", "takes true or false");
   check("[model]\ntype = \"lama\"", "did you mean llama?");
   check("[model]\ntype = 1", "takes one of llama, qwen2, gpt2, mlp.");
-  check("[data]\ntrain = \"a.bin\"", "takes a list of texts");
-  check("dir = 1", "takes a text");
-  check("[train]\nseed = 9223372036854775808", "takes a whole number");
-  check("[train]\nsteps = 1e17", "takes a whole number");
+  check("[data]\ntrain = \"a.bin\"", "takes a list of strings");
+  check("dir = 1", "takes a string");
+  check("[train]\nseed = 9223372036854775808", "takes an integer");
+  check("[train]\nsteps = 1e17", "takes an integer");
 }
 
 TEST(Toml, ATextThatMayBeANumberNeedsNoQuotes) {
@@ -125,15 +125,15 @@ TEST(Toml, AnUnknownKeyNamesTheNearestAndItsSection) {
   auto check = [](const std::string& text, const std::string& part) {
     EXPECT_TRUE(has(refused_file(text), part)) << text;
   };
-  check("[optim]\nlrr = 1", "my.toml:2: there is no key \"lrr\" in [optim]. | the nearest is lr.");
+  check("[optim]\nlrr = 1", "my.toml:2: there is no key \"lrr\" in [optim]. | did you mean lr?");
   check("[train]\nlr = 1", "there is no key \"lr\" in [train]. | lr belongs to [optim].");
-  check("lr = 1", "there is no key \"lr\" outside of all sections. | lr belongs to [optim].");
-  check("[train]\ndir = \"x\"", "dir stands before the first [section].");
-  check("[model]\nkvheads = 1", "the nearest is kv_heads.");
+  check("lr = 1", "there is no key \"lr\" outside all sections. | lr belongs to [optim].");
+  check("[train]\ndir = \"x\"", "dir must come before the first [section].");
+  check("[model]\nkvheads = 1", "did you mean kv_heads?");
   check("[model.rope]\nbase = 1", "there is no section [model.rope]");
   check("model.rope.base = 1", "there is no key \"base\" in [model.rope].");
   check("[optimizer]\n", "my.toml:1: there is no section [optimizer].");
-  check("[modle]\n", "there is no section [modle]. | the nearest is [model].");
+  check("[modle]\n", "there is no section [modle]. | did you mean [model]?");
   check("[model]\nxyzzyxyzzy = 1", "docs/config.md lists every key.");
 }
 

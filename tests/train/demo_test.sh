@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# demo_test.sh BINARY SEED BOUND: `fsdp train` without a config learns: the loss on text that it did
-# not see ends below BOUND, a checkpoint is there, some text was written, and three commands follow.
+# demo_test.sh BINARY SEED BOUND: `fsdp train` without arguments starts without a warning and learns:
+# the evaluation ends below BOUND and near the training loss. It leaves a checkpoint, shows the loss
+# curve and some text, and suggests three commands.
 set -euo pipefail
 binary=$1 seed=$2 bound=$3
 folder=$(mktemp -d)
@@ -9,9 +10,14 @@ cd "$folder"
 export FSDP_BACKEND=shm  # on the CPU, also where there is a GPU
 
 "$binary" train --seed "$seed" > out 2> err || { cat out err; exit 1; }
+if grep '^warning:' out || grep warning err; then exit 1; fi
 loss=$(sed -n 's/.*"eval_loss":\([0-9.]*\).*/\1/p' runs/demo/metrics.jsonl | tail -n 1)
-echo "seed $seed: loss $loss on held-out text (bound $bound)"
+trained=$(sed -n 's/.*"loss":\([0-9.]*\),"grad_norm.*/\1/p' runs/demo/metrics.jsonl | tail -n 20 |
+  awk '{ sum += $1 } END { print sum / NR }')
+echo "seed $seed: loss $trained in training, $loss on held-out text (bound $bound)"
 awk -v loss="$loss" -v bound="$bound" 'BEGIN { exit !(loss != "" && loss < bound) }'
+awk -v loss="$loss" -v trained="$trained" 'BEGIN { exit !(loss - trained < 0.2 && trained - loss < 0.2) }'
 [[ -e runs/demo/checkpoints/latest/.metadata ]]
-grep -q '^the model writes:' out
+grep -q '^Loss (' out
+grep -q '^The model writes:' out
 [[ $(sed -n '/^Next:/,$p' out | grep -c '^  [^ ]') == 3 ]]

@@ -1,5 +1,4 @@
-// fsdp train --profile: the table, a trace of every rank, and a run that goes on as if nothing had
-// been looked at.
+// fsdp train --profile: the table, a trace of every rank, and losses that don't change.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -29,7 +28,7 @@ std::set<std::string> names_in(const fs::path& trace) {
   return names;
 }
 
-// The words of the line that begins with these two.
+// The words of the line that begins with `unit` and `pass`.
 Words row(const std::string& text, const std::string& unit, const std::string& pass) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -51,7 +50,7 @@ TEST(TrainProfile, ATableAndATraceOfEveryRank) {
   EXPECT_TRUE(has(said.out, "activations")) << said.out;
   EXPECT_TRUE(has(said.out, "planned")) << "after step 3\n" << said.out;
   EXPECT_FALSE(has(said.err, "than planned")) << said.err;
-  EXPECT_FALSE(has(said.out, "measured peak")) << "nobody measures on the CPU";
+  EXPECT_FALSE(has(said.out, "measured peak")) << "nothing is measured on the CPU";
   // unit, pass, gathers, median, max, sent (two words), …
   for (const char* unit : {"model.layers.0", "model.layers.1", "root"}) {
     Words forward = row(said.out, unit, "forward"), backward = row(said.out, unit, "backward");
@@ -68,7 +67,7 @@ TEST(TrainProfile, ATableAndATraceOfEveryRank) {
           "wait for model.layers.1", "gather root", "reduce root"})
       EXPECT_TRUE(names.count(name)) << name << ", rank " << rank;
   }
-  // Nothing of it is left for who resumes the run.
+  // A resumed run isn't profiled again.
   std::ifstream config(folder / "run/config.toml");
   std::stringstream text;
   text << config.rdbuf();

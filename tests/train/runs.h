@@ -1,5 +1,5 @@
-// Real runs of `fsdp train` on a small text, for tests: a config that takes seconds, the command
-// under any launcher, and what came out.
+// Runs of `fsdp train` on a small text, for tests: a config that takes seconds, the command under any
+// launcher, and its output.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,8 +15,7 @@ using Words = std::vector<std::string>;
 // Writes some kilobytes of text to a file, the same every time.
 void write_text(const std::string& file);
 
-// A model of some ten thousand parameters: `steps` steps of 12 samples of 32 bytes from
-// FOLDER/text.
+// A model of about ten thousand parameters: `steps` steps of 12 samples of 32 bytes from FOLDER/text.
 Words tiny_run(const launch::Folder& folder, const std::string& run, int steps);
 
 struct Said {

@@ -1,4 +1,4 @@
-// Drawing tokens: against the distribution that the options ask for.
+// Drawing tokens, compared with the distribution that the options define.
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
-// Steps that are taken as graphs, beside eager ones, with a stand-in for graphs: batches and their
-// parts, outcomes that come a step later, numbers that are not finite, signals.
+// Steps as graphs compared with eager ones, with a stand-in for CUDA graphs: micro-batches, outcomes
+// that arrive a step later, non-finite numbers, signals.
 #include "train/steps.h"
 
 #include <gtest/gtest.h>

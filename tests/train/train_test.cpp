@@ -1,5 +1,4 @@
-// `fsdp train` from the outside: real runs, interrupted, resumed, on other numbers of ranks, under
-// other launchers.
+// Real runs of `fsdp train`: interrupted, resumed, on other numbers of ranks, under other launchers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,9 +27,9 @@ Words operator+(Words a, const Words& b) {
   return a;
 }
 
-// --- the same numbers, however it is run ---
+// --- the same losses, however it is run ---
 
-// Of tiny_run: what one process computed when this test was written.
+// Losses of tiny_run, computed by one process when this test was written.
 const std::vector<double> kGolden = {5.57617, 5.53117, 5.46646, 5.37296, 5.25877, 5.12741, 5.00537,
                                      4.87905, 4.76643, 4.65824, 4.54325, 4.44270, 4.35709, 4.27588,
                                      4.21191, 4.16362, 4.13159, 4.08096, 4.06820, 4.04630};
@@ -43,7 +42,7 @@ TEST(Train, LossesAreTheSameOnOneTwoThreeAndFourRanks) {
     ASSERT_EQ(said.code, 0) << said.err;
     if (ranks > 1) expect_near(losses(folder, name), losses(folder, "run-1"), 1e-5);
   }
-  expect_near(losses(folder, "run-1"), kGolden, 2e-4);  // other CPUs round otherwise
+  expect_near(losses(folder, "run-1"), kGolden, 2e-4);  // other CPUs round differently
 }
 
 TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
@@ -129,7 +128,7 @@ TEST(Train, ARunIsADirectory) {
   EXPECT_TRUE(lines[1].contains("eval_loss"));
   EXPECT_TRUE(lines[3].contains("eval_perplexity"));
   EXPECT_TRUE(has(said.out, "evaluation after step 2"));
-  EXPECT_TRUE(has(said.out, "the model writes:"));
+  EXPECT_TRUE(has(said.out, "The model writes:"));
   EXPECT_TRUE(has(said.out, "Next:"));
 }
 
@@ -139,7 +138,7 @@ TEST(Train, ADirectoryThatHoldsARunIsNotOverwritten) {
   Said said = train(1, tiny_run(folder, "run", 2));
   EXPECT_EQ(said.code, 1);
   EXPECT_TRUE(has(said.err, "already holds a run"));
-  EXPECT_TRUE(has(said.err, "HINT: --resume"));
+  EXPECT_TRUE(has(said.err, "HINT: add --resume"));
   EXPECT_EQ(metrics(folder, "run").size(), 2u);
 }
 
@@ -159,7 +158,7 @@ TEST(Train, OnlySoManyCheckpointsAreKept) {
 
 TEST(Train, ResumingGivesTheBitsOfTheRunThatNeverStopped) {
   Folder folder;
-  Words dropout = {"--model.type", "gpt2", "--model.dropout", "0.1"};  // random state counts too
+  Words dropout = {"--model.type", "gpt2", "--model.dropout", "0.1"};  // so random state matters, too
   for (int ranks : {1, 2}) {
     std::string whole = "whole-" + std::to_string(ranks), parts = "parts-" + std::to_string(ranks);
     auto gpt2 = [&](const std::string& run, int steps) {
@@ -182,7 +181,7 @@ TEST(Train, ARunMayBeResumedOnAnotherNumberOfRanks) {
   ASSERT_EQ(train(1, tiny_run(folder, "whole", 12)).code, 0);
   Words often = {"--checkpoint.every", "3", "--checkpoint.keep_last", "0"};
   ASSERT_EQ(train(4, tiny_run(folder, "parts", 12) + often).code, 0);
-  // Go back to step 3, as after a crash there.
+  // Go back to step 3, as after a crash.
   for (const char* later : {"step-6", "step-9", "step-12"})
     fs::remove_all(folder / ("parts/checkpoints/" + std::string(later)));
   for (int ranks : {2, 3}) {
@@ -202,7 +201,7 @@ TEST(Train, OnFourThenTwoThenThreeThenOneRankIsTheRunThatNeverStopped) {
   ASSERT_EQ(train(4, tiny_run(folder, "parts", 20) + often).code, 0);
   fs::path checkpoints = folder / "parts/checkpoints";
   for (auto [ranks, from] : {std::pair(2, 5), std::pair(3, 10), std::pair(1, 15)}) {
-    // Back to where the ranks before were lost.
+    // Back to where the previous ranks were lost.
     for (int step : {5, 10, 15, 20})
       if (step > from) fs::remove_all(checkpoints / ("step-" + std::to_string(step)));
     fs::remove(checkpoints / "latest");
@@ -232,7 +231,7 @@ TEST_P(Stopped, BySignalItSavesAndGoesOnWithTheSameBits) {
     code = program.wait();
     EXPECT_EQ(code, 0) << program.out() << program.err();
     if (metrics(folder, "parts").size() < 40) {
-      EXPECT_TRUE(has(program.out(), "asked to stop"));
+      EXPECT_TRUE(has(program.out(), "stopping after step"));
       EXPECT_TRUE(has(program.out(), "--resume"));
     }
   }
@@ -259,7 +258,7 @@ TEST(Train, AKilledRunGoesOnFromItsLastCheckpoint) {
     program.wait();
   }
   Said said = train(2, {"--dir", folder / "parts", "--resume"});
-  ASSERT_TRUE(said.code == 0 || has(said.err, "is done")) << said.err;
+  ASSERT_TRUE(said.code == 0 || has(said.err, "is complete")) << said.err;
   EXPECT_EQ(losses(folder, "parts"), losses(folder, "whole"));
 }
 
@@ -334,7 +333,7 @@ TEST(Train, EveryModelLearns) {
   }
 }
 
-// Prompts do not count: ranks then have different numbers of targets, and the mean is over all.
+// Prompts don't count, so ranks have different numbers of targets, and the mean is over all of them.
 TEST(Train, AMaskedLossIsTheSameOnAnyNumberOfRanks) {
   Folder folder;
   {
@@ -428,13 +427,13 @@ TEST(Generate, SaysWhatIsWrong) {
   Folder folder;
   Said said = fsdp({"generate", folder / "none"});
   EXPECT_EQ(said.code, 1);
-  EXPECT_TRUE(has(said.err, "HINT: give a run's directory"));
+  EXPECT_TRUE(has(said.err, "HINT: pass a run's directory"));
   Said range = fsdp({"generate", folder.path(), "--top-p", "2"});
   EXPECT_EQ(range.code, 1);
   EXPECT_TRUE(has(range.err, "top-p"));
 }
 
-// A process with a limit to its memory, and a batch that is too large for it.
+// A process with a memory limit, and a batch that is too large for it.
 TEST(Train, ThatMemoryRunsOutIsExplained) {
   launch::Folder folder;
   Words limited = {"sh", "-c", "ulimit -d 4000000 && exec \"$@\"", "sh"};

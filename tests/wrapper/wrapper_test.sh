@@ -52,10 +52,10 @@ END
   # not give them the binary's.
   stand_in ninja << 'END'
 #!/bin/bash
-if [[ " $* " == *" -n "* ]]; then  # what it would do
-  echo "[1/3] Building CXX object src/Unity/unity_src_shard_0_cxx.cxx.o"
-  echo "[2/3] Building CXX object src/one.cpp.o"
-  echo "[3/3] Linking CXX executable bin/fsdp"
+if [[ " $* " == *" -t commands "* ]]; then  # what it would run
+  echo "c++ -o src/Unity/unity_src_shard_0_cxx.cxx.o -c src/Unity/unity_src_shard_0_cxx.cxx "
+  echo "c++ -o src/one.cpp.o -c src/one.cpp"
+  echo "c++ src/one.cpp.o -o bin/fsdp"
   exit
 fi
 echo "ninja $*" >> "$calls"

@@ -113,24 +113,60 @@ constexpr auto max(A a, B b) {
   return a < b ? b : a;
 }
 
-inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float a) { return std::sqrt(a); }
-inline double __dadd_rn(double a, double b) { return a + b; }
-inline double __dsub_rn(double a, double b) { return a - b; }
-inline double __dmul_rn(double a, double b) { return a * b; }
-inline double __ddiv_rn(double a, double b) { return a / b; }
-inline float rsqrtf(float a) { return 1.0f / std::sqrt(a); }
-inline float __expf(float a) { return std::exp(a); }
-inline float __uint_as_float(unsigned a) { return std::bit_cast<float>(a); }
-inline unsigned __float_as_uint(float a) { return std::bit_cast<unsigned>(a); }
-inline float __int_as_float(int a) { return std::bit_cast<float>(a); }
-inline int __float_as_int(float a) { return std::bit_cast<int>(a); }
-inline int __popc(unsigned a) { return std::popcount(a); }
-inline int __ffs(int a) { return ffs(a); }
+inline float __fmaf_rn(float a, float b, float c) {
+  return std::fmaf(a, b, c);
+}
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
+inline float __fsub_rn(float a, float b) {
+  return a - b;
+}
+inline float __fdiv_rn(float a, float b) {
+  return a / b;
+}
+inline float __fsqrt_rn(float a) {
+  return std::sqrt(a);
+}
+inline double __dadd_rn(double a, double b) {
+  return a + b;
+}
+inline double __dsub_rn(double a, double b) {
+  return a - b;
+}
+inline double __dmul_rn(double a, double b) {
+  return a * b;
+}
+inline double __ddiv_rn(double a, double b) {
+  return a / b;
+}
+inline float rsqrtf(float a) {
+  return 1.0f / std::sqrt(a);
+}
+inline float __expf(float a) {
+  return std::exp(a);
+}
+inline float __uint_as_float(unsigned a) {
+  return std::bit_cast<float>(a);
+}
+inline unsigned __float_as_uint(float a) {
+  return std::bit_cast<unsigned>(a);
+}
+inline float __int_as_float(int a) {
+  return std::bit_cast<float>(a);
+}
+inline int __float_as_int(float a) {
+  return std::bit_cast<int>(a);
+}
+inline int __popc(unsigned a) {
+  return std::popcount(a);
+}
+inline int __ffs(int a) {
+  return ffs(a);
+}
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = (uint64_t{b} << 32) | a;
   unsigned result = 0;
@@ -139,11 +175,17 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   return result;
 }
 template <typename T>
-T __ldg(const T* from) { return *from; }
+T __ldg(const T* from) {
+  return *from;
+}
 template <typename T>
-T __ldcs(const T* from) { return *from; }
+T __ldcs(const T* from) {
+  return *from;
+}
 template <typename T>
-void __stcs(T* to, T value) { *to = value; }
+void __stcs(T* to, T value) {
+  *to = value;
+}
 
 #define cudaMemsetAsync(to, value, bytes, stream) (std::memset(to, value, bytes), cudaSuccess)
 #define cudaGetLastError() cudaSuccess
