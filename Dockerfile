@@ -1,16 +1,15 @@
 # An image with fsdp built and installed, its headers and CMake package included.
 #
-#   docker build -t fsdp .
-#   docker build -t fsdp --build-arg BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04 --build-arg FLAVOUR=cuda .
+#   docker build -t fsdp .   (with CUDA: docs/install.md)
 #   docker run --rm --ipc=host -v "$PWD:/work" fsdp train
 #
-# The script installs all packages and LibTorch, so nothing is listed here. docs/install.md has the rest.
+# The script installs all packages and LibTorch, so nothing is listed here.
 ARG BASE=debian:12
 FROM ${BASE}
 ARG FLAVOUR=cpu
 
-# The cache holds LibTorch and must be readable for every user. pip's and ccache's own caches would only
-# be copies. Tests aren't part of the image.
+# The cache holds LibTorch and must be readable for every user. pip's and ccache's own caches would
+# only be copies. Tests aren't part of the image.
 ENV XDG_CACHE_HOME=/opt/cache FSDP_FLAVOUR=${FLAVOUR} FSDP_CMAKE_ARGS=-DFSDP_TESTS=OFF \
   PIP_NO_CACHE_DIR=1 CCACHE_DISABLE=1
 WORKDIR /opt/fsdp.cpp

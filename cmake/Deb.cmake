@@ -1,5 +1,5 @@
-# `cpack --config BUILD/CPackConfig.cmake` makes two Debian packages: fsdp, and fsdp-libtorch with the
-# copy of LibTorch that it needs. The tools: file, dpkg-shlibdeps (dpkg-dev).
+# `cpack --config BUILD/CPackConfig.cmake` makes two Debian packages: fsdp, and fsdp-libtorch with
+# the copy of LibTorch that it needs. The tools: file, dpkg-shlibdeps (dpkg-dev).
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_CONTACT "the fsdp.cpp contributors")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)

@@ -5,7 +5,7 @@
 # CUDA, and is linked only into the CUDA library, which is loaded at run time.
 # The installed package includes this file, too. FSDP_LIBTORCH is the path of LibTorch.
 
-# fsdp_torch_version(DIR NAME): sets NAME to the version of the LibTorch in DIR; "" if there is none.
+# fsdp_torch_version(DIR NAME): sets NAME to the version of the LibTorch in DIR, or to "".
 function(fsdp_torch_version dir name)
   set(version "")
   if(EXISTS "${dir}/lib/libtorch_cpu.so" AND EXISTS "${dir}/include/torch/headeronly/version.h")

@@ -1,16 +1,17 @@
 # The installed package: libraries, headers, programs, and find_package(fsdp).
 #
-# Installed files look for LibTorch in PREFIX/lib/fsdp/torch, so they name no path of the machine that
-# built them. `cmake --install` makes that a link to the LibTorch of the build. The component libtorch,
-# which is installed only when asked for, puts a copy there. The Debian packages hold the components
-# fsdp and libtorch, but not `local`, which is of use on the machine of the build only.
+# Installed files look for LibTorch in PREFIX/lib/fsdp/torch, so they name no path of the machine
+# that built them. `cmake --install` makes that a link to the LibTorch of the build. The component
+# libtorch, installed only when asked for, puts a copy there. The Debian packages hold the components
+# fsdp and libtorch, but not `local`, which is of use only on the machine of the build.
 include(CMakePackageConfigHelpers)
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME fsdp)
 get_filename_component(_fsdp_torch ${FSDP_LIBTORCH} REALPATH)
 
 # Without our CUDA library, or without cuDNN (./fsdp leaves it out on machines without a GPU), CUDA
 # can't be used with the copy.
-file(GLOB _fsdp_cudnn ${_fsdp_torch}/../nvidia/cudnn/lib/libcudnn.so* ${_fsdp_torch}/lib/libcudnn.so*)
+file(GLOB _fsdp_cudnn ${_fsdp_torch}/../nvidia/cudnn/lib/libcudnn.so*
+  ${_fsdp_torch}/lib/libcudnn.so*)
 if(FSDP_HAVE_CUDA AND _fsdp_cudnn)
   set(_fsdp_cuda_component fsdp)
 else()
@@ -37,8 +38,9 @@ configure_package_config_file(cmake/fsdp-config.cmake.in ${PROJECT_BINARY_DIR}/f
   INSTALL_DESTINATION ${FSDP_CMAKE_DIR} PATH_VARS FSDP_TORCH_DIR)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/fsdp-config-version.cmake
   COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/fsdp-config.cmake ${PROJECT_BINARY_DIR}/fsdp-config-version.cmake
-  cmake/LibTorch.cmake DESTINATION ${FSDP_CMAKE_DIR})
+install(FILES ${PROJECT_BINARY_DIR}/fsdp-config.cmake
+  ${PROJECT_BINARY_DIR}/fsdp-config-version.cmake cmake/LibTorch.cmake
+  DESTINATION ${FSDP_CMAKE_DIR})
 
 # CUDA's libraries are in ../nvidia, seen from LibTorch behind the link as well as from the copy.
 set(_fsdp_rpath fsdp/torch/lib)
@@ -66,8 +68,8 @@ install(CODE "
       DESTINATION \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/fsdp\")
   endif()" COMPONENT local)
 
-# The copy, in the layout of the wheel, whose libraries find each other by it. It takes the place of the
-# link, which would lead it into the LibTorch of the build.
+# The copy, in the layout of the wheel, whose libraries find each other by it. It takes the place of
+# the link, which would lead it into the LibTorch of the build.
 install(CODE "
   if(IS_SYMLINK \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${FSDP_TORCH_DIR}\")
     file(REMOVE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${FSDP_TORCH_DIR}\")
@@ -75,7 +77,7 @@ install(CODE "
 set(_fsdp_unused "lib(torch_python|shm)")
 set(_fsdp_nvidia_files FILES_MATCHING REGEX "\\.so[.0-9]*$")
 if(_fsdp_cuda_component STREQUAL local)
-  set(_fsdp_unused "lib(torch_python|shm|torch_cuda|c10_cuda|torch_nvshmem|caffe2_nvrtc|torch\\.so)")
+  set(_fsdp_unused "lib(torch_python|shm|torch_cuda|c10_cuda|torch_nvshmem|caffe2_nvrtc|torch\\.)")
   set(_fsdp_nvidia_files FILES_MATCHING REGEX "/lib(cudart|cupti)\\.so[.0-9]*$")
 endif()
 set(_fsdp_copy COMPONENT libtorch EXCLUDE_FROM_ALL)

@@ -46,6 +46,7 @@ foreach(_fsdp_flavour cuda cpu)
   endif()
 endforeach()
 
-message(FATAL_ERROR "FSDP_LIBTORCH is not set, and there is no LibTorch ${_fsdp_wanted} in python3 or "
-  "in the cache of ./fsdp${_fsdp_instead}.\nHINT: ${PROJECT_SOURCE_DIR}/fsdp deps fetches it; another "
-  "copy: -DFSDP_LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])')")
+message(FATAL_ERROR "FSDP_LIBTORCH is not set, and there is no LibTorch ${_fsdp_wanted} in python3 "
+  "or in the cache of ./fsdp${_fsdp_instead}.\n"
+  "HINT: ${PROJECT_SOURCE_DIR}/fsdp deps fetches it; another copy: "
+  "-DFSDP_LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])')")

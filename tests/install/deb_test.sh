@@ -22,7 +22,9 @@ fact() {
   printf 'NOT: %s\n%s\n' "$1" "$out" | head -n 60
 }
 value() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
-pack() { cpack --config "$build/CPackConfig.cmake" -D "CPACK_COMPONENTS_ALL=$1" -B "$top/made" 2>&1; }
+pack() {  # COMPONENT
+  cpack --config "$build/CPackConfig.cmake" -D "CPACK_COMPONENTS_ALL=$1" -B "$top/made" 2>&1
+}
 field() { dpkg-deb -f "$deb" "$1"; }
 runpaths() { readelf -d "$@" | sed -n 's/.*R\(UN\)\?PATH).*\[\(.*\)\]/\2/p'; }
 

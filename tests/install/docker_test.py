@@ -93,8 +93,8 @@ class Check:
         for words in commands:
             holds = words[1] in known if words[0] == "./fsdp" else words[0] in PLAIN
             self.fact(holds, f"{' '.join(words[:2])} is a command", words)
-        programs = re.findall(r"^fsdp_program\(\w+ (\S+)", (self.source / "src/CMakeLists.txt").read_text(),
-                              re.M)
+        targets = (self.source / "src/CMakeLists.txt").read_text()
+        programs = re.findall(r"^fsdp_program\(\w+ (\S+)", targets, re.M)
         entry = [json.loads(argument) for argument in self.all("ENTRYPOINT")]
         self.fact(len(entry) == 1 and len(entry[0]) == 1 and entry[0][0] in programs,
                   "the image starts an installed program", (entry, programs))

@@ -259,8 +259,8 @@ fact "a python3 that has torch is used as it is"
 
 new_machine
 FSDP_FLAVOUR=cuda call deps
-[[ $rc == 0 && $out == "$cache/libtorch-2.11.0-cuda/torch" ]] && called "pip .*install .* torch==2.11.0" &&
-  ! called "cmake\|ninja\|--no-deps"
+[[ $rc == 0 && $out == "$cache/libtorch-2.11.0-cuda/torch" ]] &&
+  called "pip .*install .* torch==2.11.0" && ! called "cmake\|ninja\|--no-deps"
 fact "deps fetches the LibTorch that FSDP_FLAVOUR names, prints its path and builds nothing"
 FSDP_FLAVOUR=cuda call deps
 [[ $rc == 0 && $out == "$cache/libtorch-2.11.0-cuda/torch" ]] && ! called "pip .*install"
