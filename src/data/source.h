@@ -41,7 +41,7 @@ struct SourceOptions {
   std::vector<std::string> paths;              // files, and folders to search for files
   std::string format = "auto";                 // auto, text, nanogpt, llmc, megatron
   std::shared_ptr<const Tokenizer> tokenizer;  // for text; not needed for token files
-  bool loss_mask = false;                      // FILE.mask beside each FILE.bin must exist
+  bool loss_mask = false;                      // FILE.mask next to each FILE.bin must exist
   std::string cache_dir;                       // for tokenized text; empty: in memory
 };
 

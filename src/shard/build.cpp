@@ -484,7 +484,7 @@ Sharded fully_shard(const torch::jit::Module& module, ShardOptions options) {
 }
 
 bool is_sharded(const ModuleRef& module) {
-  for (const auto& model : shard::registry::models()) {
+  for (const auto& model : shard::registry::models_with_modules()) {
     std::lock_guard lock(model->mutex);
     for (const auto& unit : model->units)
       if (std::find(unit->tops.begin(), unit->tops.end(), module.get().get()) != unit->tops.end())
@@ -495,7 +495,7 @@ bool is_sharded(const ModuleRef& module) {
 
 Unit unit_of(const ModuleRef& module) {
   std::string known;
-  for (const auto& model : shard::registry::models()) {
+  for (const auto& model : shard::registry::models_with_modules()) {
     std::lock_guard lock(model->mutex);
     for (const auto& unit : model->units) {
       if (std::find(unit->tops.begin(), unit->tops.end(), module.get().get()) != unit->tops.end())

@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
@@ -125,6 +126,16 @@ std::vector<std::shared_ptr<Model>> models() {
   for (const auto& [pointer, model] : known().models)
     if (auto held = model.lock()) alive.push_back(std::move(held));
   return alive;
+}
+
+std::vector<std::shared_ptr<Model>> models_with_modules() {
+  auto found = models();
+  std::lock_guard lock(known().mutex);
+  std::erase_if(found, [](const std::shared_ptr<Model>& model) {
+    const auto& parked = known().parked;
+    return std::find(parked.begin(), parked.end(), model) != parked.end() && !in_use(*model);
+  });
+  return found;
 }
 
 }  // namespace fsdp::shard::registry

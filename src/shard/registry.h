@@ -25,6 +25,9 @@ void park(std::shared_ptr<Model> model);
 void unpark(const Model* model);
 bool empty();  // cheap: called for every saved tensor
 std::vector<std::shared_ptr<Model>> models();
+// Those whose module still exists. A parked model outlives its module until the next fully_shard,
+// and a new module may get the address of the old one.
+std::vector<std::shared_ptr<Model>> models_with_modules();
 
 }  // namespace registry
 }  // namespace fsdp::shard

@@ -66,7 +66,7 @@ observe::RunFacts facts_of(const Training& training) {
   facts.accumulation = (rows + facts.micro_batch - 1) / facts.micro_batch;
   int64_t bytes = config.shard.precision == "fp32" ? 4 : 2;
   std::vector<Unit> units = training.sharded.units();
-  for (size_t i = 1; i < units.size(); ++i)  // the root unit holds the rest: nobody chose its size
+  for (size_t i = 1; i < units.size(); ++i)  // not the root unit, which is what is left over
     facts.units.push_back({units[i].name(), units[i].numel() * bytes});
   return facts;
 }

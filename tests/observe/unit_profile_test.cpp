@@ -154,7 +154,7 @@ TEST(Profiles, OnTheCpuEverythingTheCommunicatorsTookIsExposed) {
     EXPECT_NEAR(sum, total.exposed_ms, 1e-9 * sum);
     EXPECT_NEAR(profile.exposed_share(), host_ms / (profile.step_ms() * kSteps), 1e-6);
     if (shared && test_world().backend() == "shm") {
-      EXPECT_EQ(total.gathers.count, 0) << "parameters are read where they lie";
+      EXPECT_EQ(total.gathers.count, 0) << "parameters are read in place";
     }
   }
 }
@@ -308,7 +308,7 @@ TEST(Traces, OneAtATimeAndAgainAfterAnError) {
 
 TEST(Traces, AFileThatCannotBeWrittenIsAnError) {
   expect_error([] { trace("/no/such/folder/trace.json", [] {}); },
-               {"/no/such/folder/trace.json", "written"});
+               {"/no/such/folder/trace.json", "write"});
 }
 
 }  // namespace

@@ -360,8 +360,23 @@ TEST(Units, AModuleThatIsNoneIsAnErrorThatNamesThem) {
   expect_error([&] { unit_of(model->block(1)->up); }, {"blocks.1"});
 }
 
+Transformer seeded() {
+  torch::manual_seed(7);
+  return Transformer();
+}
+
+// Its address may be that of a module that was sharded and is gone.
+TEST(Units, AModuleThatWasNeverShardedIsNotSharded) {
+  for (int i = 0; i < 8; ++i) {
+    Transformer model = seeded();
+    EXPECT_FALSE(is_sharded(model));
+    auto sharded = fully_shard(model, by_block());
+    EXPECT_TRUE(is_sharded(model));
+  }
+}
+
 TEST(Units, ReshardAfterForwardBelowOnePartIsAnError) {
-  Transformer model;
+  Transformer model = seeded();
   for (int parts : {0, -1, -4}) {
     const std::string what = "reshard_after_forward = " + std::to_string(parts);
     expect_error([&] { ReshardAfterForward choice(parts); }, {what, "pass true"});
@@ -401,11 +416,11 @@ TEST(Units, TheOptionAndTheSetterOfReshardAfterForwardAgree) {
       auto options = by_block();
       options.strategy = strategy;
       options.share_host_memory = share;
-      Transformer set_later;
+      Transformer set_later = seeded();
       auto later = fully_shard(set_later, options);
       for (const auto& choice : choices) {
         SCOPED_TRACE(choice.keep_parts ? std::to_string(*choice.keep_parts) : name(strategy));
-        Transformer model;
+        Transformer model = seeded();
         Sharded sharded;
         options.reshard_after_forward = choice;
         const int chosen = parts_kept(sharded, [&] { sharded = fully_shard(model, options); });

@@ -1,4 +1,4 @@
-// TOML: what configs may hold, what is refused, and that what is written reads back as it was.
+// TOML: what configs may contain, what is refused, and that written configs parse to the same values.
 #include <cmath>
 #include <random>
 
@@ -164,7 +164,7 @@ TEST(Toml, NumbersReadAsWritten) {
     EXPECT_TRUE(std::holds_alternative<std::monostate>(toml::scalar(word))) << word;
 }
 
-// --- what is written reads back ---
+// --- written configs parse back ---
 
 // A value that the option takes, at random.
 void randomize(const Option& option, std::mt19937_64& random) {

@@ -7,7 +7,7 @@ binary=$1 seed=$2 bound=$3
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
-export FSDP_BACKEND=shm  # on the CPU, also where there is a GPU
+export FSDP_BACKEND=shm  # on the CPU, even if there is a GPU
 
 "$binary" train --seed "$seed" > out 2> err || { cat out err; exit 1; }
 if grep '^warning:' out || grep warning err; then exit 1; fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# memory_gpu_test.sh BINARY: on a GPU, `fsdp train` tells after step 3 what was planned and what was
-# measured, near each other; and a batch that fits on none ends with what held the memory and what
-# would help.
+# memory_gpu_test.sh BINARY: on a GPU, `fsdp train` reports planned and measured memory after step 3,
+# and they agree. A batch that fits on no GPU ends with an error that says what holds the memory and
+# what would help.
 set -euo pipefail
 binary=$1
 folder=$(mktemp -d)
@@ -18,8 +18,8 @@ cat out
 grep -q planned out
 if grep 'than planned' err; then exit 1; fi
 
-if train 16384; then echo "it fitted"; exit 1; fi
+if train 16384; then echo "it fit"; exit 1; fi
 cat err
 for word in held: planned: '1\. ' '2\. ' '3\. ' saves; do
-  grep -q "$word" err || { echo "nothing of \"$word\""; exit 1; }
+  grep -q "$word" err || { echo "\"$word\" is missing"; exit 1; }
 done

@@ -52,7 +52,7 @@ Words tiny_run(const launch::Folder& folder, const std::string& run, int steps) 
 Said run(Words command, Words environment) {
   for (const char* variable : {"RANK", "WORLD_SIZE", "FSDP_TIMEOUT"})
     environment.emplace_back(variable);
-  environment.emplace_back("FSDP_BACKEND=shm");  // on the CPU, also where there is a GPU
+  environment.emplace_back("FSDP_BACKEND=shm");  // on the CPU, even if there is a GPU
   launch::Launched program(std::move(command), std::move(environment));
   Said said;
   said.code = program.wait();

@@ -66,7 +66,7 @@ TEST(Draw, OptionsOutOfRangeAreNamed) {
     EXPECT_THROW(check(wrong), Error);
 }
 
-// Greedy text equals choosing the best next token from the whole text each time, without a cache.
+// Greedy generation equals choosing the most likely next token of the whole text, without a cache.
 TEST(GenerateText, TheCacheChangesNothing) {
   torch::manual_seed(5);
   models::Llama model(
