@@ -86,7 +86,8 @@ std::string painted(const Field& field, bool colour) {
 std::string live_line(const StepRecord& record, const ProgressOptions& options,
                       std::optional<double> left_s) {
   // The last column stays free: some terminals start a new line when it is written.
-  size_t room = static_cast<size_t>(std::max(options.width - 1, 1));
+  // The terminal echoes Ctrl-C as "^C" after the line: that must not wrap.
+  size_t room = static_cast<size_t>(std::max(options.width - 3, 1));
   auto all = fields(record, options, left_s);
   bool has_bar = options.steps > 0;
   while (width_of(all) + (has_bar ? kGap + kLeastBar : 0) > room) {

@@ -50,7 +50,7 @@ std::string describe(const RunSummary& run, bool colour) {
   std::vector<Part> parts = {{"compute", run.compute_s},
                              {"exposed communication", run.comm_s},
                              {"data", run.data_s},
-                             {"waiting for checkpoints", run.checkpoint_s},
+                             {"checkpoints", run.checkpoint_s},
                              {"evaluation", run.evaluation_s},
                              {"other", total - known}};
   share_out(parts);

@@ -294,7 +294,7 @@ class Tests:
     def test_refusals(self):
         good = self.folder / "llama-float32-40KB"
         self.refused(["--init-from", good, *self.tokens(), "--steps", 1, "--model.dim", 128],
-                     "model.dim = 128", "has 64")
+                     "model.dim is 128", "but 64")
         self.refused(["--init-from", self.folder / "nowhere", *self.tokens(), "--steps", 1],
                      "there is no directory")
 
