@@ -105,6 +105,7 @@ void Screen::show(int rank, const std::string& prefix, std::string_view piece, i
 
 void Screen::say(const std::string& lines) {
   end_open_line(kNone);
+  if (colour_) writer_.push("\r\x1b[K");  // clears a ^C that the terminal echoed
   writer_.push(lines);
 }
 

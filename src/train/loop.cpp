@@ -366,9 +366,9 @@ void run(const RunRequest& request, const Begun& begun, Training& training, Stop
   if (world.rank() != 0) return;
   fs::path checkpoint = begun.directory.checkpoint(saved_at);
   if (!fs::exists(checkpoint)) {
-    std::cout << "No checkpoint was written: checkpoint.at_end is false.\n";
+    std::cout << "\nNo checkpoint was written: checkpoint.at_end is false.\n";
   } else {
-    std::cout << "Checkpoint: " << checkpoint.string() << "\n";
+    std::cout << "\nCheckpoint: " << checkpoint.string() << "\n";
     if (stopped)
       std::cout << "Resume with: "
                 << paint(STDOUT, "1",

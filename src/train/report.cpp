@@ -274,10 +274,10 @@ void Report::finish() {
     summary_.mfu = observe::mfu(*summary_.tflops, screen_->peak);
   }
   std::string curve = screen_->losses.plot(screen_->plot);
-  if (!curve.empty()) std::cout << "\n" << curve << "\n";
-  std::cout << observe::describe(summary_, screen_->plot.colour);
+  if (!curve.empty()) std::cout << "\n" << curve;
+  std::cout << "\n" << observe::describe(summary_, screen_->plot.colour);
   if (!screen_->last_sample.empty())
-    std::cout << "\n" << shown_sample(screen_->last_sample) << "\n\n";
+    std::cout << "\n" << shown_sample(screen_->last_sample) << "\n";
   std::cout << std::flush;
 }
 

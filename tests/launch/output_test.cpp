@@ -150,7 +150,7 @@ TEST(Screen, ALiveLineIsClearedBeforeOthersWrite) {
     return reader.read_all();
   };
   EXPECT_EQ(shown(true),
-            "step 1\x1b[K\r\r\x1b[Kfsdp: word\n\x1b[K\rstep 2\x1b[K\rstep 3\r\x1b[Ka warning\n"
+            "step 1\x1b[K\r\r\x1b[K\r\x1b[Kfsdp: word\n\x1b[K\rstep 2\x1b[K\rstep 3\r\x1b[Ka warning\n"
             "\x1b[K\rstep 4\ndone\n");
   EXPECT_EQ(shown(false), "step 1\r\nfsdp: word\n\rstep 2\rstep 3\na warning\n\rstep 4\ndone\n");
 }
