@@ -22,7 +22,7 @@ function(fsdp_flags target)
   endif()
 endfunction()
 
-# fsdp_optimise(TARGET LEVEL): instead of -O3, for code that runs once and needn't be fast.
+# fsdp_optimise(TARGET LEVEL): instead of -O3, for code without loops over many numbers.
 function(fsdp_optimise target level)
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${level}>)
 endfunction()

@@ -25,3 +25,4 @@
 #include "fsdp/version.h"
 #include "fsdp/world.h"
 #include "fsdp/wrap.h"
+#include "fsdp/wrap_optimizer.h"

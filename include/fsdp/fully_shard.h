@@ -83,6 +83,12 @@ struct ShardOptions {
   bool share_host_memory = true;
   /// False: a module from deferred_init() isn't initialized, because its values will be loaded.
   bool initialize = true;
+  /// Units but the root may be used by some ranks of a step and not by others: experts, stochastic
+  /// depth, early exit. Ranks agree before each backward on the units that take part, and a rank
+  /// that didn't use one adds zeros. Such a unit is gathered together with the unit around it, on
+  /// every rank. Usually set for the units in question: wrap::names({"**.experts.*"}, {.uneven_use =
+  /// true}). Not needed if every rank uses some parameter of the unit.
+  bool uneven_use = false;
 };
 
 /// A started Unit::unshard(). wait() makes the parameters usable.
@@ -202,10 +208,25 @@ class Sharded {
   /// @name Training
   /// @{
 
-  /// This rank's flat shards of the trainable parameters, with gradients after backward. Any
-  /// elementwise optimizer of torch::optim can update them. From the first call on, each gather
-  /// checks for updates, which costs time; fsdp::AdamW and fsdp::SGD don't need this.
+  /// This rank's part of every trainable parameter: 1-d, float32 or whatever the masters are, with
+  /// a gradient after backward. Any elementwise optimizer of torch::optim can update them, and so
+  /// can any operator that writes in place: the engine sees the write and gathers again. From the
+  /// first call on, each gather looks for changes, which costs time; fsdp::AdamW, fsdp::SGD and
+  /// fsdp::optim::wrap() don't need this. Parameters that are unfrozen later are in the next call's
+  /// result.
   std::vector<at::Tensor> parameters() const;
+  /// The same with the parameters' names in the module.
+  StateDict named_parameters() const;
+  /// The same tensors for one writer: update_parameters() alone may write to them, so gathers needn't
+  /// look for changes. fsdp::optim::wrap() uses this.
+  std::vector<at::Tensor> parameters_to_update() const;
+  /// Calls `write`, which may write to parameters_to_update() and mustn't use the module. No rank
+  /// reads parameters meanwhile. Collective.
+  void update_parameters(const std::function<void()>& write) const;
+  /// Moves every parameter towards that of another sharded model: this += weight * (other - this).
+  /// Both must be the same model, sharded in the same way. For averages of weights and for
+  /// teachers. Collective.
+  void lerp_parameters(const Sharded& other, double weight) const;
   /// Scales the gradients so that their norm over all ranks is at most `max_norm`, and returns the
   /// norm from before: one float32 on the model's device. Call it between the last backward and the
   /// update. An fsdp optimizer applies the factor in its step(). Collective.

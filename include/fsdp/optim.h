@@ -106,10 +106,15 @@ class Optimizer {
   const std::vector<std::string>& state_names() const { return state_names_; }
   /// A flat buffer's states by name, each laid out like its master. Empty before the first update.
   std::map<std::string, at::Tensor> state(const shard::Flat& flat) const;
-  /// Number of updates of a flat buffer. Waits for the device if capturable.
+  /// Number of updates of each parameter of a flat buffer. Waits for the device if capturable.
+  std::vector<int64_t> steps_of_parameters(const shard::Flat& flat) const;
+  /// The largest of them.
   int64_t steps(const shard::Flat& flat) const;
-  /// Sets the number of updates and returns the states for the caller to fill. Makes them if there
-  /// are none.
+  /// Sets the numbers of updates, one per parameter, and returns the states for the caller to fill.
+  /// Makes them if there are none.
+  std::map<std::string, at::Tensor> restore(const shard::Flat& flat,
+                                            const std::vector<int64_t>& steps);
+  /// The same with one number for all parameters.
   std::map<std::string, at::Tensor> restore(const shard::Flat& flat, int64_t steps);
   /// Bytes of all states in memory.
   int64_t state_bytes() const;
@@ -117,8 +122,8 @@ class Optimizer {
   /// @}
 
  protected:
-  /// A stretch of a flat buffer whose parameters are in one group. All tensors but `grad` are views
-  /// of that stretch.
+  /// A stretch of a flat buffer whose parameters are in one group and had the same updates. All
+  /// tensors but `grad` are views of that stretch.
   struct Piece {
     at::Tensor master;               ///< Undefined if `rest` is defined.
     at::Tensor low;                  ///< The shard to gather from; undefined if it is the master.
@@ -127,7 +132,7 @@ class Optimizer {
     at::Tensor grad;                 ///< Of the whole flat buffer: a view would keep its memory.
     int64_t begin;                   ///< Where the stretch begins in the flat buffer.
     size_t group;                    ///< Its group.
-    int64_t flat;                    ///< Its index in Update::counts.
+    int64_t count;                   ///< Its index in Update::counts.
     int64_t step;                    ///< Number of this update, from 1. Unused if capturable.
   };
 
@@ -138,7 +143,8 @@ class Optimizer {
 
     /// If capturable, else undefined: [groups, 2] float64, learning rate and weight decay.
     at::Tensor rates;
-    /// If capturable, else undefined: [flats] float64, updates so far. update() adds 1.
+    /// If capturable, else undefined: [n] float64, updates so far. update() adds 1 to those that its
+    /// pieces name.
     at::Tensor counts;
   };
 
@@ -154,6 +160,7 @@ class Optimizer {
   struct Stretch {
     int64_t begin, end;  // in the shard
     size_t group;
+    size_t line;  // see Entry
   };
   Entry& entry(const shard::Flat& flat);
   void add(const shard::Flat& flat, Update& to);
@@ -161,8 +168,9 @@ class Optimizer {
   void update_on_host(shard::Flat& flat, size_t place, const shard::HostFactor& factor);
   size_t group_of(const shard::Flat& flat, size_t parameter) const;
   void refresh(Entry& entry) const;
-  std::vector<Stretch> stretches_of(const shard::Flat& flat,
-                                    const std::vector<bool>& trained) const;
+  void split_lines(Entry& entry) const;
+  std::vector<Stretch> stretches_of(const Entry& entry) const;
+  std::vector<int64_t> line_steps(const Entry& entry) const;
   void write_rate(size_t group, int64_t which, double value);
 
   std::shared_ptr<shard::Model> model_;
@@ -171,7 +179,7 @@ class Optimizer {
   std::vector<Group> groups_;
   std::map<const shard::Flat*, std::unique_ptr<Entry>> entries_;
   at::Tensor rates_;   // [groups, 2] float64, if capturable
-  at::Tensor counts_;  // [flats] float64, if capturable
+  at::Tensor counts_;  // [parameters] float64, if capturable; an entry uses one per line
 };
 
 /// Options of AdamW.

@@ -99,6 +99,7 @@ struct Offload {
 struct UnitOptions {
   std::optional<MixedPrecision> mixed_precision;             ///< An empty policy casts nothing.
   std::optional<ReshardAfterForward> reshard_after_forward;  ///< Overrides the model's.
+  std::optional<bool> uneven_use;                            ///< Overrides the model's.
 };
 
 }  // namespace fsdp

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <set>
 
@@ -107,7 +108,7 @@ struct FlatFill {
     std::string name;
   };
   std::vector<Found> found;
-  std::optional<int64_t> steps;  // nullopt: the optimizer doesn't update it, or isn't loaded
+  std::vector<int64_t> steps;  // per parameter; empty: the optimizer doesn't update it, or isn't loaded
 };
 
 struct ShardedPlan {
@@ -140,8 +141,9 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::M
   for (const auto& sharded : sharded_parameters(model)) {
     const auto& p = sharded.parameter();
     if (!p.handle.requires_grad()) continue;
-    auto& steps_of_flat = plan.flats[sharded.flat].steps;
-    int64_t steps = 0, others = steps_of_flat.value_or(0);
+    auto& all_steps = plan.flats[sharded.flat].steps;
+    all_steps.resize(sharded.flat->parameters().size());
+    int64_t& steps = all_steps[sharded.index];
     bool any = false;
     for (const auto& state : optimizer.state_names()) {
       std::vector<std::string> names;
@@ -159,13 +161,6 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::M
     }
     // torch's SGD doesn't count updates; all that matters is whether there was a first one.
     if (any && steps == 0) steps = 1;
-    // The parameters of a flat share one count of updates. If their counts differ (they were saved
-    // from other units), the largest is used, as if the others had had zero gradients.
-    if (others != 0 && steps != 0 && steps != others && model.world.rank() == 0)
-      log::warn("\"" + p.name() + "\" has had " + std::to_string(steps) +
-                " updates and others of its unit " + std::to_string(others) +
-                "; from now on they share the larger count.");
-    steps_of_flat = std::max(others, steps);
   }
   matching.note_unused("optim.state.", "optimizer");
 }
@@ -199,9 +194,9 @@ ShardedPlan make_plan(Source& source, shard::Model& model, const Optimizer* opti
 // Restores the optimizer's states; zero if the checkpoint has none.
 void read_flat(Source& source, shard::Flat& flat, const FlatFill& fill, Optimizer* optimizer) {
   std::map<std::string, at::Tensor> memory = {{"", flat.edit_master()}};
-  const bool fresh = fill.steps == 0 && optimizer->state(flat).empty();
-  if (fill.steps && !fresh)
-    for (auto& [name, state] : optimizer->restore(flat, *fill.steps))
+  const bool updated = std::any_of(fill.steps.begin(), fill.steps.end(), std::identity());
+  if (!fill.steps.empty() && (updated || !optimizer->state(flat).empty()))
+    for (auto& [name, state] : optimizer->restore(flat, fill.steps))
       memory.emplace(name, state.zero_());
   for (const auto& found : fill.found)
     for (const auto& part : parts_of(flat, found.parameter, memory.at(found.state)))

@@ -50,6 +50,8 @@ void plan_tensors(SavePlan& plan, shard::Model& model) {
   Turns turns;
   const Optimizer* optimizer = plan.optimizer;
   const bool first = model.world.rank() == 0;
+  const shard::Flat* counted = nullptr;
+  std::vector<int64_t> steps;  // of the parameters of `counted`
   for (const auto& sharded : sharded_parameters(model)) {
     const shard::Flat& flat = *sharded.flat;
     require_values(flat.unit());
@@ -71,12 +73,15 @@ void plan_tensors(SavePlan& plan, shard::Model& model) {
     std::vector<KeyPath> paths;
     for (const auto& name : p.names) paths.push_back({"model", name});
     add(std::move(paths), master_of(flat));
-    if (!optimizer || !p.handle.requires_grad() || optimizer->steps(flat) == 0) continue;
+    if (!optimizer || !p.handle.requires_grad()) continue;
+    if (&flat != counted) steps = optimizer->steps_of_parameters(flat);
+    counted = &flat;
+    if (steps[sharded.index] == 0) continue;
     for (const auto& kind : states_of(flat, *optimizer))
       add({{"optim", "state", p.name(), kind.state}}, kind);
     if (first)  // a float32 scalar tensor, as in torch
       add_whole(plan, {{"optim", "state", p.name(), "step"}},
-                at::full({}, optimizer->steps(flat), at::kFloat));
+                at::full({}, steps[sharded.index], at::kFloat));
   }
   if (!first) return;
   for (const auto& [name, tensor] : replicated_tensors(model)) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <set>
 
@@ -58,9 +59,10 @@ class Making {
       return names;
     });
     if (!optimizer_ || optimizer_->steps(flat) == 0) return;
-    const auto state_name = [](const shard::Parameter& p, const std::string& state) {
-      // A frozen parameter has no state.
-      return p.handle.requires_grad()
+    const auto steps = optimizer_->steps_of_parameters(flat);
+    const auto state_name = [&](const shard::Parameter& p, const std::string& state) {
+      // A parameter that is frozen or was never updated has no state.
+      return p.handle.requires_grad() && steps[flat.index_of(p.handle)] > 0
                  ? std::vector<std::string>{"optim.state." + p.name() + "." + state}
                  : std::vector<std::string>{};
     };
@@ -69,7 +71,7 @@ class Making {
     if (!kept_) return;
     for (const auto& p : flat.parameters())
       add(state_name(p, "step"), {},
-          {{{}, at::full({}, static_cast<double>(optimizer_->steps(flat)), at::kFloat)}});
+          {{{}, at::full({}, static_cast<double>(steps[flat.index_of(p.handle)]), at::kFloat)}});
   }
 
   // Adds every parameter's part of `shard` under the parameter's names.
@@ -119,7 +121,7 @@ struct Fill {
 };
 
 struct FlatFills {  // the states of one flat
-  int64_t steps = 0;
+  std::vector<int64_t> steps;  // per parameter
   std::map<std::string, std::map<size_t, const StateTensor*>> found;  // by state, by parameter
 };
 
@@ -261,13 +263,8 @@ class Loading {
           check_cover(*found, part.rectangle, "optim.state." + names.front());
         states.found[state][sharded.index] = found;
       }
-      const int64_t steps = std::max<int64_t>(steps_of(p.names), has_state ? 1 : 0);
-      // As in checkpoint::load: the parameters of a flat share one count.
-      if (states.steps != 0 && steps != 0 && steps != states.steps && model_.world.rank() == 0)
-        log::warn("\"" + p.name() + "\" has had " + std::to_string(steps) +
-                  " updates and others of its unit " + std::to_string(states.steps) +
-                  "; from now on they share the larger count.");
-      states.steps = std::max(states.steps, steps);
+      states.steps.resize(sharded.flat->parameters().size());
+      states.steps[sharded.index] = std::max<int64_t>(steps_of(p.names), has_state ? 1 : 0);
     }
   }
 
@@ -304,7 +301,8 @@ class Loading {
   }
 
   void write_states(shard::Flat& flat, const FlatFills& states) {
-    if (states.steps == 0 && optimizer_->state(flat).empty()) return;
+    const bool updated = std::any_of(states.steps.begin(), states.steps.end(), std::identity());
+    if (!updated && optimizer_->state(flat).empty()) return;
     auto memory = optimizer_->restore(flat, states.steps);
     for (auto& [name, state] : memory) {
       const auto found = states.found.find(name);

@@ -37,7 +37,7 @@ void AdamW::update(const Update& what) {
                        .rest = piece.rest,
                        .grad_begin = piece.begin,
                        .group = static_cast<int64_t>(piece.group),
-                       .count = piece.flat});
+                       .count = piece.count});
     shared.lr = groups()[piece.group].lr;
     shared.weight_decay = groups()[piece.group].weight_decay;
     shared.step = piece.step;

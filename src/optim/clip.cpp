@@ -120,7 +120,8 @@ at::Tensor Sharded::clip_grad_norm_(double max_norm, double norm_type) const {
   if (used) return norm;
   model->factor = factor;
   // Our optimizers apply the factor while they update; others read the gradients themselves.
-  if (model->optimizers.empty() || model->masters_handed_out) model->settle_factor();
+  if (model->optimizers.empty() || model->handed != shard::Model::Handed::kNowhere)
+    model->settle_factor();
   return norm;
 }
 

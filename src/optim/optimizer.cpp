@@ -29,13 +29,17 @@ ParamGroup no_decay() {
 
 // The optimizer's data of one flat. The pieces are made once. Gradients are looked up at every
 // step: a reference kept here would keep their memory after zero_grad.
+//
+// Parameters with the same updates so far share a line: one count of updates, and pieces that span
+// them. A parameter that is frozen or unfrozen while others aren't begins a line of its own.
 struct Optimizer::Entry {
-  Entry(const shard::Flat& of, int64_t at) : flat(of), index(at) {}
+  Entry(const shard::Flat& of, int64_t at) : flat(of), first(at), line(of.parameters().size()) {}
 
   const shard::Flat& flat;
-  const int64_t index;             // among the model's flats
-  int64_t steps = 0;               // unused while capturable: see counts_
-  std::vector<at::Tensor> states;  // empty before the first update
+  const int64_t first;              // its place in counts_, which has room for a line per parameter
+  std::vector<size_t> line;         // per parameter
+  std::vector<int64_t> steps = {0}; // per line; unused while capturable: see counts_
+  std::vector<at::Tensor> states;   // empty before the first update
   std::vector<Piece> pieces;
   // The tensors and parameters the pieces were made from.
   at::Tensor master, shard, rest;
@@ -46,6 +50,14 @@ struct Optimizer::Entry {
     master.reset();
     shard.reset();
     rest.reset();
+  }
+
+  // Per line: whether a parameter of it is trained.
+  std::vector<bool> trained_lines() const {
+    std::vector<bool> lines(steps.size());
+    for (size_t p = 0; p < line.size(); ++p)
+      if (trained[p]) lines[line[p]] = true;
+    return lines;
   }
 };
 
@@ -155,11 +167,15 @@ void Optimizer::step_in_backward() {
 void Optimizer::add(const shard::Flat& flat, Update& to) {
   Entry& known = entry(flat);
   refresh(known);
-  if (!to.counts.defined()) ++known.steps;
+  if (!to.counts.defined()) {
+    const auto lines = known.trained_lines();
+    for (size_t i = 0; i < lines.size(); ++i)
+      if (lines[i]) ++known.steps[i];
+  }
   for (const auto& piece : known.pieces) {
     to.pieces.push_back(piece);
     to.pieces.back().grad = flat.grad;
-    to.pieces.back().step = known.steps;
+    to.pieces.back().step = known.steps[static_cast<size_t>(piece.count - known.first)];
   }
 }
 
@@ -238,10 +254,7 @@ void Optimizer::set_capturable(bool on) {
   at::NoGradGuard no_grad;
   const auto on_host = at::TensorOptions().dtype(at::kDouble);
   if (!on) {
-    const auto counts = counts_.to(at::kCPU);
-    for (const auto& [flat, known] : entries_)
-      if (!shard::on_host(*flat))
-        known->steps = static_cast<int64_t>(counts.const_data_ptr<double>()[known->index]);
+    for (const auto& [flat, known] : entries_) known->steps = line_steps(*known);
     rates_.reset();
     counts_.reset();
     return;
@@ -252,9 +265,12 @@ void Optimizer::set_capturable(bool on) {
     *at++ = group.lr;
     *at++ = group.weight_decay;
   }
-  auto counts = at::zeros({static_cast<int64_t>(model_->flats().size())}, on_host);
+  int64_t parameters = 0;
+  for (const auto* flat : model_->flats()) parameters += std::ssize(flat->parameters());
+  auto counts = at::zeros({parameters}, on_host);
   for (const auto& [flat, known] : entries_)
-    counts.mutable_data_ptr<double>()[known->index] = static_cast<double>(known->steps);
+    std::copy(known->steps.begin(), known->steps.end(),
+              counts.mutable_data_ptr<double>() + known->first);
   rates_ = rates.to(model_->device);
   counts_ = counts.to(model_->device);
 }
@@ -268,18 +284,39 @@ std::map<std::string, at::Tensor> Optimizer::state(const shard::Flat& flat) cons
   return by_name(state_names_, found->second->states);
 }
 
-int64_t Optimizer::steps(const shard::Flat& flat) const {
+std::vector<int64_t> Optimizer::line_steps(const Entry& known) const {
+  if (!capturable() || shard::on_host(known.flat)) return known.steps;
+  const auto count = std::ssize(known.steps);
+  const auto counts = counts_.narrow(0, known.first, count).to(at::kCPU);
+  const double* begin = counts.const_data_ptr<double>();
+  return {begin, begin + count};
+}
+
+std::vector<int64_t> Optimizer::steps_of_parameters(const shard::Flat& flat) const {
   std::lock_guard lock(model_->mutex);
-  const auto found = entries_.find(&flat);
-  if (found == entries_.end()) return 0;
-  if (!capturable() || shard::on_host(flat)) return found->second->steps;
-  return static_cast<int64_t>(counts_.select(0, found->second->index).item<double>());
+  std::vector<int64_t> steps(flat.parameters().size());
+  if (const auto found = entries_.find(&flat); found != entries_.end()) {
+    const auto lines = line_steps(*found->second);
+    for (size_t p = 0; p < steps.size(); ++p) steps[p] = lines[found->second->line[p]];
+  }
+  return steps;
+}
+
+int64_t Optimizer::steps(const shard::Flat& flat) const {
+  const auto all = steps_of_parameters(flat);
+  return all.empty() ? 0 : *std::max_element(all.begin(), all.end());
 }
 
 std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, int64_t steps) {
+  return restore(flat, std::vector<int64_t>(flat.parameters().size(), steps));
+}
+
+std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat,
+                                                     const std::vector<int64_t>& steps) {
   std::lock_guard lock(model_->mutex);
-  require(steps >= 0, "optimizer restore", "steps", steps, "0 or more",
-          "it is the number of updates the states have had.");
+  for (const int64_t count : steps)
+    require(count >= 0, "optimizer restore", "steps", count, "0 or more",
+            "it is the number of updates the states have had.");
   if (!flat.shard.defined())
     throw Error("optimizer states were restored for a model without values.",
                 "call sharded.materialize(device) before loading a checkpoint.");
@@ -287,8 +324,18 @@ std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, in
   Entry& known = entry(flat);
   refresh(known);
   shard::bring_states(flat);
-  known.steps = steps;
-  if (capturable()) counts_.select(0, known.index).fill_(static_cast<double>(steps));
+  known.forget_pieces();
+  known.steps.clear();
+  for (size_t p = 0; p < steps.size(); ++p) {
+    const auto same = std::find(known.steps.begin(), known.steps.end(), steps[p]);
+    known.line[p] = static_cast<size_t>(same - known.steps.begin());
+    if (same == known.steps.end()) known.steps.push_back(steps[p]);
+  }
+  if (capturable())
+    for (size_t i = 0; i < known.steps.size(); ++i)
+      counts_.select(0, known.first + static_cast<int64_t>(i))
+          .fill_(static_cast<double>(known.steps[i]));
+  refresh(known);
   return by_name(state_names_, known.states);
 }
 
@@ -302,9 +349,12 @@ int64_t Optimizer::state_bytes() const {
 Optimizer::Entry& Optimizer::entry(const shard::Flat& flat) {
   auto& known = entries_[&flat];
   if (!known) {
-    const auto flats = model_->flats();
-    const auto at = std::find(flats.begin(), flats.end(), &flat) - flats.begin();
-    known = std::make_unique<Entry>(flat, static_cast<int64_t>(at));
+    int64_t first = 0;
+    for (const auto* other : model_->flats()) {
+      if (other == &flat) break;
+      first += std::ssize(other->parameters());
+    }
+    known = std::make_unique<Entry>(flat, first);
   }
   return *known;
 }
@@ -320,6 +370,30 @@ size_t Optimizer::group_of(const shard::Flat& flat, size_t parameter) const {
   return 0;
 }
 
+// From now on the trained parameters of a line are counted apart from the others.
+void Optimizer::split_lines(Entry& entry) const {
+  const size_t before = entry.steps.size();
+  for (size_t line = 0; line < before; ++line) {
+    std::vector<size_t> rest;
+    bool some_trained = false;
+    for (size_t p = 0; p < entry.line.size(); ++p) {
+      if (entry.line[p] != line) continue;
+      if (entry.trained[p])
+        some_trained = true;
+      else
+        rest.push_back(p);
+    }
+    if (!some_trained || rest.empty()) continue;
+    for (const size_t p : rest) entry.line[p] = entry.steps.size();
+    if (capturable()) {
+      at::NoGradGuard no_grad;
+      counts_.select(0, entry.first + std::ssize(entry.steps))
+          .copy_(counts_.select(0, entry.first + static_cast<int64_t>(line)));
+    }
+    entry.steps.push_back(entry.steps[line]);
+  }
+}
+
 // Allocates the states and makes the pieces, unless they exist and match the flat's tensors.
 void Optimizer::refresh(Entry& entry) const {
   const auto& flat = entry.flat;
@@ -328,13 +402,17 @@ void Optimizer::refresh(Entry& entry) const {
       entry.shard.is_same(flat.shard) && entry.rest.is_same(flat.rest) && entry.trained == trained)
     return;
   if (entry.states.empty()) entry.states = shard::make_states(*model_, flat, state_names_.size());
+  entry.trained = std::move(trained);
+  split_lines(entry);
 
   entry.pieces.clear();
-  for (const auto& stretch : stretches_of(flat, trained)) {
+  for (const auto& stretch : stretches_of(entry)) {
     const auto view = [&](const at::Tensor& tensor) {
       return tensor.narrow(0, stretch.begin, stretch.end - stretch.begin);
     };
-    Piece piece{.begin = stretch.begin, .group = stretch.group, .flat = entry.index};
+    Piece piece{.begin = stretch.begin,
+                .group = stretch.group,
+                .count = entry.first + static_cast<int64_t>(stretch.line)};
     if (flat.master.defined()) piece.master = view(flat.master);
     if (flat.rest.defined()) piece.rest = view(flat.rest);
     if (!flat.shard.is_same(flat.master)) piece.low = view(flat.shard);
@@ -344,28 +422,32 @@ void Optimizer::refresh(Entry& entry) const {
   entry.master = flat.master;
   entry.shard = flat.shard;
   entry.rest = flat.rest;
-  entry.trained = std::move(trained);
 }
 
-// Adjacent parameters of one group are one stretch, including the padding between them. Frozen
-// parameters are left out.
-std::vector<Optimizer::Stretch> Optimizer::stretches_of(const shard::Flat& flat,
-                                                        const std::vector<bool>& trained) const {
+// Adjacent parameters of one group and line are one stretch, including the padding between them.
+// Frozen parameters are left out.
+std::vector<Optimizer::Stretch> Optimizer::stretches_of(const Entry& entry) const {
+  const auto& flat = entry.flat;
+  const auto& trained = entry.trained;
   std::vector<Stretch> stretches;
+  auto missing = entry.trained_lines();
   bool joined = false;  // nothing frozen is between the last stretch and this parameter
   for (size_t p = 0; p < trained.size(); ++p) {
     const auto slice = flat.layout().slice(p, flat.rank());
     if (slice.numel == 0) continue;
     const size_t group = group_of(flat, p);
     const int64_t end = slice.offset + slice.numel;
-    if (trained[p] && joined && stretches.back().group == group)
+    const size_t line = entry.line[p];
+    if (trained[p] && joined && stretches.back().group == group && stretches.back().line == line)
       stretches.back().end = end;
     else if (trained[p])
-      stretches.push_back({slice.offset, end, group});
+      stretches.push_back({slice.offset, end, group, line});
     joined = trained[p];
+    if (joined) missing[line] = false;
   }
-  // A rank without a part of the flat counts its updates like the others.
-  if (stretches.empty()) stretches.push_back({0, 0, 0});
+  // A rank without a part of a line counts its updates like the others.
+  for (size_t line = 0; line < missing.size(); ++line)
+    if (missing[line]) stretches.push_back({0, 0, 0, line});
   return stretches;
 }
 

@@ -32,6 +32,7 @@ struct GradientSlot {
   at::Tensor part;  // shard-sized; reduced gradients are copied to host memory from here
   bool taken = false;
   bool ring = true;              // false: it belongs to one flat
+  bool shared = false;           // in memory that the other ranks of the host read
   const Group* group = nullptr;  // whose ranks can read it
   uint64_t last_use = 0;
   StreamEvent free_after;

@@ -144,6 +144,7 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
   unit->reshard_after_forward = reshard_choice(planned, options);
   unit->strategy_keeps = options.strategy == ShardingStrategy::SHARD_GRAD_OP ||
                          options.strategy == ShardingStrategy::NO_SHARD;
+  unit->uneven = !planned.root && planned.options.uneven_use.value_or(options.uneven_use);
   unit->cast_inputs = unit->precision.param_dtype && unit->precision.cast_forward_inputs;
   for (ModuleTree* top : planned.tops) unit->tops.push_back(top->identity);
 
@@ -326,6 +327,25 @@ void give_names(Model& model, std::vector<ModuleTree*> trees) {
   for (size_t i = 0; i < model.units.size(); ++i) model.units[i]->id = static_cast<int>(i);
 }
 
+// Gives every uneven unit the even unit around it. What is in no even unit has the root.
+void make_families(Model& model, const ModuleTree& node, Unit* around) {
+  if (node.unit && node.unit->uneven) {
+    node.unit->parent = around;
+    around->brood.push_back(node.unit);
+  } else if (node.unit) {
+    around = node.unit;
+  }
+  for (const ModuleTree& child : node.children) make_families(model, child, around);
+}
+
+void make_families(Model& model, const std::vector<ModuleTree*>& trees) {
+  for (const auto& unit : model.units) unit->brood.clear();
+  if (std::none_of(model.units.begin(), model.units.end(),
+                   [](const auto& unit) { return unit->uneven; }))
+    return;
+  for (ModuleTree* tree : trees) make_families(model, *tree, model.units.back().get());
+}
+
 // Models that own units beneath these modules (bottom-up use).
 std::vector<std::shared_ptr<Model>> models_beneath(const std::vector<ModuleTree*>& trees) {
   std::vector<std::shared_ptr<Model>> found;
@@ -341,6 +361,31 @@ std::vector<std::shared_ptr<Model>> models_beneath(const std::vector<ModuleTree*
       }
     });
   return found;
+}
+
+// A model is taken over whole or not at all: a unit has one owner.
+void refuse_shared_modules(const std::vector<std::shared_ptr<Model>>& beneath,
+                           const std::vector<ModuleTree*>& trees) {
+  std::map<const c10::TensorImpl*, std::string> here;
+  for (ModuleTree* tree : trees)
+    for_each_module(*tree, [&](ModuleTree& node) {
+      for (const auto& [name, tensor] : node.parameters)
+        here.emplace(tensor.unsafeGetTensorImpl(), name);
+    });
+  for (const auto& other : beneath) {
+    std::lock_guard lock(other->mutex);
+    std::string shared, elsewhere;
+    for (Flat* flat : other->flats())
+      for (const Parameter& p : flat->parameters()) {
+        auto known = here.find(p.handle.unsafeGetTensorImpl());
+        std::string& place = known != here.end() ? shared : elsewhere;
+        if (place.empty()) place = known != here.end() ? known->second : p.name();
+      }
+    if (!elsewhere.empty())
+      throw Error("parameter \"" + shared +
+                      "\" belongs to another sharded model, which also has \"" + elsewhere + "\".",
+                  "shard one module that holds both models, or give each its own copy.");
+  }
 }
 
 uint64_t hash_of(const std::string& text) {
@@ -419,6 +464,7 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
           throw Error("this module (" + tree->view.type + ") is sharded already.",
                       "call fully_shard once per module, children before parents.");
   }
+  refuse_shared_modules(beneath, trees);
   compare_plans(world, planned);
   check_offload(options.offload);
   auto group = group_for(world, options, device);
@@ -442,6 +488,7 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   for (ModuleTree* tree : trees) move_buffers(*tree, options, device, loading);
   loading.compare();
   give_names(*model, trees);
+  make_families(*model, trees);
   model->shards_written();
   registry::add(model);
   for (const auto& other : beneath) registry::unpark(other.get());

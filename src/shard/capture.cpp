@@ -225,7 +225,7 @@ uint64_t state_of_recordings(const Model& model) {
     std::lock_guard lock(model.mutex);
     add(model.changes);
     add(model.sync_gradients);
-    add(model.masters_handed_out);
+    add(static_cast<uint64_t>(model.handed));
     add(std::bit_cast<uint64_t>(model.divide_factor));
     for (const auto& unit : model.units) {
       add(static_cast<uint64_t>(unit->keep_parts));

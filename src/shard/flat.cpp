@@ -58,10 +58,12 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
       device_(device),
       tag_{StorageTag::kParameters, this},
       gradient_tag_{StorageTag::kGradients, this},
+      master_tag_{StorageTag::kMasters, this},
       versions_(parameters_.size()) {
   std::string message = "fsdp: unit \"" + unit.name +
                         "\": this parameter is sharded, and its memory was read directly "
-                        "(data_ptr, torch::save, an accessor).\n  HINT: use "
+                        "(data_ptr, torch::save, an accessor, or a view of it that was taken before "
+                        "an update).\n  HINT: use "
                         "sharded.full_tensor(name), full_state_dict() or summon_full_params().";
   storage_ = make_storage(full_bytes(), device, &tag_, message);
   gradient_storage_ = make_storage(full_bytes(), device, &gradient_tag_,
@@ -82,6 +84,7 @@ Flat::~Flat() {
                         "its tensors are used.";
   orphan(*storage_, message);
   orphan(*gradient_storage_, message);
+  if (master_storage_) orphan(*master_storage_, message);
   for (Parameter& p : parameters_) {
     if (!p.handle.has_storage() || p.handle.storage().unsafeGetStorageImpl() != storage_.get())
       continue;
@@ -158,6 +161,38 @@ void Flat::join_master() {
   master = read_master();
   rest.reset();
   dtypes_.split = false;
+}
+
+// --- masters that others write ---
+
+void Flat::hand_out() {
+  join_master();
+  if (!master_storage_) {
+    master_storage_ = make_storage(master.nbytes(), master.device(), &master_tag_, "");
+    shard::point_at(*master_storage_, master.data_ptr());
+  }
+  leaves.resize(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (leaves[i].defined() || !parameters_[i].handle.requires_grad()) continue;
+    Slice slice = layout_.slice(i, rank_);
+    leaves[i] = tensor_over(master_storage_, dtypes_.master, {slice.numel}, {1}, slice.offset);
+    leaves[i].set_requires_grad(true);
+    set_key(leaves[i], true);
+  }
+}
+
+void Flat::own_the_master() {
+  if (!window.defined() || !master.is_same(shard)) return;
+  master = shard.clone();
+  if (master_storage_) shard::point_at(*master_storage_, master.data_ptr());
+}
+
+void Flat::show_gradients() {
+  for (size_t i = 0; i < leaves.size(); ++i)
+    if (leaves[i].defined())
+      leaves[i].mutable_grad() = grad.defined() && parameters_[i].handle.requires_grad()
+                                     ? part_of(i, grad).variable_data()  // not a view to autograd
+                                     : at::Tensor();
 }
 
 // --- the module's handles ---
@@ -268,6 +303,14 @@ void Flat::take(GradientSlot* taken) {
   if (!holds)
     for (const at::Tensor& gap : views.gaps) gap.zero_();
   std::fill(filled.begin(), filled.end(), holds);
+}
+
+void Flat::move(GradientSlot* to) {
+  at::Tensor before = slot_view();
+  auto kept = filled;
+  take(to);
+  slot_view().copy_(before);
+  filled = std::move(kept);
 }
 
 bool Flat::alone() const {

@@ -63,7 +63,7 @@ class Flat {
   at::ScalarType param_dtype() const { return dtypes_.param; }
   at::ScalarType master_dtype() const { return dtypes_.master; }
   at::ScalarType reduce_dtype() const { return dtypes_.reduce; }
-  at::ScalarType grad_dtype() const { return leaf.defined() ? dtypes_.master : dtypes_.grad; }
+  at::ScalarType grad_dtype() const { return handed_out() ? dtypes_.master : dtypes_.grad; }
   at::TensorOptions master_options() const;  // on the device where the update runs
   at::Device device() const { return device_; }
   int64_t full_bytes() const;
@@ -75,7 +75,6 @@ class Flat {
   at::Tensor window;       // [full_numel] shared by the ranks of a host; `shard` is a part of it
   at::Tensor grad;         // [shard_numel] grad_dtype; undefined: none since zero_grad
   at::Tensor grad_memory;  // the memory of `grad`; on the CPU kept from step to step
-  at::Tensor leaf;         // what parameters() handed out: the master as a leaf of autograd
   at::Tensor secondary;    // reshard_after_forward = n: this rank's 1/n while the unit is sharded
   bool secondary_valid = false;
 
@@ -88,6 +87,15 @@ class Flat {
   at::Tensor edit_master();
   void settle_master();  // the shard follows the master
   void join_master();    // stores a split master as one tensor from now on
+
+  // --- masters that others write (Sharded::parameters) ---
+  // Per parameter: this rank's part of the master as a leaf of autograd; undefined if nobody asked
+  // for it. Leaves carry the key, so the engine sees every operator that writes to one.
+  std::vector<at::Tensor> leaves;
+  bool handed_out() const { return !leaves.empty(); }
+  void hand_out();        // makes the leaves of the parameters that are trained now
+  void own_the_master();  // in memory that no other rank reads
+  void show_gradients();  // leaves get their parts of `grad`
 
   // --- the module's handles ---
   void bind(size_t parameter);  // the handle becomes a view of the storage
@@ -113,6 +121,7 @@ class Flat {
 
   // --- gradients (gradients.cpp) ---
   GradientSlot* slot = nullptr;
+  size_t turn = 0;            // its place among the reductions of this backward
   std::vector<char> arrived;  // per parameter, in this backward
   std::vector<char> filled;   // per parameter: the slot has its gradient
   std::vector<int> expected;  // per parameter: number of gradients our own layers will write
@@ -127,6 +136,7 @@ class Flat {
   void release_gradient_memory();
   // Zeroes the slot's padding; the places of the parameters stay uninitialised.
   void take(GradientSlot* taken);
+  void move(GradientSlot* to);  // with what has arrived
   const at::Tensor& gradient_view(size_t parameter) const;  // into the slot
   const at::Tensor& slot_view() const;                      // [full_numel] slot_dtype
   // The handles' .grad while the gradient is sharded. Reading it throws an Error with the call to
@@ -151,8 +161,9 @@ class Flat {
   at::Tensor edited_;  // a split master while it is written
   uint32_t edited_version_ = 0;
   std::unique_ptr<GradientSlot> own_slot_;
-  StorageTag tag_, gradient_tag_;
+  StorageTag tag_, gradient_tag_, master_tag_;
   c10::intrusive_ptr<c10::StorageImpl> storage_, gradient_storage_;
+  c10::intrusive_ptr<c10::StorageImpl> master_storage_;  // the leaves'; null: none
   std::vector<uint32_t> versions_;
 
   // Views into a slot, created when it is first taken: the same few slots are used over and over.

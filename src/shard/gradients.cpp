@@ -1,11 +1,14 @@
 #include "shard/gradients.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "base/log.h"
@@ -44,11 +47,6 @@ at::Tensor make_gradient_memory(const Flat& flat) {
   return at::empty({numel}, at::TensorOptions().device(flat.device()).dtype(flat.grad_dtype()));
 }
 
-at::Tensor in_host_memory(const Flat& flat, const at::Tensor& gradient) {
-  return host_zeros(gradient.numel(), gradient.scalar_type(), flat.device(), flat.host->pinned)
-      .copy_(gradient);
-}
-
 }  // namespace
 
 void watch_gradient(const std::shared_ptr<Unit>& unit, size_t flat, size_t parameter) {
@@ -82,14 +80,16 @@ void Model::forget_cleared_gradients() {
     for (size_t i = 0; i < flat->parameters().size(); ++i) {
       const Parameter& p = flat->parameters()[i];
       if (!p.handle.requires_grad()) continue;
-      if (flat->is_stand_in(p.handle.grad())) {
+      const bool cleared_leaf = i < flat->leaves.size() && flat->leaves[i].defined() &&
+                                !flat->leaves[i].grad().defined();
+      if (flat->is_stand_in(p.handle.grad()) && !cleared_leaf) {
         kept = true;
       } else {
         change_gradient(*flat);
         flat->part_of(i, flat->grad).zero_();
       }
     }
-    if (!kept || (flat->leaf.defined() && !flat->leaf.grad().defined())) flat->grad.reset();
+    if (!kept) flat->grad.reset();
   }
 }
 
@@ -99,6 +99,9 @@ void Model::begin_backward() {
   forget_cleared_gradients();
   settle_factor();
   in_backward_ = true;
+  agree_on_use();
+  order_reductions();
+  prepare_gradient_slots();
   for (Flat* flat : flats()) {
     // Otherwise autograd would add to the stand-in.
     for (const Parameter& p : flat->parameters())
@@ -114,25 +117,24 @@ void Model::end_backward(bool failed) {
   if (failed) {
     drop_gradients();
   } else if (sync_gradients) {
-    // Flats that got only some of their gradients: unused parameters count as zero.
-    for (Flat* flat : flats())
-      if (flat->slot) reduce(*flat);
+    for (; next_turn_ < turns_.size(); ++next_turn_) take_turn(*turns_[next_turn_]);
+    for (Flat* flat : turns_)
+      if (flat->slot) reduce(*flat);  // gradients that came after their turn
   }
   finish_reductions();
   show_memory();
   for (Flat* flat : flats()) {
     flat->expect_none();
-    if (flat->leaf.defined()) {
-      flat->await_gradient();  // its owner may read it at any time
-      flat->leaf.mutable_grad() = flat->grad;
-    }
+    if (flat->handed_out()) flat->await_gradient();  // its owner may read it at any time
+    flat->show_gradients();
     if (!flat->grad.defined()) continue;
     for (size_t i = 0; i < flat->parameters().size(); ++i)
       if (flat->parameters()[i].handle.requires_grad())
         flat->parameters()[i].handle.mutable_grad() = flat->stand_in(i);
   }
   for (const auto& unit : units)
-    if (may_leave(*unit)) {
+    // All ranks must agree on whether an uneven unit is gathered, so views don't keep it.
+    if (may_leave(*unit) || unit->uneven) {
       // An in-place write found now must not hide the failure that ended the backward.
       try {
         reshard(*unit);
@@ -141,7 +143,10 @@ void Model::end_backward(bool failed) {
       }
     }
   order_.cut();
+  family_ = nullptr;
+  pass_over_ = true;
   in_backward_ = false;
+  writer_known_ = false;
   if (!calls_.empty()) last_calls_ = std::exchange(calls_, {});
 }
 
@@ -209,13 +214,126 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
   if (flat.expected[parameter] == 0) complete(flat, parameter);
 }
 
-// All gradients of the parameter have arrived; the last parameter of a flat starts its reduction.
+// --- the order of reductions ---
+//
+// Reductions are collective, so all ranks issue them in one order: units by their first use in
+// forward, reversed; uneven units before the even unit around them. A flat is reduced when its turn
+// has come and all its gradients are here. A rank may lack some (an expert got no token); they count
+// as zero. That none of them is still to come is known by the numbers autograd gives the nodes of a
+// graph: it creates them in rising and runs them in falling order.
+
+void Model::note_use(Unit& unit) {
+  if (std::exchange(pass_over_, false)) {
+    used_.clear();
+    ++pass_;
+  }
+  if (std::exchange(unit.last_pass, pass_) == pass_) return;
+  used_.push_back(&unit);
+  unit.first_node = at::sequence_number::peek();  // the next one's
+}
+
+// Finds out which uneven units some rank has used in this pass.
+void Model::agree_on_use() {
+  takes_part_.clear();
+  if (!sync_gradients ||
+      std::none_of(units.begin(), units.end(), [](const auto& unit) { return unit->uneven; }))
+    return;
+  Unseen unseen;
+  at::Tensor mine = at::zeros({static_cast<int64_t>(units.size())}, at::kByte);
+  uint8_t* used = mine.mutable_data_ptr<uint8_t>();
+  for (const Unit* unit : used_) used[unit->id] = 1;
+  for (const Flat* flat : flats())
+    if (flat->slot) used[flat->unit().id] = 1;  // by an earlier backward under no_sync()
+  at::Tensor all = mine.to(device);
+  communicate([&] {
+    return world.comm().all_reduce(all, ReduceOp::MAX, {.label = "units in use (uneven_use)"});
+  });
+  mine = all.cpu();
+  used = mine.mutable_data_ptr<uint8_t>();
+  takes_part_.assign(used, used + units.size());
+}
+
+void Model::order_reductions() {
+  // A unit whose use wasn't seen (it is pinned) keeps its place of an earlier pass.
+  auto place = sequence_.begin();
+  for (Unit* unit : used_)
+    if (!unit->uneven && place != sequence_.end()) place = std::find(place, sequence_.end(), unit);
+  if (place == sequence_.end()) {
+    std::vector<Unit*> now;
+    auto add = [&](Unit* unit) {
+      if (!unit->uneven && std::find(now.begin(), now.end(), unit) == now.end())
+        now.push_back(unit);
+    };
+    for (Unit* unit : used_) add(unit);
+    for (Unit* unit : sequence_) add(unit);
+    for (const auto& unit : units) add(unit.get());
+    sequence_ = std::move(now);
+  }
+  turns_.clear();
+  next_turn_ = 0;
+  auto add = [&](const Unit& unit) {
+    for (const auto& flat : unit.flats) {
+      flat->turn = turns_.size();
+      turns_.push_back(flat.get());
+    }
+  };
+  for (auto unit = sequence_.rbegin(); unit != sequence_.rend(); ++unit) {
+    for (auto inner = (*unit)->brood.rbegin(); inner != (*unit)->brood.rend(); ++inner)
+      add(**inner);
+    add(**unit);
+  }
+}
+
+bool Model::is_complete(const Flat& flat) const {
+  for (size_t i = 0; i < flat.parameters().size(); ++i)
+    if (!flat.arrived[i] && flat.parameters()[i].handle.requires_grad()) return false;
+  return true;
+}
+
+// Whether no gradient of the flat is still to come: autograd runs node `now`, and `completed` (or
+// null) has just got its last gradient.
+bool Model::is_done(const Flat& flat, uint64_t now, const Unit* completed) const {
+  if (is_complete(flat) && (flat.slot || !flat.trainable())) return true;
+  const Unit& unit = flat.unit();
+  if (unit.last_pass == pass_) return unit.first_node > now;
+  if (!unit.uneven) return !flat.slot;
+  return unit.parent == completed || unit.parent->last_pass != pass_ ||
+         unit.parent->first_node > now;
+}
+
+void Model::take_turn(Flat& flat) {
+  const bool used_elsewhere =
+      !takes_part_.empty() && takes_part_[flat.unit().id] && flat.trainable();
+  if (!flat.slot && used_elsewhere) take_gradient_slot(flat);  // reduce() fills it with zeros
+  if (flat.slot) reduce(flat);
+}
+
+void Model::reduce_until(uint64_t now, const Unit* completed) {
+  for (; next_turn_ < turns_.size(); ++next_turn_) {
+    if (!is_done(*turns_[next_turn_], now, completed)) return;
+    take_turn(*turns_[next_turn_]);
+  }
+}
+
+// Before a gather in backward: other ranks may wait in a reduction for this one.
+void Model::reduce_before_gather() {
+  if (!sync_gradients || next_turn_ == turns_.size()) return;
+  if (const auto node = torch::autograd::get_current_node())
+    reduce_until(node->sequence_nr(), nullptr);
+}
+
+// All gradients of the parameter have arrived.
 void Model::complete(Flat& flat, size_t parameter) {
   flat.arrived[parameter] = 1;
-  if (!sync_gradients || !flat.slot) return;
-  for (size_t i = 0; i < flat.parameters().size(); ++i)
-    if (!flat.arrived[i] && flat.parameters()[i].handle.requires_grad()) return;
-  reduce(flat);
+  if (!sync_gradients || !is_complete(flat)) return;
+  const Unit& unit = flat.unit();
+  const bool whole = std::all_of(unit.flats.begin(), unit.flats.end(),
+                                 [&](const auto& other) { return is_complete(*other); });
+  if (whole && unit.last_pass == pass_)
+    reduce_until(unit.first_node, &unit);
+  else
+    reduce_until(std::numeric_limits<uint64_t>::max(), nullptr);
+  if (flat.slot && flat.turn < next_turn_) reduce(flat);  // after its turn
 }
 
 // --- gradients our own layers write (src/nn) ---
@@ -236,51 +354,100 @@ void Model::close_gradient(Flat& flat, size_t parameter) {
   if (flat.expected[parameter] == 0) complete(flat, parameter);
 }
 
+namespace {
+
+const Communicator& reducer(const Group& group) {
+  return group.shard_size > 1 ? group.reduce : group.replicate;
+}
+
+// Whether the ranks read each other's gradients in place. Allocating such memory is collective, so
+// it happens only where all ranks come by: at the beginning of a backward, and in a reduction.
+bool reads_in_place(const Flat& flat) {
+  const Communicator& comm = reducer(*flat.unit().group);
+  return comm && comm.size() > 1 && !has_streams(flat.device()) && comm.backend_name() == "shm";
+}
+
+int64_t slot_bytes(const Flat& flat) {
+  return flat.layout().full_numel() * element_bytes(flat.slot_dtype());
+}
+
+}  // namespace
+
+GradientSlot* Model::make_gradient_slot(const Flat& flat, bool ring, bool shared) {
+  const Group& group = *flat.unit().group;
+  int64_t bytes = slot_bytes(flat);
+  if (ring)
+    for (const Flat* other : flats())
+      if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
+        bytes = std::max(bytes, slot_bytes(*other));
+  auto slot = std::make_unique<GradientSlot>();
+  slot->bytes =
+      shared ? communicate([&] { return reducer(group).reduce_buffer(bytes, at::kByte, device); })
+             : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  slot->ring = ring;
+  slot->shared = shared;
+  slot->group = &group;
+  gradient_slots_.push_back(std::move(slot));
+  return gradient_slots_.back().get();
+}
+
+// Shared memory for as many flats as fill at the same time: those of one unit, and the root's.
+void Model::prepare_gradient_slots() {
+  if (!sync_gradients || used_.empty()) return;
+  for (const auto& unit : units) {
+    size_t wanted = 0;
+    for (const auto& flat : unit->flats) {
+      if (!flat->trainable() || !reads_in_place(*flat) || stays(*flat)) continue;
+      if (unit->root) {
+        if (!own_gradient_slots_.contains(flat.get()))
+          own_gradient_slots_[flat.get()] = make_gradient_slot(*flat, false, true);
+        continue;
+      }
+      ++wanted;
+      size_t have = std::count_if(
+          gradient_slots_.begin(), gradient_slots_.end(), [&](const auto& slot) {
+            return slot->ring && slot->shared && slot->group == unit->group.get() &&
+                   slot->bytes.numel() >= slot_bytes(*flat);
+          });
+      if (have < wanted) make_gradient_slot(*flat, true, true);
+    }
+  }
+}
+
+GradientSlot* Model::find_ring_slot(const Flat& flat, bool shared_only) {
+  GradientSlot* found = nullptr;
+  for (const auto& slot : gradient_slots_) {
+    if (!slot->ring || slot->taken || slot->group != flat.unit().group.get() ||
+        slot->bytes.numel() < slot_bytes(flat) || (shared_only && !slot->shared))
+      continue;
+    const bool better = !found || (slot->shared && !found->shared) ||
+                        (slot->shared == found->shared && slot->last_use < found->last_use);
+    if (better) found = slot.get();
+  }
+  return found;
+}
+
 void Model::take_gradient_slot(Flat& flat) {
   // Without a reduction, gradients are written directly to their final place.
   if (stays(flat)) {
     flat.take(flat.own_slot());
     return show_memory();
   }
-  int64_t bytes = flat.layout().full_numel() * element_bytes(flat.slot_dtype());
-  Unit& unit = flat.unit();
-  const Group& group = *unit.group;
-  const Communicator& comm = group.shard_size > 1 ? group.reduce : group.replicate;
-  auto make = [&](int64_t size, bool ring) {
-    auto slot = std::make_unique<GradientSlot>();
-    // Ranks that share memory read each other's gradients in place.
-    slot->bytes = comm && comm.size() > 1 && !has_streams(device)
-                      ? comm.reduce_buffer(size, at::kByte, device)
-                      : at::empty({size}, at::TensorOptions().dtype(at::kByte).device(device));
-    slot->ring = ring;
-    slot->group = &group;
-    gradient_slots_.push_back(std::move(slot));
-    return gradient_slots_.back().get();
-  };
   GradientSlot* slot = nullptr;
   // The root's gradients arrive throughout backward; accumulated ones outlive it.
-  if (unit.root || !sync_gradients) {
+  if (flat.unit().root || !sync_gradients) {
     GradientSlot*& own = own_gradient_slots_[&flat];
-    if (!own) own = make(bytes, false);
+    if (!own) own = make_gradient_slot(flat, false, false);
     slot = own;
   } else if (auto known = own_gradient_slots_.find(&flat); known != own_gradient_slots_.end()) {
     slot = known->second;
   } else {
-    for (const auto& candidate : gradient_slots_)
-      if (candidate->ring && !candidate->taken && candidate->group == &group &&
-          candidate->bytes.numel() >= bytes && (!slot || slot->last_use > candidate->last_use))
-        slot = candidate.get();
-    size_t count = std::count_if(gradient_slots_.begin(), gradient_slots_.end(),
-                                 [](const auto& s) { return s->ring; });
+    slot = find_ring_slot(flat, /*shared_only=*/false);
+    const auto count = std::count_if(gradient_slots_.begin(), gradient_slots_.end(),
+                                     [](const auto& s) { return s->ring; });
     bool in_use = slot && (slot->free_after.recorded() || dry_run::as_gpu());
-    if (!slot || (count < kGradientSlots && in_use)) {
-      int64_t largest = bytes;
-      for (Flat* other : flats())
-        if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
-          largest =
-              std::max(largest, other->layout().full_numel() * element_bytes(other->slot_dtype()));
-      slot = make(largest, true);
-    }
+    if (!slot || (static_cast<size_t>(count) < kGradientSlots && in_use))
+      slot = make_gradient_slot(flat, true, false);
   }
   exposed_wait(*this, slot->free_after, /*backward=*/true);
   slot->taken = true;
@@ -288,6 +455,29 @@ void Model::take_gradient_slot(Flat& flat) {
   flat.take(slot);
   bring_gradient(flat);
   show_memory();
+}
+
+// Moves a gradient to shared memory for its reduction. Flats whose turn comes later make room.
+void Model::share_gradient(Flat& flat) {
+  if (flat.slot->shared || !reads_in_place(flat)) return;
+  auto move = [](Flat& moved, GradientSlot* to) {
+    moved.slot->taken = false;
+    to->taken = true;
+    moved.move(to);
+  };
+  GradientSlot* slot = find_ring_slot(flat, /*shared_only=*/true);
+  for (Flat* other : flats()) {
+    if (slot) break;
+    GradientSlot* theirs = other == &flat ? nullptr : other->slot;
+    if (!theirs || !theirs->ring || !theirs->shared || theirs->group != flat.unit().group.get() ||
+        theirs->bytes.numel() < slot_bytes(flat))
+      continue;
+    move(*other, make_gradient_slot(*other, true, false));
+    slot = theirs;
+  }
+  // The first of this group on every rank: none of its units' uses was seen.
+  if (!slot) slot = make_gradient_slot(flat, true, true);
+  move(flat, slot);
 }
 
 void Model::give_back(Flat& flat) {
@@ -328,6 +518,7 @@ void Model::reduce(Flat& flat) {
     log_event(Event::kReduced, unit, true);
     return;
   }
+  share_gradient(flat);
   // With shared memory this is the first collective, so ranks that took different branches meet
   // here; the label names the operator.
   std::string what = "gradients";
@@ -413,7 +604,7 @@ void Model::zero_gradients(bool set_to_none) {
       change_gradient(*flat);
       flat->grad.zero_();
     }
-    if (flat->leaf.defined()) flat->leaf.mutable_grad() = flat->grad;
+    flat->show_gradients();
   }
   if (set_to_none && dry_run::like_gpu(device)) {  // backward waited for every reduction
     left_.wait(device);
@@ -435,42 +626,6 @@ void Model::settle_factor() {
       kernels::scale_into(flat->grad, flat->grad, here, /*accumulate=*/false);
   }
   factor.reset();
-}
-
-void Model::hand_out_masters() {
-  std::lock_guard lock(mutex);
-  Unseen unseen;
-  for (Flat* flat : flats())
-    if (flat->trainable() && flat->host && !updated_on_host(*flat))
-      throw Error(
-          "unit \"" + flat->unit().name +
-              "\": torch::optim would find its parameters and gradients on different devices "
-              "(offload.parameters or offload.gradients without offload.optimizer).",
-          "use fsdp::AdamW or fsdp::SGD, or set offload.optimizer = true as well.");
-  settle_factor();
-  masters_handed_out = true;
-  for (Flat* flat : flats()) {
-    if (flat->leaf.defined() || !flat->trainable() || !flat->shard.defined()) continue;
-    flat->settle();
-    flat->await_gradient();
-    flat->join_master();
-    // Other ranks may still read the shared memory while a foreign optimizer writes.
-    if (flat->window.defined() && flat->master.is_same(flat->shard))
-      flat->master = flat->shard.clone();
-    if (!flat->grad.defined() && flat->grad_memory.defined() &&
-        flat->grad_memory.scalar_type() != flat->master_dtype()) {
-      flat->release_gradient_memory();
-      flat->grad_memory.reset();
-    }
-    if (flat->grad.defined() && flat->grad.scalar_type() != flat->master_dtype()) {
-      at::Tensor grad = flat->grad.to(flat->master_dtype());
-      flat->release_gradient_memory();
-      flat->grad = flat->grad_memory = gradient_on_host(*flat) ? in_host_memory(*flat, grad) : grad;
-    }
-    flat->leaf = flat->master.detach();
-    flat->leaf.set_requires_grad(true);
-    flat->leaf.mutable_grad() = flat->grad;
-  }
 }
 
 void Model::zero_weight_step() {

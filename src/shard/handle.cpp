@@ -8,6 +8,7 @@
 #include "fsdp/fully_shard.h"
 #include "shard/model.h"
 #include "shard/saved_activations.h"
+#include "shard/update.h"
 
 namespace fsdp {
 
@@ -15,18 +16,51 @@ using shard::live;
 
 // --- Sharded: training ---
 
+namespace {
+
+StateDict handed_out(shard::Model& model, shard::Model::Handed to) {
+  std::lock_guard lock(model.mutex);
+  model.hand_out_masters(to);
+  StateDict named;
+  for (shard::Flat* flat : model.flats())
+    for (size_t i = 0; i < flat->leaves.size(); ++i)
+      if (flat->leaves[i].defined())
+        named.emplace_back(flat->parameters()[i].name(), flat->leaves[i]);
+  return named;
+}
+
+}  // namespace
+
+StateDict Sharded::named_parameters() const {
+  return handed_out(*live(model_), shard::Model::Handed::kOut);
+}
+
 std::vector<at::Tensor> Sharded::parameters() const {
+  std::vector<at::Tensor> leaves;
+  for (auto& [name, leaf] : named_parameters()) leaves.push_back(leaf);
+  return leaves;
+}
+
+std::vector<at::Tensor> Sharded::parameters_to_update() const {
+  std::vector<at::Tensor> leaves;
+  for (auto& [name, leaf] : handed_out(*live(model_), shard::Model::Handed::kToOptimizer))
+    leaves.push_back(leaf);
+  return leaves;
+}
+
+void Sharded::update_parameters(const std::function<void()>& write) const {
   auto model = live(model_);
   std::lock_guard lock(model->mutex);
-  for (const auto& unit : model->units)
-    if (unit->meta)
-      throw Error("unit \"" + unit->name + "\" has no values yet.",
-                  "call sharded.materialize(device) before creating an optimizer.");
-  model->hand_out_masters();
-  std::vector<at::Tensor> leaves;
-  for (shard::Flat* flat : model->flats())
-    if (flat->leaf.defined()) leaves.push_back(flat->leaf);
-  return leaves;
+  model->settle_factor();
+  shard::begin_update(*model);
+  try {
+    shard::Unseen unseen;
+    write();
+  } catch (...) {
+    shard::end_update(*model, /*shards_written=*/false);
+    throw;
+  }
+  shard::end_update(*model, /*shards_written=*/false);
 }
 
 void Sharded::zero_grad(bool set_to_none) const {

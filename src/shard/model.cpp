@@ -107,6 +107,17 @@ std::vector<Flat*> Model::flats() const {
   return all;
 }
 
+void Model::explain(const Error& error) const {
+  const auto says = [&](const char* words) {
+    return error.message().find(words) != std::string::npos;
+  };
+  const bool disagree = says("different calls") || says("no answer in") || says(" left (");
+  if (!disagree || options.uneven_use) throw;
+  throw Error(error.message(), error.hint() +
+                                   " If ranks use different units in a step (experts, stochastic "
+                                   "depth), set ShardOptions::uneven_use.");
+}
+
 void Model::log_event(Event::Kind kind, const Unit& unit, bool backward, bool ahead) {
   if (recording_events)
     events.push_back({kind, unit.name, backward, ahead, std::chrono::steady_clock::now()});
@@ -119,6 +130,8 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
   rank_status::set_unit(unit.name, by);
   unit.last_use = ++uses_;
   if (!backward) unit.touched_by = by;
+  if (!backward) note_use(unit);
+  if (unit.uneven || !unit.brood.empty()) return ensure_family(unit, by, backward);
   if (unit.state == Unit::State::kReady) {
     if (order_.last() == &unit) return;
     // It was gathered already, but the next units may still have to be prefetched.
@@ -132,13 +145,57 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
                 "call sharded.materialize(device), or load a checkpoint or state dict, first.");
   Unseen unseen;
   check_handles(unit, by);
-  if (stale_readers_) synchronize_readers(by);
   Busy busy(unit);
+  if (backward) reduce_before_gather();
+  if (stale_readers_) synchronize_readers(by);
   issue(unit, by);
   finish(unit);
   log_event(Event::kReady, unit, backward);
   order_.note(&unit, backward);
   prefetch(unit, backward);
+}
+
+// An even unit and the uneven units inside it are gathered together by every rank, whichever of them
+// it uses, until another family is used. Order, which the ranks' uses would teach differently, sees
+// the even unit only.
+void Model::ensure_family(Unit& unit, const char* by, bool backward) {
+  Unit& head = unit.uneven ? *unit.parent : unit;
+  if (!backward) note_use(head);
+  std::vector<Unit*> members = {&head};
+  members.insert(members.end(), head.brood.begin(), head.brood.end());
+  for (const Unit* member : members)
+    if (member->meta)
+      throw Error("unit \"" + member->name + "\" has no values yet (" + by + " reads it).",
+                  "call sharded.materialize(device), or load a checkpoint or state dict, first.");
+  Unseen unseen;
+  for (Unit* member : members) ++member->busy;
+  struct Release {
+    std::vector<Unit*>& members;
+    ~Release() {
+      for (Unit* member : members) --member->busy;
+    }
+  } release{members};
+  if (family_ && family_ != &head)
+    for (Unit* other : family_->brood) reshard(*other);
+  family_ = &head;
+  const bool gathers = std::any_of(members.begin(), members.end(), [](const Unit* member) {
+    return member->state == Unit::State::kSharded;
+  });
+  if (backward && gathers) reduce_before_gather();
+  if (stale_readers_) synchronize_readers(by);
+  for (Unit* member : members) {
+    if (member->state == Unit::State::kReady) continue;
+    check_handles(*member, by);
+    issue(*member, by);
+  }
+  for (Unit* member : {&head, &unit}) {
+    if (member->state == Unit::State::kReady) continue;
+    finish(*member);
+    log_event(Event::kReady, *member, backward);
+  }
+  if (order_.last() == &head) return;
+  order_.note(&head, backward);
+  prefetch(head, backward);
 }
 
 void Model::issue(Unit& unit, const char* by) {
@@ -151,7 +208,7 @@ void Model::issue(Unit& unit, const char* by) {
                 "arrived.");
   }
   for (const auto& flat : unit.flats) flat->await_update();
-  if (masters_handed_out) follow_masters(unit, by ? by : "prefetch");
+  if (handed == Handed::kOut) follow_masters(unit, by ? by : "prefetch");
   if (unit.needs_slot()) {
     Slot* slot = find_slot(unit, by != nullptr);
     if (!slot) return;  // no room for this prefetch
@@ -180,7 +237,7 @@ void Model::issue(Unit& unit, const char* by) {
     slot->tenant = &unit;
     unit.slot = slot;
     calls_.push_back({&unit, nullptr});
-  } else if (masters_handed_out && unit.group->shares_memory && unit.group->shard_size > 1) {
+  } else if (handed == Handed::kOut && unit.group->shares_memory && unit.group->shard_size > 1) {
     calls_.push_back({&unit, nullptr});  // the ranks met in follow_masters
   } else if (waits_for_copy(unit)) {
     OnStream on(gather_stream_);
@@ -258,7 +315,7 @@ bool Model::may_leave(const Unit& unit) const {
 
 Slot* Model::find_slot(Unit& unit, bool may_grow) {
   int64_t bytes = unit.full_bytes();
-  if (unit.root || unit.keep_parts == 1 || unit.pinned) {
+  if (unit.root || unit.keep_parts == 1 || unit.pinned || unit.uneven) {
     if (!unit.own) unit.own = make_slot(device, bytes, /*ring=*/false);
     return unit.own.get();
   }
@@ -316,6 +373,7 @@ void Model::reshard(Unit& unit) {
     unit.slot->free_after.record(device);
     unit.slot->tenant = nullptr;
     unit.slot = nullptr;
+    if (unit.uneven && unit.keep_parts != 1 && !unit.pinned) unit.own.reset();
   }
   unit.state = Unit::State::kSharded;
   profiled.done();
@@ -330,8 +388,7 @@ void Model::reshard(Unit& unit) {
 }
 
 void Model::reshard_all() {
-  for (const auto& unit : units)
-    if (!unit->pinned) reshard(*unit);
+  for (const auto& unit : units) reshard(*unit);
 }
 
 void Model::keep_secondary(Unit& unit) {
@@ -399,9 +456,10 @@ void Model::follow_masters(Unit& unit, const char* by) {
   bool meet = group.shares_memory && group.shard_size > 1;
   std::string label = unit.label(by);
   CallOptions call{.label = label, .identity = unit.id + 1};
-  if (meet) group.gather.barrier(call);  // no rank reads from here on
+  auto meet_all = [&] { communicate([&] { group.gather.barrier(call); }); };
+  if (meet) meet_all();  // no rank reads from here on
   for (const auto& flat : unit.flats) {
-    if (!flat->leaf.defined()) continue;
+    if (!flat->handed_out()) continue;
     flat->settle();
     if (flat->host) flat->host->stale = true;
     if (flat->shard.is_same(flat->master)) continue;
@@ -411,7 +469,7 @@ void Model::follow_masters(Unit& unit, const char* by) {
     shard_changed(*flat);
     if (on_host) flat->bump_versions();
   }
-  if (meet) group.gather.barrier(call);  // every rank has written
+  if (meet) meet_all();  // every rank has written
   written_.record(device);
 }
 
@@ -438,7 +496,7 @@ void Model::shards_written() {
 
 void Model::pin(Unit& unit, bool writable) {
   std::lock_guard lock(mutex);
-  if (unit.pinned) return;
+  if (unit.pinned && (unit.writable || !writable)) return ensure(unit, "unshard", in_backward_);
   if (writable) reshard(unit);  // to gather it again in memory of its own
   unit.pinned = true;
   unit.writable = writable;
@@ -450,6 +508,7 @@ void Model::pin(Unit& unit, bool writable) {
       throw Error("unit \"" + unit.name + "\" has no values yet.",
                   "call sharded.materialize(device) first.");
     if (stale_readers_) synchronize_readers("summon_full_params");
+    if (handed == Handed::kOut) follow_masters(unit, "summon_full_params");
     unit.own = make_slot(device, unit.full_bytes(), /*ring=*/false);
     unit.own->tenant = &unit;
     unit.slot = unit.own.get();

@@ -57,11 +57,12 @@ class Model : public std::enable_shared_from_this<Model> {
   // --- gathering (model.cpp) ---
   // Gathers a unit and makes it usable. `by` names the operator (or other caller) that needs it.
   void ensure(Unit& unit, const char* by, bool backward);
+  void ensure_family(Unit& unit, const char* by, bool backward);  // with uneven units
   void issue(Unit& unit, const char* by);  // starts the gather of a sharded unit
   void issue_ahead(Unit& unit);            // the same at the user's request
   // Frees a unit's gathered memory. Views of its parameters that still exist throw when read.
   void reshard(Unit& unit);
-  void reshard_all();  // except pinned units
+  void reshard_all();  // pinned units are gathered again at their next use
   bool may_leave(const Unit& unit) const;
   void pin(Unit& unit, bool writable);  // gathered until unpinned, in memory of its own
   void unpin(Unit& unit);
@@ -86,8 +87,20 @@ class Model : public std::enable_shared_from_this<Model> {
   std::function<void(at::Tensor, const std::string&)> reduce_hook;
   at::Tensor factor;  // gradients are still to be multiplied by this; undefined: by nothing
   std::map<const void*, std::function<int64_t()>> optimizers;  // bytes of each one's states
-  bool masters_handed_out = false;
-  void hand_out_masters();
+
+  // --- masters that others write (update.cpp) ---
+  enum class Handed {
+    kNowhere,
+    kToOptimizer,  // written by update_parameters() only
+    kOut,          // written by anybody at any time: every gather looks for changes
+  };
+  Handed handed = Handed::kNowhere;
+  void hand_out_masters(Handed to);
+  // An operator is about to write to a handed-out master of this unit.
+  void before_write(Unit& unit, const char* by);
+  int summoned = 0;  // number of FullParams alive: nothing may update the masters
+  void refuse_while_summoned(const std::string& what) const;
+
   void zero_weight_step();
 
   // --- offload (offload.cpp) ---
@@ -151,8 +164,14 @@ class Model : public std::enable_shared_from_this<Model> {
       std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
       ~Clock() { total += std::chrono::steady_clock::now() - start; }
     } clock{traffic.host_time};
-    return call();
+    try {
+      return call();
+    } catch (const Error& error) {
+      explain(error);
+    }
   }
+  // Rethrows, with a hint about units that only some ranks use.
+  [[noreturn]] void explain(const Error& error) const;
 
   Slot* find_slot(Unit& unit, bool may_grow);
   at::Tensor full_view(const Unit& unit, const Flat& flat, const at::Tensor& bytes) const;
@@ -161,10 +180,22 @@ class Model : public std::enable_shared_from_this<Model> {
   void follow_masters(Unit& unit, const char* by);
   void check_handles(const Unit& unit, const char* when) const;
   void keep_secondary(Unit& unit);
+  void note_use(Unit& unit);
+  void order_reductions();
+  void agree_on_use();
   void complete(Flat& flat, size_t parameter);
+  bool is_complete(const Flat& flat) const;
+  bool is_done(const Flat& flat, uint64_t now, const Unit* completed) const;
+  void take_turn(Flat& flat);
+  void reduce_until(uint64_t now, const Unit* completed);
+  void reduce_before_gather();
   void refuse_if_kept(const Flat& flat) const;
   bool stays(const Flat& flat) const;
+  GradientSlot* make_gradient_slot(const Flat& flat, bool ring, bool shared);
+  void prepare_gradient_slots();
+  GradientSlot* find_ring_slot(const Flat& flat, bool shared_only);
   void take_gradient_slot(Flat& flat);
+  void share_gradient(Flat& flat);
   void give_back(Flat& flat);
   void finish_reductions();
   void accumulate(Flat& flat, at::Tensor reduced);
@@ -181,6 +212,16 @@ class Model : public std::enable_shared_from_this<Model> {
   bool stale_readers_ = false;  // shards were written since the ranks last met
   bool in_backward_ = false;
   bool grown_ = false;
+  // A pass is a forward (or several) and the backward after it.
+  std::vector<Unit*> used_;       // in the forward of this pass, by first use
+  uint64_t pass_ = 1;
+  bool pass_over_ = false;        // the next forward begins a new one
+  std::vector<Unit*> sequence_;   // all even units, by first use as far as it is known
+  std::vector<Flat*> turns_;      // the reductions of this backward, in the order all ranks know
+  size_t next_turn_ = 0;          // those before it were issued, or had no gradient
+  std::vector<char> takes_part_;  // per unit, with uneven units: some rank used it in this pass
+  Unit* family_ = nullptr;        // the even unit whose uneven ones are gathered
+  bool writer_known_ = false;  // whoever writes to the masters was checked since the last backward
   StreamEvent written_;               // every write to a shard so far
   StreamEvent reduced_, replicated_;  // every reduction so far, on each of the two streams
   StreamEvent before_, scattered_;    // hand-over from one stream to the next

@@ -212,7 +212,7 @@ at::Tensor Model::bring(Flat& flat, const at::Tensor& full) {
   place.copy_(flat.shard, /*non_blocking=*/true);
   host.stale = false;
   host.read.record(device);
-  if (flat.leaf.defined()) host.read.synchronize();  // its owner may write at any time
+  if (flat.handed_out()) host.read.synchronize();  // its owner may write at any time
   return place;
 }
 

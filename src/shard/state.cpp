@@ -13,6 +13,7 @@
 #include "shard/rectangles.h"
 #include "shard/reset.h"
 #include "shard/tree.h"
+#include "shard/update.h"
 
 namespace fsdp {
 
@@ -205,6 +206,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
                   "load_full_state_dict(state, /*strict=*/false) ignores them.");
   }
   Unseen unseen;
+  model->refuse_while_summoned("load_full_state_dict()");
   model->reshard_all();
   model->synchronize_readers("load_full_state_dict");
   for (auto& [tensor, value] : found) {
@@ -226,8 +228,8 @@ FullParams::FullParams(std::shared_ptr<Model> model, SummonOptions options)
     : model_(std::move(model)), options_(options), exceptions_(std::uncaught_exceptions()) {
   std::lock_guard lock(model_->mutex);
   bool keep = !options_.rank0_only || model_->world.rank() == 0;
+  for (const auto& unit : model_->units) require_values(*unit);
   for (const auto& unit : model_->units) {
-    require_values(*unit);
     model_->pin(*unit, /*writable=*/true);
     for (const auto& flat : unit->flats)
       for (const Parameter& p : flat->parameters())
@@ -238,11 +240,13 @@ FullParams::FullParams(std::shared_ptr<Model> model, SummonOptions options)
         }
     if (options_.offload_to_cpu || !keep) model_->unpin(*unit);
   }
+  ++model_->summoned;
 }
 
 FullParams::~FullParams() noexcept(false) {
   std::lock_guard lock(model_->mutex);
   Unseen unseen;
+  --model_->summoned;
   bool unwinding = std::uncaught_exceptions() > exceptions_;
   bool write = options_.writeback && !unwinding;
   struct Written {
@@ -286,6 +290,45 @@ FullParams::~FullParams() noexcept(false) {
 
 std::unique_ptr<FullParams> Sharded::summon_full_params(SummonOptions options) const {
   return std::make_unique<FullParams>(live(model_), options);
+}
+
+// --- averages of weights ---
+
+void Sharded::lerp_parameters(const Sharded& other, double weight) const {
+  auto model = live(model_), from = live(other.model());
+  auto flats = model->flats(), sources = from->flats();
+  auto shape = [](const Flat& flat) {
+    std::stringstream text;
+    text << "unit \"" << flat.unit().name << "\" (" << flat.unit().group->text << ")";
+    for (const Parameter& p : flat.parameters())
+      text << ", \"" << p.name() << "\" " << at::IntArrayRef(p.sizes);
+    return text.str();
+  };
+  bool same = flats.size() == sources.size();
+  for (size_t i = 0; same && i < flats.size(); ++i)
+    if (std::string mine = shape(*flats[i]), theirs = shape(*sources[i]); mine != theirs)
+      throw Error("lerp_parameters: this model has " + mine + ", and the other " + theirs + ".",
+                  "build both from the same code, and shard both with the same options.");
+  if (!same)
+    throw Error("lerp_parameters: this model has " + std::to_string(flats.size()) +
+                    " flat buffers, and the other " + std::to_string(sources.size()) + ".",
+                "build both from the same code, and shard both with the same options.");
+  for (const auto& unit : from->units) require_values(*unit);
+  model->settle_factor();
+  shard::begin_update(*model);
+  Unseen unseen;
+  for (size_t i = 0; i < flats.size(); ++i) {
+    at::Tensor value;
+    {
+      std::lock_guard lock(from->mutex);  // never together with the other model's
+      value = sources[i]->read_master();
+    }
+    std::lock_guard lock(model->mutex);
+    at::Tensor master = flats[i]->edit_master();
+    if (at::isFloatingType(master.scalar_type())) master.lerp_(value.to(master.options()), weight);
+    flats[i]->settle_master();
+  }
+  shard::end_update(*model, /*shards_written=*/true);
 }
 
 // --- models built on the meta device ---

@@ -38,8 +38,8 @@ struct Unseen {
 
 // The owner of a storage. It must outlive the storage or call `orphan`.
 struct StorageTag {
-  enum Kind { kParameters, kGradients, kDeferred } kind;
-  void* owner;  // Flat, Flat, deferred::Storage
+  enum Kind { kParameters, kGradients, kMasters, kDeferred } kind;
+  void* owner;  // Flat, Flat, Flat, deferred::Storage
 };
 
 // A storage of `bytes` without memory. `message` is thrown by raw reads.

@@ -61,6 +61,9 @@ class Touched {
         return;
       case StorageTag::kGradients:
         return see_gradient(*static_cast<Flat*>(tag->owner), tensor);
+      case StorageTag::kMasters:
+        if (write) written_.push_back(&static_cast<Flat*>(tag->owner)->unit());
+        return;
       case StorageTag::kParameters:
         return see_parameter(*static_cast<Flat*>(tag->owner), tensor, write);
     }
@@ -68,6 +71,7 @@ class Touched {
 
   // Gathers all units; none may be resharded until the operator has returned.
   void gather() {
+    for (Unit* unit : written_) model_of(*unit).before_write(*unit, op_.schema().name().c_str());
     for (const auto& unit : units_) model_of(*unit);
     for (const auto& unit : units_) {
       std::lock_guard lock(unit->model->mutex);
@@ -136,6 +140,7 @@ class Touched {
 
   const c10::OperatorHandle& op_;
   c10::SmallVector<std::shared_ptr<Unit>, 4> units_;
+  c10::SmallVector<Unit*, 2> written_;          // through handed-out masters
   c10::SmallVector<c10::TensorImpl*, 4> seen_;  // only while a tape hook is set
   std::optional<at::ScalarType> cast_to_;
   bool mixed_ = false;

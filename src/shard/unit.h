@@ -73,6 +73,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool meta = false;     // no values yet: built on the meta device, or not to be initialised
   bool watched = false;  // recomputation wants to see every use (tape_hook.h)
 
+  // --- units that only some ranks use ---
+  bool uneven = false;       // may be; gathered with its family, by all ranks or by none
+  Unit* parent = nullptr;    // of an uneven unit: the even unit around it
+  std::vector<Unit*> brood;  // of an even unit: the uneven units inside it
+
   State state = State::kSharded;
   int busy = 0;           // number of operators that run on it
   bool pinned = false;    // by unshard() or summon_full_params(); stays gathered until unpinned
@@ -82,6 +87,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Work> works;
   StreamEvent gathered;
   uint64_t last_use = 0;
+  uint64_t last_pass = 0;   // the last pass (model.h) whose forward used it
+  uint64_t first_node = 0;  // no node of autograd's that used it in this pass has a lower number
   const char* touched_by = "";                     // the operator that last used it in forward
   std::vector<Unit*> forward_next, backward_next;  // prefetch lists set by the user
   bool next_checked = false;

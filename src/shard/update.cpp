@@ -3,8 +3,11 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <dlfcn.h>
+#include <execinfo.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "shard/capture.h"
@@ -35,8 +38,102 @@ void detach_optimizer(Model& model, const void* optimizer) {
   model.host_states.erase(optimizer);
 }
 
+// --- masters that others write ---
+
+namespace {
+
+at::Tensor in_host_memory(const Flat& flat, const at::Tensor& gradient) {
+  return host_zeros(gradient.numel(), gradient.scalar_type(), flat.device(), flat.host->pinned)
+      .copy_(gradient);
+}
+
+// torch::optim::LBFGS takes dot products of what it believes are whole gradients. Nothing but the
+// stack tells who writes.
+bool called_by_lbfgs() {
+  void* frames[64];
+  const int count = backtrace(frames, 64);
+  for (int i = 0; i < count; ++i) {
+    Dl_info symbol;
+    if (dladdr(frames[i], &symbol) != 0 && symbol.dli_sname &&
+        std::strstr(symbol.dli_sname, "5torch5optim5LBFGS"))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void Model::hand_out_masters(Handed to) {
+  std::lock_guard lock(mutex);
+  Unseen unseen;
+  for (const auto& unit : units)
+    if (unit->meta)
+      throw Error("unit \"" + unit->name + "\" has no values yet.",
+                  "call sharded.materialize(device) before creating an optimizer.");
+  for (Flat* flat : flats())
+    if (flat->trainable() && flat->host && !updated_on_host(*flat))
+      throw Error(
+          "unit \"" + flat->unit().name +
+              "\": torch::optim would find its parameters and gradients on different devices "
+              "(offload.parameters or offload.gradients without offload.optimizer).",
+          "use fsdp::AdamW or fsdp::SGD, or set offload.optimizer = true as well.");
+  forget_cleared_gradients();
+  settle_factor();
+  handed = std::max(handed, to);
+  for (Flat* flat : flats()) {
+    if (!flat->trainable() || !flat->shard.defined()) continue;
+    if (!flat->handed_out()) {
+      flat->settle();
+      flat->await_gradient();
+      if (flat->grad_memory.defined() && flat->grad_memory.scalar_type() != flat->master_dtype()) {
+        at::Tensor grad = flat->grad.defined() ? flat->grad.to(flat->master_dtype()) : at::Tensor();
+        flat->release_gradient_memory();
+        flat->grad_memory.reset();
+        flat->grad = grad.defined() && gradient_on_host(*flat) ? in_host_memory(*flat, grad) : grad;
+        flat->grad_memory = flat->grad;
+      }
+    }
+    flat->hand_out();
+    // Other ranks may still read the shared memory while somebody writes.
+    if (handed == Handed::kOut) flat->own_the_master();
+    flat->show_gradients();
+  }
+}
+
+void Model::refuse_while_summoned(const std::string& what) const {
+  if (summoned == 0) return;
+  throw Error("rank " + std::to_string(world.rank()) + ": " + what +
+                  " while summon_full_params() is alive would be overwritten or go unseen.",
+              "let the object that summon_full_params() returned go out of scope first.");
+}
+
+void Model::before_write(Unit& unit, const char* by) {
+  std::lock_guard lock(mutex);
+  refuse_while_summoned("unit \"" + unit.name + "\": an update (" + by + ")");
+  if (handed != Handed::kOut)
+    throw Error("unit \"" + unit.name + "\": " + by +
+                    " writes to its masters outside of the wrapped optimizer's step().",
+                "write inside sharded.update_parameters(), or to sharded.parameters().");
+  if (!std::exchange(writer_known_, true) && called_by_lbfgs())
+    throw Error("torch::optim::LBFGS can't update a sharded model: it takes dot products of whole "
+                "gradients, and each rank has a part of them.",
+                "use an elementwise optimizer, such as fsdp::AdamW or torch::optim::SGD.");
+  if (unit.busy > 0)
+    throw Error("unit \"" + unit.name + "\": " + by +
+                    " writes to its masters while an operator uses it.",
+                "call optimizer.step() after backward, not in a hook.");
+  reshard(unit);  // what is gathered is older than the masters from now on
+  for (const auto& flat : unit.flats) {
+    flat->settle();
+    flat->bump_versions();
+  }
+}
+
+// --- updates ---
+
 at::Tensor begin_update(Model& model) {
   std::lock_guard lock(model.mutex);
+  model.refuse_while_summoned("an update");
   // check() exchanges data between ranks, which no graph can; begin_replays does it for recorded
   // steps.
   if (model.background && !RecordsStep::now()) model.background->check();

@@ -343,7 +343,7 @@ TEST(Offloads, OfParametersAloneAreRefusedByOptimizersOfTorch) {
     expect_error([&] { run.sharded.parameters(); }, {"torch::optim", "offload.optimizer", "HINT"});
     Numbers seen;
     clipped_step(run, 0, seen);  // the failed call has changed nothing
-    EXPECT_FALSE(run.sharded.model()->masters_handed_out);
+    EXPECT_EQ(run.sharded.model()->handed, shard::Model::Handed::kNowhere);
   }
 }
 
