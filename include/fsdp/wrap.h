@@ -64,8 +64,23 @@ class WrapPolicy {
   /// False for a policy that chooses none.
   explicit operator bool() const { return static_cast<bool>(decide_); }
 
+  /// A type or a pattern of paths that the policy looks for, for a warning if no module has it.
+  struct Wanted {
+    std::string text;                                    ///< As the user wrote it.
+    bool is_type = false;                                ///< Or a pattern.
+    std::function<bool(const ModuleView&)> matches = {}; ///< Whether a module has it.
+  };
+  /// What the policy looks for; empty if it isn't known.
+  const std::vector<Wanted>& wanted() const { return wanted_; }
+  /// The same policy, which looks for these.
+  WrapPolicy looking_for(std::vector<Wanted> wanted) && {
+    wanted_ = std::move(wanted);
+    return std::move(*this);
+  }
+
  private:
   std::function<Decision(const ModuleView&)> decide_;
+  std::vector<Wanted> wanted_;
 };
 
 /// Ready-made wrap policies. `options` apply to every unit that the policy makes.
@@ -96,7 +111,7 @@ WrapPolicy modules(UnitOptions options = {}) {
   };
 }
 
-/// Modules whose ModuleView::type is one of `names`.
+/// Modules whose ModuleView::type is one of `names`, which may end in "Impl".
 WrapPolicy types(std::vector<std::string> names, UnitOptions options = {});
 /// Modules whose path matches one of `patterns`. A `*` matches within a step of the path, `**`
 /// across steps.

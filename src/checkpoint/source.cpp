@@ -41,12 +41,39 @@ Source::Source(const std::filesystem::path& dir) : dir_(dir) {
   std::error_code problem;
   if (!manifest_ || !std::filesystem::exists(dir / kMetadataName, problem)) {
     metadata_ = read_metadata(dir);
+    name_state_dict();
     return;
   }
   const files::Input& held = file(kMetadataName);
   std::string bytes(static_cast<size_t>(held.size()), '\0');
   held.read(0, bytes.data(), bytes.size());
   metadata_ = decode(bytes, held.path().string());
+  name_state_dict();
+}
+
+// dcp.save(model.state_dict()) nests nothing: {"model.embed_tokens.weight": …, "lm_head.weight": …}
+// is a Llama of transformers, not a part of it.
+void Source::name_state_dict() {
+  const auto is_nested = [&](const std::string& name) {
+    const auto path = metadata_.paths.find(name);
+    if (path != metadata_.paths.end() && !path->second.empty()) return path->second.size() > 1;
+    return name.starts_with("model.") || name.starts_with("optim.") || name.starts_with("extra.");
+  };
+  // Without any path, one name outside of ours tells.
+  const bool known = std::any_of(
+      metadata_.tensors.begin(), metadata_.tensors.end(),
+      [&](const auto& entry) { return metadata_.paths.contains(entry.first); });
+  const auto nested = [&](const auto& entry) { return is_nested(entry.first); };
+  const auto& tensors = metadata_.tensors;
+  is_state_dict_ = !tensors.empty() && (known ? std::none_of(tensors.begin(), tensors.end(), nested)
+                                              : !std::all_of(tensors.begin(), tensors.end(), nested));
+  if (!is_state_dict_) return;
+  std::map<std::string, TensorEntry> named;
+  for (auto& [name, entry] : metadata_.tensors) {
+    metadata_.paths["model." + name] = {name};
+    named.emplace("model." + name, std::move(entry));
+  }
+  metadata_.tensors = std::move(named);
 }
 
 void Source::open_hugging_face() {

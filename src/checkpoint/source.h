@@ -1,5 +1,6 @@
 // Source: an existing checkpoint to read from. Either one of torch.distributed.checkpoint, or a
-// Hugging Face directory, whose tensors are then named "model.<name>".
+// Hugging Face directory. The tensors of a directory, and those of a checkpoint that is a model's
+// state dict and nothing else, are named "model.<name>" here.
 #pragma once
 
 #include <filesystem>
@@ -27,6 +28,7 @@ class Source {
   // The checksums of the files; all reads are checked against them. Python writes none.
   const std::optional<Manifest>& manifest() const { return manifest_; }
   const TensorEntry* tensor(const std::string& name) const;  // null: none of that name
+  bool is_state_dict() const { return is_state_dict_; }      // of a model and nothing else
 
   // An Error unless the files that hold this rectangle exist, are long enough, and the tensor's
   // parts cover all of it.
@@ -42,6 +44,7 @@ class Source {
 
  private:
   void open_hugging_face();
+  void name_state_dict();
   const files::Input& file(const std::string& name);
   const StoredTensor& stored(const std::string& name, const StoredChunk& chunk,
                              const TensorEntry& entry);
@@ -49,6 +52,7 @@ class Source {
   std::filesystem::path dir_;
   std::optional<Manifest> manifest_;  // before the files, which point into it
   Metadata metadata_;
+  bool is_state_dict_ = false;
   std::map<std::string, std::unique_ptr<files::Input>> files_;
   std::map<std::pair<std::string, int64_t>, StoredTensor> stored_;  // by file and offset
   std::set<std::string> covered_;  // names whose parts were checked

@@ -192,7 +192,7 @@ TorchFile::TorchFile(Source& source, const TorchFileOptions& options) : source_(
   for (const auto& [name, leaf] : leaves) place(root, path_of(metadata, name), name, where);
   check_lists(root, metadata.tensors.size() + metadata.values.size(), where);
   const Node* top = &root;
-  if (options.model_only) {
+  if (options.model_only && !source.is_state_dict()) {
     const auto model = root.keys.find("model");
     if (model == root.keys.end() || !model->second.leaf.empty())
       throw Error(source.dir().string() + ": holds no model.",

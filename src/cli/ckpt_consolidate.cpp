@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <map>
 
 #include "base/log.h"
 #include "base/table.h"
@@ -40,12 +41,46 @@ std::string kept_name(const std::vector<std::string>& names) {
   return found == names.end() ? names.front() : *found;
 }
 
+// A file counts as written only if it has every tensor of the model, or says whose bytes it shares.
+void check_complete(const std::filesystem::path& file, checkpoint::Source& source,
+                    const std::vector<std::string>& names) {
+  const auto header = checkpoint::read_header(checkpoint::files::Input(file));
+  std::map<std::string, std::vector<int64_t>> written;
+  for (const auto& tensor : header.tensors) written.emplace(tensor.name, tensor.sizes);
+  for (const auto& name : names) {
+    const auto same = header.metadata.find(name);
+    const auto found = written.find(same == header.metadata.end() ? name : same->second);
+    if (found == written.end() || found->second != source.tensor("model." + name)->sizes)
+      throw Error(file.string() + ": \"" + name + "\" wasn't written as it is in " +
+                      source.dir().string() + ".",
+                  "nothing was kept; please report this.");
+  }
+}
+
+// Tensors beside the model's, the optimizer's and the run's.
+void tell_left_out(const checkpoint::Source& source) {
+  std::string others;
+  size_t count = 0;
+  for (const auto& [name, entry] : source.metadata().tensors) {
+    const bool ours = name.starts_with("model.") || name.starts_with("optim.") ||
+                      name.starts_with("extra.");
+    if (ours) continue;
+    ++count;
+    if (others.size() < 100) others += (others.empty() ? "\"" : ", \"") + name + "\"";
+  }
+  if (count > 0)
+    log::warn("left out " + std::to_string(count) + " tensors that aren't the model's: " + others +
+              ". A .pt file has everything.");
+}
+
 int64_t write_safetensors_file(const ConsolidateFlags& flags, checkpoint::Source& source) {
   constexpr size_t kPrefix = 6;  // "model."
   std::vector<checkpoint::Copied> tensors;
   checkpoint::SafeMetadata metadata{{"format", "pt"}};
+  const auto bare = model_names(source);
   std::vector<std::string> names;
-  for (const auto& name : model_names(source)) names.push_back("model." + name);
+  for (const auto& name : bare) names.push_back("model." + name);
+  tell_left_out(source);
   const auto dtype = parse_dtype(flags.dtype);
   for (const auto& group : checkpoint::by_bytes(source, names)) {
     const std::string kept = kept_name(group);
@@ -61,6 +96,7 @@ int64_t write_safetensors_file(const ConsolidateFlags& flags, checkpoint::Source
     Transfer transfer("writing " + flags.out, bytes);
     checkpoint::write_safetensors(source, draft.path(), tensors, metadata, transfer.advancing());
   }
+  check_complete(draft.path(), source, bare);
   draft.publish();
   return bytes;
 }

@@ -113,6 +113,21 @@ Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
           trainable};
 }
 
+void check_precision(const MixedPrecision& precision, const std::string& where) {
+  const auto check = [&](const char* field, const std::optional<at::ScalarType>& type) {
+    if (!type || at::isFloatingType(*type)) return;
+    throw Error("mixed_precision." + std::string(field) + " of " + where + " is " +
+                    c10::toString(*type) + ", which can't hold weights or gradients in training.",
+                "use at::kBFloat16, at::kHalf or at::kFloat.");
+  };
+  check("param_dtype", precision.param_dtype);
+  check("reduce_dtype", precision.reduce_dtype);
+  check("buffer_dtype", precision.buffer_dtype);
+  check("output_dtype", precision.output_dtype);
+  check("master_dtype", precision.master_dtype);
+  check("grad_dtype", precision.grad_dtype);
+}
+
 std::vector<bool> choose_offloaded(const std::vector<PlannedUnit>& planned,
                                    const Offload& offload) {
   if (!offload.any()) return std::vector<bool>(planned.size(), false);
@@ -465,6 +480,10 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
                       "call fully_shard once per module, children before parents.");
   }
   refuse_shared_modules(beneath, trees);
+  check_precision(options.mixed_precision, "the model");
+  for (const PlannedUnit& unit : planned)
+    if (unit.options.mixed_precision)
+      check_precision(*unit.options.mixed_precision, "unit \"" + unit.name + "\"");
   compare_plans(world, planned);
   check_offload(options.offload);
   auto group = group_for(world, options, device);
@@ -490,6 +509,8 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   give_names(*model, trees);
   make_families(*model, trees);
   model->shards_written();
+  if (world.rank() == 0)
+    for (const std::string& warning : unmatched(trees, options.wrap)) log::warn(warning);
   registry::add(model);
   for (const auto& other : beneath) registry::unpark(other.get());
   warn_of_large_root(*model);

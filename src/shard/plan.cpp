@@ -1,7 +1,10 @@
 #include "shard/plan.h"
 
+#include <algorithm>
+#include <cctype>
 #include <unordered_map>
 
+#include "base/nearest.h"
 #include "fsdp/error.h"
 
 namespace fsdp::shard {
@@ -112,6 +115,11 @@ std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardO
       if (!p.handle.has_storage() || p.handle.layout() != at::kStrided)
         throw Error("parameter \"" + p.name() + "\" is not a dense tensor.",
                     "leave it out with .ignored_parameters.");
+      if (p.handle.is_complex())
+        throw Error("parameter \"" + p.name() + "\" is complex (" +
+                        c10::toString(p.handle.scalar_type()) + "), which can't be sharded.",
+                    "register at::view_as_real(parameter) and take at::view_as_complex() of it in "
+                    "forward, or leave it out with .ignored_parameters.");
       if (p.handle.is_meta()) continue;
       auto [known, fresh] = storages.emplace(p.handle.storage().unsafeGetStorageImpl(), p.name());
       if (!fresh && p.handle.numel() > 0)
@@ -120,6 +128,50 @@ std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardO
                     "register the whole tensor as a parameter and take views in forward.");
     }
   return std::move(planner.units);
+}
+
+namespace {
+
+// "blocks.*.norm" for "blocks.3.norm".
+std::string numbers_as_stars(const std::string& path) {
+  std::string out;
+  for (size_t i = 0; i < path.size();) {
+    size_t end = std::min(path.find('.', i), path.size());
+    const bool number = end > i && std::all_of(path.begin() + static_cast<int64_t>(i),
+                                               path.begin() + static_cast<int64_t>(end),
+                                               [](unsigned char c) { return std::isdigit(c); });
+    out += (out.empty() ? "" : ".") + (number ? std::string("*") : path.substr(i, end - i));
+    i = end + 1;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> unmatched(const std::vector<ModuleTree*>& trees, const WrapPolicy& policy) {
+  std::vector<std::string> warnings;
+  for (const WrapPolicy::Wanted& wanted : policy.wanted()) {
+    bool found = false;
+    std::vector<std::string> there;  // each kind once: "blocks.*", not every block
+    for (ModuleTree* tree : trees)
+      for_each_module(*tree, [&](const ModuleTree& node) {
+        if (&node == tree) return;
+        found |= wanted.matches(node.view);
+        std::string name = wanted.is_type ? node.view.type : numbers_as_stars(node.view.path);
+        if (node.view.numel > 0 && std::find(there.begin(), there.end(), name) == there.end())
+          there.push_back(name);
+      });
+    if (found) continue;
+    std::string near = nearest_word(there, wanted.text), all;
+    for (const std::string& name : there)
+      if (all.size() < 200) all += (all.empty() ? "\"" : ", \"") + name + "\"";
+    warnings.push_back("the wrap policy's " + std::string(wanted.is_type ? "type" : "pattern") +
+                       " \"" + wanted.text + "\" matches no module" +
+                       (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
+                       (near.empty() ? ". " : " ") + "There are " +
+                       (all.empty() ? "no modules with parameters inside it" : all) + ".");
+  }
+  return warnings;
 }
 
 std::vector<std::pair<at::Tensor, std::vector<std::string>>> names_of(

@@ -24,6 +24,9 @@ struct PlannedUnit {
 // goes to the unit above both.
 std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardOptions& options);
 
+// A warning for everything the policy looks for that no module has.
+std::vector<std::string> unmatched(const std::vector<ModuleTree*>& trees, const WrapPolicy& policy);
+
 // Every parameter of the trees, in order, with all of its names.
 std::vector<std::pair<at::Tensor, std::vector<std::string>>> names_of(
     const std::vector<ModuleTree*>& trees);

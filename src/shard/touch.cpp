@@ -112,8 +112,8 @@ class Touched {
     throw Error(
         "unit \"" + flat.unit().name + "\": " + op_.schema().name() + " writes to " + name +
             ", which is sharded.",
-        "update it with fsdp::AdamW(sharded, …) or torch::optim on sharded.parameters(), or "
-        "write to it inside sharded.summon_full_params().");
+        "update it with fsdp::AdamW(sharded, …) or torch::optim on sharded.parameters(), load it "
+        "with sharded.load_full_state_dict(), or write to it inside sharded.summon_full_params().");
   }
 
   // A stand-in for a sharded gradient. Only model->zero_grad() works on it.

@@ -25,23 +25,32 @@ WrapPolicy where(Test test, UnitOptions options) {
   };
 }
 
+WrapPolicy any_of(std::vector<WrapPolicy::Wanted> wanted, UnitOptions options) {
+  auto test = [wanted](const ModuleView& module) {
+    return std::any_of(wanted.begin(), wanted.end(),
+                       [&](const WrapPolicy::Wanted& one) { return one.matches(module); });
+  };
+  return where(std::move(test), options).looking_for(std::move(wanted));
+}
+
 }  // namespace
 
 WrapPolicy types(std::vector<std::string> names, UnitOptions options) {
-  return where(
-      [names](const ModuleView& module) {
-        return std::find(names.begin(), names.end(), module.type) != names.end();
-      },
-      options);
+  std::vector<WrapPolicy::Wanted> wanted;
+  for (const std::string& name : names)
+    wanted.push_back({name, /*is_type=*/true, [name](const ModuleView& module) {
+                        return module.type == name || module.type + "Impl" == name;
+                      }});
+  return any_of(std::move(wanted), options);
 }
 
 WrapPolicy names(std::vector<std::string> patterns, UnitOptions options) {
-  return where(
-      [patterns](const ModuleView& module) {
-        return std::any_of(patterns.begin(), patterns.end(),
-                           [&](const std::string& p) { return matches(p, module.path); });
-      },
-      options);
+  std::vector<WrapPolicy::Wanted> wanted;
+  for (const std::string& pattern : patterns)
+    wanted.push_back({pattern, /*is_type=*/false, [pattern](const ModuleView& module) {
+                        return matches(pattern, module.path);
+                      }});
+  return any_of(std::move(wanted), options);
 }
 
 WrapPolicy min_params(int64_t elements, UnitOptions options) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/nearest.h"
 #include "fsdp/error.h"
 #include "train/config_values.h"
 

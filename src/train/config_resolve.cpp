@@ -6,6 +6,8 @@
 #include <map>
 #include <sstream>
 
+#include "base/nearest.h"
+#include "data/token_file.h"
 #include "fsdp/error.h"
 #include "train/config_check.h"
 #include "train/config_ready.h"
@@ -19,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr double kTuningRate = 2e-5;  // of --init-from
 constexpr const char* kEnds[] = {"train.steps", "train.tokens", "train.epochs"};
 
 struct Source {
@@ -195,6 +198,39 @@ std::vector<std::string> apply_toml(Config& config, std::string_view text,
   return names;
 }
 
+// Uses the loss masks that lie next to token files, unless the user has decided.
+void find_masks(Config& config, const std::set<std::string>& given,
+                std::vector<std::string>& notes) {
+  if (given.contains("data.loss_mask") || config.resume || config.data.format == "text") return;
+  std::string found;
+  auto look = [&](const fs::path& file) {
+    std::error_code problem;
+    const fs::path mask = data::sibling(file.string(), ".mask");
+    const bool tokens = file.extension() == ".bin" || file.extension() == ".idx";
+    if (found.empty() && tokens && fs::is_regular_file(mask, problem)) found = mask.string();
+  };
+  for (const std::string& path : config.data.train) {
+    std::error_code problem;
+    look(path);
+    if (!fs::is_directory(path, problem)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(
+             path, fs::directory_options::skip_permission_denied, problem))
+      look(entry.path());
+  }
+  if (found.empty()) return;
+  config.data.loss_mask = true;
+  notes.push_back("data.loss_mask is true: " + found +
+                  " selects the tokens that count in the loss; --data.loss_mask false ignores it.");
+}
+
+// A rate for training from scratch would undo what the weights know.
+void take_tuning_rate(Config& config, const std::set<std::string>& said,
+                      std::vector<std::string>& notes) {
+  if (said.contains("optim.lr") || config.resume) return;
+  config.optim.lr = kTuningRate;
+  notes.push_back("optim.lr is 2e-5, a rate for fine-tuning; --optim.lr sets another.");
+}
+
 Resolved resolve(const CommandLine& line) {
   Resolved resolved;
   Source source = source_of(line);
@@ -209,10 +245,12 @@ Resolved resolve(const CommandLine& line) {
     std::set<std::string> said = flags;
     if (chosen) said.insert(resolved.given.begin(), resolved.given.end());
     take_origin(config, said, flags, chosen, resolved.notes);
+    take_tuning_rate(config, said, resolved.notes);
     if (!chosen) resolved.name = name_of_directory(config.init_from);
   }
   if (config.resume) find_kept_tokenizer(config);
   resolved.given.merge(flags);
+  find_masks(config, resolved.given, resolved.notes);
   shorten(resolved, line);
   return resolved;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "base/nearest.h"
 #include "fsdp/error.h"
 #include "train/config_scalar.h"
 

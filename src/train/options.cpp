@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/nearest.h"
+
 namespace fsdp::train {
 namespace {
 
@@ -265,30 +267,6 @@ void add_rest(List& list, Config& config) {
   list.add("silence", config.log.silence, "Names of warnings to turn off");
 }
 
-// Edit distance: insertions, deletions, substitutions and swaps of neighbours.
-size_t edits(const std::string& from, const std::string& to) {
-  std::vector<std::vector<size_t>> cost(from.size() + 1, std::vector<size_t>(to.size() + 1));
-  for (size_t i = 0; i <= from.size(); ++i) {
-    for (size_t j = 0; j <= to.size(); ++j) {
-      if (i == 0 || j == 0) {
-        cost[i][j] = i + j;
-        continue;
-      }
-      bool same = from[i - 1] == to[j - 1];
-      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, cost[i - 1][j - 1] + !same});
-      if (i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1]) {
-        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
-      }
-    }
-  }
-  return cost[from.size()][to.size()];
-}
-
-// The largest edit distance of a likely typo.
-size_t far(const std::string& word) {
-  return 1 + word.size() / 3;
-}
-
 }  // namespace
 
 std::vector<Option> options(Config& config) {
@@ -335,20 +313,10 @@ const Option* find(const std::vector<Option>& options, const std::string& name) 
   return nullptr;
 }
 
-std::string nearest_word(const std::vector<std::string>& known, const std::string& word) {
-  std::string best;
-  size_t least = far(word) + 1;
-  for (const std::string& candidate : known) {
-    size_t cost = edits(word, candidate);
-    if (cost < least) least = cost, best = candidate;
-  }
-  return best;
-}
-
 std::string nearest(const std::vector<Option>& options, const std::string& name) {
   std::string key = name.substr(name.rfind('.') + 1);
   std::string best;
-  size_t least = far(name) + 1;
+  size_t least = likely_typo(name) + 1;
   auto consider = [&](size_t cost, const Option& option) {
     if (cost < least) least = cost, best = option.name();
   };
@@ -356,7 +324,7 @@ std::string nearest(const std::vector<Option>& options, const std::string& name)
     consider(edits(name, option.name()), option);
     // The right key in the wrong section, or without one, is closer than any other word.
     if (option.key == key) consider(0, option);
-    if (edits(key, option.key) <= far(key)) consider(1 + edits(key, option.key), option);
+    if (edits(key, option.key) <= likely_typo(key)) consider(1 + edits(key, option.key), option);
   }
   return best;
 }

@@ -49,7 +49,5 @@ const Option* find(const std::vector<Option>& options, const std::string& name);
 // The option that `name` probably means: "optim.lr" for "optim.lrr", "lr" and "train.lr". Empty if
 // none is close.
 std::string nearest(const std::vector<Option>& options, const std::string& name);
-// The closest of `known` by edit distance; empty if none is close.
-std::string nearest_word(const std::vector<std::string>& known, const std::string& word);
 
 }  // namespace fsdp::train

@@ -329,6 +329,26 @@ def check_python(folder):
     print("written by Python: consolidated")
 
 
+def check_flat(folder):
+    """dcp.save(model.state_dict()) of a Llama of transformers: nothing is dropped or renamed."""
+    name, model = next((name, model) for name, model in theirs() if "llama" in name.lower())
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    assert any(not key.startswith("model.") for key in state), list(state)
+    flat = folder / "flat"
+    dcp.save(state, checkpoint_id=str(flat), no_dist=True)
+    fsdp("ckpt", "consolidate", flat, folder / "flat.safetensors")
+    expect_same(safetensors.torch.load_file(str(folder / "flat.safetensors")), state)
+    for flags in ((), ("--model-only", "--force")):
+        fsdp("ckpt", "consolidate", flat, folder / "flat.pt", *flags)
+        expect_same(torch.load(folder / "flat.pt", weights_only=True), state)
+    more = folder / "more"
+    dcp.save({"model": state, "ema": {"weight": torch.ones(3)}}, checkpoint_id=str(more), no_dist=True)
+    said = fsdp("ckpt", "consolidate", more, folder / "more.safetensors")
+    assert 'left out 1 tensors' in said and '"ema.weight"' in said, said
+    expect_same(safetensors.torch.load_file(str(folder / "more.safetensors")), state)
+    print(f"{name} as a flat checkpoint: consolidated")
+
+
 def theirs():
     """Models of transformers."""
     sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -434,6 +454,7 @@ def main():
             check_import(folder, name, model)
             print(f"{name}: imported", flush=True)
         check_python(folder)
+        check_flat(folder)
         check_damage(folder)
         (folder / "again").mkdir()
         write_text(folder / "again" / "text")

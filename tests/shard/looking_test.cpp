@@ -6,6 +6,7 @@
 #include <set>
 
 #include "shard/oracle.h"
+#include "shard/told.h"
 #include "shard/tensor_access.h"
 
 namespace fsdp::testing {
@@ -52,6 +53,40 @@ TEST(Looking, ARootThatHoldsMostOfTheModelIsWarnedOf) {
   std::string said = ::testing::internal::GetCapturedStderr() + subject.sharded.describe();
   EXPECT_TRUE(on_any_rank(contains(said, "root"))) << said;
   EXPECT_TRUE(on_any_rank(contains(said, "wrap"))) << said;
+}
+
+TEST(Looking, APolicyThatMatchesNothingIsWarnedOf) {
+  const auto said = [](const char* model, WrapPolicy policy) {
+    return text_of_rank_0(told([&] { Subject subject(model, {.wrap = policy}); }));
+  };
+  std::string text = said("transformer", wrap::names({"blokcs.*"}));
+  EXPECT_TRUE(contains(text, "\"blokcs.*\" matches no module")) << text;
+  EXPECT_TRUE(contains(text, "did you mean \"blocks.*\"?")) << text;
+  EXPECT_TRUE(contains(text, "\"embedding\"")) << text;
+  text = said("transformer", wrap::types({"Blok"}));
+  EXPECT_TRUE(contains(text, "did you mean \"Block\"?")) << text;
+  EXPECT_TRUE(contains(text, "\"LayerNorm\"")) << text;
+  for (auto policy : {wrap::types({"BlockImpl"}), wrap::types({"Block"}), wrap::names({"blocks.*"})}) {
+    auto built = build_seeded(model_case("transformer"));
+    std::string nothing = told([&] {
+      EXPECT_EQ(fully_shard(built.module, {.wrap = policy, .device = test_device()}).units().size(), 4u);
+    });
+    EXPECT_EQ(nothing, "");
+  }
+}
+
+TEST(Looking, DtypesThatCannotBeTrainedAreErrors) {
+  auto built = build_seeded(model_case("mlp"));
+  expect_error([&] { fully_shard(built.module, {.mixed_precision = {.param_dtype = at::kChar}}); },
+               {"param_dtype", "Char", "kBFloat16"});
+  expect_error([&] { fully_shard(built.module, {.mixed_precision = {.reduce_dtype = at::kInt}}); },
+               {"reduce_dtype", "Int"});
+  struct Waves : torch::nn::Module {
+    Waves() { weight = register_parameter("weight", at::zeros({4}, at::kComplexFloat)); }
+    at::Tensor weight;
+  };
+  expect_error([] { fully_shard(std::make_shared<Waves>()); },
+               {"\"weight\" is complex", "view_as_real"});
 }
 
 // --- shard_of ---

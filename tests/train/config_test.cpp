@@ -288,6 +288,38 @@ TEST_F(Files, AShorterRunShortensTheFilesWarmUpAndSaysSo) {
                   "more than the run's 20 steps"));
 }
 
+TEST_F(Files, AMaskNextToTokensIsUsedAndSaidSo) {
+  auto tokens = write("chats/a.bin", std::string(8, 'x'));
+  auto text = write("text/a.txt", "text");
+  EXPECT_FALSE(resolve(parsed({"--data.train", tokens})).config.data.loss_mask);
+  write("chats/a.mask", std::string(4, '\1'));
+  for (const std::string& path : {tokens, (folder_ / "chats").string()}) {
+    Resolved run = resolve(parsed({"--data.train", path}));
+    EXPECT_TRUE(run.config.data.loss_mask) << path;
+    ASSERT_EQ(run.notes.size(), 1u);
+    EXPECT_TRUE(has(run.notes[0], "data.loss_mask is true: " + (folder_ / "chats/a.mask").string()));
+  }
+  Resolved without = resolve(parsed({"--data.train", tokens, "--data.loss_mask", "false"}));
+  EXPECT_FALSE(without.config.data.loss_mask);
+  EXPECT_TRUE(without.notes.empty());
+  EXPECT_FALSE(resolve(parsed({"--data.train", text})).config.data.loss_mask);
+}
+
+TEST_F(Files, WeightsThatExistAreTunedAtARateForIt) {
+  write("model/config.json", R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 100,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "hidden_act": "silu"})");
+  write("model/model.safetensors", "");
+  const std::string model = (folder_ / "model").string();
+  Resolved run = resolve(parsed({"--init-from", model}));
+  EXPECT_EQ(run.config.optim.lr, 2e-5);
+  EXPECT_TRUE(std::any_of(run.notes.begin(), run.notes.end(),
+                          [](const auto& note) { return has(note, "optim.lr is 2e-5"); }));
+  EXPECT_EQ(resolve(parsed({"--init-from", model, "--optim.lr", "1e-4"})).config.optim.lr, 1e-4);
+  auto file = write("mine.toml", "[optim]\nlr = 0.5\n[train]\nsteps = 3\n");
+  EXPECT_EQ(resolve(parsed({file, "--init-from", model})).config.optim.lr, 0.5);
+}
+
 TEST_F(Files, AResumedRunTakesItsOwnConfig) {
   Config config = resolve(parsed({"llama-1b", "--seed", "9"})).config;
   write("run/config.toml", to_toml(config));

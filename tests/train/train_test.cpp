@@ -356,8 +356,13 @@ TEST(Train, AMaskedLossIsTheSameOnAnyNumberOfRanks) {
     ASSERT_EQ(said.code, 0) << said.err;
     expect_near(losses(folder, name), losses(folder, "masked-1"), 1e-5);
   }
-  ASSERT_EQ(train(1, chats("all")).code, 0);
+  ASSERT_EQ(train(1, chats("all") + Words{"--data.loss_mask", "false"}).code, 0);
   EXPECT_NE(losses(folder, "all"), losses(folder, "masked-1"));
+  // Found next to the tokens, it is used.
+  Said found = train(1, chats("found") + Words{"--train.micro_batch", "2"});
+  ASSERT_EQ(found.code, 0) << found.err;
+  EXPECT_EQ(losses(folder, "found"), losses(folder, "masked-1"));
+  EXPECT_NE((found.out + found.err).find("data.loss_mask is true"), std::string::npos);
 }
 
 TEST(Train, AnMlpLearnsToMoveVectors) {
