@@ -83,11 +83,12 @@ struct ShardOptions {
   bool share_host_memory = true;
   /// False: a module from deferred_init() isn't initialized, because its values will be loaded.
   bool initialize = true;
-  /// Units but the root may be used by some ranks of a step and not by others: experts, stochastic
-  /// depth, early exit. Ranks agree before each backward on the units that take part, and a rank
-  /// that didn't use one adds zeros. Such a unit is gathered together with the unit around it, on
-  /// every rank. Usually set for the units in question: wrap::names({"**.experts.*"}, {.uneven_use =
-  /// true}). Not needed if every rank uses some parameter of the unit.
+  /// Some ranks may use a unit in a step and others not: experts, stochastic depth, early exit. For
+  /// all units other than the root. Ranks agree before each backward on the units that take part,
+  /// and a rank that didn't use one adds zeros. Such a unit is gathered together with the unit
+  /// around it, on every rank. Usually set for the units in question:
+  /// wrap::names({"**.experts.*"}, {.uneven_use = true}). Not needed if every rank gets a gradient
+  /// for some parameter of the unit.
   bool uneven_use = false;
 };
 

@@ -159,7 +159,8 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
   unit->reshard_after_forward = reshard_choice(planned, options);
   unit->strategy_keeps = options.strategy == ShardingStrategy::SHARD_GRAD_OP ||
                          options.strategy == ShardingStrategy::NO_SHARD;
-  unit->uneven = !planned.root && planned.options.uneven_use.value_or(options.uneven_use);
+  unit->wants_uneven = planned.options.uneven_use.value_or(options.uneven_use);
+  unit->uneven = unit->wants_uneven && !planned.root;
   unit->cast_inputs = unit->precision.param_dtype && unit->precision.cast_forward_inputs;
   for (ModuleTree* top : planned.tops) unit->tops.push_back(top->identity);
 

@@ -212,7 +212,7 @@ bool must_be_eager(const Model& model) {
   std::lock_guard lock(model.mutex);
   return model.recording_events || model.profiler || offloads(model) ||
          std::any_of(model.units.begin(), model.units.end(),
-                     [](const auto& unit) { return unit->pinned || unit->meta; });
+                     [](const auto& unit) { return unit->pinned || unit->meta || unit->uneven; });
 }
 
 uint64_t state_of_recordings(const Model& model) {

@@ -70,6 +70,7 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
                                    "fsdp: unit \"" + unit.name +
                                        "\": this gradient is sharded.\n  HINT: use "
                                        "sharded.full_grad(name), or shard_of(name).local_grad.");
+  coming.resize(parameters_.size());
   arrived.resize(parameters_.size());
   filled.resize(parameters_.size());
   expected.resize(parameters_.size());

@@ -122,6 +122,7 @@ class Flat {
   // --- gradients (gradients.cpp) ---
   GradientSlot* slot = nullptr;
   size_t turn = 0;            // its place among the reductions of this backward
+  std::vector<char> coming;   // per parameter: this backward brings a gradient
   std::vector<char> arrived;  // per parameter, in this backward
   std::vector<char> filled;   // per parameter: the slot has its gradient
   std::vector<int> expected;  // per parameter: number of gradients our own layers will write

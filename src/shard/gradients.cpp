@@ -1,14 +1,11 @@
 #include "shard/gradients.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "base/log.h"
@@ -93,12 +90,13 @@ void Model::forget_cleared_gradients() {
   }
 }
 
-void Model::begin_backward() {
+void Model::begin_backward(const GradientsToCome& coming) {
   std::lock_guard lock(mutex);
   for (const auto& unit : units) check_handles(*unit, "backward");
   forget_cleared_gradients();
   settle_factor();
   in_backward_ = true;
+  expect_gradients(coming);
   agree_on_use();
   order_reductions();
   prepare_gradient_slots();
@@ -106,7 +104,6 @@ void Model::begin_backward() {
     // Otherwise autograd would add to the stand-in.
     for (const Parameter& p : flat->parameters())
       if (flat->is_stand_in(p.handle.grad())) p.handle.mutable_grad() = at::Tensor();
-    std::fill(flat->arrived.begin(), flat->arrived.end(), 0);
   }
   show_memory();
 }
@@ -134,7 +131,7 @@ void Model::end_backward(bool failed) {
   }
   for (const auto& unit : units)
     // All ranks must agree on whether an uneven unit is gathered, so views don't keep it.
-    if (may_leave(*unit) || unit->uneven) {
+    if (may_leave(*unit) || (unit->uneven && !unit->pinned)) {
       // An in-place write found now must not hide the failure that ended the backward.
       try {
         reshard(*unit);
@@ -214,128 +211,6 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
   if (flat.expected[parameter] == 0) complete(flat, parameter);
 }
 
-// --- the order of reductions ---
-//
-// Reductions are collective, so all ranks issue them in one order: units by their first use in
-// forward, reversed; uneven units before the even unit around them. A flat is reduced when its turn
-// has come and all its gradients are here. A rank may lack some (an expert got no token); they count
-// as zero. That none of them is still to come is known by the numbers autograd gives the nodes of a
-// graph: it creates them in rising and runs them in falling order.
-
-void Model::note_use(Unit& unit) {
-  if (std::exchange(pass_over_, false)) {
-    used_.clear();
-    ++pass_;
-  }
-  if (std::exchange(unit.last_pass, pass_) == pass_) return;
-  used_.push_back(&unit);
-  unit.first_node = at::sequence_number::peek();  // the next one's
-}
-
-// Finds out which uneven units some rank has used in this pass.
-void Model::agree_on_use() {
-  takes_part_.clear();
-  if (!sync_gradients ||
-      std::none_of(units.begin(), units.end(), [](const auto& unit) { return unit->uneven; }))
-    return;
-  Unseen unseen;
-  at::Tensor mine = at::zeros({static_cast<int64_t>(units.size())}, at::kByte);
-  uint8_t* used = mine.mutable_data_ptr<uint8_t>();
-  for (const Unit* unit : used_) used[unit->id] = 1;
-  for (const Flat* flat : flats())
-    if (flat->slot) used[flat->unit().id] = 1;  // by an earlier backward under no_sync()
-  at::Tensor all = mine.to(device);
-  communicate([&] {
-    return world.comm().all_reduce(all, ReduceOp::MAX, {.label = "units in use (uneven_use)"});
-  });
-  mine = all.cpu();
-  used = mine.mutable_data_ptr<uint8_t>();
-  takes_part_.assign(used, used + units.size());
-}
-
-void Model::order_reductions() {
-  // A unit whose use wasn't seen (it is pinned) keeps its place of an earlier pass.
-  auto place = sequence_.begin();
-  for (Unit* unit : used_)
-    if (!unit->uneven && place != sequence_.end()) place = std::find(place, sequence_.end(), unit);
-  if (place == sequence_.end()) {
-    std::vector<Unit*> now;
-    auto add = [&](Unit* unit) {
-      if (!unit->uneven && std::find(now.begin(), now.end(), unit) == now.end())
-        now.push_back(unit);
-    };
-    for (Unit* unit : used_) add(unit);
-    for (Unit* unit : sequence_) add(unit);
-    for (const auto& unit : units) add(unit.get());
-    sequence_ = std::move(now);
-  }
-  turns_.clear();
-  next_turn_ = 0;
-  auto add = [&](const Unit& unit) {
-    for (const auto& flat : unit.flats) {
-      flat->turn = turns_.size();
-      turns_.push_back(flat.get());
-    }
-  };
-  for (auto unit = sequence_.rbegin(); unit != sequence_.rend(); ++unit) {
-    for (auto inner = (*unit)->brood.rbegin(); inner != (*unit)->brood.rend(); ++inner)
-      add(**inner);
-    add(**unit);
-  }
-}
-
-bool Model::is_complete(const Flat& flat) const {
-  for (size_t i = 0; i < flat.parameters().size(); ++i)
-    if (!flat.arrived[i] && flat.parameters()[i].handle.requires_grad()) return false;
-  return true;
-}
-
-// Whether no gradient of the flat is still to come: autograd runs node `now`, and `completed` (or
-// null) has just got its last gradient.
-bool Model::is_done(const Flat& flat, uint64_t now, const Unit* completed) const {
-  if (is_complete(flat) && (flat.slot || !flat.trainable())) return true;
-  const Unit& unit = flat.unit();
-  if (unit.last_pass == pass_) return unit.first_node > now;
-  if (!unit.uneven) return !flat.slot;
-  return unit.parent == completed || unit.parent->last_pass != pass_ ||
-         unit.parent->first_node > now;
-}
-
-void Model::take_turn(Flat& flat) {
-  const bool used_elsewhere =
-      !takes_part_.empty() && takes_part_[flat.unit().id] && flat.trainable();
-  if (!flat.slot && used_elsewhere) take_gradient_slot(flat);  // reduce() fills it with zeros
-  if (flat.slot) reduce(flat);
-}
-
-void Model::reduce_until(uint64_t now, const Unit* completed) {
-  for (; next_turn_ < turns_.size(); ++next_turn_) {
-    if (!is_done(*turns_[next_turn_], now, completed)) return;
-    take_turn(*turns_[next_turn_]);
-  }
-}
-
-// Before a gather in backward: other ranks may wait in a reduction for this one.
-void Model::reduce_before_gather() {
-  if (!sync_gradients || next_turn_ == turns_.size()) return;
-  if (const auto node = torch::autograd::get_current_node())
-    reduce_until(node->sequence_nr(), nullptr);
-}
-
-// All gradients of the parameter have arrived.
-void Model::complete(Flat& flat, size_t parameter) {
-  flat.arrived[parameter] = 1;
-  if (!sync_gradients || !is_complete(flat)) return;
-  const Unit& unit = flat.unit();
-  const bool whole = std::all_of(unit.flats.begin(), unit.flats.end(),
-                                 [&](const auto& other) { return is_complete(*other); });
-  if (whole && unit.last_pass == pass_)
-    reduce_until(unit.first_node, &unit);
-  else
-    reduce_until(std::numeric_limits<uint64_t>::max(), nullptr);
-  if (flat.slot && flat.turn < next_turn_) reduce(flat);  // after its turn
-}
-
 // --- gradients our own layers write (src/nn) ---
 
 Place Model::open_gradient(Flat& flat, size_t parameter) {
@@ -352,132 +227,6 @@ void Model::close_gradient(Flat& flat, size_t parameter) {
   flat.filled[parameter] = 1;
   if (flat.expected[parameter] > 0) --flat.expected[parameter];
   if (flat.expected[parameter] == 0) complete(flat, parameter);
-}
-
-namespace {
-
-const Communicator& reducer(const Group& group) {
-  return group.shard_size > 1 ? group.reduce : group.replicate;
-}
-
-// Whether the ranks read each other's gradients in place. Allocating such memory is collective, so
-// it happens only where all ranks come by: at the beginning of a backward, and in a reduction.
-bool reads_in_place(const Flat& flat) {
-  const Communicator& comm = reducer(*flat.unit().group);
-  return comm && comm.size() > 1 && !has_streams(flat.device()) && comm.backend_name() == "shm";
-}
-
-int64_t slot_bytes(const Flat& flat) {
-  return flat.layout().full_numel() * element_bytes(flat.slot_dtype());
-}
-
-}  // namespace
-
-GradientSlot* Model::make_gradient_slot(const Flat& flat, bool ring, bool shared) {
-  const Group& group = *flat.unit().group;
-  int64_t bytes = slot_bytes(flat);
-  if (ring)
-    for (const Flat* other : flats())
-      if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
-        bytes = std::max(bytes, slot_bytes(*other));
-  auto slot = std::make_unique<GradientSlot>();
-  slot->bytes =
-      shared ? communicate([&] { return reducer(group).reduce_buffer(bytes, at::kByte, device); })
-             : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-  slot->ring = ring;
-  slot->shared = shared;
-  slot->group = &group;
-  gradient_slots_.push_back(std::move(slot));
-  return gradient_slots_.back().get();
-}
-
-// Shared memory for as many flats as fill at the same time: those of one unit, and the root's.
-void Model::prepare_gradient_slots() {
-  if (!sync_gradients || used_.empty()) return;
-  for (const auto& unit : units) {
-    size_t wanted = 0;
-    for (const auto& flat : unit->flats) {
-      if (!flat->trainable() || !reads_in_place(*flat) || stays(*flat)) continue;
-      if (unit->root) {
-        if (!own_gradient_slots_.contains(flat.get()))
-          own_gradient_slots_[flat.get()] = make_gradient_slot(*flat, false, true);
-        continue;
-      }
-      ++wanted;
-      size_t have = std::count_if(
-          gradient_slots_.begin(), gradient_slots_.end(), [&](const auto& slot) {
-            return slot->ring && slot->shared && slot->group == unit->group.get() &&
-                   slot->bytes.numel() >= slot_bytes(*flat);
-          });
-      if (have < wanted) make_gradient_slot(*flat, true, true);
-    }
-  }
-}
-
-GradientSlot* Model::find_ring_slot(const Flat& flat, bool shared_only) {
-  GradientSlot* found = nullptr;
-  for (const auto& slot : gradient_slots_) {
-    if (!slot->ring || slot->taken || slot->group != flat.unit().group.get() ||
-        slot->bytes.numel() < slot_bytes(flat) || (shared_only && !slot->shared))
-      continue;
-    const bool better = !found || (slot->shared && !found->shared) ||
-                        (slot->shared == found->shared && slot->last_use < found->last_use);
-    if (better) found = slot.get();
-  }
-  return found;
-}
-
-void Model::take_gradient_slot(Flat& flat) {
-  // Without a reduction, gradients are written directly to their final place.
-  if (stays(flat)) {
-    flat.take(flat.own_slot());
-    return show_memory();
-  }
-  GradientSlot* slot = nullptr;
-  // The root's gradients arrive throughout backward; accumulated ones outlive it.
-  if (flat.unit().root || !sync_gradients) {
-    GradientSlot*& own = own_gradient_slots_[&flat];
-    if (!own) own = make_gradient_slot(flat, false, false);
-    slot = own;
-  } else if (auto known = own_gradient_slots_.find(&flat); known != own_gradient_slots_.end()) {
-    slot = known->second;
-  } else {
-    slot = find_ring_slot(flat, /*shared_only=*/false);
-    const auto count = std::count_if(gradient_slots_.begin(), gradient_slots_.end(),
-                                     [](const auto& s) { return s->ring; });
-    bool in_use = slot && (slot->free_after.recorded() || dry_run::as_gpu());
-    if (!slot || (static_cast<size_t>(count) < kGradientSlots && in_use))
-      slot = make_gradient_slot(flat, true, false);
-  }
-  exposed_wait(*this, slot->free_after, /*backward=*/true);
-  slot->taken = true;
-  slot->last_use = ++uses_;
-  flat.take(slot);
-  bring_gradient(flat);
-  show_memory();
-}
-
-// Moves a gradient to shared memory for its reduction. Flats whose turn comes later make room.
-void Model::share_gradient(Flat& flat) {
-  if (flat.slot->shared || !reads_in_place(flat)) return;
-  auto move = [](Flat& moved, GradientSlot* to) {
-    moved.slot->taken = false;
-    to->taken = true;
-    moved.move(to);
-  };
-  GradientSlot* slot = find_ring_slot(flat, /*shared_only=*/true);
-  for (Flat* other : flats()) {
-    if (slot) break;
-    GradientSlot* theirs = other == &flat ? nullptr : other->slot;
-    if (!theirs || !theirs->ring || !theirs->shared || theirs->group != flat.unit().group.get() ||
-        theirs->bytes.numel() < slot_bytes(flat))
-      continue;
-    move(*other, make_gradient_slot(*other, true, false));
-    slot = theirs;
-  }
-  // The first of this group on every rank: none of its units' uses was seen.
-  if (!slot) slot = make_gradient_slot(flat, true, true);
-  move(flat, slot);
 }
 
 void Model::give_back(Flat& flat) {
@@ -637,7 +386,11 @@ void Model::zero_weight_step() {
                     ": zero_weight_step() repeats the communication of the step before, and there "
                     "was none.",
                 "take at least one step with data on every rank first.");
-  begin_backward();
+  if (std::any_of(units.begin(), units.end(), [](const auto& unit) { return unit->uneven; }))
+    throw Error("rank " + std::to_string(world.rank()) +
+                    ": zero_weight_step() can't repeat a step of units that only some ranks use.",
+                "run forward and backward on a sample and scale its loss by 0.");
+  begin_backward({});
   try {
     Unseen unseen;
     std::vector<Call> calls = last_calls_;

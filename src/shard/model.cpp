@@ -92,11 +92,19 @@ void Model::take_over(const std::shared_ptr<Model>& other) {
   if (offloads(*other)) begin_offload(*this);
   for (auto& unit : other->units) {
     unit->root = false;
+    unit->uneven = unit->wants_uneven;
     unit->slot = nullptr;
     unit->apply_reshard_after_forward();  // only a root keeps its parameters by default
     add(unit);
   }
   other->units.clear();
+  other->used_.clear();
+  other->sequence_.clear();
+  other->turns_.clear();
+  other->calls_.clear();
+  other->last_calls_.clear();
+  other->order_ = {};
+  other->family_ = nullptr;
   other->successor = shared_from_this();
 }
 
@@ -131,7 +139,8 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
   unit.last_use = ++uses_;
   if (!backward) unit.touched_by = by;
   if (!backward) note_use(unit);
-  if (unit.uneven || !unit.brood.empty()) return ensure_family(unit, by, backward);
+  const bool alone = unit.pinned;  // every rank pins it
+  if (!alone && (unit.uneven || !unit.brood.empty())) return ensure_family(unit, by, backward);
   if (unit.state == Unit::State::kReady) {
     if (order_.last() == &unit) return;
     // It was gathered already, but the next units may still have to be prefetched.
@@ -146,7 +155,6 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
   Unseen unseen;
   check_handles(unit, by);
   Busy busy(unit);
-  if (backward) reduce_before_gather();
   if (stale_readers_) synchronize_readers(by);
   issue(unit, by);
   finish(unit);
@@ -176,12 +184,9 @@ void Model::ensure_family(Unit& unit, const char* by, bool backward) {
     }
   } release{members};
   if (family_ && family_ != &head)
-    for (Unit* other : family_->brood) reshard(*other);
+    for (Unit* other : family_->brood)
+      if (!other->pinned) reshard(*other);
   family_ = &head;
-  const bool gathers = std::any_of(members.begin(), members.end(), [](const Unit* member) {
-    return member->state == Unit::State::kSharded;
-  });
-  if (backward && gathers) reduce_before_gather();
   if (stale_readers_) synchronize_readers(by);
   for (Unit* member : members) {
     if (member->state == Unit::State::kReady) continue;
@@ -193,9 +198,11 @@ void Model::ensure_family(Unit& unit, const char* by, bool backward) {
     finish(*member);
     log_event(Event::kReady, *member, backward);
   }
-  if (order_.last() == &head) return;
-  order_.note(&head, backward);
-  prefetch(head, backward);
+  if (order_.last() != &head) {
+    order_.note(&head, backward);
+    prefetch(head, backward);
+  }
+  if (backward && in_backward_ && !std::exchange(head.family_used, true)) reduce_what_is_done();
 }
 
 void Model::issue(Unit& unit, const char* by) {
@@ -388,6 +395,7 @@ void Model::reshard(Unit& unit) {
 }
 
 void Model::reshard_all() {
+  refuse_while_summoned("a call that reshards every unit");
   for (const auto& unit : units) reshard(*unit);
 }
 

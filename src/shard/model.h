@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "fsdp/fully_shard.h"
@@ -26,6 +27,8 @@
 namespace fsdp::shard {
 
 struct ModuleTree;  // tree.h
+// The leaves into which a backward accumulates gradients.
+using GradientsToCome = std::unordered_set<const c10::TensorImpl*>;
 class HostUpdates;  // offload.h
 class Profiler;     // profile.h
 
@@ -75,7 +78,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void gradient_arrived(Flat& flat, size_t parameter);
   Place open_gradient(Flat& flat, size_t parameter);  // see gradient_route.h
   void close_gradient(Flat& flat, size_t parameter);
-  void begin_backward();
+  void begin_backward(const GradientsToCome& coming);
   void end_backward(bool failed);
   void reduce(Flat& flat);
   void drop_gradients();            // of a failed backward
@@ -181,14 +184,14 @@ class Model : public std::enable_shared_from_this<Model> {
   void check_handles(const Unit& unit, const char* when) const;
   void keep_secondary(Unit& unit);
   void note_use(Unit& unit);
-  void order_reductions();
+  void expect_gradients(const GradientsToCome& coming);
   void agree_on_use();
+  void order_reductions();
   void complete(Flat& flat, size_t parameter);
   bool is_complete(const Flat& flat) const;
-  bool is_done(const Flat& flat, uint64_t now, const Unit* completed) const;
+  bool is_done(const Flat& flat) const;
   void take_turn(Flat& flat);
-  void reduce_until(uint64_t now, const Unit* completed);
-  void reduce_before_gather();
+  void reduce_what_is_done();
   void refuse_if_kept(const Flat& flat) const;
   bool stays(const Flat& flat) const;
   GradientSlot* make_gradient_slot(const Flat& flat, bool ring, bool shared);
@@ -219,7 +222,6 @@ class Model : public std::enable_shared_from_this<Model> {
   std::vector<Unit*> sequence_;   // all even units, by first use as far as it is known
   std::vector<Flat*> turns_;      // the reductions of this backward, in the order all ranks know
   size_t next_turn_ = 0;          // those before it were issued, or had no gradient
-  std::vector<char> takes_part_;  // per unit, with uneven units: some rank used it in this pass
   Unit* family_ = nullptr;        // the even unit whose uneven ones are gathered
   bool writer_known_ = false;  // whoever writes to the masters was checked since the last backward
   StreamEvent written_;               // every write to a shard so far

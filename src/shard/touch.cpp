@@ -4,9 +4,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/library.h>
+
+#include <unordered_set>
+#include <vector>
 
 #include "shard/deferred.h"
 #include "shard/deferred_tape.h"
@@ -248,6 +252,33 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
   std::unique_ptr<SavedPlace> place_;
 };
 
+// The leaves into which a backward from `roots` accumulates gradients: what autograd will reach.
+GradientsToCome gradients_to_come(const torch::autograd::edge_list& roots, bool accumulate_grad,
+                                  const torch::autograd::edge_list& outputs) {
+  GradientsToCome found;
+  if (!accumulate_grad) return found;
+  const auto add = [&](torch::autograd::Node* node) {
+    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node))
+      found.insert(leaf->variable.unsafeGetTensorImpl());
+  };
+  for (const auto& edge : outputs) add(edge.function.get());
+  if (!outputs.empty()) return found;
+  std::unordered_set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open;
+  const auto visit = [&](const torch::autograd::Edge& edge) {
+    if (edge.function && seen.insert(edge.function.get()).second)
+      open.push_back(edge.function.get());
+  };
+  for (const auto& edge : roots) visit(edge);
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    add(node);
+    for (const auto& edge : node->next_edges()) visit(edge);
+  }
+  return found;
+}
+
 class Engine : public torch::autograd::Engine {
  public:
   static torch::autograd::Engine& get() {
@@ -275,7 +306,8 @@ class Engine : public torch::autograd::Engine {
     // A dry run during training leaves the real models alone, and the other way round.
     std::erase_if(models,
                   [](const auto& model) { return model->device.is_meta() != dry_run::on(); });
-    for (const auto& model : models) model->begin_backward();
+    const auto coming = gradients_to_come(roots, accumulate_grad, outputs);
+    for (const auto& model : models) model->begin_backward(coming);
     try {
       auto result = run();
       for (const auto& model : models) model->end_backward(/*failed=*/false);

@@ -80,6 +80,8 @@ std::string Unit::label(const char* by) const {
 
 void Unit::apply_reshard_after_forward() {
   keep_parts = parts_kept(reshard_after_forward);
+  // A rank can keep a part only of what it has used, and all ranks must keep the same.
+  if (uneven && keep_parts > 1) keep_parts = 0;
   if (keep_parts > 1 && needs_slot()) group->neighbours(keep_parts);
   if (!root && keep_parts != 1 && !pinned) own.reset();
   for (const auto& flat : flats) {  // kept for another number of parts

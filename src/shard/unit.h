@@ -77,6 +77,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool uneven = false;       // may be; gathered with its family, by all ranks or by none
   Unit* parent = nullptr;    // of an uneven unit: the even unit around it
   std::vector<Unit*> brood;  // of an even unit: the uneven units inside it
+  bool wants_uneven = false;  // the user's choice, for when it is no longer a root
+  // --- in this backward ---
+  bool reached = false;      // it brings a gradient of the unit to this rank
+  bool takes_part = false;   // to some rank
+  bool family_used = false;  // this rank has gathered the unit with its brood
 
   State state = State::kSharded;
   int busy = 0;           // number of operators that run on it
@@ -87,8 +92,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Work> works;
   StreamEvent gathered;
   uint64_t last_use = 0;
-  uint64_t last_pass = 0;   // the last pass (model.h) whose forward used it
-  uint64_t first_node = 0;  // no node of autograd's that used it in this pass has a lower number
+  uint64_t last_pass = 0;  // the last pass (model.h) whose forward used it
   const char* touched_by = "";                     // the operator that last used it in forward
   std::vector<Unit*> forward_next, backward_next;  // prefetch lists set by the user
   bool next_checked = false;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "base/nearest.h"
@@ -198,10 +199,24 @@ std::vector<std::string> apply_toml(Config& config, std::string_view text,
   return names;
 }
 
+// The config that a run to be resumed was started with.
+std::optional<Config> kept_config(const Config& config) {
+  const fs::path file = RunDirectory{config.dir}.config();
+  std::error_code problem;
+  if (config.dir.empty() || !fs::is_regular_file(file, problem)) return std::nullopt;
+  Config kept;
+  apply_toml(kept, read(file), file.string());
+  return kept;
+}
+
 // Uses the loss masks that lie next to token files, unless the user has decided.
 void find_masks(Config& config, const std::set<std::string>& given,
                 std::vector<std::string>& notes) {
-  if (given.contains("data.loss_mask") || config.resume || config.data.format == "text") return;
+  if (given.contains("data.loss_mask") || config.data.format == "text") return;
+  if (config.resume) {
+    if (const auto kept = kept_config(config)) config.data.loss_mask = kept->data.loss_mask;
+    return;
+  }
   std::string found;
   auto look = [&](const fs::path& file) {
     std::error_code problem;
@@ -226,7 +241,11 @@ void find_masks(Config& config, const std::set<std::string>& given,
 // A rate for training from scratch would undo what the weights know.
 void take_tuning_rate(Config& config, const std::set<std::string>& said,
                       std::vector<std::string>& notes) {
-  if (said.contains("optim.lr") || config.resume) return;
+  if (said.contains("optim.lr")) return;
+  if (config.resume) {
+    if (const auto kept = kept_config(config)) config.optim.lr = kept->optim.lr;
+    return;
+  }
   config.optim.lr = kTuningRate;
   notes.push_back("optim.lr is 2e-5, a rate for fine-tuning; --optim.lr sets another.");
 }

@@ -92,7 +92,8 @@ void add_data(List& list, DataConfig& data) {
   list.add("shuffle", data.shuffle, "Shuffle samples; the order depends on the seed and the epoch");
   list.add("document_mask", data.document_mask, "Restrict attention to the same document");
   list.add("loss_mask", data.loss_mask,
-           "Compute the loss only on tokens that FILE.mask next to each token file selects");
+           "Compute the loss only on tokens that FILE.mask next to each token file selects; unless it "
+           "is set, it is true if there is such a file");
   list.add("prefetch", data.prefetch, "Batches to load ahead; 0: load each when it is needed",
            {.least = 0, .most = 1024});
 }

@@ -82,6 +82,30 @@ TEST_F(GraphedSteps, FollowHooksOfParameters) {
   });
 }
 
+// Each rank leaves out another layer of the unit; its gradient counts as zero in replays, too.
+TEST_F(GraphedSteps, OfRanksThatUseDifferentParameters) {
+  auto train = [](bool graph) {
+    torch::manual_seed(kSeed);
+    auto layers = nn::ModuleList(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
+    auto loss = [layers](const Inputs& inputs) {
+      auto h = inputs[0];
+      for (size_t i = 0; i < layers->size(); ++i)
+        if (static_cast<int>(i) != rank() % 3) h = layers->ptr<nn::LinearImpl>(i)->forward(h).tanh();
+      return h.square().mean();
+    };
+    auto sharded = fully_shard(layers.ptr(), {.device = test_device()});
+    AdamW optimizer(sharded, {.lr = 1e-2});
+    GraphedStep step(sharded, optimizer, loss, {.graph = graph});
+    for (int i = 0; i < 8; ++i) step(Inputs{random_normal(i, rank(), 0, {4, 8}).to(test_device())});
+    EXPECT_EQ(step.replayed(), graph) << step.why_eager();
+    step.wait();
+    return sharded.full_state_dict();
+  };
+  auto recorded = train(true), eager = train(false);
+  for (size_t i = 0; i < eager.size(); ++i)
+    EXPECT_TRUE(at::equal(recorded[i].second, eager[i].second)) << eager[i].first;
+}
+
 // A forward between steps leaves copies of parameters, and layers that expect a gradient. A replay
 // must neither read the copies nor wait for the gradients.
 TEST_F(GraphedSteps, TakeNothingFromAForwardBeforeThem) {

@@ -7,6 +7,7 @@
 
 #include "fsdp/checkpoint.h"
 #include "fsdp/optim.h"
+#include "fsdp/recompute.h"
 #include "shard/uses.h"
 
 namespace fsdp::testing {
@@ -141,15 +142,19 @@ class Uneven : public Uses {
   // Every strategy with and without prefetch.
   void train(const ModelCase& model, ShardOptions base, int steps = 4) const {
     for (auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP,
-                          ShardingStrategy::NO_SHARD})
+                          ShardingStrategy::NO_SHARD, ShardingStrategy::HYBRID_SHARD}) {
+      const bool hybrid = strategy == ShardingStrategy::HYBRID_SHARD;
+      if (hybrid && world_size() % 2 != 0) continue;
       for (int prefetch : {0, 1}) {
         SCOPED_TRACE(model.name + " " + name(strategy) + " prefetch " + std::to_string(prefetch));
         auto shard_options = base;
         shard_options.strategy = strategy;
+        if (hybrid) shard_options.mesh = hybrid_mesh();
         shard_options.forward_prefetch = shard_options.backward_prefetch = prefetch;
         SideBySide both(model, shard_options);
         both.train(steps);
       }
+    }
   }
   static WrapPolicy experts_apart() {
     return [](const ModuleView& module) -> WrapPolicy::Decision {
@@ -206,11 +211,62 @@ TEST_P(Uneven, WithAccumulationEvaluationAndViews) {
   }
 }
 
-TEST_P(Uneven, WithRecomputationOfEveryLayer) {
+// Evaluation uses units without a graph; the step after it is reduced as any other.
+TEST_P(Uneven, RightAfterAnEvaluation) {
+  for (bool apart : {false, true}) {
+    auto shard_options = options();
+    shard_options.forward_prefetch = shard_options.backward_prefetch = 0;
+    if (apart) shard_options.wrap = experts_apart();
+    SideBySide both(mixture_case(true), shard_options);
+    for (int step = 0; step < 3; ++step) {
+      {
+        at::NoGradGuard no_grad;
+        both.mine().loss(both.batch(50 + step, rank()));
+      }
+      both.train(1, step);
+    }
+  }
+}
+
+// A backward that isn't the model's leaves it alone, even on one rank.
+TEST_P(Uneven, AnotherBackwardIsNoConcernOfTheirs) {
   auto apart = options();
-  apart.reshard_after_forward = ReshardAfterForward(true);
-  SideBySide both(mixture_case(false), apart);
-  both.train(4);
+  apart.wrap = experts_apart();
+  SideBySide both(mixture_case(true), apart);
+  both.train(1);
+  if (rank() == 0) {
+    auto x = at::ones({3}, test_device()).requires_grad_(true);
+    x.sum().backward();
+    torch::autograd::grad({(x * x).sum()}, {x});
+  }
+  for (const auto& [name, parameter] : both.mine().parameters)
+    EXPECT_FALSE(parameter.grad().defined()) << name;
+  both.train(2, 1);
+}
+
+TEST_P(Uneven, WithRecomputation) {
+  for (auto mode : {Recompute::FULL, Recompute::SELECTIVE})
+    for (bool apart : {false, true}) {
+      auto shard_options = options();
+      if (apart) shard_options.wrap = experts_apart();
+      SideBySide both(mixture_case(false), shard_options);
+      apply_activation_checkpointing(both.sharded(),
+                                     RecomputePolicy(wrap::names({"layers.*"}), {.mode = mode}));
+      both.train(3);
+    }
+}
+
+TEST_P(Uneven, WithOffloadAndPartsThatAreKept) {
+  for (bool apart : {false, true}) {
+    auto shard_options = options();
+    if (apart) shard_options.wrap = experts_apart();
+    auto offloaded = shard_options, kept = shard_options;
+    offloaded.offload = {.parameters = true, .gradients = true, .optimizer = true};
+    SideBySide(mixture_case(true), offloaded).train(3);
+    if (world_size() % 2 != 0) continue;
+    kept.reshard_after_forward = ReshardAfterForward(2);
+    SideBySide(mixture_case(true), kept).train(3);
+  }
 }
 
 // AdamW; a parameter without a token anywhere has a gradient of zero.

@@ -3,7 +3,11 @@
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
+#include <unistd.h>
 
+#include <filesystem>
+
+#include "fsdp/checkpoint.h"
 #include "fsdp/optim.h"
 #include "fsdp/wrap_optimizer.h"
 #include "shard/uses.h"
@@ -138,7 +142,8 @@ TEST_P(Updates, LerpOfAnotherModelIsAnError) {
 
 // In one process: a parameter without a gradient isn't updated, and its count of updates begins
 // when it gets one.
-void freeze_and_unfreeze(const ShardOptions& options, bool ours, bool wrapped) {
+void freeze_and_unfreeze(const ShardOptions& options, bool ours, bool wrapped,
+                         bool on_device = false) {
   auto mine = build_seeded(model_case("mlp")), plain = build_seeded(model_case("mlp"));
   plain.module->to(test_device());
   auto one_unit = options;
@@ -154,7 +159,7 @@ void freeze_and_unfreeze(const ShardOptions& options, bool ours, bool wrapped) {
   std::optional<torch::optim::AdamW> theirs;
   std::optional<optim::Wrapped<torch::optim::AdamW>> wrap;
   if (ours)
-    adamw.emplace(sharded, AdamWOptions{.lr = 0.05, .weight_decay = 0.1});
+    adamw.emplace(sharded, AdamWOptions{.lr = 0.05, .weight_decay = 0.1}).set_capturable(on_device);
   else if (wrapped)
     wrap.emplace(sharded, settings);
   else
@@ -163,6 +168,17 @@ void freeze_and_unfreeze(const ShardOptions& options, bool ours, bool wrapped) {
   late(mine, false);
   late(plain, false);
   for (int step = 0; step < 6; ++step) {
+    if (step == 5 && adamw) {  // each parameter's count survives a checkpoint
+      const std::string folder = text_of_rank_0(
+          (std::filesystem::temp_directory_path() / ("fsdp-counts-" + std::to_string(getpid())))
+              .string());
+      checkpoint::save(folder, sharded, &*adamw);
+      adamw.emplace(sharded, AdamWOptions{.lr = 0.05, .weight_decay = 0.1});
+      checkpoint::load(folder, sharded, &*adamw);
+      adamw->set_capturable(on_device);
+      on_every_rank(true);
+      if (rank() == 0) std::filesystem::remove_all(folder);
+    }
     if (step == 2) frozen(mine, true), frozen(plain, true);
     if (step == 3) late(mine, true), late(plain, true);
     if (step == 4) frozen(mine, false), frozen(plain, false);
@@ -186,7 +202,8 @@ TEST_P(Updates, FrozenAndUnfrozenWithAWrappedOptimizer) {
   freeze_and_unfreeze(options(), /*ours=*/false, /*wrapped=*/true);
 }
 TEST_P(Updates, FrozenAndUnfrozenWithOurOptimizer) {
-  freeze_and_unfreeze(options(), /*ours=*/true, /*wrapped=*/false);
+  for (bool on_device : {false, true})
+    freeze_and_unfreeze(options(), /*ours=*/true, /*wrapped=*/false, on_device);
 }
 
 TEST_P(Updates, LbfgsIsRefused) {

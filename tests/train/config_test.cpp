@@ -305,6 +305,17 @@ TEST_F(Files, AMaskNextToTokensIsUsedAndSaidSo) {
   EXPECT_FALSE(resolve(parsed({"--data.train", text})).config.data.loss_mask);
 }
 
+TEST_F(Files, AResumedRunKeepsItsMaskAndItsRate) {
+  write("run/config.toml", "[data]\nloss_mask = true\n[optim]\nlr = 2e-5\n");
+  auto file = write("mine.toml", "[train]\nsteps = 3\n");
+  const std::string run = (folder_ / "run").string();
+  Config again = resolve(parsed({file, "--dir", run, "--resume"})).config;
+  EXPECT_TRUE(again.data.loss_mask);
+  Config without =
+      resolve(parsed({file, "--dir", run, "--resume", "--data.loss_mask", "false"})).config;
+  EXPECT_FALSE(without.data.loss_mask);
+}
+
 TEST_F(Files, WeightsThatExistAreTunedAtARateForIt) {
   write("model/config.json", R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 100,
