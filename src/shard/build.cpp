@@ -344,14 +344,14 @@ void give_names(Model& model, std::vector<ModuleTree*> trees) {
 }
 
 // Gives every uneven unit the even unit around it. What is in no even unit has the root.
-void make_families(Model& model, const ModuleTree& node, Unit* around) {
+void join_families(const ModuleTree& node, Unit* around) {
   if (node.unit && node.unit->uneven) {
     node.unit->parent = around;
     around->brood.push_back(node.unit);
   } else if (node.unit) {
     around = node.unit;
   }
-  for (const ModuleTree& child : node.children) make_families(model, child, around);
+  for (const ModuleTree& child : node.children) join_families(child, around);
 }
 
 void make_families(Model& model, const std::vector<ModuleTree*>& trees) {
@@ -359,7 +359,7 @@ void make_families(Model& model, const std::vector<ModuleTree*>& trees) {
   if (std::none_of(model.units.begin(), model.units.end(),
                    [](const auto& unit) { return unit->uneven; }))
     return;
-  for (ModuleTree* tree : trees) make_families(model, *tree, model.units.back().get());
+  for (ModuleTree* tree : trees) join_families(*tree, model.units.back().get());
 }
 
 // Models that own units beneath these modules (bottom-up use).

@@ -137,10 +137,13 @@ void Model::ensure(Unit& unit, const char* by, bool backward) {
   std::lock_guard lock(mutex);
   rank_status::set_unit(unit.name, by);
   unit.last_use = ++uses_;
-  if (!backward) unit.touched_by = by;
-  if (!backward) note_use(unit);
-  const bool alone = unit.pinned;  // every rank pins it
-  if (!alone && (unit.uneven || !unit.brood.empty())) return ensure_family(unit, by, backward);
+  if (!backward) {
+    unit.touched_by = by;
+    note_use(unit);
+  }
+  // Every rank pins a pinned unit, so it needs no family.
+  if (!unit.pinned && (unit.uneven || !unit.brood.empty()))
+    return ensure_family(unit, by, backward);
   if (unit.state == Unit::State::kReady) {
     if (order_.last() == &unit) return;
     // It was gathered already, but the next units may still have to be prefetched.
@@ -395,7 +398,7 @@ void Model::reshard(Unit& unit) {
 }
 
 void Model::reshard_all() {
-  refuse_while_summoned("a call that reshards every unit");
+  refuse_while_summoned("this call, which reshards every unit,");
   for (const auto& unit : units) reshard(*unit);
 }
 

@@ -206,7 +206,6 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
                   "load_full_state_dict(state, /*strict=*/false) ignores them.");
   }
   Unseen unseen;
-  model->refuse_while_summoned("load_full_state_dict()");
   model->reshard_all();
   model->synchronize_readers("load_full_state_dict");
   for (auto& [tensor, value] : found) {

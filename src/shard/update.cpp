@@ -94,7 +94,7 @@ void Model::hand_out_masters(Handed to) {
       }
     }
     flat->hand_out();
-    // Other ranks may still read the shared memory while somebody writes.
+    // Other ranks may still read the shared memory while this rank's owner of the masters writes.
     if (handed == Handed::kOut) flat->own_the_master();
     flat->show_gradients();
   }
@@ -103,7 +103,7 @@ void Model::hand_out_masters(Handed to) {
 void Model::refuse_while_summoned(const std::string& what) const {
   if (summoned == 0) return;
   throw Error("rank " + std::to_string(world.rank()) + ": " + what +
-                  " while summon_full_params() is alive would be overwritten or go unseen.",
+                  " isn't possible while summon_full_params() is alive: it would be overwritten.",
               "let the object that summon_full_params() returned go out of scope first.");
 }
 
