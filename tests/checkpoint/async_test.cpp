@@ -10,7 +10,7 @@
 #include "checkpoint/trained.h"
 #include "shard/world.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::async {
 namespace {
 
 using checkpoint::AsyncSave;
@@ -240,4 +240,4 @@ TEST(Async, DestroyingAModelWaitsForItsSave) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::async

@@ -21,7 +21,7 @@ constexpr auto kSharded = StateDictType::SHARDED_STATE_DICT;
 
 // Tied weights, sizes that don't divide evenly, frozen parameters, units of two dtypes, units that
 // some steps skip, buffers.
-const std::vector<std::string> kModels = {"transformer", "odd",      "lora",
+const std::vector<std::string> kSavedModels = {"transformer", "odd",      "lora",
                                           "mixed_types", "branches", "resnet"};
 
 std::vector<ShardOptions> ways() {
@@ -83,7 +83,7 @@ Snapshot put_together(const State& state) {
 }
 
 TEST(StateDicts, AFullOneHoldsAllTensorsCompletely) {
-  for (const auto& name : kModels) {
+  for (const auto& name : kSavedModels) {
     SCOPED_TRACE(name);
     auto trained = make_trained(name, {});
     trained.train(2);
@@ -157,7 +157,7 @@ TEST(StateDicts, AFullOneLoadsIntoAnySharding) {
 }
 
 TEST(StateDicts, EveryModelLoadsItsOwnOfBothTypes) {
-  for (const auto& name : kModels)
+  for (const auto& name : kSavedModels)
     for (const auto type : {StateDictType::FULL_STATE_DICT, kSharded}) {
       SCOPED_TRACE(name);
       auto saved = make_trained(name, {});

@@ -34,8 +34,8 @@ std::vector<std::string> names_in(const fs::path& dir) {
 }
 
 // A checkpoint as Python writes one, without a manifest.
-struct Made {
-  explicit Made(fs::path at) : dir(std::move(at)) {
+struct PythonCheckpoint {
+  explicit PythonCheckpoint(fs::path at) : dir(std::move(at)) {
     fs::create_directories(dir);
     out = std::make_unique<files::Output>(dir / "__0_0.distcp");
   }
@@ -103,7 +103,7 @@ TEST(Pieces, CountsThatOverflowAreRefused) {
 
 TEST(Streams, GiveATensorInRowMajorOrderHoweverItIsSplit) {
   Folder folder;
-  Made made(folder.path / "ckpt");
+  PythonCheckpoint made(folder.path / "ckpt");
   const at::Tensor tensor = at::randn({6, 5});
   made.add({model("a")}, tensor,
            {{{0, 0}, {3, 5}}, {{3, 0}, {3, 2}}, {{3, 2}, {2, 3}}, {{5, 2}, {1, 3}}});
@@ -193,7 +193,7 @@ TEST(Drafts, ADirectoryThatFailsLeavesTheOldOne) {
 
 TEST(SafetensorsFiles, HoldTheTensorsOfTheCheckpoint) {
   Folder folder;
-  Made made(folder.path / "ckpt");
+  PythonCheckpoint made(folder.path / "ckpt");
   const at::Tensor a = at::randn({3, 4}), b = at::arange(5, at::kByte), c = at::randn({2});
   made.add({model("a")}, a);
   made.add({model("b")}, b);
@@ -225,7 +225,7 @@ TEST(SafetensorsFiles, HoldTheTensorsOfTheCheckpoint) {
 
 TEST(SafetensorsFiles, AreSplitBySize) {
   Folder folder;
-  Made made(folder.path / "ckpt");
+  PythonCheckpoint made(folder.path / "ckpt");
   std::vector<Copied> tensors;
   for (int i = 0; i < 5; ++i) {
     const std::string name = "t" + std::to_string(i);
@@ -253,7 +253,7 @@ TEST(SafetensorsFiles, AreSplitBySize) {
 
 TEST(TorchFiles, WriteTiedTensorsOnce) {
   Folder folder;
-  Made made(folder.path / "ckpt");
+  PythonCheckpoint made(folder.path / "ckpt");
   made.add({model("head"), model("embedding")}, at::randn({8, 4}));
   made.add({model("other")}, at::randn({8, 4}));
   made.add({std::string("extra"), std::string("step")}, 7);
@@ -272,7 +272,7 @@ TEST(TorchFiles, WriteTiedTensorsOnce) {
 TEST(TorchFiles, RefuseNamesThatContradictEachOther) {
   Folder folder;
   const auto problem = [&](const std::string& dir, const std::vector<KeyPath>& paths) {
-    Made made(folder.path / dir);
+    PythonCheckpoint made(folder.path / dir);
     int number = 0;
     for (const auto& path : paths) {
       const std::string name = "n" + std::to_string(number++);
@@ -296,7 +296,7 @@ TEST(TorchFiles, RefuseNamesThatContradictEachOther) {
 
 TEST(Imports, AreCheckpointsWithAManifest) {
   Folder folder;
-  Made made(folder.path / "from");
+  PythonCheckpoint made(folder.path / "from");
   const at::Tensor a = at::randn({4, 3}), none = at::empty({0, 2});
   made.add({model("a")}, a);
   made.add({model("none")}, none);
@@ -317,7 +317,7 @@ TEST(Imports, AreCheckpointsWithAManifest) {
 
 TEST(Imports, LeaveNothingIfTheyFail) {
   Folder folder;
-  Made made(folder.path / "from");
+  PythonCheckpoint made(folder.path / "from");
   made.add({model("a")}, at::randn({4, 3}));
   Source source(made.finish());
   const auto stop = [](int64_t) { throw Error("interrupted.", ""); };

@@ -12,23 +12,13 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Said {
-  int code = -1;
-  std::string out, err;
-};
-
-Said fsdp(std::vector<std::string> arguments) {
+launch::Ended fsdp(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), FSDP_BINARY);
-  launch::Launched program(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT"});
-  Said said;
-  said.code = program.wait();
-  said.out = program.out();
-  said.err = program.err();
-  return said;
+  return launch::run_to_end(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT"});
 }
 
 // Refused before anything ran: non-zero, nothing on stdout, the reason and a hint on stderr.
-void expect_refusal(const Said& said, int code, const std::string& reason,
+void expect_refusal(const launch::Ended& said, int code, const std::string& reason,
                     const std::string& hint) {
   EXPECT_EQ(said.code, code);
   EXPECT_EQ(said.out, "");
@@ -37,13 +27,13 @@ void expect_refusal(const Said& said, int code, const std::string& reason,
 }
 
 TEST(Cli, VersionIsThatOfTheProject) {
-  Said said = fsdp({"--version"});
+  launch::Ended said = fsdp({"--version"});
   EXPECT_EQ(said.code, 0);
   EXPECT_EQ(said.out, "fsdp " FSDP_PROJECT_VERSION "\n");
 }
 
 TEST(Cli, AloneItPrintsHelp) {
-  Said said = fsdp({});
+  launch::Ended said = fsdp({});
   EXPECT_EQ(said.code, 0);
   for (const char* command : {"train", "generate", "tokenize", "explain", "run", "bench", "doctor"})
     EXPECT_NE(said.out.find("\n  " + std::string(command) + " "), std::string::npos) << said.out;
@@ -65,7 +55,7 @@ TEST(Cli, EveryCommandHasHelp) {
     std::string usage = "Usage: fsdp";
     for (const std::string& word : words) usage += " " + word;
     words.push_back("--help");
-    Said said = fsdp(words);
+    launch::Ended said = fsdp(words);
     EXPECT_EQ(said.code, 0) << usage;
     EXPECT_NE(said.out.find(usage), std::string::npos) << said.out;
   }

@@ -15,25 +15,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Said {
-  int code = -1;
-  std::string out, err;
-};
-
-Said explain(std::vector<std::string> arguments) {
+launch::Ended explain(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {FSDP_BINARY, "explain"});
-  launch::Launched program(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT=60"});
-  Said said;
-  said.code = program.wait();
-  said.out = program.out();
-  said.err = program.err();
-  return said;
+  return launch::run_to_end(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT=60"});
 }
 
 // One account per rank, in rank order.
 std::vector<Json> accounts_of(std::vector<std::string> arguments) {
   arguments.push_back("--json");
-  Said said = explain(arguments);
+  launch::Ended said = explain(arguments);
   EXPECT_EQ(said.code, 0) << said.err;
   std::vector<Json> accounts;
   std::istringstream lines(said.out);
@@ -186,7 +176,7 @@ TEST(ExplainText, HasALineForEveryEvent) {
        {std::vector<std::string>{}, std::vector<std::string>{"--brief"}}) {
     std::vector<std::string> arguments = {"--model", "llama-tiny"};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
-    Said said = explain(arguments);
+    launch::Ended said = explain(arguments);
     EXPECT_EQ(said.code, 0) << said.err;
     EXPECT_EQ(told_events(said.out), expected) << said.out;
     EXPECT_EQ(said.out.find('\x1b'), std::string::npos) << "colours in a pipe";
@@ -195,7 +185,7 @@ TEST(ExplainText, HasALineForEveryEvent) {
 }
 
 TEST(ExplainText, DrawsTheShardsOfABlock) {
-  Said said = explain({"--brief"});
+  launch::Ended said = explain({"--brief"});
   EXPECT_EQ(said.code, 0) << said.err;
   EXPECT_TRUE(launch::has(said.out, R"(  blocks.0 to blocks.4, each: 384 parameters, 1,536 bytes
     |up.weight          |gate.weight        |down.weight        |
@@ -212,7 +202,7 @@ TEST(ExplainText, GathersAheadAreToldAsSuch) {
       found += line.find("prefetched") != std::string::npos;
     return found;
   };
-  Said ahead = explain({"--brief"}), on_demand = explain({"--brief", "--prefetch", "0"});
+  launch::Ended ahead = explain({"--brief"}), on_demand = explain({"--brief", "--prefetch", "0"});
   EXPECT_EQ(ahead.code + on_demand.code, 0) << ahead.err << on_demand.err;
   EXPECT_EQ(count(ahead.out), 7u) << ahead.out;  // all 8 gathers but the first
   EXPECT_EQ(count(on_demand.out), 0u) << on_demand.out;
@@ -220,7 +210,7 @@ TEST(ExplainText, GathersAheadAreToldAsSuch) {
 
 TEST(ExplainText, RefusesWhatMakesNoSense) {
   auto refused = [](std::vector<std::string> arguments, int code, const std::string& reason) {
-    Said said = explain(arguments);
+    launch::Ended said = explain(arguments);
     EXPECT_EQ(said.code, code);
     EXPECT_EQ(said.out, "");
     EXPECT_TRUE(launch::has(said.err, reason));
@@ -250,7 +240,7 @@ TEST(ExplainText, IsWhatHowItWorksShows) {
     else if (inside && !line.empty())
       shown.push_back(shape(line));
   }
-  Said said = explain({});
+  launch::Ended said = explain({});
   EXPECT_EQ(said.code, 0) << said.err;
   for (const std::string& line : lines_of(said.out))
     if (!line.empty()) printed.push_back(shape(line));

@@ -14,24 +14,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Words = std::vector<std::string>;
 
-struct Said {
-  int code = -1;
-  std::string out, err;
-};
-
-Said plan(Words arguments) {
+launch::Ended plan(Words arguments) {
   arguments.insert(arguments.begin(), {FSDP_BINARY, "plan"});
-  launch::Launched program(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND"});
-  Said said;
-  said.code = program.wait();
-  said.out = program.out();
-  said.err = program.err();
-  return said;
+  return launch::run_to_end(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND"});
 }
 
 std::vector<Json> rows_of(Words arguments) {
   arguments.push_back("--json");
-  Said said = plan(arguments);
+  launch::Ended said = plan(arguments);
   EXPECT_EQ(said.code, 0) << said.err;
   std::vector<Json> rows;
   std::istringstream lines(said.out);
@@ -67,7 +57,7 @@ TEST(PlanCommand, SaysWhenItIsTheHostsMemoryThatLacks) {
   const Words asked = {"demo", "--no-survey", "--offload", "all", "--host-memory", "0.001"};
   Words several = asked;
   several.insert(several.end(), {"--world", "1,2"});
-  const Said said = plan(several);
+  const launch::Ended said = plan(several);
   EXPECT_TRUE(has(said.out, "the hosts don't")) << said.out;
   EXPECT_FALSE(has(said.out, "GPUs with more memory")) << said.out;
 }
@@ -164,20 +154,20 @@ TEST(PlanCommand, ARangeOfWorldsIsDoubledAndEndsWhereItSays) {
 
 TEST(PlanCommand, ThatNothingFitsIsAnAnswer) {
   for (const char* world : {"2", "2,4"}) {
-    Said said = plan({"mlp-small", "--gpu", "0.1", "--world", world});
+    launch::Ended said = plan({"mlp-small", "--gpu", "0.1", "--world", world});
     EXPECT_EQ(said.code, 0) << said.err;
     EXPECT_TRUE(has(said.out, "Nothing fits")) << said.out;
   }
 }
 
 TEST(PlanCommand, WhatCouldNotBeTrainedIsNotPlanned) {
-  Said said = plan({"demo", "--world", "1", "--offload.fraction", "0.5"});
+  launch::Ended said = plan({"demo", "--world", "1", "--offload.fraction", "0.5"});
   EXPECT_NE(said.code, 0);
   EXPECT_TRUE(has(said.err, "nothing is offloaded")) << said.err;
 }
 
 TEST(PlanCommand, HowManyBlocksNeedNotBeRecomputedIsSaid) {
-  Said said = plan({"demo", "--world", "1", "--recompute", "full", "--no-survey"});
+  launch::Ended said = plan({"demo", "--world", "1", "--recompute", "full", "--no-survey"});
   EXPECT_EQ(said.code, 0) << said.err;
   EXPECT_TRUE(has(said.out, "activations.keep_last = 3 fits")) << said.out;  // of 4 layers
 }
@@ -185,13 +175,13 @@ TEST(PlanCommand, HowManyBlocksNeedNotBeRecomputedIsSaid) {
 TEST(PlanCommand, BadWorldsAndGpusAreRefusedWithWhatToWrite) {
   for (const char* world :
        {"0", "-1", "x", "8..", "..8", "16..8", "8,,9", "8,", "8...16", "70000", "1e3"}) {
-    Said said = plan({"mlp-small", "--world", world});
+    launch::Ended said = plan({"mlp-small", "--world", world});
     EXPECT_NE(said.code, 0) << world;
     EXPECT_TRUE(has(said.err, "--world")) << world << "\n" << said.err;
     EXPECT_TRUE(has(said.err, "8..1024")) << world << "\n" << said.err;
   }
   for (const char* gpu : {"v100", "-3", "0", ""}) {
-    Said said = plan({"mlp-small", "--gpu", gpu});
+    launch::Ended said = plan({"mlp-small", "--gpu", gpu});
     EXPECT_NE(said.code, 0) << gpu;
     EXPECT_TRUE(has(said.err, "a100-40")) << said.err;
   }

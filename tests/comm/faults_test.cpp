@@ -5,12 +5,12 @@
 namespace fsdp::testing {
 namespace {
 
-struct Case {
+struct FaultCase {
   std::string backend, kind;
   int victim;
 };
 
-class Faults : public ::testing::TestWithParam<Case> {};
+class Faults : public ::testing::TestWithParam<FaultCase> {};
 
 TEST_P(Faults, EverySurvivorGetsAnErrorThatNamesTheRankAndTheCall) {
   const auto& [backend, kind, victim] = GetParam();
@@ -55,13 +55,13 @@ TEST_P(Faults, EverySurvivorGetsAnErrorThatNamesTheRankAndTheCall) {
   }
 }
 
-std::vector<Case> cases() {
+std::vector<FaultCase> fault_cases() {
   std::vector<std::string> backends = {"shm"};
 #ifdef FSDP_TEST_MPI
   backends.push_back("mpi");
 #endif
   if (has_gpu()) backends.push_back("nccl");
-  std::vector<Case> all;
+  std::vector<FaultCase> all;
   for (const auto& backend : backends)
     for (const char* kind : {"kill", "stop", "throw", "mismatch"})
       for (int victim : {0, 1}) {
@@ -70,7 +70,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, Faults, ::testing::ValuesIn(cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Matrix, Faults, ::testing::ValuesIn(fault_cases()), [](const auto& info) {
   return info.param.backend + "_" + info.param.kind + "_rank" + std::to_string(info.param.victim);
 });
 

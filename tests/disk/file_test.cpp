@@ -13,10 +13,6 @@
 namespace fsdp::disk {
 namespace {
 
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(ScratchFile, IsFullyAllocatedAndUnlinkedFromTheStart) {
   const Directory directory;
   const ScratchFile file(directory.path, (3 << 20) + 1);

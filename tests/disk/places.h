@@ -14,6 +14,10 @@
 
 namespace fsdp::disk {
 
+inline bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 struct Directory {
   Directory() {
     std::string name = (std::filesystem::temp_directory_path() / "fsdp-disk-XXXXXX").string();

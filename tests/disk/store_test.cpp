@@ -17,10 +17,6 @@
 namespace fsdp::disk {
 namespace {
 
-bool holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // Entries of three tensors with odd sizes.
 std::vector<std::vector<int64_t>> odd_entries(int count) {
   std::vector<std::vector<int64_t>> entries;

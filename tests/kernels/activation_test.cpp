@@ -18,7 +18,7 @@ class Activations : public OnDevice {
 };
 FSDP_ON_EVERY_DEVICE(Activations);
 
-const std::vector<int64_t> kSizes[] = {{0, 6},  {1, 1},   {3, 5},     {2, 3, 7},
+const std::vector<int64_t> kActivationSizes[] = {{0, 6},  {1, 1},   {3, 5},     {2, 3, 7},
                                        {9, 64}, {33, 96}, {70, 1000}, {2, 8191}};
 
 at::Tensor plain_swiglu(const at::Tensor& gate_up) {
@@ -33,7 +33,7 @@ at::Tensor plain_gelu(const at::Tensor& x, bool tanh) {
 
 TEST_P(Activations, SwigluIsRightForwardAndBackward) {
   for (auto type : kDtypes)
-    for (auto sizes : kSizes) {
+    for (auto sizes : kActivationSizes) {
       SCOPED_TRACE(describe(at::empty(sizes, type)));
       const auto grad = random(sizes, type);
       sizes.back() *= 2;
@@ -55,7 +55,7 @@ TEST_P(Activations, SwigluIsRightForwardAndBackward) {
 TEST_P(Activations, GeluIsRightForwardAndBackward) {
   for (bool tanh : {false, true})
     for (auto type : kDtypes)
-      for (const auto& sizes : kSizes) {
+      for (const auto& sizes : kActivationSizes) {
         SCOPED_TRACE((tanh ? "tanh " : "erf ") + describe(at::empty(sizes, type)));
         const auto x = wide(sizes, type), grad = random(sizes, type);
         const auto leaf = exact(x), expected = plain_gelu(leaf, tanh);

@@ -16,7 +16,7 @@ class Losses : public OnDevice {
 FSDP_ON_EVERY_DEVICE(Losses);
 
 const int64_t kIgnored = -100;
-const std::pair<int64_t, int64_t> kSizes[] = {{0, 5},    {1, 1},   {3, 2},    {7, 33},
+const std::pair<int64_t, int64_t> kLossSizes[] = {{0, 5},    {1, 1},   {3, 2},    {7, 33},
                                               {40, 257}, {5, 999}, {64, 512}, {3, 32003}};
 
 // Each row's loss, 0 where it is ignored, in float64.
@@ -30,7 +30,7 @@ at::Tensor plain(const at::Tensor& logits, const at::Tensor& targets, int64_t ig
 
 TEST_P(Losses, AreRightForwardAndBackward) {
   for (auto type : kDtypes)
-    for (const auto& [rows, vocab] : kSizes) {
+    for (const auto& [rows, vocab] : kLossSizes) {
       const auto logits = random({rows, vocab}, at::kDouble).mul(3).to(type);
       SCOPED_TRACE(describe(logits));
       const auto targets = integers(vocab, {rows});
@@ -49,7 +49,7 @@ TEST_P(Losses, AreRightForwardAndBackward) {
 
 TEST_P(Losses, InPlaceLeaveTheirGradientTimesAScale) {
   for (auto type : kDtypes)
-    for (const auto& [rows, vocab] : kSizes) {
+    for (const auto& [rows, vocab] : kLossSizes) {
       const auto logits = random({rows, vocab}, at::kDouble).mul(3).to(type);
       SCOPED_TRACE(describe(logits));
       const auto targets = integers(vocab, {rows});

@@ -32,14 +32,14 @@ at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 struct Sizes {
   int64_t batch, tokens, heads, head_dim;
 };
-const Sizes kSizes[] = {{1, 1, 1, 2},  {2, 3, 1, 6},    {1, 5, 3, 10}, {2, 17, 4, 64},
+const Sizes kRopeSizes[] = {{1, 1, 1, 2},  {2, 3, 1, 6},    {1, 5, 3, 10}, {2, 17, 4, 64},
                         {3, 9, 2, 96}, {1, 33, 5, 128}, {0, 4, 2, 8},  {2, 4, 2, 512}};
 
 TEST_P(Rope, TurnsHeadsInPlaceAndBack) {
   for (auto type : kDtypes)
     for (auto angle_type : {type, at::kFloat})
       for (bool shared : {true, false})
-        for (const auto& s : kSizes) {
+        for (const auto& s : kRopeSizes) {
           SCOPED_TRACE(::testing::Message() << type << " by " << angle_type << " " << s.batch << " "
                                             << s.tokens << " " << s.heads << " " << s.head_dim);
           const auto [cos, sin] = angles(shared ? std::vector{s.tokens, s.head_dim}

@@ -16,7 +16,7 @@
 namespace fsdp::kernels {
 namespace {
 
-// One thread: a reference is little work for the CPU.
+// For all tests of this program. One thread: a reference is little work for the CPU.
 const bool prepared = (guard_memory(), at::set_num_threads(1), true);
 
 // --- normalisation ---

@@ -12,9 +12,6 @@
 namespace fsdp::kernels {
 namespace {
 
-// One thread: a reference is little work for the CPU.
-const bool prepared = (guard_memory(), at::set_num_threads(1), true);
-
 // Sizes around vectors of 4 and chunks of 16384 elements.
 const int64_t kSizes[] = {1, 3, 4, 77, 1000, 4097, 16384 + 5};
 

@@ -18,7 +18,7 @@ namespace fsdp::kernels {
 namespace {
 
 // Around lanes of 4, 8 and 16, lines of 32, blocks of 1024 and chunks of 4096.
-const int64_t kSizes[] = {0, 1, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 95, 96, 1000, 4099, 10007};
+const int64_t kWidths[] = {0, 1, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 95, 96, 1000, 4099, 10007};
 constexpr int64_t kFrame = 64;  // elements around each array that must not be written
 
 enum class Master { kWhole, kWithCopy, kWithHalfCopy, kSplit };
@@ -84,7 +84,7 @@ Arrays make(int64_t size, Master kind, at::ScalarType grad) {
 template <typename Body>
 void for_every_case(const Body& body) {
   torch::manual_seed(11);
-  for (const int64_t size : kSizes)
+  for (const int64_t size : kWidths)
     for (const Master kind : kMasters)
       for (const auto grad : {at::kFloat, at::kBFloat16}) {
         SCOPED_TRACE("size " + std::to_string(size) + ", master " +

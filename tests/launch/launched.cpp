@@ -145,4 +145,10 @@ int Launched::wait(std::chrono::seconds limit) {
   return code_;
 }
 
+Ended run_to_end(std::vector<std::string> arguments, std::vector<std::string> environment) {
+  Launched program(std::move(arguments), std::move(environment));
+  const int code = program.wait();
+  return {code, program.out(), program.err()};
+}
+
 }  // namespace fsdp::launch

@@ -72,6 +72,13 @@ class Launched {
   std::vector<std::thread> readers_;
 };
 
+// What a program that has ended left behind.
+struct Ended {
+  int code = -1;
+  std::string out, err;
+};
+Ended run_to_end(std::vector<std::string> arguments, std::vector<std::string> environment = {});
+
 // Whether `text` contains `part`; a failure shows the text.
 inline testing::AssertionResult has(const std::string& text, const std::string& part) {
   if (text.find(part) != std::string::npos) return testing::AssertionSuccess();

@@ -225,11 +225,11 @@ TEST(Run, CtrlCOnATerminalEndsTheRanksAndLinesAreColoured) {
   }
   pid_t first = folder.read_pid("rank-0"), second = folder.read_pid("rank-1");
   EXPECT_TRUE(is_alive(first));
-  ASSERT_EQ(write(terminal, "\x03", 1), 1);
+  ASSERT_EQ(::write(terminal, "\x03", 1), 1);
   std::string text;
   char buffer[4096];
   ssize_t got;
-  while ((got = read(terminal, buffer, sizeof buffer)) > 0) text.append(buffer, got);
+  while ((got = ::read(terminal, buffer, sizeof buffer)) > 0) text.append(buffer, got);
   int status = 0;
   EXPECT_TRUE(eventually([&] { return waitpid(pid, &status, WNOHANG) == pid; }));
   EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);

@@ -13,7 +13,7 @@
 #include "shard/counting_allocator.h"
 #include "shard/world.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::choices {
 namespace {
 
 PlanOptions options_for(const PlannedModel& subject) {
@@ -446,4 +446,4 @@ TEST(OutOfMemory, OtherErrorsAreNotOutOfMemory) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::choices

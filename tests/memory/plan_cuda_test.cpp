@@ -8,7 +8,7 @@
 #include "memory/plan_subjects.h"
 #include "shard/world.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::cuda_plans {
 namespace {
 
 constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -144,4 +144,4 @@ TEST(PlanCuda, PredictsAnLstm) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::cuda_plans

@@ -8,7 +8,7 @@
 #include "shard/saved_activations.h"
 #include "shard/tape_hook.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::scopes {
 namespace {
 
 constexpr int64_t kRows = 64, kWidth = 8;
@@ -182,4 +182,4 @@ TEST(Recompute, ADroppedGraphLeavesNothing) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::scopes

@@ -11,7 +11,7 @@
 #include "shard/oracle.h"
 #include "shard/saved_activations.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::sharded_recompute {
 namespace {
 
 struct Trained {
@@ -256,4 +256,4 @@ TEST(ShardedRecompute, AStepBetweenForwardAndBackwardIsAnError) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::sharded_recompute

@@ -34,18 +34,18 @@ GPT2Config untied(GPT2Config config) {
   return config;
 }
 
-struct Case {
+struct BuildCase {
   const char* name;
   std::function<Model()> build;
   int64_t parameters;  // by parameter_count
 };
 
-std::vector<Case> cases() {
+std::vector<BuildCase> cases() {
   auto llama = [](const char* name, LlamaConfig config) {
-    return Case{name, [config] { return Llama(config).ptr(); }, parameter_count(config)};
+    return BuildCase{name, [config] { return Llama(config).ptr(); }, parameter_count(config)};
   };
   auto gpt2 = [](const char* name, GPT2Config config) {
-    return Case{name, [config] { return GPT2(config).ptr(); }, parameter_count(config)};
+    return BuildCase{name, [config] { return GPT2(config).ptr(); }, parameter_count(config)};
   };
   LlamaConfig wide = kLlama;
   wide.head_dim = 6;
@@ -58,7 +58,7 @@ std::vector<Case> cases() {
           gpt2("gpt2_untied", untied(kGpt2))};
 }
 
-class Construction : public ::testing::TestWithParam<Case> {};
+class Construction : public ::testing::TestWithParam<BuildCase> {};
 
 INSTANTIATE_TEST_SUITE_P(Models, Construction, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return std::string(info.param.name); });

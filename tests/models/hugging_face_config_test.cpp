@@ -12,14 +12,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json llama() {
+Json llama_json() {
   return {{"model_type", "llama"},       {"vocab_size", 320},      {"hidden_size", 64},
           {"intermediate_size", 96},     {"num_hidden_layers", 3}, {"num_attention_heads", 4},
           {"num_key_value_heads", 2},    {"hidden_act", "silu"},   {"rms_norm_eps", 1e-5},
           {"tie_word_embeddings", true}, {"rope_theta", 500000.0}};
 }
 
-Json gpt2() {
+Json gpt2_json() {
   return {{"model_type", "gpt2"}, {"vocab_size", 320}, {"n_positions", 64},
           {"n_embd", 48},         {"n_layer", 2},      {"n_head", 4}};
 }
@@ -58,7 +58,7 @@ void expect_refused(Json json, const std::string& key, const Json& value) {
 }
 
 TEST(HuggingFaceConfig, ReadsLlama) {
-  LlamaConfig config = read(llama());
+  LlamaConfig config = read(llama_json());
   EXPECT_EQ(config.vocab, 320);
   EXPECT_EQ(config.dim, 64);
   EXPECT_EQ(config.ffn, 96);
@@ -74,7 +74,7 @@ TEST(HuggingFaceConfig, ReadsLlama) {
 }
 
 TEST(HuggingFaceConfig, MissingFieldsHaveTheDefaultsOfTransformers) {
-  Json json = llama();
+  Json json = llama_json();
   for (const char* key :
        {"num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "rope_theta"})
     json.erase(key);
@@ -92,7 +92,7 @@ TEST(HuggingFaceConfig, MissingFieldsHaveTheDefaultsOfTransformers) {
 }
 
 TEST(HuggingFaceConfig, Qwen2HasBiases) {
-  Json json = llama();
+  Json json = llama_json();
   json["model_type"] = "qwen2";
   EXPECT_TRUE(read(json).qkv_bias);
   json["sliding_window"] = 4096;  // set but unused
@@ -109,7 +109,7 @@ TEST(HuggingFaceConfig, Qwen2HasBiases) {
 }
 
 TEST(HuggingFaceConfig, RotaryPositionsAreReadAsVersions4And5WriteThem) {
-  Json old = llama(), current = llama();
+  Json old = llama_json(), current = llama_json();
   old["rope_scaling"] = llama3();
   current.erase("rope_theta");
   current["rope_parameters"] = llama3();
@@ -132,16 +132,16 @@ TEST(HuggingFaceConfig, RotaryPositionsAreReadAsVersions4And5WriteThem) {
 }
 
 TEST(HuggingFaceConfig, UnsupportedComputationsAreRefusedByName) {
-  expect_refused(llama(), "hidden_act", "gelu");
-  expect_refused(llama(), "attention_bias", true);
-  expect_refused(llama(), "mlp_bias", true);
-  expect_refused(llama(), "quantization_config", {{"quant_method", "fp8"}});
-  expect_refused(llama(), "model_type", "mistral");
-  expect_refused(gpt2(), "activation_function", "relu");
-  expect_refused(gpt2(), "scale_attn_weights", false);
-  expect_refused(gpt2(), "scale_attn_by_inverse_layer_idx", true);
-  expect_refused(gpt2(), "reorder_and_upcast_attn", true);
-  expect_refused(gpt2(), "add_cross_attention", true);
+  expect_refused(llama_json(), "hidden_act", "gelu");
+  expect_refused(llama_json(), "attention_bias", true);
+  expect_refused(llama_json(), "mlp_bias", true);
+  expect_refused(llama_json(), "quantization_config", {{"quant_method", "fp8"}});
+  expect_refused(llama_json(), "model_type", "mistral");
+  expect_refused(gpt2_json(), "activation_function", "relu");
+  expect_refused(gpt2_json(), "scale_attn_weights", false);
+  expect_refused(gpt2_json(), "scale_attn_by_inverse_layer_idx", true);
+  expect_refused(gpt2_json(), "reorder_and_upcast_attn", true);
+  expect_refused(gpt2_json(), "add_cross_attention", true);
 }
 
 TEST(HuggingFaceConfig, InvalidNumbersAreRefused) {
@@ -149,11 +149,11 @@ TEST(HuggingFaceConfig, InvalidNumbersAreRefused) {
                           "intermediate_size"})
     for (const Json& value : {Json(0), Json(-1), Json(1.5), Json("64"), Json(uint64_t(1) << 63),
                               Json(int64_t(1) << 40), Json(nullptr), Json(true)})
-      expect_refused(llama(), key, value);
-  expect_refused(llama(), "rms_norm_eps", -1);
-  expect_refused(llama(), "rms_norm_eps", "small");
+      expect_refused(llama_json(), key, value);
+  expect_refused(llama_json(), "rms_norm_eps", -1);
+  expect_refused(llama_json(), "rms_norm_eps", "small");
   EXPECT_NE(refusal_of(R"({"model_type": "llama"})"), "");
-  Json odd = llama();
+  Json odd = llama_json();
   odd["num_attention_heads"] = 5;  // does not divide 64
   EXPECT_NE(refusal_of(odd.dump()), "");
 }

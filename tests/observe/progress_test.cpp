@@ -22,7 +22,7 @@ AssertionResult has(const std::string& text, const std::string& part) {
   return AssertionFailure() << "\"" << part << "\" is not in: " << text;
 }
 
-StepRecord record(int64_t step) {
+StepRecord shown_step(int64_t step) {
   StepRecord record;
   record.step = step;
   record.loss = 2.34567;
@@ -67,7 +67,7 @@ std::vector<std::string> without_history(std::vector<std::string> lines) {
 
 TEST(LiveLine, ShowsEverythingWhereThereIsRoom) {
   ProgressOptions options{.steps = 300, .width = 160};
-  EXPECT_EQ(live_line(record(120), options, 18.0),
+  EXPECT_EQ(live_line(shown_step(120), options, 18.0),
             "step 120/300  [============>                 ]  loss 2.3457  norm 1.23  lr 3.00e-04  "
             "12.3k tok/s  402 TFLOP/s  MFU 40.6%  3.1 GiB  ETA 18 s");
 }
@@ -76,7 +76,7 @@ TEST(LiveLine, FitsEveryWidthAndKeepsWhatMattersMost) {
   size_t before = 0;
   for (int width = 2; width <= 200; ++width) {
     ProgressOptions options{.steps = 300, .width = width};
-    std::string line = live_line(record(7), options, 3725.0);
+    std::string line = live_line(shown_step(7), options, 3725.0);
     EXPECT_LE(line.size(), static_cast<size_t>(std::max(width - 3, 1)))
         << "no room for ^C: " << line;
     EXPECT_GE(line.size() + 34, before) << line;  // a wider terminal shows no less
@@ -93,15 +93,15 @@ TEST(LiveLine, ColoursTakeNoRoom) {
   for (int width : {40, 60, 100, 160}) {
     ProgressOptions plain{.steps = 300, .width = width}, coloured = plain;
     coloured.colour = true;
-    std::string line = live_line(record(7), coloured, 5.0);
+    std::string line = live_line(shown_step(7), coloured, 5.0);
     EXPECT_NE(line.find("\x1b["), std::string::npos);
     std::string bare = std::regex_replace(line, std::regex("\x1b\\[[0-9;]*m"), "");
-    EXPECT_EQ(bare, live_line(record(7), plain, 5.0));
+    EXPECT_EQ(bare, live_line(shown_step(7), plain, 5.0));
   }
 }
 
 TEST(LiveLine, ARunOfUnknownLengthHasNoBarAndNoEnd) {
-  std::string line = live_line(record(7), {.width = 160}, {});
+  std::string line = live_line(shown_step(7), {.width = 160}, {});
   EXPECT_EQ(line.find('['), std::string::npos);
   EXPECT_TRUE(has(line, "step 7  loss"));
   EXPECT_EQ(line.find("ETA"), std::string::npos);
@@ -112,9 +112,9 @@ TEST(Progress, IsOneLineOnATerminalWithTheRestAboveIt) {
   {
     Progress progress(out, {.steps = 30, .width = 100, .colour = true});
     progress.line("begin");
-    for (int64_t step = 1; step <= 20; ++step) progress.step(record(step));
+    for (int64_t step = 1; step <= 20; ++step) progress.step(shown_step(step));
     progress.line("a warning\nof two lines");
-    for (int64_t step = 21; step <= 30; ++step) progress.step(record(step));
+    for (int64_t step = 21; step <= 30; ++step) progress.step(shown_step(step));
   }
   auto lines = without_history(screen(out.str()));
   ASSERT_EQ(lines.size(), 5u);
@@ -130,7 +130,7 @@ TEST(Progress, KeepsALossHistoryAboveTheLiveLine) {
   {
     Progress progress(out, {.steps = 50, .width = 80});
     for (int64_t step = 1; step <= 50; ++step) {
-      StepRecord one = record(step);
+      StepRecord one = shown_step(step);
       one.loss = step == 1 ? 4.0 : step == 7 ? NAN : 2.0;
       progress.step(one);
       if (step == 20) progress.evaluation(20, 1.0, std::exp(1.0));
@@ -151,7 +151,7 @@ TEST(Progress, HistoryFitsEveryWidth) {
   for (int width = 2; width <= 100; ++width) {
     std::ostringstream out;
     Progress progress(out, {.steps = 10, .width = width, .colour = true});
-    for (int64_t step = 1; step <= 10; ++step) progress.step(record(step));
+    for (int64_t step = 1; step <= 10; ++step) progress.step(shown_step(step));
     progress.evaluation(10, 123.0, 1e30);
     for (const auto& line : screen(out.str())) EXPECT_LT(line.size(), static_cast<size_t>(width));
   }
@@ -161,7 +161,7 @@ TEST(Progress, ALongRunHasARowEveryFiveMinutes) {
   std::ostringstream out;
   Progress progress(out, {.steps = 1'000'000, .width = 80});
   for (int64_t step = 1; step <= 100; ++step) {
-    StepRecord slow = record(step);
+    StepRecord slow = shown_step(step);
     slow.step_ms = 10'000;
     progress.step(slow);
   }
@@ -171,8 +171,8 @@ TEST(Progress, ALongRunHasARowEveryFiveMinutes) {
 TEST(Progress, AShorterLineLeavesNothingOfALongerOne) {
   std::ostringstream out;
   Progress progress(out, {.steps = 30, .width = 160});
-  progress.step(record(1));
-  StepRecord brief = record(2);
+  progress.step(shown_step(1));
+  StepRecord brief = shown_step(2);
   brief.mfu.reset(), brief.tflops = 0;
   progress.step(brief);
   auto lines = screen(out.str());
@@ -183,7 +183,7 @@ TEST(Progress, FastStepsAreNotAllDrawnButTheLastIs) {
   std::ostringstream out;
   Progress progress(out, {.steps = 1000, .width = 100});
   for (int64_t step = 1; step <= 1000; ++step) {
-    StepRecord fast = record(step);
+    StepRecord fast = shown_step(step);
     fast.step_ms = 1;
     progress.step(fast);
   }
@@ -199,7 +199,7 @@ TEST(Progress, IsALineEverySoManyStepsElsewhere) {
   {
     Progress progress(out, {.steps = 25, .every = 10});
     for (int64_t step = 1; step <= 25; ++step) {
-      StepRecord one = record(step);
+      StepRecord one = shown_step(step);
       one.skipped = step == 13;
       progress.step(one);
     }
@@ -225,7 +225,7 @@ TEST(Progress, WithoutATerminalPrintsAfterTheFirstStepAndAtLeastEvery15Seconds) 
     size_t before = 0;
     for (int64_t step = 1; now < 1200; ++step) {
       now += step_s;
-      StepRecord one = record(step);
+      StepRecord one = shown_step(step);
       one.step_ms = 1000 * step_s;
       progress.step(one);
       if (out.str().size() > before) printed.push_back(now);
@@ -244,7 +244,7 @@ TEST(Progress, TellsOfAnEvaluationInALineOfItsOwn) {
   std::ostringstream out;
   {
     Progress progress(out, {.steps = 30});
-    progress.step(record(10));
+    progress.step(shown_step(10));
     progress.evaluation(10, 2.5, std::exp(2.5));
   }
   EXPECT_TRUE(has(out.str(), "\nevaluation after step 10: loss 2.5000, perplexity 12.18\n"));
@@ -253,11 +253,11 @@ TEST(Progress, TellsOfAnEvaluationInALineOfItsOwn) {
 TEST(Progress, TimeLeftForgetsTheFirstStep) {
   std::ostringstream out;
   Progress progress(out, {.steps = 102, .width = 100});
-  StepRecord slow = record(1);
+  StepRecord slow = shown_step(1);
   slow.step_ms = 60'000;
   progress.step(slow);
   EXPECT_EQ(out.str().find("ETA"), std::string::npos);
-  progress.step(record(2));
+  progress.step(shown_step(2));
   EXPECT_TRUE(has(screen(out.str()).back(), "ETA 10 s"));
 }
 

@@ -20,6 +20,7 @@
 #include "comm/modules.h"
 #include "fsdp/error.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/testing.h"
 #include "kernels/update.h"
 
 namespace fsdp::kernels {
@@ -30,11 +31,6 @@ const double kInfinity = std::numeric_limits<double>::infinity();
 
 at::Tensor random(int64_t size, at::ScalarType type = at::kFloat) {
   return torch::randn({size}, at::kDouble).to(type);
-}
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.numel() == b.numel() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
 ::testing::AssertionResult near(const at::Tensor& actual, const at::Tensor& expected, double rtol,

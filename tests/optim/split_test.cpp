@@ -12,6 +12,7 @@
 #include "base/modules.h"
 #include "fsdp/error.h"
 #include "kernels/split.h"
+#include "kernels/testing.h"
 #include "kernels/update.h"
 
 namespace fsdp::kernels {
@@ -46,12 +47,6 @@ ON_DEVICES(SplitMasters);
 ON_DEVICES(UpdateLists);
 ON_DEVICES(NumbersOnTheDevice);
 ON_DEVICES(GlobalNorm);
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  const auto x = a.cpu().contiguous(), y = b.cpu().contiguous();
-  return x.scalar_type() == y.scalar_type() && x.numel() == y.numel() &&
-         std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
-}
 
 bool near(const at::Tensor& a, const at::Tensor& b, double tolerance = 1e-6) {
   return at::allclose(a.to(at::kDouble), b.to(at::kDouble), tolerance, tolerance);

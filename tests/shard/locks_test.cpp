@@ -41,7 +41,7 @@ bool waits_for_lock(const Call& call, shard::Model& model) {
   return waits;
 }
 
-struct Subject {
+struct Locked {
   Mlp model = seeded();
   Sharded sharded =
       fully_shard(model, {.wrap = wrap::modules<nn::Linear>(), .device = test_device()});
@@ -61,7 +61,7 @@ struct Subject {
 };
 
 TEST(Locks, CallsOnTheModelWait) {
-  Subject subject;
+  Locked subject;
   const Sharded& sharded = subject.sharded;
   std::unique_ptr<NoSync> no_sync;
   subject.expect_waits({
@@ -89,7 +89,7 @@ TEST(Locks, CallsOnTheModelWait) {
 }
 
 TEST(Locks, CallsOnAUnitWait) {
-  Subject subject;
+  Locked subject;
   const Unit unit = unit_of(subject.model->layer(0)), next = unit_of(subject.model->layer(1));
   subject.expect_waits({
       {"is_unsharded", [&] { unit.is_unsharded(); }},
@@ -102,7 +102,7 @@ TEST(Locks, CallsOnAUnitWait) {
 }
 
 TEST(Locks, CallsOnOptimizersWait) {
-  Subject subject;
+  Locked subject;
   Optimizer& optimizer = subject.optimizer;
   GradScaler scaler;
   subject.backward();

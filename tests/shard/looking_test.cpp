@@ -16,8 +16,8 @@ ShardOptions options_for(const ModelCase& model) {
   return {.wrap = model.wrap, .device = test_device()};
 }
 
-struct Subject {
-  explicit Subject(const char* name, ShardOptions options = {}, uint64_t seed = 7)
+struct Looked {
+  explicit Looked(const char* name, ShardOptions options = {}, uint64_t seed = 7)
       : model(model_case(name)), plain(build_seeded(model)), mine(build_seeded(model, seed)) {
     if (!options.wrap) options.wrap = model.wrap;
     options.device = test_device();
@@ -36,7 +36,7 @@ struct Subject {
 // --- describe ---
 
 TEST(Looking, DescribeShowsTheTreeWithItsUnits) {
-  Subject subject("transformer", {.mixed_precision = bf16_precision()});
+  Looked subject("transformer", {.mixed_precision = bf16_precision()});
   std::string text = subject.sharded.describe();
   for (const char* word : {"Transformer", "Block", "embedding", "unit", "bf16", "shard="})
     EXPECT_TRUE(contains(text, word)) << word << " is not in:\n" << text;
@@ -49,7 +49,7 @@ TEST(Looking, DescribeShowsTheTreeWithItsUnits) {
 
 TEST(Looking, ARootThatHoldsMostOfTheModelIsWarnedOf) {
   ::testing::internal::CaptureStderr();
-  Subject subject("mlp", {.wrap = wrap::names({"layers.0"})});
+  Looked subject("mlp", {.wrap = wrap::names({"layers.0"})});
   std::string said = ::testing::internal::GetCapturedStderr() + subject.sharded.describe();
   EXPECT_TRUE(on_any_rank(contains(said, "root"))) << said;
   EXPECT_TRUE(on_any_rank(contains(said, "wrap"))) << said;
@@ -57,7 +57,7 @@ TEST(Looking, ARootThatHoldsMostOfTheModelIsWarnedOf) {
 
 TEST(Looking, APolicyThatMatchesNothingIsWarnedOf) {
   const auto said = [](const char* model, WrapPolicy policy) {
-    return text_of_rank_0(told([&] { Subject subject(model, {.wrap = policy}); }));
+    return text_of_rank_0(told([&] { Looked subject(model, {.wrap = policy}); }));
   };
   std::string text = said("transformer", wrap::names({"blokcs.*"}));
   EXPECT_TRUE(contains(text, "\"blokcs.*\" matches no module")) << text;
@@ -92,7 +92,7 @@ TEST(Looking, DtypesThatCannotBeTrainedAreErrors) {
 // --- shard_of ---
 
 // The number of ranks that hold each element of a parameter.
-void expect_tiles(const Subject& subject, const std::string& name, double times) {
+void expect_tiles(const Looked& subject, const std::string& name, double times) {
   SCOPED_TRACE(name);
   auto info = subject.sharded.shard_of(name);
   auto full = subject.sharded.full_tensor(name);
@@ -127,7 +127,7 @@ TEST(Looking, TheRectanglesOfAllRanksTileEveryParameter) {
   for (const char* name : {"odd", "transformer", "mixed_types", "resnet"}) {
     for (auto cut : {Cut::AUTO, Cut::ROW, Cut::ELEMENT, Cut::TENSOR}) {
       SCOPED_TRACE(std::string(name) + ", cut " + std::to_string(static_cast<int>(cut)));
-      Subject subject(name, {.cut = cut});
+      Looked subject(name, {.cut = cut});
       for (const auto& [parameter, value] : subject.plain.parameters)
         expect_tiles(subject, parameter, 1);
     }
@@ -135,19 +135,19 @@ TEST(Looking, TheRectanglesOfAllRanksTileEveryParameter) {
 }
 
 TEST(Looking, CopiesTileAsOftenAsThereAreCopies) {
-  Subject copies("odd", {.strategy = ShardingStrategy::NO_SHARD});
+  Looked copies("odd", {.strategy = ShardingStrategy::NO_SHARD});
   for (const auto& [parameter, value] : copies.plain.parameters)
     expect_tiles(copies, parameter, world_size());
   EXPECT_EQ(copies.sharded.shard_of("prime.weight").placement, "Replicate()");
   if (world_size() % 2) return;
-  Subject hybrid("odd", {.strategy = ShardingStrategy::HYBRID_SHARD, .mesh = hybrid_mesh()});
+  Looked hybrid("odd", {.strategy = ShardingStrategy::HYBRID_SHARD, .mesh = hybrid_mesh()});
   for (const auto& [parameter, value] : hybrid.plain.parameters) expect_tiles(hybrid, parameter, 2);
   EXPECT_EQ(hybrid.sharded.shard_of("prime.weight").mesh,
             "replicate=2 x shard=" + std::to_string(world_size() / 2));
 }
 
 TEST(Looking, ACutBetweenRowsIsAShardOfDimension0) {
-  Subject subject("mlp", {.cut = Cut::ROW});
+  Looked subject("mlp", {.cut = Cut::ROW});
   auto info = subject.sharded.shard_of("layers.3.weight");
   EXPECT_EQ(info.unit, "layers.3");
   EXPECT_EQ(info.mesh, "shard=" + std::to_string(world_size()));
@@ -156,7 +156,7 @@ TEST(Looking, ACutBetweenRowsIsAShardOfDimension0) {
 }
 
 TEST(Looking, AnUnknownParameterIsAnErrorThatSuggests) {
-  Subject subject("mlp");
+  Looked subject("mlp");
   expect_error([&] { subject.sharded.shard_of("layer.3.weight"); }, {"layers.3.weight"});
 }
 
@@ -165,18 +165,18 @@ TEST(Looking, AnUnknownParameterIsAnErrorThatSuggests) {
 TEST(Looking, FullTensorIsThePlainModelsParameter) {
   for (const char* name : {"odd", "transformer", "lora", "mixed_types"}) {
     for (bool share : {true, false}) {
-      Subject subject(name, {.share_host_memory = share});
+      Looked subject(name, {.share_host_memory = share});
       subject.expect_values_of(subject.plain);
     }
   }
-  Subject tied("transformer");  // by each of its names
+  Looked tied("transformer");  // by each of its names
   EXPECT_TRUE(at::equal(tied.sharded.full_tensor("head.weight"),
                         tied.sharded.full_tensor("embedding.weight")));
 }
 
 TEST(Looking, SummonedParametersAreWholeAndWhatIsWrittenIsKept) {
   for (bool share : {true, false}) {
-    Subject subject("transformer", {.share_host_memory = share});
+    Looked subject("transformer", {.share_host_memory = share});
     {
       auto full = subject.sharded.summon_full_params();
       for (const auto& [name, value] : subject.plain.parameters) {
@@ -198,7 +198,7 @@ TEST(Looking, SummonedParametersAreWholeAndWhatIsWrittenIsKept) {
 }
 
 TEST(Looking, SummonedWithoutWritebackNothingIsKept) {
-  Subject subject("mlp");
+  Looked subject("mlp");
   {
     auto full = subject.sharded.summon_full_params({.writeback = false});
     at::NoGradGuard no_grad;
@@ -209,7 +209,7 @@ TEST(Looking, SummonedWithoutWritebackNothingIsKept) {
 
 TEST(Looking, SummonedOnRank0OnlyTheOthersSeeNothing) {
   for (bool offload : {false, true}) {
-    Subject subject("mlp");
+    Looked subject("mlp");
     {
       auto full = subject.sharded.summon_full_params(
           {.writeback = true, .rank0_only = true, .offload_to_cpu = offload});
@@ -230,7 +230,7 @@ TEST(Looking, SummonedOnRank0OnlyTheOthersSeeNothing) {
 }
 
 TEST(Looking, AnExceptionWhileSummonedKeepsNothing) {
-  Subject subject("mlp");
+  Looked subject("mlp");
   auto act = [&] {
     auto full = subject.sharded.summon_full_params();
     at::NoGradGuard no_grad;
@@ -252,7 +252,7 @@ std::set<std::string> names_of(const nn::Module& module) {
 
 TEST(Looking, TheFullStateDictHasTheModulesNamesAndValues) {
   for (const char* name : {"transformer", "resnet", "odd"}) {
-    Subject subject(name);
+    Looked subject(name);
     auto state = subject.sharded.full_state_dict();
     std::set<std::string> names;
     for (const auto& [key, value] : state) names.insert(key);
@@ -266,19 +266,19 @@ TEST(Looking, TheFullStateDictHasTheModulesNamesAndValues) {
 }
 
 TEST(Looking, OnlyRank0GetsAStateDictThatIsForRank0Only) {
-  Subject subject("mlp");
+  Looked subject("mlp");
   auto state = subject.sharded.full_state_dict(/*rank0_only=*/true);
   EXPECT_EQ(state.empty(), rank() != 0);
 }
 
 TEST(Looking, AStateDictGoesRoundThroughAnotherModel) {
   for (bool share : {true, false}) {
-    Subject subject("resnet", {.share_host_memory = share});
+    Looked subject("resnet", {.share_host_memory = share});
     torch::optim::SGD optimizer(subject.sharded.parameters(), sgd_options(subject.model));
     subject.mine.loss(moved(subject.model.batch(0, 0), test_device())).backward();
     optimizer.step();
     auto state = subject.sharded.full_state_dict();
-    Subject other("resnet", {.share_host_memory = share}, /*seed=*/99);
+    Looked other("resnet", {.share_host_memory = share}, /*seed=*/99);
     other.sharded.load_full_state_dict(state);
     auto loaded = other.sharded.full_state_dict();
     ASSERT_EQ(loaded.size(), state.size());
@@ -292,7 +292,7 @@ TEST(Looking, AStateDictGoesRoundThroughAnotherModel) {
 }
 
 TEST(Looking, AStateDictThatLacksAParameterIsAnErrorThatNamesIt) {
-  Subject subject("mlp");
+  Looked subject("mlp");
   auto state = subject.sharded.full_state_dict();
   std::erase_if(state, [](const auto& entry) { return entry.first == "layers.4.bias"; });
   expect_error([&] { subject.sharded.load_full_state_dict(state); }, {"layers.4.bias"});
@@ -301,7 +301,7 @@ TEST(Looking, AStateDictThatLacksAParameterIsAnErrorThatNamesIt) {
 }
 
 TEST(Looking, TheShardedStateDictHoldsThisRanksParts) {
-  Subject subject("odd");
+  Looked subject("odd");
   auto state = subject.sharded.sharded_state_dict();
   int64_t mine = 0, all = 0;
   for (const auto& [name, value] : subject.plain.parameters) {

@@ -26,8 +26,8 @@ ShardOptions options(ShardingStrategy strategy = ShardingStrategy::FULL_SHARD) {
           .share_host_memory = false};
 }
 
-struct Subject {
-  explicit Subject(const ShardOptions& options) : model(seeded()) {
+struct Measured {
+  explicit Measured(const ShardOptions& options) : model(seeded()) {
     sharded = fully_shard(model, options);
   }
 
@@ -49,7 +49,7 @@ struct Subject {
 // --- memory of a rank ---
 
 TEST(Memory, ParametersAreAnEqualShareWithLittlePadding) {
-  Subject subject(options());
+  Measured subject(options());
   auto report = subject.sharded.memory();
   double whole = 4.0 * kUnit * kDepth;
   EXPECT_EQ(sum_over_ranks(static_cast<double>(report.parameters - report.padding)), whole);
@@ -59,7 +59,7 @@ TEST(Memory, ParametersAreAnEqualShareWithLittlePadding) {
 }
 
 TEST(Memory, GradientsAndStatesAreAnEqualShareToo) {
-  Subject subject(options());
+  Measured subject(options());
   AdamW optimizer(subject.sharded, {.lr = 1e-3});
   subject.step(&optimizer);
   subject.model->forward(at::ones({2, kWidth}, test_device())).sum().backward();
@@ -71,7 +71,7 @@ TEST(Memory, GradientsAndStatesAreAnEqualShareToo) {
 }
 
 TEST(Memory, WithNoShardEverybodyHoldsEverything) {
-  Subject subject(options(ShardingStrategy::NO_SHARD));
+  Measured subject(options(ShardingStrategy::NO_SHARD));
   auto report = subject.sharded.memory();
   EXPECT_EQ(report.parameters - report.padding, 4 * kUnit * kDepth);
 }
@@ -91,7 +91,7 @@ TEST(Memory, BytesOfMastersAndShardsAreThoseOfTheDocumentation) {
   for (const Row& row : rows) {
     auto shard_options = options();
     shard_options.mixed_precision = row.precision;
-    Subject subject(shard_options);
+    Measured subject(shard_options);
     int64_t elements = 0;
     for (const shard::Flat* flat : shard::live(subject.sharded.model())->flats())
       elements += flat->layout().shard_numel();
@@ -106,7 +106,7 @@ TEST(Memory, BytesOfMastersAndShardsAreThoseOfTheDocumentation) {
 }
 
 TEST(Memory, AccumulationWithoutCommunicationKeepsWholeGradients) {
-  Subject subject(options());
+  Measured subject(options());
   {
     auto guard = subject.sharded.no_sync();
     subject.model->forward(at::ones({2, kWidth}, test_device())).sum().backward();
@@ -123,7 +123,7 @@ TEST(Memory, GatheredUnitsStayWithinTheRing) {
     SCOPED_TRACE(depth);
     auto shard_options = options();
     shard_options.forward_prefetch = shard_options.backward_prefetch = depth;
-    Subject subject(shard_options);
+    Measured subject(shard_options);
     for (int i = 0; i < 4; ++i) subject.step();
     auto report = subject.sharded.memory();
     int64_t unit = static_cast<int64_t>(1.01 * 4 * kUnit) + 4 * 64 * world_size();
@@ -136,7 +136,7 @@ TEST(Memory, GatheredUnitsStayWithinTheRing) {
 TEST(Memory, UnitsShardedBottomUpStayWithinTheRingToo) {
   auto shard_options = options();
   shard_options.wrap = {};
-  Mlp model = Subject::seeded();
+  Mlp model = Measured::seeded();
   for (int64_t i = 0; i < kDepth; ++i) fully_shard(model->layer(i), shard_options);
   auto sharded = fully_shard(model, shard_options);
   for (int i = 0; i < 3; ++i)
@@ -153,7 +153,7 @@ TEST(Memory, IsTheSameInStep3AndInStep300) {
       SCOPED_TRACE(std::string(name(strategy)) + (share ? " shared" : " gathered"));
       auto shard_options = options(strategy);
       shard_options.share_host_memory = share;
-      Subject subject(shard_options);
+      Measured subject(shard_options);
       AdamW optimizer(subject.sharded, {.lr = 1e-4});
       for (int i = 0; i < 3; ++i) subject.step(&optimizer);
       auto early = subject.sharded.memory();
@@ -172,7 +172,7 @@ TEST(Memory, TheAllocatorAgrees) {
   if (!test_device().is_cpu()) GTEST_SKIP() << "counts what the CPU allocator gives out";
   CountingAllocator& allocated = counted();
   size_t before = allocated.live;
-  Subject subject(options());
+  Measured subject(options());
   AdamW optimizer(subject.sharded, {.lr = 1e-4});
   auto live = [&] { return static_cast<int64_t>(allocated.live - before); };
   for (int i = 0; i < 3; ++i) subject.step(&optimizer);
@@ -191,14 +191,14 @@ TEST(Memory, TheAllocatorAgrees) {
 // latest, because the parameters may be used without the handle.
 TEST(Memory, OfAModelThatIsGoneIsGivenBack) {
   if (!test_device().is_cpu()) GTEST_SKIP() << "counts what the CPU's allocator hands out";
-  auto another = [] { Subject subject(options()); };
+  auto another = [] { Measured subject(options()); };
   auto live = [] { return static_cast<int64_t>(counted().live); };
   another();
   another();  // one-time allocations are done
   Sharded handle;
   const int64_t before = live();
   {
-    Subject subject(options());
+    Measured subject(options());
     AdamW optimizer(subject.sharded);
     subject.step(&optimizer);
     handle = subject.sharded;
@@ -207,7 +207,7 @@ TEST(Memory, OfAModelThatIsGoneIsGivenBack) {
   handle = {};
   EXPECT_LE(live(), before);
   {
-    Subject subject(options());
+    Measured subject(options());
     AdamW optimizer(subject.sharded);
     subject.step(&optimizer);
     subject.sharded = {};
@@ -217,7 +217,7 @@ TEST(Memory, OfAModelThatIsGoneIsGivenBack) {
 }
 
 TEST(Memory, TheTableNamesEveryKind) {
-  Subject subject(options());
+  Measured subject(options());
   subject.step();
   std::string table = subject.sharded.memory().table();
   for (const char* word : {"master", "gradient", "gathered", "optimizer", "total"})
@@ -226,7 +226,7 @@ TEST(Memory, TheTableNamesEveryKind) {
 
 TEST(Memory, AnOperatorThatNeedsMoreUnitsThanTheRingHasGrowsItAndSaysSo) {
   if (world_size() == 1) GTEST_SKIP() << "nothing is gathered";
-  Subject subject(options());
+  Measured subject(options());
   std::vector<at::Tensor> weights;
   for (int64_t i = 0; i < kDepth; ++i) weights.push_back(subject.model->layer(i)->weight);
   ::testing::internal::CaptureStderr();
@@ -243,7 +243,7 @@ TEST(Traffic, FollowsTheFormulas) {
   for (auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP,
                         ShardingStrategy::NO_SHARD}) {
     SCOPED_TRACE(name(strategy));
-    Subject subject(options(strategy));
+    Measured subject(options(strategy));
     AdamW optimizer(subject.sharded, {.lr = 1e-4});
     for (int i = 0; i < 2; ++i) subject.step(&optimizer);
     subject.sharded.reset_traffic();
@@ -285,7 +285,7 @@ std::map<std::string, Clock::time_point> gathers_of(const std::vector<Event>& ev
 
 TEST(Overlap, TheNextUnitIsOnItsWayBeforeThisOneHasComputed) {
   if (world_size() == 1) GTEST_SKIP() << "nothing is gathered";
-  Subject subject(options());
+  Measured subject(options());
   for (int i = 0; i < 3; ++i) subject.step();
   subject.sharded.record_events(true);
   std::map<int64_t, Clock::time_point> forward_done, backward_done;  // of each layer
@@ -322,7 +322,7 @@ TEST(Overlap, WithoutPrefetchAUnitIsGatheredWhenItIsTouched) {
   if (world_size() == 1) GTEST_SKIP() << "nothing is gathered";
   auto shard_options = options();
   shard_options.forward_prefetch = shard_options.backward_prefetch = 0;
-  Subject subject(shard_options);
+  Measured subject(shard_options);
   for (int i = 0; i < 3; ++i) subject.step();
   subject.sharded.record_events(true);
   subject.step();
@@ -337,7 +337,7 @@ TEST(Overlap, WithoutPrefetchAUnitIsGatheredWhenItIsTouched) {
 }
 
 TEST(Overlap, GradientsAreReducedWhileBackwardGoesOn) {
-  Subject subject(options());
+  Measured subject(options());
   for (int i = 0; i < 2; ++i) subject.step();
   subject.sharded.record_events(true);
   subject.step();

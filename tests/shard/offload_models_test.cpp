@@ -12,7 +12,7 @@
 #include "shard/offload.h"
 #include "shard/oracle.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::offload_models {
 namespace {
 
 const Offload kOptimizer{.optimizer = true};
@@ -253,4 +253,4 @@ TEST(OffloadedModels, TakeEagerStepsInsteadOfGraphs) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::offload_models

@@ -19,7 +19,7 @@
 #include "shard/offload.h"
 #include "shard/oracle.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::offload {
 namespace {
 
 constexpr int kSteps = 3;
@@ -531,4 +531,4 @@ TEST(HostUpdates, AreWaitedForNoLongerThanTheLimit) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::offload

@@ -16,7 +16,7 @@
 #include "shard/oracle.h"
 #include "shard/update.h"
 
-namespace fsdp::testing {
+namespace fsdp::testing::on_disk {
 namespace {
 
 constexpr int64_t kWidth = 48;
@@ -206,4 +206,4 @@ TEST(OnDisk, ADiskThatFailsIsSaidByALaterCallWithTheUnit) {
 }
 
 }  // namespace
-}  // namespace fsdp::testing
+}  // namespace fsdp::testing::on_disk

@@ -51,7 +51,7 @@ TEST(StopSignals, EndsWithTheOldHandlers) {
   EXPECT_EQ(before.sa_handler, after.sa_handler);
 }
 
-class Ended : public testing::TestWithParam<int> {
+class Ended : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
   static std::string name() { return "SIG" + std::string(sigabbrev_np(GetParam())); }
@@ -71,7 +71,7 @@ class Ended : public testing::TestWithParam<int> {
 }
 
 TEST_P(Ended, AHungRankReportsWhereItWasAndExits) {
-  EXPECT_EXIT(hang_after(GetParam()), testing::ExitedWithCode(128 + GetParam()),
+  EXPECT_EXIT(hang_after(GetParam()), ::testing::ExitedWithCode(128 + GetParam()),
               "rank 3 .pid [0-9]+. didn't end within 0.5 s of " + name() +
                   ": exiting with code .*step 12, backward, unit \"layers.7\" .backward.; .*main "
                   "thread running.*HINT: .*--grace");
@@ -86,10 +86,10 @@ TEST_P(Ended, AHungRankReportsWhereItWasAndExits) {
 }
 
 TEST_P(Ended, ASecondSignalEndsTheProcessAtOnce) {
-  EXPECT_EXIT(hang_until_the_second(GetParam()), testing::ExitedWithCode(128 + GetParam()), "");
+  EXPECT_EXIT(hang_until_the_second(GetParam()), ::testing::ExitedWithCode(128 + GetParam()), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Signals, Ended, testing::Values(SIGINT, SIGTERM),
+INSTANTIATE_TEST_SUITE_P(Signals, Ended, ::testing::Values(SIGINT, SIGTERM),
                          [](const auto& info) { return std::string(sigabbrev_np(info.param)); });
 
 }  // namespace
