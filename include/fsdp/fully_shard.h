@@ -44,9 +44,11 @@ struct Module;
 /// Everything public.
 namespace fsdp {
 
+class Sharded;
 namespace shard {
 class Model;
 class Unit;
+std::shared_ptr<Model> model_of(const Sharded& sharded);
 }  // namespace shard
 
 /// Options of fully_shard().
@@ -218,8 +220,8 @@ class Sharded {
   std::vector<at::Tensor> parameters() const;
   /// The same with the parameters' names in the module.
   StateDict named_parameters() const;
-  /// The same tensors for one writer: update_parameters() alone may write to them, so gathers needn't
-  /// look for changes. fsdp::optim::wrap() uses this.
+  /// The same tensors for one writer: update_parameters() alone may write to them, so gathers
+  /// needn't look for changes. fsdp::optim::wrap() uses this.
   std::vector<at::Tensor> parameters_to_update() const;
   /// Calls `write`, which may write to parameters_to_update() and mustn't use the module. No rank
   /// reads parameters meanwhile. Collective.
@@ -327,8 +329,6 @@ class Sharded {
 
   /// @}
 
-  /// The engine behind the handle, for the library's own use.
-  const std::shared_ptr<shard::Model>& model() const { return model_; }
   /// Whether it refers to a model.
   explicit operator bool() const { return model_ != nullptr; }
 
@@ -342,6 +342,9 @@ class Sharded {
   }
 
   std::shared_ptr<shard::Model> model_;  ///< The engine; null for a handle to no model.
+
+ private:
+  friend std::shared_ptr<shard::Model> shard::model_of(const Sharded& sharded);
 };
 
 /// Sharded with the module and its forward.

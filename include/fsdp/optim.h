@@ -29,6 +29,7 @@ namespace fsdp {
 
 class Sharded;
 namespace shard {
+struct Engine;
 class Flat;
 class Model;
 struct HostFactor;
@@ -136,15 +137,15 @@ class Optimizer {
     int64_t step;                    ///< Number of this update, from 1. Unused if capturable.
   };
 
-  /// One call of update().
+  /// One call of prepare().
   struct Update {
     std::vector<Piece> pieces;  ///< What to update.
     at::Tensor factor;          ///< Multiply gradients with it; one float32. Undefined: 1.
 
     /// If capturable, else undefined: [groups, 2] float64, learning rate and weight decay.
     at::Tensor rates;
-    /// If capturable, else undefined: [n] float64, updates so far. update() adds 1 to those that its
-    /// pieces name.
+    /// If capturable, else undefined: [n] float64, updates so far. The work adds 1 to those that
+    /// its pieces name.
     at::Tensor counts;
   };
 
@@ -152,8 +153,9 @@ class Optimizer {
   Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, double lr, double weight_decay,
             std::vector<std::string> state_names);
 
-  /// Updates all pieces: masters, shards and states.
-  virtual void update(const Update& what) = 0;
+  /// Returns the work that updates all pieces: masters, shards and states. It owns the tensors it
+  /// uses, because for units in host memory it runs later, in a thread of its own.
+  virtual std::function<void()> prepare(const Update& what) const = 0;
 
  private:
   struct Entry;
@@ -164,8 +166,9 @@ class Optimizer {
   };
   Entry& entry(const shard::Flat& flat);
   void add(const shard::Flat& flat, Update& to);
-  void update_on_device(const at::Tensor& factor);
-  void update_on_host(shard::Flat& flat, size_t place, const shard::HostFactor& factor);
+  void update_on_device(shard::Engine& model, const at::Tensor& factor);
+  void update_on_host(shard::Engine& model, shard::Flat& flat, size_t place,
+                      const shard::HostFactor& factor);
   size_t group_of(const shard::Flat& flat, size_t parameter) const;
   void refresh(Entry& entry) const;
   void split_lines(Entry& entry) const;
@@ -201,7 +204,7 @@ class AdamW : public Optimizer {
   const AdamWOptions& options() const { return options_; }
 
  private:
-  void update(const Update& what) override;
+  std::function<void()> prepare(const Update& what) const override;
 
   AdamWOptions options_;
 };
@@ -226,7 +229,7 @@ class SGD : public Optimizer {
   const SGDOptions& options() const { return options_; }
 
  private:
-  void update(const Update& what) override;
+  std::function<void()> prepare(const Update& what) const override;
 
   SGDOptions options_;
 };

@@ -134,7 +134,7 @@ int run_offload_rank(const OffloadBench& options) {
   };
   train::reset_peak_memory(world.device());
   Timing timing = time_steps({forward, clip, update}, options.warmup, options.steps, world);
-  shard::await_updates(*sharded.model());
+  shard::await_updates(*shard::lock(sharded));
   const double all = std::chrono::duration<double>(steady_clock::now() - start).count();
 
   const int64_t held = memory.total() - memory.host;
@@ -161,7 +161,7 @@ int run_offload_rank(const OffloadBench& options) {
         clip();
         update();
       }
-      shard::await_updates(*sharded.model());
+      shard::await_updates(*shard::lock(sharded));
       train::synchronize(world.device());
     });
     for (size_t i = 0; i < kParts; ++i) line["parts"].push_back(parts[i] / options.steps);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <mutex>
 #include <set>
 
 #include "base/log.h"
@@ -16,6 +15,7 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
+#include "shard/contents.h"
 #include "shard/deferred.h"
 #include "shard/on_disk.h"
 #include "shard/tensor_access.h"
@@ -108,7 +108,8 @@ struct FlatFill {
     std::string name;
   };
   std::vector<Found> found;
-  std::vector<int64_t> steps;  // per parameter; empty: the optimizer doesn't update it, or isn't loaded
+  std::vector<int64_t>
+      steps;  // per parameter; empty: the optimizer doesn't update it, or isn't loaded
 };
 
 struct ShardedPlan {
@@ -135,7 +136,7 @@ int64_t read_steps(Source& source, const std::string& name) {
   return static_cast<int64_t>(value);
 }
 
-void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::Model& model,
+void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::Engine& model,
                  const Optimizer& optimizer) {
   require_prefix(source, "optim.", kOptimizerHint);
   for (const auto& sharded : sharded_parameters(model)) {
@@ -165,7 +166,7 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::M
   matching.note_unused("optim.state.", "optimizer");
 }
 
-ShardedPlan make_plan(Source& source, shard::Model& model, const Optimizer* optimizer,
+ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* optimizer,
                       const LoadOptions& options) {
   ShardedPlan plan;
   Matching matching(source);
@@ -203,19 +204,20 @@ void read_flat(Source& source, shard::Flat& flat, const FlatFill& fill, Optimize
       source.read(found.name, part);
 }
 
-void read_model(Source& source, const ShardedPlan& plan, shard::Model& model,
+void read_model(Source& source, const ShardedPlan& plan, shard::Engine& model,
                 Optimizer* optimizer) {
-  for (const auto& unit : model.units) {
+  for (const auto& unit : shard::units_of(model)) {
     for (const auto& flat : unit->flats)
       if (const auto fill = plan.flats.find(flat.get()); fill != plan.flats.end())
         read_flat(source, *flat, fill->second, optimizer);
-    model.changed(*unit);
+    shard::loaded(model, *unit);
     for (const auto& flat : unit->flats) shard::put_away(*flat);
     if (!plan.incomplete.contains(unit.get())) unit->meta = false;
   }
   for (const auto& [name, tensor] : plan.replicated) {
     if (tensor.is_meta())
-      shard::become(tensor, at::zeros(tensor.sizes(), tensor.options().device(model.device)));
+      shard::become(tensor,
+                    at::zeros(tensor.sizes(), tensor.options().device(shard::device_of(model))));
     source.read(name, whole(tensor));
   }
 }
@@ -224,10 +226,10 @@ void read_model(Source& source, const ShardedPlan& plan, shard::Model& model,
 
 Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer* optimizer,
             const LoadOptions& options) {
-  const auto model = shard::live(sharded.model());
-  const World& world = model->world;
+  const auto model = shard::model_of(sharded);
+  const World& world = model->world();
   const std::string label = "loading the checkpoint " + dir.filename().string();
-  std::lock_guard lock(model->mutex);
+  const auto engine = model->lock();
   require_same_model(model, optimizer, "checkpoint::load");
   shard::Unseen unseen;
 
@@ -241,21 +243,20 @@ Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer*
   Loaded loaded;
   together(world, label, [&] {
     source.emplace(place);
-    plan = make_plan(*source, *model, optimizer, options);
+    plan = make_plan(*source, *engine, optimizer, options);
     loaded.skipped = plan.skipped;
     auto extras = read_extras(*source, world.rank(), &loaded.skipped);
     loaded.extra = std::move(extras.run);
     loaded.per_rank = std::move(extras.rank);
   });
 
-  model->reshard_all();
-  model->synchronize_readers("checkpoint::load");
+  shard::begin_load(*engine, "checkpoint::load");
   try {
-    together(world, label + ": data", [&] { read_model(*source, plan, *model, optimizer); });
+    together(world, label + ": data", [&] { read_model(*source, plan, *engine, optimizer); });
   } catch (...) {
-    for (const auto& unit : model->units) {
+    for (const auto& unit : shard::units_of(*engine)) {
       try {
-        model->changed(*unit);  // some of it may have been read
+        shard::loaded(*engine, *unit);  // some of it may have been read
         for (const auto& flat : unit->flats) shard::put_away(*flat);
       } catch (const std::exception&) {  // the first failure is reported
       }

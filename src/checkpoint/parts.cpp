@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "shard/contents.h"
 #include "shard/rectangles.h"
 #include "shard/tree.h"
 
@@ -31,17 +32,17 @@ Part whole(const at::Tensor& tensor) {
   return {{std::vector<int64_t>(tensor.dim(), 0), tensor.sizes().vec()}, tensor.detach()};
 }
 
-std::vector<ShardedParameter> sharded_parameters(const shard::Model& model) {
+std::vector<ShardedParameter> sharded_parameters(const shard::Engine& model) {
   std::vector<ShardedParameter> all;
-  for (const auto& unit : model.units)
+  for (const auto& unit : shard::units_of(model))
     for (const auto& flat : unit->flats)
       for (size_t i = 0; i < flat->parameters().size(); ++i) all.push_back({flat.get(), i});
   return all;
 }
 
-std::vector<std::pair<std::string, at::Tensor>> replicated_tensors(const shard::Model& model) {
+std::vector<std::pair<std::string, at::Tensor>> replicated_tensors(const shard::Engine& model) {
   std::vector<std::pair<std::string, at::Tensor>> found;
-  shard::for_each_module(*model.tree, [&](const shard::ModuleTree& node) {
+  shard::for_each_module(*shard::tree_of(model), [&](const shard::ModuleTree& node) {
     for (const auto* tensors : {&node.parameters, &node.buffers})
       for (const auto& [name, tensor] : *tensors) {
         if (!tensor.defined()) continue;

@@ -7,7 +7,11 @@
 #include <vector>
 
 #include "fsdp/shard_info.h"
-#include "shard/model.h"
+#include "shard/unit.h"
+
+namespace fsdp::shard {
+struct Engine;
+}
 
 namespace fsdp::checkpoint {
 
@@ -28,10 +32,10 @@ struct ShardedParameter {
   size_t index;
   const shard::Parameter& parameter() const { return flat->parameters()[index]; }
 };
-std::vector<ShardedParameter> sharded_parameters(const shard::Model& model);
+std::vector<ShardedParameter> sharded_parameters(const shard::Engine& model);
 
 // The tensors that every rank holds completely, by name: buffers and unsharded parameters.
-std::vector<std::pair<std::string, at::Tensor>> replicated_tensors(const shard::Model& model);
+std::vector<std::pair<std::string, at::Tensor>> replicated_tensors(const shard::Engine& model);
 
 // Decides which rank writes a shard that several ranks hold: its replicas take turns, balanced by
 // bytes. Every rank must ask about the same parameters in the same order.

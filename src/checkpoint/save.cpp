@@ -19,6 +19,8 @@
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
 #include "fsdp/out_of_memory.h"
+#include "shard/background.h"
+#include "shard/contents.h"
 
 namespace fsdp::checkpoint {
 
@@ -240,26 +242,27 @@ class Saver : public shard::Background {
   std::thread worker_;
 };
 
-std::shared_ptr<Saver> saver_of(shard::Model& model) {
-  if (!model.background) model.background = std::make_shared<Saver>(model.world);
-  return std::static_pointer_cast<Saver>(model.background);
+std::shared_ptr<Saver> saver_of(shard::Engine& model) {
+  if (!shard::background_of(model))
+    shard::set_background(model, std::make_shared<Saver>(shard::world_of(model)));
+  return std::static_pointer_cast<Saver>(shard::background_of(model));
 }
 
 }  // namespace
 
 void save(const std::filesystem::path& dir, const Sharded& sharded, const Optimizer* optimizer,
           const SaveOptions& options) {
-  const auto model = shard::live(sharded.model());
-  const Save save{model->world, std::filesystem::absolute(checked_name(dir)), options.keep_last};
-  std::lock_guard lock(model->mutex);
+  const auto model = shard::model_of(sharded);
+  const Save save{model->world(), std::filesystem::absolute(checked_name(dir)), options.keep_last};
+  const auto engine = model->lock();
   require_same_model(model, optimizer, "checkpoint::save");
-  if (model->background) saver_of(*model)->wait();
+  if (shard::background_of(*engine)) saver_of(*engine)->wait();
   shard::Unseen unseen;
   save.begin();
   SavePlan plan;
   try {
     together(save.world, save.label() + ": plan",
-             [&] { plan = plan_save(*model, optimizer, options); });
+             [&] { plan = plan_save(*engine, optimizer, options); });
   } catch (...) {
     if (save.world.rank() == 0) drop_partial(save.name);
     throw;
@@ -268,12 +271,12 @@ void save(const std::filesystem::path& dir, const Sharded& sharded, const Optimi
 }
 
 void prepare_async(const Sharded& sharded, const Optimizer* optimizer) {
-  const auto model = shard::live(sharded.model());
-  std::lock_guard lock(model->mutex);
+  const auto model = shard::model_of(sharded);
+  const auto engine = model->lock();
   require_same_model(model, optimizer, "checkpoint::save");
   shard::Unseen unseen;
-  const auto saver = saver_of(*model);
-  if (!saver->busy()) saver->reserve(Staging::size_of(plan_save(*model, optimizer, {})));
+  const auto saver = saver_of(*engine);
+  if (!saver->busy()) saver->reserve(Staging::size_of(plan_save(*engine, optimizer, {})));
 }
 
 // False: there is no memory for it.
@@ -291,11 +294,11 @@ static bool copy_to_host(Staging& staging, SavePlan& plan, const std::filesystem
 AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
                      const Optimizer* optimizer, const SaveOptions& options) {
   const auto begun = Clock::now();
-  const auto model = shard::live(sharded.model());
-  const Save save{model->world, std::filesystem::absolute(checked_name(dir)), options.keep_last};
-  std::lock_guard lock(model->mutex);
+  const auto model = shard::model_of(sharded);
+  const Save save{model->world(), std::filesystem::absolute(checked_name(dir)), options.keep_last};
+  const auto engine = model->lock();
   require_same_model(model, optimizer, "checkpoint::save");
-  const auto saver = saver_of(*model);
+  const auto saver = saver_of(*engine);
   // Ranks finish at different times, so they must agree.
   if (options.if_busy == IfBusy::REFUSE &&
       marks(save.world, save.label() + ": busy", saver->busy() ? 'p' : 'd').find('p') !=
@@ -306,7 +309,7 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   shard::Unseen unseen;
   save.begin();
   SavePlan plan;
-  const auto planned = [&] { plan = plan_save(*model, optimizer, options); };
+  const auto planned = [&] { plan = plan_save(*engine, optimizer, options); };
   bool copied = true;
   try {
     together(save.world, save.label() + ": copy", [&] {

@@ -8,6 +8,7 @@
 
 #include "fsdp/error.h"
 #include "fsdp/optim.h"
+#include "shard/contents.h"
 #include "shard/offload.h"
 
 namespace fsdp::checkpoint {
@@ -46,10 +47,10 @@ std::vector<Kind> states_of(const shard::Flat& flat, const Optimizer& optimizer)
   return kinds;
 }
 
-void plan_tensors(SavePlan& plan, shard::Model& model) {
+void plan_tensors(SavePlan& plan, shard::Engine& model) {
   Turns turns;
   const Optimizer* optimizer = plan.optimizer;
-  const bool first = model.world.rank() == 0;
+  const bool first = shard::world_of(model).rank() == 0;
   const shard::Flat* counted = nullptr;
   std::vector<int64_t> steps;  // of the parameters of `counted`
   for (const auto& sharded : sharded_parameters(model)) {
@@ -155,9 +156,9 @@ at::Tensor ChunkReader::read(const PlannedChunk& chunk) {
   return parts_of(*from.flat, from.parameter, all)[from.piece].memory;
 }
 
-SavePlan plan_save(shard::Model& model, const Optimizer* optimizer, const SaveOptions& options) {
+SavePlan plan_save(shard::Engine& model, const Optimizer* optimizer, const SaveOptions& options) {
   SavePlan plan;
-  const int rank = model.world.rank();
+  const int rank = shard::world_of(model).rank();
   plan.optimizer = optimizer;
   plan_tensors(plan, model);
   if (optimizer && rank == 0) plan.values = param_groups(*optimizer);

@@ -57,6 +57,6 @@ class ChunkReader {
   std::map<std::string, at::Tensor> states_;
 };
 
-SavePlan plan_save(shard::Model& model, const Optimizer* optimizer, const SaveOptions& options);
+SavePlan plan_save(shard::Engine& model, const Optimizer* optimizer, const SaveOptions& options);
 
 }  // namespace fsdp::checkpoint

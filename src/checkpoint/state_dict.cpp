@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <mutex>
 #include <set>
 
 #include "base/log.h"
@@ -19,6 +18,8 @@
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
+#include "shard/contents.h"
+#include "shard/update.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -27,15 +28,15 @@ namespace {
 
 class Making {
  public:
-  Making(shard::Model& model, const Optimizer* optimizer, const StateDictOptions& options)
+  Making(shard::Engine& model, const Optimizer* optimizer, const StateDictOptions& options)
       : model_(model),
         optimizer_(optimizer),
         options_(options),
         full_(options.type == StateDictType::FULL_STATE_DICT),
-        kept_(!full_ || !options.rank0_only || model.world.rank() == 0) {}
+        kept_(!full_ || !options.rank0_only || shard::world_of(model).rank() == 0) {}
 
   State run() {
-    for (shard::Flat* flat : model_.flats()) {
+    for (shard::Flat* flat : shard::all_flats(model_)) {
       if (flat->unit().meta)
         throw Error("unit \"" + flat->unit().name +
                         "\" was built on the meta device and has no values yet.",
@@ -78,7 +79,7 @@ class Making {
   template <typename Names>
   void add_shards(shard::Flat& flat, const at::Tensor& shard, Names names_of) {
     at::Tensor everyone;
-    if (full_) everyone = model_.gather_shard(flat, shard, "state_dict");
+    if (full_) everyone = shard::gather_shard(model_, flat, shard, "state_dict");
     if (!kept_) return;
     for (size_t i = 0; i < flat.parameters().size(); ++i) {
       const auto& p = flat.parameters()[i];
@@ -106,7 +107,7 @@ class Making {
       state_[name] = {sizes, dtype ? *dtype : shards.front().values.scalar_type(), shards};
   }
 
-  shard::Model& model_;
+  shard::Engine& model_;
   const Optimizer* optimizer_;
   const StateDictOptions& options_;
   bool full_, kept_;
@@ -120,14 +121,14 @@ struct Fill {
   Part part;
 };
 
-struct FlatFills {  // the states of one flat
-  std::vector<int64_t> steps;  // per parameter
+struct FlatFills {                                                    // the states of one flat
+  std::vector<int64_t> steps;                                         // per parameter
   std::map<std::string, std::map<size_t, const StateTensor*>> found;  // by state, by parameter
 };
 
 class Loading {
  public:
-  Loading(const State& state, shard::Model& model, Optimizer* optimizer, bool strict)
+  Loading(const State& state, shard::Engine& model, Optimizer* optimizer, bool strict)
       : state_(state), model_(model), optimizer_(optimizer), strict_(strict) {}
 
   // Finds and checks everything. Returns the names that don't match.
@@ -163,10 +164,11 @@ class Loading {
     for (const auto& [from, part] : fills_) copy(*from, part);
     for (const auto& [from, tensor] : replicated_) {
       if (tensor.is_meta())
-        shard::become(tensor, at::zeros(tensor.sizes(), tensor.options().device(model_.device)));
+        shard::become(tensor,
+                      at::zeros(tensor.sizes(), tensor.options().device(shard::device_of(model_))));
       copy(*from, whole(tensor));
     }
-    for (const auto& unit : model_.units)
+    for (const auto& unit : shard::units_of(model_))
       if (!incomplete_.contains(unit.get())) unit->meta = false;
     for (const auto& [flat, states] : states_) write_states(*flat, states);
   }
@@ -241,7 +243,8 @@ class Loading {
 
   void plan_states() {
     bool updated = false;
-    for (const shard::Flat* flat : model_.flats()) updated |= optimizer_->steps(*flat) > 0;
+    for (const shard::Flat* flat : shard::all_flats(model_))
+      updated |= optimizer_->steps(*flat) > 0;
     const bool any = std::any_of(state_.begin(), state_.end(), [](const auto& entry) {
       return entry.first.starts_with("optim.");
     });
@@ -319,7 +322,7 @@ class Loading {
   }
 
   const State& state_;
-  shard::Model& model_;
+  shard::Engine& model_;
   Optimizer* optimizer_;
   bool strict_;
   std::vector<Fill> fills_;
@@ -334,27 +337,26 @@ class Loading {
 
 State state_dict(const Sharded& sharded, const Optimizer* optimizer,
                  const StateDictOptions& options) {
-  const auto model = shard::live(sharded.model());
-  std::lock_guard lock(model->mutex);
+  const auto model = shard::model_of(sharded);
+  const auto engine = model->lock();
   require_same_model(model, optimizer, "state_dict");
   shard::Unseen unseen;
-  return Making(*model, optimizer, options).run();
+  return Making(*engine, optimizer, options).run();
 }
 
 std::vector<std::string> load_state_dict(const State& state, const Sharded& sharded,
                                          Optimizer* optimizer, const LoadOptions& options) {
-  const auto model = shard::live(sharded.model());
-  const World& world = model->world;
-  std::lock_guard lock(model->mutex);
+  const auto model = shard::model_of(sharded);
+  const World& world = model->world();
+  const auto engine = model->lock();
   require_same_model(model, optimizer, "load_state_dict");
   shard::Unseen unseen;
-  Loading loading(state, *model, options.optimizer ? optimizer : nullptr, options.strict);
+  Loading loading(state, *engine, options.optimizer ? optimizer : nullptr, options.strict);
   std::vector<std::string> skipped;
   together(world, "load_state_dict", [&] { skipped = loading.plan(); });
-  model->reshard_all();
-  model->synchronize_readers("load_state_dict");
+  shard::begin_load(*engine, "load_state_dict");
   const auto tell = [&] {
-    for (const auto& unit : model->units) model->changed(*unit);
+    for (const auto& unit : shard::units_of(*engine)) shard::loaded(*engine, *unit);
   };
   try {
     together(world, "load_state_dict: values", [&] { loading.write(); });

@@ -20,7 +20,9 @@
 #include "fsdp/models.h"
 #include "fsdp/optim.h"
 #include "fsdp/world.h"
+#include "shard/contents.h"
 #include "shard/model.h"
+#include "shard/unit.h"
 #include "train/training.h"
 
 namespace fsdp::cli {
@@ -173,12 +175,13 @@ double microseconds(steady_clock::duration time) {
   return std::chrono::duration<double, std::micro>(time).count();
 }
 
-Json json_of(const std::vector<Event>& events, const Marks& marks, const shard::Model& model) {
+Json json_of(const std::vector<Event>& events, const Marks& marks, const shard::Engine& model) {
+  const auto& units = shard::units_of(model);
   Json all = Json::array();
   for (const Event& event : events) {
-    auto unit = std::find_if(model.units.begin(), model.units.end(),
+    auto unit = std::find_if(units.begin(), units.end(),
                              [&](const auto& candidate) { return candidate->name == event.unit; });
-    if (unit == model.units.end())
+    if (unit == units.end())
       throw Error("there is an event of unit \"" + event.unit + "\", which doesn't exist.", "");
     const char* phase = event.at <= marks.forward_end    ? "forward"
                         : event.at <= marks.backward_end ? "backward"
@@ -233,7 +236,7 @@ Json told_step(const Subject& subject, const Sharded& sharded, Optimizer& optimi
   Traffic traffic = sharded.traffic();
   Json step = {{"loss", loss.item<double>()},
                {"makes_no_memory", held == json_of(sharded.memory())},
-               {"events", json_of(sharded.events(), marks, *sharded.model())},
+               {"events", json_of(sharded.events(), marks, *shard::lock(sharded))},
                {"forward_us", microseconds(marks.forward_end - marks.start)},
                {"backward_us", microseconds(marks.backward_end - marks.start)},
                {"step_us", microseconds(marks.update_end - marks.start)},
@@ -260,13 +263,14 @@ Json account_of_a_step(const ExplainOptions& options) {
   Sharded sharded = fully_shard(subject.module, how);
   AdamW optimizer(sharded, {.lr = 1e-2});
 
-  const shard::Model& model = *sharded.model();
-  const shard::Group& group = *model.units.front()->group;
+  const auto engine = shard::lock(sharded);
+  const auto& all = shard::units_of(*engine);
+  const shard::Group& group = *all.front()->group;
   int64_t numel = 0;
   Json units = Json::array();
   for (const Unit& unit : sharded.units()) {  // the root first
     numel += unit.numel();
-    for (const auto& one : model.units)
+    for (const auto& one : all)
       if (one->name == unit.name()) units.push_back(json_of(*one));
   }
   Json account = {{"rank", world.rank()},

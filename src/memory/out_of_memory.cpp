@@ -43,7 +43,7 @@ std::string held_by(const Sharded& sharded) {
   int64_t allocated = 0;
   if (sharded) {
     held = sharded.memory();
-    allocated = most_allocated(sharded.model()->device);
+    allocated = most_allocated(shard::model_of(sharded)->device());
   }
   std::string text;
   auto add = [&](const char* kind, int64_t bytes) {
@@ -60,7 +60,7 @@ std::string held_by(const Sharded& sharded) {
   // The error has already freed memory, but the allocator remembers its peak.
   const int64_t ours = held.total() - held.host + held.activations;
   if (allocated > ours) {
-    const bool cpu = sharded.model()->device.is_cpu();
+    const bool cpu = shard::model_of(sharded)->device().is_cpu();
     text += (cpu ? "; the process peaked at " : "; the allocator peaked at ") + size(allocated) +
             ", the other " + size(allocated - ours) + " for " +
             (held.activations > 0 ? "temporaries" : "activations and temporaries") +

@@ -9,11 +9,13 @@
 #include "memory/activation_offload.h"
 #include "memory/plan_meter.h"
 #include "memory/plan_operators.h"
+#include "shard/contents.h"
 #include "shard/deferred_trial.h"
 #include "shard/dry_run.h"
 #include "shard/model.h"
 #include "shard/offload.h"
 #include "shard/saved_activations.h"
+#include "shard/unit.h"
 
 namespace fsdp::memory {
 namespace {
@@ -74,8 +76,8 @@ ShardOptions shard_options(const World& world, const PlanOptions& options) {
               "step.device, and nothing may read values (item(), nonzero(), a mask as an index).");
 }
 
-void note_units(const shard::Model& model, DryRun& run) {
-  for (const auto& unit : model.units) {
+void note_units(const shard::Engine& model, DryRun& run) {
+  for (const auto& unit : shard::units_of(model)) {
     int64_t trained = 0;
     for (const auto& flat : unit->flats)
       for (const shard::Parameter& p : flat->parameters())
@@ -88,8 +90,8 @@ void note_units(const shard::Model& model, DryRun& run) {
 }
 
 // Called at every allocation: samples what was live before it, by owner.
-void note(std::vector<Sample>& samples, const shard::Model& model, const Meter& meter) {
-  MemoryReport engine = model.memory();
+void note(std::vector<Sample>& samples, const shard::Engine& model, const Meter& meter) {
+  MemoryReport engine = shard::memory_of(model);
   int64_t live = meter.live();
   bool same = !samples.empty() && samples.back().engine.total() == engine.total() &&
               samples.back().engine.gradients == engine.gradients;
@@ -121,7 +123,6 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   Meter meter(/*blocks=*/options.gpu.has_value());
   World world = fake_world(options.world, options.ranks_per_node);
   Sharded sharded(shard::shard_modules({subject.module}, shard_options(world, options)));
-  const std::shared_ptr<shard::Model>& model = sharded.model();
   if (options.recompute.mode) apply_activation_checkpointing(sharded, policy_of(options));
   std::unique_ptr<Optimizer> optimizer =
       options.optimizer ? options.optimizer(sharded) : std::make_unique<AdamW>(sharded);
@@ -135,7 +136,7 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   };
   step(1);  // creates states and buffers and learns the order of units
   DryRun run{.shard_ranks = ranks_that_share(options)};
-  auto look = [&] { note(run.samples, *model, meter); };
+  auto look = [&] { note(run.samples, *shard::lock(sharded), meter); };
   sharded.reset_traffic();
   shard::dry_run::take_products();
   offload::begin_plan();
@@ -152,7 +153,7 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   run.away = offload::planned().most;
   run.moved = offload::planned().moved;
   run.times = static_cast<double>(options.micro_batches) / micro_batches;
-  note_units(*model, run);
+  note_units(*shard::lock(sharded), run);
   return run;
 }
 

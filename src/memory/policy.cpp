@@ -6,8 +6,10 @@
 #include "fsdp/error.h"
 #include "fsdp/recompute.h"
 #include "memory/regions.h"
+#include "shard/contents.h"
 #include "shard/model.h"
 #include "shard/tree.h"
+#include "shard/unit.h"
 
 namespace fsdp {
 namespace memory {
@@ -123,11 +125,10 @@ void remove(const ModuleTree& tree) {
 
 // The module tree of a sharded model at the time of fully_shard.
 const ModuleTree& tree_of(const Sharded& sharded) {
-  const auto& model = sharded.model();
-  auto live = shard::live(model);
-  if (!live->tree)
+  const ModuleTree* tree = shard::tree_of(*shard::lock(sharded));
+  if (!tree)
     throw Error("this handle no longer knows its module.", "use the handle from fully_shard.");
-  return *live->tree;
+  return *tree;
 }
 
 }  // namespace

@@ -7,19 +7,22 @@
 // the same time may miss one.
 #include "memory/regions.h"
 #include "shard/model.h"
+#include "shard/unit.h"
 
 namespace fsdp::memory {
 namespace {
 
-// Whether nothing else needs the key on it: it is gathered, and no operator's inputs are cast.
-bool may_go(const at::Tensor& parameter, std::unique_lock<std::recursive_mutex>& lock) {
+// Sets the key of a parameter, if nothing else needs it: it isn't sharded, or it is gathered and no
+// operator's inputs are cast.
+void set_free_key(const at::Tensor& parameter, bool on) {
   shard::StorageTag* tag = shard::tag_of(parameter);
-  if (!tag) return true;
-  if (tag->kind != shard::StorageTag::kParameters) return false;
+  if (!tag) return shard::set_key(parameter, on);
+  if (tag->kind != shard::StorageTag::kParameters) return;
   shard::Unit& unit = static_cast<shard::Flat*>(tag->owner)->unit();
-  if (!unit.model) return false;
-  lock = std::unique_lock(unit.model->mutex);
-  return unit.state == shard::Unit::State::kReady && !unit.cast_inputs;
+  const auto model = unit.owner.lock();
+  if (!model) return;
+  const auto locked = model->lock();
+  if (unit.state == shard::Unit::State::kReady && !unit.cast_inputs) shard::set_key(parameter, on);
 }
 
 }  // namespace
@@ -28,17 +31,14 @@ void see_only(const Chosen& module, const c10::TensorImpl* first) {
   for (const auto& weak : module.parameters) {
     at::Tensor parameter(weak.lock());
     if (!parameter.defined() || parameter.unsafeGetTensorImpl() == first) continue;
-    std::unique_lock<std::recursive_mutex> lock;
-    if (may_go(parameter, lock)) shard::set_key(parameter, false);
+    set_free_key(parameter, false);
   }
 }
 
 void see_all(const Chosen& module) {
   for (const auto& weak : module.parameters) {
     at::Tensor parameter(weak.lock());
-    if (!parameter.defined()) continue;
-    std::unique_lock<std::recursive_mutex> lock;
-    if (may_go(parameter, lock) && is_watched(parameter)) shard::set_key(parameter, true);
+    if (parameter.defined() && is_watched(parameter)) set_free_key(parameter, true);
   }
 }
 

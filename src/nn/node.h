@@ -40,7 +40,7 @@ struct Unrecorded {
 
 // A gradient while it is written: to place.gradient, added to its contents if place.accumulate.
 struct Opened {
-  shard::Place place;
+  shard::GradientPlace place;
   c10::intrusive_ptr<shard::GradientRoute> route;
   at::Tensor close();  // returns the gradient for autograd; undefined if it was written in place
 };

@@ -29,7 +29,7 @@ void for_each_part(const at::Tensor& all, const std::vector<int64_t>& widths, Vi
 }
 
 // One place for all gradients, if they are adjacent in memory and all accumulate or none does.
-shard::Place joined_place(const std::vector<Opened>& opened) {
+shard::GradientPlace joined_place(const std::vector<Opened>& opened) {
   Tensors parts;
   for (const Opened& one : opened) {
     if (one.place.accumulate != opened.front().place.accumulate) return {};
@@ -58,7 +58,7 @@ std::vector<Opened> open_all(const std::vector<const Target*>& targets) {
   for (size_t i = 0; i < targets.size(); ++i) {
     if (!targets[i]) continue;
     opened[i] = targets[i]->open();
-    shard::Place& place = opened[i].place;
+    shard::GradientPlace& place = opened[i].place;
     for (size_t j = 0; j < i; ++j)  // a weight given twice: the first writes, the second adds
       if (targets[j] && same_place(opened[j].place.gradient, place.gradient))
         place.accumulate = true;
@@ -73,7 +73,7 @@ Tensors close_all(const std::vector<const Target*>& targets, std::vector<Opened>
   return gradients;
 }
 
-void sums_into(const shard::Place& place, const at::Tensor& grad) {
+void sums_into(const shard::GradientPlace& place, const at::Tensor& grad) {
   at::Tensor out = place.gradient;
   if (place.accumulate)
     out.add_(at::sum(grad, {0}, /*keepdim=*/false, out.scalar_type()));
@@ -147,7 +147,7 @@ at::Tensor products_backward(const at::Tensor& grad, const Tensors& weights, Wei
 Tensors weight_gradients(const at::Tensor& grad, const at::Tensor& x,
                          const std::vector<const Target*>& targets,
                          const std::vector<int64_t>& widths, WeightLayout layout) {
-  auto write = [&](const shard::Place& place, const at::Tensor& part) {
+  auto write = [&](const shard::GradientPlace& place, const at::Tensor& part) {
     if (layout == WeightLayout::kOutIn)
       product_into(place, part.t(), x);
     else
@@ -155,7 +155,7 @@ Tensors weight_gradients(const at::Tensor& grad, const at::Tensor& x,
   };
   std::vector<Opened> opened = open_all(targets);
   bool rows_join = layout == WeightLayout::kOutIn || targets.size() == 1;
-  shard::Place whole;
+  shard::GradientPlace whole;
   if (rows_join && all_wanted(targets)) whole = joined_place(opened);
   if (whole.gradient.defined()) {
     write(whole, grad);
@@ -170,7 +170,7 @@ Tensors weight_gradients(const at::Tensor& grad, const at::Tensor& x,
 Tensors bias_gradients(const at::Tensor& grad, const std::vector<const Target*>& targets,
                        const std::vector<int64_t>& widths) {
   std::vector<Opened> opened = open_all(targets);
-  shard::Place whole;
+  shard::GradientPlace whole;
   if (all_wanted(targets)) whole = joined_place(opened);
   if (whole.gradient.defined()) {
     sums_into(whole, grad);
@@ -182,7 +182,7 @@ Tensors bias_gradients(const at::Tensor& grad, const std::vector<const Target*>&
   return close_all(targets, opened);
 }
 
-void product_into(const shard::Place& place, const at::Tensor& a, const at::Tensor& b) {
+void product_into(const shard::GradientPlace& place, const at::Tensor& a, const at::Tensor& b) {
   at::Tensor out = place.gradient;
   at::ScalarType type = a.scalar_type();
   bool half = type == at::kBFloat16 || type == at::kHalf;

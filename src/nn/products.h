@@ -28,7 +28,7 @@ Tensors bias_gradients(const at::Tensor& grad, const std::vector<const Target*>&
 
 // place = a · b, or place += a · b. With half-precision matrices and a float32 place, the product
 // is summed and stored in float32 on CUDA; elsewhere it is rounded once.
-void product_into(const shard::Place& place, const at::Tensor& a, const at::Tensor& b);
+void product_into(const shard::GradientPlace& place, const at::Tensor& a, const at::Tensor& b);
 
 std::vector<int64_t> widths_of(const Tensors& weights, WeightLayout layout);
 

@@ -69,8 +69,7 @@ struct Profile::State {
 
   void stop() {
     if (!model) return;
-    std::lock_guard lock(model->mutex);
-    if (model->profiler == profiler) model->profiler.reset();
+    shard::stop_profile(*model->lock(), *profiler);
     Sharded(model).count_activations(false);
   }
 };
@@ -82,7 +81,7 @@ Profile::~Profile() {
 }
 
 void Profile::begin(const Sharded& sharded) {
-  std::shared_ptr<shard::Model> model = shard::live(sharded.model());
+  std::shared_ptr<shard::Model> model = shard::model_of(sharded);
   if (state_->model)
     throw Error("Profile: begin() was called twice.", "call end() after each step.");
   std::vector<std::string> units;
@@ -90,25 +89,23 @@ void Profile::begin(const Sharded& sharded) {
     if (unit.numel() > 0) units.push_back(unit.name());
   if (state_->profiler && units != state_->units)
     throw Error("Profile: this isn't the model of the step before.", "use one Profile per model.");
-  wait_for(model->device);
-  std::lock_guard lock(model->mutex);
-  if (model->profiler)
-    throw Error("Profile: another Profile is measuring this model.", "end that one first.");
+  wait_for(model->device());
   if (!state_->profiler) {
-    state_->profiler = std::make_shared<Profiler>(model->device);
+    state_->profiler = std::make_shared<Profiler>(model->device());
     state_->units = std::move(units);
-    state_->where = "rank " + std::to_string(model->world.rank()) + " of " +
-                    std::to_string(model->world.size());
+    state_->where = "rank " + std::to_string(model->world().rank()) + " of " +
+                    std::to_string(model->world().size());
   }
+  if (!shard::start_profile(*model->lock(), state_->profiler))
+    throw Error("Profile: another Profile is measuring this model.", "end that one first.");
   sharded.count_activations(true);
-  model->profiler = state_->profiler;
   state_->model = std::move(model);
   state_->start = Clock::now();
 }
 
 void Profile::end() {
   if (!state_->model) throw Error("Profile: end() without begin().", "call begin(sharded) first.");
-  wait_for(state_->model->device);
+  wait_for(state_->model->device());
   state_->time += Clock::now() - state_->start;
   ++state_->steps;
   state_->stop();

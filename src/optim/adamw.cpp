@@ -2,7 +2,6 @@
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
-#include "shard/update.h"
 
 namespace fsdp {
 
@@ -19,7 +18,7 @@ AdamW::AdamW(const Sharded& sharded, AdamWOptions options)
   require(options_.eps >= 0, "AdamW", "eps", options_.eps, "0 or more", "1e-8 is usual.");
 }
 
-void AdamW::update(const Update& what) {
+std::function<void()> AdamW::prepare(const Update& what) const {
   kernels::AdamWStep shared{.beta1 = options_.betas.first,
                             .beta2 = options_.betas.second,
                             .eps = options_.eps,
@@ -44,10 +43,12 @@ void AdamW::update(const Update& what) {
     steps.push_back(shared);
   }
   if (what.rates.defined())
-    kernels::adamw(tensors, shared, {what.rates, what.counts}, what.factor);
-  else
-    shard::run_update(*model(), [tensors = std::move(tensors), steps = std::move(steps),
-                                 factor = what.factor] { kernels::adamw(tensors, steps, factor); });
+    return [tensors = std::move(tensors), shared,
+            device = kernels::DeviceNumbers{what.rates, what.counts},
+            factor = what.factor] { kernels::adamw(tensors, shared, device, factor); };
+  return [tensors = std::move(tensors), steps = std::move(steps), factor = what.factor] {
+    kernels::adamw(tensors, steps, factor);
+  };
 }
 
 }  // namespace fsdp

@@ -9,8 +9,11 @@
 
 #include "fsdp/fully_shard.h"
 #include "kernels/update.h"
+#include "shard/gradients.h"
 #include "shard/model.h"
 #include "shard/offload.h"
+#include "shard/unit.h"
+#include "shard/update.h"
 
 namespace fsdp {
 namespace {
@@ -29,17 +32,17 @@ at::Tensor power_on_host(const shard::Flat& flat, double norm_type, at::Device d
   return kernels::sum_of_powers(flat.grad, norm_type).to(device);
 }
 
-std::vector<Share> shares_of(shard::Model& model, double norm_type) {  // in the order of the units
+std::vector<Share> shares_of(shard::Engine& model, at::Device device,
+                             double norm_type) {  // in the order of the units
   std::vector<Share> shares;
-  for (shard::Flat* flat : model.flats()) {
-    if (!flat->trainable()) continue;
+  for (shard::Flat* flat : shard::trainable_flats(model)) {
     shard::Group* group = flat->unit().group.get();
     auto known = std::find_if(shares.begin(), shares.end(),
                               [&](const Share& share) { return share.group == group; });
     if (known == shares.end()) known = shares.insert(shares.end(), {group, {}, {}});
     if (!flat->grad.defined()) continue;
     if (shard::gradient_on_host(*flat))
-      known->powers.push_back(power_on_host(*flat, norm_type, model.device));
+      known->powers.push_back(power_on_host(*flat, norm_type, device));
     else
       known->gradients.push_back(flat->grad);
   }
@@ -80,10 +83,11 @@ at::Tensor total_of(const std::vector<Share>& shares, double norm_type, at::Devi
   return total.defined() ? total : own_total({}, norm_type, device);
 }
 
-kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_type) {
-  const auto shares = shares_of(model, norm_type);
+kernels::Clipping clipping_of(shard::Engine& model, at::Device device, double max_norm,
+                              double norm_type) {
+  const auto shares = shares_of(model, device, norm_type);
   if (norm_type != 2.0) {
-    at::Tensor total = total_of(shares, norm_type, model.device);
+    at::Tensor total = total_of(shares, norm_type, device);
     if (!std::isinf(norm_type)) total = total.pow(1.0 / norm_type);
     return kernels::clip_factor(total * total, max_norm);
   }
@@ -95,7 +99,7 @@ kernels::Clipping clipping_of(shard::Model& model, double max_norm, double norm_
     gradients.insert(gradients.end(), share.gradients.begin(), share.gradients.end());
   }
   if (alone && !gradients.empty()) return kernels::clip_factor(gradients, max_norm);
-  return kernels::clip_factor(total_of(shares, norm_type, model.device), max_norm);
+  return kernels::clip_factor(total_of(shares, norm_type, device), max_norm);
 }
 
 }  // namespace
@@ -105,23 +109,17 @@ at::Tensor Sharded::clip_grad_norm_(double max_norm, double norm_type) const {
     throw Error("clip_grad_norm_(" + std::to_string(max_norm) + ", " + std::to_string(norm_type) +
                     "): max_norm must be at least 0, and norm_type positive.",
                 "clip_grad_norm_(1.0) is usual.");
-  auto model = shard::live(model_);
-  std::lock_guard lock(model->mutex);
+  const auto model = shard::model_of(*this);
+  const auto engine = model->lock();
   shard::Unseen unseen;
-  model->forget_cleared_gradients();
-  model->settle_factor();
-  const bool used = std::any_of(model->units.begin(), model->units.end(),
-                                [](const auto& unit) { return shard::stepped_early(*unit); });
+  shard::settle_gradients(*engine);
+  const bool used = shard::updated_in_backward(*engine);
   if (used && !std::isinf(max_norm))
     throw Error("clip_grad_norm_: gradients were already used by an update in backward.",
                 "call step_in_backward() only if nothing is clipped; max_norm = infinity returns "
                 "the norm without clipping.");
-  auto [norm, factor] = clipping_of(*model, max_norm, norm_type);
-  if (used) return norm;
-  model->factor = factor;
-  // Our optimizers apply the factor while they update; others read the gradients themselves.
-  if (model->optimizers.empty() || model->handed != shard::Model::Handed::kNowhere)
-    model->settle_factor();
+  auto [norm, factor] = clipping_of(*engine, model->device(), max_norm, norm_type);
+  if (!used) shard::scale_gradients(*engine, factor);
   return norm;
 }
 

@@ -36,7 +36,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 void GradScaler::unscale_(const Sharded& sharded) {
-  unscale(shard::live(sharded.model()));
+  unscale(shard::model_of(sharded));
 }
 
 void GradScaler::unscale_(const Optimizer& optimizer) {
@@ -48,19 +48,19 @@ void GradScaler::unscale(const std::shared_ptr<shard::Model>& model) {
   if (checked_.contains(model))
     throw Error("GradScaler: the gradients were already unscaled.",
                 "call unscale_ once between two calls of update().");
-  std::lock_guard lock(model->mutex);
+  const auto engine = model->lock();
   at::NoGradGuard no_grad;
   at::Tensor not_finite;
-  for (auto* flat : shard::trainable_flats(*model)) {
+  for (auto* flat : shard::trainable_flats(*engine)) {
     if (!flat->grad.defined()) continue;
     shard::change_gradient(*flat);
-    auto count = kernels::count_not_finite(flat->grad).to(model->device);
+    auto count = kernels::count_not_finite(flat->grad).to(model->device());
     not_finite = not_finite.defined() ? not_finite.add_(count) : count;
     flat->grad.mul_(1 / state_.scale);
   }
   if (!not_finite.defined())
     throw Error("GradScaler: there are no gradients.", "call scale(loss).backward() first.");
-  shard::sum_over_ranks(*model, not_finite);
+  shard::sum_over_ranks(*engine, not_finite);
   checked_[model].not_finite = not_finite;
 }
 
@@ -73,7 +73,7 @@ bool GradScaler::step(Optimizer& optimizer) {
 }
 
 bool GradScaler::step(const Sharded& sharded, const std::function<void()>& update) {
-  return step(shard::live(sharded.model()), update);
+  return step(shard::model_of(sharded), update);
 }
 
 bool GradScaler::step(const std::shared_ptr<shard::Model>& model,

@@ -4,7 +4,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/ones_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,8 +18,10 @@
 #include "fsdp/optim.h"
 #include "optim/require.h"
 #include "shard/capture.h"
+#include "shard/device_stream.h"
+#include "shard/gradients.h"
 #include "shard/model.h"
-#include "shard/offload.h"
+#include "shard/update.h"
 
 namespace fsdp {
 namespace {
@@ -100,11 +101,11 @@ struct GraphedStep::State {
 
   State(const Sharded& handle, Optimizer& updater, Loss function, GraphedStepOptions chosen)
       : sharded(handle),
-        model(shard::live(handle.model())),
+        model(shard::model_of(handle)),
         optimizer(updater),
         loss(std::move(function)),
         options(chosen),
-        device(model->device) {}
+        device(model->device()) {}
 
   Sharded sharded;
   std::shared_ptr<shard::Model> model;
@@ -133,7 +134,6 @@ struct GraphedStep::State {
   void forget_one_recording();
   void add_gradients(const Inputs& inputs, bool last);
   StepResult update();
-  void over_ranks(at::Tensor& value) const;
   void wait(size_t count);
   void look(const UnderWay& oldest, steady_clock::time_point& looked) const;
 };
@@ -188,31 +188,16 @@ void GraphedStep::State::add_gradients(const Inputs& inputs, bool last) {
 }
 
 StepResult GraphedStep::State::update() {
-  std::lock_guard lock(model->mutex);
+  const auto engine = model->lock();
   at::NoGradGuard no_grad;
   const double bound = options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
   StepResult result{.norm = sharded.clip_grad_norm_(bound)};
   result.loss = std::exchange(total, at::Tensor());
-  over_ranks(result.loss);
-  // 0 × inf is NaN, and a NaN factor makes the optimizer skip the step: on the device, and on every
-  // rank, since loss and norm are the same on all of them.
-  if (!model->factor.defined()) model->factor = at::ones_like(result.norm);
-  model->factor.addcmul_(result.loss, result.norm, 0);
-  result.skipped = model->factor.ne(model->factor);
+  shard::reduce_loss(*engine, result.loss, /*average=*/!options.sum);
+  result.skipped = shard::skip_unless_finite(*engine, result.loss, result.norm);
   optimizer.step();
   optimizer.zero_grad();
   return result;
-}
-
-// Sums or averages the loss over all ranks that share the model.
-void GraphedStep::State::over_ranks(at::Tensor& value) const {
-  const shard::Group& group = *model->units.back()->group;
-  if (group.shard_size > 1)
-    group.reduce.all_reduce(value, ReduceOp::SUM, {.label = "the loss of the step"});
-  if (group.replicate_size > 1)
-    group.replicate.all_reduce(value, ReduceOp::SUM, {.label = "the loss of the step"});
-  const int ranks = group.shard_size * group.replicate_size;
-  if (!options.sum && ranks > 1) value.div_(static_cast<double>(ranks));
 }
 
 StepResult GraphedStep::State::eager(const std::vector<Inputs>& batches) {
@@ -260,7 +245,7 @@ bool GraphedStep::State::record(Shape& shape, const Inputs& like) {
     return false;
   }
   ++recordings;
-  if (recordings > 1 && model->world.rank() == 0)
+  if (recordings > 1 && model->world().rank() == 0)
     log::info("the training step was recorded again, for inputs of " + text(shape.kinds) + ".");
   return true;
 }
@@ -293,14 +278,14 @@ void GraphedStep::State::follow_changes() {
   if (recorded) wait(0);
   shapes.clear();
   before_change = recordings;
-  if (recorded && model->world.rank() == 0)
+  if (recorded && model->world().rank() == 0)
     log::info(
         "the training step will be recorded again, because what it depends on has changed "
         "(requires_grad, parameters(), gradient sync, hooks, pinned units).");
 }
 
 void GraphedStep::State::tell_once(bool& told, const std::string& what) const {
-  if (!std::exchange(told, true) && model->world.rank() == 0) log::warn(what);
+  if (!std::exchange(told, true) && model->world().rank() == 0) log::warn(what);
 }
 
 // Null if the micro-batches differ in shape.
@@ -360,7 +345,7 @@ StepResult GraphedStep::State::take(const std::vector<Inputs>& batches) {
   if (recordings - before_change >= int64_t{kRecordingsPerShape} * options.shapes) {
     shapes.clear();
     why_eager = "the shapes of the inputs change too often.";
-    if (model->world.rank() == 0)
+    if (model->world().rank() == 0)
       log::warn("the training step was recorded " + std::to_string(recordings) +
                 " times and the inputs have yet another shape, so steps are eager from now on.");
     return eager(batches);
@@ -383,7 +368,7 @@ void GraphedStep::State::wait(size_t count) {
       progress = steady_clock::now();
       continue;
     }
-    shard::check_communicators(*model);
+    model->check_communicators();
     look(under_way.front(), looked);
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
@@ -394,14 +379,15 @@ void GraphedStep::State::look(const UnderWay& oldest, steady_clock::time_point& 
   if (now - looked < kSuspicious) return;
   looked = now;
   const std::string where =
-      fmt::format("rank {}: step {} of GraphedStep", model->world.rank(), oldest.step);
-  const std::string trouble = model->world.trouble();
+      fmt::format("rank {}: step {} of GraphedStep", model->world().rank(), oldest.step);
+  const std::string trouble = model->world().trouble();
   if (!trouble.empty())
     throw Error(where + ": " + trouble + ".", "read the last output of that rank.");
-  if (now - std::max(oldest.begun, progress) < model->world.timeout()) return;
-  throw Error(fmt::format("{} did not end in {} s.", where, model->world.timeout().count() / 1000),
-              "ranks must take the same steps with inputs of the same shapes; if a step takes that "
-              "long, raise the timeout (FSDP_TIMEOUT, in seconds).");
+  if (now - std::max(oldest.begun, progress) < model->world().timeout()) return;
+  throw Error(
+      fmt::format("{} did not end in {} s.", where, model->world().timeout().count() / 1000),
+      "ranks must take the same steps with inputs of the same shapes; if a step takes that "
+      "long, raise the timeout (FSDP_TIMEOUT, in seconds).");
 }
 
 // --- GraphedStep ---
@@ -425,7 +411,7 @@ GraphedStep::GraphedStep(const Sharded& sharded, Optimizer& optimizer, Loss loss
     state_->why_eager = "there is no GPU.";
   else if (!options.graph)
     state_->why_eager = "graphs are turned off (GraphedStepOptions::graph).";
-  else if (shard::offloads(*state_->model)) {
+  else if (shard::offloads(*state_->model->lock())) {
     state_->why_eager = "parts of the model are offloaded.";
     log::warn("steps are not recorded as a CUDA graph: " + state_->why_eager);
   }

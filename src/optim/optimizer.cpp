@@ -1,13 +1,13 @@
 // What all optimizers share: which range of which flat belongs to which group, states that are
 // allocated at their first use, and the beginning and end of an update. Calls take the model's
-// lock (shard/model.h), since memory() reads the states of its optimizers.
+// lock (shard/model.h), which guards the states, too: memory() reads them.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cmath>
-#include <typeinfo>
 
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
@@ -36,10 +36,10 @@ struct Optimizer::Entry {
   Entry(const shard::Flat& of, int64_t at) : flat(of), first(at), line(of.parameters().size()) {}
 
   const shard::Flat& flat;
-  const int64_t first;              // its place in counts_, which has room for a line per parameter
-  std::vector<size_t> line;         // per parameter
-  std::vector<int64_t> steps = {0}; // per line; unused while capturable: see counts_
-  std::vector<at::Tensor> states;   // empty before the first update
+  const int64_t first;       // its place in counts_, which has room for a line per parameter
+  std::vector<size_t> line;  // per parameter
+  std::vector<int64_t> steps = {0};  // per line; unused while capturable: see counts_
+  std::vector<at::Tensor> states;    // empty before the first update
   std::vector<Piece> pieces;
   // The tensors and parameters the pieces were made from.
   at::Tensor master, shard, rest;
@@ -88,10 +88,10 @@ std::map<std::string, at::Tensor> by_name(const std::vector<std::string>& names,
 
 Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, double lr,
                      double weight_decay, std::vector<std::string> state_names)
-    : model_(shard::live(sharded.model())),
+    : model_(shard::model_of(sharded)),
       wanted_(std::move(groups)),
       state_names_(std::move(state_names)) {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   groups_.push_back({lr, weight_decay, {}});
   for (const auto& group : wanted_)
     groups_.push_back({group.lr.value_or(lr), group.weight_decay.value_or(weight_decay), {}});
@@ -105,7 +105,7 @@ Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, dou
       throw Error(fmt::format("optimizer: groups[{}] selects no parameters.", i - 1),
                   "set its `where` or `norms`.");
   }
-  const auto flats = shard::trainable_flats(*model_);
+  const auto flats = shard::trainable_flats(*model);
   if (flats.empty())
     throw Error("the optimizer's model has no trainable parameters.",
                 "set requires_grad on its parameters before creating the optimizer.");
@@ -116,7 +116,7 @@ Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, dou
         groups_[group_of(*flat, p)].parameters.push_back(flat->parameters()[p].name());
   }
   shard::attach_optimizer(
-      *model_, this, [this] { return state_bytes(); },
+      *model, this, [this] { return state_bytes(); },
       [this] {
         int64_t bytes = 0;
         for (const auto& [flat, known] : entries_)
@@ -126,40 +126,40 @@ Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, dou
 }
 
 Optimizer::~Optimizer() {
-  shard::detach_optimizer(*model_, this);
+  shard::detach_optimizer(*model_->lock(), this);
 }
 
 void Optimizer::step() {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   if (shard::live(model_) != model_)
     throw Error("the model was sharded as a part of a larger one after its optimizer was created.",
                 "create the optimizer after the last call of fully_shard.");
   at::NoGradGuard no_grad;
-  const at::Tensor factor = shard::begin_update(*model_);
+  const at::Tensor factor = shard::begin_update(*model);
   const bool skipped =
       factor.defined() && factor.device().is_cpu() && !std::isfinite(factor.item<float>());
   if (!skipped) {
-    const auto host_flats = shard::host_flats(*model_);
+    const auto host_flats = shard::host_flats(*model);
     // This finds out that the disk is too small before anything is updated.
     for (const auto* flat : host_flats)
       if (flat->grad.defined()) refresh(entry(*flat));
-    update_on_device(factor);
+    update_on_device(*model, factor);
     const auto host_factor =
-        host_flats.empty() ? shard::HostFactor{} : shard::bring_factor(*model_, factor);
+        host_flats.empty() ? shard::HostFactor{} : shard::bring_factor(*model, factor);
     for (size_t i = 0; i < host_flats.size(); ++i)
       if (host_flats[i]->grad.defined() && !shard::updated_in_backward(*host_flats[i]))
-        update_on_host(*host_flats[i], i, host_factor);
+        update_on_host(*model, *host_flats[i], i, host_factor);
   }
-  shard::end_update(*model_, /*shards_written=*/true);
+  shard::end_update(*model, /*shards_written=*/true);
 }
 
 void Optimizer::step_in_backward() {
-  std::lock_guard lock(model_->mutex);
-  const auto flats = shard::host_flats(*model_);
-  shard::update_in_backward(*model_, [this, flats](shard::Flat& flat) {
+  const auto model = model_->lock();
+  const auto flats = shard::host_flats(*model);
+  shard::update_in_backward(*model, [this, flats](shard::Engine& engine, shard::Flat& flat) {
     at::NoGradGuard no_grad;
     const auto place = std::find(flats.begin(), flats.end(), &flat) - flats.begin();
-    update_on_host(flat, static_cast<size_t>(place), {});
+    update_on_host(engine, flat, static_cast<size_t>(place), {});
   });
 }
 
@@ -180,51 +180,55 @@ void Optimizer::add(const shard::Flat& flat, Update& to) {
 }
 
 // All flats at once, except those that are copied to the device one by one.
-void Optimizer::update_on_device(const at::Tensor& factor) {
+void Optimizer::update_on_device(shard::Engine& model, const at::Tensor& factor) {
+  const auto run = [&](const Update& what) {
+    RECORD_USER_SCOPE(shard::kUpdateLabel);
+    prepare(what)();
+  };
   Update what{.factor = factor, .rates = rates_, .counts = counts_};
-  for (auto* flat : shard::trainable_flats(*model_))
+  for (auto* flat : shard::trainable_flats(model))
     if (flat->grad.defined() && !flat->host) add(*flat, what);
-  if (!what.pieces.empty()) update(what);
+  if (!what.pieces.empty()) run(what);
   const shard::Flat* before[2] = {nullptr, nullptr};
-  for (auto* flat : shard::visiting_flats(*model_)) {
+  for (auto* flat : shard::visiting_flats(model)) {
     if (!flat->grad.defined()) continue;
     if (before[0]) before[0]->settle();  // at most two at once, or all might be on the device
     before[0] = std::exchange(before[1], flat);
-    shard::update_on_visit(*model_, *flat, [&] {
+    shard::update_on_visit(model, *flat, [&] {
       Update one{.factor = factor, .rates = rates_, .counts = counts_};
       add(*flat, one);
-      update(one);
+      run(one);
     });
     entry(*flat).forget_pieces();  // they would keep the copies on the device
   }
 }
 
-// Flats in host memory are updated there, one by one. Optimizers of the user's may do the work in
-// update() itself, so for them everything it needs is waited for first.
-void Optimizer::update_on_host(shard::Flat& flat, size_t place, const shard::HostFactor& factor) {
-  const bool ours = typeid(*this) == typeid(AdamW) || typeid(*this) == typeid(SGD);
+// Flats in host memory are updated there, one by one, in a thread of their own.
+void Optimizer::update_on_host(shard::Engine& model, shard::Flat& flat, size_t place,
+                               const shard::HostFactor& factor) {
+  flat.await_update();
   Update one{.factor = factor.value};
   add(flat, one);
-  shard::update_on_host(*model_, flat, place, factor, /*at_once=*/!ours, [&] { update(one); });
+  shard::update_on_host(model, flat, place, factor, prepare(one));
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
-  shard::zero_gradients(*model_, set_to_none);
+  shard::zero_gradients(*model_->lock(), set_to_none);
 }
 
 double Optimizer::lr(size_t group) const {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   return groups_.at(group).lr;
 }
 
 void Optimizer::set_lr(double lr) {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   for (size_t i = 0; i < groups_.size(); ++i)
     if (i == 0 || !wanted_[i - 1].lr) set_lr(lr, i);
 }
 
 void Optimizer::set_lr(double lr, size_t group) {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   require(lr >= 0, "set_lr", "lr", lr, "0 or more", "3e-4 is usual.");
   require(group < groups_.size(), "set_lr", "group", group, "one of groups()",
           "0 is the default group, 1 the first of the options' groups.");
@@ -232,7 +236,7 @@ void Optimizer::set_lr(double lr, size_t group) {
 }
 
 void Optimizer::set_weight_decay(double weight_decay, size_t group) {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   require(weight_decay >= 0, "set_weight_decay", "weight_decay", weight_decay, "0 or more",
           "0 turns it off.");
   require(group < groups_.size(), "set_weight_decay", "group", group, "one of groups()",
@@ -248,9 +252,9 @@ void Optimizer::write_rate(size_t group, int64_t which, double value) {
 }
 
 void Optimizer::set_capturable(bool on) {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   if (on == capturable()) return;
-  ++model_->changes;
+  shard::counts_moved(*model);
   at::NoGradGuard no_grad;
   const auto on_host = at::TensorOptions().dtype(at::kDouble);
   if (!on) {
@@ -266,17 +270,17 @@ void Optimizer::set_capturable(bool on) {
     *at++ = group.weight_decay;
   }
   int64_t parameters = 0;
-  for (const auto* flat : model_->flats()) parameters += std::ssize(flat->parameters());
+  for (const auto* flat : shard::all_flats(*model)) parameters += std::ssize(flat->parameters());
   auto counts = at::zeros({parameters}, on_host);
   for (const auto& [flat, known] : entries_)
     std::copy(known->steps.begin(), known->steps.end(),
               counts.mutable_data_ptr<double>() + known->first);
-  rates_ = rates.to(model_->device);
-  counts_ = counts.to(model_->device);
+  rates_ = rates.to(model_->device());
+  counts_ = counts.to(model_->device());
 }
 
 std::map<std::string, at::Tensor> Optimizer::state(const shard::Flat& flat) const {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   const auto found = entries_.find(&flat);
   if (found == entries_.end()) return {};
   flat.await_update();
@@ -293,7 +297,7 @@ std::vector<int64_t> Optimizer::line_steps(const Entry& known) const {
 }
 
 std::vector<int64_t> Optimizer::steps_of_parameters(const shard::Flat& flat) const {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   std::vector<int64_t> steps(flat.parameters().size());
   if (const auto found = entries_.find(&flat); found != entries_.end()) {
     const auto lines = line_steps(*found->second);
@@ -313,7 +317,7 @@ std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat, in
 
 std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat,
                                                      const std::vector<int64_t>& steps) {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   for (const int64_t count : steps)
     require(count >= 0, "optimizer restore", "steps", count, "0 or more",
             "it is the number of updates the states have had.");
@@ -340,7 +344,7 @@ std::map<std::string, at::Tensor> Optimizer::restore(const shard::Flat& flat,
 }
 
 int64_t Optimizer::state_bytes() const {
-  std::lock_guard lock(model_->mutex);
+  const auto model = model_->lock();
   int64_t bytes = 0;
   for (const auto& [flat, known] : entries_) bytes += in_memory(*flat, known->states);
   return bytes;
@@ -350,7 +354,7 @@ Optimizer::Entry& Optimizer::entry(const shard::Flat& flat) {
   auto& known = entries_[&flat];
   if (!known) {
     int64_t first = 0;
-    for (const auto* other : model_->flats()) {
+    for (const auto* other : shard::all_flats(*model_->lock())) {
       if (other == &flat) break;
       first += std::ssize(other->parameters());
     }
@@ -401,7 +405,8 @@ void Optimizer::refresh(Entry& entry) const {
   if (!entry.pieces.empty() && entry.master.is_same(flat.master) &&
       entry.shard.is_same(flat.shard) && entry.rest.is_same(flat.rest) && entry.trained == trained)
     return;
-  if (entry.states.empty()) entry.states = shard::make_states(*model_, flat, state_names_.size());
+  if (entry.states.empty())
+    entry.states = shard::make_states(*model_->lock(), flat, state_names_.size());
   entry.trained = std::move(trained);
   split_lines(entry);
 

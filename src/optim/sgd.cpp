@@ -2,7 +2,6 @@
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
-#include "shard/update.h"
 
 namespace fsdp {
 
@@ -21,7 +20,7 @@ SGD::SGD(const Sharded& sharded, SGDOptions options)
                 "Nesterov momentum needs a momentum above 0 and dampening = 0.");
 }
 
-void SGD::update(const Update& what) {
+std::function<void()> SGD::prepare(const Update& what) const {
   kernels::SGDStep shared{.momentum = options_.momentum,
                           .dampening = options_.dampening,
                           .nesterov = options_.nesterov,
@@ -45,10 +44,12 @@ void SGD::update(const Update& what) {
     steps.push_back(shared);
   }
   if (what.rates.defined())
-    kernels::sgd(tensors, shared, {what.rates, what.counts}, what.factor);
-  else
-    shard::run_update(*model(), [tensors = std::move(tensors), steps = std::move(steps),
-                                 factor = what.factor] { kernels::sgd(tensors, steps, factor); });
+    return [tensors = std::move(tensors), shared,
+            device = kernels::DeviceNumbers{what.rates, what.counts},
+            factor = what.factor] { kernels::sgd(tensors, shared, device, factor); };
+  return [tensors = std::move(tensors), steps = std::move(steps), factor = what.factor] {
+    kernels::sgd(tensors, steps, factor);
+  };
 }
 
 }  // namespace fsdp

@@ -15,6 +15,7 @@
 #include "fsdp/fully_shard.h"
 #include "shard/deferred.h"
 #include "shard/dry_run.h"
+#include "shard/engine.h"
 #include "shard/gradients.h"
 #include "shard/model.h"
 #include "shard/offload.h"
@@ -310,7 +311,7 @@ void move_buffers(ModuleTree& tree, const ShardOptions& options, at::Device devi
   });
 }
 
-void give_names(Model& model, std::vector<ModuleTree*> trees) {
+void give_names(Engine& model, std::vector<ModuleTree*> trees) {
   for (auto& [tensor, names] : names_of(trees)) {
     StorageTag* tag = tag_of(tensor);
     if (!tag || tag->kind != StorageTag::kParameters) continue;
@@ -347,15 +348,15 @@ void give_names(Model& model, std::vector<ModuleTree*> trees) {
 void join_families(const ModuleTree& node, Unit* around) {
   if (node.unit && node.unit->uneven) {
     node.unit->parent = around;
-    around->brood.push_back(node.unit);
+    around->uneven_units.push_back(node.unit);
   } else if (node.unit) {
     around = node.unit;
   }
   for (const ModuleTree& child : node.children) join_families(child, around);
 }
 
-void make_families(Model& model, const std::vector<ModuleTree*>& trees) {
-  for (const auto& unit : model.units) unit->brood.clear();
+void make_families(Engine& model, const std::vector<ModuleTree*>& trees) {
+  for (const auto& unit : model.units) unit->uneven_units.clear();
   if (std::none_of(model.units.begin(), model.units.end(),
                    [](const auto& unit) { return unit->uneven; }))
     return;
@@ -370,9 +371,8 @@ std::vector<std::shared_ptr<Model>> models_beneath(const std::vector<ModuleTree*
       for (const auto& [name, tensor] : node.parameters) {
         StorageTag* tag = tag_of(tensor);
         if (!tag || tag->kind != StorageTag::kParameters) continue;
-        Model* model = static_cast<Flat*>(tag->owner)->unit().model;
-        if (!model) continue;
-        auto alive = model->shared_from_this();
+        auto alive = static_cast<Flat*>(tag->owner)->unit().owner.lock();
+        if (!alive) continue;
         if (std::find(found.begin(), found.end(), alive) == found.end()) found.push_back(alive);
       }
     });
@@ -389,9 +389,9 @@ void refuse_shared_modules(const std::vector<std::shared_ptr<Model>>& beneath,
         here.emplace(tensor.unsafeGetTensorImpl(), name);
     });
   for (const auto& other : beneath) {
-    std::lock_guard lock(other->mutex);
+    const Locked theirs(other);
     std::string shared, elsewhere;
-    for (Flat* flat : other->flats())
+    for (Flat* flat : theirs->flats())
       for (const Parameter& p : flat->parameters()) {
         auto known = here.find(p.handle.unsafeGetTensorImpl());
         std::string& place = known != here.end() ? shared : elsewhere;
@@ -449,13 +449,13 @@ void compare_plans(const World& world, const std::vector<PlannedUnit>& planned) 
   throw Error(what, "build the same model on every rank and pass fully_shard the same options.");
 }
 
-void warn_of_large_root(const Model& model) {
+void warn_of_large_root(const Engine& model) {
   int64_t all = 0, root = 0;
   for (const auto& unit : model.units) {
     all += unit->numel();
     if (unit->root) root += unit->numel();
   }
-  if (model.units.size() > 1 && root * 2 > all && model.world.rank() == 0)
+  if (model.units.size() > 1 && root * 2 > all && model.world().rank() == 0)
     log::warn("the root unit holds " + std::to_string(root * 100 / all) +
               " % of the parameters and stays gathered from forward to backward; wrap more modules "
               "(sharded.describe() shows the units).");
@@ -473,8 +473,8 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   std::vector<PlannedUnit> planned = plan_units(trees, options);
   auto beneath = models_beneath(trees);
   for (const auto& other : beneath) {
-    std::lock_guard lock(other->mutex);
-    for (const auto& unit : other->units)
+    const Locked theirs(other);
+    for (const auto& unit : theirs->units)
       for (ModuleTree* tree : trees)
         if (std::find(unit->tops.begin(), unit->tops.end(), tree->identity) != unit->tops.end())
           throw Error("this module (" + tree->view.type + ") is sharded already.",
@@ -490,13 +490,11 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   auto group = group_for(world, options, device);
   for (const PlannedUnit& unit : planned)  // throws before anything changes
     parts_kept(reshard_choice(unit, options), /*keeps=*/unit.root, *group);
-  auto model = std::make_shared<Model>(world, device);
-  model->options = options;
-  model->tree = std::move(holder);
+  auto model = std::make_shared<Model>(world, device, options);
   for (const auto& other : beneath) model->take_over(other);
   Loading loading{world, options.sync_module_states};
   std::vector<bool> offloaded = choose_offloaded(planned, options.offload);
-  if (options.offload.any()) begin_offload(*model);
+  if (options.offload.any()) model->lock()->offload.begin();
   for (size_t i = 0; i < planned.size(); ++i) {
     PlannedUnit& plan = planned[i];
     if (plan.parameters.empty() && !plan.root) continue;
@@ -507,14 +505,19 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   }
   for (ModuleTree* tree : trees) move_buffers(*tree, options, device, loading);
   loading.compare();
-  give_names(*model, trees);
-  make_families(*model, trees);
-  model->shards_written();
+  model->seal();
+  {
+    const Locked engine = model->lock();
+    engine->tree = std::move(holder);
+    give_names(*engine, trees);
+    make_families(*engine, trees);
+    engine->gatherer.shards_written();
+    warn_of_large_root(*engine);
+  }
   if (world.rank() == 0)
     for (const std::string& warning : unmatched(trees, options.wrap)) log::warn(warning);
   registry::add(model);
   for (const auto& other : beneath) registry::unpark(other.get());
-  warn_of_large_root(*model);
   // The users' handle. After the last copy is gone, the model lives as long as its module.
   return std::shared_ptr<Model>(model.get(), [model](Model*) { registry::park(model); });
 }
@@ -554,8 +557,8 @@ Sharded fully_shard(const torch::jit::Module& module, ShardOptions options) {
 
 bool is_sharded(const ModuleRef& module) {
   for (const auto& model : shard::registry::models_with_modules()) {
-    std::lock_guard lock(model->mutex);
-    for (const auto& unit : model->units)
+    const shard::Locked engine = model->lock();
+    for (const auto& unit : engine->units)
       if (std::find(unit->tops.begin(), unit->tops.end(), module.get().get()) != unit->tops.end())
         return true;
   }
@@ -565,8 +568,8 @@ bool is_sharded(const ModuleRef& module) {
 Unit unit_of(const ModuleRef& module) {
   std::string known;
   for (const auto& model : shard::registry::models_with_modules()) {
-    std::lock_guard lock(model->mutex);
-    for (const auto& unit : model->units) {
+    const shard::Locked engine = model->lock();
+    for (const auto& unit : engine->units) {
       if (std::find(unit->tops.begin(), unit->tops.end(), module.get().get()) != unit->tops.end())
         return Unit(unit);
       if (known.size() < 200) known += (known.empty() ? "\"" : ", \"") + unit->name + "\"";

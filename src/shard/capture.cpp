@@ -8,37 +8,13 @@
 #include <set>
 
 #include "comm/modules.h"
+#include "shard/background.h"
+#include "shard/engine.h"
 #include "shard/model.h"
-#include "shard/offload.h"
-#include "shard/profile.h"
 #include "shard/registry.h"
 #include "shard/tape_hook.h"
 
 namespace fsdp::shard {
-
-void Model::forget_events() {
-  std::lock_guard lock(mutex);
-  for (const auto& unit : units) {
-    unit->gathered.forget();
-    if (unit->own) unit->own->free_after.forget();
-  }
-  for (const auto& slot : ring_) slot->free_after.forget();
-  for (const auto& slot : gradient_slots_) slot->free_after.forget();
-  for (Flat* flat : flats()) {
-    if (!flat->host) continue;
-    flat->await_update();  // which waits for the events below
-    flat->host->read.forget();
-    flat->host->left.forget();
-  }
-  for (StreamEvent* event :
-       {&written_, &reduced_, &replicated_, &before_, &scattered_, &leaving_, &left_, &summed_})
-    event->forget();
-}
-
-void Model::join_side_streams() {
-  std::lock_guard lock(mutex);
-  written_.record(device);  // gathers wait for it; reductions always wait for the current stream
-}
 
 namespace {
 
@@ -51,13 +27,14 @@ std::vector<Backend> backends_of(Model& model) {
   auto add = [&](const Communicator& comm) {
     if (comm && seen.insert(comm.backend().get()).second) all.push_back(comm.backend());
   };
-  for (const auto& unit : model.units) {
+  const Locked engine = model.lock();
+  for (const auto& unit : engine->units) {
     add(unit->group->gather);
     add(unit->group->reduce);
     add(unit->group->replicate);
     if (unit->keep_parts > 1 && unit->needs_slot()) add(unit->group->neighbours(unit->keep_parts));
   }
-  add(model.world.comm());
+  add(model.world().comm());
   return all;
 }
 
@@ -66,16 +43,22 @@ comm::Backend* ours(const Backend& backend) {
 }
 
 void reshard_all(Model& model) {
-  std::lock_guard lock(model.mutex);
+  const Locked engine = model.lock();
   Unseen unseen;
-  model.reshard_all();
+  engine->gatherer.reshard_all();
+}
+
+// Nothing is gathered; side streams follow the current stream from here on. Gathers wait for it;
+// reductions always wait for the current stream.
+void join_side_streams(Model& model) {
+  model.lock()->comm.shards_written();
 }
 
 // Host-side state that doesn't hold when a graph is replayed: which copies of parameters are up to
 // date, and how many gradients are still expected.
 void forget_what_was(Model& model) {
-  std::lock_guard lock(model.mutex);
-  for (Flat* flat : model.flats()) {
+  const Locked engine = model.lock();
+  for (Flat* flat : engine->flats()) {
     flat->secondary_valid = false;
     flat->expect_none();
   }
@@ -115,19 +98,20 @@ void CudaStepGraph::record(const std::function<void()>& work) {
     reshard_all(*model);
     forget_what_was(*model);
   }
-  std::unique_lock lock(model_.mutex);
-  const bool measured = std::exchange(model_.stalls.on, false);  // events in a graph have no time
-  const Traffic before = model_.traffic;
-  lock.unlock();
+  Locked engine = model_.lock();
+  CommContext& comm = engine->comm;
+  const bool measured = std::exchange(comm.stalls().on, false);  // events in a graph have no time
+  const Traffic before = comm.traffic();
+  engine.unlock();
   auto restore = [&] {
-    model_.stalls.on = measured;
-    model_.traffic = before;
+    comm.stalls().on = measured;
+    comm.traffic() = before;
   };
   try {
     // begin() waits for the device, so forgetting the events loses nothing.
-    for (const auto& model : models) model->forget_events();
+    for (const auto& model : models) model->lock()->forget_events();
     graph_->begin();
-    for (const auto& model : models) model->join_side_streams();
+    for (const auto& model : models) join_side_streams(*model);
     {
       InGraph in_graph;
       work();
@@ -136,32 +120,33 @@ void CudaStepGraph::record(const std::function<void()>& work) {
   } catch (...) {
     graph_->abandon();
     for (const auto& model : models) recover(*model);
-    lock.lock();
+    engine.lock();
     restore();
     throw;
   }
   for (const auto& model : models) {
-    model->forget_events();
+    model->lock()->forget_events();
     for (const Backend& backend : backends_of(*model)) {
       auto* known = ours(backend);
       std::vector<comm::CapturedCall> calls = known ? known->take_captured() : decltype(calls)();
       if (!calls.empty()) calls_.emplace_back(backend, std::move(calls));
     }
   }
-  lock.lock();
-  sent_.all_gather = model_.traffic.all_gather - before.all_gather;
-  sent_.reduce_scatter = model_.traffic.reduce_scatter - before.reduce_scatter;
-  sent_.all_reduce = model_.traffic.all_reduce - before.all_reduce;
+  engine.lock();
+  sent_.all_gather = comm.traffic().all_gather - before.all_gather;
+  sent_.reduce_scatter = comm.traffic().reduce_scatter - before.reduce_scatter;
+  sent_.all_reduce = comm.traffic().all_reduce - before.all_reduce;
   restore();
 }
 
 void CudaStepGraph::replay() {
   graph_->replay();
   for (const auto& [backend, calls] : calls_) ours(backend)->replayed(calls);
-  std::lock_guard lock(model_.mutex);
-  model_.traffic.all_gather += sent_.all_gather;
-  model_.traffic.reduce_scatter += sent_.reduce_scatter;
-  model_.traffic.all_reduce += sent_.all_reduce;
+  const Locked engine = model_.lock();
+  Traffic& traffic = engine->comm.traffic();
+  traffic.all_gather += sent_.all_gather;
+  traffic.reduce_scatter += sent_.reduce_scatter;
+  traffic.all_reduce += sent_.all_reduce;
 }
 
 }  // namespace
@@ -174,15 +159,16 @@ std::unique_ptr<StepGraph> make_step_graph(Model& model, const StepGraph* siblin
 }
 
 bool has_graphs(const Model& model) {
-  return step_graphs_of_tests || has_streams(model.device);
+  return step_graphs_of_tests || has_streams(model.device());
 }
 
 void recover(Model& model) {
-  model.forget_events();  // they belong to the failed capture
-  model.end_backward(/*failed=*/true);
-  if (!model.keeps_gradients) model.zero_gradients(/*set_to_none=*/true);
+  const Locked engine = model.lock();
+  engine->forget_events();  // they belong to the failed capture
+  engine->end_backward(/*failed=*/true);
+  if (!engine->reducer.keeps_gradients()) engine->reducer.zero(/*set_to_none=*/true);
   reshard_all(model);
-  model.forget_events();
+  engine->forget_events();
   for (const Backend& backend : backends_of(model))
     if (auto* known = ours(backend)) known->take_captured();
 }
@@ -191,43 +177,41 @@ static thread_local bool records_step = false;
 
 RecordsStep::RecordsStep(Model& model) {
   for (const auto& other : registry::models()) {
-    std::lock_guard lock(other->mutex);
-    other->keeps_gradients = other.get() != &model && has_gradients(*other);
-    if (!other->keeps_gradients) other->zero_gradients(/*set_to_none=*/true);
+    const Locked engine = other->lock();
+    const bool keep = other.get() != &model && engine->reducer.has_gradients();
+    engine->reducer.keep_gradients(keep);
+    if (!keep) engine->reducer.zero(/*set_to_none=*/true);
   }
   records_step = true;
 }
 RecordsStep::~RecordsStep() {
   records_step = false;
-  for (const auto& other : registry::models()) {
-    std::lock_guard lock(other->mutex);
-    other->keeps_gradients = false;
-  }
+  for (const auto& other : registry::models()) other->lock()->reducer.keep_gradients(false);
 }
 bool RecordsStep::now() {
   return records_step;
 }
 
-bool must_be_eager(const Model& model) {
-  std::lock_guard lock(model.mutex);
-  return model.recording_events || model.profiler || offloads(model) ||
-         std::any_of(model.units.begin(), model.units.end(),
+bool must_be_eager(Model& model) {
+  const Locked engine = model.lock();
+  return engine->comm.records_events() || engine->comm.profiler() || engine->offload.in_use() ||
+         std::any_of(engine->units.begin(), engine->units.end(),
                      [](const auto& unit) { return unit->pinned || unit->meta || unit->uneven; });
 }
 
-uint64_t state_of_recordings(const Model& model) {
+uint64_t state_of_recordings(Model& model) {
   uint64_t state = 0;
   auto add = [&](uint64_t part) { state = (state ^ part) * 0x9E3779B97F4A7C15 + (state >> 31); };
   auto add_place = [&](const at::Tensor& tensor) {
     add(tensor.defined() ? reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl()) : 0);
   };
   {
-    std::lock_guard lock(model.mutex);
-    add(model.changes);
-    add(model.sync_gradients);
-    add(static_cast<uint64_t>(model.handed));
-    add(std::bit_cast<uint64_t>(model.divide_factor));
-    for (const auto& unit : model.units) {
+    const Locked engine = model.lock();
+    add(engine->changes);
+    add(engine->reducer.syncs());
+    add(static_cast<uint64_t>(engine->masters.handed_out()));
+    add(std::bit_cast<uint64_t>(engine->reducer.divide_factor()));
+    for (const auto& unit : engine->units) {
       add(static_cast<uint64_t>(unit->keep_parts));
       for (const auto& flat : unit->flats) {
         for (const at::Tensor* tensor : {&flat->shard, &flat->master, &flat->rest})
@@ -241,8 +225,8 @@ uint64_t state_of_recordings(const Model& model) {
   }
   for (const auto& other : registry::models()) {
     if (other.get() == &model) continue;  // while its own units are pinned, steps are eager
-    std::lock_guard lock(other->mutex);
-    for (const auto& unit : other->units)
+    const Locked engine = other->lock();
+    for (const auto& unit : engine->units)
       if (unit->pinned) add(reinterpret_cast<uintptr_t>(unit.get()));
   }
   return state;
@@ -250,35 +234,22 @@ uint64_t state_of_recordings(const Model& model) {
 
 void begin_replays(Model& model) {
   {
-    std::lock_guard lock(model.mutex);
-    if (model.background) model.background->check();
+    const Locked engine = model.lock();
+    if (engine->background) engine->background->check();
   }
-  check_communicators(model);
+  model.check_communicators();
   for (const auto& other : registry::models()) reshard_all(*other);
 }
 
 void end_replays(Model& model) {
-  {
-    std::lock_guard lock(model.mutex);
-    model.shards_written();
-  }
+  model.lock()->gatherer.shards_written();
   for (const auto& other : registry::models())
-    if (other.get() != &model) other->join_side_streams();
+    if (other.get() != &model) join_side_streams(*other);
   at::autocast::clear_cache();  // it holds casts of the old weights
 }
 
-void check_communicators(Model& model) {
-  for (const auto& unit : model.units)
-    for (const Communicator* comm :
-         {&unit->group->gather, &unit->group->reduce, &unit->group->replicate})
-      if (*comm) comm->check();
-}
-
-bool has_gradients(const Model& model) {
-  std::lock_guard lock(model.mutex);
-  const auto flats = model.flats();
-  return std::any_of(flats.begin(), flats.end(),
-                     [](const Flat* flat) { return flat->grad.defined() || flat->slot; });
+bool has_gradients(Model& model) {
+  return model.lock()->reducer.has_gradients();
 }
 
 }  // namespace fsdp::shard

@@ -55,22 +55,18 @@ class RecordsStep {
 void recover(Model& model);
 
 // Whether a step must be eager for now: events or a profile are recorded, or units are pinned.
-bool must_be_eager(const Model& model);
+bool must_be_eager(Model& model);
 
 // A hash of everything a recording depends on besides its inputs: the memory of shards and masters,
 // which parameters are trained, how gradients are reduced and hooked, which units are pinned.
-uint64_t state_of_recordings(const Model& model);
+uint64_t state_of_recordings(Model& model);
 
 // The beginning and end of a replayed step, on the stream of the replays. begin_replays throws
 // failures of background work and reshards all units; end_replays marks the parameters as changed.
 void begin_replays(Model& model);
 void end_replays(Model& model);
 
-// Throws failures that the model's communicators found in the background. Doesn't take the mutex:
-// it must find a hang even while another thread holds it.
-void check_communicators(Model& model);
-
 // Whether there are gradients, reduced or not.
-bool has_gradients(const Model& model);
+bool has_gradients(Model& model);
 
 }  // namespace fsdp::shard

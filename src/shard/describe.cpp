@@ -6,6 +6,7 @@
 
 #include "base/table.h"
 #include "fsdp/fully_shard.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/offload.h"
 #include "shard/on_disk.h"
@@ -111,8 +112,7 @@ std::string columns(const std::vector<Line>& lines) {
 }  // namespace
 
 std::string Sharded::describe() const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
+  const shard::Locked model = shard::lock(*this);
   int64_t all = 0, padding = 0, root = 0;
   for (const auto& unit : model->units) {
     all += unit->numel();
@@ -156,7 +156,7 @@ std::string Sharded::describe() const {
   if (model->units.size() > 1 && root * 2 > all)
     out << "WARNING: the root unit holds most of the model and stays gathered from forward to "
            "backward; wrap more modules.\n";
-  if (model->units.size() == 1 && model->world.size() > 1)
+  if (model->units.size() == 1 && model->world().size() > 1)
     out << "NOTE: there is one unit, so the whole model is gathered at once. Set a wrap policy to "
            "divide it.\n";
   return out.str();
@@ -164,60 +164,8 @@ std::string Sharded::describe() const {
 
 // --- memory ---
 
-namespace shard {
-
-MemoryReport Model::memory() const {
-  MemoryReport report;
-  auto bytes = [](const at::Tensor& tensor) {
-    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : int64_t{0};
-  };
-  for (Flat* flat : flats()) {
-    report.parameters += bytes(flat->master) + bytes(flat->rest);
-    if (!flat->shard.is_same(flat->master)) report.gathered_from += bytes(flat->shard);
-    if (flat->window.defined()) report.shared_window += bytes(flat->shard);
-    if (gradient_on_host(*flat)) report.host += bytes(flat->grad_memory);
-    if (shard_on_host(*flat)) {
-      report.gathered_from += bytes(flat->host->resident);
-      report.host += bytes(flat->shard);
-    }
-    if (updated_on_host(*flat)) {
-      report.host += bytes(flat->rest);
-      if (!flat->shard.is_same(flat->master)) report.host += bytes(flat->master);
-      report.parameters -= master_bytes_away(*flat);
-      report.optimizer += buffer_bytes(*flat);
-      report.host += buffer_bytes(*flat) - master_bytes_away(*flat);
-    }
-    report.gradients += bytes(flat->grad_memory);
-    report.secondary += bytes(flat->secondary);
-    int64_t held = 0;
-    for (size_t i = 0; i < flat->parameters().size(); ++i)
-      held += flat->layout().slice(i, flat->rank()).numel;
-    report.padding += (flat->layout().shard_numel() - held) *
-                      static_cast<int64_t>(c10::elementSize(flat->master_dtype()));
-  }
-  for (const auto& slot : ring_) report.ring += bytes(slot->bytes);
-  report.unsharded = report.ring;
-  for (const auto& unit : units)
-    if (unit->own) report.unsharded += bytes(unit->own->bytes);
-  for (const auto& slot : gradient_slots_)
-    if (slot->ring) report.reduce_buffers += bytes(slot->bytes) + bytes(slot->part);
-  for (const auto& [flat, slot] : own_gradient_slots_) {
-    if (!slot) continue;  // being created
-    (flat->unit().root ? report.reduce_buffers : report.accumulated) +=
-        bytes(slot->bytes) + bytes(slot->part);
-  }
-  for (const auto& [optimizer, states] : optimizers) report.optimizer += states();
-  for (const auto& [optimizer, states] : host_states) report.host += states();
-  report.activations = saved_activations::peak();
-  report.host_activations = saved_activations::host();
-  return report;
-}
-
-}  // namespace shard
-
 MemoryReport Sharded::memory() const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
+  const shard::Locked model = shard::lock(*this);
   return model->memory();
 }
 

@@ -60,11 +60,12 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
       gradient_tag_{StorageTag::kGradients, this},
       master_tag_{StorageTag::kMasters, this},
       versions_(parameters_.size()) {
-  std::string message = "fsdp: unit \"" + unit.name +
-                        "\": this parameter is sharded, and its memory was read directly "
-                        "(data_ptr, torch::save, an accessor, or a view of it that was taken before "
-                        "an update).\n  HINT: use "
-                        "sharded.full_tensor(name), full_state_dict() or summon_full_params().";
+  std::string message =
+      "fsdp: unit \"" + unit.name +
+      "\": this parameter is sharded, and its memory was read directly "
+      "(data_ptr, torch::save, an accessor, or a view of it that was taken before "
+      "an update).\n  HINT: use "
+      "sharded.full_tensor(name), full_state_dict() or summon_full_params().";
   storage_ = make_storage(full_bytes(), device, &tag_, message);
   gradient_storage_ = make_storage(full_bytes(), device, &gradient_tag_,
                                    "fsdp: unit \"" + unit.name +

@@ -77,6 +77,7 @@ class Flat {
   at::Tensor grad_memory;  // the memory of `grad`; on the CPU kept from step to step
   at::Tensor secondary;    // reshard_after_forward = n: this rank's 1/n while the unit is sharded
   bool secondary_valid = false;
+  void shard_changed();  // its copies elsewhere are out of date
 
   // --- the master ---
   void allocate_master();  // zeros, or the shard itself
@@ -137,7 +138,7 @@ class Flat {
   void release_gradient_memory();
   // Zeroes the slot's padding; the places of the parameters stay uninitialised.
   void take(GradientSlot* taken);
-  void move(GradientSlot* to);  // with what has arrived
+  void move(GradientSlot* to);                              // with what has arrived
   const at::Tensor& gradient_view(size_t parameter) const;  // into the slot
   const at::Tensor& slot_view() const;                      // [full_numel] slot_dtype
   // The handles' .grad while the gradient is sharded. Reading it throws an Error with the call to

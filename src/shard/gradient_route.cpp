@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include "shard/engine.h"
 #include "shard/model.h"
 
 namespace fsdp::shard {
@@ -13,18 +14,20 @@ Flat* flat_of(const at::Tensor& tensor) {
   return ours ? static_cast<Flat*>(tag->owner) : nullptr;
 }
 
-Model& model_of_gradient(const std::shared_ptr<Unit>& unit) {
-  if (!unit || !unit->model)
+std::shared_ptr<Model> owner_of_gradient(const std::shared_ptr<Unit>& unit) {
+  auto model = unit ? unit->owner.lock() : nullptr;
+  if (!model)
     throw Error("a layer writes the gradient of a parameter whose sharded model is gone.",
                 "keep the module and its handle alive as long as graphs made with it are used.");
-  return *unit->model;
+  return model;
 }
 
 }  // namespace
 
 void GradientRoute::expect() {
   auto unit = unit_.lock();
-  std::lock_guard lock(model_of_gradient(unit).mutex);
+  const auto model = owner_of_gradient(unit);
+  const Locked locked = model->lock();
   Flat& flat = *unit->flats[flat_];
   ++flat.expected[parameter_];
   expects_ = since_ == flat.expectations ? expects_ + 1 : 1;
@@ -33,26 +36,27 @@ void GradientRoute::expect() {
 
 GradientRoute::~GradientRoute() {
   auto unit = expects_ > 0 ? unit_.lock() : nullptr;
-  if (!unit || !unit->model) return;
-  std::lock_guard lock(unit->model->mutex);
+  const auto model = unit ? unit->owner.lock() : nullptr;
+  if (!model) return;
+  const Locked locked = model->lock();
   Flat& flat = *unit->flats[flat_];
   if (since_ == flat.expectations) flat.expected[parameter_] -= expects_;
 }
 
-Place GradientRoute::open() {
+GradientPlace GradientRoute::open() {
   auto unit = unit_.lock();
-  return model_of_gradient(unit).open_gradient(*unit->flats[flat_], parameter_);
+  return owner_of_gradient(unit)->lock()->reducer.open(*unit->flats[flat_], parameter_);
 }
 
 void GradientRoute::close() {
   auto unit = unit_.lock();
   --expects_;
-  model_of_gradient(unit).close_gradient(*unit->flats[flat_], parameter_);
+  owner_of_gradient(unit)->lock()->reducer.close(*unit->flats[flat_], parameter_);
 }
 
 c10::intrusive_ptr<GradientRoute> route_of(const at::Tensor& parameter) {
   Flat* flat = flat_of(parameter);
-  if (!flat || !parameter.requires_grad() || !flat->unit().model) return {};
+  if (!flat || !parameter.requires_grad() || flat->unit().owner.expired()) return {};
   size_t index = flat->index_of(parameter);
   if (index == flat->parameters().size()) return {};  // a view of a parameter
   if (flat->hooked[index] || !torch::autograd::impl::hooks(parameter).empty()) return {};

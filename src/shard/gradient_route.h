@@ -6,7 +6,7 @@
 //
 //   forward   route = shard::route_of(weight);     // null: not sharded; use autograd
 //             if (route) route->expect();          // once per backward call to come
-//   backward  shard::Place place = route->open();  // gathers nothing; waits on the stream
+//   backward  shard::GradientPlace place = route->open();  // gathers nothing; waits on the stream
 //             … write place.gradient, adding to it if place.accumulate …
 //             route->close();                      // the last one of a unit starts its reduction
 //             … return an undefined gradient to autograd …
@@ -25,7 +25,7 @@ namespace fsdp::shard {
 
 class Unit;
 
-struct Place {
+struct GradientPlace {
   at::Tensor gradient;  // in the parameter's sizes, in the unit's reduce_dtype
   bool accumulate = false;
 };
@@ -39,7 +39,7 @@ class GradientRoute : public torch::CustomClassHolder {
   GradientRoute& operator=(const GradientRoute&) = delete;
 
   void expect();
-  Place open();
+  GradientPlace open();
   void close();
 
  private:

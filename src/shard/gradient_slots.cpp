@@ -3,9 +3,13 @@
 
 #include <algorithm>
 
+#include "fsdp/shard_info.h"
+#include "shard/comm_context.h"
 #include "shard/dry_run.h"
-#include "shard/model.h"
+#include "shard/gradient_reducer.h"
+#include "shard/offload.h"
 #include "shard/profile.h"
+#include "shard/unit.h"
 
 namespace fsdp::shard {
 namespace {
@@ -27,52 +31,52 @@ int64_t slot_bytes(const Flat& flat) {
 
 }  // namespace
 
-GradientSlot* Model::make_gradient_slot(const Flat& flat, bool ring, bool shared) {
+GradientSlot* GradientReducer::make_slot(const Flat& flat, bool ring, bool shared) {
   const Group& group = *flat.unit().group;
+  const at::Device device = comm_.device();
   int64_t bytes = slot_bytes(flat);
   if (ring)
-    for (const Flat* other : flats())
+    for (const Flat* other : flats_of(units_))
       if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
         bytes = std::max(bytes, slot_bytes(*other));
   auto slot = std::make_unique<GradientSlot>();
   slot->bytes =
-      shared ? communicate([&] { return reducer(group).reduce_buffer(bytes, at::kByte, device); })
+      shared ? comm_.run([&] { return reducer(group).reduce_buffer(bytes, at::kByte, device); })
              : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   slot->ring = ring;
   slot->shared = shared;
   slot->group = &group;
-  gradient_slots_.push_back(std::move(slot));
-  return gradient_slots_.back().get();
+  slots_.push_back(std::move(slot));
+  return slots_.back().get();
 }
 
 // Shared memory for as many flats as fill at the same time: those of one unit, and the root's.
-void Model::prepare_gradient_slots() {
-  const bool any = std::any_of(units.begin(), units.end(),
-                               [](const auto& unit) { return unit->takes_part; });
-  if (!sync_gradients || !any) return;
-  for (const auto& unit : units) {
+void GradientReducer::prepare_slots() {
+  const bool any =
+      std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->takes_part; });
+  if (!sync_ || !any) return;
+  for (const auto& unit : units_) {
     size_t wanted = 0;
     for (const auto& flat : unit->flats) {
       if (!flat->trainable() || !reads_in_place(*flat) || stays(*flat)) continue;
       if (unit->root) {
-        if (!own_gradient_slots_.contains(flat.get()))
-          own_gradient_slots_[flat.get()] = make_gradient_slot(*flat, false, true);
+        if (!own_slots_.contains(flat.get()))
+          own_slots_[flat.get()] = make_slot(*flat, false, true);
         continue;
       }
       ++wanted;
-      size_t have = std::count_if(
-          gradient_slots_.begin(), gradient_slots_.end(), [&](const auto& slot) {
-            return slot->ring && slot->shared && slot->group == unit->group.get() &&
-                   slot->bytes.numel() >= slot_bytes(*flat);
-          });
-      if (have < wanted) make_gradient_slot(*flat, true, true);
+      size_t have = std::count_if(slots_.begin(), slots_.end(), [&](const auto& slot) {
+        return slot->ring && slot->shared && slot->group == unit->group.get() &&
+               slot->bytes.numel() >= slot_bytes(*flat);
+      });
+      if (have < wanted) make_slot(*flat, true, true);
     }
   }
 }
 
-GradientSlot* Model::find_ring_slot(const Flat& flat, bool shared_only) {
+GradientSlot* GradientReducer::find_ring_slot(const Flat& flat, bool shared_only) {
   GradientSlot* found = nullptr;
-  for (const auto& slot : gradient_slots_) {
+  for (const auto& slot : slots_) {
     if (!slot->ring || slot->taken || slot->group != flat.unit().group.get() ||
         slot->bytes.numel() < slot_bytes(flat) || (shared_only && !slot->shared))
       continue;
@@ -83,38 +87,39 @@ GradientSlot* Model::find_ring_slot(const Flat& flat, bool shared_only) {
   return found;
 }
 
-void Model::take_gradient_slot(Flat& flat) {
+void GradientReducer::take_slot(Flat& flat) {
   // Without a reduction, gradients are written directly to their final place.
   if (stays(flat)) {
     flat.take(flat.own_slot());
-    return show_memory();
+    return comm_.show_memory();
   }
   GradientSlot* slot = nullptr;
   // The root's gradients arrive throughout backward; accumulated ones outlive it.
-  if (flat.unit().root || !sync_gradients) {
-    GradientSlot*& own = own_gradient_slots_[&flat];
-    if (!own) own = make_gradient_slot(flat, false, false);
+  if (flat.unit().root || !sync_) {
+    GradientSlot*& own = own_slots_[&flat];
+    if (!own) own = make_slot(flat, false, false);
     slot = own;
-  } else if (auto known = own_gradient_slots_.find(&flat); known != own_gradient_slots_.end()) {
+  } else if (auto known = own_slots_.find(&flat); known != own_slots_.end()) {
     slot = known->second;
   } else {
     slot = find_ring_slot(flat, /*shared_only=*/false);
-    const auto count = std::count_if(gradient_slots_.begin(), gradient_slots_.end(),
-                                     [](const auto& s) { return s->ring; });
+    const auto count =
+        std::count_if(slots_.begin(), slots_.end(), [](const auto& s) { return s->ring; });
     bool in_use = slot && (slot->free_after.recorded() || dry_run::as_gpu());
     if (!slot || (static_cast<size_t>(count) < kGradientSlots && in_use))
-      slot = make_gradient_slot(flat, true, false);
+      slot = make_slot(flat, true, false);
   }
-  exposed_wait(*this, slot->free_after, /*backward=*/true);
+  exposed_wait(comm_, slot->free_after, /*backward=*/true);
   slot->taken = true;
-  slot->last_use = ++uses_;
+  slot->last_use = ++slot_uses_;
   flat.take(slot);
-  bring_gradient(flat);
-  show_memory();
+  const bool adds_directly = flat.alone() && !hook_ && divide_factor_ <= 0;
+  if (adds_directly && gradient_on_host(flat) && flat.grad.defined()) offload_.bring_gradient(flat);
+  comm_.show_memory();
 }
 
 // Moves a gradient to shared memory for its reduction. Flats whose turn comes later make room.
-void Model::share_gradient(Flat& flat) {
+void GradientReducer::share_slot(Flat& flat) {
   if (flat.slot->shared || !reads_in_place(flat)) return;
   auto move = [](Flat& moved, GradientSlot* to) {
     moved.slot->taken = false;
@@ -122,18 +127,37 @@ void Model::share_gradient(Flat& flat) {
     moved.move(to);
   };
   GradientSlot* slot = find_ring_slot(flat, /*shared_only=*/true);
-  for (Flat* other : flats()) {
+  for (Flat* other : flats_of(units_)) {
     if (slot) break;
     GradientSlot* theirs = other == &flat ? nullptr : other->slot;
     if (!theirs || !theirs->ring || !theirs->shared || theirs->group != flat.unit().group.get() ||
         theirs->bytes.numel() < slot_bytes(flat))
       continue;
-    move(*other, make_gradient_slot(*other, true, false));
+    move(*other, make_slot(*other, true, false));
     slot = theirs;
   }
   // The first of this group on every rank: none of its units' uses was seen.
-  if (!slot) slot = make_gradient_slot(flat, true, true);
+  if (!slot) slot = make_slot(flat, true, true);
   move(flat, slot);
+}
+
+void GradientReducer::release_slot(Flat& flat) {
+  flat.slot->taken = false;
+  flat.slot = nullptr;
+  std::fill(flat.filled.begin(), flat.filled.end(), 0);
+}
+
+void GradientReducer::add_memory(MemoryReport& report) const {
+  auto bytes = [](const GradientSlot& slot) {
+    return static_cast<int64_t>(slot.bytes.nbytes() +
+                                (slot.part.defined() ? slot.part.nbytes() : 0));
+  };
+  for (const auto& slot : slots_)
+    if (slot->ring) report.reduce_buffers += bytes(*slot);
+  for (const auto& [flat, slot] : own_slots_) {
+    if (!slot) continue;  // being created
+    (flat->unit().root ? report.reduce_buffers : report.accumulated) += bytes(*slot);
+  }
 }
 
 }  // namespace fsdp::shard

@@ -1,6 +1,7 @@
 #include "shard/gradients.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -10,11 +11,13 @@
 
 #include "base/log.h"
 #include "kernels/ops.h"
+#include "shard/comm_context.h"
 #include "shard/dry_run.h"
+#include "shard/engine.h"
+#include "shard/gradient_reducer.h"
 #include "shard/model.h"
 #include "shard/offload.h"
 #include "shard/profile.h"
-#include "shard/saved_activations.h"
 
 namespace fsdp::shard {
 namespace {
@@ -28,7 +31,8 @@ class Arrival : public torch::autograd::PostAccumulateGradHook {
   void operator()(const torch::autograd::Variable& variable) override {
     if (users_) (*users_)(variable);
     auto unit = unit_.lock();
-    if (unit && unit->model) unit->model->gradient_arrived(*unit->flats[flat_], parameter_);
+    auto model = unit ? unit->owner.lock() : nullptr;
+    if (model) model->lock()->reducer.arrived(*unit->flats[flat_], parameter_);
   }
 
  private:
@@ -65,20 +69,39 @@ void change_gradient(Flat& flat) {
   flat.host->square_valid = false;
 }
 
+void settle_gradients(Engine& model) {
+  model.reducer.forget_cleared();
+  model.reducer.settle_factor();
+}
+
+void scale_gradients(Engine& model, const at::Tensor& factor) {
+  model.reducer.set_factor(factor);
+  if (!model.masters.apply_factors()) model.reducer.settle_factor();
+}
+
+at::Tensor skip_unless_finite(Engine& model, const at::Tensor& loss, const at::Tensor& norm) {
+  // 0 × inf is NaN, and an update whose factor is NaN writes nothing.
+  at::Tensor factor = model.reducer.take_factor();
+  if (!factor.defined()) factor = at::ones_like(norm);
+  factor.addcmul_(loss, norm, 0);
+  model.reducer.set_factor(factor);
+  return factor.ne(factor);
+}
+
 // --- the beginning and end of a backward ---
 
 // A handle whose .grad is no longer the stand-in (or a leaf without a gradient) was cleared since
 // the last backward by a zero_grad() that isn't ours.
-void Model::forget_cleared_gradients() {
+void GradientReducer::forget_cleared() {
   Unseen unseen;
-  for (Flat* flat : flats()) {
+  for (Flat* flat : flats_of(units_)) {
     if (!flat->grad.defined()) continue;
     bool kept = false;
     for (size_t i = 0; i < flat->parameters().size(); ++i) {
       const Parameter& p = flat->parameters()[i];
       if (!p.handle.requires_grad()) continue;
-      const bool cleared_leaf = i < flat->leaves.size() && flat->leaves[i].defined() &&
-                                !flat->leaves[i].grad().defined();
+      const bool cleared_leaf =
+          i < flat->leaves.size() && flat->leaves[i].defined() && !flat->leaves[i].grad().defined();
       if (flat->is_stand_in(p.handle.grad()) && !cleared_leaf) {
         kept = true;
       } else {
@@ -90,37 +113,32 @@ void Model::forget_cleared_gradients() {
   }
 }
 
-void Model::begin_backward(const GradientsToCome& coming) {
-  std::lock_guard lock(mutex);
-  for (const auto& unit : units) check_handles(*unit, "backward");
-  forget_cleared_gradients();
+void GradientReducer::begin_backward(const GradientsToCome& coming) {
+  forget_cleared();
   settle_factor();
-  in_backward_ = true;
-  expect_gradients(coming);
+  expect(coming);
   agree_on_use();
   order_reductions();
-  prepare_gradient_slots();
-  for (Flat* flat : flats()) {
+  prepare_slots();
+  for (Flat* flat : flats_of(units_)) {
     // Otherwise autograd would add to the stand-in.
     for (const Parameter& p : flat->parameters())
       if (flat->is_stand_in(p.handle.grad())) p.handle.mutable_grad() = at::Tensor();
   }
-  show_memory();
+  comm_.show_memory();
 }
 
-void Model::end_backward(bool failed) {
-  std::lock_guard lock(mutex);
-  Unseen unseen;
+void GradientReducer::end_backward(bool failed) {
   if (failed) {
-    drop_gradients();
-  } else if (sync_gradients) {
+    drop();
+  } else if (sync_) {
     for (; next_turn_ < turns_.size(); ++next_turn_) take_turn(*turns_[next_turn_]);
     for (Flat* flat : turns_)
       if (flat->slot) reduce(*flat);  // gradients that came after their turn
   }
   finish_reductions();
-  show_memory();
-  for (Flat* flat : flats()) {
+  comm_.show_memory();
+  for (Flat* flat : flats_of(units_)) {
     flat->expect_none();
     if (flat->handed_out()) flat->await_gradient();  // its owner may read it at any time
     flat->show_gradients();
@@ -129,35 +147,20 @@ void Model::end_backward(bool failed) {
       if (flat->parameters()[i].handle.requires_grad())
         flat->parameters()[i].handle.mutable_grad() = flat->stand_in(i);
   }
-  for (const auto& unit : units)
-    // All ranks must agree on whether an uneven unit is gathered, so views don't keep it.
-    if (may_leave(*unit) || (unit->uneven && !unit->pinned)) {
-      // An in-place write found now must not hide the failure that ended the backward.
-      try {
-        reshard(*unit);
-      } catch (const Error&) {
-        if (!failed) throw;
-      }
-    }
-  order_.cut();
-  family_ = nullptr;
   pass_over_ = true;
-  in_backward_ = false;
-  writer_known_ = false;
-  if (!calls_.empty()) last_calls_ = std::exchange(calls_, {});
 }
 
-void Model::drop_gradients() {
-  if (keeps_gradients) return;
-  for (const auto& unit : units)
+void GradientReducer::drop() {
+  if (keeps_gradients_) return;
+  for (const auto& unit : units_)
     if (stepped_early(*unit)) {
       log::warn("unit \"" + unit->name +
                 "\": a backward failed after step_in_backward() had updated the unit. Load a "
                 "checkpoint.");
       break;
     }
-  end_early_updates();
-  for (Flat* flat : flats()) {
+  offload_.end_early_updates();
+  for (Flat* flat : flats_of(units_)) {
     for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
     const bool brought = flat->host && std::exchange(flat->host->brought, false);
     if (brought || (flat->in_own_slot() && flat->grad.defined())) {
@@ -166,31 +169,23 @@ void Model::drop_gradients() {
                 "all of them are dropped.");
       flat->grad.reset();
     }
-    if (flat->slot) give_back(*flat);
+    if (flat->slot) release_slot(*flat);
     flat->expect_none();
   }
-}
-
-void Model::show_memory() {
-  if (!profiler) return;
-  MemoryReport now = memory();
-  now.activations = saved_activations::held();
-  profiler->see(now);
 }
 
 // --- one gradient ---
 
 // Every replay of a recorded step would add to these gradients, even after they are freed.
-void Model::refuse_if_kept(const Flat& flat) const {
-  if (!keeps_gradients) return;
+void GradientReducer::refuse_if_kept(const Flat& flat) const {
+  if (!keeps_gradients_) return;
   throw Error("unit \"" + flat.unit().name +
                   "\": a step that is being recorded as a CUDA graph adds to gradients its model "
                   "already had.",
               "call zero_grad() on that model's optimizer before the step.");
 }
 
-void Model::gradient_arrived(Flat& flat, size_t parameter) {
-  std::lock_guard lock(mutex);
+void GradientReducer::arrived(Flat& flat, size_t parameter) {
   Unseen unseen;
   refuse_if_kept(flat);
   at::Tensor handle = flat.parameters()[parameter].handle;
@@ -198,7 +193,7 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
   handle.mutable_grad() = at::Tensor();
   if (flat.is_stand_in(gradient)) return;
   if (gradient.defined()) {
-    if (!flat.slot) take_gradient_slot(flat);
+    if (!flat.slot) take_slot(flat);
     if (gradient.is_sparse()) gradient = gradient.to_dense();
     const at::Tensor& target = flat.gradient_view(parameter);
     if (flat.filled[parameter]) {
@@ -213,114 +208,127 @@ void Model::gradient_arrived(Flat& flat, size_t parameter) {
 
 // --- gradients our own layers write (src/nn) ---
 
-Place Model::open_gradient(Flat& flat, size_t parameter) {
-  std::lock_guard lock(mutex);
+GradientPlace GradientReducer::open(Flat& flat, size_t parameter) {
   Unseen unseen;
   refuse_if_kept(flat);
-  if (!flat.slot) take_gradient_slot(flat);
+  if (!flat.slot) take_slot(flat);
   return {flat.gradient_view(parameter), flat.filled[parameter] != 0};
 }
 
-void Model::close_gradient(Flat& flat, size_t parameter) {
-  std::lock_guard lock(mutex);
+void GradientReducer::close(Flat& flat, size_t parameter) {
   Unseen unseen;
   flat.filled[parameter] = 1;
   if (flat.expected[parameter] > 0) --flat.expected[parameter];
   if (flat.expected[parameter] == 0) complete(flat, parameter);
 }
 
-void Model::give_back(Flat& flat) {
-  flat.slot->taken = false;
-  flat.slot = nullptr;
-  std::fill(flat.filled.begin(), flat.filled.end(), 0);
-}
-
 // --- reduction ---
 
 // Whether a gradient is final as written: no other rank adds to it, and no hook, divisor or offload
 // handles it on its way.
-bool Model::stays(const Flat& flat) const {
-  return flat.alone() && !reduce_hook && divide_factor <= 0 && !gradient_on_host(flat);
+bool GradientReducer::stays(const Flat& flat) const {
+  return flat.alone() && !hook_ && divide_factor_ <= 0 && !gradient_on_host(flat);
 }
 
 // Where a reduced gradient waits for its copy to the host: in the slot, which is reserved until
 // then anyway, and not in memory the allocator would have to hold back as long.
-at::Tensor Model::leaving_part(Flat& flat) {
+at::Tensor GradientReducer::leaving_part(Flat& flat) {
   GradientSlot& slot = *flat.slot;
   if (!slot.part.defined())
     slot.part = at::empty({slot.bytes.numel() / flat.unit().group->shard_size},
-                          slot.bytes.options().device(device));
+                          slot.bytes.options().device(comm_.device()));
   int64_t numel = flat.layout().shard_numel();
   return slot.part.narrow(0, 0, numel * element_bytes(flat.reduce_dtype()))
       .view(flat.reduce_dtype());
 }
 
-void Model::reduce(Flat& flat) {
+void GradientReducer::reduce(Flat& flat) {
   Unit& unit = flat.unit();
-  Group& group = *unit.group;
+  const at::Device device = comm_.device();
   for (size_t i = 0; i < flat.parameters().size(); ++i)
     if (!flat.filled[i]) flat.gradient_view(i).zero_();
   if (flat.in_own_slot()) {
-    log_event(Event::kReduceIssued, unit, true);
+    comm_.log(Event::kReduceIssued, unit, true);
     flat.grad = flat.grad_memory;
     flat.slot = nullptr;
-    log_event(Event::kReduced, unit, true);
+    comm_.log(Event::kReduced, unit, true);
     return;
   }
-  share_gradient(flat);
-  // With shared memory this is the first collective, so ranks that took different branches meet
-  // here; the label names the operator.
-  std::string what = "gradients";
-  if (*unit.touched_by) what.append(" of ").append(unit.touched_by);
-  std::string label = unit.label(what.c_str());
-  CallOptions call{.label = label, .identity = unit.id + 1};
-  ReduceOp op = divide_factor > 0 ? ReduceOp::SUM : ReduceOp::AVG;
-  const at::Tensor& full = flat.slot_view();
-  calls_.push_back({&unit, &flat});
-  log_event(Event::kReduceIssued, unit, true);
+  share_slot(flat);
+  comm_.note_reduction(flat);
+  comm_.log(Event::kReduceIssued, unit, true);
 
   before_.record(device);
-  OnStream on(reduce_stream_);
+  OnStream on(comm_.reduce_stream());
   before_.wait(device);
-  Profiled profiled(*this, Profiler::kReduce, unit, /*backward=*/true);
-  bool fresh = !flat.grad.defined();
+  Profiled profiled(comm_, Profiler::kReduce, unit, /*backward=*/true);
   flat.await_update();  // it may still read the memory written here
   if (!flat.grad_memory.defined()) flat.grad_memory = make_gradient_memory(flat);
-  at::Tensor reduced = full;
-  if (group.shard_size > 1) {
-    bool direct = fresh && flat.reduce_dtype() == flat.grad_dtype();
-    reduced = gradient_on_host(flat) ? leaving_part(flat)
-              : direct               ? flat.grad_memory
-                                     : at::empty({flat.layout().shard_numel()}, full.options());
-    communicate([&] { return group.reduce.reduce_scatter(reduced, full, op, call); });
-    traffic.reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
-  }
+  at::Tensor reduced = scatter(flat);
   std::optional<OnStream> beside;
-  if (group.replicate_size > 1) {
+  if (unit.group->replicate_size > 1) {
     scattered_.record(device);
-    beside.emplace(replicate_stream_);
+    beside.emplace(comm_.replicate_stream());
     scattered_.wait(device);
-    if (has_streams(device)) reduced.record_stream(current_stream(device));
-    communicate([&] { return group.replicate.all_reduce(reduced, op, call); });
-    traffic.all_reduce += 2 * reduced.nbytes() * (group.replicate_size - 1) / group.replicate_size;
+    sum_over_replicas(flat, reduced);
   }
   accumulate(flat, reduced);
-  (beside ? replicated_ : reduced_).record(device);
-  std::optional<OnStream> away;
-  if (gradient_on_host(flat)) away.emplace(leave_stream_);
-  flat.slot->free_after.record(device);
-  away.reset();
-  profiled.done({beside ? &replicated_ : &reduced_, &flat.slot->free_after});
-  give_back(flat);
-  log_event(Event::kReduced, unit, true);
-  if (early_update && updated_on_host(flat)) step_early(flat);
+  StreamEvent& done = beside ? replicated_ : reduced_;
+  done.record(device);
+  if (gradient_on_host(flat))
+    offload_.release_after_copy(flat.slot->free_after);
+  else
+    flat.slot->free_after.record(device);
+  profiled.done({&done, &flat.slot->free_after});
+  release_slot(flat);
+  comm_.log(Event::kReduced, unit, true);
+  offload_.gradient_arrived(flat);
+}
+
+// With shared memory this is the first collective of a step, so ranks that took different branches
+// meet here; the label names the operator.
+std::string GradientReducer::label_of(const Unit& unit) {
+  std::string what = "gradients";
+  if (*unit.touched_by) what.append(" of ").append(unit.touched_by);
+  return unit.label(what.c_str());
+}
+
+// This rank's part of the sum over the ranks that share the unit.
+at::Tensor GradientReducer::scatter(Flat& flat) {
+  const Group& group = *flat.unit().group;
+  const at::Tensor& full = flat.slot_view();
+  if (group.shard_size == 1) return full;
+  const bool direct = !flat.grad.defined() && flat.reduce_dtype() == flat.grad_dtype();
+  at::Tensor reduced = gradient_on_host(flat) ? leaving_part(flat)
+                       : direct               ? flat.grad_memory
+                                : at::empty({flat.layout().shard_numel()}, full.options());
+  const std::string label = label_of(flat.unit());
+  comm_.run([&] {
+    return group.reduce.reduce_scatter(reduced, full, op(),
+                                       {.label = label, .identity = flat.unit().id + 1});
+  });
+  comm_.traffic().reduce_scatter += reduced.nbytes() * (group.shard_size - 1);
+  return reduced;
+}
+
+void GradientReducer::sum_over_replicas(Flat& flat, const at::Tensor& reduced) {
+  const Group& group = *flat.unit().group;
+  const at::Device device = comm_.device();
+  if (has_streams(device)) reduced.record_stream(current_stream(device));
+  const std::string label = label_of(flat.unit());
+  comm_.run([&] {
+    return group.replicate.all_reduce(reduced, op(),
+                                      {.label = label, .identity = flat.unit().id + 1});
+  });
+  comm_.traffic().all_reduce +=
+      2 * reduced.nbytes() * (group.replicate_size - 1) / group.replicate_size;
 }
 
 // Runs on the stream of the reduction.
-void Model::accumulate(Flat& flat, at::Tensor reduced) {
-  if (reduce_hook) reduce_hook(reduced, flat.unit().name);
-  if (divide_factor > 0) reduced.div_(divide_factor);
-  if (gradient_on_host(flat)) return send_gradient_to_host(flat, reduced);
+void GradientReducer::accumulate(Flat& flat, at::Tensor reduced) {
+  if (hook_) hook_(reduced, flat.unit().name);
+  if (divide_factor_ > 0) reduced.div_(divide_factor_);
+  if (gradient_on_host(flat)) return offload_.send_gradient(flat, reduced);
   if (flat.grad.defined()) {
     flat.grad.add_(reduced);
     return;
@@ -329,86 +337,68 @@ void Model::accumulate(Flat& flat, at::Tensor reduced) {
   flat.grad = flat.grad_memory;
 }
 
-void Model::finish_reductions() {
-  exposed_wait(*this, reduced_, /*backward=*/true);
-  exposed_wait(*this, replicated_, /*backward=*/true);
-  exposed_wait(*this, summed_, /*backward=*/true);
+void GradientReducer::finish_reductions() {
+  exposed_wait(comm_, reduced_, /*backward=*/true);
+  exposed_wait(comm_, replicated_, /*backward=*/true);
+  exposed_wait(comm_, offload_.squares_known(), /*backward=*/true);
 }
 
-void Model::zero_gradients(bool set_to_none) {
-  std::lock_guard lock(mutex);
+void GradientReducer::zero(bool set_to_none) {
   Unseen unseen;
-  factor.reset();
-  end_early_updates();
-  for (Flat* flat : flats()) {
-    if (flat->slot) give_back(*flat);
+  factor_.reset();
+  offload_.end_early_updates();
+  for (Flat* flat : flats_of(units_)) {
+    if (flat->slot) release_slot(*flat);
     if (flat->host) flat->host->brought = false;
     if (set_to_none) {
       flat->grad.reset();
       for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
       // On a GPU forward can use the memory. On the CPU its pages would have to be faulted in
       // again.
-      if (dry_run::like_gpu(device)) flat->release_gradient_memory();
+      if (dry_run::like_gpu(comm_.device())) flat->release_gradient_memory();
     } else if (flat->grad.defined()) {
       change_gradient(*flat);
       flat->grad.zero_();
     }
     flat->show_gradients();
   }
-  if (set_to_none && dry_run::like_gpu(device)) {  // backward waited for every reduction
-    left_.wait(device);
-    own_gradient_slots_.clear();
-    gradient_slots_.clear();
+  if (set_to_none && dry_run::like_gpu(comm_.device())) {  // backward waited for every reduction
+    offload_.await_gradients();
+    own_slots_.clear();
+    slots_.clear();
   }
 }
 
-void Model::settle_factor() {
-  if (!factor.defined()) return;
+void GradientReducer::settle_factor() {
+  if (!factor_.defined()) return;
   Unseen unseen;
-  for (Flat* flat : flats()) {
+  for (Flat* flat : flats_of(units_)) {
     if (!flat->grad.defined()) continue;
     change_gradient(*flat);
-    at::Tensor here = factor.to(flat->grad.device());
+    at::Tensor here = factor_.to(flat->grad.device());
     if (c10::elementSize(flat->grad.scalar_type()) > 2)
       flat->grad.mul_(here.to(flat->grad.scalar_type()));
     else  // without rounding the factor
       kernels::scale_into(flat->grad, flat->grad, here, /*accumulate=*/false);
   }
-  factor.reset();
+  factor_.reset();
 }
 
-void Model::zero_weight_step() {
-  std::lock_guard lock(mutex);
-  if (last_calls_.empty() && std::any_of(units.begin(), units.end(), [](const auto& unit) {
-        return unit->group->shard_size * unit->group->replicate_size > 1;
-      }))
-    throw Error("rank " + std::to_string(world.rank()) +
-                    ": zero_weight_step() repeats the communication of the step before, and there "
-                    "was none.",
-                "take at least one step with data on every rank first.");
-  if (std::any_of(units.begin(), units.end(), [](const auto& unit) { return unit->uneven; }))
-    throw Error("rank " + std::to_string(world.rank()) +
-                    ": zero_weight_step() can't repeat a step of units that only some ranks use.",
-                "run forward and backward on a sample and scale its loss by 0.");
-  begin_backward({});
-  try {
-    Unseen unseen;
-    std::vector<Call> calls = last_calls_;
-    if (stale_readers_) synchronize_readers("zero_weight_step");
-    for (const Call& call : calls) {
-      if (call.flat) {
-        take_gradient_slot(*call.flat);
-        reduce(*call.flat);
-      } else {
-        reshard(*call.unit);
-        issue(*call.unit, "zero_weight_step");
-      }
-    }
-  } catch (...) {
-    end_backward(/*failed=*/true);
-    throw;
-  }
-  end_backward(/*failed=*/false);
+bool GradientReducer::has_gradients() const {
+  const auto flats = flats_of(units_);
+  return std::any_of(flats.begin(), flats.end(),
+                     [](const Flat* flat) { return flat->grad.defined() || flat->slot; });
+}
+
+void GradientReducer::forget_events() {
+  for (const auto& slot : slots_) slot->free_after.forget();
+  for (StreamEvent* event : {&reduced_, &replicated_, &before_, &scattered_}) event->forget();
+}
+
+void GradientReducer::forget_units() {
+  used_.clear();
+  sequence_.clear();
+  turns_.clear();
 }
 
 }  // namespace fsdp::shard

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fsdp/fully_shard.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/saved_activations.h"
 #include "shard/update.h"
@@ -13,16 +14,21 @@
 namespace fsdp {
 
 using shard::live;
+using shard::Locked;
+
+std::shared_ptr<shard::Model> shard::model_of(const Sharded& sharded) {
+  return live(sharded.model_);
+}
 
 // --- Sharded: training ---
 
 namespace {
 
-StateDict handed_out(shard::Model& model, shard::Model::Handed to) {
-  std::lock_guard lock(model.mutex);
-  model.hand_out_masters(to);
+StateDict handed_out(const Sharded& sharded, shard::HandedOut to) {
+  const Locked model = shard::lock(sharded);
+  model->hand_out_masters(to);
   StateDict named;
-  for (shard::Flat* flat : model.flats())
+  for (shard::Flat* flat : model->flats())
     for (size_t i = 0; i < flat->leaves.size(); ++i)
       if (flat->leaves[i].defined())
         named.emplace_back(flat->parameters()[i].name(), flat->leaves[i]);
@@ -32,7 +38,7 @@ StateDict handed_out(shard::Model& model, shard::Model::Handed to) {
 }  // namespace
 
 StateDict Sharded::named_parameters() const {
-  return handed_out(*live(model_), shard::Model::Handed::kOut);
+  return handed_out(*this, shard::HandedOut::kToAnybody);
 }
 
 std::vector<at::Tensor> Sharded::parameters() const {
@@ -43,15 +49,14 @@ std::vector<at::Tensor> Sharded::parameters() const {
 
 std::vector<at::Tensor> Sharded::parameters_to_update() const {
   std::vector<at::Tensor> leaves;
-  for (auto& [name, leaf] : handed_out(*live(model_), shard::Model::Handed::kToOptimizer))
+  for (auto& [name, leaf] : handed_out(*this, shard::HandedOut::kToOptimizer))
     leaves.push_back(leaf);
   return leaves;
 }
 
 void Sharded::update_parameters(const std::function<void()>& write) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->settle_factor();
+  const Locked model = shard::lock(*this);
+  model->reducer.settle_factor();
   shard::begin_update(*model);
   try {
     shard::Unseen unseen;
@@ -64,7 +69,7 @@ void Sharded::update_parameters(const std::function<void()>& write) const {
 }
 
 void Sharded::zero_grad(bool set_to_none) const {
-  live(model_)->zero_gradients(set_to_none);
+  shard::lock(*this)->reducer.zero(set_to_none);
 }
 
 std::unique_ptr<NoSync> Sharded::no_sync() const {
@@ -72,24 +77,21 @@ std::unique_ptr<NoSync> Sharded::no_sync() const {
 }
 
 void Sharded::set_requires_gradient_sync(bool sync) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->sync_gradients = sync;
+  const Locked model = shard::lock(*this);
+  model->reducer.set_sync(sync);
 }
 
 void Sharded::set_gradient_divide_factor(double factor) const {
   if (!(factor >= 0))
     throw Error("the gradient divide factor is " + std::to_string(factor) + ".",
                 "pass a positive number, or 0 for the number of ranks.");
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->divide_factor = factor;
+  const Locked model = shard::lock(*this);
+  model->reducer.set_divide_factor(factor);
 }
 
 void Sharded::set_reduce_hook(std::function<void(at::Tensor, const std::string&)> hook) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->reduce_hook = std::move(hook);
+  const Locked model = shard::lock(*this);
+  model->reducer.set_hook(std::move(hook));
   ++model->changes;
 }
 
@@ -98,38 +100,37 @@ at::Tensor Sharded::scale_loss(const at::Tensor& loss, double weight) const {
   if (!(weight >= 0))
     throw Error("scale_loss: the weight of this rank is " + std::to_string(weight) + ".",
                 "pass its number of tokens or samples, or 0 for a rank without data.");
-  at::Tensor total = at::tensor(weight, at::TensorOptions().dtype(at::kDouble)).to(model->device);
-  const World& world = model->world;
+  at::Tensor total = at::tensor(weight, at::TensorOptions().dtype(at::kDouble)).to(model->device());
+  const World& world = model->world();
   world.comm().all_reduce(total, ReduceOp::SUM, {.label = "weights of the ranks"});
   // Gradients are averaged over ranks; the factor turns that into the average over all tokens.
   return loss * (weight * world.size() / total).to(loss.scalar_type()).to(loss.device());
 }
 
 void Sharded::zero_weight_step() const {
-  live(model_)->zero_weight_step();
+  shard::lock(*this)->zero_weight_step();
 }
 
 at::Tensor Sharded::output(at::Tensor tensor) const {
-  auto type = live(model_)->options.mixed_precision.output_dtype;
+  auto type = shard::lock(*this)->options.mixed_precision.output_dtype;
   bool cast = type && tensor.defined() && at::isFloatingType(tensor.scalar_type());
   return cast ? tensor.to(*type) : tensor;
 }
 
 NoSync::NoSync(std::shared_ptr<shard::Model> model) : model_(std::move(model)) {
-  std::lock_guard lock(model_->mutex);
-  before_ = std::exchange(model_->sync_gradients, false);
+  const Locked engine = model_->lock();
+  before_ = engine->reducer.syncs();
+  engine->reducer.set_sync(false);
 }
 
 NoSync::~NoSync() {
-  std::lock_guard lock(model_->mutex);
-  model_->sync_gradients = before_;
+  model_->lock()->reducer.set_sync(before_);
 }
 
 // --- Sharded: units ---
 
 std::vector<Unit> Sharded::units() const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
+  const Locked model = shard::lock(*this);
   std::vector<Unit> units;
   for (const auto& unit : model->units)
     if (unit->root) units.emplace_back(unit);
@@ -156,25 +157,18 @@ void Sharded::reshard() const {
 }
 
 void Sharded::record_events(bool on) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->recording_events = on;
-  model->events.clear();
+  const Locked model = shard::lock(*this);
+  model->comm.record_events(on);
 }
 
 std::vector<Event> Sharded::events() const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  return model->events;
+  const Locked model = shard::lock(*this);
+  return model->comm.events();
 }
 
 Traffic Sharded::traffic() const {
-  std::shared_ptr<shard::Model> model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->traffic.exposed += model->stalls.take();
-  Traffic traffic = model->traffic;
-  if (!shard::has_streams(model->device)) traffic.exposed = traffic.host_time;
-  return traffic;
+  const Locked model = shard::lock(*this);
+  return model->comm.take_traffic();
 }
 
 void Sharded::count_activations(bool on) const {
@@ -182,16 +176,13 @@ void Sharded::count_activations(bool on) const {
 }
 
 void Sharded::measure_exposed(bool on) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->stalls.on = on;
+  const Locked model = shard::lock(*this);
+  model->comm.stalls().on = on;
 }
 
 void Sharded::reset_traffic() const {
-  std::shared_ptr<shard::Model> model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->stalls.take();
-  model->traffic = {};
+  const Locked model = shard::lock(*this);
+  model->comm.reset_traffic();
 }
 
 // --- Unit ---
@@ -200,13 +191,10 @@ Unit::Unit(std::shared_ptr<shard::Unit> unit) : unit_(std::move(unit)) {}
 
 namespace {
 
-shard::Model& model_of(const std::shared_ptr<shard::Unit>& unit) {
+Locked locked_model(const std::shared_ptr<shard::Unit>& unit) {
   if (!unit)
     throw Error("this handle holds no unit.", "use sharded.unit(name) or unit_of(module).");
-  if (!unit->model)
-    throw Error("unit \"" + unit->name + "\": its sharded model is gone.",
-                "keep the module alive as long as its units are used.");
-  return *unit->model;
+  return Locked(unit->require_owner("keep the module alive as long as its units are used."));
 }
 
 // The units of a prefetch list; an Error if one belongs to another model.
@@ -214,7 +202,7 @@ std::vector<shard::Unit*> prefetch_list(const shard::Unit& unit,
                                         const std::vector<std::shared_ptr<shard::Unit>>& others) {
   std::vector<shard::Unit*> units;
   for (const auto& other : others) {
-    if (!other || other->model != unit.model)
+    if (!other || other->owner.lock() != unit.owner.lock())
       throw Error(
           "unit \"" + unit.name + "\": its prefetch list has " +
               (other ? "unit \"" + other->name + "\" of another model." : "an empty handle."),
@@ -233,43 +221,41 @@ int64_t Unit::numel() const {
   return unit_->numel();
 }
 bool Unit::is_unsharded() const {
-  if (!unit_->model) return false;
-  std::lock_guard lock(unit_->model->mutex);
+  const auto model = unit_->owner.lock();
+  if (!model) return false;
+  const Locked locked = model->lock();
   return unit_->state == shard::Unit::State::kReady;
 }
 
 UnshardWork Unit::unshard(bool async) const {
-  shard::Model& model = model_of(unit_);
-  std::lock_guard lock(model.mutex);
+  const Locked model = locked_model(unit_);
   UnshardWork work;
   work.units_.push_back(unit_);
   if (async) {
-    model.issue_ahead(*unit_);
+    model->gatherer.issue_ahead(*unit_);
   } else {
-    model.pin(*unit_, /*writable=*/false);
+    model->gatherer.pin(*unit_, /*writable=*/false);
   }
   return work;
 }
 
 void UnshardWork::wait() {
-  for (const auto& unit : units_) model_of(unit).pin(*unit, /*writable=*/false);
+  for (const auto& unit : units_) locked_model(unit)->gatherer.pin(*unit, /*writable=*/false);
   units_.clear();
 }
 
 void Unit::reshard() const {
-  shard::Model& model = model_of(unit_);
-  std::lock_guard lock(model.mutex);
+  const Locked model = locked_model(unit_);
   if (unit_->pinned)
-    model.unpin(*unit_);
+    model->gatherer.unpin(*unit_);
   else
-    model.reshard(*unit_);
+    model->gatherer.reshard(*unit_);
 }
 
 void Unit::set_reshard_after_forward(ReshardAfterForward choice) const {
-  shard::Model& model = model_of(unit_);
-  std::lock_guard lock(model.mutex);
+  const Locked model = locked_model(unit_);
   unit_->parts_kept(choice);  // throws before anything changes
-  model.reshard(*unit_);
+  model->gatherer.reshard(*unit_);
   unit_->reshard_after_forward = choice;
   unit_->apply_reshard_after_forward();
 }
@@ -277,7 +263,7 @@ void Unit::set_reshard_after_forward(ReshardAfterForward choice) const {
 void Unit::set_modules_to_forward_prefetch(const std::vector<Unit>& units) const {
   std::vector<std::shared_ptr<shard::Unit>> others;
   for (const Unit& unit : units) others.push_back(unit.unit_);
-  std::lock_guard lock(model_of(unit_).mutex);
+  const Locked model = locked_model(unit_);
   unit_->forward_next = prefetch_list(*unit_, others);
   unit_->next_checked = false;
 }
@@ -285,7 +271,7 @@ void Unit::set_modules_to_forward_prefetch(const std::vector<Unit>& units) const
 void Unit::set_modules_to_backward_prefetch(const std::vector<Unit>& units) const {
   std::vector<std::shared_ptr<shard::Unit>> others;
   for (const Unit& unit : units) others.push_back(unit.unit_);
-  std::lock_guard lock(model_of(unit_).mutex);
+  const Locked model = locked_model(unit_);
   unit_->backward_next = prefetch_list(*unit_, others);
   unit_->next_checked = false;
 }

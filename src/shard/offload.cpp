@@ -1,110 +1,18 @@
 #include "shard/offload.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 #include <utility>
 
 #include "fsdp/error.h"
 #include "kernels/update.h"
-#include "shard/model.h"
+#include "shard/comm_context.h"
+#include "shard/unit.h"
 
 namespace fsdp::shard {
-
-// --- the thread ---
-
-void HostUpdate::run(const std::function<void()>& work) noexcept {
-  std::exception_ptr failure;
-  try {
-    work();
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  std::lock_guard lock(mutex_);
-  failure_ = failure;
-  done_ = true;
-  done_changed_.notify_all();
-}
-
-void HostUpdate::wait(const std::string& unit, std::chrono::milliseconds limit) {
-  std::unique_lock lock(mutex_);
-  if (!done_changed_.wait_for(lock, limit, [&] { return done_; }))
-    throw Error("unit \"" + unit + "\": its update on the CPU did not finish in " +
-                    std::to_string(limit.count() / 1000) + " s.",
-                "its gradient may not have arrived (docs/hangs.md), or FSDP_TIMEOUT is too short "
-                "for this CPU.");
-  if (!failure_) return;
-  try {
-    std::rethrow_exception(std::exchange(failure_, nullptr));
-  } catch (const std::exception& error) {
-    throw Error("unit \"" + unit + "\": its update on the CPU failed: " + error.what(),
-                "its parameters and states may be partly updated; load a checkpoint.");
-  }
-}
-
-HostUpdates::~HostUpdates() {
-  {
-    std::lock_guard lock(mutex_);
-    closed_ = true;
-    changed_.notify_all();
-  }
-  if (thread_.joinable()) thread_.join();
-}
-
-std::shared_ptr<HostUpdate> HostUpdates::add(HostWork work) {
-  auto update = std::make_shared<HostUpdate>();
-  std::lock_guard lock(mutex_);
-  waiting_.emplace_back(update, std::move(work));
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
-  changed_.notify_all();
-  return update;
-}
-
-namespace {
-
-// A failed query (the device is lost) counts as true; the work itself then reports the failure.
-bool can_start(const HostWork& work) {
-  try {
-    return !work.can_start || work.can_start();
-  } catch (const std::exception&) {
-    return true;
-  }
-}
-
-}  // namespace
-
-void HostUpdates::loop() {
-  at::NoGradGuard no_grad;
-  Unseen unseen;
-  std::optional<c10::DeviceGuard> on;  // else querying an event creates a context on GPU 0
-  if (has_streams(device_)) on.emplace(device_);
-  while (true) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
-    if (waiting_.empty()) return;
-    auto next = waiting_.end();
-    for (auto entry = waiting_.begin(); entry != waiting_.end(); ++entry) {
-      const HostWork& work = entry->second;
-      if (next != waiting_.end() && next->second.wanted <= work.wanted) continue;
-      if (can_start(work)) next = entry;
-    }
-    if (next == waiting_.end())
-      next = std::min_element(waiting_.begin(), waiting_.end(), [](const auto& a, const auto& b) {
-        return a.second.arrival < b.second.arrival;
-      });
-    auto [update, work] = std::move(*next);
-    waiting_.erase(next);
-    lock.unlock();
-    // Free its tensors before it counts as done: make_states() checks whether they are in use.
-    update->run([&run = work.run] { std::exchange(run, nullptr)(); });
-    work = {};
-  }
-}
 
 // --- memory ---
 
@@ -160,26 +68,12 @@ void check_offload(const Offload& offload) {
                 "1 offloads every unit, 0.5 the last units, up to half of the parameters.");
 }
 
-void begin_offload(Model& model) {
-  if (model.host_updates) return;
-  model.leave_stream_ = SideStream(model.device);
-  model.host_updates = std::make_shared<HostUpdates>(model.device);
-}
-
-bool offloads(const Model& model) {
-  for (const Flat* flat : model.flats())
-    if (flat->host) return true;
-  return false;
-}
-
 // --- flats ---
 
 void Flat::await_update() const {
-  if (host && host->update) {
-    host->update->wait(unit_.name,
-                       unit_.model ? unit_.model->world.timeout() : std::chrono::minutes(5));
-    host->update.reset();
-  }
+  if (!host || !host->update) return;
+  host->update->wait(unit_.name, unit_.timeout());
+  host->update.reset();
 }
 
 void Flat::settle() const {
@@ -192,14 +86,51 @@ void Flat::await_gradient() const {
   if (host) host->left.synchronize();
 }
 
-// --- copies between host and device ---
-
-void Model::shard_changed(Flat& flat) {
-  flat.secondary_valid = false;
-  if (flat.host) flat.host->stale = true;
+void Flat::shard_changed() {
+  secondary_valid = false;
+  if (host) host->stale = true;
 }
 
-at::Tensor Model::bring(Flat& flat, const at::Tensor& full) {
+// --- HostOffload ---
+
+at::Device HostOffload::device() const {
+  return comm_.device();
+}
+
+void HostOffload::begin() {
+  if (updates_) return;
+  stream_ = SideStream(device());
+  updates_ = std::make_unique<HostUpdates>(device());
+}
+
+void HostOffload::join_stream() const {
+  join(stream_, device());
+}
+
+bool HostOffload::in_use() const {
+  for (const auto& unit : units_)
+    for (const auto& flat : unit->flats)
+      if (flat->host) return true;
+  return false;
+}
+
+void HostOffload::forget_events() {
+  for (const auto& unit : units_)
+    for (const auto& flat : unit->flats) {
+      if (!flat->host) continue;
+      flat->await_update();  // which waits for the events below
+      flat->host->read.forget();
+      flat->host->left.forget();
+    }
+  for (StreamEvent* event : {&leaving_, &left_, &summed_}) event->forget();
+}
+
+void HostOffload::release_after_copy(StreamEvent& free_after) const {
+  OnStream on(stream_);
+  free_after.record(device());
+}
+
+at::Tensor HostOffload::bring_shard(Flat& flat, const at::Tensor& full) {
   HostState& host = *flat.host;
   at::Tensor place = host.resident;
   if (!place.defined()) {
@@ -208,19 +139,19 @@ at::Tensor Model::bring(Flat& flat, const at::Tensor& full) {
   } else if (!host.stale) {
     return place;
   }
-  host.read.wait(device);  // a shard updated on the device may still be on its way back
+  host.read.wait(device());  // a shard updated on the device may still be on its way back
   place.copy_(flat.shard, /*non_blocking=*/true);
   host.stale = false;
-  host.read.record(device);
+  host.read.record(device());
   if (flat.handed_out()) host.read.synchronize();  // its owner may write at any time
   return place;
 }
 
-void Model::send_gradient_to_host(Flat& flat, const at::Tensor& reduced) {
+void HostOffload::send_gradient(Flat& flat, const at::Tensor& reduced) {
   HostState& host = *flat.host;
   auto sum_up = [&](const at::Tensor& value) {
     if (!host.square.defined())
-      host.square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+      host.square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device()));
     host.square.copy_(kernels::sum_of_powers(value, 2));
     host.square_valid = true;
   };
@@ -228,9 +159,9 @@ void Model::send_gradient_to_host(Flat& flat, const at::Tensor& reduced) {
   const bool added = flat.grad.defined() && !std::exchange(host.brought, false);
   bool as_it_is = !added && reduced.scalar_type() == flat.grad_dtype();
   if (as_it_is) sum_up(reduced);
-  leaving_.record(device);
-  OnStream on(leave_stream_);
-  leaving_.wait(device);
+  leaving_.record(device());
+  OnStream on(stream_);
+  leaving_.wait(device());
   at::Tensor value = reduced.to(flat.grad_dtype());
   if (added) {
     // Add on the device, as without offload: the sum has the same bits, and nothing waits.
@@ -240,34 +171,31 @@ void Model::send_gradient_to_host(Flat& flat, const at::Tensor& reduced) {
   }
   if (!as_it_is) {
     sum_up(value);
-    summed_.record(device);
+    summed_.record(device());
   }
   flat.grad_memory.copy_(value, /*non_blocking=*/true);
   flat.grad = flat.grad_memory;
-  host.left.record(device);
+  host.left.record(device());
   host.arrival = ++arrivals_;
-  left_.record(device);
+  left_.record(device());
 }
 
-// For a flat that no other rank shares: layers then add to its gradient as they do without offload,
-// bit for bit.
-void Model::bring_gradient(Flat& flat) {
-  const bool added_later = reduce_hook || divide_factor > 0;
-  if (!flat.alone() || added_later || !gradient_on_host(flat) || !flat.grad.defined()) return;
-  flat.host->left.wait(device);
+// Layers then add to the gradient as they do without offload, bit for bit.
+void HostOffload::bring_gradient(Flat& flat) {
+  flat.host->left.wait(device());
   flat.slot_view().copy_(flat.grad, /*non_blocking=*/true);
   std::fill(flat.filled.begin(), flat.filled.end(), 1);
   flat.host->brought = true;
 }
 
-void Model::send_shard_to_host(Flat& flat, const at::Tensor& host) {
-  leaving_.record(device);
-  OnStream on(leave_stream_);
-  leaving_.wait(device);
-  if (has_streams(device)) flat.shard.record_stream(current_stream(device));
+void HostOffload::send_shard(Flat& flat, const at::Tensor& host) {
+  leaving_.record(device());
+  OnStream on(stream_);
+  leaving_.wait(device());
+  if (has_streams(device())) flat.shard.record_stream(current_stream(device()));
   at::Tensor to = host;
   to.copy_(flat.shard, /*non_blocking=*/true);
-  flat.host->read.record(device);
+  flat.host->read.record(device());
 }
 
 // --- steps in backward ---
@@ -277,7 +205,8 @@ bool stepped_early(const Unit& unit) {
                      [](const auto& flat) { return flat->host && flat->host->stepped; });
 }
 
-void Model::step_early(Flat& flat) {
+void HostOffload::gradient_arrived(Flat& flat) {
+  if (!early_update_ || !updated_on_host(flat)) return;
   Unit& unit = flat.unit();
   if (std::exchange(flat.host->due, true))
     throw Error("unit \"" + unit.name +
@@ -290,16 +219,21 @@ void Model::step_early(Flat& flat) {
     if (updated_on_host(*other) && other->trainable()) all.push_back(other.get());
   if (!std::all_of(all.begin(), all.end(), [](const Flat* one) { return one->host->due; })) return;
   for (Flat* one : all) {
-    early_update(*one);
+    early_update_(*one);
     one->host->stepped = true;
-    shard_changed(*one);
+    one->shard_changed();
   }
 }
 
-void Model::end_early_updates() {
-  early_update = nullptr;
-  for (Flat* flat : flats())
-    if (flat->host) flat->host->due = flat->host->stepped = false;
+void HostOffload::update_early(std::function<void(Flat& flat)> update) {
+  early_update_ = std::move(update);
+}
+
+void HostOffload::end_early_updates() {
+  early_update_ = nullptr;
+  for (const auto& unit : units_)
+    for (const auto& flat : unit->flats)
+      if (flat->host) flat->host->due = flat->host->stepped = false;
 }
 
 }  // namespace fsdp::shard

@@ -1,5 +1,4 @@
-// Offload: flats whose shard, gradient, or master and states live in host memory, and the thread
-// that updates them there.
+// Offload: flats whose shard, gradient, or master and states live in host memory.
 //
 // The device computes with an offloaded flat (one with a HostState) as with any other. Only the
 // copies differ: a gather begins with a copy of the shard to the device, a reduced gradient is
@@ -10,7 +9,7 @@
 // (update_on_visit).
 //
 // Who may access host memory: the thread, from the time an update is handed to it until it is done;
-// the device, until the events `read` and `left` have passed; otherwise the model, under its mutex.
+// the device, until the events `read` and `left` have passed; otherwise the model, under its lock.
 // Flat::settle() and Flat::await_gradient() wait for the first two. In the hot path nothing waits
 // for the device: gathers and reductions wait for the thread only.
 //
@@ -19,23 +18,19 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
+#include <vector>
 
 #include "fsdp/sharding.h"
 #include "shard/device_stream.h"
+#include "shard/host_updates.h"
 
 namespace fsdp::shard {
 
+class CommContext;
 class Flat;
-class Model;
 class Unit;
 struct Parked;
 
@@ -47,50 +42,6 @@ struct UnitShare {
   bool root;
 };
 std::vector<bool> last_units(const std::vector<UnitShare>& units, double fraction);
-
-// The update of one flat, as handed to the thread.
-class HostUpdate {
- public:
-  // Throws the update's exception as an Error, or an Error if it takes longer than `limit`.
-  void wait(const std::string& unit, std::chrono::milliseconds limit);
-  void run(const std::function<void()>& work) noexcept;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable done_changed_;
-  bool done_ = false;
-  std::exception_ptr failure_;
-};
-
-struct HostWork {
-  std::function<void()> run;
-  std::function<bool()> can_start = {};  // whether its inputs have arrived; empty: they have
-  uint64_t arrival = 0;                  // order in which gradients arrive
-  size_t wanted = 0;                     // order in which forward needs the flats
-};
-
-// Runs updates one after the other in a thread of its own, which starts with the first update. Of
-// the updates that can start, the one forward needs first runs next; if none can start, the one
-// whose gradient arrives next.
-class HostUpdates {
- public:
-  explicit HostUpdates(at::Device device = at::kCPU) : device_(device) {}
-  ~HostUpdates();  // waits for the last update
-  HostUpdates(const HostUpdates&) = delete;
-  HostUpdates& operator=(const HostUpdates&) = delete;
-
-  std::shared_ptr<HostUpdate> add(HostWork work);
-
- private:
-  void loop();
-
-  const at::Device device_;  // of the events that updates wait for
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::pair<std::shared_ptr<HostUpdate>, HostWork>> waiting_;
-  bool closed_ = false;
-  std::thread thread_;
-};
 
 // The host state of an offloaded flat, beside its tensors.
 struct HostState {
@@ -128,8 +79,58 @@ at::Tensor host_zeros(int64_t numel, at::ScalarType type, at::Device device, boo
 // An Error if the options contradict each other or name a directory that doesn't exist.
 void check_offload(const Offload& offload);
 
-void begin_offload(Model& model);  // creates its stream and its update thread
 bool stepped_early(const Unit& unit);
-bool offloads(const Model& model);  // whether any flat has a HostState
+
+// HostOffload: the copies between host and device, and the updates on the host.
+class HostOffload {
+ public:
+  // `units`: of the model; they may change.
+  HostOffload(CommContext& comm, const std::vector<std::shared_ptr<Unit>>& units)
+      : comm_(comm), units_(units) {}
+  HostOffload(const HostOffload&) = delete;
+  HostOffload& operator=(const HostOffload&) = delete;
+
+  void begin();              // creates the stream and the update thread
+  bool in_use() const;       // whether any flat has a HostState
+  void forget_events();      // see Engine::forget_events
+  void join_stream() const;  // the compute stream waits for all copies
+
+  // --- copies ---
+  // On the gather stream: the flat's shard on the device, in its place of `full` or in memory of
+  // its own. Its source may be written again after HostState::read.
+  at::Tensor bring_shard(Flat& flat, const at::Tensor& full);
+  // Copies the flat's shard, updated on the device, to `host`.
+  void send_shard(Flat& flat, const at::Tensor& host);
+  // On a reduction's stream: adds a reduced gradient to the one in host memory.
+  void send_gradient(Flat& flat, const at::Tensor& reduced);
+  void bring_gradient(Flat& flat);  // into the slot it has just taken
+  // The slot may be used again once the gradient has left it.
+  void release_after_copy(StreamEvent& free_after) const;
+  void await_gradients() const { left_.wait(device()); }  // every gradient so far is on the host
+  const StreamEvent& squares_known() const { return summed_; }
+
+  // --- updates ---
+  std::shared_ptr<HostUpdate> add(HostWork work) { return updates_->add(std::move(work)); }
+
+  // --- steps in backward ---
+  // From now until end_early_updates, `update` hands the update of a flat to the thread once all
+  // flats of its unit have a gradient.
+  void update_early(std::function<void(Flat& flat)> update);
+  void gradient_arrived(Flat& flat);  // on the host
+  void stop_early_updates() { early_update_ = nullptr; }
+  void end_early_updates();  // the step is over
+
+ private:
+  at::Device device() const;
+
+  CommContext& comm_;
+  const std::vector<std::shared_ptr<Unit>>& units_;
+  SideStream stream_;
+  std::unique_ptr<HostUpdates> updates_;  // null: nothing is offloaded
+  std::function<void(Flat& flat)> early_update_;
+  StreamEvent leaving_, left_;  // a reduction is done; every gradient so far is on the host
+  StreamEvent summed_;          // and the sum of squares of each of these is known
+  uint64_t arrivals_ = 0;       // gradients that arrived on the host
+};
 
 }  // namespace fsdp::shard

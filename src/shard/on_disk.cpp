@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "fsdp/error.h"
-#include "shard/model.h"
+#include "shard/engine.h"
 #include "shard/offload.h"
 #include "shard/tensor_access.h"
 #include "shard/update.h"
@@ -60,7 +60,7 @@ void move_master(const Flat& flat, Parked& to) {
 }
 
 // Reserves disk space for every flat of the model that belongs on disk and has none yet.
-void park(Model& model, size_t states) {
+void park(Engine& model, size_t states) {
   Unseen unseen;
   std::vector<Flat*> flats;
   for (Flat* flat : host_flats(model))
@@ -123,7 +123,7 @@ Parked::~Parked() {
         "as its tensors are used.");
 }
 
-std::vector<at::Tensor> make_states(Model& model, const Flat& flat, size_t count) {
+std::vector<at::Tensor> make_states(Engine& model, const Flat& flat, size_t count) {
   const int64_t numel = flat.layout().shard_numel();
   std::vector<at::Tensor> states;
   if (!flat.host || flat.host->directory.empty()) {

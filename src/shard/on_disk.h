@@ -24,7 +24,7 @@
 
 namespace fsdp::shard {
 
-class Model;
+struct Engine;
 
 // A flat's tensors on disk: its master, or for a split master the half that the shard lacks, if
 // either is a tensor of its own; then the states.
@@ -43,7 +43,7 @@ struct Parked {
 
 // `count` states of a flat, zeros: on disk if its host state has a directory, otherwise on the
 // master's device. The first call reserves space for all flats of the model.
-std::vector<at::Tensor> make_states(Model& model, const Flat& flat, size_t count);
+std::vector<at::Tensor> make_states(Engine& model, const Flat& flat, size_t count);
 
 // Runs `work` with the tensors in memory. No other thread may use them meanwhile.
 void with_states(HostState& host, const std::function<void()>& work);

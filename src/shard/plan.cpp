@@ -148,7 +148,8 @@ std::string numbers_as_stars(const std::string& path) {
 
 }  // namespace
 
-std::vector<std::string> unmatched(const std::vector<ModuleTree*>& trees, const WrapPolicy& policy) {
+std::vector<std::string> unmatched(const std::vector<ModuleTree*>& trees,
+                                   const WrapPolicy& policy) {
   std::vector<std::string> warnings;
   for (const WrapPolicy::Wanted& wanted : policy.wanted()) {
     bool found = false;

@@ -1,6 +1,7 @@
 #include "shard/profile.h"
 
-#include "shard/model.h"
+#include "shard/engine.h"
+#include "shard/unit.h"
 
 namespace fsdp::shard {
 namespace {
@@ -68,6 +69,16 @@ void Profiler::see(const MemoryReport& now) {
   if (on_device(now) > on_device(most_)) most_ = now;
 }
 
+bool start_profile(Engine& model, std::shared_ptr<Profiler> profiler) {
+  if (model.comm.profiler()) return false;
+  model.comm.set_profiler(std::move(profiler));
+  return true;
+}
+
+void stop_profile(Engine& model, const Profiler& profiler) {
+  if (model.comm.profiler() == &profiler) model.comm.set_profiler(nullptr);
+}
+
 // --- TraceScope ---
 
 TraceScope::TraceScope(const char* what, const Unit& unit) {
@@ -80,18 +91,18 @@ TraceScope::TraceScope(const char* what, const Unit& unit) {
 
 // --- Profiled ---
 
-Profiled::Profiled(Model& model, Profiler::Kind kind, const Unit& unit, bool backward)
+Profiled::Profiled(CommContext& comm, Profiler::Kind kind, const Unit& unit, bool backward)
     : scope_(name(kind), unit),
-      model_(model),
-      profiler_(model.profiler.get()),
+      comm_(comm),
+      profiler_(comm.profiler()),
       kind_(kind),
       unit_(unit),
       backward_(backward) {
   if (!profiler_) return;
-  bytes_ = sent(model.traffic);
-  host_time_ = model.traffic.host_time;
+  bytes_ = sent(comm.traffic());
+  host_time_ = comm.traffic().host_time;
   start_ = std::chrono::steady_clock::now();
-  if (kind != Profiler::kReshard && has_streams(model.device)) begin_ = profiler_->mark();
+  if (kind != Profiler::kReshard && has_streams(comm.device())) begin_ = profiler_->mark();
 }
 
 void Profiled::done(std::initializer_list<const StreamEvent*> events) {
@@ -100,7 +111,7 @@ void Profiled::done(std::initializer_list<const StreamEvent*> events) {
     Milliseconds took = std::chrono::steady_clock::now() - start_;
     return profiler_->add(unit_.name, backward_, kind_, took.count());
   }
-  int64_t bytes = sent(model_.traffic) - bytes_;
+  int64_t bytes = sent(comm_.traffic()) - bytes_;
   if (bytes <= 0) return;
   Profiler::Pass& pass = profiler_->pass(unit_.name, backward_);
   Profiler::Calls& calls = pass.calls[kind_];
@@ -111,7 +122,7 @@ void Profiled::done(std::initializer_list<const StreamEvent*> events) {
         {{std::move(*begin_), profiler_->mark()}, unit_.name, backward_, kind_});
     return;
   }
-  Milliseconds took = model_.traffic.host_time - host_time_;
+  Milliseconds took = comm_.traffic().host_time - host_time_;
   if (kind_ == Profiler::kGather)
     profiler_->last_gathers_[unit_.name] = {backward_, calls.ms.size()};
   calls.ms.push_back(took.count());
@@ -120,17 +131,17 @@ void Profiled::done(std::initializer_list<const StreamEvent*> events) {
 
 // --- waits ---
 
-HostWait::HostWait(Model& model, const Unit& unit, bool backward)
+HostWait::HostWait(CommContext& comm, const Unit& unit, bool backward)
     : scope_("wait for ", unit),
-      model_(model),
+      comm_(comm),
       unit_(unit),
       backward_(backward),
-      host_time_(model.traffic.host_time) {}
+      host_time_(comm.traffic().host_time) {}
 
 HostWait::~HostWait() {
-  Profiler* profiler = model_.profiler.get();
-  if (!profiler || has_streams(model_.device)) return;
-  double ms = Milliseconds(model_.traffic.host_time - host_time_).count();
+  Profiler* profiler = comm_.profiler();
+  if (!profiler || has_streams(comm_.device())) return;
+  double ms = Milliseconds(comm_.traffic().host_time - host_time_).count();
   profiler->pass(unit_.name, backward_).exposed_ms += ms;
   auto gather = profiler->last_gathers_.find(unit_.name);
   if (gather == profiler->last_gathers_.end()) return;
@@ -139,13 +150,13 @@ HostWait::~HostWait() {
   profiler->last_gathers_.erase(gather);
 }
 
-void exposed_wait(Model& model, const StreamEvent& event, bool backward) {
-  Profiler* profiler = model.profiler.get();
-  if (!profiler || !event.recorded()) return model.stalls.wait(event, model.device);
+void exposed_wait(CommContext& comm, const StreamEvent& event, bool backward) {
+  Profiler* profiler = comm.profiler();
+  if (!profiler || !event.recorded()) return comm.stalls().wait(event, comm.device());
   auto known = profiler->units_.find(&event);
-  if (known == profiler->units_.end()) return model.stalls.wait(event, model.device);
+  if (known == profiler->units_.end()) return comm.stalls().wait(event, comm.device());
   c10::Event begin = profiler->mark();
-  model.stalls.wait(event, model.device);
+  comm.stalls().wait(event, comm.device());
   profiler->open_.push_back(
       {{std::move(begin), profiler->mark()}, known->second, backward, std::nullopt});
 }

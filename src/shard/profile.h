@@ -8,7 +8,7 @@
 // each wait of the compute stream. On the CPU the time is what the computing thread spent in the
 // communicators' calls, and all of it is exposed. Reshards are always host time, since nothing is
 // sent. Gathers and reductions that send nothing (a world of one, parameters in shared memory)
-// aren't counted. All calls hold the model's mutex.
+// aren't counted. All calls hold the model's lock.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -17,6 +17,7 @@
 #include <chrono>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,7 +28,8 @@
 
 namespace fsdp::shard {
 
-class Model;
+class CommContext;
+struct Engine;
 class Unit;
 
 class Profiler {
@@ -64,7 +66,7 @@ class Profiler {
  private:
   friend class Profiled;
   friend class HostWait;
-  friend void exposed_wait(Model& model, const StreamEvent& event, bool backward);
+  friend void exposed_wait(CommContext& comm, const StreamEvent& event, bool backward);
 
   using Ends = std::pair<c10::Event, c10::Event>;
   struct Open {  // work the device may not have finished
@@ -91,6 +93,10 @@ class Profiler {
   MemoryReport most_;
 };
 
+// Makes it the model's profiler. False: it has one already.
+bool start_profile(Engine& model, std::shared_ptr<Profiler> profiler);
+void stop_profile(Engine& model, const Profiler& profiler);
+
 // A named scope of a trace, if one is recorded.
 class TraceScope {
  public:
@@ -107,13 +113,13 @@ class TraceScope {
 // isn't counted if done() is never called (an error).
 class Profiled {
  public:
-  Profiled(Model& model, Profiler::Kind kind, const Unit& unit, bool backward);
+  Profiled(CommContext& comm, Profiler::Kind kind, const Unit& unit, bool backward);
   // `events` were recorded right after it; they tell exposed_wait which unit it waits for.
   void done(std::initializer_list<const StreamEvent*> events = {});
 
  private:
   TraceScope scope_;
-  Model& model_;
+  CommContext& comm_;
   Profiler* profiler_;
   Profiler::Kind kind_;
   const Unit& unit_;
@@ -127,20 +133,20 @@ class Profiled {
 // While alive, the computing thread waits for the gather of a unit (the CPU only).
 class HostWait {
  public:
-  HostWait(Model& model, const Unit& unit, bool backward);
+  HostWait(CommContext& comm, const Unit& unit, bool backward);
   ~HostWait();
   HostWait(const HostWait&) = delete;
   HostWait& operator=(const HostWait&) = delete;
 
  private:
   TraceScope scope_;
-  Model& model_;
+  CommContext& comm_;
   const Unit& unit_;
   bool backward_;
   std::chrono::nanoseconds host_time_;
 };
 
 // The current stream, which must be the compute stream, waits for the event.
-void exposed_wait(Model& model, const StreamEvent& event, bool backward);
+void exposed_wait(CommContext& comm, const StreamEvent& event, bool backward);
 
 }  // namespace fsdp::shard

@@ -12,6 +12,8 @@
 #include <system_error>
 #include <thread>
 
+#include "shard/background.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 
 namespace fsdp::shard::registry {
@@ -30,36 +32,41 @@ Known& known() {
 }
 
 // Whether anything but the model itself refers to its parameters.
-bool in_use(const Model& model) {
-  for (Flat* flat : model.flats())
+bool in_use(Model& model) {
+  for (Flat* flat : model.lock()->flats())
     for (const Parameter& p : flat->parameters())
       if (p.handle.use_count() > 1) return true;
   return false;
 }
 
-// Removes and returns those that `done` selects. The caller destroys them, without the lock.
-template <typename Done>
-std::vector<std::shared_ptr<Model>> take_parked(Done done) {
+std::vector<std::shared_ptr<Model>> parked_models() {
   std::lock_guard lock(known().mutex);
-  std::vector<std::shared_ptr<Model>> taken;
-  std::erase_if(known().parked, [&](std::shared_ptr<Model>& model) {
-    bool leaves = done(*model);
-    if (leaves) taken.push_back(std::move(model));
-    return leaves;
+  return known().parked;
+}
+
+// Destroys those that `done` selects. Neither runs under the registry's lock: both take the
+// model's.
+template <typename Done>
+void end_parked(Done done) {
+  std::vector<std::shared_ptr<Model>> ended = parked_models();
+  std::erase_if(ended, [&](const auto& model) { return !done(*model); });
+  std::lock_guard lock(known().mutex);
+  std::erase_if(known().parked, [&](const auto& model) {
+    return std::find(ended.begin(), ended.end(), model) != ended.end();
   });
-  return taken;
 }
 
 // A world, and therefore its models, must be left before the process ends. This needs a new thread:
 // the exiting thread has already destroyed its thread-locals, CUDA's current streams among them.
 void leave_at_exit() {
-  auto parked = take_parked([](const Model&) { return true; });
+  auto parked = parked_models();
+  end_parked([](Model&) { return true; });
   if (parked.empty()) return;
   auto leave = [&] {
     for (auto& model : parked) {
       std::optional<c10::DeviceGuard> guard;
       try {
-        guard.emplace(model->device);
+        guard.emplace(model->device());
       } catch (const std::exception&) {  // the device is lost
       }
       model.reset();
@@ -75,7 +82,7 @@ void leave_at_exit() {
 // Runs before the exit handlers of the model's device and backend, which were registered earlier.
 void leave_at_exit_with(const Model& model) {
   static auto* known_to = new std::set<std::string>;  // guarded by known().mutex
-  if (known_to->insert(model.device.str() + " " + model.world.backend()).second)
+  if (known_to->insert(model.device().str() + " " + model.world().backend()).second)
     std::atexit(leave_at_exit);
 }
 
@@ -83,15 +90,15 @@ void leave_at_exit_with(const Model& model) {
 
 void park(std::shared_ptr<Model> model) {
   {
-    std::unique_lock lock(model->mutex);
-    auto background = std::move(model->background);
-    lock.unlock();
+    Locked engine = model->lock();
+    auto background = std::move(engine->background);
+    engine.unlock();
     background.reset();  // waits for its work to end
-    lock.lock();
-    if (model->successor) return;
+    engine.lock();
+    if (model->successor()) return;
     // These would keep the module alive.
-    model->tree.reset();
-    for (const auto& unit : model->units) unit->modules.clear();
+    engine->tree.reset();
+    for (const auto& unit : engine->units) unit->modules.clear();
     if (!in_use(*model)) return;
   }
   std::lock_guard lock(known().mutex);
@@ -100,11 +107,11 @@ void park(std::shared_ptr<Model> model) {
 }
 
 void unpark(const Model* model) {
-  take_parked([&](const Model& other) { return &other == model; });
+  end_parked([&](Model& other) { return &other == model; });
 }
 
 void add(const std::shared_ptr<Model>& model) {
-  take_parked([](const Model& other) { return !in_use(other); });
+  end_parked([](Model& other) { return !in_use(other); });
   std::lock_guard lock(known().mutex);
   known().models.emplace_back(model.get(), model);
   ++known().count;
@@ -130,9 +137,8 @@ std::vector<std::shared_ptr<Model>> models() {
 
 std::vector<std::shared_ptr<Model>> models_with_modules() {
   auto found = models();
-  std::lock_guard lock(known().mutex);
-  std::erase_if(found, [](const std::shared_ptr<Model>& model) {
-    const auto& parked = known().parked;
+  const auto parked = parked_models();
+  std::erase_if(found, [&](const std::shared_ptr<Model>& model) {
     return std::find(parked.begin(), parked.end(), model) != parked.end() && !in_use(*model);
   });
   return found;

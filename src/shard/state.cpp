@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "fsdp/fully_shard.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/rectangles.h"
 #include "shard/reset.h"
@@ -17,9 +18,9 @@
 
 namespace fsdp {
 
+using shard::Engine;
 using shard::Flat;
-using shard::live;
-using shard::Model;
+using shard::Locked;
 using shard::Parameter;
 using shard::Unseen;
 
@@ -32,7 +33,7 @@ void require_values(const shard::Unit& unit) {
 }
 
 template <typename Visit>
-void for_each_parameter(Model& model, Visit visit) {
+void for_each_parameter(Engine& model, Visit visit) {
   for (const auto& unit : model.units)
     for (const auto& flat : unit->flats)
       for (size_t i = 0; i < flat->parameters().size(); ++i) visit(*unit, *flat, i);
@@ -42,28 +43,9 @@ void for_each_parameter(Model& model, Visit visit) {
 
 // --- one parameter ---
 
-std::pair<Flat*, size_t> shard::Model::find(const std::string& parameter) {
-  std::string close;
-  std::pair<Flat*, size_t> found{nullptr, 0};
-  for_each_parameter(*this, [&](shard::Unit&, Flat& flat, size_t i) {
-    const auto& names = flat.parameters()[i].names;
-    if (std::find(names.begin(), names.end(), parameter) != names.end()) found = {&flat, i};
-    size_t dot = parameter.rfind('.');
-    std::string last = dot == std::string::npos ? parameter : parameter.substr(dot);
-    if (close.size() < 200 && names[0].ends_with(last))
-      close += (close.empty() ? "\"" : ", \"") + names[0] + "\"";
-  });
-  if (!found.first)
-    throw Error("the sharded model has no parameter \"" + parameter + "\".",
-                close.empty() ? "sharded.sharded_state_dict() lists the names."
-                              : "did you mean " + close + "?");
-  return found;
-}
-
 ShardInfo Sharded::shard_of(const std::string& parameter) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->settle_factor();
+  const Locked model = shard::lock(*this);
+  model->reducer.settle_factor();
   auto [flat, i] = model->find(parameter);
   const Parameter& p = flat->parameters()[i];
   shard::Slice slice = flat->layout().slice(i, flat->rank());
@@ -96,33 +78,31 @@ ShardInfo Sharded::shard_of(const std::string& parameter) const {
 }
 
 at::Tensor Sharded::full_tensor(const std::string& parameter) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
+  const Locked model = shard::lock(*this);
   auto [flat, i] = model->find(parameter);
   require_values(flat->unit());
   Unseen unseen;
-  return flat->view_of(i, model->gather_shard(*flat, flat->read_master(), "full_tensor")).clone();
+  return flat->view_of(i, model->gatherer.gather_shard(*flat, flat->read_master(), "full_tensor"))
+      .clone();
 }
 
 at::Tensor Sharded::full_grad(const std::string& parameter) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  model->forget_cleared_gradients();
-  model->settle_factor();
+  const Locked model = shard::lock(*this);
+  model->reducer.forget_cleared();
+  model->reducer.settle_factor();
   auto [flat, i] = model->find(parameter);
   if (!flat->grad.defined()) return {};
   flat->await_gradient();
   Unseen unseen;
-  return flat->view_of(i, model->gather_shard(*flat, flat->grad, "full_grad")).clone();
+  return flat->view_of(i, model->gatherer.gather_shard(*flat, flat->grad, "full_grad")).clone();
 }
 
 // --- state dicts ---
 
 StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
+  const Locked model = shard::lock(*this);
   Unseen unseen;
-  bool keep = !rank0_only || model->world.rank() == 0;
+  bool keep = !rank0_only || model->world().rank() == 0;
   StateDict state;
   Flat* gathered = nullptr;  // a flat's parameters are mostly consecutive
   at::Tensor full;
@@ -139,7 +119,7 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
       Flat& flat = *static_cast<Flat*>(tag->owner);
       require_values(flat.unit());
       if (&flat != gathered)
-        full = model->gather_shard(flat, flat.read_master(), "full_state_dict");
+        full = model->gatherer.gather_shard(flat, flat.read_master(), "full_state_dict");
       gathered = &flat;
       if (keep) add(name, flat.view_of(flat.index_of(tensor), full).clone());
     }
@@ -149,8 +129,7 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
 }
 
 std::map<std::string, ShardInfo> Sharded::sharded_state_dict() const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
+  const Locked model = shard::lock(*this);
   std::map<std::string, ShardInfo> state;
   for_each_parameter(*model, [&](shard::Unit&, Flat& flat, size_t i) {
     const std::string& name = flat.parameters()[i].name();
@@ -160,8 +139,7 @@ std::map<std::string, ShardInfo> Sharded::sharded_state_dict() const {
 }
 
 void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
+  const Locked model = shard::lock(*this);
   std::map<std::string, at::Tensor> given(state.begin(), state.end());
   std::string missing, unknown;
   auto find = [&](const std::string& name, at::IntArrayRef sizes) -> at::Tensor {
@@ -206,8 +184,8 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
                   "load_full_state_dict(state, /*strict=*/false) ignores them.");
   }
   Unseen unseen;
-  model->reshard_all();
-  model->synchronize_readers("load_full_state_dict");
+  model->gatherer.reshard_all();
+  model->gatherer.synchronize_readers("load_full_state_dict");
   for (auto& [tensor, value] : found) {
     shard::StorageTag* tag = shard::tag_of(tensor);
     if (!tag || tag->kind != shard::StorageTag::kParameters) {
@@ -218,18 +196,18 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
     flat.keep_part(flat.index_of(tensor), value.to(flat.master_dtype()), flat.edit_master());
     if (missing.empty()) flat.unit().meta = false;
   }
-  for (const auto& unit : model->units) model->changed(*unit);
+  for (const auto& unit : model->units) model->gatherer.changed(*unit);
 }
 
 // --- summon_full_params ---
 
-FullParams::FullParams(std::shared_ptr<Model> model, SummonOptions options)
+FullParams::FullParams(std::shared_ptr<shard::Model> model, SummonOptions options)
     : model_(std::move(model)), options_(options), exceptions_(std::uncaught_exceptions()) {
-  std::lock_guard lock(model_->mutex);
-  bool keep = !options_.rank0_only || model_->world.rank() == 0;
-  for (const auto& unit : model_->units) require_values(*unit);
-  for (const auto& unit : model_->units) {
-    model_->pin(*unit, /*writable=*/true);
+  const Locked engine = model_->lock();
+  bool keep = !options_.rank0_only || engine->world().rank() == 0;
+  for (const auto& unit : engine->units) require_values(*unit);
+  for (const auto& unit : engine->units) {
+    engine->gatherer.pin(*unit, /*writable=*/true);
     for (const auto& flat : unit->flats)
       for (const Parameter& p : flat->parameters())
         for (const std::string& name : p.names) {
@@ -237,15 +215,15 @@ FullParams::FullParams(std::shared_ptr<Model> model, SummonOptions options)
           Unseen unseen;
           values_[name] = options_.offload_to_cpu ? p.handle.detach().cpu().clone() : p.handle;
         }
-    if (options_.offload_to_cpu || !keep) model_->unpin(*unit);
+    if (options_.offload_to_cpu || !keep) engine->gatherer.unpin(*unit);
   }
-  ++model_->summoned;
+  engine->masters.summon();
 }
 
 FullParams::~FullParams() noexcept(false) {
-  std::lock_guard lock(model_->mutex);
+  const Locked model = model_->lock();
   Unseen unseen;
-  --model_->summoned;
+  model->masters.dismiss();
   bool unwinding = std::uncaught_exceptions() > exceptions_;
   bool write = options_.writeback && !unwinding;
   struct Written {
@@ -256,23 +234,23 @@ FullParams::~FullParams() noexcept(false) {
   std::vector<Written> written;
   if (write) {
     // With rank0_only the other ranks have no values, so rank 0 broadcasts its own.
-    for_each_parameter(*model_, [&](shard::Unit& unit, Flat& flat, size_t i) {
+    for_each_parameter(*model, [&](shard::Unit& unit, Flat& flat, size_t i) {
       const Parameter& p = flat.parameters()[i];
       at::Tensor value = values_.count(p.name()) ? values_[p.name()] : at::Tensor();
       bool changed = options_.offload_to_cpu || (value.defined() && flat.was_written(i));
-      if (options_.rank0_only && model_->world.size() > 1) {
+      if (options_.rank0_only && model->world().size() > 1) {
         at::Tensor sent = value.defined()
-                              ? value.detach().to(model_->device).contiguous()
-                              : at::empty(p.sizes, flat.shard.options().device(model_->device));
-        if (sent.numel() > 0) model_->world.comm().broadcast(sent, 0, {.label = p.name()});
+                              ? value.detach().to(model->device()).contiguous()
+                              : at::empty(p.sizes, flat.shard.options().device(model->device()));
+        if (sent.numel() > 0) model->world().comm().broadcast(sent, 0, {.label = p.name()});
         value = sent;
         changed = true;
       }
       if (changed) written.push_back({&flat, i, value.detach().clone()});
     });
-    model_->synchronize_readers("summon_full_params");
+    model->gatherer.synchronize_readers("summon_full_params");
   }
-  for (const auto& unit : model_->units) model_->unpin(*unit);
+  for (const auto& unit : model->units) model->gatherer.unpin(*unit);
   for (auto& [flat, i, value] : written) {
     // Elements that weren't written keep the master's precision.
     at::Tensor master = flat->edit_master();
@@ -284,64 +262,73 @@ FullParams::~FullParams() noexcept(false) {
     part.copy_(at::where(after.to(flat->param_dtype()) == before, part, after));
   }
   if (write)
-    for (const auto& unit : model_->units) model_->changed(*unit);
+    for (const auto& unit : model->units) model->gatherer.changed(*unit);
 }
 
 std::unique_ptr<FullParams> Sharded::summon_full_params(SummonOptions options) const {
-  return std::make_unique<FullParams>(live(model_), options);
+  return std::make_unique<FullParams>(shard::model_of(*this), options);
 }
 
 // --- averages of weights ---
 
-void Sharded::lerp_parameters(const Sharded& other, double weight) const {
-  auto model = live(model_), from = live(other.model());
-  auto flats = model->flats(), sources = from->flats();
-  auto shape = [](const Flat& flat) {
+namespace {
+
+// The flats and their parameters, as one line each.
+std::vector<std::string> shapes_of(const Engine& model) {
+  std::vector<std::string> shapes;
+  for (const Flat* flat : model.flats()) {
     std::stringstream text;
-    text << "unit \"" << flat.unit().name << "\" (" << flat.unit().group->text << ")";
-    for (const Parameter& p : flat.parameters())
+    text << "unit \"" << flat->unit().name << "\" (" << flat->unit().group->text << ")";
+    for (const Parameter& p : flat->parameters())
       text << ", \"" << p.name() << "\" " << at::IntArrayRef(p.sizes);
-    return text.str();
-  };
-  bool same = flats.size() == sources.size();
-  for (size_t i = 0; same && i < flats.size(); ++i)
-    if (std::string mine = shape(*flats[i]), theirs = shape(*sources[i]); mine != theirs)
-      throw Error("lerp_parameters: this model has " + mine + ", and the other " + theirs + ".",
-                  "build both from the same code, and shard both with the same options.");
-  if (!same)
-    throw Error("lerp_parameters: this model has " + std::to_string(flats.size()) +
-                    " flat buffers, and the other " + std::to_string(sources.size()) + ".",
-                "build both from the same code, and shard both with the same options.");
-  for (const auto& unit : from->units) require_values(*unit);
-  model->settle_factor();
-  shard::begin_update(*model);
-  Unseen unseen;
-  for (size_t i = 0; i < flats.size(); ++i) {
-    at::Tensor value;
-    {
-      std::lock_guard lock(from->mutex);  // never together with the other model's
-      value = sources[i]->read_master();
-    }
-    std::lock_guard lock(model->mutex);
-    at::Tensor master = flats[i]->edit_master();
-    if (at::isFloatingType(master.scalar_type())) master.lerp_(value.to(master.options()), weight);
-    flats[i]->settle_master();
+    shapes.push_back(text.str());
   }
-  shard::end_update(*model, /*shards_written=*/true);
+  return shapes;
+}
+
+}  // namespace
+
+void Sharded::lerp_parameters(const Sharded& other, double weight) const {
+  const auto mine = shapes_of(*shard::lock(*this)), theirs = shapes_of(*shard::lock(other));
+  const auto [here, there] = std::mismatch(mine.begin(), mine.end(), theirs.begin(), theirs.end());
+  if (here != mine.end() || there != theirs.end())
+    throw Error("lerp_parameters: this model has " + (here != mine.end() ? *here : "nothing more") +
+                    ", and the other " + (there != theirs.end() ? *there : "nothing more") + ".",
+                "build both from the same code, and shard both with the same options.");
+  for (const auto& unit : shard::lock(other)->units) require_values(*unit);
+  const auto update = [&](const auto& change) {
+    const Locked model = shard::lock(*this);
+    Unseen unseen;
+    change(*model);
+  };
+  update([](Engine& model) {
+    model.reducer.settle_factor();
+    shard::begin_update(model);
+  });
+  for (size_t i = 0; i < mine.size(); ++i) {
+    // One lock at a time (model.h).
+    const at::Tensor value = shard::lock(other)->flats()[i]->read_master();
+    update([&](Engine& model) {
+      at::Tensor master = model.flats()[i]->edit_master();
+      if (at::isFloatingType(master.scalar_type()))
+        master.lerp_(value.to(master.options()), weight);
+      model.flats()[i]->settle_master();
+    });
+  }
+  update([](Engine& model) { shard::end_update(model, /*shards_written=*/true); });
 }
 
 // --- models built on the meta device ---
 
 void Sharded::materialize(at::Device device,
                           const std::function<void(torch::nn::Module&)>& init) const {
-  auto model = live(model_);
-  std::lock_guard lock(model->mutex);
-  if (device.type() != model->device.type())
+  const Locked model = shard::lock(*this);
+  if (device.type() != model->device().type())
     throw Error("materialize on " + device.str() + ": the model was sharded on " +
-                    model->device.str() + ".",
+                    model->device().str() + ".",
                 "pass the device to fully_shard: .device = …");
-  model->reshard_all();
-  model->synchronize_readers("materialize");
+  model->gatherer.reshard_all();
+  model->gatherer.synchronize_readers("materialize");
   for (const auto& unit : model->units) {
     if (!unit->meta) continue;
     at::NoGradGuard no_grad;
@@ -349,7 +336,7 @@ void Sharded::materialize(at::Device device,
     std::vector<at::Tensor> fulls;
     for (const auto& flat : unit->flats) {
       fulls.push_back(
-          at::zeros({flat->layout().full_numel()}, flat->master_options().device(model->device)));
+          at::zeros({flat->layout().full_numel()}, flat->master_options().device(model->device())));
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         shard::set_key(flat->parameters()[i].handle, false);
         shard::become(flat->parameters()[i].handle, flat->view_of(i, fulls.back()));
@@ -385,7 +372,7 @@ void Sharded::materialize(at::Device device,
     }
     bind();
     unit->meta = false;
-    model->changed(*unit);
+    model->gatherer.changed(*unit);
   }
   // Modules without parameters of their own may have buffers.
   shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {

@@ -15,6 +15,7 @@
 #include "shard/deferred.h"
 #include "shard/deferred_tape.h"
 #include "shard/dry_run.h"
+#include "shard/engine.h"
 #include "shard/gradients.h"
 #include "shard/kept_tensor.h"
 #include "shard/model.h"
@@ -28,11 +29,8 @@ bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-Model& model_of(const Unit& unit) {
-  if (!unit.model)
-    throw Error("unit \"" + unit.name + "\": its sharded model is gone.",
-                "keep the module alive as long as graphs made with it are used.");
-  return *unit.model;
+std::shared_ptr<Model> owner_of(const Unit& unit) {
+  return unit.require_owner("keep the module alive as long as graphs made with it are used.");
 }
 
 // --- operators ---
@@ -45,9 +43,8 @@ class Touched {
   explicit Touched(const c10::OperatorHandle& op) : op_(op) {}
   ~Touched() {
     if (!counted_) return;
-    for (const auto& unit : units_) {
-      if (!unit->model) continue;
-      std::lock_guard lock(unit->model->mutex);
+    for (const auto& [unit, model] : units_) {
+      const Locked locked = model->lock();
       --unit->busy;
     }
   }
@@ -75,15 +72,15 @@ class Touched {
 
   // Gathers all units; none may be resharded until the operator has returned.
   void gather() {
-    for (Unit* unit : written_) model_of(*unit).before_write(*unit, op_.schema().name().c_str());
-    for (const auto& unit : units_) model_of(*unit);
-    for (const auto& unit : units_) {
-      std::lock_guard lock(unit->model->mutex);
+    const char* name = op_.schema().name().c_str();
+    for (Unit* unit : written_) owner_of(*unit)->lock()->before_write(*unit, name);
+    for (auto& [unit, model] : units_) model = owner_of(*unit);
+    for (const auto& [unit, model] : units_) {
+      const Locked locked = model->lock();
       ++unit->busy;
     }
     counted_ = true;
-    for (const auto& unit : units_)
-      model_of(*unit).ensure(*unit, op_.schema().name().c_str(), in_backward());
+    for (const auto& [unit, model] : units_) model->lock()->use(*unit, name, in_backward());
   }
 
   // Tells recomputation where a module begins. Nested operators add nothing to that.
@@ -105,8 +102,8 @@ class Touched {
       cast_to_ = flat.param_dtype();
     }
     for (const auto& known : units_)
-      if (known.get() == &unit) return;
-    units_.push_back(unit.shared_from_this());
+      if (known.unit.get() == &unit) return;
+    units_.push_back({unit.shared_from_this(), nullptr});
   }
 
   [[noreturn]] void refuse_write(const Flat& flat, const at::Tensor& tensor) const {
@@ -129,7 +126,8 @@ class Touched {
       if (flat.layout().offset(i) != tensor.storage_offset()) continue;
       parameter = flat.parameters()[i].name();
       if (name != "aten::zero_" || !flat.grad.defined()) continue;
-      std::lock_guard lock(model_of(flat.unit()).mutex);
+      const auto model = owner_of(flat.unit());
+      const Locked locked = model->lock();
       Unseen unseen;
       change_gradient(flat);
       flat.part_of(i, flat.grad).zero_();
@@ -143,7 +141,11 @@ class Touched {
   }
 
   const c10::OperatorHandle& op_;
-  c10::SmallVector<std::shared_ptr<Unit>, 4> units_;
+  struct Use {
+    std::shared_ptr<Unit> unit;
+    std::shared_ptr<Model> model;  // from gather() on
+  };
+  c10::SmallVector<Use, 4> units_;
   c10::SmallVector<Unit*, 2> written_;          // through handed-out masters
   c10::SmallVector<c10::TensorImpl*, 4> seen_;  // only while a tape hook is set
   std::optional<at::ScalarType> cast_to_;
@@ -243,7 +245,7 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
   at::Tensor call_unpack_hook() override {
     if (place_) return place_->get();
     kept_.check("backward");
-    if (const auto& unit = kept_.unit()) model_of(*unit).ensure(*unit, "backward", true);
+    if (const auto& unit = kept_.unit()) owner_of(*unit)->lock()->use(*unit, "backward", true);
     return kept_.data();
   }
 
@@ -279,10 +281,10 @@ GradientsToCome gradients_to_come(const torch::autograd::edge_list& roots, bool 
   return found;
 }
 
-class Engine : public torch::autograd::Engine {
+class HookedEngine : public torch::autograd::Engine {
  public:
   static torch::autograd::Engine& get() {
-    static Engine* engine = new Engine;  // never destroyed: its threads end with the process
+    static auto* engine = new HookedEngine;  // never destroyed: its threads end with the process
     return *engine;
   }
 
@@ -305,21 +307,21 @@ class Engine : public torch::autograd::Engine {
     auto models = registry::models();
     // A dry run during training leaves the real models alone, and the other way round.
     std::erase_if(models,
-                  [](const auto& model) { return model->device.is_meta() != dry_run::on(); });
+                  [](const auto& model) { return model->device().is_meta() != dry_run::on(); });
     const auto coming = gradients_to_come(roots, accumulate_grad, outputs);
-    for (const auto& model : models) model->begin_backward(coming);
+    for (const auto& model : models) model->lock()->begin_backward(coming);
     try {
       auto result = run();
-      for (const auto& model : models) model->end_backward(/*failed=*/false);
+      for (const auto& model : models) model->lock()->end_backward(/*failed=*/false);
       return result;
     } catch (...) {
-      for (const auto& model : models) model->end_backward(/*failed=*/true);
+      for (const auto& model : models) model->lock()->end_backward(/*failed=*/true);
       throw;
     }
   }
 };
 
-const bool installed = (torch::autograd::set_default_engine_stub(&Engine::get), true);
+const bool installed = (torch::autograd::set_default_engine_stub(&HookedEngine::get), true);
 
 }  // namespace
 }  // namespace fsdp::shard

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "shard/model.h"
 #include "shard/offload.h"
 
 namespace fsdp {
@@ -20,11 +21,6 @@ ReshardAfterForward::ReshardAfterForward(int parts) : keep_parts(parts) {
 }
 
 namespace shard {
-namespace {
-
-constexpr int64_t kFlatAlign = 256;
-
-}  // namespace
 
 const Communicator& Group::neighbours(int parts) {
   for (const auto& [known, comm] : neighbours_)
@@ -57,8 +53,7 @@ int64_t Unit::numel() const {
 
 int64_t Unit::full_bytes() const {
   int64_t total = 0;
-  for (const auto& flat : flats)
-    total += (flat->full_bytes() + kFlatAlign - 1) / kFlatAlign * kFlatAlign;
+  for (const auto& flat : flats) total += aligned_bytes(flat->full_bytes());
   return total;
 }
 
@@ -76,6 +71,24 @@ bool Unit::viewed() const {
 std::string Unit::label(const char* by) const {
   std::string text = "unit \"" + name + "\"";
   return by && *by ? text + " (" + by + ")" : text;
+}
+
+std::chrono::milliseconds Unit::timeout() const {
+  const auto model = owner.lock();
+  return model ? model->world().timeout() : std::chrono::minutes(5);
+}
+
+std::shared_ptr<Model> Unit::require_owner(const char* hint) const {
+  auto model = owner.lock();
+  if (!model) throw Error("unit \"" + name + "\": its sharded model is gone.", hint);
+  return model;
+}
+
+std::vector<Flat*> flats_of(const std::vector<std::shared_ptr<Unit>>& units) {
+  std::vector<Flat*> all;
+  for (const auto& unit : units)
+    for (const auto& flat : unit->flats) all.push_back(flat.get());
+  return all;
 }
 
 void Unit::apply_reshard_after_forward() {

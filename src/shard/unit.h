@@ -2,6 +2,7 @@
 // unit from state to state.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,10 @@ struct Group {
   std::vector<std::pair<int, Communicator>> neighbours_;
 };
 
+inline int64_t aligned_bytes(int64_t bytes) {  // flats of a unit begin at multiples of 256 bytes
+  return (bytes + 255) / 256 * 256;
+}
+
 // How much of a unit each rank keeps after forward: 0 nothing but its shard, 1 everything,
 // n 1/n. `keeps` is the default of a choice that leaves it open. Throws an Error unless n divides
 // the number of ranks that share a unit; n equal to that number keeps nothing but the shard.
@@ -57,9 +62,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
     kReady,      // gathered; the key is off, unless keyed_when_ready()
   };
 
-  Model* model = nullptr;  // null once the model is gone
-  int id = 0;              // the same on every rank
-  std::string name;        // path of its module, or "root"
+  std::weak_ptr<Model> owner;  // expired once the model is gone
+  int id = 0;                  // the same on every rank
+  std::string name;            // path of its module, or "root"
   bool root = false;
   std::shared_ptr<Group> group;
   std::vector<std::unique_ptr<Flat>> flats;
@@ -74,10 +79,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool watched = false;  // recomputation wants to see every use (tape_hook.h)
 
   // --- units that only some ranks use ---
-  bool uneven = false;       // may be; gathered with its family, by all ranks or by none
-  Unit* parent = nullptr;    // of an uneven unit: the even unit around it
-  std::vector<Unit*> brood;  // of an even unit: the uneven units inside it
-  bool wants_uneven = false;  // the user's choice, for when it is no longer a root
+  bool uneven = false;              // may be; gathered with its family, by all ranks or by none
+  Unit* parent = nullptr;           // of an uneven unit: the even unit around it
+  std::vector<Unit*> uneven_units;  // of an even unit: those inside it
+  bool wants_uneven = false;        // the user's choice, for when it is no longer a root
   // --- in this backward ---
   bool reached = false;      // it brings a gradient of the unit to this rank
   bool takes_part = false;   // to some rank
@@ -92,7 +97,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Work> works;
   StreamEvent gathered;
   uint64_t last_use = 0;
-  uint64_t last_pass = 0;  // the last pass (model.h) whose forward used it
+  uint64_t last_pass = 0;                          // the last pass (model.h) whose forward used it
   const char* touched_by = "";                     // the operator that last used it in forward
   std::vector<Unit*> forward_next, backward_next;  // prefetch lists set by the user
   bool next_checked = false;
@@ -103,6 +108,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool viewed() const;         // a view of a parameter exists outside of the engine
   bool keyed_when_ready() const { return cast_inputs || watched; }
   std::string label(const char* what) const;
+  std::chrono::milliseconds timeout() const;  // of its world
+  // An Error if the model is gone; `hint` says what to keep alive.
+  std::shared_ptr<Model> require_owner(const char* hint) const;
 
   int parts_kept(const ReshardAfterForward& choice) const {
     return shard::parts_kept(choice, root || strategy_keeps, *group);
@@ -111,5 +119,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // make the same choice.
   void apply_reshard_after_forward();
 };
+
+std::vector<Flat*> flats_of(const std::vector<std::shared_ptr<Unit>>& units);
 
 }  // namespace fsdp::shard

@@ -2,7 +2,7 @@
 //
 // Between begin_update and end_update the masters (and shards) may be written; no rank reads them
 // then. With shared memory begin_update waits for every rank, so an update is collective. The
-// caller holds the model's mutex from begin_update to end_update (Optimizer::step does).
+// caller holds the model's lock from begin_update to end_update (Optimizer::step does).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,65 +15,69 @@
 
 namespace fsdp::shard {
 
-class Model;
+struct Engine;
 
-std::vector<Flat*> trainable_flats(Model& model);
+std::vector<Flat*> all_flats(const Engine& model);
+std::vector<Flat*> trainable_flats(const Engine& model);
 
 // Registers an optimizer, for memory() and so that clipping may leave its factor to the update.
 // `host_bytes`: bytes of the states in host memory.
-void attach_optimizer(Model& model, const void* optimizer, std::function<int64_t()> state_bytes,
+void attach_optimizer(Engine& model, const void* optimizer, std::function<int64_t()> state_bytes,
                       std::function<int64_t()> host_bytes);
-void detach_optimizer(Model& model, const void* optimizer);
+void detach_optimizer(Engine& model, const void* optimizer);
+// Where an optimizer keeps its counts has changed, on which recorded steps depend.
+void counts_moved(Engine& model);
 
 // Reshards every unit. Takes and returns the factor that gradients must still be multiplied by (one
 // float32 on the model's device, from clip_grad_norm_); undefined: none.
-at::Tensor begin_update(Model& model);
+at::Tensor begin_update(Engine& model);
 // The masters have changed. `shards_written`: the shards (where they are separate tensors) were
 // written too; otherwise they are written from the masters here.
-void end_update(Model& model, bool shards_written);
+void end_update(Engine& model, bool shards_written);
 
 // Sums `tensor` over all ranks that own other shards of this model, for norms and for counting
 // infinities: in place, on the device, in stream order. Collective.
-void sum_over_ranks(Model& model, at::Tensor tensor);
+void sum_over_ranks(Engine& model, at::Tensor tensor);
+// Sums or averages the loss of a step over all ranks that share the model: in place. Collective.
+void reduce_loss(Engine& model, at::Tensor loss, bool average);
 
-void zero_gradients(Model& model, bool set_to_none);
+void zero_gradients(Engine& model, bool set_to_none);
 
 // --- flats in host memory (offload.h), between begin_update and end_update ---
 
-bool on_host(const Flat& flat);  // updated there
+bool offloads(const Engine& model);  // whether anything of the model is in host memory
+bool on_host(const Flat& flat);      // updated there
 // The flats updated on the host, in the order in which forward will need them.
-std::vector<Flat*> host_flats(Model& model);
+std::vector<Flat*> host_flats(Engine& model);
 // Waits for every update under way.
-void await_updates(Model& model);
+void await_updates(Engine& model);
 
 // The factor of an update, for the host.
 struct HostFactor {
   at::Tensor value;                      // undefined: none
   std::shared_ptr<StreamEvent> arrived;  // when it may be read; null: at once
 };
-HostFactor bring_factor(Model& model, const at::Tensor& factor);
+HostFactor bring_factor(Engine& model, const at::Tensor& factor);
 
-// Calls `update`, which passes its kernels to run_update: they run later, in the model's update
-// thread, once the gradient and the factor have arrived and the device has read the shard. Users
-// of the flat wait for them. `at_once`: waits for all of that here, so `update` may do the work
-// itself. `wanted`: the flat's position in forward.
-void update_on_host(Model& model, Flat& flat, size_t wanted, const HostFactor& factor, bool at_once,
-                    const std::function<void()>& update);
+// Runs `update` later, in the model's update thread, once the gradient and the factor have arrived
+// and the device has read the shard. Users of the flat wait for it. `wanted`: the flat's position
+// in forward.
+void update_on_host(Engine& model, Flat& flat, size_t wanted, const HostFactor& factor,
+                    std::function<void()> update);
 // From now until the next update or zero_grad, gradients of host_flats() are used as they arrive:
 // backward calls `update` for every flat of a unit once the last of them has its gradient. step()
 // skips these flats. Nothing may clip or change gradients in between.
-void update_in_backward(Model& model, std::function<void(Flat& flat)> update);
+void update_in_backward(Engine& model, std::function<void(Engine& model, Flat& flat)> update);
 bool updated_in_backward(const Flat& flat);
+bool updated_in_backward(const Engine& model);  // some flat was
 
 // Flats with only the shard or the gradient in host memory: the update runs on the device.
-std::vector<Flat*> visiting_flats(Model& model);
+std::vector<Flat*> visiting_flats(Engine& model);
 // Calls `update` with both copied to the device, in the flat's own fields. The shard is then copied
 // back, overlapping with the device's next work.
-void update_on_visit(Model& model, Flat& flat, const std::function<void()>& update);
+void update_on_visit(Engine& model, Flat& flat, const std::function<void()>& update);
 
 // Profilers show updates under the unit's name and this label.
 inline constexpr const char* kUpdateLabel = "(update)";
-// Runs an update's kernels: at once, or as update_on_host says. They must own the tensors they use.
-void run_update(Model& model, std::function<void()> kernels);
 
 }  // namespace fsdp::shard

@@ -9,6 +9,7 @@
 #include "checkpoint/metadata.h"
 #include "checkpoint/trained.h"
 #include "fsdp/deferred_init.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 #include "shard/world.h"
@@ -253,7 +254,7 @@ TEST(Checkpoints, AParameterThatWasNeverUpdatedHasNoState) {
   auto loaded = make_trained("branches", {}, Rule::kAdamW, 8);
   loaded.train(3);
   checkpoint::load(folder / "a", loaded.sharded, loaded.optimizer.get());
-  for (auto* flat : loaded.sharded.model()->flats()) {
+  for (auto* flat : shard::lock(loaded.sharded)->flats()) {
     const bool right = flat->parameters()[0].name().starts_with("right");
     EXPECT_EQ(loaded.optimizer->steps(*flat), right ? 0 : 1) << flat->parameters()[0].name();
     for (const auto& [name, state] : loaded.optimizer->state(*flat))

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "checkpoint/trained.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 #include "shard/world.h"

@@ -4,6 +4,7 @@
 #include <torch/utils.h>
 
 #include "checkpoint/trained.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/world.h"
 

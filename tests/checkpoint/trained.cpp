@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 #include "shard/world.h"
@@ -44,11 +45,11 @@ Snapshot snapshot(const Trained& trained) {
   Snapshot whole;
   for (const auto& [name, tensor] : trained.sharded.full_state_dict())
     whole["model." + name] = tensor;
-  auto& model = *trained.sharded.model();
+  const auto model = shard::lock(trained.sharded);
   shard::Unseen unseen;
-  for (auto* flat : model.flats())
+  for (auto* flat : model->flats())
     for (const auto& [name, state] : trained.optimizer->state(*flat)) {
-      const at::Tensor full = model.gather_shard(*flat, state, "a snapshot");
+      const at::Tensor full = model->gatherer.gather_shard(*flat, state, "a snapshot");
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         const auto& p = flat->parameters()[i];
         if (!p.handle.requires_grad()) continue;

@@ -6,6 +6,7 @@
 
 #include "fsdp/nn.h"
 #include "nn/products.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 
@@ -134,7 +135,7 @@ TEST_P(ShardedLayers, ExpectNothingOfAForwardThatIsGone) {
   SideBySide both(own(), options());
   auto expected = [&] {
     int all = 0;
-    for (const shard::Flat* flat : both.sharded().model()->flats())
+    for (const shard::Flat* flat : shard::lock(both.sharded())->flats())
       all = std::accumulate(flat->expected.begin(), flat->expected.end(), all);
     return all;
   };

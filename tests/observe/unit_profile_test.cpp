@@ -12,6 +12,7 @@
 #include <set>
 
 #include "fsdp/optim.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 
@@ -73,7 +74,7 @@ struct Subject {
 
   // This rank's part of a unit, in bytes: its masters are float32.
   int64_t shard_bytes(const std::string& name) const {
-    for (const auto& unit : sharded.model()->units)
+    for (const auto& unit : shard::lock(sharded)->units)
       if (unit->name == name) return 4 * unit->flats.front()->layout().shard_numel();
     return 0;
   }

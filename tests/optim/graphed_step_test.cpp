@@ -234,7 +234,7 @@ TEST_F(GraphedSteps, RecoveryLeavesNothingBehindOfAStepThatFailedAnywhere) {
   GraphedStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
     return trial.built.loss({0, inputs[0], inputs[1]});
   });
-  shard::Model& model = *trial.sharded.model();
+  shard::Model& model = *shard::model_of(trial.sharded);
   std::vector<double> losses;
   for (int i = 0; i < plan.steps; ++i) {
     Inputs inputs = trial.inputs(i).front();
@@ -249,7 +249,8 @@ TEST_F(GraphedSteps, RecoveryLeavesNothingBehindOfAStepThatFailedAnywhere) {
       shard::recover(model);
     }
     EXPECT_FALSE(shard::has_gradients(model));
-    for (const auto& unit : model.units) EXPECT_EQ(unit->state, shard::Unit::State::kSharded);
+    for (const auto& unit : model.lock()->units)
+      EXPECT_EQ(unit->state, shard::Unit::State::kSharded);
     losses.push_back(step(inputs).loss.item<double>());
   }
   expect_same_numbers(losses, eager(plan).losses, 0);

@@ -18,6 +18,7 @@
 #include "fsdp/optim.h"
 #include "fsdp/recompute.h"
 #include "optim/work_again.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/models.h"
 #include "shard/oracle.h"
@@ -111,7 +112,7 @@ class Trial {
       outcome.parameters.emplace_back(name, sharded.full_tensor(name).clone());
     for (const auto& [name, buffer] : built.module->named_buffers().pairs())
       outcome.buffers.emplace_back(name, buffer.clone());
-    for (const auto* flat : shard::trainable_flats(*sharded.model()))
+    for (const auto* flat : shard::trainable_flats(*shard::lock(sharded)))
       outcome.updates.push_back(optimizer->steps(*flat));
     return outcome;
   }

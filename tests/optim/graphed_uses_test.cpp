@@ -90,7 +90,8 @@ TEST_F(GraphedSteps, OfRanksThatUseDifferentParameters) {
     auto loss = [layers](const Inputs& inputs) {
       auto h = inputs[0];
       for (size_t i = 0; i < layers->size(); ++i)
-        if (static_cast<int>(i) != rank() % 3) h = layers->ptr<nn::LinearImpl>(i)->forward(h).tanh();
+        if (static_cast<int>(i) != rank() % 3)
+          h = layers->ptr<nn::LinearImpl>(i)->forward(h).tanh();
       return h.square().mean();
     };
     auto sharded = fully_shard(layers.ptr(), {.device = test_device()});

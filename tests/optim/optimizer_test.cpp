@@ -15,6 +15,7 @@
 #include "fsdp/optim.h"
 #include "kernels/split.h"
 #include "shard/models.h"
+#include "shard/model.h"
 #include "shard/update.h"
 #include "shard/world.h"
 
@@ -80,7 +81,7 @@ struct Both {
 
 std::vector<at::Tensor> masters(const Sharded& sharded) {
   std::vector<at::Tensor> copies;
-  for (const auto* flat : shard::trainable_flats(*sharded.model()))
+  for (const auto* flat : shard::trainable_flats(*shard::lock(sharded)))
     copies.push_back(flat->read_master().clone());
   return copies;
 }
@@ -190,7 +191,7 @@ TEST(Optimizers, ASplitMasterTrainsAsAWholeOne) {
                       .split_master = split});
     };
     Both split(precision(true)), whole(precision(false));
-    for (const auto* flat : shard::trainable_flats(*split.sharded.model())) {
+    for (const auto* flat : shard::trainable_flats(*shard::lock(split.sharded))) {
       EXPECT_TRUE(flat->rest.defined());
       EXPECT_FALSE(flat->master.defined());
     }
@@ -223,7 +224,7 @@ TEST(Optimizers, CapturableOnesGiveTheSame) {
   };
   const auto steps_of = [](const Both& both, const Optimizer& optimizer) {
     std::vector<int64_t> steps;
-    for (const auto* flat : shard::trainable_flats(*both.sharded.model()))
+    for (const auto* flat : shard::trainable_flats(*shard::lock(both.sharded)))
       steps.push_back(optimizer.steps(*flat));
     return steps;
   };
@@ -241,7 +242,7 @@ TEST(Optimizers, CapturableOnesGiveTheSame) {
   }
   expect_alike();
   EXPECT_EQ(steps_of(device, two), steps_of(host, one));
-  const auto* flat = shard::trainable_flats(*device.sharded.model()).front();
+  const auto* flat = shard::trainable_flats(*shard::lock(device.sharded)).front();
   two.restore(*flat, 4);  // its current count
   EXPECT_EQ(two.steps(*flat), 4);
   two.set_capturable(false);
@@ -264,7 +265,7 @@ TEST(Optimizers, AStepWithoutAFiniteNormIsSkipped) {
         if (poisoned && rank() == world_size() - 1) shard.narrow(0, 0, 1).fill_(poison);
       });
       const auto before = masters(both.sharded);
-      const auto* flat = shard::trainable_flats(*both.sharded.model()).front();
+      const auto* flat = shard::trainable_flats(*shard::lock(both.sharded)).front();
       train(both, optimizer, 0, 1.0);
       EXPECT_TRUE(same(masters(both.sharded), before));
       const bool host_knows = capturable || test_device().is_cpu();
@@ -301,7 +302,7 @@ TEST(Optimizers, AUnitWithoutGradientIsLeftAlone) {
   EXPECT_TRUE(at::equal(sharded.full_tensor("layers.3.weight"), idle));
   EXPECT_FALSE(at::equal(sharded.full_tensor("layers.0.weight"), used));
   int64_t stepped = 0;
-  for (const auto* flat : shard::trainable_flats(*sharded.model()))
+  for (const auto* flat : shard::trainable_flats(*shard::lock(sharded)))
     stepped += optimizer.steps(*flat);
   EXPECT_EQ(stepped, 1);
 }
@@ -354,7 +355,7 @@ TEST(Optimizers, RestoredStatesGoOnWithTheSameBits) {
     train(two, second, step);
   }
   AdamW resumed(two.sharded, {.lr = 1e-2});
-  for (const auto* flat : shard::trainable_flats(*two.sharded.model())) {
+  for (const auto* flat : shard::trainable_flats(*shard::lock(two.sharded))) {
     auto from = second.state(*flat), to = resumed.restore(*flat, second.steps(*flat));
     ASSERT_EQ(to.size(), 2u);
     for (const auto& [name, tensor] : from) to.at(name).copy_(tensor);

@@ -27,6 +27,7 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/fsdp.h"
 #include "fsdp/optim.h"
+#include "shard/engine.h"
 #include "shard/limited.h"
 #include "shard/model.h"
 #include "shard/update.h"
@@ -132,7 +133,7 @@ void write(const Training& run, const std::string& path) {
   };
   for (const auto& parameter : run.model->named_parameters())
     put(run.sharded.full_tensor(parameter.key()));
-  for (const auto* flat : shard::trainable_flats(*run.sharded.model())) {
+  for (const auto* flat : shard::trainable_flats(*shard::lock(run.sharded))) {
     put(flat->read_master());
     for (const auto& [name, state] : run.optimizer->state(*flat)) put(state);
   }
@@ -154,7 +155,7 @@ int train(const std::string& precision, const std::string& states, rlim_t more,
       if (step > 0) run.backward(step);
       run.update();
     }
-    shard::await_updates(*run.sharded.model());
+    shard::await_updates(*shard::lock(run.sharded));
     checkpoint::save(result + ".checkpoint", run.sharded, run.optimizer.get());
     run.backward(kSteps);
     run.update();

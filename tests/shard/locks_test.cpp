@@ -5,7 +5,6 @@
 #include <chrono>
 #include <functional>
 #include <future>
-#include <mutex>
 
 #include "fsdp/grad_scaler.h"
 #include "fsdp/optim.h"
@@ -25,10 +24,10 @@ struct Call {
   std::function<void()> make;
 };
 
-// Whether `call`, made by another thread, waits until this thread gives up the lock.
+// Whether `call`, made by another thread, waits until this thread releases the lock.
 bool waits_for_lock(const Call& call, shard::Model& model) {
   std::promise<void> started;
-  std::unique_lock lock(model.mutex);
+  shard::Locked lock = model.lock();
   auto made = std::async(std::launch::async, [&] {
     started.set_value();
     call.make();
@@ -41,7 +40,7 @@ bool waits_for_lock(const Call& call, shard::Model& model) {
   return waits;
 }
 
-struct Locked {
+struct LockedModel {
   Mlp model = seeded();
   Sharded sharded =
       fully_shard(model, {.wrap = wrap::modules<nn::Linear>(), .device = test_device()});
@@ -56,12 +55,12 @@ struct Locked {
   }
   void expect_waits(const std::vector<Call>& calls) {
     for (const Call& call : calls)
-      EXPECT_TRUE(waits_for_lock(call, *shard::live(sharded.model()))) << call.name;
+      EXPECT_TRUE(waits_for_lock(call, *shard::model_of(sharded))) << call.name;
   }
 };
 
 TEST(Locks, CallsOnTheModelWait) {
-  Locked subject;
+  LockedModel subject;
   const Sharded& sharded = subject.sharded;
   std::unique_ptr<NoSync> no_sync;
   subject.expect_waits({
@@ -89,7 +88,7 @@ TEST(Locks, CallsOnTheModelWait) {
 }
 
 TEST(Locks, CallsOnAUnitWait) {
-  Locked subject;
+  LockedModel subject;
   const Unit unit = unit_of(subject.model->layer(0)), next = unit_of(subject.model->layer(1));
   subject.expect_waits({
       {"is_unsharded", [&] { unit.is_unsharded(); }},
@@ -102,7 +101,7 @@ TEST(Locks, CallsOnAUnitWait) {
 }
 
 TEST(Locks, CallsOnOptimizersWait) {
-  Locked subject;
+  LockedModel subject;
   Optimizer& optimizer = subject.optimizer;
   GradScaler scaler;
   subject.backward();

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "shard/oracle.h"
-#include "shard/told.h"
 #include "shard/tensor_access.h"
+#include "shard/told.h"
 
 namespace fsdp::testing {
 namespace {
@@ -66,10 +66,12 @@ TEST(Looking, APolicyThatMatchesNothingIsWarnedOf) {
   text = said("transformer", wrap::types({"Blok"}));
   EXPECT_TRUE(contains(text, "did you mean \"Block\"?")) << text;
   EXPECT_TRUE(contains(text, "\"LayerNorm\"")) << text;
-  for (auto policy : {wrap::types({"BlockImpl"}), wrap::types({"Block"}), wrap::names({"blocks.*"})}) {
+  for (auto policy :
+       {wrap::types({"BlockImpl"}), wrap::types({"Block"}), wrap::names({"blocks.*"})}) {
     auto built = build_seeded(model_case("transformer"));
     std::string nothing = told([&] {
-      EXPECT_EQ(fully_shard(built.module, {.wrap = policy, .device = test_device()}).units().size(), 4u);
+      EXPECT_EQ(fully_shard(built.module, {.wrap = policy, .device = test_device()}).units().size(),
+                4u);
     });
     EXPECT_EQ(nothing, "");
   }

@@ -8,6 +8,7 @@
 
 #include "fsdp/optim.h"
 #include "shard/counting_allocator.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 
@@ -93,7 +94,7 @@ TEST(Memory, BytesOfMastersAndShardsAreThoseOfTheDocumentation) {
     shard_options.mixed_precision = row.precision;
     Measured subject(shard_options);
     int64_t elements = 0;
-    for (const shard::Flat* flat : shard::live(subject.sharded.model())->flats())
+    for (const shard::Flat* flat : shard::lock(subject.sharded)->flats())
       elements += flat->layout().shard_numel();
     MemoryReport before = subject.sharded.memory();
     EXPECT_EQ(before.parameters, row.master * elements);

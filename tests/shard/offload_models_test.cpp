@@ -8,6 +8,7 @@
 #include "fsdp/nn.h"
 #include "fsdp/optim.h"
 #include "optim/work_again.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/offload.h"
 #include "shard/oracle.h"
@@ -200,16 +201,16 @@ TEST(OffloadedModels, LetReduceHooksSeeTheirGradients) {
   expect_same(seen[2], seen[0]);
 }
 
-// A user's optimizer does its work inside update().
 class SignDescent : public Optimizer {
  public:
   explicit SignDescent(const Sharded& sharded) : Optimizer(sharded, {}, 1e-3, 0.0, {}) {}
 
  private:
-  void update(const Update& what) override {
-    for (const auto& piece : what.pieces)
-      piece.master.sub_(piece.grad.narrow(0, piece.begin, piece.master.numel()).sign(),
-                        groups()[piece.group].lr);
+  std::function<void()> prepare(const Update& what) const override {
+    return [pieces = what.pieces, lr = groups().front().lr] {
+      for (const auto& piece : pieces)
+        piece.master.sub_(piece.grad.narrow(0, piece.begin, piece.master.numel()).sign(), lr);
+    };
   }
 };
 

@@ -15,6 +15,7 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/grad_scaler.h"
 #include "fsdp/optim.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/offload.h"
 #include "shard/oracle.h"
@@ -298,8 +299,10 @@ TEST(Offloads, AreWaitedForHoweverSlowTheThreadIs) {
   expect_same_with_offload(by_block(), [](Training& run, int step, Numbers& seen) {
     run.loss(step).backward();
     note(seen, "norm", run.sharded.clip_grad_norm_(1.0));
-    if (auto updates = run.sharded.model()->host_updates)
-      updates->add({.run = [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }});
+    const auto model = shard::lock(run.sharded);
+    if (model->offload.in_use())
+      model->offload.add(
+          {.run = [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }});
     run.optimizer->step();
     if (step == 1) run.optimizer->zero_grad();
     if (step == 2) run.optimizer->zero_grad(/*set_to_none=*/false);
@@ -310,13 +313,12 @@ TEST(Offloads, LeaveTheHostFreeAfterStep) {
   Training run = start(by_block(kAll));
   run.loss(0).backward();
   std::promise<void> go;
-  run.sharded.model()->host_updates->add(
-      {.run = [come = go.get_future().share()] { come.wait(); }});
+  shard::lock(run.sharded)->offload.add({.run = [come = go.get_future().share()] { come.wait(); }});
   run.optimizer->step();  // wouldn't return if it waited for an update
-  for (const auto* flat : run.sharded.model()->flats()) EXPECT_TRUE(flat->host->update);
+  for (const auto* flat : shard::lock(run.sharded)->flats()) EXPECT_TRUE(flat->host->update);
   go.set_value();
   EXPECT_TRUE(at::isfinite(run.loss(1)).item<bool>());
-  for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->host->update);
+  for (const auto* flat : shard::lock(run.sharded)->flats()) EXPECT_FALSE(flat->host->update);
 }
 
 TEST(Offloads, CountWhatLiesInHostMemory) {
@@ -343,7 +345,7 @@ TEST(Offloads, OfParametersAloneAreRefusedByOptimizersOfTorch) {
     expect_error([&] { run.sharded.parameters(); }, {"torch::optim", "offload.optimizer", "HINT"});
     Numbers seen;
     clipped_step(run, 0, seen);  // the failed call has changed nothing
-    EXPECT_EQ(run.sharded.model()->handed, shard::Model::Handed::kNowhere);
+    EXPECT_EQ(shard::lock(run.sharded)->masters.handed_out(), shard::HandedOut::kNowhere);
   }
 }
 
@@ -375,18 +377,18 @@ TEST(StepsInBackward, UpdateEveryUnitBeforeStepIsCalled) {
   Training run = start(by_block(kAll));
   run.optimizer->step_in_backward();
   run.loss(0).backward();
-  for (const auto* flat : run.sharded.model()->flats()) {
+  for (const auto* flat : shard::lock(run.sharded)->flats()) {
     EXPECT_TRUE(flat->host->stepped);
     EXPECT_EQ(run.optimizer->steps(*flat), 1);
   }
   run.optimizer->step();
-  for (const auto* flat : run.sharded.model()->flats()) {
+  for (const auto* flat : shard::lock(run.sharded)->flats()) {
     EXPECT_FALSE(flat->host->stepped);
     EXPECT_EQ(run.optimizer->steps(*flat), 1);
   }
   run.optimizer->zero_grad();
   run.loss(1).backward();  // step_in_backward() wasn't called again
-  for (const auto* flat : run.sharded.model()->flats()) EXPECT_FALSE(flat->host->stepped);
+  for (const auto* flat : shard::lock(run.sharded)->flats()) EXPECT_FALSE(flat->host->stepped);
 }
 
 TEST(StepsInBackward, RefuseWhatComesTooLateForThem) {

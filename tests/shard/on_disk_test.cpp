@@ -12,6 +12,7 @@
 
 #include "disk/file.h"
 #include "fsdp/optim.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 #include "shard/update.h"
@@ -66,7 +67,7 @@ Training start(Offload offload, MixedPrecision precision = bf16()) {
 // Masters and states of this rank, by unit.
 std::vector<at::Tensor> everything(const Training& run) {
   std::vector<at::Tensor> all;
-  for (const auto* flat : shard::trainable_flats(*run.sharded.model())) {
+  for (const auto* flat : shard::trainable_flats(*shard::lock(run.sharded))) {
     all.push_back(flat->read_master().clone());
     for (const auto& [name, state] : run.optimizer->state(*flat)) all.push_back(state.clone());
   }
@@ -99,7 +100,7 @@ TEST(OnDisk, MemoryHoldsAFewUnitsOfMastersAndStates) {
     host.step(i);
     disk.step(i);
   }
-  shard::await_updates(*disk.sharded.model());
+  shard::await_updates(*shard::lock(disk.sharded));
   const auto in_host = host.sharded.memory(), with_disk = disk.sharded.memory();
   EXPECT_EQ(with_disk.parameters, 0);  // the half of the masters that bfloat16 lacks
   EXPECT_EQ(in_host.host - in_host.parameters - in_host.optimizer,
@@ -126,7 +127,7 @@ TEST(OnDisk, WhatIsWrittenBetweenStepsIsKept) {
     for (Training* run : {&plain, &disk}) {
       run->step(i);
       at::NoGradGuard no_grad;
-      for (auto* flat : shard::trainable_flats(*run->sharded.model()))
+      for (auto* flat : shard::trainable_flats(*shard::lock(run->sharded)))
         for (auto& [name, state] : run->optimizer->restore(*flat, i + 1)) state.mul_(0.5);
     }
   expect_same(disk, plain);

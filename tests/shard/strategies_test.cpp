@@ -5,6 +5,7 @@
 #include <torch/utils.h>
 
 #include "fsdp/optim.h"
+#include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
 
@@ -402,7 +403,7 @@ int parts_kept(const Sharded& sharded, const std::function<void()>& act) {
     EXPECT_TRUE(contains(error.what(), "must divide")) << error.what();
     return kRefused;
   }
-  for (const auto& unit : shard::live(sharded.model())->units)
+  for (const auto& unit : shard::lock(sharded)->units)
     if (unit->name == "blocks.0") return unit->keep_parts;
   return -2;
 }

@@ -1,5 +1,5 @@
-// Ranks that use different parameters of a unit, or different units: mixtures of experts, stochastic
-// depth, early exit. Results equal those of one process.
+// Ranks that use different parameters of a unit, or different units: mixtures of experts,
+// stochastic depth, early exit. Results equal those of one process.
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 
@@ -29,8 +29,9 @@ struct MixtureImpl : nn::Module {
     auto h = norm(x);
     auto weights = router(h).softmax(-1);
     auto count = static_cast<int64_t>(experts->size());
-    auto choice = learned ? weights.argmax(-1)
-                          : (at::arange(x.size(0), x.options().dtype(at::kLong)) * 3 + hash) % count;
+    auto choice = learned
+                      ? weights.argmax(-1)
+                      : (at::arange(x.size(0), x.options().dtype(at::kLong)) * 3 + hash) % count;
     auto out = x;
     for (int64_t i = 0; i < count; ++i) {
       auto tokens = choice.eq(i).nonzero().squeeze(-1);

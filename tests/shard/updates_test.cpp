@@ -1,5 +1,5 @@
-// Updates that aren't the engine's: torch::optim on parameters(), writes in place, averages. Each is
-// seen by the next use of the model, whatever happened to be gathered, or is an error.
+// Updates that aren't the engine's: torch::optim on parameters(), writes in place, averages. Each
+// is seen by the next use of the model, whatever happened to be gathered, or is an error.
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
@@ -153,7 +153,9 @@ void freeze_and_unfreeze(const ShardOptions& options, bool ours, bool wrapped,
     model.parameter("layers.2.weight").set_requires_grad(!on);
     model.parameter("layers.5.bias").set_requires_grad(!on);
   };
-  auto late = [](Built& model, bool on) { model.parameter("layers.6.weight").set_requires_grad(on); };
+  auto late = [](Built& model, bool on) {
+    model.parameter("layers.6.weight").set_requires_grad(on);
+  };
   auto sharded = fully_shard(mine.module, one_unit);
   std::optional<AdamW> adamw;
   std::optional<torch::optim::AdamW> theirs;

@@ -2,7 +2,7 @@
 """includes_test.py SOURCE_DIR [--self-test]: checks the code against docs/architecture.md.
 
 Reads the table of rooms there and checks every #include in src/ and include/: a room includes only
-what its row allows, public headers include nothing from src/, and rooms without LibTorch's
+what its row allows and no closed header of another, public headers include nothing from src/, and rooms without LibTorch's
 libraries stay without them. It also checks how files begin and how long they are. Prints FILE:LINE
 and a sentence for each violation and exits with 1. --self-test plants violations in a copy and
 expects to find each.
@@ -62,11 +62,26 @@ def read_rooms(document):
     return rooms
 
 
+def read_closed(document):
+    """The headers of the table whose first column is "closed header": only their room uses them."""
+    closed, inside = set(), False
+    for line in document.read_text().splitlines():
+        first = line.strip().strip("|").split("|")[0].strip()
+        if first == "closed header":
+            inside = True
+        elif inside and not line.startswith("|"):
+            break
+        elif inside and first.startswith("`"):
+            closed.add(first.strip("`"))
+    return closed
+
+
 class Check:
     def __init__(self, root):
         self.root = root
         self.document = root / "docs/architecture.md"
         self.rooms = read_rooms(self.document)
+        self.closed = read_closed(self.document)
         self.violations = []
         self.needs_libtorch = {}  # public header: bool
 
@@ -102,6 +117,9 @@ class Check:
                 self.report_row(room, "is marked planned but exists.")
             if not there and not room.planned:
                 self.report_row(room, "has no source file.")
+        for header in sorted(self.closed):
+            if not (self.root / "src" / header).exists():
+                self.report(self.document, 1, f"closes {header}, which doesn't exist.")
         self.check_one_way()
 
     def report_row(self, room, sentence):
@@ -177,6 +195,8 @@ class Check:
                 return f"a public header includes {name}, which users don't have."
             if other is None or not (self.root / "src" / name).exists():
                 return f"{name} isn't a file of any room; write the path from src/ or include/."
+            if name in self.closed and other is not room:
+                return f"{name} is closed: only {other.folder} includes it."
             if free or other is room or other.name in room.allowed:
                 return None
             return f"{room.folder} may not use {other.folder} ({name})."
@@ -213,6 +233,8 @@ PLANTED = [
     ("src/comm/core/queue.h", "<torch/csrc/Types.h>", "src/comm/core may not use LibTorch ("),
     ("src/comm/shm/group.h", "<ATen/ATen.h>", "src/comm/shm may not use LibTorch ("),
     ("src/comm/shm/group.h", '"fsdp/world.h"', "fsdp/world.h needs LibTorch"),
+    ("src/optim/clip.cpp", '"shard/engine.h"', "shard/engine.h is closed: only src/shard"),
+    ("src/cli/main.cpp", '"shard/gatherer.h"', "shard/gatherer.h is closed: only src/shard"),
     ("src/comm/world.cpp", "<mpi.h>", "src/comm may not use MPI"),
     ("src/comm/world.cpp", "<ATen/cuda/CUDAEvent.h>", "src/comm may not use CUDA"),
     ("src/comm/world.cpp", '"store.h"', "store.h isn't a file"),
