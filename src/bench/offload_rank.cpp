@@ -14,6 +14,7 @@
 #include "bench/offload.h"
 #include "fsdp/error.h"
 #include "fsdp/optim.h"
+#include "shard/model.h"
 #include "shard/update.h"
 #include "train/device.h"
 
