@@ -27,6 +27,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <concepts>
 #include <map>
 #include <memory>
 #include <string>
@@ -95,9 +96,9 @@ struct ShardOptions {
 };
 
 /// A started Unit::unshard(). wait() makes the parameters usable.
-class UnshardWork {
+class UnshardHandle {
  public:
-  UnshardWork() = default;
+  UnshardHandle() = default;
   /// Pins the unit as a blocking unshard() does. Collective.
   void wait();
 
@@ -107,6 +108,26 @@ class UnshardWork {
   std::vector<std::shared_ptr<shard::Unit>> units_;
 };
 
+/// A module held in any of the usual ways. Converts implicitly.
+class ModuleRef {
+ public:
+  /// From a shared pointer to the base class.
+  ModuleRef(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}  // NOLINT
+  /// From a shared pointer to a derived module.
+  template <typename M>
+  requires std::derived_from<M, torch::nn::Module> ModuleRef(const std::shared_ptr<M>& module)
+      : module_(module) {}  // NOLINT
+  /// From a holder, as TORCH_MODULE defines it.
+  template <typename M>
+  ModuleRef(const torch::nn::ModuleHolder<M>& holder) : module_(holder.ptr()) {}  // NOLINT
+
+  /// The module.
+  const std::shared_ptr<torch::nn::Module>& get() const { return module_; }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+};
+
 /// A unit: the parameters that are gathered and resharded together. A shared handle.
 class Unit {
  public:
@@ -114,6 +135,10 @@ class Unit {
   Unit() = default;
   /// Sharded::unit() and unit_of() make handles.
   explicit Unit(std::shared_ptr<shard::Unit> unit);
+  /// The unit of a module: unit_of(module).
+  template <typename Module>
+  requires std::convertible_to<const Module&, ModuleRef> Unit(
+      const Module& module);  // NOLINT: implicit, for lists of modules
 
   /// Path of its module ("layers.7"); "root".
   const std::string& name() const;
@@ -121,17 +146,17 @@ class Unit {
   int64_t numel() const;
   /// Whether its parameters are gathered.
   bool is_unsharded() const;
-  /// Gathers the unit and pins it until reshard(). With `async` the gather only starts, and wait()
-  /// pins the unit. Writing to the parameters is an Error at reshard(): use
+  /// Gathers the unit and pins it until reshard(). With `async_op` the gather only starts, and
+  /// wait() pins the unit. Writing to the parameters is an Error at reshard(): use
   /// Sharded::summon_full_params(). Collective.
-  UnshardWork unshard(bool async = false) const;
+  UnshardHandle unshard(bool async_op = false) const;
   /// Unpins the unit and frees its gathered parameters.
   void reshard() const;
   /// Changes what happens between this unit's forward and backward. Collective for a number of
   /// parts.
   void set_reshard_after_forward(ReshardAfterForward reshard) const;
-  /// Units to gather ahead when forward uses this one, in place of those that followed it in the
-  /// last step. Empty: the learned order again. The same on every rank.
+  /// Units (or modules) to gather ahead when forward uses this one, in place of those that followed
+  /// it in the last step. Empty: the learned order again. The same on every rank.
   void set_modules_to_forward_prefetch(const std::vector<Unit>& units) const;
   /// The same for backward.
   void set_modules_to_backward_prefetch(const std::vector<Unit>& units) const;
@@ -155,8 +180,9 @@ class NoSync {
   explicit NoSync(std::shared_ptr<shard::Model> model);
   /// Restores the earlier setting.
   ~NoSync();
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
+  /// The other one then does nothing.
+  NoSync(NoSync&& other) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
 
  private:
   std::shared_ptr<shard::Model> model_;
@@ -179,8 +205,9 @@ class FullParams {
   FullParams(std::shared_ptr<shard::Model> model, SummonOptions options);
   /// Writes back and reshards. Writes nothing while an exception unwinds. Collective.
   ~FullParams() noexcept(false);
-  FullParams(const FullParams&) = delete;
-  FullParams& operator=(const FullParams&) = delete;
+  /// The other one then does nothing.
+  FullParams(FullParams&& other) noexcept = default;
+  FullParams& operator=(FullParams&&) = delete;
 
   /// Whole parameters in param_dtype by the module's names. Without offload_to_cpu they are the
   /// module's own tensors.
@@ -238,7 +265,7 @@ class Sharded {
   void zero_grad(bool set_to_none = true) const;
   /// Turns gradient reduction off while the returned object lives: for all micro-batches of a step
   /// but the last.
-  [[nodiscard]] std::unique_ptr<NoSync> no_sync() const;
+  [[nodiscard]] NoSync no_sync() const;
   /// The same switch without a scope. The same on every rank.
   void set_requires_gradient_sync(bool sync) const;
   /// Divides summed gradients by `factor` instead of the number of ranks. 0: the number of ranks
@@ -284,7 +311,7 @@ class Sharded {
   at::Tensor full_grad(const std::string& parameter) const;
   /// Makes every parameter whole while the returned object lives. Collective. Waits for the device
   /// with offload_to_cpu.
-  [[nodiscard]] std::unique_ptr<FullParams> summon_full_params(SummonOptions options = {}) const;
+  [[nodiscard]] FullParams summon_full_params(SummonOptions options = {}) const;
   /// Bytes that the engine holds on this rank, by kind.
   MemoryReport memory() const;
 
@@ -369,26 +396,6 @@ class ShardedModule : public Sharded {
   M module_;
 };
 
-/// A module held in any of the usual ways. Converts implicitly.
-class ModuleRef {
- public:
-  /// From a shared pointer to the base class.
-  ModuleRef(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}  // NOLINT
-  /// From a shared pointer to a derived module.
-  template <typename M>
-  requires std::derived_from<M, torch::nn::Module> ModuleRef(const std::shared_ptr<M>& module)
-      : module_(module) {}  // NOLINT
-  /// From a holder, as TORCH_MODULE defines it.
-  template <typename M>
-  ModuleRef(const torch::nn::ModuleHolder<M>& holder) : module_(holder.ptr()) {}  // NOLINT
-
-  /// The module.
-  const std::shared_ptr<torch::nn::Module>& get() const { return module_; }
-
- private:
-  std::shared_ptr<torch::nn::Module> module_;
-};
-
 namespace shard {
 std::shared_ptr<Model> shard_modules(const std::vector<ModuleRef>& modules, ShardOptions options);
 }
@@ -414,5 +421,9 @@ Sharded fully_shard(const torch::jit::Module& module, ShardOptions options = {})
 bool is_sharded(const ModuleRef& module);
 /// The unit that the module is the top of. Throws Error with the known units if it isn't one.
 Unit unit_of(const ModuleRef& module);
+
+template <typename Module>
+requires std::convertible_to<const Module&, ModuleRef> Unit::Unit(const Module& module)
+    : Unit(unit_of(ModuleRef(module))) {}
 
 }  // namespace fsdp

@@ -145,7 +145,7 @@ std::vector<Found> time_one_by_one(const UnitsOptions& options, const World& wor
       Cost touches = use();
       unit.reshard();
       settle(world);
-      UnshardWork ahead = unit.unshard(/*async=*/true);
+      UnshardHandle ahead = unit.unshard(/*async_op=*/true);
       settle(world);
       Cost ready_touches = use();
       ahead.wait();

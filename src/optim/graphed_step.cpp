@@ -183,7 +183,8 @@ void GraphedStep::State::add_gradients(const Inputs& inputs, bool last) {
     total.add_(seen);
   else
     total = seen;
-  auto no_sync = options.reduce_once && !last ? sharded.no_sync() : nullptr;
+  std::optional<NoSync> no_sync;
+  if (options.reduce_once && !last) no_sync.emplace(sharded.no_sync());
   value.backward();
 }
 

@@ -72,8 +72,8 @@ void Sharded::zero_grad(bool set_to_none) const {
   shard::lock(*this)->reducer.zero(set_to_none);
 }
 
-std::unique_ptr<NoSync> Sharded::no_sync() const {
-  return std::make_unique<NoSync>(live(model_));
+NoSync Sharded::no_sync() const {
+  return NoSync(live(model_));
 }
 
 void Sharded::set_requires_gradient_sync(bool sync) const {
@@ -124,7 +124,7 @@ NoSync::NoSync(std::shared_ptr<shard::Model> model) : model_(std::move(model)) {
 }
 
 NoSync::~NoSync() {
-  model_->lock()->reducer.set_sync(before_);
+  if (model_) model_->lock()->reducer.set_sync(before_);
 }
 
 // --- Sharded: units ---
@@ -227,11 +227,11 @@ bool Unit::is_unsharded() const {
   return unit_->state == shard::Unit::State::kReady;
 }
 
-UnshardWork Unit::unshard(bool async) const {
+UnshardHandle Unit::unshard(bool async_op) const {
   const Locked model = locked_model(unit_);
-  UnshardWork work;
+  UnshardHandle work;
   work.units_.push_back(unit_);
-  if (async) {
+  if (async_op) {
     model->gatherer.issue_ahead(*unit_);
   } else {
     model->gatherer.pin(*unit_, /*writable=*/false);
@@ -239,7 +239,7 @@ UnshardWork Unit::unshard(bool async) const {
   return work;
 }
 
-void UnshardWork::wait() {
+void UnshardHandle::wait() {
   for (const auto& unit : units_) locked_model(unit)->gatherer.pin(*unit, /*writable=*/false);
   units_.clear();
 }

@@ -221,6 +221,7 @@ FullParams::FullParams(std::shared_ptr<shard::Model> model, SummonOptions option
 }
 
 FullParams::~FullParams() noexcept(false) {
+  if (!model_) return;
   const Locked model = model_->lock();
   Unseen unseen;
   model->masters.dismiss();
@@ -265,8 +266,8 @@ FullParams::~FullParams() noexcept(false) {
     for (const auto& unit : model->units) model->gatherer.changed(*unit);
 }
 
-std::unique_ptr<FullParams> Sharded::summon_full_params(SummonOptions options) const {
-  return std::make_unique<FullParams>(shard::model_of(*this), options);
+FullParams Sharded::summon_full_params(SummonOptions options) const {
+  return FullParams(shard::model_of(*this), options);
 }
 
 // --- averages of weights ---

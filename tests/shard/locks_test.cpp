@@ -62,9 +62,9 @@ struct LockedModel {
 TEST(Locks, CallsOnTheModelWait) {
   LockedModel subject;
   const Sharded& sharded = subject.sharded;
-  std::unique_ptr<NoSync> no_sync;
+  std::optional<NoSync> no_sync;
   subject.expect_waits({
-      {"no_sync", [&] { no_sync = sharded.no_sync(); }},
+      {"no_sync", [&] { no_sync.emplace(sharded.no_sync()); }},
       {"~NoSync", [&] { no_sync.reset(); }},
       {"set_requires_gradient_sync", [&] { sharded.set_requires_gradient_sync(true); }},
       {"set_gradient_divide_factor", [&] { sharded.set_gradient_divide_factor(0); }},

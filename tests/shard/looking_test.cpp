@@ -182,8 +182,8 @@ TEST(Looking, SummonedParametersAreWholeAndWhatIsWrittenIsKept) {
     {
       auto full = subject.sharded.summon_full_params();
       for (const auto& [name, value] : subject.plain.parameters) {
-        ASSERT_TRUE(full->values().count(name)) << name;
-        EXPECT_TRUE(at::equal(full->values().at(name).detach().cpu(), value.detach())) << name;
+        ASSERT_TRUE(full.values().count(name)) << name;
+        EXPECT_TRUE(at::equal(full.values().at(name).detach().cpu(), value.detach())) << name;
       }
       at::NoGradGuard no_grad;
       subject.mine.parameter("blocks.1.up.weight").mul_(2);
@@ -216,13 +216,13 @@ TEST(Looking, SummonedOnRank0OnlyTheOthersSeeNothing) {
       auto full = subject.sharded.summon_full_params(
           {.writeback = true, .rank0_only = true, .offload_to_cpu = offload});
       if (rank() == 0) {
-        EXPECT_EQ(full->values().size(), subject.plain.parameters.size());
-        auto weight = full->values().at("layers.1.weight");
+        EXPECT_EQ(full.values().size(), subject.plain.parameters.size());
+        auto weight = full.values().at("layers.1.weight");
         EXPECT_TRUE(!offload || weight.device().is_cpu());
         at::NoGradGuard no_grad;
         weight.add_(1);
       } else {
-        EXPECT_TRUE(full->values().empty());
+        EXPECT_TRUE(full.values().empty());
       }
     }
     at::NoGradGuard no_grad;

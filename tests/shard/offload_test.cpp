@@ -236,8 +236,8 @@ TEST(Offloads, ChangeNoBitOfGradientsThatAccumulate) {
       if (bf16) options.mixed_precision.param_dtype = at::kBFloat16;
       expect_same_with_offload(options, [quiet](Training& run, int step, Numbers& seen) {
         for (int part = 0; part < 3; ++part) {
-          std::unique_ptr<NoSync> no_sync;
-          if (quiet && part < 2) no_sync = run.sharded.no_sync();
+          std::optional<NoSync> no_sync;
+          if (quiet && part < 2) no_sync.emplace(run.sharded.no_sync());
           run.loss(3 * step + part).backward();
         }
         note(seen, "gradient", run.sharded.full_grad("blocks.1.up.weight"));

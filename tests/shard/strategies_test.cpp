@@ -274,7 +274,7 @@ TEST(Strategies, UnitsOpenedByHandGiveTheSameBits) {
   for (int i = 0; i < kSteps; ++i) {
     if (i == 1) sharded.unshard();
     if (i == 2) {
-      auto opened = unit_of(model->block(2)).unshard(/*async=*/true);
+      auto opened = unit_of(model->block(2)).unshard(/*async_op=*/true);
       unit_of(model->block(0)).unshard();
       opened.wait();
       EXPECT_TRUE(unit_of(model->block(2)).is_unsharded());

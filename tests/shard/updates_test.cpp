@@ -91,7 +91,7 @@ TEST_P(Updates, SummonedParametersAreThoseAfterTheStep) {
     both.step();
     {
       auto full = both.sharded().summon_full_params();
-      for (const auto& [name, value] : full->values())
+      for (const auto& [name, value] : full.values())
         EXPECT_TRUE(at::allclose(value, both.oracle().plain().parameter(name), 1e-5, 1e-7)) << name;
       at::NoGradGuard no_grad;
       both.mine().parameter("layers.2.weight").mul_(0.5);

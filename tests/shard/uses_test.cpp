@@ -197,8 +197,8 @@ TEST_P(Uses, AnExceptionInTheMiddleOfBackward) {
   for (bool accumulating : {false, true}) {
     SideBySide both(model_case("mlp"), options());
     auto act = [&] {
-      std::unique_ptr<NoSync> guard;
-      if (accumulating) guard = both.sharded().no_sync();
+      std::optional<NoSync> guard;
+      if (accumulating) guard.emplace(both.sharded().no_sync());
       auto model = std::dynamic_pointer_cast<MlpImpl>(both.mine().module);
       auto h = batch(0, rank()).x;
       for (int i = 0; i < 8; ++i) {
