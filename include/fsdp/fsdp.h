@@ -9,7 +9,7 @@
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/grad_scaler.h"
-#include "fsdp/graphed_step.h"
+#include "fsdp/train_step.h"
 #include "fsdp/lr_schedule.h"
 #include "fsdp/mesh.h"
 #include "fsdp/optim.h"

@@ -24,7 +24,7 @@
 
 #include "bench/train.h"
 #include "fsdp/fully_shard.h"
-#include "fsdp/graphed_step.h"
+#include "fsdp/train_step.h"
 #include "fsdp/optim.h"
 #include "train/device.h"
 #include "train/training.h"
@@ -274,9 +274,9 @@ Json train_graphed(const TrainBench& options, const World& world) {
   AdamW optimizer(sharded, adamw_options());
   int warmup =
       std::max(1, options.warmup - 2);  // one step captures and one replays before timing starts
-  GraphedStep step(
+  TrainStep step(
       sharded, optimizer, work.loss_of,
-      {.clip = options.clip, .warmup = warmup, .micro_batches = options.shape.accumulate});
+      {.clip = options.clip, .warmup = warmup});
   std::vector<std::vector<at::Tensor>> batches(static_cast<size_t>(options.shape.accumulate),
                                                work.inputs);
   Json line = time_whole_steps(

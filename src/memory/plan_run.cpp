@@ -5,6 +5,7 @@
 #include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/mesh.h"
+#include "fsdp/train_step.h"
 #include "fsdp/world.h"
 #include "memory/activation_offload.h"
 #include "memory/plan_meter.h"
@@ -127,12 +128,12 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   std::unique_ptr<Optimizer> optimizer =
       options.optimizer ? options.optimizer(sharded) : std::make_unique<AdamW>(sharded);
   shard::saved_activations::CountedApart counting;
+  TrainStep train_step(
+      sharded, *optimizer,
+      [&](const auto&) { return subject.loss({options.batch, at::Device(at::kMeta)}); },
+      {.clip = options.clip, .graph = false, .sum = true});
   auto step = [&](int micro_batches) {
-    for (int i = 0; i < micro_batches; ++i)
-      subject.loss({options.batch, at::Device(at::kMeta)}).backward();
-    if (options.clip > 0) sharded.clip_grad_norm_(options.clip);
-    optimizer->step();
-    optimizer->zero_grad();
+    train_step(std::vector<TrainStep::Inputs>(static_cast<size_t>(micro_batches)));
   };
   step(1);  // creates states and buffers and learns the order of units
   DryRun run{.shard_ranks = ranks_that_share(options)};

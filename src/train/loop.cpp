@@ -22,7 +22,6 @@
 #include "train/report.h"
 #include "train/sample.h"
 #include "train/shell.h"
-#include "train/step.h"
 #include "train/step_profile.h"
 #include "train/steps.h"
 #include "train/stop.h"
@@ -97,8 +96,8 @@ void introduce(Report& report, const Training& training, const RunRequest& reque
   if (start.step > 0) report.line("resumed    after step " + std::to_string(start.step));
 }
 
-// Measures the cost of deterministic operators: a few forward and backward passes of one micro-batch
-// with and without them, from the same random state. Updates nothing.
+// Measures the cost of deterministic operators: a few forward and backward passes of one
+// micro-batch with and without them, from the same random state. Updates nothing.
 void show_cost_of_determinism(Report& report, Training& training, const Samples& batch) {
   auto seconds = [&](bool on) {
     set_deterministic(on);
@@ -192,7 +191,7 @@ class NotFinite {
     ++in_a_row_;
     char what[160];
     std::snprintf(what, sizeof what, "step %lld: loss %g, gradient norm %g",
-                  static_cast<long long>(state.step), outcome.loss, outcome.grad_norm);
+                  static_cast<long long>(state.step), outcome.loss, outcome.norm);
     const TrainConfig& config = training_.config.train;
     if (config.on_nan == "stop")
       throw Error(std::string(what) + ": not finite, and train.on_nan is stop.",
@@ -265,10 +264,6 @@ void run(const RunRequest& request, const Begun& begun, Training& training, Stop
   std::unique_ptr<Feed> feed = training.corpus->training(world, state.position);
   if (config.train.deterministic && !world.device().is_cpu())
     show_cost_of_determinism(report, training, training.corpus->training(world, 0)->next());
-  StepOptions options{.micro_batch = config.train.micro_batch,
-                      .clip = config.train.clip,
-                      .masked = config.data.loss_mask,
-                      .step_in_backward = config.offload.step_in_backward};
   NotFinite not_finite(training);
   int64_t saved_at = state.step;
   auto save_now = [&] {
@@ -282,7 +277,7 @@ void run(const RunRequest& request, const Begun& begun, Training& training, Stop
   const bool graphed = wants_graphs(training, training.steps - state.step);
   if (graphed)
     report.line("graph      after a few steps, the GPU replays the step as a CUDA graph");
-  Steps steps(training, options, graphed, [] { return StopSignals::received() != 0; });
+  Steps steps(training, graphed, [] { return StopSignals::received() != 0; });
   StepProfile profile(training, graphed);
   MemoryPlan memory_plan(training);
   struct UnderWay {  // a step without a known outcome
@@ -400,7 +395,8 @@ void train(const World& world, RunRequest request) {
   signals.begin_part("setup");
   if (request.config.train.deterministic) set_deterministic(true);
   Begun begun = begin(world, request);
-  if (!request.config.init_from.empty() && !request.config.resume)  // its latest checkpoint may change
+  if (!request.config.init_from.empty() &&
+      !request.config.resume)  // its latest checkpoint may change
     request.config.init_from = from_rank_0(world, "fsdp/train/origin", [&] {
       return find_origin(request.config.init_from).weights.string();
     });

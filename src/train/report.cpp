@@ -168,7 +168,7 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
       .step = state.step,
       .epoch = double(state.position) / double(training_.corpus->samples_per_epoch()),
       .loss = outcome.loss,
-      .grad_norm = outcome.grad_norm,
+      .grad_norm = outcome.norm,
       .lr = cost.lr,
       .tokens = state.tokens,
       .tokens_per_s = double(tokens) / cost.seconds,

@@ -8,9 +8,10 @@
 #include <optional>
 #include <string>
 
+#include "fsdp/train_step.h"
 #include "observe/metrics.h"
 #include "observe/summary.h"
-#include "train/step.h"
+#include "train/evaluate.h"
 #include "train/training.h"
 
 namespace fsdp::train {

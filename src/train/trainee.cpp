@@ -1,5 +1,7 @@
 #include "train/trainee.h"
 
+#include <algorithm>
+
 #include <ATen/ops/mse_loss.h>
 
 #include <set>
@@ -52,6 +54,14 @@ Samples part_of(const Samples& samples, int64_t first, int64_t count) {
           .targets = part(samples.targets),
           .documents = part(samples.documents),
           .count = count};
+}
+
+std::vector<Samples> micro_batches_of(const Samples& samples, int64_t micro_batch) {
+  const int64_t size = micro_batch > 0 ? std::min(micro_batch, samples.count) : samples.count;
+  std::vector<Samples> parts;
+  for (int64_t first = 0; first < samples.count; first += size)
+    parts.push_back(part_of(samples, first, std::min(size, samples.count - first)));
+  return parts;
 }
 
 Samples on_device(const Samples& samples, at::Device device) {

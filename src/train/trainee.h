@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fsdp/models.h"
 #include "fsdp/wrap.h"
@@ -23,6 +24,8 @@ struct Samples {         // a rank's part of a batch, or some of it
 };
 
 Samples part_of(const Samples& samples, int64_t first, int64_t count);
+// Parts of `micro_batch` samples each, and the rest; 0: all samples in one.
+std::vector<Samples> micro_batches_of(const Samples& samples, int64_t micro_batch);
 Samples on_device(const Samples& samples, at::Device device);
 
 struct Trainee {

@@ -14,7 +14,7 @@ TEST_F(GraphedCheckpoints, LoadingBetweenStepsRestoresTheState) {
     Plan plan{.model = "transformer", .precision = bf16_precision(), .steps = 12};
     plan.step.graph = graph;
     Trial trial(plan);
-    GraphedStep step = step_of(trial);
+    TrainStep step = step_of(trial);
     std::vector<double> losses;
     for (int i = 0; i < plan.steps; ++i) {
       if (i == 3) checkpoint::save(folder.path() / "c", trial.sharded, trial.optimizer.get());
@@ -35,7 +35,7 @@ TEST_F(GraphedCheckpoints, ABackgroundSaveDoesNotDisturbRecording) {
   const SharedFolder folder;
   Plan plan{.model = "transformer", .steps = 8};
   Trial trial(plan);
-  GraphedStep step = step_of(trial);
+  TrainStep step = step_of(trial);
   checkpoint::AsyncSave saving;
   for (int i = 0; i < plan.steps; ++i) {
     if (i == plan.step.warmup)

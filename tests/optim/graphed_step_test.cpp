@@ -1,4 +1,4 @@
-// GraphedStep against the same steps written out, and against its own eager steps. Every rank runs
+// TrainStep against the same steps written out, and against its own eager steps. Every rank runs
 // these tests. Over nccl, steps are recorded as CUDA graphs and replayed, and must give the same
 // bits as eager ones. Without a GPU, a stand-in for a graph repeats the recorded work.
 #include <ATen/ATen.h>
@@ -73,11 +73,11 @@ TEST_F(GraphedSteps, ClipAndFollowTheLearningRate) {
 
 TEST_F(GraphedSteps, AccumulateOverMicroBatches) {
   for (int64_t parts : {2, 4})
-    expect_same_every_way({.model = "transformer", .step = {.clip = 0.5, .micro_batches = parts}});
+    expect_same_every_way({.model = "transformer", .step = {.clip = 0.5}, .micro_batches = parts});
 }
 
 TEST_F(GraphedSteps, AccumulateWholeGradientsWhereTheyAreReducedOnce) {
-  Plan plan{.model = "mlp", .step = {.micro_batches = 3, .reduce_once = true}};
+  Plan plan{.model = "mlp", .step = {.reduce_once = true}, .micro_batches = 3};
   Outcome unrecorded = eager(plan), recorded = graphed(plan);
   expect_same(recorded, unrecorded);
   plan.step.reduce_once = false;
@@ -88,7 +88,7 @@ TEST_F(GraphedSteps, AccumulateWholeGradientsWhereTheyAreReducedOnce) {
 }
 
 TEST_F(GraphedSteps, CountBytesAndUpdatesAsEagerOnesDo) {
-  Plan plan{.model = "transformer", .step = {.micro_batches = 2}};
+  Plan plan{.model = "transformer", .micro_batches = 2};
   Outcome unrecorded = eager(plan), recorded = graphed(plan);
   EXPECT_EQ(recorded.traffic.all_gather, unrecorded.traffic.all_gather);
   EXPECT_EQ(recorded.traffic.reduce_scatter, unrecorded.traffic.reduce_scatter);
@@ -161,7 +161,7 @@ TEST_F(GraphedSteps, DropOtherElementsInEveryReplay) {
   auto net = std::make_shared<NetImpl>();
   Sharded sharded = fully_shard(net, {.device = test_device()});
   AdamW optimizer(sharded, {.lr = 0.0, .weight_decay = 0.0});
-  GraphedStep step(sharded, optimizer, [&](const Inputs& inputs) {
+  TrainStep step(sharded, optimizer, [&](const Inputs& inputs) {
     return net->dropout(net->linear(inputs[0])).square().mean();
   });
   at::Tensor x = random_normal(0, rank(), 0, {8, 64});
@@ -176,7 +176,7 @@ TEST_F(GraphedSteps, StayEagerWhereTheyCannotBeRecorded) {
   Plan plan{.model = "transformer", .step = {.clip = 0.5}};
   Trial trial(plan);
   int calls = 0;
-  GraphedStep step(
+  TrainStep step(
       trial.sharded, *trial.optimizer,
       [&](const Inputs& inputs) {
         at::Tensor loss = trial.built.loss({0, inputs[0], inputs[1]});
@@ -220,7 +220,7 @@ TEST_F(GraphedSteps, AFailureInBackwardLeavesAUsableModel) {
   Failing::on_host = false;
   Plan plan{.model = "mlp"};
   Trial trial(plan);
-  GraphedStep step(trial.sharded, *trial.optimizer,
+  TrainStep step(trial.sharded, *trial.optimizer,
                    [&](const Inputs& inputs) { return failing_loss(trial.built, inputs); });
   std::vector<double> losses;
   for (int i = 0; i < plan.steps; ++i) losses.push_back(step(trial.inputs(i)).loss.item<double>());
@@ -231,7 +231,7 @@ TEST_F(GraphedSteps, AFailureInBackwardLeavesAUsableModel) {
 TEST_F(GraphedSteps, RecoveryLeavesNothingBehindOfAStepThatFailedAnywhere) {
   Plan plan{.model = "mlp"};
   Trial trial(plan);
-  GraphedStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
+  TrainStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
     return trial.built.loss({0, inputs[0], inputs[1]});
   });
   shard::Model& model = *shard::model_of(trial.sharded);
@@ -259,7 +259,7 @@ TEST_F(GraphedSteps, RecoveryLeavesNothingBehindOfAStepThatFailedAnywhere) {
 TEST_F(GraphedSteps, AreEagerWhileSomebodyWatchesOrHoldsUnits) {
   Plan plan{.model = "transformer"};
   Trial trial(plan);
-  GraphedStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
+  TrainStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
     return trial.built.loss({0, inputs[0], inputs[1]});
   });
   std::vector<double> losses;
@@ -291,7 +291,7 @@ TEST_F(GraphedSteps, GiveUpRecordingWhereShapesChangeAllTheTime) {
 TEST_F(GraphedSteps, DropGradientsThatWereThereBefore) {
   Plan plan{.model = "mlp"};
   Trial trial(plan);
-  GraphedStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
+  TrainStep step(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
     return trial.built.loss({0, inputs[0], inputs[1]});
   });
   std::vector<double> norms;
@@ -304,16 +304,16 @@ TEST_F(GraphedSteps, DropGradientsThatWereThereBefore) {
 }
 
 TEST_F(GraphedSteps, RefuseWhatCannotBeMeant) {
-  Plan plan{.model = "mlp", .step = {.micro_batches = 2}};
+  Plan plan{.model = "mlp", .micro_batches = 2};
   Trial trial(plan), other(plan);
   auto loss = [&](const Inputs& inputs) { return trial.built.loss({0, inputs[0], inputs[1]}); };
-  expect_error([&] { GraphedStep(trial.sharded, *other.optimizer, loss, {}); }, {"another model"});
-  expect_error([&] { GraphedStep(trial.sharded, *trial.optimizer, {}, {}); }, {"loss is empty"});
-  expect_error([&] { GraphedStep(trial.sharded, *trial.optimizer, loss, {.micro_batches = 0}); },
-               {"micro_batches", "1 or more"});
-  GraphedStep step(trial.sharded, *trial.optimizer, loss, plan.step);
-  expect_error([&] { step(trial.inputs(0).front()); }, {"1 micro-batches", "2"});
-  GraphedStep unreduced(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
+  expect_error([&] { TrainStep(trial.sharded, *other.optimizer, loss, {}); }, {"another model"});
+  expect_error([&] { TrainStep(trial.sharded, *trial.optimizer, {}, {}); }, {"loss is empty"});
+  expect_error([&] { TrainStep(trial.sharded, *trial.optimizer, loss, {.weighted = true}); },
+               {"sum is false", "set_gradient_divide_factor"});
+  TrainStep step(trial.sharded, *trial.optimizer, loss, plan.step);
+  expect_error([&] { step(std::vector<Inputs>{}); }, {"no micro-batches"});
+  TrainStep unreduced(trial.sharded, *trial.optimizer, [&](const Inputs& inputs) {
     return trial.built.loss({0, inputs[0], inputs[1]}).expand({2});
   });
   expect_error([&] { unreduced(trial.inputs(0).front()); }, {"single number"});
@@ -332,7 +332,7 @@ TEST_F(GraphedSteps, OfAllRanksLearnWhatOneRankLearnsFromTheWholeBatch) {
   Sharded sharded =
       fully_shard(mine.module, ShardOptions{.wrap = model.wrap, .device = test_device()});
   AdamW optimizer(sharded, {.lr = 1e-2, .eps = 1e-3, .weight_decay = 0.0});
-  GraphedStep step(sharded, optimizer, [&](const Inputs& inputs) {
+  TrainStep step(sharded, optimizer, [&](const Inputs& inputs) {
     return mine.loss({0, inputs[0], inputs[1]});
   });
   for (int i = 0; i < 10; ++i) {

@@ -1,4 +1,4 @@
-// Shared by the tests of GraphedStep: a plan of steps, taken eagerly, written out, and recorded;
+// Shared by the tests of TrainStep: a plan of steps, taken eagerly, written out, and recorded;
 // and comparisons of the results.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fsdp/fully_shard.h"
-#include "fsdp/graphed_step.h"
+#include "fsdp/train_step.h"
 #include "fsdp/optim.h"
 #include "fsdp/recompute.h"
 #include "optim/work_again.h"
@@ -27,7 +27,7 @@
 
 namespace fsdp::testing {
 
-using Inputs = GraphedStep::Inputs;
+using Inputs = TrainStep::Inputs;
 
 inline bool on_gpu() {
   return !test_device().is_cpu();
@@ -55,7 +55,8 @@ class GraphedSteps : public ::testing::Test {
 struct Plan {
   std::string model = "mlp";
   MixedPrecision precision = {};
-  GraphedStepOptions step = {};
+  TrainStepOptions step = {};
+  int64_t micro_batches = 1;
   int steps = 10;
   bool sgd = false;
   ReshardAfterForward reshard = {};
@@ -99,8 +100,8 @@ class Trial {
 
   std::vector<Inputs> inputs(int step) const {
     std::vector<Inputs> all;
-    for (int i = 0; i < plan.step.micro_batches; ++i) {
-      Batch batch = model_case_.batch(static_cast<int>(step * plan.step.micro_batches + i), rank());
+    for (int i = 0; i < plan.micro_batches; ++i) {
+      Batch batch = model_case_.batch(static_cast<int>(step * plan.micro_batches + i), rank());
       all.push_back({batch.x, batch.y});
       if (plan.change) plan.change(all.back(), step);
     }
@@ -126,8 +127,8 @@ class Trial {
   const ModelCase& model_case_;
 };
 
-inline GraphedStep step_of(Trial& trial) {
-  return GraphedStep(
+inline TrainStep step_of(Trial& trial) {
+  return TrainStep(
       trial.sharded, *trial.optimizer,
       [&trial](const Inputs& inputs) {
         return trial.built.loss({0, inputs[0], inputs[1]});
@@ -137,7 +138,7 @@ inline GraphedStep step_of(Trial& trial) {
 
 inline Outcome graphed(const Plan& plan) {
   Trial trial(plan);
-  GraphedStep step = step_of(trial);
+  TrainStep step = step_of(trial);
   Outcome outcome;
   for (int i = 0; i < plan.steps; ++i) {
     if (plan.set) plan.set(*trial.optimizer, i);
@@ -161,7 +162,7 @@ inline Outcome eager(Plan plan) {
   return graphed(plan);
 }
 
-// As users write it without GraphedStep.
+// As users write it without TrainStep.
 inline Outcome by_hand(const Plan& plan) {
   Trial trial(plan);
   Outcome outcome;
@@ -170,7 +171,7 @@ inline Outcome by_hand(const Plan& plan) {
     double loss = 0;
     for (const Inputs& inputs : trial.inputs(i)) {
       Batch batch{0, inputs[0].to(test_device()), inputs[1].to(test_device())};
-      at::Tensor part = trial.built.loss(batch) / static_cast<double>(plan.step.micro_batches);
+      at::Tensor part = trial.built.loss(batch) / static_cast<double>(plan.micro_batches);
       loss += part.item<double>();
       part.backward();
     }

@@ -1,4 +1,4 @@
-// Uses of a GraphedStep beyond taking steps: our models at several sequence lengths, accumulation,
+// Uses of a TrainStep beyond taking steps: our models at several sequence lengths, accumulation,
 // and changes between steps that invalidate a recording.
 #include <torch/utils.h>
 
@@ -15,7 +15,7 @@ void expect_followed(Plan plan, const std::function<void(Trial& trial)>& change)
   auto train = [&](bool graph) {
     plan.step.graph = graph;
     Trial trial(plan);
-    GraphedStep step = step_of(trial);
+    TrainStep step = step_of(trial);
     std::vector<double> losses;
     for (int i = 0; i < plan.steps; ++i) {
       if (i == 6) {
@@ -53,7 +53,7 @@ TEST_F(GraphedSteps, MakeNoStatesInARecording) {
         if (&name != &trial.built.parameters.front().first) parameter.requires_grad_(!frozen);
     };
     freeze(true);
-    GraphedStep step = step_of(trial);
+    TrainStep step = step_of(trial);
     std::vector<double> losses;
     for (int i = 0; i < plan.steps; ++i) {
       if (i == plan.step.warmup) freeze(false);
@@ -96,7 +96,7 @@ TEST_F(GraphedSteps, OfRanksThatUseDifferentParameters) {
     };
     auto sharded = fully_shard(layers.ptr(), {.device = test_device()});
     AdamW optimizer(sharded, {.lr = 1e-2});
-    GraphedStep step(sharded, optimizer, loss, {.graph = graph});
+    TrainStep step(sharded, optimizer, loss, {.graph = graph});
     for (int i = 0; i < 8; ++i) step(Inputs{random_normal(i, rank(), 0, {4, 8}).to(test_device())});
     EXPECT_EQ(step.replayed(), graph) << step.why_eager();
     step.wait();
@@ -134,7 +134,7 @@ TEST_F(GraphedSteps, LeaveGradientsOfOtherModelsToThem) {
     Plan plan{.model = "mlp", .steps = 8};
     plan.step.graph = graph;
     Trial trial(plan), other(plan);
-    GraphedStep step(
+    TrainStep step(
         trial.sharded, *trial.optimizer,
         [&](const Inputs& inputs) {
           return trial.built.loss({0, inputs[0], inputs[1]}) +
@@ -168,15 +168,15 @@ TEST_F(GraphedSteps, FollowAnOptimizerThatCountsOnTheHostAgain) {
 }
 
 TEST_F(GraphedSteps, AccumulateInAResNet) {
-  Outcome resnet = graphed({.model = "resnet", .step = {.clip = 1.0, .micro_batches = 3}});
+  Outcome resnet = graphed({.model = "resnet", .step = {.clip = 1.0}, .micro_batches = 3});
   EXPECT_TRUE(resnet.replayed) << resnet.why_eager;
-  expect_same(resnet, eager({.model = "resnet", .step = {.clip = 1.0, .micro_batches = 3}}));
+  expect_same(resnet, eager({.model = "resnet", .step = {.clip = 1.0}, .micro_batches = 3}));
 }
 
 TEST_F(GraphedSteps, SayWhenMicroBatchesDiffer) {
-  Plan plan{.model = "mlp", .step = {.micro_batches = 2}};
+  Plan plan{.model = "mlp", .micro_batches = 2};
   Trial trial(plan);
-  GraphedStep step = step_of(trial);
+  TrainStep step = step_of(trial);
   const std::string said = told([&] {
     for (int i = 0; i < plan.steps; ++i) {
       std::vector<Inputs> parts = trial.inputs(i);
@@ -192,7 +192,7 @@ TEST_F(GraphedSteps, SayWhenMicroBatchesDiffer) {
 TEST_F(GraphedSteps, SayWhenNoShapeComesTwice) {
   Plan plan{.model = "mlp", .steps = 70};
   Trial trial(plan);
-  GraphedStep step = step_of(trial);
+  TrainStep step = step_of(trial);
   const std::string said = told([&] {
     for (int i = 0; i < plan.steps; ++i) {
       Inputs inputs = trial.inputs(0).front();
@@ -220,12 +220,12 @@ std::vector<double> train_llama(bool graph, const Lengths& lengths) {
   if (on_gpu()) options.mixed_precision = bf16_precision();
   Sharded sharded = fully_shard(llama, options);
   AdamW optimizer(sharded, {.lr = 3e-3, .eps = 1e-4, .groups = {no_decay()}});
-  GraphedStep step(sharded, optimizer,
+  TrainStep step(sharded, optimizer,
                    [&](const Inputs& inputs) {
                      return llama->loss_sum({.ids = inputs[0]}, inputs[1]) /
                             static_cast<double>(inputs[1].numel());
                    },
-                   {.clip = 1.0, .micro_batches = 2, .graph = graph});
+                   {.clip = 1.0, .graph = graph});
   std::vector<double> losses;
   for (int i = 0; i < 16; ++i) {
     std::vector<Inputs> parts;

@@ -160,7 +160,7 @@ TEST(Optimizers, WhatIsGatheredIsTheMasterRounded) {
       optimizer.zero_grad();
     }
     auto whole = both.sharded.summon_full_params({.writeback = false});
-    for (const auto& [name, value] : whole->values()) {
+    for (const auto& [name, value] : whole.values()) {
       auto master = both.sharded.full_tensor(name);
       auto rounded = master.to(at::kBFloat16);
       if (split) {  // rounds ties away from zero

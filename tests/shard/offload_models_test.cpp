@@ -4,7 +4,7 @@
 #include <torch/utils.h>
 
 #include "fsdp/deferred_init.h"
-#include "fsdp/graphed_step.h"
+#include "fsdp/train_step.h"
 #include "fsdp/nn.h"
 #include "fsdp/optim.h"
 #include "optim/work_again.h"
@@ -239,12 +239,12 @@ TEST(OffloadedModels, TakeEagerStepsInsteadOfGraphs) {
     Sharded sharded = fully_shard(
         built.module, {.wrap = model.wrap, .device = test_device(), .offload = offload});
     AdamW optimizer(sharded, {.lr = 1e-2, .eps = 1e-3});
-    GraphedStep step(sharded, optimizer, [&](const GraphedStep::Inputs& inputs) {
+    TrainStep step(sharded, optimizer, [&](const TrainStep::Inputs& inputs) {
       return built.loss({0, inputs[0], inputs[1]});
     });
     for (int i = 0; i < 6; ++i) {
       Batch batch = model.batch(i, rank());
-      step(GraphedStep::Inputs{batch.x, batch.y});
+      step(TrainStep::Inputs{batch.x, batch.y});
     }
     EXPECT_EQ(step.replayed(), !offload.any());
     EXPECT_EQ(contains(step.why_eager(), "offloaded"), offload.any()) << step.why_eager();

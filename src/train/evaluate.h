@@ -1,0 +1,22 @@
+// The loss of a model on data it isn't trained on.
+#pragma once
+
+#include <cstdint>
+
+#include "fsdp/world.h"
+#include "train/corpus.h"
+#include "train/trainee.h"
+
+namespace fsdp::train {
+
+struct Evaluation {
+  double loss = 0;
+  double perplexity = 0;
+  int64_t counted = 0;
+};
+
+// Mean loss over `batches` batches of the feed (fewer if it ends), without gradients. Collective.
+Evaluation evaluate(const World& world, const Trainee& trainee, Feed& feed, int64_t batches,
+                    int64_t micro_batch);
+
+}  // namespace fsdp::train
