@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
@@ -51,18 +52,18 @@ Written write_file(const SavePlan& plan, const Path& path) {
 }
 
 std::string file_of(int rank) {
-  return "__" + std::to_string(rank) + "_0.distcp";
+  return formatted("__{}_0.distcp", rank);
 }
 
 // A rank's report to rank 0: the length of the metadata, the metadata, the sums of its file.
 std::string report_of(const Written& written, int rank) {
   const std::string metadata = encode(written.metadata);
-  return std::to_string(metadata.size()) + "\n" + metadata +
-         encode_manifest({{{file_of(rank), written.sums}}});
+  return formatted("{}\n{}{}", metadata.size(), metadata,
+                   encode_manifest({{{file_of(rank), written.sums}}}));
 }
 
 void add_report(const std::string& report, int rank, Metadata& metadata, Manifest& manifest) {
-  const std::string who = "rank " + std::to_string(rank);
+  const std::string who = formatted("rank {}", rank);
   const size_t line = report.find('\n'), length = std::stoul(report.substr(0, line));
   metadata.add(decode(std::string_view(report).substr(line + 1, length), who));
   manifest.files.merge(
@@ -73,7 +74,7 @@ void delete_old_ones(const Path& folder, int64_t keep) {
   try {
     keep_last(folder, keep);
   } catch (const std::exception& problem) {  // one checkpoint too many isn't an error
-    log::warn(std::string("an old checkpoint could not be removed: ") + problem.what());
+    log::warn(formatted("an old checkpoint could not be removed: {}", problem.what()));
   }
 }
 
@@ -300,7 +301,7 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   if (options.if_busy == IfBusy::REFUSE &&
       marks(save.world, save.label() + ": busy", saver->busy() ? 'p' : 'd').find('p') !=
           std::string::npos)
-    throw Error(save.name.string() + ": the previous save isn't finished.",
+    throw Error(formatted("{}: the previous save isn't finished.", save.name),
                 "save less often, call wait() on it first, or use IfBusy::WAIT.");
   saver->wait();
   shard::Unseen unseen;
@@ -319,10 +320,10 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
       plan = {};
       saver->staging = {};
       if (save.world.rank() == 0)
-        log::warn(
-            save.name.string() +
-            ": a host is out of memory for the copy of a background save, so training waits until "
-            "the checkpoint is written (checkpoint.async = false always does).");
+        log::warn(formatted(
+            "{}: a host is out of memory for the copy of a background save, so training waits "
+            "until the checkpoint is written (checkpoint.async = false always does).",
+            save.name));
       together(save.world, save.label() + ": plan", planned);
     }
   } catch (...) {

@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 
+#include "base/format.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
 
@@ -86,10 +87,10 @@ class StoredTexts {
   }
 
   std::string take(const std::string& key, int rank, const std::string& label) const {
-    const std::string what = label + ": waiting for rank " + std::to_string(rank);
+    const std::string what = formatted("{}: waiting for rank {}", label, rank);
     const auto limit = 12 * world_.timeout();
     if (!comm::await_keys(store_, {path(key, 0)}, limit, what, [this] { return world_.trouble(); }))
-      throw Error(what + ": no answer in " + std::to_string(limit.count() / 1000) + " s.",
+      throw Error(formatted("{}: no answer in {} s.", what, limit.count() / 1000),
                   "check that the process is running and how fast it can write; FSDP_TIMEOUT "
                   "(seconds) allows more time.");
     std::string text = store_->get_to_str(path(key, 0));
@@ -103,7 +104,7 @@ class StoredTexts {
 
  private:
   std::string path(const std::string& key, size_t piece) const {
-    return "fsdp/exchange/" + name_ + "/" + key + "/" + std::to_string(piece);
+    return formatted("fsdp/exchange/{}/{}/{}", name_, key, piece);
   }
 
   World world_;
@@ -183,8 +184,7 @@ void commit(const World& world, const Exchange& exchange, const std::string& lab
   if (world.rank() == 0) {  // any failure here is reported to the other ranks
     if (failed(result)) result.insert(1, "rank 0: ");
     for (size_t rank = 0; rank < texts.size() && !failed(result); ++rank)
-      if (failed(texts[rank]))
-        result = "-rank " + std::to_string(rank) + ": " + texts[rank].substr(1);
+      if (failed(texts[rank])) result = formatted("-rank {}: {}", rank, texts[rank].substr(1));
     if (!failed(result)) {
       result = outcome_of(publish, own);
       if (failed(result)) result.insert(1, "rank 0: ");
