@@ -21,8 +21,10 @@ using FormatValue = std::variant<int64_t, uint64_t, double, std::string_view>;
 
 template <typename T>
 FormatValue format_value(const T& value) {
-  static_assert(!std::same_as<T, bool> && !std::same_as<T, char>, "pass text or a number");
-  if constexpr (std::signed_integral<T>)
+  static_assert(!std::same_as<T, bool>, "pass text");
+  if constexpr (std::same_as<T, char>)
+    return std::string_view(&value, 1);
+  else if constexpr (std::signed_integral<T>)
     return static_cast<int64_t>(value);
   else if constexpr (std::unsigned_integral<T>)
     return static_cast<uint64_t>(value);
