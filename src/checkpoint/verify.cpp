@@ -1,5 +1,7 @@
 #include "checkpoint/verify.h"
 
+#include <libdeflate.h>
+
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -10,7 +12,6 @@
 
 #include "base/format.h"
 #include "checkpoint/cover.h"
-#include "checkpoint/crc32.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/metadata.h"
@@ -337,7 +338,7 @@ class Verifier {
       for (int64_t at = 0; at < record.size; at += kReadPiece) {
         const auto size = static_cast<size_t>(std::min(kReadPiece, record.size - at));
         file.read(record.offset + at, buffer.get(), size);
-        sum = crc32(sum, buffer.get(), size);
+        sum = libdeflate_crc32(sum, buffer.get(), size);
         counted += static_cast<int64_t>(size);
         advance(static_cast<int64_t>(size));
       }

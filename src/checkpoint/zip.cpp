@@ -1,9 +1,10 @@
 #include "checkpoint/zip.h"
 
+#include <libdeflate.h>
+
 #include <algorithm>
 
 #include "base/format.h"
-#include "checkpoint/crc32.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -66,7 +67,7 @@ void ArchiveWriter::data(const void* bytes, size_t size) {
   const auto* at = static_cast<const char*>(bytes);
   for (size_t done = 0; done < size;) {
     const size_t part = size - done < 2 * kSummed ? size - done : kSummed;
-    records_.back().sum = crc32(records_.back().sum, at + done, part);
+    records_.back().sum = libdeflate_crc32(records_.back().sum, at + done, part);
     out_.append(at + done, part);
     done += part;
   }
