@@ -1,5 +1,5 @@
-# Dependencies besides LibTorch. Header-only libraries are required; liburing, MPI and CUDA are
-# optional. CMake prints what it found; `fsdp doctor` shows it later.
+# Dependencies besides LibTorch. Header-only libraries and libdeflate are required; liburing, MPI and
+# CUDA are optional. CMake prints what it found; `fsdp doctor` shows it later.
 find_package(Threads REQUIRED)
 foreach(name CLI11 nlohmann_json)
   if(NOT TARGET ${name}::${name})  # a parent project may have it
@@ -13,6 +13,11 @@ endforeach()
 find_path(FSDP_XXHASH_INCLUDE xxhash.h)  # header only: nothing to link
 if(NOT FSDP_XXHASH_INCLUDE)
   message(FATAL_ERROR "CMake can't find xxhash.h.\nHINT: install libxxhash-dev.")
+endif()
+find_path(FSDP_DEFLATE_INCLUDE libdeflate.h)  # CRC-32 of the records in checkpoints
+find_library(FSDP_DEFLATE_LIBRARY deflate)    # shared, or static and position-independent
+if(NOT FSDP_DEFLATE_INCLUDE OR NOT FSDP_DEFLATE_LIBRARY)
+  message(FATAL_ERROR "CMake can't find libdeflate.\nHINT: install libdeflate-dev.")
 endif()
 
 # State on a disk uses io_uring; without the library it uses threads.

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::environment {
@@ -25,8 +26,8 @@ std::optional<int64_t> integer(const char* name) {
   int64_t number = 0;
   auto [end, problem] = std::from_chars(value->data(), value->data() + value->size(), number);
   if (problem != std::errc() || end != value->data() + value->size()) {
-    throw Error(std::string(name) + "=\"" + *value + "\" is not a whole number.",
-                "set " + std::string(name) + " to a number, or unset it.");
+    throw Error(formatted("{}=\"{}\" is not a whole number.", name, *value),
+                formatted("set {} to a number, or unset it.", name));
   }
   return number;
 }
@@ -40,8 +41,8 @@ bool flag(const char* name, bool otherwise) {
     if (*value == yes) return true;
   for (const char* no : {"0", "false", "no", "off"})
     if (*value == no) return false;
-  throw Error(std::string(name) + "=\"" + *value + "\" is neither true nor false.",
-              "set " + std::string(name) + " to 1 or 0, or unset it.");
+  throw Error(formatted("{}=\"{}\" is neither true nor false.", name, *value),
+              formatted("set {} to 1 or 0, or unset it.", name));
 }
 
 std::vector<std::string> changed(const std::vector<Change>& changes) {

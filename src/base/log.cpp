@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "base/format.h"
 #include "base/terminal.h"
 
 namespace fsdp::log {
@@ -14,7 +15,7 @@ std::atomic<bool> g_live_line{false};
 
 void write(const char* colour, const char* kind, const std::string& text) {
   std::string line = has_live_line() && terminal_width(STDERR) > 0 ? "\r\x1b[Kfsdp: " : "fsdp: ";
-  if (int rank = g_rank.load(); rank >= 0) line += "rank " + std::to_string(rank) + ": ";
+  if (int rank = g_rank.load(); rank >= 0) line += formatted("rank {}: ", rank);
   if (*kind) line += paint(STDERR, colour, kind) + ": ";
   line += text + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);  // one write: lines of ranks don't interleave

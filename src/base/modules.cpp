@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp {
@@ -45,7 +46,7 @@ void* require_library(const std::string& name) {
   std::string why;
   if (void* handle = find_library(name, &why)) return handle;
   bool mpi = name == "mpi";
-  throw Error(std::string(mpi ? "the mpi backend" : "CUDA") + " is not available: " + why + ".",
+  throw Error(formatted("{} is not available: {}.", mpi ? "the mpi backend" : "CUDA", why),
               mpi ? "install libopenmpi-dev and openmpi-bin, then build again (./fsdp does both)."
                   : "it needs a build with nvcc and a LibTorch with CUDA; fsdp doctor shows both.");
 }

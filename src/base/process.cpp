@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/environment.h"
+#include "base/format.h"
 
 namespace fsdp {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 // process is gone, '?' if its state is unknown (no descriptor left to open the file).
 char state_of(pid_t pid) {
   errno = 0;
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::ifstream file(formatted("/proc/{}/stat", pid));
   if (!file) return errno == ENOENT || errno == ESRCH ? 0 : '?';
   std::string line;
   if (!std::getline(file, line)) return 0;
@@ -36,7 +37,7 @@ std::string host_identity() {
   std::string identity;
   std::getline(boot, identity);
   struct stat space {};
-  if (stat("/proc/self/ns/pid", &space) == 0) identity += ":" + std::to_string(space.st_ino);
+  if (stat("/proc/self/ns/pid", &space) == 0) identity += formatted(":{}", space.st_ino);
   return identity;
 }
 

@@ -11,13 +11,13 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
 #include "base/environment.h"
+#include "base/format.h"
 #include "base/table.h"
 
 namespace fsdp::rank_status {
@@ -148,7 +148,7 @@ Status read_page(const Page& page) {
 // The fields of /proc/PID/stat after the command's name, which may hold anything; empty: no such
 // process.
 std::string stat_fields(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::ifstream file(formatted("/proc/{}/stat", pid));
   std::string line{std::istreambuf_iterator<char>(file), {}};
   size_t name_end = line.rfind(')');
   return name_end == std::string::npos || name_end + 2 > line.size() ? ""
@@ -156,9 +156,7 @@ std::string stat_fields(pid_t pid) {
 }
 
 std::string rounded(double seconds, int digits) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.*f s", digits, seconds);
-  return text;
+  return formatted("{:.{}f} s", seconds, digits);
 }
 
 }  // namespace
@@ -252,7 +250,7 @@ std::string thread_state(pid_t pid) {
   if (state == 'T' || state == 't') return "stopped";
   if (state == 'Z' || state == 'X') return "gone";
   text = state == 'D' ? "blocked in the kernel" : "sleeping";
-  std::ifstream file("/proc/" + std::to_string(pid) + "/wchan");
+  std::ifstream file(formatted("/proc/{}/wchan", pid));
   std::string place;
   if (std::getline(file, place) && !place.empty() && place != "0") text += " in " + place;
   return text;
@@ -270,7 +268,7 @@ std::optional<double> cpu_seconds(pid_t pid) {
 std::string whereabouts(const Status& status, pid_t pid, std::optional<double> cpu_before) {
   std::string text;
   auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
-  if (status.step > 0) add("step " + std::to_string(status.step));
+  if (status.step > 0) add(formatted("step {}", status.step));
   if (!status.phase.empty()) add(status.phase);
   if (!status.unit.empty()) add(status.unit);
   if (!status.collective.empty())

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <ostream>
 
+#include "base/format.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
 
@@ -16,9 +17,7 @@ size_t width(const std::string& text) {
 }
 
 std::string fixed(double value, int digits) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.*f", digits, value);
-  return buffer;
+  return formatted("{:.{}f}", value, digits);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "checkpoint/overlap.h"
 
 namespace fsdp::checkpoint {
@@ -34,15 +35,15 @@ std::string text_of(const Rectangle& rectangle) {
 
 std::string cover_problem(const TensorEntry& entry) {
   if (const auto [one, other] = overlapping(entry); one)
-    return "has overlapping parts: " + text_of(*one) + " and " + text_of(*other) + " of " +
-           shape_text(entry.sizes);
+    return formatted("has overlapping parts: {} and {} of {}", text_of(*one), text_of(*other),
+                     shape_text(entry.sizes));
   // Parts inside of the tensor that don't overlap have at most as many elements as the tensor.
   int64_t covered = 0;
   for (const auto& chunk : entry.chunks) covered += element_count(chunk.rectangle.sizes);
   const int64_t whole = element_count(entry.sizes);
   if (covered == whole) return "";
-  return "has parts that don't cover all of " + shape_text(entry.sizes) + ": they have " +
-         std::to_string(covered) + " of " + std::to_string(whole) + " elements";
+  return formatted("has parts that don't cover all of {}: they have {} of {} elements",
+                   shape_text(entry.sizes), covered, whole);
 }
 
 }  // namespace fsdp::checkpoint

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -14,7 +15,7 @@ Path named(const Path& target) {
   const Path path = target.has_filename() ? target : target.parent_path();  // "out/" is "out"
   const std::string last = path.filename().string();
   if (last.empty() || last == "." || last == "..")
-    throw Error("\"" + target.string() + "\" isn't a valid output path.",
+    throw Error(formatted("\"{}\" isn't a valid output path.", target),
                 "pass the file or directory to create.");
   return path;
 }
@@ -29,7 +30,7 @@ fs::file_type kind_of(const Path& path) {
 }
 
 [[noreturn]] void refuse(const Path& target) {
-  throw Error(target.string() + ": already exists.",
+  throw Error(formatted("{}: already exists.", target),
               "choose another name, or replace it with --force.");
 }
 
@@ -37,7 +38,7 @@ void check_file(const Path& target, bool replace) {
   const auto kind = kind_of(target);
   if (kind == fs::file_type::not_found) return;
   if (kind == fs::file_type::directory)
-    throw Error(target.string() + ": is a directory.", "pass the path of a file.");
+    throw Error(formatted("{}: is a directory.", target), "pass the path of a file.");
   if (!replace) refuse(target);
 }
 
@@ -99,8 +100,9 @@ void DraftDirectory::check_target() const {
   if (!replace_) refuse(target_);
   const std::string foreign = foreign_in(target_);
   if (!foreign.empty())
-    throw Error(target_.string() + ": holds \"" + foreign +
-                    "\", which isn't output of this command, so the directory is not replaced.",
+    throw Error(formatted("{}: holds \"{}\", which isn't output of this command, so the directory "
+                          "is not replaced.",
+                          target_, foreign),
                 "choose another name.");
 }
 
@@ -108,7 +110,7 @@ void DraftDirectory::remove(const Path& dir) const {
   if (kind_of(dir) == fs::file_type::not_found) return;
   const std::string foreign = foreign_in(dir);
   if (!foreign.empty())
-    throw Error(dir.string() + ": is in the way and holds \"" + foreign + "\".",
+    throw Error(formatted("{}: is in the way and holds \"{}\".", dir, foreign),
                 "move it away, or choose another name.");
   std::vector<Path> found;
   for (const auto& entry : fs::directory_iterator(dir)) found.push_back(entry.path());

@@ -1,5 +1,6 @@
 #include "checkpoint/dtype.h"
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -38,7 +39,7 @@ constexpr NamedDtype kDtypeNames[] = {
 const NamedDtype& entry(ScalarType type) {
   for (const auto& named : kDtypeNames)
     if (named.type == type) return named;
-  throw Error(std::string("tensors of type ") + c10::toString(type) + " can't be saved.",
+  throw Error(formatted("tensors of type {} can't be saved.", c10::toString(type)),
               "convert the tensor to a type that PyTorch's files support, such as float32.");
 }
 

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 #ifndef RENAME_EXCHANGE
@@ -44,7 +45,7 @@ std::string hint_for(int code) {
 }
 
 [[noreturn]] void fail(const Path& path, const std::string& what, int code) {
-  throw Error(path.string() + ": " + what + ": " + std::generic_category().message(code) + ".",
+  throw Error(formatted("{}: {}: {}.", path, what, std::generic_category().message(code)),
               hint_for(code));
 }
 
@@ -61,7 +62,7 @@ auto change(const char* name, const Path& path, Call call) {
 
 template <typename Call>
 void change_or_fail(const char* name, const Path& path, Call call) {
-  if (change(name, path, call) < 0) fail(path, std::string(name) + " failed", errno);
+  if (change(name, path, call) < 0) fail(path, formatted("{} failed", name), errno);
 }
 
 }  // namespace
@@ -90,7 +91,7 @@ Output::Output(Path path, int64_t expected) : path_(std::move(path)) {
   if (result == 0 || (errno != ENOSPC && errno != EDQUOT)) return;
   const int code = errno;
   ::close(std::exchange(file_, -1));
-  fail(path_, "no room for " + std::to_string(expected) + " bytes", code);
+  fail(path_, formatted("no room for {} bytes", expected), code);
 }
 
 Output::~Output() {
@@ -155,16 +156,16 @@ Input::Input(Path path, const FileSums* sums) : path_(std::move(path)), sums_(su
   struct stat status {};
   if (::fstat(file_, &status) < 0 || !S_ISREG(status.st_mode)) {
     ::close(file_);
-    throw Error(path_.string() + ": isn't a regular file.", "check the path.");
+    throw Error(formatted("{}: isn't a regular file.", path_), "check the path.");
   }
   size_ = status.st_size;
   if (!sums_) return;
   if (sums_->size != size_) {
     ::close(file_);
-    throw Error(path_.string() + ": has " + std::to_string(size_) + " bytes, but had " +
-                    std::to_string(sums_->size) + " when it was saved.",
-                "the file was truncated, copied incompletely, or belongs to another checkpoint; "
-                "load another checkpoint.");
+    throw Error(
+        formatted("{}: has {} bytes, but had {} when it was saved.", path_, size_, sums_->size),
+        "the file was truncated, copied incompletely, or belongs to another checkpoint; "
+        "load another checkpoint.");
   }
   checked_ = std::vector<std::atomic<bool>>(sums_->sums.size());
 }
@@ -180,8 +181,7 @@ void Input::read_unchecked(int64_t offset, char* into, int64_t size) const {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(path_, "reading failed", errno);
     if (got == 0)
-      throw Error(path_.string() + ": ends at byte " + std::to_string(offset) + ", " +
-                      std::to_string(size) + " bytes too early.",
+      throw Error(formatted("{}: ends at byte {}, {} bytes too early.", path_, offset, size),
                   "the file is damaged or was copied incompletely; load another checkpoint.");
     into += got;
     offset += got;
@@ -192,8 +192,8 @@ void Input::read_unchecked(int64_t offset, char* into, int64_t size) const {
 void Input::check(int64_t block, const char* bytes, int64_t size) const {
   const auto index = static_cast<size_t>(block);
   if (block_sum(bytes, static_cast<size_t>(size)) != sums_->sums[index])
-    throw Error(path_.string() + ": bytes " + std::to_string(block * kSumBlock) + " to " +
-                    std::to_string(block * kSumBlock + size) + " differ from what was saved.",
+    throw Error(formatted("{}: bytes {} to {} differ from what was saved.", path_,
+                          block * kSumBlock, block * kSumBlock + size),
                 "the file is damaged; load another checkpoint (check it with `fsdp ckpt verify`).");
   checked_[index].store(true, std::memory_order_relaxed);
 }
@@ -232,8 +232,7 @@ void Input::read(int64_t offset, void* into, size_t size) const {
 std::string read_whole(const Path& path, int64_t at_most) {
   const Input file(path);
   if (file.size() > at_most)
-    throw Error(path.string() + ": has " + std::to_string(file.size()) + " bytes; the limit is " +
-                    std::to_string(at_most) + ".",
+    throw Error(formatted("{}: has {} bytes; the limit is {}.", path, file.size(), at_most),
                 "the file is damaged, or isn't the kind of file that belongs here.");
   std::string bytes(static_cast<size_t>(file.size()), '\0');
   file.read(0, bytes.data(), bytes.size());

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <string_view>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/files.h"
 #include "checkpoint/manifest.h"
@@ -38,8 +39,7 @@ std::string missing_in(const Path& dir) {
       const auto size = std::filesystem::file_size(dir / name, problem);
       if (problem) return name + " is missing";
       if (static_cast<int64_t>(size) != file.size)
-        return name + " has " + std::to_string(size) + " of " + std::to_string(file.size) +
-               " bytes";
+        return formatted("{} has {} of {} bytes", name, size, file.size);
     }
     return "";
   } catch (const std::exception& problem) {
@@ -91,16 +91,17 @@ Contents contents_of(const Path& path) {
 void require_ours(const Path& path) {
   const auto contents = contents_of(path);
   if (contents.foreign.empty()) return;
-  throw Error(path.string() + ": holds \"" + contents.foreign +
-                  "\", which isn't part of a checkpoint, so it is not replaced.",
-              "give the checkpoint a directory of its own, such as \"run/checkpoints/step-100\".");
+  throw Error(
+      formatted("{}: holds \"{}\", which isn't part of a checkpoint, so it is not replaced.", path,
+                contents.foreign),
+      "give the checkpoint a directory of its own, such as \"run/checkpoints/step-100\".");
 }
 
 void require_link(const Path& path) {
   using std::filesystem::file_type;
   const auto kind = std::filesystem::symlink_status(path).type();
   if (kind == file_type::not_found || kind == file_type::symlink) return;
-  throw Error(path.string() + ": is in the way of the link to the newest checkpoint.",
+  throw Error(formatted("{}: is in the way of the link to the newest checkpoint.", path),
               "give the checkpoints a folder of their own, such as \"run/checkpoints\".");
 }
 
@@ -138,11 +139,11 @@ Path checked_name(const Path& dir) {
   const Path name = dir.has_filename() ? dir : dir.parent_path();
   const std::string last = name.filename().string();
   if (last.empty() || last == "." || last == "..")
-    throw Error("\"" + dir.string() + "\" isn't a valid name for a checkpoint.",
+    throw Error(formatted("\"{}\" isn't a valid name for a checkpoint.", dir),
                 "give it a directory of its own, such as \"run/checkpoints/step-100\".");
   for (const char* taken : {".partial", ".replaced", ".deleted"})
     if (last.ends_with(taken) || last == kLatest)
-      throw Error("\"" + dir.string() + "\": this name is reserved.",
+      throw Error(formatted("\"{}\": this name is reserved.", dir),
                   "\"latest\" and names that end in \".partial\", \".replaced\" or \".deleted\" "
                   "are reserved; choose another one, such as \"step-100\".");
   return name;
@@ -221,7 +222,7 @@ void publish_partial(const Path& dir, bool newest) {
     if (came == Came::kByExchange) remove_checkpoint(partial);
     remove_checkpoint(replaced);
   } catch (const std::exception& problem) {
-    log::warn(std::string("a replaced checkpoint could not be removed: ") + problem.what());
+    log::warn(formatted("a replaced checkpoint could not be removed: {}", problem.what()));
   }
 }
 
@@ -263,10 +264,10 @@ std::optional<Path> latest(const Path& folder) {
   for (auto dir = candidates.rbegin(); dir != candidates.rend(); ++dir) {
     const std::string missing = missing_in(*dir);
     if (missing.empty()) {
-      if (passed_over) log::warn(*passed_over + " Using " + dir->string() + " instead.");
+      if (passed_over) log::warn(formatted("{} Using {} instead.", *passed_over, *dir));
       return *dir;
     }
-    if (!passed_over) passed_over = dir->string() + " is damaged (" + missing + ").";
+    if (!passed_over) passed_over = formatted("{} is damaged ({}).", *dir, missing);
   }
   if (candidates.empty()) return std::nullopt;
   return candidates.back();  // loading it reports what is wrong
@@ -274,7 +275,7 @@ std::optional<Path> latest(const Path& folder) {
 
 void keep_last(const Path& folder, int64_t count) {
   if (count < 1)
-    throw Error("keep_last(" + std::to_string(count) + "): at least one checkpoint must stay.",
+    throw Error(formatted("keep_last({}): at least one checkpoint must stay.", count),
                 "pass 1 to keep only the newest checkpoint.");
   std::error_code problem;
   std::vector<Path> condemned;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/format.h"
 #include "checkpoint/safetensors.h"
 #include "fsdp/error.h"
 
@@ -46,7 +47,7 @@ std::string quoted_name(const std::string& name) {
 std::vector<Shard> read_index(const fs::path& dir) {
   const fs::path path = dir / kIndexFile;
   const auto refuse = [&](const std::string& what) -> void {
-    throw Error(path.string() + ": " + what + ".",
+    throw Error(formatted("{}: {}.", path, what),
                 "it must be {\"weight_map\": {\"name\": \"model-00001-of-0000N.safetensors\", …}}, "
                 "as transformers writes it; download it again.");
   };
@@ -66,7 +67,7 @@ std::vector<Shard> read_index(const fs::path& dir) {
   std::map<std::string, Shard> shards;
   for (const auto& [name, value] : map->items()) {
     if (!value.is_string() || !is_plain_name(value.get_ref<const std::string&>()))
-      refuse("the file listed for " + quoted_name(name) + " isn't a safetensors file name");
+      refuse(formatted("the file listed for {} isn't a safetensors file name", quoted_name(name)));
     const auto& file = value.get_ref<const std::string&>();
     Shard& shard = shards[file];
     shard.file = file;
@@ -86,8 +87,8 @@ std::string only_safetensors(const fs::path& dir) {
     const std::string name = entry->path().filename().string();
     if (!is_plain_name(name) || !is_file(entry->path())) continue;
     if (!found.empty())
-      throw Error(dir.string() + ": has several safetensors files (" + found + ", " + name +
-                      ") but no " + kIndexFile + ".",
+      throw Error(formatted("{}: has several safetensors files ({}, {}) but no {}.", dir, found,
+                            name, kIndexFile),
                   "download the index as well.");
     found = name;
   }
@@ -101,12 +102,11 @@ std::vector<Shard> find_shards(const fs::path& dir) {
   for (const char* pickled : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
     if (is_file(dir / pickled))
       throw Error(
-          dir.string() + ": its weights are in " + pickled + ", a pickle, which isn't supported.",
+          formatted("{}: its weights are in {}, a pickle, which isn't supported.", dir, pickled),
           "convert them in Python: AutoModelForCausalLM.from_pretrained(DIR)"
           ".save_pretrained(NEW) writes safetensors.");
-  throw Error(
-      dir.string() + ": has a config.json but neither " + kWeights + " nor " + kIndexFile + ".",
-      "download the weights as well.");
+  throw Error(formatted("{}: has a config.json but neither {} nor {}.", dir, kWeights, kIndexFile),
+              "download the weights as well.");
 }
 
 StoredTensor stored_of(const SafeTensor& tensor, int64_t data) {
@@ -120,11 +120,10 @@ StoredTensor stored_of(const SafeTensor& tensor, int64_t data) {
 void add_shard(HuggingFaceListing& listing, const fs::path& dir, Shard shard) {
   const fs::path path = dir / shard.file;
   if (!is_file(path)) {
-    const std::string whose = shard.names.empty() ? "" : quoted_name(*shard.names.begin());
-    throw Error(path.string() + ": is missing; " + kIndexFile + " lists it for " + whose +
-                    (shard.names.size() > 1
-                         ? " and " + std::to_string(shard.names.size() - 1) + " more tensors."
-                         : "."),
+    const size_t names = shard.names.size();
+    const std::string whose = names == 0 ? "" : quoted_name(*shard.names.begin());
+    const std::string more = names > 1 ? formatted(" and {} more tensors", names - 1) : "";
+    throw Error(formatted("{}: is missing; {} lists it for {}{}.", path, kIndexFile, whose, more),
                 "download or copy it as well.");
   }
   const files::Input file(path);
@@ -143,12 +142,12 @@ void add_shard(HuggingFaceListing& listing, const fs::path& dir, Shard shard) {
                                             tensor.end - tensor.begin})
             .second;
     if (!fresh)
-      throw Error(path.string() + ": \"" + tensor.name + "\" occurs twice or under two names.",
+      throw Error(formatted("{}: \"{}\" occurs twice or under two names.", path, tensor.name),
                   "the directory is damaged; download it again.");
   }
   if (!shard.names.empty())
-    throw Error(path.string() + ": " + quoted_name(*shard.names.begin()) + " is missing; " +
-                    kIndexFile + " lists it in this file.",
+    throw Error(formatted("{}: {} is missing; {} lists it in this file.", path,
+                          quoted_name(*shard.names.begin()), kIndexFile),
                 "the file is damaged or belongs to another model; download it again.");
 }
 

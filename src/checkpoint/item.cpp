@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/zip.h"
 #include "fsdp/error.h"
@@ -61,7 +62,7 @@ struct Shown {  // names the item in errors
   const files::Input& file;
   const std::string& where;
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(file.path().string() + ": " + where + " " + what + ".",
+    throw Error(formatted("{}: {} {}.", file.path(), where, what),
                 "the file is damaged, or was written by a program that stores tensors differently; "
                 "load another checkpoint.");
   }
@@ -176,7 +177,7 @@ StoredTensor find_tensor(const files::Input& file, const Place& place, const std
   const std::string& type_name = v3 ? arguments[6]->text : storage[1]->text;
   if (!type_name.starts_with("torch.")) shown.fail("has no dtype");
   const auto type = v3 ? dtype_of(type_name.substr(6)) : dtype_of_storage(type_name.substr(6));
-  if (!type) shown.fail("has the unknown dtype \"" + type_name + "\"");
+  if (!type) shown.fail(formatted("has the unknown dtype \"{}\"", type_name));
 
   StoredTensor found{*type, numbers(*arguments[2], shown), numbers(*arguments[3], shown), 0};
   if (found.sizes.size() != found.strides.size())

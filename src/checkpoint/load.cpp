@@ -7,6 +7,7 @@
 #include <functional>
 #include <set>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/mismatch.h"
 #include "checkpoint/same_model.h"
@@ -38,8 +39,8 @@ class Matching {
       if (!entry) continue;
       used_.insert(prefix + name);
       if (entry->sizes != sizes)
-        note("\"" + prefix + name + "\" has shape " + shape_text(entry->sizes) +
-                 " in the checkpoint and " + shape_text(sizes) + " in the model",
+        note(formatted("\"{}{}\" has shape {} in the checkpoint and {} in the model", prefix, name,
+                       shape_text(entry->sizes), shape_text(sizes)),
              prefix + name);
       else if (found.empty())
         found = prefix + name;
@@ -48,7 +49,7 @@ class Matching {
       return source_.tensor(prefix + name) != nullptr;
     });
     if (!known && !may_be_missing)
-      note("\"" + prefix + names.front() + "\" is in the model but not in the checkpoint",
+      note(formatted("\"{}{}\" is in the model but not in the checkpoint", prefix, names.front()),
            prefix + names.front());
     return found;
   }
@@ -59,7 +60,7 @@ class Matching {
   void note_unused(const std::string& prefix, const std::string& whose) {
     for (const auto& [name, entry] : source_.metadata().tensors)
       if (name.starts_with(prefix) && !used_.contains(name))
-        note("\"" + name + "\" is in the checkpoint but not in the " + whose, name);
+        note(formatted("\"{}\" is in the checkpoint but not in the {}", name, whose), name);
   }
 
   void note(const std::string& problem, const std::string& name) {
@@ -87,8 +88,8 @@ void require_prefix(const Source& source, const std::string& prefix, const std::
       std::any_of(metadata.values.begin(), metadata.values.end(), begins))
     return;
   const std::string first = metadata.tensors.empty() ? "nothing" : metadata.tensors.begin()->first;
-  throw Error(source.dir().string() + ": has no tensor named \"" + prefix +
-                  "…\"; the first tensor is \"" + first + "\".",
+  throw Error(formatted("{}: has no tensor named \"{}…\"; the first tensor is \"{}\".",
+                        source.dir(), prefix, first),
               hint);
 }
 
@@ -108,8 +109,8 @@ struct FlatFill {
     std::string name;
   };
   std::vector<Found> found;
-  std::vector<int64_t>
-      steps;  // per parameter; empty: the optimizer doesn't update it, or isn't loaded
+  // Per parameter; empty: the optimizer doesn't update it, or isn't loaded.
+  std::vector<int64_t> steps;
 };
 
 struct ShardedPlan {
@@ -131,7 +132,7 @@ int64_t read_steps(Source& source, const std::string& name) {
   const at::Tensor step = source.read_whole(name);
   const double value = step.numel() == 1 ? step.item().toDouble() : -1;
   if (!(value >= 0) || value > 1e15)
-    throw Error(source.dir().string() + ": \"" + name + "\" isn't a valid number of updates.",
+    throw Error(formatted("{}: \"{}\" isn't a valid number of updates.", source.dir(), name),
                 "the checkpoint is damaged; load another one.");
   return static_cast<int64_t>(value);
 }
@@ -281,7 +282,7 @@ std::vector<Named> tensors_of(torch::nn::Module& module) {
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     if (shard::tag_of(tensor) && !shard::deferred::is_deferred(tensor))
-      throw Error("\"" + name + "\" has no memory of its own to load into.",
+      throw Error(formatted("\"{}\" has no memory of its own to load into.", name),
                   "use checkpoint::load(dir, sharded, optimizer) for a sharded model.");
     const auto [place, fresh] = known.emplace(tensor.unsafeGetTensorImpl(), tensors.size());
     if (fresh) tensors.push_back({tensor, {}});

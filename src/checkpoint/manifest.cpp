@@ -3,6 +3,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "checkpoint/files.h"
 #include "fsdp/error.h"
 
@@ -33,27 +34,27 @@ struct Reading {
   const std::string& where;
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(where + ": " + what + ".",
+    throw Error(formatted("{}: {}.", where, what),
                 "the manifest is damaged; check the rest with `fsdp ckpt verify`, or load another "
                 "checkpoint.");
   }
 
   FileSums file(const std::string& name, const Json& json) const {
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
-      fail("\"" + name + "\" isn't a valid file name");
+      fail(formatted("\"{}\" isn't a valid file name", name));
     if (!json.is_object() || !json.contains("size") || !json.contains("sums") ||
         !json["size"].is_number_integer() || !json["sums"].is_string())
-      fail("\"" + name + "\" has no size or no sums");
+      fail(formatted("\"{}\" has no size or no sums", name));
     FileSums file{json["size"].get<int64_t>(), {}};
     const auto& digits = json["sums"].get_ref<const std::string&>();
     if (file.size < 0 || digits.size() % kDigits != 0 ||
         file.size / kSumBlock + (file.size % kSumBlock != 0) !=
             static_cast<int64_t>(digits.size() / kDigits))
-      fail("\"" + name + "\" has a different number of sums than blocks");
+      fail(formatted("\"{}\" has a different number of sums than blocks", name));
     file.sums.reserve(digits.size() / kDigits);
     for (size_t at = 0; at < digits.size(); at += kDigits) {
       const auto sum = parse_hex(std::string_view(digits).substr(at, kDigits));
-      if (!sum) fail("\"" + name + "\" has a sum that isn't a number");
+      if (!sum) fail(formatted("\"{}\" has a sum that isn't a number", name));
       file.sums.push_back(*sum);
     }
     return file;
@@ -92,7 +93,7 @@ Manifest decode_manifest(std::string_view text, const std::string& where) {
       !json.contains("block") || !json.contains("files") || !json["files"].is_object())
     reading.fail("isn't a manifest");
   if (json["format"] != kFormat)
-    throw Error(where + ": has an unknown format version.",
+    throw Error(formatted("{}: has an unknown format version.", where),
                 "a newer fsdp.cpp wrote it; load the checkpoint with that version.");
   if (json["block"] != kSumBlock) reading.fail("has an unexpected block size");
   const Json own = json["own"];

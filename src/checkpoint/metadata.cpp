@@ -1,5 +1,6 @@
 #include "checkpoint/metadata.h"
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -43,10 +44,10 @@ Metadata read_metadata(const std::filesystem::path& dir) {
   const auto file = dir / ".metadata";
   std::error_code problem;
   if (!std::filesystem::exists(dir, problem))
-    throw Error(dir.string() + ": there is no such checkpoint.", "check the path.");
+    throw Error(formatted("{}: there is no such checkpoint.", dir), "check the path.");
   if (!std::filesystem::exists(file, problem))
     throw Error(
-        file.string() + ": is missing, so " + dir.string() + " isn't a complete checkpoint.",
+        formatted("{}: is missing, so {} isn't a complete checkpoint.", file, dir),
         "pass the folder of a checkpoint, such as \"step-100\", which holds a file .metadata.");
   return decode(files::read_whole(file, kLargest), file.string());
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/format.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/metadata.h"
 #include "fsdp/error.h"
@@ -165,7 +166,7 @@ class Decoder {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(where_ + ": " + what + ".",
+    throw Error(formatted("{}: {}.", where_, what),
                 "the file is damaged, or from a version of torch.distributed.checkpoint with "
                 "another format.");
   }
@@ -173,9 +174,8 @@ class Decoder {
   const pickle::Value& state(const pickle::Value& object, std::string_view name,
                              std::string_view of) const {
     if (!object.is(pickle::Value::kObject) || object.text != name || !object.state)
-      fail(std::string(of) + " isn't a " + std::string(name));
-    if (object.state->items.size() > 2 * kMostFields)
-      fail(std::string(of) + " has too many fields");
+      fail(formatted("{} isn't a {}", of, name));
+    if (object.state->items.size() > 2 * kMostFields) fail(formatted("{} has too many fields", of));
     return *object.state;
   }
 
@@ -183,23 +183,24 @@ class Decoder {
                              std::string_view of) const {
     const pickle::Value* found = dict.find(key);
     const std::string whose(of);
-    if (!found) fail(whose + " has no \"" + key + "\"");
-    if (!found->is(kind)) fail(whose + ": \"" + key + "\" isn't of type " + pickle::name(kind));
+    if (!found) fail(formatted("{} has no \"{}\"", whose, key));
+    if (!found->is(kind))
+      fail(formatted("{}: \"{}\" isn't of type {}", whose, key, pickle::name(kind)));
     return *found;
   }
 
   std::vector<int64_t> size(const pickle::Value* value, const std::string& of) const {
     if (!value || !value->is(pickle::Value::kObject) || value->text != "torch.Size" ||
         value->arguments().size() > 1)
-      fail(of + " has no size");
+      fail(formatted("{} has no size", of));
     std::vector<int64_t> sizes;
     if (value->arguments().empty()) return sizes;
-    if (!value->arguments()[0]->is(pickle::Value::kTuple)) fail(of + " has no size");
+    if (!value->arguments()[0]->is(pickle::Value::kTuple)) fail(formatted("{} has no size", of));
     if (value->arguments()[0]->items.size() > kMostChunkDimensions)
-      fail(of + " has more than " + std::to_string(kMostChunkDimensions) + " dimensions");
+      fail(formatted("{} has more than {} dimensions", of, kMostChunkDimensions));
     for (const auto& item : value->arguments()[0]->items) {
       if (!item->is(pickle::Value::kInteger) || item->integer < 0)
-        fail(of + " has a size below zero");
+        fail(formatted("{} has a size below zero", of));
       sizes.push_back(item->integer);
     }
     return sizes;
@@ -223,14 +224,15 @@ class Decoder {
     Place found{field(info, "relative_path", pickle::Value::kString, of).text,
                 field(info, "offset", pickle::Value::kInteger, of).integer,
                 field(info, "length", pickle::Value::kInteger, of).integer};
-    if (found.file.size() > kLongestFile) fail(of + " has a file name that is too long");
+    if (found.file.size() > kLongestFile)
+      fail(formatted("{} has a file name that is too long", of));
     if (found.file.empty() || found.file == "." || found.file == ".." ||
         found.file.find('/') != std::string::npos || found.file.find('\0') != std::string::npos)
-      fail(of + " is the file \"" + found.file + "\", which is outside of the checkpoint");
-    if (found.offset < 0 || found.length < 0) fail(of + " is negative");
+      fail(formatted("{} is the file \"{}\", which is outside of the checkpoint", of, found.file));
+    if (found.offset < 0 || found.length < 0) fail(formatted("{} is negative", of));
     const pickle::Value* changed = info.find("transform_descriptors");
     if (changed && !changed->is(pickle::Value::kNone) && !changed->items.empty())
-      fail("\"" + name + "\" is stored compressed or otherwise transformed");
+      fail(formatted("\"{}\" is stored compressed or otherwise transformed", name));
     return found;
   }
 
@@ -239,7 +241,7 @@ class Decoder {
       if (!entries.items[i]->is(pickle::Value::kString)) fail("a name isn't a string");
       const std::string& name = entries.items[i]->text;
       const pickle::Value& entry = *entries.items[i + 1];
-      if (!entry.is(pickle::Value::kObject)) fail("\"" + name + "\" is of an unknown kind");
+      if (!entry.is(pickle::Value::kObject)) fail(formatted("\"{}\" is of an unknown kind", name));
       if (entry.text == kModule + ".BytesStorageMetadata")
         metadata_.values[name] = find_place(name, {});
       else
@@ -250,7 +252,7 @@ class Decoder {
   Place find_place(const std::string& name, const std::vector<int64_t>& offsets) const {
     const auto found = places_.find({name, offsets});
     if (found == places_.end())
-      fail("\"" + name + "\" is stored nowhere (its part at " + shape_text(offsets) + ")");
+      fail(formatted("\"{}\" is stored nowhere (its part at {})", name, shape_text(offsets)));
     return found->second;
   }
 
@@ -263,7 +265,7 @@ class Decoder {
     int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
     for (int64_t extent : entry.sizes)
       if (__builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes))
-        fail(of + " is impossibly large");
+        fail(formatted("{} is impossibly large", of));
     const pickle::Value& chunks = field(fields, "chunks", pickle::Value::kList, of);
     if (chunks.items.size() > chunks_left_) fail("it has more chunks than its size allows");
     chunks_left_ -= chunks.items.size();
@@ -281,9 +283,9 @@ class Decoder {
     const pickle::Value& fields = state(properties, kModule + ".TensorProperties", of);
     if (!fields.is(pickle::Value::kTuple) || fields.items.empty() ||
         !fields.items[0]->is(pickle::Value::kClass) || !fields.items[0]->text.starts_with("torch."))
-      fail(of + " has no dtype");
+      fail(formatted("{} has no dtype", of));
     const auto type = dtype_of(fields.items[0]->text.substr(6));
-    if (!type) fail(of + " has no dtype");
+    if (!type) fail(formatted("{} has no dtype", of));
     return *type;
   }
 
@@ -295,8 +297,8 @@ class Decoder {
       inside =
           rectangle.sizes[d] <= sizes[d] && rectangle.offsets[d] <= sizes[d] - rectangle.sizes[d];
     if (!inside)
-      fail(of + " of shape " + shape_text(sizes) + " has a part " + shape_text(rectangle.sizes) +
-           " at " + shape_text(rectangle.offsets));
+      fail(formatted("{} of shape {} has a part {} at {}", of, shape_text(sizes),
+                     shape_text(rectangle.sizes), shape_text(rectangle.offsets)));
   }
 
   void read_paths(const pickle::Value& paths) {

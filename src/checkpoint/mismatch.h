@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -13,12 +14,11 @@ namespace fsdp::checkpoint {
 [[noreturn]] inline void throw_mismatch(const std::string& what,
                                         const std::vector<std::string>& problems) {
   constexpr size_t kShown = 5;
-  std::string text = what + " doesn't match the model: ";
+  std::string shown;
   for (size_t i = 0; i < std::min(problems.size(), kShown); ++i)
-    text += (i ? "; " : "") + problems[i];
-  if (problems.size() > kShown)
-    text += "; and " + std::to_string(problems.size() - kShown) + " more";
-  throw Error(text + ".",
+    shown += (i ? "; " : "") + problems[i];
+  if (problems.size() > kShown) shown += formatted("; and {} more", problems.size() - kShown);
+  throw Error(formatted("{} doesn't match the model: {}.", what, shown),
               "load it into a model of the same configuration, or use .strict = false to skip "
               "mismatches.");
 }

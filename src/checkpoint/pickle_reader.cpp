@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "base/format.h"
 #include "checkpoint/pickle.h"
 
 namespace fsdp::checkpoint::pickle {
@@ -34,9 +35,9 @@ class Machine {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(where_ + ": the pickle " + what + " (byte " + std::to_string(position_) + " of " +
-                    std::to_string(bytes_.size()) + ").",
-                "the file is damaged, or torch.distributed.checkpoint didn't write it.");
+    throw Error(
+        formatted("{}: the pickle {} (byte {} of {}).", where_, what, position_, bytes_.size()),
+        "the file is damaged, or torch.distributed.checkpoint didn't write it.");
   }
 
   // --- input ---
@@ -118,7 +119,7 @@ class Machine {
 
   Value& container(Value::Kind kind) {
     const Made& value = top();
-    if (!value->is(kind)) fail(std::string("fills a ") + name(value->kind));
+    if (!value->is(kind)) fail(formatted("fills a {}", name(value->kind)));
     if (value->closed) fail("fills a value that is already referenced");
     return *value;
   }
@@ -172,7 +173,7 @@ class Machine {
       std::replace_if(
           shown.begin(), shown.end(), [](unsigned char c) { return c < 32 || c > 126; }, '?');
       throw UnknownClass(
-          where_ + ": the pickle refers to \"" + shown + "\", which isn't allowed here.",
+          formatted("{}: the pickle refers to \"{}\", which isn't allowed here.", where_, shown),
           "the file is damaged or hostile, or holds objects of other programs; nothing in "
           "it was run.");
     }
@@ -328,10 +329,8 @@ void Machine::step(unsigned char opcode, size_t at) {
     default:
       break;
   }
-  constexpr char kDigits[] = "0123456789abcdef";
   position_ = at;
-  fail(std::string("has the opcode 0x") + kDigits[opcode >> 4] + kDigits[opcode & 15] +
-       ", which isn't supported");
+  fail(formatted("has the opcode {:#04x}, which isn't supported", opcode));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -43,7 +44,7 @@ constexpr SafetensorsName kSafetensorsNames[] = {
 };
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
-  throw Error(where + ": " + what + ".",
+  throw Error(formatted("{}: {}.", where, what),
               "it isn't a safetensors file, or is truncated or damaged; download or copy it "
               "again.");
 }
@@ -84,7 +85,7 @@ class Reader : public nlohmann::json_sax<Json> {
     switch (at_) {
       case kRoot:
         check_name(key);
-        if (!names_.insert(key).second) fail(where_, "has two entries \"" + key + "\"");
+        if (!names_.insert(key).second) fail(where_, formatted("has two entries \"{}\"", key));
         key_ = key;
         return go(kRootValue);
       case kMetadata:
@@ -104,7 +105,7 @@ class Reader : public nlohmann::json_sax<Json> {
     }
     if (at_ != kDtype) refuse("a string");
     const auto type = safetensors_dtype(text);
-    if (!type) fail(where_, "\"" + key_ + "\" has the unknown dtype \"" + shown(text) + "\"");
+    if (!type) fail(where_, formatted("\"{}\" has the unknown dtype \"{}\"", key_, shown(text)));
     tensor().dtype = *type;
     return go(kTensor);
   }
@@ -141,7 +142,7 @@ class Reader : public nlohmann::json_sax<Json> {
   bool number_float(number_float_t, const string_t&) override { refuse("a fraction"); }
   bool binary(binary_t&) override { refuse("binary data"); }
   bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception&) override {
-    fail(where_, "its header isn't JSON (at character " + std::to_string(byte) + ")");
+    fail(where_, formatted("its header isn't JSON (at character {})", byte));
   }
 
  private:
@@ -168,8 +169,8 @@ class Reader : public nlohmann::json_sax<Json> {
   SafeTensor& tensor() { return header_.tensors.back(); }
 
   [[noreturn]] void refuse(const std::string& what) const {
-    fail(where_, "its header has " + what + " where that isn't allowed" +
-                     (key_.empty() ? "" : ", at \"" + key_ + "\""));
+    fail(where_, formatted("its header has {} where that isn't allowed{}", what,
+                           key_.empty() ? "" : ", at \"" + key_ + "\""));
   }
 
   static std::string shown(const std::string& text) {
@@ -197,17 +198,17 @@ class Reader : public nlohmann::json_sax<Json> {
       offsets_ = 0;
       return go(kOffsetsValue);
     }
-    fail(where_, "\"" + key_ + "\" has an unknown or repeated field");
+    fail(where_, formatted("\"{}\" has an unknown or repeated field", key_));
   }
 
   void check_tensor() {
     const SafeTensor& read = tensor();
     if (read.dtype == ScalarType::Undefined || !has_shape_ || read.end < 0)
-      fail(where_, "\"" + key_ + "\" has no dtype, no shape or no data_offsets");
+      fail(where_, formatted("\"{}\" has no dtype, no shape or no data_offsets", key_));
     const auto bytes = bytes_of(read);
     if (!bytes || read.end < read.begin || read.end - read.begin != *bytes)
       fail(where_,
-           "\"" + key_ + "\" has a different number of bytes than its shape and dtype need");
+           formatted("\"{}\" has a different number of bytes than its shape and dtype need", key_));
   }
 
   SafeHeader& header_;
@@ -225,28 +226,28 @@ void check_places(const SafeHeader& header, int64_t size, const std::string& whe
   int64_t at = 0;
   for (const auto& tensor : header.tensors) {
     if (tensor.begin != at)
-      fail(where, "\"" + tensor.name + "\" starts at byte " + std::to_string(tensor.begin) +
-                      " of the data, but the tensor before it ends at " + std::to_string(at));
+      fail(where,
+           formatted("\"{}\" starts at byte {} of the data, but the tensor before it ends at {}",
+                     tensor.name, tensor.begin, at));
     at = tensor.end;
   }
   if (at == size) return;
   const std::string last = header.tensors.empty() ? "" : "\"" + header.tensors.back().name + "\" ";
-  fail(where, "has " + std::to_string(size) + " bytes of data, but its last tensor " + last +
-                  "ends at " + std::to_string(at));
+  fail(where, formatted("has {} bytes of data, but its last tensor {}ends at {}", size, last, at));
 }
 
 int64_t header_length(std::string_view bytes, int64_t file_size, const std::string& where) {
   if (file_size < kLengthBytes || static_cast<int64_t>(bytes.size()) < kLengthBytes)
-    fail(where, "has " + std::to_string(file_size) + " bytes: too few for a header");
+    fail(where, formatted("has {} bytes: too few for a header", file_size));
   uint64_t length = 0;
   for (int i = kLengthBytes - 1; i >= 0; --i)
     length = length << 8 | static_cast<unsigned char>(bytes[static_cast<size_t>(i)]);
   if (length > static_cast<uint64_t>(kLargestSafeHeader))
-    fail(where, "its header would have " + std::to_string(length) + " bytes, more than " +
-                    std::to_string(kLargestSafeHeader));
+    fail(where,
+         formatted("its header would have {} bytes, more than {}", length, kLargestSafeHeader));
   if (length > static_cast<uint64_t>(file_size - kLengthBytes))
-    fail(where, "its header would have " + std::to_string(length) + " bytes, but the file has " +
-                    std::to_string(file_size));
+    fail(where,
+         formatted("its header would have {} bytes, but the file has {}", length, file_size));
   return static_cast<int64_t>(length);
 }
 
@@ -306,15 +307,14 @@ std::string encode_header(const std::vector<SafeTensor>& tensors, const SafeMeta
   int64_t at = 0;
   for (const auto& tensor : tensors) {
     if (tensor.begin != at || bytes_of(tensor) != tensor.end - tensor.begin)
-      throw Error("\"" + tensor.name + "\" has invalid offsets for a safetensors file.",
+      throw Error(formatted("\"{}\" has invalid offsets for a safetensors file.", tensor.name),
                   "tensors must be contiguous, each with the bytes of its shape.");
     at = tensor.end;
     entry(tensor.name);
-    text += std::string("{\"dtype\":\"") + safetensors_name(tensor.dtype) + "\",\"shape\":[";
+    text += formatted("{{\"dtype\":\"{}\",\"shape\":[", safetensors_name(tensor.dtype));
     for (size_t d = 0; d < tensor.sizes.size(); ++d)
       text += (d ? "," : "") + std::to_string(tensor.sizes[d]);
-    text += "],\"data_offsets\":[" + std::to_string(tensor.begin) + "," +
-            std::to_string(tensor.end) + "]}";
+    text += formatted("],\"data_offsets\":[{},{}]}}", tensor.begin, tensor.end);
   }
   text += '}';
   text.append(static_cast<size_t>(-static_cast<int64_t>(text.size()) & (kHeaderAlignment - 1)),
@@ -328,9 +328,8 @@ std::string encode_header(const std::vector<SafeTensor>& tensors, const SafeMeta
 const char* safetensors_name(ScalarType type) {
   for (const auto& named : kSafetensorsNames)
     if (named.type == type) return named.name;
-  throw Error(
-      std::string("safetensors files can't hold tensors of type ") + c10::toString(type) + ".",
-      "convert the tensor to another type, such as float32.");
+  throw Error(formatted("safetensors files can't hold tensors of type {}.", c10::toString(type)),
+              "convert the tensor to another type, such as float32.");
 }
 
 std::optional<ScalarType> safetensors_dtype(std::string_view name) {

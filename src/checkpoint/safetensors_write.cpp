@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/format.h"
+
 namespace fsdp::checkpoint {
 namespace {
 
@@ -12,9 +14,7 @@ constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 
 std::string shard_name(size_t number, size_t of) {
-  char text[64];
-  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", number, of);
-  return text;
+  return formatted("model-{:05}-of-{:05}.safetensors", number, of);
 }
 
 // Groups consecutive tensors into shards of at most `most` bytes; a larger tensor is alone.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/optim.h"
 #include "shard/model.h"
@@ -14,7 +15,7 @@ namespace fsdp::checkpoint {
 inline void require_same_model(const std::shared_ptr<shard::Model>& model,
                                const Optimizer* optimizer, const std::string& call) {
   if (optimizer && shard::live(optimizer->model()) != model)
-    throw Error(call + ": the optimizer belongs to another model.",
+    throw Error(formatted("{}: the optimizer belongs to another model.", call),
                 "make the optimizer from the same sharded model.");
 }
 

@@ -6,10 +6,12 @@
 #include <mutex>
 #include <thread>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/messages.h"
 #include "checkpoint/same_model.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/staging.h"
@@ -31,51 +33,31 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Path = std::filesystem::path;
 
-struct Written {  // by one rank
-  Metadata metadata;
-  FileSums sums;
-};
+std::string file_of(int rank) {
+  return formatted("__{}_0.distcp", rank);
+}
 
-Written write_file(const SavePlan& plan, const Path& path) {
-  Written written;
-  files::Output out(path, plan.bytes());
+SaveReport write_file(const SavePlan& plan, const Path& folder, int rank) {
+  SaveReport report;
+  files::Output out(folder / file_of(rank), plan.bytes());
   for (const auto& value : plan.values)
-    written.metadata.add_value(value.path, write_value(out, value.put));
+    report.metadata.add_value(value.path, write_value(out, value.put));
   ChunkReader reader(plan);
   for (const auto& chunk : plan.chunks) {
     const Place place = write_tensor(out, reader.read(chunk));
     for (const auto& name : chunk.paths)
-      written.metadata.add_chunk(name, chunk.part.memory.scalar_type(), chunk.sizes,
-                                 {chunk.part.rectangle, place});
+      report.metadata.add_chunk(name, chunk.part.memory.scalar_type(), chunk.sizes,
+                                {chunk.part.rectangle, place});
   }
-  written.sums = out.close();
-  return written;
-}
-
-std::string file_of(int rank) {
-  return "__" + std::to_string(rank) + "_0.distcp";
-}
-
-// A rank's report to rank 0: the length of the metadata, the metadata, the sums of its file.
-std::string report_of(const Written& written, int rank) {
-  const std::string metadata = encode(written.metadata);
-  return std::to_string(metadata.size()) + "\n" + metadata +
-         encode_manifest({{{file_of(rank), written.sums}}});
-}
-
-void add_report(const std::string& report, int rank, Metadata& metadata, Manifest& manifest) {
-  const std::string who = "rank " + std::to_string(rank);
-  const size_t line = report.find('\n'), length = std::stoul(report.substr(0, line));
-  metadata.add(decode(std::string_view(report).substr(line + 1, length), who));
-  manifest.files.merge(
-      decode_manifest(std::string_view(report).substr(line + 1 + length), who).files);
+  report.manifest.files[file_of(rank)] = out.close();
+  return report;
 }
 
 void delete_old_ones(const Path& folder, int64_t keep) {
   try {
     keep_last(folder, keep);
   } catch (const std::exception& problem) {  // one checkpoint too many isn't an error
-    log::warn(std::string("an old checkpoint could not be removed: ") + problem.what());
+    log::warn(formatted("an old checkpoint could not be removed: {}", problem.what()));
   }
 }
 
@@ -95,17 +77,17 @@ struct Save {
   void finish(const SavePlan& plan, const Exchange& exchange) const {
     const Path partial = partial_of(name);
     const auto write = [&] {
-      const auto written = write_file(plan, partial / file_of(world.rank()));
+      const SaveReport report = write_file(plan, partial, world.rank());
       files::sync_directory(partial);
-      return report_of(written, world.rank());
+      return report.encode();
     };
     const auto publish = [&](const std::vector<std::string>& reports) {
-      Metadata metadata;
-      Manifest manifest;
+      SaveReport all;
       for (size_t rank = 0; rank < reports.size(); ++rank)
-        add_report(reports[rank], static_cast<int>(rank), metadata, manifest);
-      manifest.files[".metadata"] = files::write_whole(partial / ".metadata", encode(metadata));
-      write_manifest(partial, manifest);
+        all.add(SaveReport::decode(reports[rank], formatted("rank {}", rank)));
+      all.manifest.files[".metadata"] =
+          files::write_whole(partial / ".metadata", encode(all.metadata));
+      write_manifest(partial, all.manifest);
       publish_partial(name);
     };
     try {
@@ -171,6 +153,9 @@ std::chrono::nanoseconds AsyncSave::blocked() const {
 
 namespace {
 
+// Of a save in the background. That of all ranks together is the largest of theirs.
+enum class SaveStage { kSaved, kFailed, kWriting };
+
 // The saves of one model, one after the other.
 class Saver : public shard::Background {
  public:
@@ -188,14 +173,16 @@ class Saver : public shard::Background {
   bool busy() const { return last_ && !last_->is_done(); }
 
   // Ranks learn at different times how a save ended, but must all throw in the same call, or one of
-  // them would skip a step. So they exchange their state until all know the outcome.
+  // them would skip a step. So they exchange how far it is until all know the outcome.
   void check() override {
     if (!last_ || settled_) return;
-    const char mine = !last_->is_done() ? 'p' : last_->untold_failure() ? 'f' : 'd';
-    const std::string all = marks(world_, "the previous save", mine);
-    if (all.find('p') != std::string::npos) return;
+    const SaveStage mine = !last_->is_done()         ? SaveStage::kWriting
+                           : last_->untold_failure() ? SaveStage::kFailed
+                                                     : SaveStage::kSaved;
+    const SaveStage all = largest(world_, "the previous save", mine);
+    if (all == SaveStage::kWriting) return;
     settled_ = true;
-    if (all.find('f') != std::string::npos) last_->tell();
+    if (all == SaveStage::kFailed) last_->tell();
   }
 
   void wait() {
@@ -301,9 +288,8 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   const auto saver = saver_of(*engine);
   // Ranks finish at different times, so they must agree.
   if (options.if_busy == IfBusy::REFUSE &&
-      marks(save.world, save.label() + ": busy", saver->busy() ? 'p' : 'd').find('p') !=
-          std::string::npos)
-    throw Error(save.name.string() + ": the previous save isn't finished.",
+      largest(save.world, save.label() + ": busy", saver->busy()))
+    throw Error(formatted("{}: the previous save isn't finished.", save.name),
                 "save less often, call wait() on it first, or use IfBusy::WAIT.");
   saver->wait();
   shard::Unseen unseen;
@@ -316,16 +302,15 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
       planned();
       copied = copy_to_host(saver->staging, plan, save.name);
     });
-    copied = marks(save.world, save.label() + ": copied", copied ? 'y' : 'n').find('n') ==
-             std::string::npos;
+    copied = !largest(save.world, save.label() + ": copied", !copied);
     if (!copied) {
       plan = {};
       saver->staging = {};
       if (save.world.rank() == 0)
-        log::warn(
-            save.name.string() +
-            ": a host is out of memory for the copy of a background save, so training waits until "
-            "the checkpoint is written (checkpoint.async = false always does).");
+        log::warn(formatted(
+            "{}: a host is out of memory for the copy of a background save, so training waits "
+            "until the checkpoint is written (checkpoint.async = false always does).",
+            save.name));
       together(save.world, save.label() + ": plan", planned);
     }
   } catch (...) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/optim.h"
 #include "shard/contents.h"
@@ -20,7 +21,7 @@ void add_whole(SavePlan& plan, std::vector<KeyPath> paths, const at::Tensor& ten
 
 void require_values(const shard::Unit& unit) {
   if (unit.meta)
-    throw Error("unit \"" + unit.name + "\" has no values yet.",
+    throw Error(formatted("unit \"{}\" has no values yet.", unit.name),
                 "call sharded.materialize(device) before saving.");
 }
 
@@ -87,7 +88,7 @@ void plan_tensors(SavePlan& plan, shard::Engine& model) {
   if (!first) return;
   for (const auto& [name, tensor] : replicated_tensors(model)) {
     if (tensor.is_meta())
-      throw Error("\"" + name + "\" has no values yet.",
+      throw Error(formatted("\"{}\" has no values yet.", name),
                   "call sharded.materialize(device) before saving.");
     add_whole(plan, {{"model", name}},
               tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone());
@@ -105,13 +106,13 @@ bool is_rank(const std::string& key) {
 void plan_extra(SavePlan& plan, const Extra& extra, const KeyPath& beneath) {
   for (const auto& [key, value] : extra) {
     if (key.empty() || (beneath.size() == 1 && is_rank(key)))
-      throw Error("extra values can't be saved under the name \"" + key + "\".",
+      throw Error(formatted("extra values can't be saved under the name \"{}\".", key),
                   "use a name that isn't empty and doesn't start like \"rank3.\".");
     KeyPath path = beneath;
     path.emplace_back(key);
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       if (!tensor->defined())
-        throw Error("the extra tensor \"" + key + "\" is undefined.",
+        throw Error(formatted("the extra tensor \"{}\" is undefined.", key),
                     "define it, or leave it out.");
       add_whole(plan, {path}, tensor->detach().resolve_conj().resolve_neg().contiguous());
       continue;

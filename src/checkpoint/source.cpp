@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/format.h"
 #include "checkpoint/cover.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/overlap.h"
@@ -60,13 +61,14 @@ void Source::name_state_dict() {
     return name.starts_with("model.") || name.starts_with("optim.") || name.starts_with("extra.");
   };
   // Without any path, one name outside of ours tells.
-  const bool known = std::any_of(
-      metadata_.tensors.begin(), metadata_.tensors.end(),
-      [&](const auto& entry) { return metadata_.paths.contains(entry.first); });
+  const bool known =
+      std::any_of(metadata_.tensors.begin(), metadata_.tensors.end(),
+                  [&](const auto& entry) { return metadata_.paths.contains(entry.first); });
   const auto nested = [&](const auto& entry) { return is_nested(entry.first); };
   const auto& tensors = metadata_.tensors;
-  is_state_dict_ = !tensors.empty() && (known ? std::none_of(tensors.begin(), tensors.end(), nested)
-                                              : !std::all_of(tensors.begin(), tensors.end(), nested));
+  is_state_dict_ =
+      !tensors.empty() && (known ? std::none_of(tensors.begin(), tensors.end(), nested)
+                                 : !std::all_of(tensors.begin(), tensors.end(), nested));
   if (!is_state_dict_) return;
   std::map<std::string, TensorEntry> named;
   for (auto& [name, entry] : metadata_.tensors) {
@@ -99,7 +101,7 @@ const files::Input& Source::file(const std::string& name) {
   if (manifest_) {
     const auto found = manifest_->files.find(name);
     if (found == manifest_->files.end())
-      throw Error((dir_ / name).string() + ": is not in the checkpoint's manifest.",
+      throw Error(formatted("{}: is not in the checkpoint's manifest.", dir_ / name),
                   "the files belong to different checkpoints; load another one.");
     sums = &found->second;
   }
@@ -111,15 +113,14 @@ void Source::check(const std::string& name, const Rectangle& wanted) {
   const TensorEntry& entry = metadata_.tensors.at(name);
   if (covered_.insert(name).second)
     if (const std::string problem = cover_problem(entry); !problem.empty())
-      throw Error((dir_ / kMetadataName).string() + ": \"" + name + "\" " + problem + ".",
+      throw Error(formatted("{}: \"{}\" {}.", dir_ / kMetadataName, name, problem),
                   "the checkpoint is damaged; load another one.");
   for (const auto& chunk : entry.chunks) {
     if (!overlap_of(wanted, chunk.rectangle)) continue;
     const auto& holds = file(chunk.place.file);
     if (chunk.place.length > holds.size() || chunk.place.offset > holds.size() - chunk.place.length)
-      throw Error(holds.path().string() + ": has " + std::to_string(holds.size()) +
-                      " bytes, but \"" + name + "\" needs " +
-                      std::to_string(chunk.place.offset + chunk.place.length) + ".",
+      throw Error(formatted("{}: has {} bytes, but \"{}\" needs {}.", holds.path(), holds.size(),
+                            name, chunk.place.offset + chunk.place.length),
                   "the file was truncated or copied incompletely; load another checkpoint.");
   }
 }
@@ -134,9 +135,10 @@ const StoredTensor& Source::stored(const std::string& name, const StoredChunk& c
             .first;
   const StoredTensor& found = known->second;
   if (found.sizes != chunk.rectangle.sizes || found.dtype != entry.dtype)
-    throw Error((dir_ / chunk.place.file).string() + ": holds a different tensor where \"" + name +
-                    "\" should be (shape " + shape_text(found.sizes) + " instead of " +
-                    shape_text(chunk.rectangle.sizes) + ", or another dtype).",
+    throw Error(formatted("{}: holds a different tensor where \"{}\" should be (shape {} instead "
+                          "of {}, or another dtype).",
+                          dir_ / chunk.place.file, name, shape_text(found.sizes),
+                          shape_text(chunk.rectangle.sizes)),
                 "the files belong to different checkpoints; load another one.");
   return found;
 }
@@ -154,7 +156,7 @@ void Source::read(const std::string& name, const Part& part) {
                 minus(both->offsets, chunk.rectangle.offsets), into, blocks_);
     } catch (const Error& problem) {  // names the file, perhaps not the tensor
       if (problem.message().find(name) != std::string::npos) throw;
-      throw Error("\"" + name + "\" can't be read: " + problem.message(), problem.hint());
+      throw Error(formatted("\"{}\" can't be read: {}", name, problem.message()), problem.hint());
     }
   }
 }
@@ -197,7 +199,7 @@ std::optional<Value> Source::value(const std::string& name) {
 Extras read_extras(Source& source, int rank, std::vector<std::string>* skipped) {
   constexpr std::string_view kPrefix = "extra.";
   Extras extras;
-  const std::string own = "rank" + std::to_string(rank) + ".";
+  const std::string own = formatted("rank{}.", rank);
   // Where a name belongs; null for other ranks' values and for names not below "extra.".
   const auto target = [&](const std::string& name) -> std::pair<Extra*, std::string> {
     if (!name.starts_with(kPrefix)) return {nullptr, ""};

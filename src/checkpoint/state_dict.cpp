@@ -8,6 +8,7 @@
 #include <functional>
 #include <set>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/metadata.h"
 #include "checkpoint/mismatch.h"
@@ -38,14 +39,14 @@ class Making {
   State run() {
     for (shard::Flat* flat : shard::all_flats(model_)) {
       if (flat->unit().meta)
-        throw Error("unit \"" + flat->unit().name +
-                        "\" was built on the meta device and has no values yet.",
+        throw Error(formatted("unit \"{}\" was built on the meta device and has no values yet.",
+                              flat->unit().name),
                     "call sharded.materialize(device), or load values, before state_dict.");
       add_flat(*flat);
     }
     for (const auto& [name, tensor] : replicated_tensors(model_)) {
       if (tensor.is_meta())
-        throw Error("\"" + name + "\" was built on the meta device and has no values yet.",
+        throw Error(formatted("\"{}\" was built on the meta device and has no values yet.", name),
                     "call sharded.materialize(device) before state_dict.");
       if (kept_) add({"model." + name}, tensor.sizes().vec(), {owned(whole(tensor))});
     }
@@ -153,8 +154,8 @@ class Loading {
     if (optimizer_) plan_states();
     for (const auto& [name, tensor] : state_)
       if (!used_.contains(name) && (optimizer_ || !name.starts_with("optim.")))
-        note("\"" + name + "\" is in the state dict but not in the " +
-                 (name.starts_with("optim.") ? "optimizer" : "model"),
+        note(formatted("\"{}\" is in the state dict but not in the {}", name,
+                       name.starts_with("optim.") ? "optimizer" : "model"),
              name);
     refuse();
     return skipped_;
@@ -193,8 +194,8 @@ class Loading {
         good = rectangle.offsets[d] >= 0 && rectangle.sizes[d] <= tensor.sizes[d] &&
                rectangle.offsets[d] <= tensor.sizes[d] - rectangle.sizes[d];
       if (!good)
-        throw Error("\"" + name + "\" of shape " + shape_text(tensor.sizes) +
-                        " has an invalid shard in the state dict.",
+        throw Error(formatted("\"{}\" of shape {} has an invalid shard in the state dict.", name,
+                              shape_text(tensor.sizes)),
                     "a shard's values must have the sizes of its rectangle, and the rectangle must "
                     "be inside of the tensor.");
     }
@@ -210,14 +211,14 @@ class Loading {
       known = true;
       used_.insert(prefix + name);
       if (entry->second.sizes != sizes)
-        note("\"" + prefix + name + "\" has shape " + shape_text(entry->second.sizes) +
-                 " in the state dict and " + shape_text(sizes) + " in the model",
+        note(formatted("\"{}{}\" has shape {} in the state dict and {} in the model", prefix, name,
+                       shape_text(entry->second.sizes), shape_text(sizes)),
              prefix + name);
       else if (!found)
         found = &entry->second;
     }
     if (!known && !may_be_missing)
-      note("\"" + prefix + names.front() + "\" is in the model but not in the state dict",
+      note(formatted("\"{}{}\" is in the model but not in the state dict", prefix, names.front()),
            prefix + names.front());
     return found;
   }
@@ -229,11 +230,12 @@ class Loading {
       if (const auto both = overlap_of(shard.rectangle, wanted))
         covered += element_count(both->sizes);
     if (covered != element_count(wanted.sizes))
-      throw Error("this rank needs " + shape_text(wanted.sizes) + " at " +
-                      shape_text(wanted.offsets) + " of \"" + name + "\" " +
-                      shape_text(from.sizes) + ", but the state dict has other parts of it.",
-                  "a sharded state dict only fits the sharding it was made with; load a full one, "
-                  "or use checkpoint::save and load.");
+      throw Error(
+          formatted(
+              "this rank needs {} at {} of \"{}\" {}, but the state dict has other parts of it.",
+              shape_text(wanted.sizes), shape_text(wanted.offsets), name, shape_text(from.sizes)),
+          "a sharded state dict only fits the sharding it was made with; load a full one, "
+          "or use checkpoint::save and load.");
   }
 
   void fill(const StateTensor& from, Part part, const std::string& name) {
@@ -282,8 +284,9 @@ class Loading {
                                ? shards[0].values.item().toDouble()
                                : -1;
       if (!(steps >= 0) || steps > 1e15)
-        throw Error("\"" + entry->first + "\" in the state dict isn't a valid number of updates.",
-                    "it must be one number of at least 0.");
+        throw Error(
+            formatted("\"{}\" in the state dict isn't a valid number of updates.", entry->first),
+            "it must be one number of at least 0.");
       most = std::max(most, steps);
     }
     return static_cast<int64_t>(most);

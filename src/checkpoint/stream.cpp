@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -47,8 +48,8 @@ std::string place_text(const std::string& name, const TensorEntry& entry) {
   if (count_of(entry.sizes) == 0) return name;  // without elements, nothing is shared
   std::string text = std::to_string(static_cast<int>(entry.dtype)) + shape_text(entry.sizes);
   for (const auto& chunk : entry.chunks)
-    text += "\n" + chunk.place.file + ":" + std::to_string(chunk.place.offset) +
-            shape_text(chunk.rectangle.offsets) + shape_text(chunk.rectangle.sizes);
+    text += formatted("\n{}:{}{}{}", chunk.place.file, chunk.place.offset,
+                      shape_text(chunk.rectangle.offsets), shape_text(chunk.rectangle.sizes));
   return text;
 }
 

@@ -9,63 +9,74 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <optional>
 
+#include "base/format.h"
+#include "checkpoint/messages.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
+std::vector<int64_t> all_numbers(const World& world, const std::string& label, int64_t mine) {
+  const auto sent = at::tensor({mine}, at::TensorOptions(at::kLong)).to(world.device());
+  at::Tensor all = at::empty({world.size()}, sent.options());
+  world.comm().all_gather(all, sent, {.label = label});
+  all = all.cpu();
+  const auto* numbers = all.const_data_ptr<int64_t>();
+  return {numbers, numbers + world.size()};
+}
+
 // Gathers a text from each rank: first the lengths, then everything padded to the longest.
 std::vector<std::string> all_texts(const World& world, const std::string& label,
                                    const std::string& mine) {
-  const int64_t ranks = world.size();
-  if (ranks == 1) return {mine};
-  const auto device = world.device();
-  const at::Tensor length =
-      at::tensor({static_cast<int64_t>(mine.size())}, at::TensorOptions(at::kLong)).to(device);
-  at::Tensor lengths = at::empty({ranks}, length.options());
-  world.comm().all_gather(lengths, length, {.label = label});
-  lengths = lengths.cpu();
-  const int64_t longest = lengths.max().item<int64_t>();
-  std::vector<std::string> texts(ranks);
+  if (world.size() == 1) return {mine};
+  const auto lengths = all_numbers(world, label, static_cast<int64_t>(mine.size()));
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  std::vector<std::string> texts(lengths.size());
   if (longest == 0) return texts;
   at::Tensor sent = at::zeros({longest}, at::TensorOptions(at::kByte));
   std::memcpy(sent.data_ptr(), mine.data(), mine.size());
-  sent = sent.to(device);
-  at::Tensor all = at::empty({ranks * longest}, sent.options());
+  sent = sent.to(world.device());
+  at::Tensor all = at::empty({world.size() * longest}, sent.options());
   world.comm().all_gather(all, sent, {.label = label});
   all = all.cpu();
   const auto* bytes = static_cast<const char*>(all.const_data_ptr());
-  for (int64_t r = 0; r < ranks; ++r)
-    texts[r].assign(bytes + r * longest, lengths[r].item<int64_t>());
+  for (size_t r = 0; r < texts.size(); ++r)
+    texts[r].assign(bytes + static_cast<int64_t>(r) * longest, static_cast<size_t>(lengths[r]));
   return texts;
 }
 
-// The outcome of an action as text: "+" and the result, or "-" and the message, a zero byte and the
-// hint.
-std::string outcome_of(const std::function<std::string()>& act, std::exception_ptr& own) {
+// Runs an action. What it throws is also kept in `thrown`, to be rethrown on this rank as it was.
+Outcome outcome_of(const std::function<std::string()>& act, std::exception_ptr& thrown) {
   try {
-    std::string text = "+";
-    text += act();
-    return text;
+    return {act()};
   } catch (const Error& error) {
-    own = std::current_exception();
-    return "-" + error.message() + std::string(1, '\0') + error.hint();
+    thrown = std::current_exception();
+    return {"", error};
   } catch (const std::exception& error) {
-    own = std::current_exception();
-    return std::string("-") + error.what() + std::string(1, '\0');
+    thrown = std::current_exception();
+    return {"", Error(error.what(), "")};
   }
 }
 
-bool failed(const std::string& outcome) {
-  return !outcome.starts_with('+');
+Error named(int rank, const Error& failure) {
+  return {formatted("rank {}: {}", rank, failure.message()), failure.hint()};
 }
 
-[[noreturn]] void throw_failure(const std::string& outcome, const std::string& who) {
-  const size_t cut = std::min(outcome.find('\0'), outcome.size());
-  const std::string hint = cut < outcome.size() ? outcome.substr(cut + 1) : "";
-  throw Error(who + outcome.substr(1, cut - 1), hint);
+std::vector<Outcome> decode_all(const std::vector<std::string>& texts, const std::string& label) {
+  std::vector<Outcome> outcomes;
+  for (const auto& text : texts)
+    outcomes.push_back(Outcome::decode(text, formatted("{}: rank {}", label, outcomes.size())));
+  return outcomes;
+}
+
+// The failure of the first rank that failed.
+std::optional<Error> first_failure(const std::vector<Outcome>& outcomes) {
+  for (size_t rank = 0; rank < outcomes.size(); ++rank)
+    if (outcomes[rank].failure) return named(static_cast<int>(rank), *outcomes[rank].failure);
+  return std::nullopt;
 }
 
 // --- texts in the store, in pieces because the size of a value is limited ---
@@ -82,20 +93,19 @@ class StoredTexts {
     for (size_t i = 1; i < pieces; ++i)
       store_->set(path(key, i), text.substr(i * kTextPiece, kTextPiece));
     // The first piece comes last: a reader that sees it finds all of them.
-    store_->set(path(key, 0), std::to_string(pieces) + "\n" + text.substr(0, kTextPiece));
+    store_->set(path(key, 0), FirstPiece{pieces, text.substr(0, kTextPiece)}.encode());
   }
 
   std::string take(const std::string& key, int rank, const std::string& label) const {
-    const std::string what = label + ": waiting for rank " + std::to_string(rank);
+    const std::string what = formatted("{}: waiting for rank {}", label, rank);
     const auto limit = 12 * world_.timeout();
     if (!comm::await_keys(store_, {path(key, 0)}, limit, what, [this] { return world_.trouble(); }))
-      throw Error(what + ": no answer in " + std::to_string(limit.count() / 1000) + " s.",
+      throw Error(formatted("{}: no answer in {} s.", what, limit.count() / 1000),
                   "check that the process is running and how fast it can write; FSDP_TIMEOUT "
                   "(seconds) allows more time.");
-    std::string text = store_->get_to_str(path(key, 0));
-    const size_t line = text.find('\n');
-    const size_t pieces = std::stoul(text.substr(0, line));
-    text.erase(0, line + 1);
+    auto [pieces, text] =
+        FirstPiece::decode(store_->get_to_str(path(key, 0)),
+                           formatted("{}: rank {} (store key {})", label, rank, path(key, 0)));
     for (size_t i = 1; i < pieces; ++i) text += store_->get_to_str(path(key, i));
     for (size_t i = 0; rank != 0 && i < pieces; ++i) store_->deleteKey(path(key, i));
     return text;
@@ -103,7 +113,7 @@ class StoredTexts {
 
  private:
   std::string path(const std::string& key, size_t piece) const {
-    return "fsdp/exchange/" + name_ + "/" + key + "/" + std::to_string(piece);
+    return formatted("fsdp/exchange/{}/{}/{}", name_, key, piece);
   }
 
   World world_;
@@ -111,24 +121,28 @@ class StoredTexts {
   std::string name_;
 };
 
+std::string key_to_first(int rank) {
+  return formatted("to/{}", rank);
+}
+constexpr const char* kFromFirst = "from";
+
 }  // namespace
 
 void together(const World& world, const std::string& label, const std::function<void()>& act) {
-  std::exception_ptr own;
+  std::exception_ptr thrown;
   const auto acted = [&] {
     act();
     return std::string();
   };
-  const auto texts = all_texts(world, label, outcome_of(acted, own));
-  if (own) std::rethrow_exception(own);
-  for (size_t rank = 0; rank < texts.size(); ++rank)
-    if (failed(texts[rank])) throw_failure(texts[rank], "rank " + std::to_string(rank) + ": ");
+  const auto texts = all_texts(world, label, outcome_of(acted, thrown).encode());
+  if (thrown) std::rethrow_exception(thrown);
+  if (const auto failure = first_failure(decode_all(texts, label))) throw *failure;
 }
 
-std::string marks(const World& world, const std::string& label, char mine) {
-  std::string all;
-  for (const auto& text : all_texts(world, label, std::string(1, mine))) all += text;
-  return all;
+int64_t largest_number(const World& world, const std::string& label, int64_t mine) {
+  if (world.size() == 1) return mine;
+  const auto all = all_numbers(world, label, mine);
+  return *std::max_element(all.begin(), all.end());
 }
 
 Exchange by_collectives(const World& world) {
@@ -146,18 +160,14 @@ Exchange by_store(const World& world, const std::string& name) {
   const int rank = world.rank(), size = world.size();
   return {[texts, rank, size](const std::string& label, const std::string& mine) {
             std::vector<std::string> all{mine};
-            if (rank != 0) {
-              texts->post("to/" + std::to_string(rank), mine);
-              return all;
-            }
-            for (int r = 1; r < size; ++r)
-              all.push_back(texts->take("to/" + std::to_string(r), r, label));
+            if (rank != 0) texts->post(key_to_first(rank), mine);
+            for (int r = 1; rank == 0 && r < size; ++r)
+              all.push_back(texts->take(key_to_first(r), r, label));
             return all;
           },
           [texts, rank, size](const std::string& label, const std::string& mine) {
-            if (size == 1) return mine;
-            if (rank != 0) return texts->take("from", 0, label);
-            texts->post("from", mine);
+            if (rank != 0) return texts->take(kFromFirst, 0, label);
+            if (size > 1) texts->post(kFromFirst, mine);
             return mine;
           }};
 }
@@ -165,37 +175,36 @@ Exchange by_store(const World& world, const std::string& name) {
 void commit(const World& world, const Exchange& exchange, const std::string& label,
             const std::function<std::string()>& act,
             const std::function<void(const std::vector<std::string>&)>& finish) {
-  std::exception_ptr own;
-  const std::string mine = outcome_of(act, own);
-  std::vector<std::string> texts;
+  std::exception_ptr thrown, lost, unheard;
+  const Outcome mine = outcome_of(act, thrown);
+  std::vector<Outcome> outcomes;
   const auto collect = [&] {
-    texts = exchange.to_first(label, mine);
+    const auto texts = exchange.to_first(label, mine.encode());
+    if (world.rank() == 0) outcomes = decode_all(texts, label);
     return std::string();
   };
   const auto publish = [&] {
-    for (auto& text : texts) text.erase(0, 1);
-    finish(texts);
+    std::vector<std::string> results;
+    for (auto& outcome : outcomes) results.push_back(std::move(outcome.result));
+    finish(results);
     return std::string();
   };
-  std::exception_ptr lost;
-  std::string result = outcome_of(collect, lost);
-  if (!own) own = lost;
-  if (world.rank() == 0) {  // any failure here is reported to the other ranks
-    if (failed(result)) result.insert(1, "rank 0: ");
-    for (size_t rank = 0; rank < texts.size() && !failed(result); ++rank)
-      if (failed(texts[rank]))
-        result = "-rank " + std::to_string(rank) + ": " + texts[rank].substr(1);
-    if (!failed(result)) {
-      result = outcome_of(publish, own);
-      if (failed(result)) result.insert(1, "rank 0: ");
-    }
+  Outcome all = outcome_of(collect, lost);  // what rank 0 tells the others
+  if (!thrown) thrown = lost;
+  if (world.rank() == 0) {
+    const auto failure = first_failure(outcomes);
+    if (!all.failure && !failure) all = outcome_of(publish, thrown);
+    if (all.failure)
+      all.failure = named(0, *all.failure);
+    else
+      all.failure = failure;
   }
-  std::exception_ptr unheard;
-  const auto hear = [&] { return exchange.from_first(label, result); };
-  const std::string heard = outcome_of(hear, unheard);
-  if (own) std::rethrow_exception(own);
+  const auto hear = [&] { return exchange.from_first(label, all.encode()); };
+  const Outcome heard = outcome_of(hear, unheard);
+  if (thrown) std::rethrow_exception(thrown);
   if (unheard) std::rethrow_exception(unheard);
-  if (failed(heard.substr(1))) throw_failure(heard.substr(1), "");
+  const auto told = Outcome::decode(heard.result, formatted("{}: rank 0", label));
+  if (told.failure) throw *told.failure;
 }
 
 }  // namespace fsdp::checkpoint

@@ -1,6 +1,7 @@
 // What ranks do together when they save and load: exchange small texts, and fail together.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -13,8 +14,12 @@ namespace fsdp::checkpoint {
 // first rank that failed and carries its message. Collective; `label` names the call in timeouts.
 void together(const World& world, const std::string& label, const std::function<void()>& act);
 
-// Gathers one letter from every rank, in rank order. Collective.
-std::string marks(const World& world, const std::string& label, char mine);
+// The largest of every rank's value: a flag, a number or an enumerator. Collective.
+int64_t largest_number(const World& world, const std::string& label, int64_t mine);
+template <typename T>
+T largest(const World& world, const std::string& label, T mine) {
+  return static_cast<T>(largest_number(world, label, static_cast<int64_t>(mine)));
+}
 
 // Sends texts to rank 0 and back.
 struct Exchange {

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "base/format.h"
 #include "checkpoint/zip.h"
 #include "fsdp/error.h"
 
@@ -37,7 +38,7 @@ KeyPath path_of(const Metadata& metadata, const std::string& name) {
 
 void place(Node& root, const KeyPath& path, const std::string& name, const std::string& where) {
   const auto refuse = [&](const char* what) {
-    throw Error(where + ": \"" + name + "\" " + what + ".",
+    throw Error(formatted("{}: \"{}\" {}.", where, name, what),
                 "the checkpoint is damaged, or another program wrote it with a different nesting.");
   };
   if (path.size() > kMostKeys) refuse("is nested too deeply");
@@ -150,9 +151,9 @@ void check_lists(const Node& node, size_t most, const std::string& where) {
   for (const auto& [key, child] : node.keys) check_lists(child, most, where);
   for (const auto& [index, child] : node.items) {
     if (index < 0 || static_cast<size_t>(index) >= most)
-      throw Error(where + ": has an item " + std::to_string(index) +
-                      " in a list, but fewer values than that.",
-                  "the checkpoint is damaged; use another one.");
+      throw Error(
+          formatted("{}: has an item {} in a list, but fewer values than that.", where, index),
+          "the checkpoint is damaged; use another one.");
     check_lists(child, most, where);
   }
 }
@@ -195,7 +196,7 @@ TorchFile::TorchFile(Source& source, const TorchFileOptions& options) : source_(
   if (options.model_only && !source.is_state_dict()) {
     const auto model = root.keys.find("model");
     if (model == root.keys.end() || !model->second.leaf.empty())
-      throw Error(source.dir().string() + ": holds no model.",
+      throw Error(formatted("{}: holds no model.", source.dir()),
                   "pass a checkpoint with tensors named \"model.NAME\".");
     top = &model->second;
   }

@@ -1,5 +1,7 @@
 #include "checkpoint/verify.h"
 
+#include <libdeflate.h>
+
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -8,8 +10,8 @@
 #include <set>
 #include <thread>
 
+#include "base/format.h"
 #include "checkpoint/cover.h"
-#include "checkpoint/crc32.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/metadata.h"
@@ -135,7 +137,7 @@ class Verifier {
     std::error_code problem;
     fs::directory_iterator at(dir_, problem), end;
     if (problem)
-      throw Error(dir_.string() + " can't be read: " + problem.message() + ".",
+      throw Error(formatted("{} can't be read: {}.", dir_, problem.message()),
                   "check the path and its permissions.");
     for (; at != end; at.increment(problem)) {
       std::error_code ignored;
@@ -181,7 +183,7 @@ class Verifier {
     }
     if (size < expected)
       add({name, size, expected,
-           "was truncated or copied incompletely: it has " + std::to_string(size) + " bytes",
+           formatted("was truncated or copied incompletely: it has {} bytes", size),
            names_in(name, size, expected)});
     if (size > expected) add({name, expected, size, "is longer than its listed contents", {}});
   }
@@ -336,14 +338,14 @@ class Verifier {
       for (int64_t at = 0; at < record.size; at += kReadPiece) {
         const auto size = static_cast<size_t>(std::min(kReadPiece, record.size - at));
         file.read(record.offset + at, buffer.get(), size);
-        sum = crc32(sum, buffer.get(), size);
+        sum = libdeflate_crc32(sum, buffer.get(), size);
         counted += static_cast<int64_t>(size);
         advance(static_cast<int64_t>(size));
       }
       if (sum != record.sum)
-        note_damage(
-            item, record.offset, record.offset + record.size,
-            "differs from what was written: CRC-32 mismatch in record \"" + record.name + "\"");
+        note_damage(item, record.offset, record.offset + record.size,
+                    formatted("differs from what was written: CRC-32 mismatch in record \"{}\"",
+                              record.name));
     }
   }
 
@@ -391,8 +393,10 @@ class Verifier {
       }
       if (!found) found = find_tensor(file, item.place, where);
       if (found->sizes != use.chunk->rectangle.sizes || found->dtype != use.entry->dtype)
-        return "doesn't match .metadata: holds a tensor of shape " + shape_text(found->sizes) +
-               " instead of " + shape_text(use.chunk->rectangle.sizes) + ", or of another dtype";
+        return formatted(
+            "doesn't match .metadata: holds a tensor of shape {} instead of {}, or of another "
+            "dtype",
+            shape_text(found->sizes), shape_text(use.chunk->rectangle.sizes));
     }
     return "";
   }
@@ -442,7 +446,7 @@ Verified verify_hugging_face(const fs::path& dir) {
 Verified verify(const fs::path& dir, const VerifyOptions& options) {
   std::error_code problem;
   if (!fs::is_directory(dir, problem))
-    throw Error(dir.string() + ": there is no such checkpoint.", "check the path.");
+    throw Error(formatted("{}: there is no such checkpoint.", dir), "check the path.");
   if (!fs::exists(dir / ".metadata", problem) && is_hugging_face(dir))
     return verify_hugging_face(dir);
   return Verifier(dir, options).run();

@@ -1,8 +1,10 @@
 #include "checkpoint/zip.h"
 
+#include <libdeflate.h>
+
 #include <algorithm>
 
-#include "checkpoint/crc32.h"
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -65,7 +67,7 @@ void ArchiveWriter::data(const void* bytes, size_t size) {
   const auto* at = static_cast<const char*>(bytes);
   for (size_t done = 0; done < size;) {
     const size_t part = size - done < 2 * kSummed ? size - done : kSummed;
-    records_.back().sum = crc32(records_.back().sum, at + done, part);
+    records_.back().sum = libdeflate_crc32(records_.back().sum, at + done, part);
     out_.append(at + done, part);
     done += part;
   }
@@ -116,9 +118,8 @@ ArchiveReader::ArchiveReader(const files::Input& file, int64_t offset, int64_t l
                              std::string where)
     : file_(file), offset_(offset), length_(length), where_(std::move(where)) {
   if (offset_ < 0 || length_ < kEndSize || offset_ > file_.size() - length_)
-    throw Error(file_.path().string() + ": has " + std::to_string(file_.size()) + " bytes, but " +
-                    where_ + " should be the " + std::to_string(length_) + " bytes from byte " +
-                    std::to_string(offset_) + " on.",
+    throw Error(formatted("{}: has {} bytes, but {} should be the {} bytes from byte {} on.",
+                          file_.path(), file_.size(), where_, length_, offset_),
                 "the file is damaged or was copied incompletely; load another checkpoint.");
   const int64_t window = std::min(length_, kWindow);
   head_.resize(static_cast<size_t>(window));
@@ -129,7 +130,7 @@ ArchiveReader::ArchiveReader(const files::Input& file, int64_t offset, int64_t l
 }
 
 void ArchiveReader::fail(const std::string& what) const {
-  throw Error(file_.path().string() + ": " + where_ + " " + what + ".",
+  throw Error(formatted("{}: {} {}.", file_.path(), where_, what),
               "the file is damaged, or torch.save didn't write it; load another checkpoint.");
 }
 
@@ -208,9 +209,9 @@ void ArchiveReader::read_directory() {
 
 ArchiveReader::Record ArchiveReader::locate(const Entry& entry) const {
   const std::string name = entry.name.substr(entry.name.find('/') + 1);
-  if (!entry.stored) fail("has a compressed record \"" + name + "\"");
+  if (!entry.stored) fail(formatted("has a compressed record \"{}\"", name));
   const auto header = bytes(entry.header, kLocalSize);
-  if (number(header, 0, 4) != kLocal) fail("has a damaged record \"" + name + "\"");
+  if (number(header, 0, 4) != kLocal) fail(formatted("has a damaged record \"{}\"", name));
   const int64_t begin = entry.header + kLocalSize + static_cast<int64_t>(number(header, 26, 2)) +
                         static_cast<int64_t>(number(header, 28, 2));
   if (entry.size < 0 || entry.size > length_ || begin > length_ - entry.size)
@@ -234,18 +235,17 @@ std::vector<ArchiveReader::Record> ArchiveReader::records() const {
 
 ArchiveReader::Record ArchiveReader::need(const std::string& name) const {
   auto found = find(name);
-  if (!found) fail("has no record \"" + name + "\"");
+  if (!found) fail(formatted("has no record \"{}\"", name));
   return *found;
 }
 
 std::string ArchiveReader::read(const Record& record, int64_t at_most) const {
-  if (record.size > at_most) fail("has a record \"" + record.name + "\" that is too large");
+  if (record.size > at_most) fail(formatted("has a record \"{}\" that is too large", record.name));
   return bytes(record.offset - offset_, record.size);
 }
 
 std::string zero_padded(uint64_t number, size_t width) {
-  const std::string text = std::to_string(number);
-  return std::string(width - std::min(width, text.size()), '0') + text;
+  return formatted("{:0{}}", number, width);
 }
 
 }  // namespace fsdp::checkpoint

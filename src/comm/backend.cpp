@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "base/format.h"
 #include "base/rank_status.h"
 #include "fsdp/error.h"
 
@@ -111,30 +112,27 @@ void CpuBackend::drain() {
 }
 
 void CpuBackend::refuse(const Call& call, const std::string& why, const std::string& hint) const {
-  throw Error("rank " + std::to_string(rank_) + ": " + call.what.text() + " on communicator \"" +
-                  name_ + "\": " + why + ".",
-              hint);
+  throw Error(
+      formatted("rank {}: {} on communicator \"{}\": {}.", rank_, call.what.text(), name_, why),
+      hint);
 }
 
 void CpuBackend::require(const Call& call, const at::Tensor& tensor, const char* role,
                          int64_t count) const {
-  if (!tensor.defined())
-    refuse(call, std::string("the ") + role + " is undefined", "pass a tensor.");
+  if (!tensor.defined()) refuse(call, formatted("the {} is undefined", role), "pass a tensor.");
   // A plan trains on the meta device in a fake world.
   if (!tensor.device().is_cpu() && !(tensor.is_meta() && backend_ == "fake"))
-    refuse(call, std::string("the ") + role + " is on " + tensor.device().str(),
-           "the " + backend_ + " backend moves CPU tensors; use nccl for GPUs.");
+    refuse(call, formatted("the {} is on {}", role, tensor.device().str()),
+           formatted("the {} backend moves CPU tensors; use nccl for GPUs.", backend_));
   if (!tensor.is_contiguous())
-    refuse(call, std::string("the ") + role + " isn't contiguous", "pass tensor.contiguous().");
+    refuse(call, formatted("the {} isn't contiguous", role), "pass tensor.contiguous().");
   if (tensor.scalar_type() != call.what.type)
-    refuse(call, std::string("the ") + role + " is " + c10::toString(tensor.scalar_type()),
+    refuse(call, formatted("the {} is {}", role, c10::toString(tensor.scalar_type())),
            "input and output must have the same type.");
   if (tensor.numel() != count)
-    refuse(call,
-           std::string("the ") + role + " has " + std::to_string(tensor.numel()) +
-               " elements instead of " + std::to_string(count),
-           "with " + std::to_string(size_) +
-               " ranks, the full side is that many times as long as the other.");
+    refuse(
+        call, formatted("the {} has {} elements instead of {}", role, tensor.numel(), count),
+        formatted("with {} ranks, the full side is that many times as long as the other.", size_));
 }
 
 void CpuBackend::require_reducible(const Call& call) const {
@@ -272,10 +270,10 @@ CpuBackend::Work CpuBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
     int64_t row = tensor.dim() > 0 && tensor.size(0) > 0 ? tensor.numel() / tensor.size(0) : 1;
     if (!splits.empty()) {
       if (static_cast<int>(splits.size()) != size_)
-        refuse(call, std::string(role) + " splits have the wrong length", "pass one per rank.");
+        refuse(call, formatted("{} splits have the wrong length", role), "pass one per rank.");
       for (int r = 0; r < size_; ++r) {
         if (splits[r] < 0)
-          refuse(call, std::string(role) + " splits are negative", "pass numbers of rows.");
+          refuse(call, formatted("{} splits are negative", role), "pass numbers of rows.");
         parts[r] = splits[r] * row;
       }
     }

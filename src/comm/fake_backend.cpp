@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/format.h"
 #include "comm/core/reduce.h"
 #include "fsdp/error.h"
 
@@ -13,8 +14,8 @@ void FakeBackend::run(const Call& call) {
   // A tensor with elements has memory, unless it is on the meta device.
   auto require_both = [&] {
     if (!call.out || !call.in)
-      throw Error("rank " + std::to_string(rank_) + ": " + what.text() + ": only the " +
-                      (call.in ? "output" : "input") + " is on meta.",
+      throw Error(formatted("rank {}: {}: only the {} is on meta.", rank_, what.text(),
+                            call.in ? "output" : "input"),
                   "pass tensors on one device.");
   };
   int64_t bytes = what.count * static_cast<int64_t>(c10::elementSize(what.type));
@@ -40,11 +41,10 @@ void FakeBackend::run(const Call& call) {
       for (int r = 0; r < rank_; ++r) own += call.in_counts[r];
       for (int64_t count : call.out_counts) {
         if (count != call.in_counts[rank_])
-          throw Error(
-              "rank " + std::to_string(rank_) + ": " + what.text() +
-                  ": in a fake world every rank sends this one what it sends itself, but the "
-                  "output splits expect something else.",
-              "use equal splits with the fake backend.");
+          throw Error(formatted("rank {}: {}: in a fake world every rank sends this one what it "
+                                "sends itself, but the output splits expect something else.",
+                                rank_, what.text()),
+                      "use equal splits with the fake backend.");
         if (count > 0) require_both();
         std::memcpy(out + at * element, in + own * element, count * element);
         at += count;

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/environment.h"
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -23,27 +24,25 @@ int port_from(const std::string& job) {
 
 int required(const char* name, const char* because) {
   if (auto value = integer(name)) return static_cast<int>(*value);
-  throw Error(
-      std::string(because) + " is set, but " + name + " is not.",
-      "start the program with fsdp run, torchrun, mpirun or srun; they set both. To run one "
-      "process alone, unset " +
-          std::string(because) + ".");
+  throw Error(formatted("{} is set, but {} is not.", because, name),
+              formatted("start the program with fsdp run, torchrun, mpirun or srun; they set both. "
+                        "To run one process alone, unset {}.",
+                        because));
 }
 
 void check(const LaunchEnvironment& found) {
   auto refuse = [&](const std::string& why) {
     throw Error(
-        "the environment of " + found.launcher + " makes no sense: " + why + ".",
+        formatted("the environment of {} makes no sense: {}.", found.launcher, why),
         "start the program with fsdp run, torchrun, mpirun or srun, or unset the variables.");
   };
-  auto n = [](int value) { return std::to_string(value); };
-  if (found.size < 1) refuse("a world of " + n(found.size) + " ranks");
+  if (found.size < 1) refuse(formatted("a world of {} ranks", found.size));
   if (found.rank < 0 || found.rank >= found.size)
-    refuse("rank " + n(found.rank) + " in a world of " + n(found.size));
+    refuse(formatted("rank {} in a world of {}", found.rank, found.size));
   if (found.local_size < 1 || found.local_rank < 0 || found.local_rank >= found.local_size)
-    refuse("local rank " + n(found.local_rank) + " of " + n(found.local_size));
+    refuse(formatted("local rank {} of {}", found.local_rank, found.local_size));
   if (found.master_port < 0 || found.master_port > 65535)
-    refuse("MASTER_PORT is " + n(found.master_port));
+    refuse(formatted("MASTER_PORT is {}", found.master_port));
 }
 
 void read_local(LaunchEnvironment& found, const char* rank, const char* size) {

@@ -4,6 +4,7 @@
 
 #include <exception>
 
+#include "base/format.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
 
@@ -14,7 +15,7 @@ constexpr std::chrono::seconds kBeat{1};
 constexpr std::chrono::seconds kSilence{8};  // without a beat: dead, stopped or cut off
 
 std::string key(const char* what, int rank) {
-  return std::string(what) + "/" + std::to_string(rank);
+  return formatted("{}/{}", what, rank);
 }
 
 }  // namespace
@@ -27,9 +28,8 @@ Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bo
       timeout_(timeout),
       peers_(size) {
   std::string host = host_identity();
-  store->set(key("process", rank), std::to_string(getpid()) + " " + host);
-  await_ranks(store, "process", size, timeout,
-              "rank " + std::to_string(rank) + ": joining the world");
+  store->set(key("process", rank), formatted("{} {}", getpid(), host));
+  await_ranks(store, "process", size, timeout, formatted("rank {}: joining the world", rank));
   for (int r = 0; r < size; ++r) {
     std::string text = store->get_to_str(key("process", r));
     Peer& peer = peers_[r];
@@ -91,15 +91,14 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
   for (int r : ranks) {
     Peer& peer = peers_[r];
     if (r != rank_ && peer.here && !peer.process.alive())
-      return "rank " + std::to_string(r) + " died (process " + std::to_string(peer.process.pid()) +
-             " is gone)";
+      return formatted("rank {} died (process {} is gone)", r, peer.process.pid());
   }
   try {
     if (auto failure = store().get("failure")) return *failure;
     if (store().add("endings", 0) > 0)
       for (int r : ranks)
         if (r != rank_ && store().get(key("ended", r)))
-          return "rank " + std::to_string(r) + " left (an exception or a normal end)";
+          return formatted("rank {} left (an exception or a normal end)", r);
     for (int r : ranks) {
       Peer& peer = peers_[r];
       if (r == rank_ || peer.here) continue;
@@ -109,8 +108,9 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
       if (beat != peer.last_beat)
         peer.last_beat = beat, peer.changed = now;
       else if (now - peer.changed > kSilence)
-        return "rank " + std::to_string(r) + " has given no sign of life for " +
-               std::to_string(kSilence.count()) + " s (dead, stopped, or its host is cut off)";
+        return formatted(
+            "rank {} has given no sign of life for {} s (dead, stopped, or its host is cut off)", r,
+            kSilence.count());
     }
   } catch (const std::exception&) {
     // No answer from the store. Its process may be stopped and continue later; the timeout decides.
@@ -126,21 +126,21 @@ std::string Liveness::condition(int rank) const {
 
 void Liveness::fail(const std::string& why) noexcept {
   try {
-    store().set_if_absent("failure", "rank " + std::to_string(rank_) + " failed: " + why);
+    store().set_if_absent("failure", formatted("rank {} failed: {}", rank_, why));
   } catch (const std::exception&) {
   }
 }
 
 void Liveness::post(const std::string& communicator, const std::string& text) noexcept {
   try {
-    store().set("posted/" + communicator + "/" + std::to_string(rank_), text);
+    store().set(formatted("posted/{}/{}", communicator, rank_), text);
   } catch (const std::exception&) {
   }
 }
 
 std::string Liveness::posted(const std::string& communicator, int rank) noexcept {
   try {
-    return store().get("posted/" + communicator + "/" + std::to_string(rank)).value_or("");
+    return store().get(formatted("posted/{}/{}", communicator, rank)).value_or("");
   } catch (const std::exception&) {
     return "";
   }
@@ -152,7 +152,7 @@ std::string Liveness::who_is_missing(const std::string& communicator, const std:
   std::string stopped, silent;
   for (int r : ranks) {
     if (r == rank_) continue;
-    std::string who = "rank " + std::to_string(r), state = condition(r);
+    const std::string who = formatted("rank {}", r), state = condition(r);
     if (!state.empty())
       stopped += (stopped.empty() ? "" : ", ") + who + " (" + state + ")";
     else if (stopped.empty() && posted(communicator, r) != expected)

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <set>
 
+#include "base/format.h"
+
 namespace fsdp {
 
 struct DeviceMesh::State {
@@ -20,21 +22,20 @@ DeviceMesh::DeviceMesh(World world, std::vector<MeshDimension> dimensions) {
   int64_t product = 1;
   std::set<std::string> seen;
   for (const auto& [name, size] : dimensions) {
-    shape += (shape.empty() ? "" : " x ") + name + "=" + std::to_string(size);
+    shape += formatted("{}{}={}", shape.empty() ? "" : " x ", name, size);
     if (name.empty() || size < 1)
-      throw Error("mesh " + shape + ": a dimension needs a name and a size of at least 1.",
+      throw Error(formatted("mesh {}: a dimension needs a name and a size of at least 1.", shape),
                   "write the mesh as {{\"replicate\", 2}, {\"shard\", 4}}.");
     if (!seen.insert(name).second)
-      throw Error("mesh " + shape + ": two dimensions are named \"" + name + "\".",
+      throw Error(formatted("mesh {}: two dimensions are named \"{}\".", shape, name),
                   "give every dimension its own name.");
     product *= size;
   }
   if (product != world.size())
-    throw Error("mesh " + (shape.empty() ? "without dimensions" : shape) + " has " +
-                    std::to_string(product) + " positions, but the world has " +
-                    std::to_string(world.size()) + " ranks.",
-                "choose sizes whose product is " + std::to_string(world.size()) +
-                    ", or start a different number of ranks.");
+    throw Error(formatted("mesh {} has {} positions, but the world has {} ranks.",
+                          shape.empty() ? "without dimensions" : shape, product, world.size()),
+                formatted("choose sizes whose product is {}, or start a different number of ranks.",
+                          world.size()));
   state_ = std::make_shared<State>();
   state_->world = std::move(world);
   state_->number = state_->world.next_number();
@@ -58,7 +59,8 @@ int DeviceMesh::index(const std::string& dimension) const {
     if (state_->dimensions[d].name == dimension) return static_cast<int>(d);
     known += (known.empty() ? "\"" : ", \"") + state_->dimensions[d].name + "\"";
   }
-  throw Error("the mesh has no dimension \"" + dimension + "\".", "it has " + known + ".");
+  throw Error(formatted("the mesh has no dimension \"{}\".", dimension),
+              formatted("it has {}.", known));
 }
 
 bool DeviceMesh::has(const std::string& dimension) const {
@@ -93,8 +95,8 @@ const Communicator& DeviceMesh::comm(const std::string& dimension,
     auto along = ranks(dimension);
     // Rows of one dimension differ in their ranks, so the name includes them.
     std::string name = "mesh";
-    name += std::to_string(state_->number) + "." + key + "@" + std::to_string(along.front());
-    if (along.size() > 1) name.append("+").append(std::to_string(along[1] - along[0]));
+    name += formatted("{}.{}@{}", state_->number, key, along.front());
+    if (along.size() > 1) name += formatted("+{}", along[1] - along[0]);
     known = state_->world.communicator(along, name);
   }
   return known;

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "base/format.h"
 #include "base/modules.h"
 #include "fsdp/error.h"
 
@@ -10,7 +11,8 @@ namespace {
 
 const Module* table_of(void* library, const std::string& name) {
   auto entry = reinterpret_cast<const Module* (*)()>(dlsym(library, "fsdp_module"));
-  if (!entry) throw Error("libfsdp_" + name + ".so has no fsdp_module.", "rebuild the project.");
+  if (!entry)
+    throw Error(formatted("libfsdp_{}.so has no fsdp_module.", name), "rebuild the project.");
   return entry();
 }
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/format.h"
 #include "comm/modules.h"
 #include "fsdp/error.h"
 
@@ -66,7 +67,8 @@ Store open_store(const std::string& host, int port, bool server, int rank, milli
   options.isServer = server;
   options.waitWorkers = false;  // we wait ourselves, and can name who is missing
   options.timeout = timeout;
-  std::string where = host + ":" + std::to_string(port), why;
+  const std::string where = formatted("{}:{}", host, port);
+  std::string why;
   if (!server) why = await_listener(host, port, timeout);
   try {
     if (why.empty()) return c10::make_intrusive<c10d::TCPStore>(host, options);
@@ -76,13 +78,14 @@ Store open_store(const std::string& host, int port, bool server, int rank, milli
   }
   if (server)
     throw Error(
-        "rank " + std::to_string(rank) + " could not open the store at " + where + ": " + why + ".",
+        formatted("rank {} could not open the store at {}: {}.", rank, where, why),
         "another program may be using the port: set MASTER_PORT to a free one (fsdp run finds "
         "one itself).");
-  throw Error("rank " + std::to_string(rank) + " could not reach the store of rank 0 at " + where +
-                  " in " + std::to_string(timeout.count() / 1000) + " s: " + why + ".",
-              "check that rank 0 is running, and that MASTER_ADDR and MASTER_PORT (" + where +
-                  ") are reachable from this host. FSDP_TIMEOUT (seconds) allows more time.");
+  throw Error(formatted("rank {} could not reach the store of rank 0 at {} in {} s: {}.", rank,
+                        where, timeout.count() / 1000, why),
+              formatted("check that rank 0 is running, and that MASTER_ADDR and MASTER_PORT ({}) "
+                        "are reachable from this host. FSDP_TIMEOUT (seconds) allows more time.",
+                        where));
 }
 
 }  // namespace
@@ -101,7 +104,7 @@ Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, milliseconds ti
       std::string host = !launch.master_host.empty() ? launch.master_host
                          : one_node                  ? "127.0.0.1"
                                                      : host_name();
-      address = host + ":" + std::to_string(static_cast<c10d::TCPStore&>(*own).getPort());
+      address = formatted("{}:{}", host, static_cast<c10d::TCPStore&>(*own).getPort());
     }
     address = require_module("mpi")->agree(address, launch.rank, launch.size);
     size_t colon = address.rfind(':');
@@ -111,17 +114,18 @@ Store rendezvous(const LaunchEnvironment& launch, bool over_mpi, milliseconds ti
                              launch.rank, timeout);
   } else {
     if (launch.master_host.empty() || launch.master_port == 0)
-      throw Error("the ranks of " + launch.launcher +
-                      " run on several hosts, but the address of rank 0 isn't known.",
-                  "set MASTER_ADDR and MASTER_PORT (mpirun -x MASTER_ADDR -x MASTER_PORT), or use "
-                  "the mpi backend.");
+      throw Error(
+          formatted("the ranks of {} run on several hosts, but the address of rank 0 isn't known.",
+                    launch.launcher),
+          "set MASTER_ADDR and MASTER_PORT (mpirun -x MASTER_ADDR -x MASTER_PORT), or use "
+          "the mpi backend.");
     bool server = launch.rank == 0 && !launch.agent_store;
     store = open_store(launch.master_host, launch.master_port, server, launch.rank, timeout);
   }
   // A store that outlives a world (torchrun's agent) must not show the previous world's keys.
   static std::atomic<int> worlds{0};
-  return c10::make_intrusive<c10d::PrefixStore>(
-      "fsdp/" + std::to_string(launch.attempt) + "/" + std::to_string(worlds++), store);
+  return c10::make_intrusive<c10d::PrefixStore>(formatted("fsdp/{}/{}", launch.attempt, worlds++),
+                                                store);
 }
 
 }  // namespace fsdp::comm

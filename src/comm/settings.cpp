@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "base/environment.h"
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -15,7 +16,7 @@ std::string asked_backend(const std::string& option) {
   if (asked.empty()) asked = environment::text("FSDP_BACKEND").value_or("auto");
   for (const char* known : {"auto", "shm", "mpi", "nccl", "fake"})
     if (asked == known) return asked;
-  throw Error("there is no backend \"" + asked + "\".",
+  throw Error(formatted("there is no backend \"{}\".", asked),
               "choose shm, mpi, nccl, fake or auto (FSDP_BACKEND, or InitOptions::backend).");
 }
 
@@ -23,7 +24,7 @@ std::chrono::milliseconds asked_timeout(std::chrono::milliseconds option) {
   if (option.count() > 0) return option;
   int64_t seconds = environment::integer("FSDP_TIMEOUT").value_or(300);
   if (seconds < 1 || seconds > 1000000)
-    throw Error("FSDP_TIMEOUT=" + std::to_string(seconds) + " isn't a valid timeout.",
+    throw Error(formatted("FSDP_TIMEOUT={} isn't a valid timeout.", seconds),
                 "set it to 1 to 1000000 seconds, or unset it.");
   return std::chrono::seconds(seconds);
 }
@@ -43,7 +44,7 @@ int asked_fake_size(int option, int otherwise) {
   if (option > 0) return option;
   int64_t size = environment::integer("FSDP_FAKE_WORLD").value_or(otherwise);
   if (size < 1 || size > INT_MAX)
-    throw Error("FSDP_FAKE_WORLD=" + std::to_string(size) + " isn't a valid number of ranks.",
+    throw Error(formatted("FSDP_FAKE_WORLD={} isn't a valid number of ranks.", size),
                 "set it to 1 or more, or unset it.");
   return static_cast<int>(size);
 }

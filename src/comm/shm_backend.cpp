@@ -5,6 +5,7 @@
 
 #include <exception>
 
+#include "base/format.h"
 #include "comm/shm/collectives.h"
 #include "kernels/cpu/parallel.h"
 
@@ -24,11 +25,10 @@ void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) 
 ShmBackend::ShmBackend(Store store, std::string name, int rank, int size,
                        std::chrono::milliseconds timeout, std::function<std::string()> trouble)
     : CpuBackend("shm", name, rank, size, timeout),
-      group_(
-          name, rank, size,
-          exchange_over(store, "rank " + std::to_string(rank) + ": communicator \"" + name + "\"",
-                        std::move(trouble)),
-          timeout) {}
+      group_(name, rank, size,
+             exchange_over(store, formatted("rank {}: communicator \"{}\"", rank, name),
+                           std::move(trouble)),
+             timeout) {}
 
 ShmBackend::~ShmBackend() {
   // Queued calls can't be finished while an exception unwinds: the others may be waiting elsewhere.

@@ -4,6 +4,7 @@
 #include <future>
 #include <thread>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -21,9 +22,9 @@ bool await_keys(const Store& store, const std::vector<std::string>& keys, millis
       if (bounded.has(keys)) return true;
     } catch (const std::exception&) {
       if (bounded.gone())
-        throw Error(what +
-                        ": the rendezvous store is gone: the process that holds it (rank 0, or "
-                        "torchrun's agent) died.",
+        throw Error(formatted("{}: the rendezvous store is gone: the process that holds it (rank "
+                              "0, or torchrun's agent) died.",
+                              what),
                     "see what that process printed last.");
     }
     auto now = steady_clock::now();
@@ -31,7 +32,7 @@ bool await_keys(const Store& store, const std::vector<std::string>& keys, millis
       looked = now;
       // A rank that left may have answered first.
       if (std::string known = trouble(); !known.empty() && !bounded.has(keys))
-        throw Error(what + ": " + known + ".", "see what that rank printed last.");
+        throw Error(formatted("{}: {}.", what, known), "see what that rank printed last.");
     }
     auto left = std::chrono::duration_cast<milliseconds>(deadline - now);
     if (left.count() <= 0) return false;
@@ -43,7 +44,7 @@ bool await_keys(const Store& store, const std::vector<std::string>& keys, millis
 void await_ranks(const Store& store, const std::string& prefix, int size, milliseconds timeout,
                  const std::string& what, const std::function<std::string()>& trouble) {
   std::vector<std::string> keys;
-  for (int r = 0; r < size; ++r) keys.push_back(prefix + "/" + std::to_string(r));
+  for (int r = 0; r < size; ++r) keys.push_back(formatted("{}/{}", prefix, r));
   if (await_keys(store, keys, timeout, what, trouble)) return;
   std::string missing;
   int absent = 0;
@@ -54,9 +55,8 @@ void await_ranks(const Store& store, const std::string& prefix, int size, millis
   if (absent == 0) return;
   if (absent > 16) missing += ", …";
   throw Error(
-      what + ": " + std::to_string(absent) + " of " + std::to_string(size) +
-          " ranks didn't join within " + std::to_string(timeout.count() / 1000) + " s: rank " +
-          missing + ".",
+      formatted("{}: {} of {} ranks didn't join within {} s: rank {}.", what, absent, size,
+                timeout.count() / 1000, missing),
       "check whether those processes are running and what they printed; every rank must create "
       "the same communicators in the same order. FSDP_TIMEOUT (seconds) allows more time.");
 }
@@ -132,8 +132,7 @@ shm::Exchange exchange_over(Store store, const std::string& what,
             if (!await_keys(store, {key}, timeout, what, trouble)) {
               std::string who = key.substr(0, 5) == "host/" ? "rank " + key.substr(5) : "rank 0";
               throw Error(
-                  what + ": " + who + " didn't join within " +
-                      std::to_string(timeout.count() / 1000) + " s.",
+                  formatted("{}: {} didn't join within {} s.", what, who, timeout.count() / 1000),
                   "check whether that process is running and what it printed; every rank must "
                   "create the same communicators in the same order.");
             }

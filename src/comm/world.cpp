@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "comm/fake_backend.h"
@@ -65,7 +66,7 @@ at::Device select_device(const comm::LaunchEnvironment& launch) {
   int device = launch.local_rank % devices;
   if (launch.local_size > devices) {
     // NCCL refuses two ranks on one GPU of one host, so each rank claims to be its own host.
-    std::string host = host_identity() + "-" + std::to_string(launch.local_rank);
+    std::string host = formatted("{}-{}", host_identity(), launch.local_rank);
     setenv("NCCL_HOSTID", host.c_str(), /*overwrite=*/0);
     if (launch.local_size == launch.size) setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
     // NCCL opens one connection per peer on an interface it doesn't know. With these settings, a
@@ -74,8 +75,8 @@ at::Device select_device(const comm::LaunchEnvironment& launch) {
     setenv("NCCL_NSOCKS_PERTHREAD", "2", /*overwrite=*/0);
     setenv("NCCL_MIN_NCHANNELS", "8", /*overwrite=*/0);
     if (launch.local_rank == 0)
-      log::info(std::to_string(launch.local_size) + " ranks share " + std::to_string(devices) +
-                " GPU(s); they talk over sockets, which is slow.");
+      log::info(formatted("{} ranks share {} GPU(s); they talk over sockets, which is slow.",
+                          launch.local_size, devices));
   }
   cuda->select(device);
   return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device));
@@ -119,9 +120,8 @@ World init(InitOptions options) {
     int size = comm::asked_fake_size(options.fake_size, launch.size);
     int rank = options.fake_size > 0 ? options.fake_rank : launch.rank;
     if (rank < 0 || rank >= size)
-      throw Error("a fake world of " + std::to_string(size) + " ranks has no rank " +
-                      std::to_string(rank) + ".",
-                  "pass a fake_rank from 0 to " + std::to_string(size - 1) + ".");
+      throw Error(formatted("a fake world of {} ranks has no rank {}.", size, rank),
+                  formatted("pass a fake_rank from 0 to {}.", size - 1));
     launch = comm::LaunchEnvironment{};  // alone, whatever started this process
     launch.rank = launch.local_rank = rank;
     launch.size = launch.local_size = size;
@@ -150,7 +150,7 @@ World init(InitOptions options) {
 
 World fake_world(int size, int local_size) {
   if (size < 1 || local_size < 0)
-    throw Error("a world can't have " + std::to_string(size) + " ranks.", "pass 1 or more.");
+    throw Error(formatted("a world can't have {} ranks.", size), "pass 1 or more.");
   World world;
   world.state_ = std::make_shared<World::State>();
   world.state_->backend = "fake";
@@ -204,20 +204,20 @@ std::string World::trouble() const {
 }
 
 Communicator World::communicator(const std::vector<int>& ranks, const std::string& name) const {
-  std::string what = "rank " + std::to_string(rank()) + ": communicator \"" + name + "\"";
+  std::string what = formatted("rank {}: communicator \"{}\"", rank(), name);
   std::set<int> distinct(ranks.begin(), ranks.end());
   if (ranks.empty() || distinct.size() != ranks.size() || *distinct.begin() < 0 ||
       *distinct.rbegin() >= size())
-    throw Error(what + ": its ranks must be distinct and below " + std::to_string(size()) + ".",
+    throw Error(formatted("{}: its ranks must be distinct and below {}.", what, size()),
                 "list ranks of the world, each once.");
   auto place = std::find(ranks.begin(), ranks.end(), rank());
   if (place == ranks.end())
-    throw Error(what + ": this rank isn't one of its ranks.",
+    throw Error(formatted("{}: this rank isn't one of its ranks.", what),
                 "only the ranks of a communicator may create it.");
   {
     std::lock_guard lock(state_->mutex);
     if (!state_->names.insert(name).second)
-      throw Error(what + " already exists.", "give every communicator its own name.");
+      throw Error(formatted("{} already exists.", what), "give every communicator its own name.");
   }
   int own = static_cast<int>(place - ranks.begin()), count = static_cast<int>(ranks.size());
   c10::intrusive_ptr<c10d::Backend> backend;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "data/order.h"
 #include "fsdp/error.h"
@@ -25,26 +26,26 @@ constexpr int64_t kIgnored = -100;  // cross_entropy's default ignore_index
 
 void check_batches(const TokenSource& source, const BatchOptions& options) {
   if (options.seq < 1 || options.batch < 1) {
-    throw Error("a batch can't have " + with_separators(options.batch) + " samples of " +
-                    with_separators(options.seq) + " tokens.",
+    throw Error(formatted("a batch can't have {} samples of {} tokens.",
+                          with_separators(options.batch), with_separators(options.seq)),
                 "both must be at least 1.");
   }
   if (options.world < 1 || options.rank < 0 || options.rank >= options.world) {
-    throw Error("rank " + with_separators(options.rank) + " isn't in a world of " +
-                    with_separators(options.world) + ".",
+    throw Error(formatted("rank {} isn't in a world of {}.", with_separators(options.rank),
+                          with_separators(options.world)),
                 "ranks count from 0 to world - 1.");
   }
   if (options.batch % options.world) {
-    throw Error("a batch of " + with_separators(options.batch) +
-                    " samples can't be divided among " + with_separators(options.world) + " ranks.",
+    throw Error(formatted("a batch of {} samples can't be divided among {} ranks.",
+                          with_separators(options.batch), with_separators(options.world)),
                 "choose a batch that is a multiple of the number of ranks.");
   }
   if (options.position < 0 || options.prefetch < 0) {
     throw Error("the position and prefetch of batches can't be negative.", "pass 0 or more.");
   }
   if (source.tokens() < options.seq + 1) {
-    throw Error("the data has " + with_separators(source.tokens()) +
-                    " tokens, but a sample needs " + with_separators(options.seq + 1) + ".",
+    throw Error(formatted("the data has {} tokens, but a sample needs {}.",
+                          with_separators(source.tokens()), with_separators(options.seq + 1)),
                 "use more data, or shorter samples.");
   }
   if (options.samples && options.samples->size() == 0)
@@ -111,8 +112,8 @@ void Batches::State::load_row(int64_t number, Batch& batch, int64_t row, std::ve
   for (int64_t i = 0; options.vocab > 0 && i <= seq; ++i) {
     if (ids[i] >= 0 && ids[i] < options.vocab) continue;
     throw Error(
-        source->where(first + i) + " has id " + with_separators(ids[i]) +
-            ", but the vocabulary has " + with_separators(options.vocab) + " tokens.",
+        formatted("{} has id {}, but the vocabulary has {} tokens.", source->where(first + i),
+                  with_separators(ids[i]), with_separators(options.vocab)),
         "was the file made with another tokenizer, or is it in another format (data.format)?");
   }
   std::copy_n(ids.begin(), seq, batch.ids.mutable_data_ptr<int64_t>() + row * seq);

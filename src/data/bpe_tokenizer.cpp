@@ -16,6 +16,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "data/nfc.h"
 #include "data/parallel.h"
 #include "data/unicode.h"
@@ -139,7 +140,7 @@ std::optional<int32_t> BpeTokenizer::id_of(std::string_view token) const {
 std::string_view BpeTokenizer::piece(int32_t id) const {
   if (id < 0 || id >= vocab_size() || !parts_.known[id]) {
     throw Error(
-        name_ + " has no token " + std::to_string(id) + ".",
+        formatted("{} has no token {}.", name_, id),
         "were the tokens made with another tokenizer, or does the model have a larger vocabulary?");
   }
   return parts_.pieces[id];
@@ -151,7 +152,7 @@ void BpeTokenizer::save(const std::string& folder) const {
     std::ofstream out(path, std::ios::binary);
     out << text;
     if (!out.flush())
-      throw Error("can't write " + path + ".",
+      throw Error(formatted("can't write {}.", path),
                   "check free space on the disk and the permissions of the directory.");
   };
   write("tokenizer.json", json_);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::data {
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 FoundFile describe_file(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) {
-    throw Error("can't read " + path + ": " + std::strerror(errno) + ".", "check the path.");
+    throw Error(formatted("can't read {}: {}.", path, std::strerror(errno)), "check the path.");
   }
   return {path, status.st_size,
           int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
@@ -30,10 +31,10 @@ std::vector<FoundFile> files_below(const std::string& folder) {
                                       problem),
       end;
   if (problem)
-    throw Error("can't read " + folder + ": " + problem.message() + ".", "check the path.");
+    throw Error(formatted("can't read {}: {}.", folder, problem.message()), "check the path.");
   for (; at != end; at.increment(problem)) {
     if (problem)
-      throw Error("can't read " + folder + ": " + problem.message() + ".",
+      throw Error(formatted("can't read {}: {}.", folder, problem.message()),
                   "check the disk and the permissions of the folders in it.");
     if (at->path().filename().string().starts_with(".")) {
       if (at->is_directory(problem)) at.disable_recursion_pending();

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/format.h"
 #include "data/mapped_file.h"
 #include "data/parallel.h"
 #include "fsdp/error.h"
@@ -26,10 +27,10 @@ struct JsonlReader {
   const JsonlOptions& options;
 
   [[noreturn]] void refuse(int64_t line, const std::string& why) const {
-    throw Error(path + ": line " + std::to_string(line) + ": " + why + ".",
-                "each line must be an object with \"" + options.text_field + "\", or with \"" +
-                    options.prompt_field + "\" and \"" + options.completion_field +
-                    "\"; --text-field, --prompt-field and --completion-field set other names.");
+    throw Error(formatted("{}: line {}: {}.", path, line, why),
+                formatted("each line must be an object with \"{}\", or with \"{}\" and \"{}\"; "
+                          "--text-field, --prompt-field and --completion-field set other names.",
+                          options.text_field, options.prompt_field, options.completion_field));
   }
 
   nlohmann::json object(const Line& line) const {
@@ -42,7 +43,7 @@ struct JsonlReader {
   bool prompts(const nlohmann::json& value, int64_t line) const {
     bool both = value.contains(options.prompt_field) && value.contains(options.completion_field);
     if (!both && !value.contains(options.text_field)) {
-      refuse(line, "has no \"" + options.text_field + "\"");
+      refuse(line, formatted("has no \"{}\"", options.text_field));
     }
     return both;
   }
@@ -50,7 +51,7 @@ struct JsonlReader {
   std::string field(nlohmann::json& value, const std::string& name, int64_t line) const {
     auto found = value.find(name);
     if (found == value.end() || !found->is_string())
-      refuse(line, "\"" + name + "\" isn't a string");
+      refuse(line, formatted("\"{}\" isn't a string", name));
     return std::move(found->get_ref<std::string&>());
   }
 
@@ -84,7 +85,7 @@ bool has_prompts(const std::string& path, const JsonlOptions& options) {
   MappedFile file(path);
   std::string_view rest = file.bytes();
   Line line{{}, 0};
-  if (!next_line(rest, line)) throw Error(path + " has no lines.", "is it complete?");
+  if (!next_line(rest, line)) throw Error(formatted("{} has no lines.", path), "is it complete?");
   JsonlReader reader{path, options};
   return reader.prompts(reader.object(line), line.number);
 }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::data {
@@ -18,7 +19,8 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   bool good = file >= 0 && fstat(file, &status) == 0;
   if (good && !S_ISREG(status.st_mode)) {
     close(file);
-    throw Error(path + " isn't a regular file.", "pass files, or folders that contain files.");
+    throw Error(formatted("{} isn't a regular file.", path),
+                "pass files, or folders that contain files.");
   }
   if (good && status.st_size > 0) {
     size_ = static_cast<size_t>(status.st_size);
@@ -28,7 +30,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   int reason = errno;
   if (file >= 0) close(file);
   if (!good) {
-    throw Error("can't read " + path + ": " + std::strerror(reason) + ".",
+    throw Error(formatted("can't read {}: {}.", path, std::strerror(reason)),
                 "check the path and its permissions.");
   }
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/format.h"
 #include "data/pattern.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
@@ -74,8 +75,8 @@ class PatternParser {
   using TreePtr = std::unique_ptr<Tree>;
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw Error("the pattern " + std::string(text_) + " has " + what + " (before byte " +
-                    std::to_string(at_) + "), which isn't supported.",
+    throw Error(formatted("the pattern {} has {} (before byte {}), which isn't supported.", text_,
+                          what, at_),
                 "patterns may have alternatives, classes with \\p{..} and \\s, ? * + {n,m} on a "
                 "character, optional groups, lookahead and (?i:..).");
   }
@@ -112,7 +113,8 @@ class PatternParser {
     std::string pair = {static_cast<char>(first.letter | 0x20),
                         static_cast<char>(second.letter | 0x20)};
     for (const char* folded : {"ff", "fi", "fl", "ss", "st"}) {
-      if (first.letter && second.letter && pair == folded) refuse("\"" + pair + "\" in both cases");
+      if (first.letter && second.letter && pair == folded)
+        refuse(formatted("\"{}\" in both cases", pair));
     }
   }
 
@@ -130,7 +132,7 @@ class PatternParser {
       escape(set, caseless);
     } else {
       char c = text_[at_];
-      if (c == '^' || c == '$') refuse(std::string("\"") + c + "\"");
+      if (c == '^' || c == '$') refuse(formatted("\"{}\"", c));
       if (c == '*' || c == '+' || c == '?') refuse("a repetition of nothing");
       char32_t code = next_code(text_, at_);
       literal(set, code, caseless);
@@ -154,7 +156,7 @@ class PatternParser {
       tree->negative = text_[at_ - 1] == '!';
       tree->parts.push_back(alternatives(caseless));
     } else if (more() && text_[at_] == '?') {
-      refuse("the group \"(" + std::string(text_.substr(at_, 3)) + "\"");
+      refuse(formatted("the group \"({}\"", text_.substr(at_, 3)));
     } else {
       tree = alternatives(caseless);
     }
@@ -214,7 +216,7 @@ class PatternParser {
     }
     auto code = static_cast<unsigned char>(c);
     if (code >= 0x80 || is_letter(code) || (c >= '0' && c <= '9')) {
-      refuse(std::string("\"\\") + c + "\"");
+      refuse(formatted("\"\\{}\"", c));
     }
     return one(code);
   }
@@ -238,8 +240,9 @@ class PatternParser {
     if (take("^")) negated = !negated;
     std::string name(text_.substr(at_, end - at_));
     uint32_t mask = category_mask(name);
-    if (!mask) refuse("\\p{" + name + "}");
-    if (caseless && name.size() == 2 && name[0] == 'L') refuse("\\p{" + name + "} in both cases");
+    if (!mask) refuse(formatted("\\p{{{}}}", name));
+    if (caseless && name.size() == 2 && name[0] == 'L')
+      refuse(formatted("\\p{{{}}} in both cases", name));
     at_ = end + 1;
     add_categories(set, negated ? ~mask : mask);
   }
@@ -380,13 +383,13 @@ Pattern::Pattern(std::string_view expression) {
                 "the tokenizer.json is damaged; download it again.");
   }
   if (expression.size() > kLongest) {
-    throw Error("a pattern has " + std::to_string(expression.size()) + " bytes.",
-                "the limit is " + std::to_string(kLongest) +
-                    "; the tokenizer.json is damaged or malicious.");
+    throw Error(
+        formatted("a pattern has {} bytes.", expression.size()),
+        formatted("the limit is {}; the tokenizer.json is damaged or malicious.", kLongest));
   }
   start_ = PatternParser(*this, expression).parse();
   if (nodes_[start_].empty) {
-    throw Error("the pattern " + std::string(expression) + " matches the empty text.",
+    throw Error(formatted("the pattern {} matches the empty text.", expression),
                 "a pattern that splits text into words must match at least one character.");
   }
 }

@@ -1,6 +1,7 @@
 #include <torch/serialize/archive.h>
 #include <torch/types.h>
 
+#include "base/format.h"
 #include "data/order.h"
 #include "fsdp/data.h"
 #include "fsdp/error.h"
@@ -24,13 +25,13 @@ struct DistributedSampler::State {
 DistributedSampler::DistributedSampler(const SamplerOptions& options)
     : state_(std::make_shared<State>()) {
   if (options.size < 1) {
-    throw Error("a sampler can't have " + std::to_string(options.size) + " samples.",
+    throw Error(formatted("a sampler can't have {} samples.", options.size),
                 "set SamplerOptions::size to the size of the dataset.");
   }
   if (options.world < 1 || options.rank < 0 || options.rank >= options.world) {
-    throw Error("rank " + std::to_string(options.rank) + " of a sampler isn't in a world of " +
-                    std::to_string(options.world) + ".",
-                "ranks count from 0 to world - 1.");
+    throw Error(
+        formatted("rank {} of a sampler isn't in a world of {}.", options.rank, options.world),
+        "ranks count from 0 to world - 1.");
   }
   state_->options = options;
 }
@@ -81,8 +82,7 @@ int64_t DistributedSampler::epoch() const {
 
 void DistributedSampler::set_position(int64_t position) {
   if (position < 0)
-    throw Error("a sampler can't be at position " + std::to_string(position) + ".",
-                "positions start at 0.");
+    throw Error(formatted("a sampler can't be at position {}.", position), "positions start at 0.");
   state_->position = position;
   state_->finished = false;
   state_->chosen = true;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/format.h"
 #include "data/files.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
@@ -32,7 +33,7 @@ class FileSource : public TokenSource {
     return file_->document_starts(first, count);
   }
   std::string where(int64_t token) const override {
-    return file_->path() + ": token " + std::to_string(token);
+    return formatted("{}: token {}", file_->path(), token);
   }
   SourceInfo info() const override { return {file_->format(), 1, file_->file_bytes()}; }
 
@@ -108,11 +109,11 @@ class JoinedSource : public TokenSource {
 std::shared_ptr<TokenSource> open_text(const std::vector<FoundFile>& files,
                                        const SourceOptions& options) {
   if (!options.tokenizer) {
-    throw Error(files[0].path + " is text, but there is no tokenizer.",
+    throw Error(formatted("{} is text, but there is no tokenizer.", files[0].path),
                 "pass bytes or a tokenizer.json.");
   }
   if (options.loss_mask) {
-    throw Error(files[0].path + " is text, which has no loss mask.",
+    throw Error(formatted("{} is text, which has no loss mask.", files[0].path),
                 "fsdp tokenize makes a token file with a mask from prompts and completions.");
   }
   if (options.tokenizer->name() == "bytes") return bytes_source(files, *options.tokenizer->eos());
@@ -140,7 +141,7 @@ Opened open_folder(const std::string& path, const SourceOptions& options) {
       opened.tokens.push_back(file_source(file.path, options.format, options.loss_mask));
   }
   if (opened.tokens.empty()) {
-    throw Error("there is no token file (.bin) in " + path + ".",
+    throw Error(formatted("there is no token file (.bin) in {}.", path),
                 "fsdp tokenize makes them from text.");
   }
   return opened;
@@ -153,12 +154,12 @@ Opened open_file(const std::string& path, const SourceOptions& options) {
     return {{}, {file_source(path, options.format, options.loss_mask)}};
   }
   if (options.format == "auto" && extension == ".jsonl") {
-    throw Error(path + " is JSON lines, not text.",
+    throw Error(formatted("{} is JSON lines, not text.", path),
                 "fsdp tokenize --jsonl makes a token file from it; --data.format text trains on "
                 "its bytes.");
   }
   if (looks_binary(path)) {
-    throw Error(path + " isn't text: it has a zero byte.",
+    throw Error(formatted("{} isn't text: it has a zero byte.", path),
                 "token files end in .bin; convert other formats to text or tokens first.");
   }
   FoundFile file = describe_file(path);
@@ -189,7 +190,7 @@ std::shared_ptr<TokenSource> joined(std::vector<std::shared_ptr<TokenSource>> pa
 std::shared_ptr<TokenSource> open_source(const SourceOptions& options) {
   static const char* formats[] = {"auto", "text", "nanogpt", "llmc", "megatron"};
   if (std::find(std::begin(formats), std::end(formats), options.format) == std::end(formats)) {
-    throw Error("there is no data format \"" + options.format + "\".",
+    throw Error(formatted("there is no data format \"{}\".", options.format),
                 "formats are auto, text, nanogpt, llmc, megatron.");
   }
   if (options.paths.empty()) throw Error("there is no data to read.", "pass files or folders.");
@@ -203,11 +204,12 @@ std::shared_ptr<TokenSource> open_source(const SourceOptions& options) {
     std::error_code ignored;
     bool folder = fs::is_directory(path, ignored);
     if (!folder && !fs::exists(path, ignored)) {
-      throw Error("there is no " + (path.empty() ? "file \"\"" : path) + ".", "check the path.");
+      throw Error(formatted("there is no {}.", path.empty() ? "file \"\"" : path),
+                  "check the path.");
     }
     Opened opened = folder ? open_folder(path, options) : open_file(path, options);
     if (opened.text.empty() && opened.tokens.empty()) {
-      throw Error("there is no text in " + path + ".",
+      throw Error(formatted("there is no text in {}.", path),
                   "empty, hidden and binary files are ignored.");
     }
     text.insert(text.end(), opened.text.begin(), opened.text.end());

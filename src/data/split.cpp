@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "data/order.h"
 #include "fsdp/error.h"
@@ -22,7 +23,7 @@ int64_t cut(int64_t total, int64_t part, int64_t parts) {
 
 void check_share(double share) {
   if (share >= 0 && share < 1) return;
-  throw Error("a share of " + std::to_string(share) + " can't be held out for validation.",
+  throw Error(formatted("a share of {:f} can't be held out for validation.", share),
               "pass a share from 0 to below 1; 0.01 is typical.");
 }
 
@@ -47,8 +48,8 @@ Split split_samples(int64_t samples, double share) {
   check_share(share);
   if (share == 0) return {SampleSet(samples), SampleSet()};
   if (samples < 2) {
-    throw Error("the data has " + with_separators(samples) +
-                    " samples, too few to hold one out for validation.",
+    throw Error(formatted("the data has {} samples, too few to hold one out for validation.",
+                          with_separators(samples)),
                 "use more data, shorter samples, or no validation.");
   }
   auto held =

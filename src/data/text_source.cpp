@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/table.h"
 #include "data/mapped_file.h"
@@ -35,9 +35,7 @@ class BytesSource : public TokenSource {
     for (int64_t i = 0; i < bytes; ++i) ids[i] = static_cast<unsigned char>(text[i]);
     if (bytes < count) ids[bytes] = end_;
   }
-  std::string where(int64_t token) const override {
-    return path_ + ": byte " + std::to_string(token);
-  }
+  std::string where(int64_t token) const override { return formatted("{}: byte {}", path_, token); }
   SourceInfo info() const override { return {"text as bytes", 1, size_}; }
 
  private:
@@ -47,7 +45,7 @@ class BytesSource : public TokenSource {
     ssize_t got = file < 0 ? -1 : pread(file, storage.data(), bytes, first);
     if (file >= 0) close(file);
     if (got != bytes) {
-      throw Error("can't read " + path_ + ", or it became shorter.",
+      throw Error(formatted("can't read {}, or it became shorter.", path_),
                   "don't change files while they are trained on.");
     }
     return storage;
@@ -68,7 +66,7 @@ class MemorySource : public TokenSource {
     std::copy_n(ids_.begin() + first, count, ids);
   }
   std::string where(int64_t token) const override {
-    return "tokenized text: token " + std::to_string(token);
+    return formatted("tokenized text: token {}", token);
   }
   SourceInfo info() const override { return info_; }
 
@@ -105,11 +103,7 @@ class Fingerprint {
     value_ = (value_ ^ 0xff) * 0x100000001b3ull;  // so that "ab", "c" differs from "a", "bc"
   }
   void add(int64_t number) { add(std::to_string(number)); }
-  std::string text() const {
-    char buffer[20];
-    std::snprintf(buffer, sizeof buffer, "%016llx", static_cast<unsigned long long>(value_));
-    return buffer;
-  }
+  std::string text() const { return formatted("{:016x}", value_); }
 
  private:
   uint64_t value_ = 0xcbf29ce484222325ull;
@@ -196,8 +190,8 @@ std::shared_ptr<TokenSource> tokenised_source(const std::vector<FoundFile>& file
       path.substr(0, path.size() - 3) + "idx";  // written last: if it exists, all is complete
   FileLock lock(path + ".lock");
   if (!std::filesystem::exists(index, problem)) {
-    log::info("tokenizing " + with_separators(info.files) + " files, " +
-              human_bytes(static_cast<double>(info.bytes)) + ", into " + path);
+    log::info(formatted("tokenizing {} files, {}, into {}", with_separators(info.files),
+                        human_bytes(static_cast<double>(info.bytes)), path));
     TokenWriter writer(path, "megatron", tokenizer->vocab_size());
     tokenise_files(files, *tokenizer, 0, [&](std::vector<int32_t>&& ids) { writer.add(ids); });
     writer.finish();

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "data/mapped_file.h"
 #include "fsdp/error.h"
@@ -29,12 +30,12 @@ std::string count(int64_t number) {
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why, const std::string& hint) {
-  throw Error(path + " isn't a token file: " + why + ".", hint);
+  throw Error(formatted("{} isn't a token file: {}.", path, why), hint);
 }
 
 [[noreturn]] void cut_short(const std::string& path, int64_t has, int64_t needs) {
-  throw Error(path + (has < needs ? " is truncated" : " is too long") + ": it has " + count(has) +
-                  " bytes, but its header says " + count(needs) + ".",
+  throw Error(formatted("{}{}: it has {} bytes, but its header says {}.", path,
+                        has < needs ? " is truncated" : " is too long", count(has), count(needs)),
               "copy or make the file again.");
 }
 
@@ -130,7 +131,7 @@ std::shared_ptr<TokenFile> TokenFile::open(const std::string& path, const std::s
   } else if (chosen == "nanogpt") {
     tokens->open_nanogpt();
   } else {
-    throw Error("there is no token file format \"" + format + "\".",
+    throw Error(formatted("there is no token file format \"{}\".", format),
                 "formats are auto, nanogpt, llmc, megatron.");
   }
   return tokens;
@@ -141,9 +142,10 @@ void TokenFile::open_nanogpt() {
   const std::string hint = "fsdp tokenize turns text into tokens.";
   if (bytes.empty()) refuse(path(), "it is empty", hint);
   std::string kind = foreign_kind(bytes);
-  if (!kind.empty()) refuse(path(), "it is " + kind, hint);
+  if (!kind.empty()) refuse(path(), formatted("it is {}", kind), hint);
   if (bytes.size() % 2) {
-    refuse(path(), "tokens have two bytes, but its size of " + count(file_->size()) + " is odd",
+    refuse(path(),
+           formatted("tokens have two bytes, but its size of {} is odd", count(file_->size())),
            "it may be truncated; copy or make it again.");
   }
   data_ = bytes.data();
@@ -163,11 +165,10 @@ void TokenFile::open_llmc() {
     refuse(path(), "it doesn't have llm.c's magic number", hint);
   uint32_t expected = magic == kMagic16 ? 1 : 7;
   if (version != expected) {
-    refuse(path(),
-           "its version is " + std::to_string(version) + ", not " + std::to_string(expected), hint);
+    refuse(path(), formatted("its version is {}, not {}", version, expected), hint);
   }
   auto number = load<int32_t>(bytes, 8);
-  if (number <= 0) refuse(path(), "its header says " + count(number) + " tokens", hint);
+  if (number <= 0) refuse(path(), formatted("its header says {} tokens", count(number)), hint);
   type_ = magic == kMagic16 ? kUint16 : kUint32;
   int64_t needs = kHeader + int64_t{number} * (type_ == kUint16 ? 2 : 4);
   if (file_->size() != needs) cut_short(path(), file_->size(), needs);
@@ -179,8 +180,8 @@ void TokenFile::open_megatron(const std::string& name) {
   index_ = std::make_unique<MappedFile>(name);
   std::string_view bytes = index_->bytes();
   auto wrong = [&](const std::string& why) {
-    throw Error(name + " isn't a usable index: " + why + ".",
-                "Megatron's preprocess_data.py writes it together with " + path() + ".");
+    throw Error(formatted("{} isn't a usable index: {}.", name, why),
+                formatted("Megatron's preprocess_data.py writes it together with {}.", path()));
   };
   if (index_->size() < kIndexHeader || bytes.substr(0, kIndexMagic.size()) != kIndexMagic) {
     wrong("it doesn't have Megatron's magic number");
@@ -195,8 +196,7 @@ void TokenFile::open_megatron(const std::string& name) {
   } types[] = {{},          {kUint8, 1}, {kInt8, 1}, {kInt16, 2}, {kInt32, 4},
                {kInt64, 8}, {},          {},         {kUint16, 2}};
   int code = static_cast<unsigned char>(bytes[17]);
-  if (code > 8 || !types[code].width)
-    wrong("its type " + std::to_string(code) + " isn't a type of ids");
+  if (code > 8 || !types[code].width) wrong(formatted("its type {} isn't a type of ids", code));
   type_ = types[code].type;
   int64_t width = types[code].width;
 
@@ -204,8 +204,7 @@ void TokenFile::open_megatron(const std::string& name) {
   documents_ = load<int64_t>(bytes, 26);
   int64_t most = index_->size();  // larger counts are invalid and would overflow below
   if (sequences_ < 1 || sequences_ > most || documents_ < 1 || documents_ > most) {
-    wrong("it has " + std::to_string(sequences_) + " sequences and " + std::to_string(documents_) +
-          " document ends");
+    wrong(formatted("it has {} sequences and {} document ends", sequences_, documents_));
   }
   int64_t needs = kIndexHeader + sequences_ * 12 + documents_ * 8;
   if (index_->size() == needs + sequences_) wrong("it is multimodal");
@@ -215,9 +214,9 @@ void TokenFile::open_megatron(const std::string& name) {
   int64_t at = 0;
   for (int64_t i = 0; i < sequences_; ++i) {
     auto length = load<int32_t>(bytes, kIndexHeader + 4 * i);
-    if (length < 0) wrong("sequence " + count(i) + " has a length of " + count(length));
+    if (length < 0) wrong(formatted("sequence {} has a length of {}", count(i), count(length)));
     if (load<int64_t>(bytes, kIndexHeader + 4 * sequences_ + 8 * i) != at) {
-      wrong("sequence " + count(i) + " doesn't follow the one before");
+      wrong(formatted("sequence {} doesn't follow the one before", count(i)));
     }
     at += length * width;
   }
@@ -296,13 +295,13 @@ MaskFile::MaskFile(const TokenFile& tokens) {
   std::error_code ignored;
   if (!std::filesystem::exists(name, ignored)) {
     throw Error(
-        "there is no loss mask " + name + " for " + tokens.path() + ".",
+        formatted("there is no loss mask {} for {}.", name, tokens.path()),
         "fsdp tokenize writes one for prompts and completions; or set data.loss_mask to false.");
   }
   file_ = std::make_unique<MappedFile>(name);
   if (file_->size() != tokens.tokens()) {
-    throw Error(name + " has " + count(file_->size()) + " bytes for " + count(tokens.tokens()) +
-                    " tokens of " + tokens.path() + ".",
+    throw Error(formatted("{} has {} bytes for {} tokens of {}.", name, count(file_->size()),
+                          count(tokens.tokens()), tokens.path()),
                 "a mask has one byte per token: make both again.");
   }
 }
@@ -313,8 +312,7 @@ void MaskFile::read(int64_t first, int64_t number, uint8_t* counts) const {
   std::memcpy(counts, file_->bytes().data() + first, static_cast<size_t>(number));
   auto* bad = std::find_if(counts, counts + number, [](uint8_t value) { return value > 1; });
   if (bad != counts + number) {
-    throw Error(file_->path() + ": byte " + count(first + (bad - counts)) + " is " +
-                    std::to_string(*bad) + ".",
+    throw Error(formatted("{}: byte {} is {}.", file_->path(), count(first + (bad - counts)), *bad),
                 "a loss mask holds only 0 and 1.");
   }
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/format.h"
 #include "data/token_file.h"
 #include "fsdp/error.h"
 
@@ -16,7 +17,7 @@ constexpr int64_t kIdsOf16Bits = 65536;  // smaller ids have 16 bits
 
 [[noreturn]] void failed(const std::string& path) {
   int reason = errno;
-  throw Error("can't write " + path + ": " + std::strerror(reason) + ".",
+  throw Error(formatted("can't write {}: {}.", path, std::strerror(reason)),
               "check free space on the disk and the permissions of the directory.");
 }
 
@@ -26,10 +27,11 @@ TokenWriter::TokenWriter(const std::string& path, const std::string& format, int
                          bool mask)
     : format_(format), vocab_(vocab), width_(vocab > kIdsOf16Bits ? 4 : 2), mask_(mask) {
   if (format != "nanogpt" && format != "llmc" && format != "megatron") {
-    throw Error("there is no format \"" + format + "\".", "formats are llmc, nanogpt, megatron.");
+    throw Error(formatted("there is no format \"{}\".", format),
+                "formats are llmc, nanogpt, megatron.");
   }
   if (format == "nanogpt" && width_ == 4) {
-    throw Error("a vocabulary of " + std::to_string(vocab) + " doesn't fit in nanoGPT's 16 bits.",
+    throw Error(formatted("a vocabulary of {} doesn't fit in nanoGPT's 16 bits.", vocab),
                 "use --format llmc or megatron.");
   }
   files_.reserve(3);  // keeps references to them valid
@@ -51,7 +53,7 @@ TokenWriter::~TokenWriter() {
 TokenWriter::File& TokenWriter::create(const std::string& path) {
   File& file = files_.emplace_back();
   file.path = path;
-  std::string name = path + ".part-" + std::to_string(getpid());
+  std::string name = formatted("{}.part-{}", path, getpid());
   file.stream = std::fopen(name.c_str(), "wb");
   if (!file.stream) failed(name);
   file.temporary = name;
@@ -64,20 +66,18 @@ void TokenWriter::write(File& file, const void* data, size_t bytes) {
 
 void TokenWriter::add(const std::vector<int32_t>& ids, const std::vector<uint8_t>& counts) {
   if (mask_ && counts.size() != ids.size()) {
-    throw Error("a document has " + std::to_string(ids.size()) + " tokens but a loss mask of " +
-                    std::to_string(counts.size()) + ".",
-                "pass one value per token.");
+    throw Error(
+        formatted("a document has {} tokens but a loss mask of {}.", ids.size(), counts.size()),
+        "pass one value per token.");
   }
   if (format_ == "megatron" && ids.size() > INT32_MAX) {
-    throw Error(
-        "a document of " + std::to_string(ids.size()) + " tokens doesn't fit in Megatron's index.",
-        "split the text into several files.");
+    throw Error(formatted("a document of {} tokens doesn't fit in Megatron's index.", ids.size()),
+                "split the text into several files.");
   }
   buffer_.resize(ids.size() * width_);
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab_) {
-      throw Error("id " + std::to_string(ids[i]) + " is beyond the vocabulary of " +
-                      std::to_string(vocab_) + ".",
+      throw Error(formatted("id {} is beyond the vocabulary of {}.", ids[i], vocab_),
                   "was the text encoded with another tokenizer?");
     }
     auto narrow = static_cast<uint16_t>(ids[i]);
@@ -109,13 +109,14 @@ void TokenWriter::write_index() {
 
 void TokenWriter::finish() {
   if (tokens_ == 0)
-    throw Error(files_[0].path + ": there are no tokens to write.", "was the text empty?");
+    throw Error(formatted("{}: there are no tokens to write.", files_[0].path),
+                "was the text empty?");
   if (format_ == "megatron") write_index();
   if (format_ == "llmc") {
     if (tokens_ > INT32_MAX) {
-      throw Error(files_[0].path + ": " + std::to_string(tokens_) +
-                      " tokens don't fit in one file of llm.c.",
-                  "use --format megatron, or write several files.");
+      throw Error(
+          formatted("{}: {} tokens don't fit in one file of llm.c.", files_[0].path, tokens_),
+          "use --format megatron, or write several files.");
     }
     int32_t header[3] = {width_ == 2 ? 20240520 : 20240801, width_ == 2 ? 1 : 7,
                          static_cast<int32_t>(tokens_)};

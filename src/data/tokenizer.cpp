@@ -6,6 +6,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "base/format.h"
 #include "data/bpe_tokenizer.h"
 #include "data/parallel.h"
 #include "data/unicode.h"
@@ -37,9 +38,8 @@ class BytesTokenizer : public Tokenizer {
   std::string_view piece(int32_t id) const override {
     if (id == kEnd) return "<|endoftext|>";
     if (id >= 0 && id < kEnd) return std::string_view(bytes_).substr(id, 1);
-    throw Error(
-        "id " + std::to_string(id) + " isn't a byte: ids of the bytes tokenizer are 0 to 256.",
-        "were the tokens made with another tokenizer? Pass it with --tokenizer.");
+    throw Error(formatted("id {} isn't a byte: ids of the bytes tokenizer are 0 to 256.", id),
+                "were the tokens made with another tokenizer? Pass it with --tokenizer.");
   }
   bool special(int32_t id) const override { return id == kEnd; }
   int32_t vocab_size() const override { return kEnd + 1; }
@@ -62,7 +62,7 @@ std::string contents(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
-  if (!in) throw Error("can't read " + path.string() + ".", "check the path and its permissions.");
+  if (!in) throw Error(formatted("can't read {}.", path), "check the path and its permissions.");
   return std::move(text).str();
 }
 
@@ -74,11 +74,11 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& what) {
   fs::path path = what;
   if (fs::is_directory(path, ignored)) path /= "tokenizer.json";
   if (!fs::is_regular_file(path, ignored)) {
-    throw Error("there is no tokenizer " + (what.empty() ? "\"\"" : path.string()) + ".",
+    throw Error(formatted("there is no tokenizer {}.", what.empty() ? "\"\"" : path.string()),
                 "pass a tokenizer.json, a folder that contains one, or bytes.");
   }
   if (path.extension() != ".json") {
-    throw Error(path.string() + " isn't a tokenizer.json.",
+    throw Error(formatted("{} isn't a tokenizer.json.", path),
                 "convert other kinds of tokenizers with Hugging Face's transformers: "
                 "AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(FOLDER).");
   }

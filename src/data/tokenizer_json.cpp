@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "base/format.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
 
@@ -24,7 +25,7 @@ struct TokenizerReader {
   std::unordered_map<std::string, int32_t> vocab;
 
   [[noreturn]] void refuse(const std::string& what, const std::string& why) const {
-    throw Error(name + ": " + what + ": " + why,
+    throw Error(formatted("{}: {}: {}", name, what, why),
                 "byte-level BPE tokenizers work, such as those of GPT-2, Llama 3 and Qwen 2.5; "
                 "docs/data.md lists the supported parts.");
   }
@@ -35,28 +36,28 @@ struct TokenizerReader {
     auto found = object.find(key);
     if (found == object.end() || found->is_null()) return otherwise;
     bool right = std::is_same_v<T, bool> ? found->is_boolean() : found->is_string();
-    if (!right) refuse(where + "." + key, "has the wrong type");
+    if (!right) refuse(formatted("{}.{}", where, key), "has the wrong type");
     return found->template get<T>();
   }
 
   const Json& required(const Json& object, const char* key, Json::value_t type,
                        const std::string& where) const {
     auto found = object.find(key);
-    if (found == object.end() || found->type() != type) refuse(where + "." + key, "is missing");
+    if (found == object.end() || found->type() != type)
+      refuse(formatted("{}.{}", where, key), "is missing");
     return *found;
   }
 
   std::string type_of(const Json& part, const std::string& where) const {
     if (!part.is_object()) refuse(where, "isn't an object");
-    if (where.size() > 500) refuse(where.substr(0, 40) + "...", "is nested too deeply");
+    if (where.size() > 500) refuse(formatted("{}...", where.substr(0, 40)), "is nested too deeply");
     return member(part, "type", std::string(), where);
   }
 
   int32_t id(const Json& value, const std::string& where) const {
     if (!value.is_number_integer()) refuse(where, "isn't a token id");
     auto number = value.get<int64_t>();
-    if (number < 0 || number >= kMostIds)
-      refuse(where, std::to_string(number) + " isn't a token id");
+    if (number < 0 || number >= kMostIds) refuse(where, formatted("{} isn't a token id", number));
     return static_cast<int32_t>(number);
   }
 
@@ -74,7 +75,7 @@ struct TokenizerReader {
     for (const auto& [token, value] : entries.items()) {
       int32_t number = id(value, "model.vocab[" + token + "]");
       if (static_cast<size_t>(number) < parts.known.size() && parts.known[number]) {
-        refuse("model.vocab[" + token + "]", "another token has id " + std::to_string(number));
+        refuse(formatted("model.vocab[{}]", token), formatted("another token has id {}", number));
       }
       vocab.emplace(token, number);
       keep_piece(number, token);
@@ -88,13 +89,13 @@ struct TokenizerReader {
     std::vector<Bpe::Merge> merges;
     merges.reserve(entries.size());
     for (const Json& entry : entries) {
-      std::string where = "model.merges[" + std::to_string(merges.size()) + "]";
+      std::string where = formatted("model.merges[{}]", merges.size());
       std::string left, right;
       if (entry.is_string()) {
         const auto& text = entry.get_ref<const std::string&>();
         size_t space = text.find(' ');
         if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
-          refuse(where, "\"" + text + "\" isn't a pair");
+          refuse(where, formatted("\"{}\" isn't a pair", text));
         }
         left = text.substr(0, space);
         right = text.substr(space + 1);
@@ -107,7 +108,7 @@ struct TokenizerReader {
       }
       auto a = vocab.find(left), b = vocab.find(right), both = vocab.find(left + right);
       for (const auto& [found, text] : {std::pair{a, left}, {b, right}, {both, left + right}}) {
-        if (found == vocab.end()) refuse(where, "\"" + text + "\" isn't in the vocabulary");
+        if (found == vocab.end()) refuse(where, formatted("\"{}\" isn't in the vocabulary", text));
       }
       merges.push_back({a->second, b->second, both->second});
     }
@@ -117,14 +118,14 @@ struct TokenizerReader {
   void read_model(const Json& root) {
     const Json& model = required(root, "model", Json::value_t::object, "tokenizer");
     std::string type = member(model, "type", std::string("BPE"), "model");
-    if (type != "BPE") refuse("model", "type " + type + " isn't supported (BPE is)");
+    if (type != "BPE") refuse("model", formatted("type {} isn't supported (BPE is)", type));
     auto dropout = model.find("dropout");
     if (dropout != model.end() && !dropout->is_null() && *dropout != 0) {
       refuse("model.dropout", "is set: the ids would be random");
     }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (!member(model, key, std::string(), "model").empty()) {
-        refuse(std::string("model.") + key, "is set: byte-level tokenizers don't use it");
+        refuse(formatted("model.{}", key), "is set: byte-level tokenizers don't use it");
       }
     }
     read_vocab(model);
@@ -158,7 +159,7 @@ struct TokenizerReader {
     } else if (type == "NFC") {
       parts.nfc = true;
     } else {
-      refuse(where, "type " + type + " isn't supported (NFC is)");
+      refuse(where, formatted("type {} isn't supported (NFC is)", type));
     }
   }
 
@@ -166,16 +167,18 @@ struct TokenizerReader {
     const Json& pattern = required(part, "pattern", Json::value_t::object, where);
     auto regex = pattern.find("Regex");
     if (regex == pattern.end() || !regex->is_string()) {
-      refuse(where + ".pattern", "only regular expressions are supported");
+      refuse(formatted("{}.pattern", where), "only regular expressions are supported");
     }
     std::string behavior = member(part, "behavior", std::string(), where);
     if (behavior != "Isolated")
-      refuse(where + ".behavior", behavior + " isn't supported (Isolated is)");
-    if (member(part, "invert", false, where)) refuse(where + ".invert", "isn't supported");
+      refuse(formatted("{}.behavior", where),
+             formatted("{} isn't supported (Isolated is)", behavior));
+    if (member(part, "invert", false, where))
+      refuse(formatted("{}.invert", where), "isn't supported");
     try {
       parts.steps.push_back({false, std::make_shared<Pattern>(regex->get<std::string>())});
     } catch (const Error& problem) {
-      throw Error(name + ": " + where + ": " + problem.message(), problem.hint());
+      throw Error(formatted("{}: {}: {}", name, where, problem.message()), problem.hint());
     }
   }
 
@@ -193,7 +196,7 @@ struct TokenizerReader {
     }
     if (type == "Split") return read_split(part, where), false;
     if (type != "ByteLevel")
-      refuse(where, "type " + type + " isn't supported (ByteLevel and Split are)");
+      refuse(where, formatted("type {} isn't supported (ByteLevel and Split are)", type));
     WordStep step;
     step.prefix_space = member(part, "add_prefix_space", true, where);
     if (member(part, "use_regex", true, where))
@@ -207,20 +210,21 @@ struct TokenizerReader {
     bool behind = false;
     for (const Json& item : required(part, "single", Json::value_t::array, where)) {
       if (item.is_object() && item.contains("Sequence")) {
-        if (behind) refuse(where + ".single", "contains the text twice");
+        if (behind) refuse(formatted("{}.single", where), "contains the text twice");
         behind = true;
         continue;
       }
       if (!item.is_object() || !item.contains("SpecialToken"))
-        refuse(where + ".single", "isn't supported");
+        refuse(formatted("{}.single", where), "isn't supported");
       std::string token = member(item["SpecialToken"], "id", std::string(), where);
       auto found = tokens.find(token);
-      if (found == tokens.end()) refuse(where + ".special_tokens", "has no \"" + token + "\"");
+      if (found == tokens.end())
+        refuse(formatted("{}.special_tokens", where), formatted("has no \"{}\"", token));
       for (const Json& value : required(*found, "ids", Json::value_t::array, where)) {
         (behind ? parts.after : parts.before).push_back(id(value, where + ".special_tokens"));
       }
     }
-    if (!behind) refuse(where + ".single", "doesn't contain the text");
+    if (!behind) refuse(formatted("{}.single", where), "doesn't contain the text");
   }
 
   void read_post_processor(const Json& part, const std::string& where) {
@@ -233,7 +237,8 @@ struct TokenizerReader {
       if (!parts.before.empty() || !parts.after.empty()) refuse(where, "there are two templates");
       read_template(part, where);
     } else if (type != "ByteLevel") {  // which affects only offsets
-      refuse(where, "type " + type + " isn't supported (ByteLevel and TemplateProcessing are)");
+      refuse(where,
+             formatted("type {} isn't supported (ByteLevel and TemplateProcessing are)", type));
     }
   }
 
@@ -244,7 +249,7 @@ struct TokenizerReader {
         read_decoder(inner, where + ".decoders");
       }
     } else if (type != "ByteLevel") {
-      refuse(where, "type " + type + " isn't supported (ByteLevel is)");
+      refuse(where, formatted("type {} isn't supported (ByteLevel is)", type));
     }
   }
 
@@ -252,7 +257,7 @@ struct TokenizerReader {
     if (!entries.is_array()) refuse("added_tokens", "isn't a list");
     std::unordered_set<std::string> seen;
     for (const Json& entry : entries) {
-      std::string where = "added_tokens[" + std::to_string(seen.size()) + "]";
+      std::string where = formatted("added_tokens[{}]", seen.size());
       if (!entry.is_object()) refuse(where, "isn't an object");
       AddedToken token;
       token.content = member(entry, "content", std::string(), where);
@@ -263,15 +268,15 @@ struct TokenizerReader {
       token.rstrip = member(entry, "rstrip", false, where);
       token.normalized = member(entry, "normalized", !token.special, where);
       if (token.content.empty() || !seen.insert(token.content).second) {
-        refuse(where + ".content", "is empty or appears twice");
+        refuse(formatted("{}.content", where), "is empty or appears twice");
       }
       auto in_vocab = vocab.find(token.content);
       if (in_vocab != vocab.end() && in_vocab->second != token.id) {
-        refuse(where, "\"" + token.content + "\" has another id in the vocabulary");
+        refuse(where, formatted("\"{}\" has another id in the vocabulary", token.content));
       }
       bool taken = static_cast<size_t>(token.id) < parts.known.size() && parts.known[token.id];
       if (taken && in_vocab == vocab.end()) {
-        refuse(where, "another token has id " + std::to_string(token.id));
+        refuse(where, formatted("another token has id {}", token.id));
       }
       keep_piece(token.id, token.content);
       parts.added.push_back(std::move(token));
@@ -299,7 +304,7 @@ struct TokenizerReader {
 
   void require_known(int32_t token) const {
     if (static_cast<size_t>(token) < parts.known.size() && parts.known[token]) return;
-    refuse("post_processor", "id " + std::to_string(token) + " isn't in the vocabulary");
+    refuse("post_processor", formatted("id {} isn't in the vocabulary", token));
   }
 };
 
@@ -311,7 +316,7 @@ TokenizerParts parse_tokenizer(const std::string& text, const std::string& name)
     root = Json::parse(text);
   } catch (const Json::exception& problem) {
     throw Error(
-        name + " isn't valid JSON: " + problem.what(),
+        formatted("{} isn't valid JSON: {}", name, problem.what()),
         "it may be truncated, or a Git LFS pointer instead of the file; download it again.");
   }
   TokenizerReader reader{name, {}, {}};

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -39,11 +40,10 @@ void Engine::wait(const Ticket& ticket) {
     if (ended_.wait_for(lock, options_.limit,
                         [&] { return finished_ != before || ticket->pieces == 0; }))
       continue;
-    throw Error(file_.path() + ": " + verb(ticket->direction) + " " +
-                    with_separators(ticket->bytes) + " bytes at " +
-                    with_separators(ticket->offset) + ": no progress for " +
-                    std::to_string(options_.limit.count() / 1000) + " s; " +
-                    with_separators(ticket->left) + " bytes are missing.",
+    throw Error(formatted("{}: {} {} bytes at {}: no progress for {} s; {} bytes are missing.",
+                          file_.path(), verb(ticket->direction), with_separators(ticket->bytes),
+                          with_separators(ticket->offset), options_.limit.count() / 1000,
+                          with_separators(ticket->left)),
                 "check the kernel log (dmesg) for disk errors; a network file system may have lost "
                 "its connection.");
   }

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -66,8 +67,7 @@ int ask_seam(const char* call, int64_t offset) {
 
 ScratchFile::ScratchFile(const std::string& directory, int64_t bytes, bool direct)
     : directory_(directory.empty() ? "." : directory), bytes_(aligned(bytes)) {
-  path_ =
-      directory_ + "/.fsdp-states-" + std::to_string(::getpid()) + "-" + std::to_string(opened++);
+  path_ = formatted("{}/.fsdp-states-{}-{}", directory_, ::getpid(), opened++);
   open(direct);
   try {
     reserve();
@@ -93,9 +93,9 @@ void ScratchFile::open(bool direct) {
     descriptor_ = ::open(path_.c_str(), flags, 0600);
   }
   if (descriptor_ < 0)
-    throw Error(
-        directory_ + ": can't create a file for optimizer state here: " + words(errno) + ".",
-        "choose an existing, writable directory on a local disk.");
+    throw Error(formatted("{}: can't create a file for optimizer state here: {}.", directory_,
+                          words(errno)),
+                "choose an existing, writable directory on a local disk.");
   ::unlink(path_.c_str());
 }
 
@@ -103,12 +103,12 @@ void ScratchFile::reserve() const {
   const int code = allocate(descriptor_, bytes_);
   if (code == 0) return;
   const std::string wanted =
-      directory_ + ": no room for " + sized(bytes_) + " of optimizer state: ";
+      formatted("{}: no room for {} of optimizer state", directory_, sized(bytes_));
   if (code == EFBIG)
-    throw Error(wanted + "the file would exceed the size limit.",
+    throw Error(formatted("{}: the file would exceed the size limit.", wanted),
                 "raise the limit (ulimit -f unlimited), or use a file system for large files.");
-  throw Error(wanted + words(code) + "; " + sized(free_bytes(descriptor_)) +
-                  " are free, shared by all ranks that use this disk.",
+  throw Error(formatted("{}: {}; {} are free, shared by all ranks that use this disk.", wanted,
+                        words(code), sized(free_bytes(descriptor_))),
               "free space, choose a directory on a larger disk, or offload a smaller part "
               "(Offload::fraction).");
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/format.h"
 #include "base/table.h"
 
 namespace fsdp::disk {
@@ -18,9 +19,8 @@ StateStore::StateStore(const std::string& directory, std::vector<std::vector<int
                        const StoreOptions& options)
     : memory_(nullptr, [](char* memory) { std::free(memory); }) {
   if (options.buffers < 2)
-    throw Error(
-        "state on disk needs at least 2 buffers, not " + std::to_string(options.buffers) + ".",
-        "set buffers to 2 or more: one is in use while another is read or written.");
+    throw Error(formatted("state on disk needs at least 2 buffers, not {}.", options.buffers),
+                "set buffers to 2 or more: one is in use while another is read or written.");
   int64_t total = 0;
   for (const auto& tensors : entries) {
     Entry& entry = entries_.emplace_back();
@@ -39,8 +39,8 @@ StateStore::StateStore(const std::string& directory, std::vector<std::vector<int
   const size_t bytes = (wanted + kHugePage - 1) / kHugePage * kHugePage;
   memory_.reset(static_cast<char*>(std::aligned_alloc(kHugePage, bytes)));
   if (!memory_)
-    throw Error("not enough memory for " + std::to_string(count) + " buffers of " +
-                    human_bytes(static_cast<double>(buffer_bytes_)) + " for state on disk.",
+    throw Error(formatted("not enough memory for {} buffers of {} for state on disk.", count,
+                          human_bytes(static_cast<double>(buffer_bytes_))),
                 "use smaller or fewer buffers.");
   ::madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // only advice
   std::vector<std::span<char>> parts;
@@ -81,7 +81,7 @@ std::span<char* const> StateStore::get(int entry) {
     Buffer* buffer = holding(entry);
     if (buffer) {
       if (buffer->state == State::kHeld)
-        throw Error("entry " + std::to_string(entry) + " of the state on disk is already held.",
+        throw Error(formatted("entry {} of the state on disk is already held.", entry),
                     "put it back before the next get.");
       ++counts_.ahead;
     } else {
@@ -100,8 +100,7 @@ void StateStore::put(int entry, bool changed) {
   guarded([&] {
     Buffer* buffer = holding(entry);
     if (!buffer || buffer->state != State::kHeld)
-      throw Error("entry " + std::to_string(entry) + " of the state on disk is not held.",
-                  "get it first.");
+      throw Error(formatted("entry {} of the state on disk is not held.", entry), "get it first.");
     become(*buffer, changed ? State::kWriting : State::kFree);
     if (changed) {
       const Entry& to = place(entry);
@@ -131,8 +130,8 @@ void StateStore::become(Buffer& buffer, State state) {
 
 const StateStore::Entry& StateStore::place(int entry) const {
   if (entry < 0 || static_cast<size_t>(entry) >= entries_.size())
-    throw Error("the state on disk has " + std::to_string(entries_.size()) +
-                    " entries; there is no entry " + std::to_string(entry) + ".",
+    throw Error(formatted("the state on disk has {} entries; there is no entry {}.",
+                          entries_.size(), entry),
                 "entries count from 0.");
   return entries_[static_cast<size_t>(entry)];
 }
@@ -175,9 +174,8 @@ StateStore::Buffer& StateStore::claim(int entry) {
   if (!buffer) buffer = oldest(State::kWriting);
   if (!buffer) buffer = oldest(State::kReading);
   if (!buffer)
-    throw Error("all " + std::to_string(buffers_.size()) +
-                    " buffers for state on disk are held, and entry " + std::to_string(entry) +
-                    " needs one.",
+    throw Error(formatted("all {} buffers for state on disk are held, and entry {} needs one.",
+                          buffers_.size(), entry),
                 "put back entries that are done, or use more buffers.");
   await(*buffer);
   return *buffer;

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/format.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
 
@@ -32,13 +33,11 @@ bool is_set(const char* name) {
 }
 
 std::string ranks_text(int count) {
-  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+  return formatted("{} {}", count, count == 1 ? "rank" : "ranks");
 }
 
 std::string seconds_text(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.*f s", value < 10 ? 1 : 0, value);
-  return text;
+  return formatted("{:.{}f} s", value, value < 10 ? 1 : 0);
 }
 
 }  // namespace
@@ -87,15 +86,15 @@ void Attempt::open_logs() {
   if (options_.log_dir.empty()) return;
   int restart = nodes_.plan().restart;
   for (auto& rank : ranks_) {
-    std::string path = options_.log_dir + "/rank-" + std::to_string(rank.rank) + ".log";
+    std::string path = formatted("{}/rank-{}.log", options_.log_dir, rank.rank);
     int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (restart == 0 ? O_TRUNC : O_APPEND);
     rank.log = FileDescriptor(open(path.c_str(), flags, 0666));
     if (!rank.log) {
-      throw Error("cannot write " + path + ": " + std::strerror(errno) + ".",
+      throw Error(formatted("cannot write {}: {}.", path, std::strerror(errno)),
                   "pass --log-dir a folder that you can write to.");
     }
     if (restart == 0) continue;
-    std::string marker = "--- fsdp: restart " + std::to_string(restart) + " ---\n";
+    std::string marker = formatted("--- fsdp: restart {} ---\n", restart);
     if (write(rank.log.get(), marker.data(), marker.size()) < 0) rank.log.close();
   }
 }
@@ -213,8 +212,8 @@ void Attempt::read_stream(Rank& rank, int stream, size_t most) {
     if (rank.log) {
       ssize_t written = write(rank.log.get(), buffer, got);
       if (written != got) {
-        say("fsdp: the log of rank " + std::to_string(rank.rank) +
-            " ends here: " + (written < 0 ? std::strerror(errno) : "the disk is full") + ".\n");
+        say(formatted("fsdp: the log of rank {} ends here: {}.\n", rank.rank,
+                      written < 0 ? std::strerror(errno) : "the disk is full"));
         rank.log.close();
       }
     }
@@ -264,9 +263,9 @@ void Attempt::write_screens() {
     failure.node = options_.node_rank;
     failure.signal = problem == EPIPE ? SIGPIPE : 0;
     failure.code = 1;
-    failure.message = std::string("cannot write to ") + (stream == 0 ? "stdout" : "stderr") +
-                      " of node " + std::to_string(options_.node_rank) +
-                      "'s launcher: " + std::strerror(problem);
+    failure.message =
+        formatted("cannot write to {} of node {}'s launcher: {}", stream == 0 ? "stdout" : "stderr",
+                  options_.node_rank, std::strerror(problem));
     nodes_.failed(failure);
   }
 }
@@ -279,8 +278,8 @@ void Attempt::stop(int signal) {
   stopped_ranks_ = running();
   bool quiet = failure.kind == Failure::kOutput && failure.signal == SIGPIPE;
   if (stopped_ranks_ > 0 && !quiet) {
-    say("fsdp: " + describe(failure, options_.nnodes) + "; ending " + ranks_text(stopped_ranks_) +
-        ".\n");
+    say(formatted("fsdp: {}; ending {}.\n", describe(failure, options_.nnodes),
+                  ranks_text(stopped_ranks_)));
   }
   for (auto& rank : ranks_) {
     if (rank.process.exit) continue;
@@ -316,8 +315,9 @@ void Attempt::force() {
   if (!killed_ || now - killed_at_ < kUnkillable) return;
   for (auto& rank : ranks_) {
     if (rank.process.exit) continue;
-    say("fsdp: rank " + std::to_string(rank.rank) + " (pid " + std::to_string(rank.process.pid) +
-        ") can't be killed: it is stuck in the kernel. It is left behind.\n");
+    say(formatted(
+        "fsdp: rank {} (pid {}) can't be killed: it is stuck in the kernel. It is left behind.\n",
+        rank.rank, rank.process.pid));
     rank.process.exit = Exit{0, SIGKILL};
     rank.process.pid = 0;
   }
@@ -339,8 +339,8 @@ void Attempt::kill_ranks() {
       if (rank.process.exit) continue;
       rank_status::Status status = rank.status.read();
       pid_t pid = status.pid > 0 ? status.pid : rank.process.pid;
-      text += "  rank " + std::to_string(rank.rank) + " (pid " + std::to_string(pid) +
-              "): " + rank_status::whereabouts(status, pid, rank.cpu_at_stop) + ".\n";
+      text += formatted("  rank {} (pid {}): {}.\n", rank.rank, pid,
+                        rank_status::whereabouts(status, pid, rank.cpu_at_stop));
       auto lines = rank.last_lines.lines();
       if (status.pid == 0 && !lines.empty()) text += "    Its last line: " + lines.back() + "\n";
     }

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::launch {
@@ -58,9 +59,8 @@ int bind_everywhere(int port, FileDescriptor& socket_out) {
 }
 
 [[noreturn]] void fail_port(int port, const std::string& what, int problem) {
-  std::string text =
-      "port " + std::to_string(port) + " (" + what + ") can't be used on this machine: ";
-  throw Error(text + std::strerror(problem) + ".",
+  throw Error(formatted("port {} ({}) can't be used on this machine: {}.", port, what,
+                        std::strerror(problem)),
               problem == EACCES
                   ? "ports below 1024 need privileges; choose a higher one."
                   : "another run may be using it: ss -ltnp shows who listens. Choose another "

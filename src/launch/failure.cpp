@@ -4,18 +4,19 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
+
 namespace fsdp::launch {
 namespace {
 
 std::string log_of(const Failure& failure, const std::string& log_dir) {
   if (log_dir.empty()) return "run with --log-dir DIR to keep the full output of every rank.";
-  return "its full output is in " + log_dir + "/rank-" + std::to_string(failure.rank) + ".log.";
+  return formatted("its full output is in {}/rank-{}.log.", log_dir, failure.rank);
 }
 
 std::string hint_for(const Failure& failure, const std::string& program,
                      const std::string& log_dir) {
   if (failure.kind != Failure::kRank) return failure.hint;
-  std::string rank = std::to_string(failure.rank);
   switch (failure.signal) {
     case SIGKILL:
       return "the kernel kills a process this way when memory runs out (see dmesg), and so do "
@@ -25,10 +26,11 @@ std::string hint_for(const Failure& failure, const std::string& program,
     case SIGABRT:
     case SIGILL:
     case SIGFPE:
-      return "run that rank in a debugger to see where: fsdp run ... -- sh -c 'test $RANK = " +
-             rank +
-             " && exec gdb -batch -ex run -ex bt --args \"$0\" \"$@\" || exec \"$0\" \"$@\"' " +
-             program + " ...";
+      return formatted(
+          "run that rank in a debugger to see where: fsdp run ... -- sh -c 'test $RANK = {} && "
+          "exec "
+          "gdb -batch -ex run -ex bt --args \"$0\" \"$@\" || exec \"$0\" \"$@\"' {} ...",
+          failure.rank, program);
     case SIGTERM:
     case SIGINT:
     case SIGHUP:
@@ -47,18 +49,17 @@ int Failure::exit_code() const {
 
 std::string signal_name(int signal) {
   const char* name = sigabbrev_np(signal);
-  return name ? "SIG" + std::string(name) : "signal " + std::to_string(signal);
+  return name ? formatted("SIG{}", name) : formatted("signal {}", signal);
 }
 
 std::string describe(const Failure& failure, int nnodes) {
-  std::string node = nnodes > 1 ? " on node " + std::to_string(failure.node) : "";
+  std::string node = nnodes > 1 ? formatted(" on node {}", failure.node) : "";
   switch (failure.kind) {
     case Failure::kRank: {
-      std::string who = "rank " + std::to_string(failure.rank) + " (pid " +
-                        std::to_string(failure.pid) + ")" + node;
-      if (failure.signal == 0) return who + " exited with code " + std::to_string(failure.code);
-      return who + " was killed by signal " + std::to_string(failure.signal) + " (" +
-             signal_name(failure.signal) + ")";
+      std::string who = formatted("rank {} (pid {}){}", failure.rank, failure.pid, node);
+      if (failure.signal == 0) return formatted("{} exited with code {}", who, failure.code);
+      return formatted("{} was killed by signal {} ({})", who, failure.signal,
+                       signal_name(failure.signal));
     }
     case Failure::kInterrupted:
       return "interrupted" + node + " by " + signal_name(failure.signal);
@@ -77,8 +78,8 @@ std::string report(const Failure& failure, int nnodes, int others, const std::st
     for (const auto& line : failure.last_lines) text += "    " + line + "\n";
   }
   if (others > 0) {
-    text += "  " + std::to_string(others) + " other rank" + (others == 1 ? " was" : "s were") +
-            " ended" + (nnodes > 1 ? " on this node.\n" : ".\n");
+    text += formatted("  {} other rank{} ended{}", others, others == 1 ? " was" : "s were",
+                      nnodes > 1 ? " on this node.\n" : ".\n");
   }
   std::string hint = hint_for(failure, program, log_dir);
   if (!hint.empty()) text += "  HINT: " + hint + "\n";

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
@@ -38,7 +39,7 @@ void check_log_dir(const std::string& folder) {
     problem = std::make_error_code(std::errc::not_a_directory);
   }
   if (problem) {
-    throw Error("--log-dir " + folder + " isn't writable: " + problem.message() + ".",
+    throw Error(formatted("--log-dir {} isn't writable: {}.", folder, problem.message()),
                 "pass a folder that you can write to; it is created if it doesn't exist.");
   }
 }
@@ -98,17 +99,17 @@ int run(const Options& options) {
                         (failure.kind == Failure::kOutput && failure.signal == SIGPIPE);
     if (!already_said) {
       std::string error = screens.err.colour() ? "\x1b[31merror\x1b[0m" : "error";
-      say("fsdp: " + error + ": " +
-          report(failure, options.nnodes, attempt.stopped_ranks(), options.command.front(),
-                 options.log_dir));
+      say(formatted("fsdp: {}: {}", error,
+                    report(failure, options.nnodes, attempt.stopped_ranks(),
+                           options.command.front(), options.log_dir)));
     }
     int limit = nodes.plan().max_restarts;
     if (!verdict.restart) {
       if (limit > 0 && restart == limit)
-        say("fsdp: giving up after restart " + std::to_string(limit) + ".\n");
+        say(formatted("fsdp: giving up after restart {}.\n", limit));
       break;
     }
-    say("fsdp: restart " + std::to_string(restart + 1) + " of " + std::to_string(limit) + ".\n");
+    say(formatted("fsdp: restart {} of {}.\n", restart + 1, limit));
   }
   flush(out_writer, signals, interrupted);
   flush(err_writer, signals, interrupted);

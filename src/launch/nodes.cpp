@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <random>
 #include <thread>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "fsdp/error.h"
 
@@ -42,15 +42,11 @@ class WaitLog {
 
 std::string random_id() {
   std::random_device source;
-  char text[17];
-  std::snprintf(text, sizeof text, "%08x%08x", source(), source());
-  return text;
+  return formatted("{:08x}{:08x}", source(), source());
 }
 
 std::string seconds(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g s", value);
-  return text;
+  return formatted("{:g} s", value);
 }
 
 json to_message(const Plan& plan) {
@@ -97,19 +93,20 @@ std::string Nodes::missing() const {
 // timeout.
 void Nodes::admit(Connection& connection, const json& hello) {
   if (hello.at("version").get<int>() != kVersion) {
-    throw Error("the launcher at " + connection.peer() + " has another version than node 0's.",
-                "install the same fsdp on all nodes.");
+    throw Error(
+        formatted("the launcher at {} has another version than node 0's.", connection.peer()),
+        "install the same fsdp on all nodes.");
   }
   int node = hello.at("node").get<int>(), nnodes = hello.at("nnodes").get<int>();
   if (nnodes != options_.nnodes) {
-    throw Error("the nodes' flags differ: node 0 has --nnodes " + std::to_string(options_.nnodes) +
-                    ", node " + std::to_string(node) + " (" + connection.peer() +
-                    ") has --nnodes " + std::to_string(nnodes) + ".",
-                "start all nodes with the same --nnodes.");
+    throw Error(
+        formatted("the nodes' flags differ: node 0 has --nnodes {}, node {} ({}) has --nnodes {}.",
+                  options_.nnodes, node, connection.peer(), nnodes),
+        "start all nodes with the same --nnodes.");
   }
   if (auto other = peers_.find(node); other != peers_.end()) {
-    throw Error("two launchers have --node-rank " + std::to_string(node) + ": at " +
-                    other->second.connection.peer() + " and at " + connection.peer() + ".",
+    throw Error(formatted("two launchers have --node-rank {}: at {} and at {}.", node,
+                          other->second.connection.peer(), connection.peer()),
                 "pass a different --node-rank on every node.");
   }
   int nproc = hello.at("nproc").get<int>();
@@ -138,12 +135,13 @@ void Nodes::wait_for_all(FileDescriptor listener) {
   std::vector<Connection> strangers;  // connected, no hello yet
   while (static_cast<int>(peers_.size()) < options_.nnodes - 1) {
     std::string port = std::to_string(options_.control_port);
-    log.say("waiting for node " + missing() + " on port " + port + ".");
+    log.say(formatted("waiting for node {} on port {}.", missing(), port));
     if (Clock::now() >= deadline) {
       throw Error(
-          "node " + missing() + " didn't join within " + seconds(options_.rendezvous_s) + ".",
-          "start fsdp run there with the same --nnodes and --master, and check that port " + port +
-              " is open between the nodes. --rendezvous-timeout waits longer.");
+          formatted("node {} didn't join within {}.", missing(), seconds(options_.rendezvous_s)),
+          formatted("start fsdp run there with the same --nnodes and --master, and check that port "
+                    "{} is open between the nodes. --rendezvous-timeout waits longer.",
+                    port));
     }
     std::vector<pollfd> fds = {{listener.get(), POLLIN, 0}};
     for (const auto& stranger : strangers) fds.push_back({stranger.fd(), POLLIN, 0});
@@ -178,7 +176,7 @@ void Nodes::wait_for_all(FileDescriptor listener) {
 void Nodes::join() {
   auto deadline = after(options_.rendezvous_s);
   WaitLog log;
-  std::string where = options_.master_host + ":" + std::to_string(options_.control_port);
+  std::string where = formatted("{}:{}", options_.master_host, options_.control_port);
   std::string problem = "the timeout is 0";
   json hello = {{"type", "hello"},
                 {"version", kVersion},
@@ -193,7 +191,7 @@ void Nodes::join() {
         connection = std::move(*opened);
         connection.send(hello);
       } else {
-        log.say("waiting for node 0 at " + where + " (" + problem + ").");
+        log.say(formatted("waiting for node 0 at {} ({}).", where, problem));
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
       }
       continue;
@@ -212,11 +210,11 @@ void Nodes::join() {
     }
   }
   if (connection.is_open()) {
-    throw Error("not all nodes joined within " + seconds(options_.rendezvous_s) + ".",
+    throw Error(formatted("not all nodes joined within {}.", seconds(options_.rendezvous_s)),
                 "node 0's launcher names the missing ones. --rendezvous-timeout waits longer.");
   }
-  throw Error("node 0's launcher did not answer at " + where + " within " +
-                  seconds(options_.rendezvous_s) + ": " + problem + ".",
+  throw Error(formatted("node 0's launcher did not answer at {} within {}: {}.", where,
+                        seconds(options_.rendezvous_s), problem),
               "check that fsdp run --node-rank 0 runs there with the same --master, and that the "
               "port is open between the nodes. --rendezvous-timeout waits longer.");
 }
@@ -302,8 +300,8 @@ void Nodes::lost(int node) {
     gone.kind = Failure::kNode;
     gone.node = node;
     gone.code = 1;
-    gone.message = "the launcher of node " + std::to_string(node) + " (" +
-                   peers_[node].connection.peer() + ") is gone";
+    gone.message =
+        formatted("the launcher of node {} ({}) is gone", node, peers_[node].connection.peer());
     gone.hint = "it was killed, or its machine or the network is down; see its last output.";
     failure_.reset();
     fail(gone, node);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "launch/environment.h"
 
@@ -37,13 +38,12 @@ int parse_nproc(const std::string& text) {
   }
   auto ranks = whole_number(text);
   if (!ranks || *ranks < 1) {
-    throw Error("-n " + quoted(text) + " isn't a number of ranks.",
+    throw Error(formatted("-n {} isn't a number of ranks.", quoted(text)),
                 "pass a whole number of at least 1, or auto, gpu or cpu.");
   }
   if (*ranks > kMostRanksPerNode) {
-    throw Error(
-        "-n " + text + " is too many ranks for one machine.",
-        "at most " + std::to_string(kMostRanksPerNode) + " per node; -n auto fits the machine.");
+    throw Error(formatted("-n {} is too many ranks for one machine.", text),
+                formatted("at most {} per node; -n auto fits the machine.", kMostRanksPerNode));
   }
   return *ranks;
 }
@@ -53,13 +53,13 @@ int parse_nnodes(const std::string& text) {
   if (auto colon = text.find(':'); colon != std::string::npos) {
     most = text.substr(colon + 1);
     if (text.substr(0, colon) != most) {
-      throw Error("--nnodes " + quoted(text) + " asks for a variable number of nodes.",
-                  "fsdp run needs a fixed number: --nnodes " + most + ".");
+      throw Error(formatted("--nnodes {} asks for a variable number of nodes.", quoted(text)),
+                  formatted("fsdp run needs a fixed number: --nnodes {}.", most));
     }
   }
   auto nodes = whole_number(most);
   if (!nodes || *nodes < 1 || *nodes > 65536) {
-    throw Error("--nnodes " + quoted(text) + " isn't a number of nodes.",
+    throw Error(formatted("--nnodes {} isn't a number of nodes.", quoted(text)),
                 "pass a whole number of at least 1.");
   }
   return *nodes;
@@ -68,7 +68,8 @@ int parse_nnodes(const std::string& text) {
 int parse_port(const std::string& text, const std::string& flag) {
   auto port = whole_number(text);
   if (!port || *port < 1 || *port > 65535) {
-    throw Error(flag + ": " + quoted(text) + " isn't a port.", "pass a number from 1 to 65535.");
+    throw Error(formatted("{}: {} isn't a port.", flag, quoted(text)),
+                "pass a number from 1 to 65535.");
   }
   return *port;
 }
@@ -85,14 +86,14 @@ Endpoint parse_endpoint(const std::string& text, const std::string& flag) {
   } else {
     auto colon = text.find(':');
     if (colon != std::string::npos && text.find(':', colon + 1) != std::string::npos) {
-      throw Error(flag + " " + quoted(text) + " has more than one colon.",
+      throw Error(formatted("{} {} has more than one colon.", flag, quoted(text)),
                   "write an IPv6 address in brackets: [::1]:29500.");
     }
     endpoint.host = text.substr(0, colon);
     if (colon != std::string::npos) rest = text.substr(colon);
   }
   if (endpoint.host.empty() || (!rest.empty() && rest.front() != ':')) {
-    throw Error(flag + " " + quoted(text) + " isn't HOST:PORT.",
+    throw Error(formatted("{} {} isn't HOST:PORT.", flag, quoted(text)),
                 "pass a host and a port, for example node0:29500.");
   }
   if (!rest.empty()) endpoint.port = parse_port(rest.substr(1), flag);
@@ -120,16 +121,16 @@ std::vector<std::string> command_for(std::vector<std::string> program, bool modu
 
 void complete(Options& options) {
   if (options.node_rank < 0 || options.node_rank >= options.nnodes) {
-    throw Error("--node-rank " + std::to_string(options.node_rank) +
-                    " is out of range for --nnodes " + std::to_string(options.nnodes) + ".",
+    throw Error(formatted("--node-rank {} is out of range for --nnodes {}.", options.node_rank,
+                          options.nnodes),
                 options.nnodes == 1
                     ? "pass --nnodes too."
-                    : "nodes are numbered from 0 to " + std::to_string(options.nnodes - 1) +
-                          "; start each one once.");
+                    : formatted("nodes are numbered from 0 to {}; start each one once.",
+                                options.nnodes - 1));
   }
   if (options.nnodes == 1) return;
   if (options.master_host.empty()) {
-    throw Error("--nnodes " + std::to_string(options.nnodes) + " needs --master.",
+    throw Error(formatted("--nnodes {} needs --master.", options.nnodes),
                 "pass node 0's address on every node: --master HOST:PORT.");
   }
   if (options.master_port == 0) options.master_port = kDefaultMasterPort;
@@ -139,8 +140,8 @@ void complete(Options& options) {
                 "pass a lower master port, or a --control-port.");
   }
   if (options.control_port == options.master_port) {
-    throw Error("--control-port " + std::to_string(options.control_port) +
-                    " is the master port, where rank 0 listens.",
+    throw Error(formatted("--control-port {} is the master port, where rank 0 listens.",
+                          options.control_port),
                 "leave out --control-port; the default is the master port + 1.");
   }
 }

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "base/format.h"
+
 namespace fsdp::launch {
 
 void LineSplitter::feed(std::string_view bytes, std::vector<std::string>& pieces) {
@@ -58,9 +60,7 @@ std::vector<std::string> LastLines::lines() const {
 }
 
 std::string rank_prefix(int rank, int world) {
-  std::string number = std::to_string(rank);
-  size_t width = std::to_string(world - 1).size();
-  return "[" + std::string(width - std::min(width, number.size()), ' ') + number + "] ";
+  return formatted("[{:>{}}] ", rank, std::to_string(world - 1).size());
 }
 
 void Screen::end_open_line(int next) {

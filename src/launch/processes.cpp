@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::launch {
@@ -29,7 +30,7 @@ struct Pipe {
 Pipe make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
-    throw Error(std::string("can't create a pipe: ") + std::strerror(errno) + ".",
+    throw Error(formatted("can't create a pipe: {}.", std::strerror(errno)),
                 "the launcher keeps up to three descriptors open per rank; raise the limit with: "
                 "ulimit -n 65536");
   }
@@ -112,7 +113,7 @@ Signals::Signals() : before_(new SignalState) {
   sigaction(SIGCHLD, &action, &before_->child);
   fd_ = FileDescriptor(signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) {
-    throw Error(std::string("can't receive signals: signalfd: ") + std::strerror(errno) + ".",
+    throw Error(formatted("can't receive signals: signalfd: {}.", std::strerror(errno)),
                 "raise the limit on open files with: ulimit -n 65536");
   }
 }
@@ -146,7 +147,7 @@ Process start(const std::vector<std::string>& command, const std::vector<std::st
   process.pid = fork();
   if (process.pid < 0) {
     exec_errno = errno;
-    throw Error(std::string("can't start another process: ") + std::strerror(errno) + ".",
+    throw Error(formatted("can't start another process: {}.", std::strerror(errno)),
                 "lower the number of ranks (-n auto fits the machine), or raise ulimit -u.");
   }
   if (process.pid == 0) {
@@ -162,7 +163,7 @@ Process start(const std::vector<std::string>& command, const std::vector<std::st
   if (got == sizeof why) {
     waitpid(process.pid, nullptr, 0);
     exec_errno = why;
-    throw Error("can't run \"" + command.front() + "\": " + std::strerror(why) + ".",
+    throw Error(formatted("can't run \"{}\": {}.", command.front(), std::strerror(why)),
                 exec_hint(command.front(), why));
   }
   process.out = std::move(out.read);

@@ -25,7 +25,7 @@ double steady_seconds() {
 }
 
 std::string memory(double mib) {
-  return mib >= 1024 ? format("%.1f GiB", mib / 1024) : format("%.0f MiB", mib);
+  return mib >= 1024 ? formatted("{:.1f} GiB", mib / 1024) : formatted("{:.0f} MiB", mib);
 }
 
 // A part of the live line. If there isn't room for all, those of low rank are dropped first.
@@ -44,13 +44,13 @@ std::vector<Field> fields(const StepRecord& record, const ProgressOptions& optio
         std::string(total.size() - std::min(total.size(), step.size()), ' ') + step + "/" + total;
   }
   std::vector<Field> all = {{9, "step " + step}};
-  all.push_back({8, format("loss %.4f", record.loss), "1"});
+  all.push_back({8, formatted("loss {:.4f}", record.loss), "1"});
   if (record.skipped) all.push_back({8, "skipped", "31"});
-  if (record.grad_norm) all.push_back({3, format("norm %.3g", *record.grad_norm)});
-  all.push_back({4, format("lr %.2e", record.lr)});
+  if (record.grad_norm) all.push_back({3, formatted("norm {:.3g}", *record.grad_norm)});
+  all.push_back({4, formatted("lr {:.2e}", record.lr)});
   all.push_back({6, human_count(record.tokens_per_s) + " tok/s"});
-  if (record.tflops > 0) all.push_back({1, format("%.3g TFLOP/s", record.tflops)});
-  if (record.mfu) all.push_back({2, format("MFU %.1f%%", 100 * *record.mfu)});
+  if (record.tflops > 0) all.push_back({1, formatted("{:.3g} TFLOP/s", record.tflops)});
+  if (record.mfu) all.push_back({2, formatted("MFU {:.1f}%", 100 * *record.mfu)});
   all.push_back({0, memory(record.memory_mb)});
   if (left_s) all.push_back({7, "ETA " + human_seconds(*left_s), "36"});
   return all;
@@ -117,14 +117,13 @@ std::string plain_line(const StepRecord& record, const ProgressOptions& options,
                        std::optional<double> left_s) {
   std::string step = std::to_string(record.step);
   if (options.steps > 0) step.append("/").append(std::to_string(options.steps));
-  int widest =
-      options.steps > 0 ? 2 * static_cast<int>(std::to_string(options.steps).size()) + 1 : 7;
-  std::string line = format("step %*s  loss %8.4f", widest, step.c_str(), record.loss);
-  if (record.grad_norm) line += format("  norm %8.3g", *record.grad_norm);
-  line += format("  lr %.2e  %6s tok/s", record.lr, human_count(record.tokens_per_s).c_str());
-  if (record.tflops > 0) line += format("  %6.3g TFLOP/s", record.tflops);
-  if (record.mfu) line += format("  MFU %4.1f%%", 100 * *record.mfu);
-  line += format("  %9s", memory(record.memory_mb).c_str());
+  const size_t widest = options.steps > 0 ? 2 * std::to_string(options.steps).size() + 1 : 7;
+  std::string line = formatted("step {:>{}}  loss {:8.4f}", step, widest, record.loss);
+  if (record.grad_norm) line += formatted("  norm {:8.3g}", *record.grad_norm);
+  line += formatted("  lr {:.2e}  {:>6} tok/s", record.lr, human_count(record.tokens_per_s));
+  if (record.tflops > 0) line += formatted("  {:6.3g} TFLOP/s", record.tflops);
+  if (record.mfu) line += formatted("  MFU {:4.1f}%", 100 * *record.mfu);
+  line += formatted("  {:>9}", memory(record.memory_mb));
   if (left_s) line += "  ETA " + human_seconds(*left_s);
   if (record.skipped) line += "  skipped";
   return line;
@@ -163,8 +162,8 @@ void Progress::step(const StepRecord& record) {
 
 void Progress::evaluation(int64_t step, double loss, double perplexity) {
   if (options_.width > 0) return line(row("eval", step, loss, "33"));
-  line(format("evaluation after step %lld: loss %.4f, perplexity %.2f",
-              static_cast<long long>(step), loss, perplexity));
+  line(formatted("evaluation after step {}: loss {:.4f}, perplexity {:.2f}", step, loss,
+                 perplexity));
 }
 
 // A row after the first step, and then one for each tenth of the run, or for five minutes of it,
@@ -187,7 +186,7 @@ std::string Progress::row(const char* what, int64_t step, double loss, const cha
   std::string title = std::to_string(step);
   if (options_.steps > 0) {
     std::string total = std::to_string(options_.steps);
-    title = format("%*s/%s", static_cast<int>(total.size()), title.c_str(), total.c_str());
+    title = formatted("{:>{}}/{}", title, total.size(), total);
   }
   return history_row(
       what + (" " + title), loss, full_loss_.value_or(0),

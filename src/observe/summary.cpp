@@ -37,7 +37,7 @@ void share_out(std::vector<Part>& parts) {
 }
 
 std::string row(const std::string& name, const std::string& value, bool colour) {
-  std::string title = format("  %-22s", name.c_str());
+  std::string title = formatted("  {:<22}", name);
   return (colour ? "\x1b[1m" + title + "\x1b[0m" : title) + value + "\n";
 }
 
@@ -58,7 +58,7 @@ std::string describe(const RunSummary& run, bool colour) {
   std::string out = "The run took " + human_seconds(total) + ":\n";
   for (const Part& part : parts) {
     out += row(part.name,
-               format("%10.1f s  %3d.%d %%", part.seconds, part.tenths / 10, part.tenths % 10),
+               formatted("{:10.1f} s  {:3}.{} %", part.seconds, part.tenths / 10, part.tenths % 10),
                colour);
   }
   auto number = [](int64_t value) { return with_separators(value); };
@@ -74,20 +74,21 @@ std::string describe(const RunSummary& run, bool colour) {
     out += row("tokens", number(run.tokens) + speed, colour);
   }
   if (run.tflops) {
-    std::string text = format("%.3g TFLOP/s", *run.tflops);
-    if (run.mfu) text += format(", %.1f %% of the device's peak", 100 * *run.mfu);
+    std::string text = formatted("{:.3g} TFLOP/s", *run.tflops);
+    if (run.mfu) text += formatted(", {:.1f} % of the device's peak", 100 * *run.mfu);
     out += row("per device", text, colour);
   }
   out += row("peak memory", human_bytes(run.peak_memory_mb * 1024 * 1024) + " (rank 0)", colour);
   if (run.last_loss) {
-    std::string text = format("%.4f", *run.last_loss);
-    if (run.first_loss) text = format("%.4f -> ", *run.first_loss) + text;
+    std::string text = formatted("{:.4f}", *run.last_loss);
+    if (run.first_loss) text = formatted("{:.4f} -> {}", *run.first_loss, text);
     out += row("loss", text, colour);
   }
   if (run.eval_loss) {
     out +=
         row("evaluation",
-            format("loss %.4f, perplexity %.4g", *run.eval_loss, std::exp(*run.eval_loss)), colour);
+            formatted("loss {:.4f}, perplexity {:.4g}", *run.eval_loss, std::exp(*run.eval_loss)),
+            colour);
   }
   return out;
 }

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <random>
 
-#include "checkpoint/crc32.h"
 #include "checkpoint/metadata.h"
 #include "checkpoint/test_files.h"
+#include "checkpoint/zip.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -19,53 +19,35 @@ namespace fs = std::filesystem;
 
 // --- sums ---
 
-TEST(Crc32, MatchesZip) {
-  EXPECT_EQ(crc32(0, "123456789", 9), 0xcbf43926u);
-  EXPECT_EQ(crc32_by_tables(0, "123456789", 9), 0xcbf43926u);
-  EXPECT_EQ(crc32(0, nullptr, 0), 0u);
-}
-
-TEST(Crc32, TablesMatchTheDefinition) {  // one bit at a time
-  std::mt19937 random(1);
-  std::string bytes(300, '\0');
-  for (char& c : bytes) c = static_cast<char>(random());
+// By its definition, one bit at a time.
+uint32_t crc32_of(std::string_view bytes) {
   uint32_t sum = ~0u;
-  for (size_t size = 0; size <= bytes.size(); ++size) {
-    ASSERT_EQ(crc32_by_tables(0, bytes.data(), size), ~sum) << size;
-    if (size == bytes.size()) break;
-    sum ^= static_cast<unsigned char>(bytes[size]);
+  for (const char c : bytes) {
+    sum ^= static_cast<unsigned char>(c);
     for (int bit = 0; bit < 8; ++bit) sum = sum >> 1 ^ (sum & 1 ? 0xedb88320u : 0);
   }
+  return ~sum;
 }
 
-TEST(Crc32, IsTheSameByTablesAndByInstructionAtEveryLengthAndAlignment) {
-  std::mt19937 random(2);
-  std::string bytes(1200, '\0');
-  for (char& c : bytes) c = static_cast<char>(random());
-  for (size_t begin = 0; begin <= 16; ++begin)
-    for (size_t size = 0; size <= 1100; ++size) {
-      const char* data = bytes.data() + begin;
-      const uint32_t before = random();  // a sum to continue
-      ASSERT_EQ(crc32(before, data, size), crc32_by_tables(before, data, size))
-          << size << " bytes from " << begin;
-    }
-}
-
-TEST(Crc32, OfPiecesIsThatOfTheWhole) {
+TEST(ArchiveSums, AreTheCrc32OfARecordHoweverItsBytesCome) {
+  EXPECT_EQ(crc32_of("123456789"), 0xcbf43926u);  // the check value of zip's CRC-32
   std::mt19937 random(3);
-  std::string bytes(70000, '\0');
+  std::string bytes((5 << 20) + 7, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
-  const uint32_t whole = crc32_by_tables(0, bytes.data(), bytes.size());
-  EXPECT_EQ(crc32(0, bytes.data(), bytes.size()), whole);
-  for (int trial = 0; trial < 20; ++trial) {
-    uint32_t sum = 0;
-    for (size_t at = 0; at < bytes.size();) {
-      const size_t size = std::min<size_t>(random() % 3000, bytes.size() - at);
-      sum = crc32(sum, bytes.data() + at, size);
-      at += size;
-    }
-    EXPECT_EQ(sum, whole);
+  const Folder folder;
+  files::Output out(folder / "file");
+  ArchiveWriter archive(out);
+  for (const size_t size : {size_t{0}, size_t{9}, size_t{1000}, bytes.size()}) {
+    archive.add("whole", std::string_view(bytes).substr(0, size));
+    EXPECT_EQ(archive.last_sum(), crc32_of(std::string_view(bytes).substr(0, size))) << size;
   }
+  archive.begin("pieces", static_cast<int64_t>(bytes.size()));
+  for (size_t at = 0, size; at < bytes.size(); at += size) {
+    size = std::min<size_t>(random() % 100000, bytes.size() - at);
+    archive.data(bytes.data() + at, size);
+  }
+  archive.end();
+  EXPECT_EQ(archive.last_sum(), crc32_of(bytes));
 }
 
 // --- items ---

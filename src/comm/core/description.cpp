@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/format.h"
 #include "base/table.h"
 
 namespace fsdp::comm {
@@ -61,11 +62,11 @@ std::string Description::text(bool with_label) const {
     out += " of " + with_separators(count) + " bytes";
   } else if (operation != Operation::kBarrier && operation != Operation::kNone) {
     out += " of " + with_separators(count) + " " + type_name(type);
-    if (operation == Operation::kBroadcast) out += " from rank " + std::to_string(root);
+    if (operation == Operation::kBroadcast) out += formatted(" from rank {}", root);
     if (path) out += path == 1 ? " in shared memory" : " in place in shared memory";
   }
   if (*label && with_label) out += " for " + std::string(label);
-  if (identity != 0 && !with_label) out += " #" + std::to_string(identity);
+  if (identity != 0 && !with_label) out += formatted(" #{}", identity);
   return out;
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -44,8 +45,8 @@ void Queue::wait(const std::shared_ptr<Item>& item, milliseconds limit) {
     if (!item->finished) start_thread();
     changed_.notify_all();
     if (!changed_.wait_for(lock, limit, [&] { return item->finished; }))
-      throw Error("an operation did not finish within the " + std::to_string(limit.count()) +
-                      " ms its wait() allowed.",
+      throw Error(formatted("an operation did not finish within the {} ms its wait() allowed.",
+                            limit.count()),
                   "the operation continues until its own timeout; wait again, or longer.");
   }
   // A running item ends by its own timeout, so this wait is bounded by the timeouts before it.

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -149,7 +150,7 @@ void reduce(void* to, std::span<const void* const> from, int64_t count, c10::Sca
     case ScalarType::Bool:
       return reduce_op<bool>(to, from, count, op);
     default:
-      throw Error(std::string("a reduction of ") + c10::toString(type) + " isn't supported.",
+      throw Error(formatted("a reduction of {} isn't supported.", c10::toString(type)),
                   "reduce float32, float64, bfloat16, float16, bool or an integer type.");
   }
 }

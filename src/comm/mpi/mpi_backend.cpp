@@ -17,6 +17,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/format.h"
 #include "comm/core/reduce.h"
 #include "comm/liveness.h"
 #include "comm/modules.h"
@@ -62,11 +63,12 @@ void require_place(int rank, int size) {
   MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &mpi_size);
   if (mpi_rank == rank && mpi_size == size) return;
-  throw Error("MPI says this is rank " + std::to_string(mpi_rank) + " of " +
-                  std::to_string(mpi_size) + ", but the environment says rank " +
-                  std::to_string(rank) + " of " + std::to_string(size) + ".",
-              "the mpi backend needs the launcher of the MPI it was built with: mpirun -n " +
-                  std::to_string(size) + " program.");
+  throw Error(
+      formatted("MPI says this is rank {} of {}, but the environment says rank {} of {}.", mpi_rank,
+                mpi_size, rank, size),
+      formatted(
+          "the mpi backend needs the launcher of the MPI it was built with: mpirun -n {} program.",
+          size));
 }
 
 class Datatype {  // `count` elements as one MPI element, with the given stride
@@ -78,7 +80,7 @@ class Datatype {  // `count` elements as one MPI element, with the given stride
                            : element_size == 4 ? MPI_INT32_T
                                                : MPI_INT64_T;
     if (count > INT32_MAX)
-      throw Error("a part of " + std::to_string(count) + " elements is more than MPI can count.",
+      throw Error(formatted("a part of {} elements is more than MPI can count.", count),
                   "use more ranks or smaller units; a part may have at most 2^31 - 1 elements.");
     MPI_Datatype plain;
     MPI_Type_contiguous(static_cast<int>(count), element, &plain);
@@ -133,9 +135,9 @@ MpiBackend::MpiBackend(const BackendRequest& request)
       liveness_(request.liveness) {
   require_mpi();
   // MPI_Comm_create_group has no timeout, so every rank first announces that it will come.
-  request.store->set("mpi/" + std::to_string(rank_), "here");
+  request.store->set(formatted("mpi/{}", rank_), "here");
   await_ranks(request.store, "mpi", size_, request.timeout,
-              "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"",
+              formatted("rank {}: communicator \"{}\"", rank_, name_),
               [&] { return liveness_->trouble(ranks_); });
   MPI_Group world, group;
   MPI_Comm_group(MPI_COMM_WORLD, &world);
@@ -157,20 +159,20 @@ MpiBackend::~MpiBackend() {
 }
 
 void MpiBackend::raise(const std::string& what, const std::string& hint) {
-  broken_ = current_.text() + " on communicator \"" + name_ + "\" (operation " +
-            std::to_string(operations_) + "): " + what + ".";
+  broken_ = formatted("{} on communicator \"{}\" (operation {}): {}.", current_.text(), name_,
+                      operations_, what);
   g_broken = true;
   liveness_->fail(broken_);
-  throw Error("rank " + std::to_string(rank_) + ": " + broken_, hint);
+  throw Error(formatted("rank {}: {}", rank_, broken_), hint);
 }
 
 // Every rank that waits says so in the store; a rank that says nothing is missing.
 void MpiBackend::raise_timeout() {
-  std::string call = current_.text() + " (operation " + std::to_string(operations_) + ")";
+  std::string call = formatted("{} (operation {})", current_.text(), operations_);
   liveness_->post(name_, call);
   std::this_thread::sleep_for(milliseconds(1000));
-  raise("no answer in " + std::to_string(timeout_.count() / 1000) + " s from " +
-            liveness_->who_is_missing(name_, ranks_, call),
+  raise(formatted("no answer in {} s from {}", timeout_.count() / 1000,
+                  liveness_->who_is_missing(name_, ranks_, call)),
         "ranks must make the same calls in the same order; if that rank is only slow, raise the "
         "timeout (FSDP_TIMEOUT, in seconds).");
 }
@@ -202,7 +204,8 @@ void MpiBackend::finish(MPI_Request& request, int status) {
   char text[MPI_MAX_ERROR_STRING] = {};
   int length = 0;
   MPI_Error_string(status, text, &length);
-  raise("MPI says: " + std::string(text, length), "see what mpirun printed; a peer may have died.");
+  raise(formatted("MPI says: {}", std::string(text, length)),
+        "see what mpirun printed; a peer may have died.");
 }
 
 void MpiBackend::compare(const Description& mine) {
@@ -214,8 +217,8 @@ void MpiBackend::compare(const Description& mine) {
   finish(request, status);
   for (int peer = 0; peer < size_; ++peer)
     if (!all[peer].agrees_with(mine))
-      raise("ranks made different calls: rank " + std::to_string(rank_) + " " + mine.text() +
-                ", rank " + std::to_string(peer) + " " + all[peer].text(),
+      raise(formatted("ranks made different calls: rank {} {}, rank {} {}", rank_, mine.text(),
+                      peer, all[peer].text()),
             "every rank must call the same operations with the same sizes in the same order.");
 }
 
@@ -290,9 +293,8 @@ void MpiBackend::all_to_all(const Call& call) {
   finish(request, status);
   for (int peer = 0; peer < size_; ++peer)
     if (coming[peer] != call.out_counts[peer])
-      raise("rank " + std::to_string(rank_) + " expects " + std::to_string(call.out_counts[peer]) +
-                " elements from rank " + std::to_string(peer) + ", which sends " +
-                std::to_string(coming[peer]),
+      raise(formatted("rank {} expects {} elements from rank {}, which sends {}", rank_,
+                      call.out_counts[peer], peer, coming[peer]),
             "a rank's output splits must match what the others send to it.");
   std::vector<int> in_counts, out_counts, in_at(size_), out_at(size_);
   int64_t total_in = 0, total_out = 0;
@@ -316,8 +318,8 @@ void MpiBackend::all_to_all(const Call& call) {
 void MpiBackend::run(const Call& call) {
   const Description& what = call.what;
   if (!broken_.empty())
-    throw Error("rank " + std::to_string(rank_) + ": " + what.text() + " on communicator \"" +
-                    name_ + "\", which an earlier failure broke: " + broken_,
+    throw Error(formatted("rank {}: {} on communicator \"{}\", which an earlier failure broke: {}",
+                          rank_, what.text(), name_, broken_),
                 "end the process and start it again from the last checkpoint.");
   current_ = what;
   if (what.operation == Operation::kAllToAll) current_.count = 0;  // may differ between ranks

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/format.h"
 #include "base/rank_status.h"
 #include "comm/nccl/graph.h"
 #include "comm/store.h"
@@ -42,7 +43,7 @@ const char* kOrder =
 const char* kLook = "see what that rank printed last; fsdp run shows it with its exit code.";
 
 std::string numbered(const Description& what, uint64_t number) {
-  return what.text() + " (operation " + std::to_string(number) + ")";
+  return formatted("{} (operation {})", what.text(), number);
 }
 
 // Calls are texts, one per line. Returns the first two lines that differ, as far as both lists go,
@@ -60,8 +61,7 @@ std::optional<std::pair<std::string, std::string>> first_difference(const std::s
 }
 
 std::string different_calls(int a, const std::string& call_a, int b, const std::string& call_b) {
-  return "ranks made different calls: rank " + std::to_string(a) + " " + call_a + ", rank " +
-         std::to_string(b) + " " + call_b + ".";
+  return formatted("ranks made different calls: rank {} {}, rank {} {}.", a, call_a, b, call_b);
 }
 
 }  // namespace
@@ -76,9 +76,9 @@ NcclBackend::NcclBackend(const BackendRequest& request)
       liveness_(request.liveness) {
   quiet_c10d();
   // Connecting has no timeout of its own, so every rank first announces that it will come.
-  request.store->set("nccl/" + std::to_string(rank_), "here");
+  request.store->set(formatted("nccl/{}", rank_), "here");
   await_ranks(request.store, "nccl", size_, timeout_,
-              "rank " + std::to_string(rank_) + ": communicator \"" + name_ + "\"",
+              formatted("rank {}: communicator \"{}\"", rank_, name_),
               [&] { return liveness_->trouble(ranks_); });
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = std::chrono::hours(24 * 365);  // our own timeout decides
@@ -126,7 +126,7 @@ void NcclBackend::shut_down() {
 
 void NcclBackend::check() {
   std::lock_guard lock(mutex_);
-  if (!failure_.empty()) throw Error("rank " + std::to_string(rank_) + ": " + failure_, hint_);
+  if (!failure_.empty()) throw Error(formatted("rank {}: {}", rank_, failure_), hint_);
 }
 
 // Records a call for the comparison with the other ranks'.
@@ -168,8 +168,8 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
   } catch (const std::exception& failure) {
     std::string why = failure.what();
     if (capturing) throw;  // the recording failed, not the communicator
-    fail(what.text() + " on communicator \"" + name_ + "\" (operation " + std::to_string(number) +
-         "): " + why.substr(0, why.find('\n')) + ".");
+    fail(formatted("{} on communicator \"{}\" (operation {}): {}.", what.text(), name_, number,
+                   why.substr(0, why.find('\n'))));
     check();  // throws this, or what the watch found first
   }
   if (!pending) return work;
@@ -248,8 +248,8 @@ void NcclBackend::watch() {
 
 std::string NcclBackend::look(const Pending& oldest) {
   auto age = steady_clock::now() - oldest.issued;
-  std::string call = oldest.what.text() + " on communicator \"" + name_ + "\" (operation " +
-                     std::to_string(oldest.number) + "): ";
+  std::string call = formatted("{} on communicator \"{}\" (operation {}): ", oldest.what.text(),
+                               name_, oldest.number);
   bool error = group_->getError() != c10d::ErrorType::SUCCESS;
   if (!error && age < kSuspicious) return "";
   std::string trouble = liveness_->trouble(ranks_);
@@ -265,8 +265,8 @@ std::string NcclBackend::look(const Pending& oldest) {
   std::string differs = compare_hanging(oldest);
   if (!differs.empty()) return call + differs;
   if (age < timeout_) return "";
-  return call + "no answer in " + std::to_string(timeout_.count() / 1000) + " s from " +
-         liveness_->who_is_missing(name_, ranks_, numbered(oldest.what, oldest.number)) + ".";
+  return formatted("{}no answer in {} s from {}.", call, timeout_.count() / 1000,
+                   liveness_->who_is_missing(name_, ranks_, numbered(oldest.what, oldest.number)));
 }
 
 // Every rank that hangs posts its call; two different calls with one number explain the hang.
@@ -286,7 +286,7 @@ std::string NcclBackend::compare_hanging(const Pending& oldest) {
 // Every rank compares its calls with those of rank 0, as far as both have got.
 std::string NcclBackend::compare_calls() {
   for (;;) {
-    std::string mine, block = "calls/" + std::to_string(compared_) + "/";
+    std::string mine, block = formatted("calls/{}/", compared_);
     bool full;
     {
       std::lock_guard lock(mutex_);
@@ -297,8 +297,7 @@ std::string NcclBackend::compare_calls() {
     if (rank_ == 0) {
       calls_.set(block + "0", mine);
       // The others may be a few blocks behind, not many: a rank that hangs is found within seconds.
-      if (full && compared_ >= kKept)
-        calls_.erase("calls/" + std::to_string(compared_ - kKept) + "/0");
+      if (full && compared_ >= kKept) calls_.erase(formatted("calls/{}/0", compared_ - kKept));
     } else {
       auto theirs = calls_.get(block + "0");
       if (!theirs) return "";
@@ -322,7 +321,7 @@ void NcclBackend::meet() {
   {
     std::lock_guard lock(mutex_);
     for (const auto& call : recent_) mine += call + "\n";
-    prefix = "barrier/" + std::to_string(++barriers_) + "/";
+    prefix = formatted("barrier/{}/", ++barriers_);
   }
   // Asks until there is an answer; the watch deals with a store that stays silent.
   auto ask = [&](auto question) {
@@ -345,11 +344,12 @@ void NcclBackend::meet() {
     if (auto differ = first_difference(mine, *theirs))
       fail(call + different_calls(rank_, differ->first, peer, differ->second));
     else if (mine.size() != theirs->size())
-      fail(call + "ranks made different calls: a different number of them before this barrier.");
+      fail(formatted(
+          "{}ranks made different calls: a different number of them before this barrier.", call));
     check();
   }
   if (barriers_ > 2) {  // every rank has read those of two barriers ago
-    std::string old = "barrier/" + std::to_string(barriers_ - 2) + "/" + std::to_string(rank_);
+    std::string old = formatted("barrier/{}/{}", barriers_ - 2, rank_);
     ask([&] { return calls_.erase(old), true; });
   }
 }
@@ -457,8 +457,7 @@ void select(int device) {
 std::string describe_nccl() {
   int version = 0;
   ncclGetVersion(&version);
-  return "NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) +
-         "." + std::to_string(version % 100);
+  return formatted("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 std::string device_name(int device) {

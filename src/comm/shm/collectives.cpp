@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm::shm {
@@ -264,9 +265,8 @@ void all_to_all(Group& group, void* out, const std::vector<int64_t>& out_counts,
   for (int64_t peer = 0; peer < size; ++peer) {
     int64_t sent = matrix[peer * size + rank];
     if (sent == out_counts[peer]) continue;
-    group.raise("rank " + std::to_string(rank) + " expects " + std::to_string(out_counts[peer]) +
-                    " elements from rank " + std::to_string(peer) + ", which sends " +
-                    std::to_string(sent),
+    group.raise(formatted("rank {} expects {} elements from rank {}, which sends {}", rank,
+                          out_counts[peer], peer, sent),
                 "a rank's output splits must match what the others send to it.");
   }
   int64_t largest = *std::max_element(matrix.begin(), matrix.end());

@@ -11,6 +11,7 @@
 #include <new>
 #include <thread>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -58,9 +59,7 @@ int64_t round_up(int64_t n, int64_t to) {
 }
 
 std::string seconds(milliseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(time.count()) / 1000);
-  return text;
+  return formatted("{:.3g} s", static_cast<double>(time.count()) / 1000);
 }
 
 }  // namespace
@@ -126,13 +125,13 @@ Slot& Group::slot(int rank) const {
 void Group::join(const Exchange& exchange) {
   trouble_ = exchange.trouble;
   std::string what = "communicator \"" + name_ + "\"";
-  exchange.set("host/" + std::to_string(rank_), host_identity());
+  exchange.set(formatted("host/{}", rank_), host_identity());
   for (int peer = 0; peer < size_; ++peer) {
-    std::string host = exchange.get("host/" + std::to_string(peer), timeout_);
+    std::string host = exchange.get(formatted("host/{}", peer), timeout_);
     if (host != host_identity())
-      throw Error("rank " + std::to_string(rank_) + ": " + what +
-                      ": shared memory cannot reach rank " + std::to_string(peer) +
-                      ", which runs on another host or in another PID namespace.",
+      throw Error(formatted("rank {}: {}: shared memory cannot reach rank {}, which runs on "
+                            "another host or in another PID namespace.",
+                            rank_, what, peer),
                   "use the mpi backend (CPU clusters) or nccl (GPUs) for ranks on several hosts.");
   }
   int64_t bytes = slots_bytes(size_) + size_ * 2 * staging_bytes();
@@ -140,12 +139,12 @@ void Group::join(const Exchange& exchange) {
     control_ = Mapping::create(bytes, what);
     for (int r = 0; r < size_; ++r) (new (&slot(r)) Slot{})->clock = kFirstClock;
     Address address = control_->address();
-    exchange.set("control", std::to_string(address.pid) + " " + std::to_string(address.descriptor));
+    exchange.set("control", formatted("{} {}", address.pid, address.descriptor));
   } else {
     Address address{0, -1, bytes};
     std::string where = exchange.get("control", timeout_);
     if (std::sscanf(where.c_str(), "%d %d", &address.pid, &address.descriptor) != 2)
-      throw Error(what + ": rank 0 posted \"" + where + "\", which isn't an address.", "");
+      throw Error(formatted("{}: rank 0 posted \"{}\", which isn't an address.", what, where), "");
     control_ = Mapping::open(address, what);
   }
   slot(rank_).pid = getpid();
@@ -208,13 +207,13 @@ Group::Trouble Group::look_around(int awaited, steady_clock::time_point started)
     int peer = (awaited + step) % size_;
     if (peer == rank_) continue;
     const Slot& other = slot(peer);
-    std::string who = "rank " + std::to_string(peer);
+    std::string who = formatted("rank {}", peer);
     State state = other.state.load();
     if (state == State::kFailed) return {who + " failed: " + other.failure, see};
     bool dead = !processes_.empty() && !processes_[peer].alive();
     // A rank may finish its last operation and leave; only a rank that still waits for it fails.
     if (peer != awaited && other.operations.load() >= operations_) continue;
-    if (dead) return {who + " died (process " + std::to_string(other.pid) + " is gone)", see};
+    if (dead) return {formatted("{} died (process {} is gone)", who, other.pid), see};
     if (state == State::kLeft)
       return {who + " left (an exception or a normal end destroyed its communicator)",
               "every rank must make the same calls; " + see};
@@ -228,25 +227,25 @@ Group::Trouble Group::look_around(int awaited, steady_clock::time_point started)
 
 std::string Group::describe_peer(int peer) const {
   Slot& other = slot(peer);
-  std::string text = "rank " + std::to_string(peer);
+  std::string text = formatted("rank {}", peer);
   if (other.state.load() == State::kAbsent) return text + ", which has not joined";
-  text += " (process " + std::to_string(other.pid);
+  text += formatted(" (process {}", other.pid);
   if (!processes_.empty() && processes_[peer].stopped()) text += ", stopped by a signal";
   text += "), ";
   uint64_t done = other.operations.load();
   if (done == 0) return text + "which has called nothing yet";
   const Description& last = other.posted[done % 2].description;
-  return text + (done == operations_ ? "which is inside " : "whose last call was ") + last.text() +
-         " (operation " + std::to_string(done) + ")";
+  return formatted("{}{}{} (operation {})", text,
+                   done == operations_ ? "which is inside " : "whose last call was ", last.text(),
+                   done);
 }
 
 // --- operations ---
 
 void Group::begin(const Description& description, Location location) {
   if (!broken_.empty())
-    throw Error("rank " + std::to_string(rank_) + ": " + description.text() +
-                    " on communicator \"" + name_ +
-                    "\", which an earlier failure broke: " + broken_,
+    throw Error(formatted("rank {}: {} on communicator \"{}\", which an earlier failure broke: {}",
+                          rank_, description.text(), name_, broken_),
                 "end the process and start it again from the last checkpoint.");
   Slot& mine = slot(rank_);
   uint64_t number = ++operations_;
@@ -274,8 +273,8 @@ void Group::compare_descriptions() {
   for (int peer = 0; peer < size_; ++peer) {
     const Description& theirs = slot(peer).posted[operations_ % 2].description;
     if (theirs.agrees_with(mine)) continue;
-    raise("ranks made different calls: rank " + std::to_string(rank_) + " " + mine.text() +
-              ", rank " + std::to_string(peer) + " " + theirs.text(),
+    raise(formatted("ranks made different calls: rank {} {}, rank {} {}", rank_, mine.text(), peer,
+                    theirs.text()),
           "every rank must call the same operations with the same sizes in the same order.");
   }
 }
@@ -291,10 +290,10 @@ int64_t Group::staging_bytes() const {
 void Group::raise(const std::string& what, const std::string& hint) {
   std::string call =
       operations_ == 0 ? "joining" : slot(rank_).posted[operations_ % 2].description.text();
-  broken_ = call + " on communicator \"" + name_ + "\" (operation " + std::to_string(operations_) +
-            "): " + what + ".";
+  broken_ =
+      formatted("{} on communicator \"{}\" (operation {}): {}.", call, name_, operations_, what);
   fail(broken_);
-  throw Error("rank " + std::to_string(rank_) + ": " + broken_, hint);
+  throw Error(formatted("rank {}: {}", rank_, broken_), hint);
 }
 
 void Group::fail(const std::string& why) noexcept {
@@ -368,8 +367,8 @@ std::shared_ptr<char> Group::resolve(int peer) const {
   auto found = windows_.find(where.window);
   auto window = found == windows_.end() ? nullptr : found->second.lock();
   if (!window)
-    throw Error("rank " + std::to_string(rank_) + ": rank " + std::to_string(peer) +
-                    " uses shared memory that this rank has already freed.",
+    throw Error(formatted("rank {}: rank {} uses shared memory that this rank has already freed.",
+                          rank_, peer),
                 "keep a shared buffer alive on every rank until no rank uses it.");
   char* data = window->data() + where.offset;
   return std::shared_ptr<char>(std::move(window), data);

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -28,8 +29,8 @@ ino_t inode_of(int descriptor) {
 }
 
 [[noreturn]] void fail(const std::string& what, int64_t bytes, const char* hint) {
-  throw Error("shared memory of " + human_bytes(static_cast<double>(bytes)) + " for " + what +
-                  ": " + std::strerror(errno) + ".",
+  throw Error(formatted("shared memory of {} for {}: {}.", human_bytes(static_cast<double>(bytes)),
+                        what, std::strerror(errno)),
               hint);
 }
 
@@ -77,11 +78,10 @@ std::shared_ptr<Mapping> Mapping::create(int64_t bytes, const std::string& what)
 }
 
 std::shared_ptr<Mapping> Mapping::open(const Address& address, const std::string& what) {
-  std::string path =
-      "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.descriptor);
+  std::string path = formatted("/proc/{}/fd/{}", address.pid, address.descriptor);
   int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0)
-    fail(what + " (" + path + ")", address.bytes,
+    fail(formatted("{} ({})", what, path), address.bytes,
          "ranks must run as one user in one PID namespace; otherwise use the mpi or nccl backend.");
   std::lock_guard lock(g_mutex);
   std::weak_ptr<Mapping>& known = g_mappings[inode_of(descriptor)];
