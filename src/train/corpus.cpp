@@ -278,7 +278,7 @@ std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cac
   }
   data::SourceOptions options{
       .paths = config.data.train.empty() ? libtorch_headers() : config.data.train,
-      .format = config.data.format,
+      .format = parse_enum<data::Format>(config.data.format).value(),
       .tokenizer = data::Tokenizer::load(config.data.tokenizer),
       .loss_mask = config.data.loss_mask,
       .cache_dir = cache};
