@@ -14,6 +14,10 @@ find_path(FSDP_XXHASH_INCLUDE xxhash.h)  # header only: nothing to link
 if(NOT FSDP_XXHASH_INCLUDE)
   message(FATAL_ERROR "CMake can't find xxhash.h.\nHINT: install libxxhash-dev.")
 endif()
+find_path(FSDP_TOML_INCLUDE toml++/toml.h)  # its headers alone, not its library
+if(NOT FSDP_TOML_INCLUDE)
+  message(FATAL_ERROR "CMake can't find toml++/toml.h.\nHINT: install libtomlplusplus-dev.")
+endif()
 
 # State on a disk uses io_uring; without the library it uses threads.
 set(FSDP_HAVE_URING OFF)

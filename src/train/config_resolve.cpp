@@ -63,7 +63,7 @@ Source named_source(const std::string& name) {
 }
 
 // Throws an Error that names the right section or the nearest key: lr belongs to [optim].
-[[noreturn]] void refuse_key(const std::vector<Option>& all, const toml::Entry& entry,
+[[noreturn]] void refuse_key(const std::vector<Option>& all, const TomlEntry& entry,
                              const std::string& where) {
   size_t dot = entry.name.rfind('.');
   std::string section = dot == std::string::npos ? "" : entry.name.substr(0, dot);
@@ -83,11 +83,11 @@ Source named_source(const std::string& name) {
   throw Error(where + ": there is no key \"" + key + "\" " + place + ".", hint);
 }
 
-void refuse_unknown_sections(const toml::Document& document, const std::string& file) {
+void refuse_unknown_sections(const TomlDocument& document, const std::string& file) {
   std::vector<std::string> known;
   for (const Section& section : sections())
     if (!section.name.empty()) known.push_back(section.name);
-  for (const auto& [name, line] : document.tables) {
+  for (const auto& [line, name] : document.tables) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     std::string near = nearest_word(known, name), all;
     for (const auto& one : known) all += (all.empty() ? "" : ", ") + one;
@@ -185,7 +185,7 @@ void find_kept_tokenizer(Config& config) {
 
 std::vector<std::string> apply_toml(Config& config, std::string_view text,
                                     const std::string& file) {
-  toml::Document document = toml::parse(text, file);
+  TomlDocument document = parse_toml(text, file);
   refuse_unknown_sections(document, file);
   auto all = options(config);
   std::vector<std::string> names;
@@ -193,7 +193,7 @@ std::vector<std::string> apply_toml(Config& config, std::string_view text,
     std::string where = file + ":" + std::to_string(entry.line);
     const Option* option = find(all, entry.name);
     if (!option) refuse_key(all, entry, where);
-    set(*option, entry.value, where);
+    set(*option, entry, where);
     names.push_back(entry.name);
   }
   return names;

@@ -5,13 +5,11 @@
 #include <optional>
 
 #include "base/nearest.h"
+#include "data/unicode.h"
 #include "fsdp/error.h"
-#include "train/config_scalar.h"
 
 namespace fsdp::train {
 namespace {
-
-using Scalar = std::variant<std::monostate, bool, int64_t, double>;
 
 std::string joined(const std::vector<std::string>& words) {
   std::string all;
@@ -22,7 +20,7 @@ std::string joined(const std::vector<std::string>& words) {
 // "1", "100000", "1.5", but "1e15".
 std::string bound(double value) {
   bool plain = value == std::floor(value) && std::abs(value) < 1e7;
-  return plain ? std::to_string(static_cast<int64_t>(value)) : toml::written(value);
+  return plain ? std::to_string(static_cast<int64_t>(value)) : toml_number(value);
 }
 
 // Upper bounds from here on only keep numbers sane; only a value beyond them needs to know.
@@ -44,7 +42,7 @@ std::string range(OptionCheck check, bool complete) {
 }
 
 // An integer, also written as 1e9, as is common for large counts.
-std::optional<int64_t> whole(const Scalar& value) {
+std::optional<int64_t> whole(const TomlHeld& value) {
   if (auto* number = std::get_if<int64_t>(&value)) return *number;
   auto* real = std::get_if<double>(&value);
   constexpr double kExact = 9007199254740992.0;  // 2^53: larger doubles skip integers
@@ -52,7 +50,7 @@ std::optional<int64_t> whole(const Scalar& value) {
   return static_cast<int64_t>(*real);
 }
 
-std::optional<double> real(const Scalar& value) {
+std::optional<double> real(const TomlHeld& value) {
   if (auto* number = std::get_if<int64_t>(&value)) return static_cast<double>(*number);
   if (auto* number = std::get_if<double>(&value)) return *number;
   return {};
@@ -68,7 +66,7 @@ bool is_choice(const std::string& word, const OptionCheck& check) {
   if (std::find(check.choices.begin(), check.choices.end(), word) != check.choices.end())
     return true;
   if (!check.or_number) return false;
-  auto value = toml::scalar(word);
+  auto value = parse_toml_number(word);
   auto* number = std::get_if<int64_t>(&value);
   return number && *number >= 2 && *number <= 1'000'000 && std::to_string(*number) == word;
 }
@@ -82,7 +80,7 @@ bool is_choice(const std::string& word, const OptionCheck& check) {
 }
 
 // Sets any option but a list. `word`: the value as a string.
-void set_scalar(const Option& option, const Scalar& value, const std::optional<std::string>& word,
+void set_scalar(const Option& option, const TomlHeld& value, const std::optional<std::string>& word,
                 const std::string& where, const std::string& got) {
   if (auto* target = std::get_if<bool*>(&option.target)) {
     if (auto* flag = std::get_if<bool>(&value)) return void(**target = *flag);
@@ -118,41 +116,36 @@ std::string expected(const Option& option, bool complete) {
   return std::visit(Words{option.check, complete}, option.target);
 }
 
-void set(const Option& option, const toml::Value& value, const std::string& where) {
+void set(const Option& option, const TomlEntry& entry, const std::string& where) {
   std::string at = where + ": " + option.key;
   if (auto* target = std::get_if<std::vector<std::string>*>(&option.target)) {
-    auto* list = std::get_if<std::vector<std::string>>(&value.held);
-    if (!list) refuse(option, at, value.raw);
+    auto* list = std::get_if<std::vector<std::string>>(&entry.value);
+    if (!list) refuse(option, at, entry.raw);
     **target = *list;
     return;
   }
-  Scalar scalar;
   std::optional<std::string> word;
-  if (auto* text = std::get_if<std::string>(&value.held)) {
-    word = *text;
-  } else if (auto* flag = std::get_if<bool>(&value.held)) {
-    scalar = *flag;
-  } else if (auto* number = std::get_if<int64_t>(&value.held)) {
-    scalar = *number;
-  } else if (auto* number = std::get_if<double>(&value.held)) {
-    scalar = *number;
-  }
+  if (auto* text = std::get_if<std::string>(&entry.value)) word = *text;
   // true and 4 need no quotes if they are valid strings for the option.
-  if (option.check.or_number && !word && is_choice(value.raw, option.check)) word = value.raw;
-  set_scalar(option, scalar, word, at, value.raw);
+  if (option.check.or_number && !word && is_choice(entry.raw, option.check)) word = entry.raw;
+  set_scalar(option, entry.value, word, at, entry.raw);
 }
 
 void set(const Option& option, const std::vector<std::string>& words) {
+  for (const std::string& one : words)
+    if (data::valid_prefix(one) != one.size())
+      throw Error(option.flag() + " isn't valid UTF-8.",
+                  "a run keeps its options in a file that must be UTF-8: use other names.");
   if (auto* target = std::get_if<std::vector<std::string>*>(&option.target)) {
     **target = words;
     return;
   }
   const std::string& word = words.back();
-  Scalar scalar;
+  TomlHeld scalar;
   if (std::holds_alternative<bool*>(option.target)) {
     if (auto flag = flag_word(word)) scalar = *flag;
   } else {
-    scalar = toml::scalar(word);
+    scalar = parse_toml_number(word);
   }
   set_scalar(option, scalar, word, option.flag(), "\"" + word + "\"");
 }
@@ -170,14 +163,14 @@ std::string value_text(const Option& option) {
     const OptionCheck& check;
     std::string operator()(bool* value) const { return *value ? "true" : "false"; }
     std::string operator()(int64_t* value) const { return std::to_string(*value); }
-    std::string operator()(double* value) const { return toml::written(*value); }
+    std::string operator()(double* value) const { return toml_number(*value); }
     std::string operator()(std::string* value) const {
       bool bare = check.or_number && *value != "auto";
-      return bare ? *value : toml::quoted(*value);
+      return bare ? *value : toml_string(*value);
     }
     std::string operator()(std::vector<std::string>* value) const {
       std::string all;
-      for (const auto& one : *value) all += (all.empty() ? "" : ", ") + toml::quoted(one);
+      for (const auto& one : *value) all += (all.empty() ? "" : ", ") + toml_string(one);
       return "[" + all + "]";
     }
   };

@@ -16,7 +16,7 @@ namespace fsdp::train {
 std::string expected(const Option& option, bool complete = false);
 
 // `where`: "my.toml:12".
-void set(const Option& option, const toml::Value& value, const std::string& where);
+void set(const Option& option, const TomlEntry& entry, const std::string& where);
 // From the command line. A list gets all words, any other option the last one.
 void set(const Option& option, const std::vector<std::string>& words);
 

@@ -149,6 +149,11 @@ TEST(Flags, AWrongValueSaysWhatIsExpected) {
   EXPECT_TRUE(has(refused({"--shard.reshard_after_forward", "1"}), "or an integer of at least 2"));
 }
 
+TEST(Flags, MustBeUtf8BecauseTheRunKeepsThemInAFile) {
+  for (const Words& flags : {Words{"--dir", "\xff"}, {"--data.train", "a", "--data.train", "\xc3"}})
+    EXPECT_TRUE(has(refused(flags), " isn't valid UTF-8."));
+}
+
 TEST(Flags, AFlagIsNoValueOfTheOneBeforeIt) {
   EXPECT_TRUE(has(refused({"--dir=", "--resume"}), "--dir has no value"));
   EXPECT_TRUE(has(refused({"--dir", "--optim.lr"}), "--dir has no value"));
@@ -297,7 +302,8 @@ TEST_F(Files, AMaskNextToTokensIsUsedAndSaidSo) {
     Resolved run = resolve(parsed({"--data.train", path}));
     EXPECT_TRUE(run.config.data.loss_mask) << path;
     ASSERT_EQ(run.notes.size(), 1u);
-    EXPECT_TRUE(has(run.notes[0], "data.loss_mask is true: " + (folder_ / "chats/a.mask").string()));
+    EXPECT_TRUE(
+        has(run.notes[0], "data.loss_mask is true: " + (folder_ / "chats/a.mask").string()));
   }
   Resolved without = resolve(parsed({"--data.train", tokens, "--data.loss_mask", "false"}));
   EXPECT_FALSE(without.config.data.loss_mask);
