@@ -11,7 +11,6 @@
 #include "fsdp/communicator.h"
 #include "fsdp/error.h"
 #include "fsdp/graphed_step.h"
-#include "train/config_check.h"
 
 namespace fsdp::train {
 namespace {
@@ -156,8 +155,8 @@ bool Steps::host_is_ahead() const {
 
 bool wants_graphs(const Training& training, int64_t steps) {
   const Config& config = training.config;
-  const bool on = config.train.graph == "on";
-  if (config.train.graph == "off") return false;
+  const bool on = config.train.graph == GraphMode::kOn;
+  if (config.train.graph == GraphMode::kOff) return false;
   if (training.world.device().is_cpu()) {
     if (on)
       throw Error("train.graph = on, but this run computes on the CPU, which has no CUDA graphs.",
@@ -165,7 +164,8 @@ bool wants_graphs(const Training& training, int64_t steps) {
     return false;
   }
   return on || (!training.scaler && !config.data.document_mask && !config.data.loss_mask &&
-                !offloads(config) && config.activations.mode != "offload" && steps >= kWorthIt);
+                !config.offload.any() && config.activations.mode != ActivationsMode::kOffload &&
+                steps >= kWorthIt);
 }
 
 }  // namespace fsdp::train

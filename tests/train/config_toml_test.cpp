@@ -46,10 +46,10 @@ TEST(Toml, ReadsWhatAConfigNeeds) {
   EXPECT_EQ(config.train.tokens, 2'000'000'000);
   EXPECT_EQ(config.train.seed, 5);
   EXPECT_EQ(config.train.sample_prompt, "x = 1 # no comment");
-  EXPECT_EQ(config.shard.precision, "bf16");
+  EXPECT_EQ(config.shard.precision, Precision::kBf16);
   config = from_text("optim = {lr = 0.5, schedule = \"wsd\"}\ndata = {train = ['a']}");
   EXPECT_EQ(config.optim.lr, 0.5);
-  EXPECT_EQ(config.optim.schedule, "wsd");
+  EXPECT_EQ(config.optim.schedule, ScheduleType::kWsd);
   EXPECT_EQ(config.data.train, Words{"a"});
 }
 
@@ -145,7 +145,8 @@ TEST(Toml, AWrongTypeSaysWhatIsExpectedAndWhere) {
 
 TEST(Toml, ATextThatMayBeANumberNeedsNoQuotes) {
   auto reshard = [](const std::string& value) {
-    return from_text("[shard]\nreshard_after_forward = " + value).shard.reshard_after_forward;
+    return enum_name(
+        from_text("[shard]\nreshard_after_forward = " + value).shard.reshard_after_forward);
   };
   EXPECT_EQ(reshard("4"), "4");
   EXPECT_EQ(reshard("true"), "true");
@@ -215,14 +216,11 @@ void randomize(const Option& option, std::mt19937_64& random) {
   if (auto* number = std::get_if<int64_t*>(&option.target))
     **number = static_cast<int64_t>(std::ceil(between));
   if (auto* number = std::get_if<double*>(&option.target)) **number = between;
-  if (auto* word = std::get_if<std::string*>(&option.target)) {
-    const auto& choices = option.check.choices;
-    if (choices.empty()) {
-      **word = text();
-    } else {
-      size_t choice = random() % (choices.size() + option.check.or_number);
-      **word = choice < choices.size() ? choices[choice] : std::to_string(2 + random() % 100);
-    }
+  if (auto* word = std::get_if<std::string*>(&option.target)) **word = text();
+  if (auto* field = std::get_if<EnumField>(&option.target)) {
+    Words names = field->names();
+    if (field->takes_number()) names.push_back(std::to_string(2 + random() % 100));
+    EXPECT_TRUE(field->set(names[random() % names.size()])) << option.name();
   }
   if (auto* list = std::get_if<std::vector<std::string>*>(&option.target)) {
     (*list)->clear();
