@@ -19,6 +19,10 @@ find_library(FSDP_DEFLATE_LIBRARY deflate)    # shared, or static and position-i
 if(NOT FSDP_DEFLATE_INCLUDE OR NOT FSDP_DEFLATE_LIBRARY)
   message(FATAL_ERROR "CMake can't find libdeflate.\nHINT: install libdeflate-dev.")
 endif()
+find_path(FSDP_TOML_INCLUDE toml++/toml.h)  # its headers alone, not its library
+if(NOT FSDP_TOML_INCLUDE)
+  message(FATAL_ERROR "CMake can't find toml++/toml.h.\nHINT: install libtomlplusplus-dev.")
+endif()
 
 # State on a disk uses io_uring; without the library it uses threads.
 set(FSDP_HAVE_URING OFF)

@@ -119,9 +119,9 @@ ShardOptions shard_options(const TrainBench& options, const MixedPrecision& prec
   return {.strategy = train::parse_strategy(options.strategy), .mixed_precision = precision};
 }
 
-train::ActivationsConfig rank_activations(const TrainBench& options) {
-  return {.mode = options.activations.empty() ? "none" : options.activations,
-          .keep_last = options.keep_last};
+ActivationsConfig rank_activations(const TrainBench& options) {
+  const auto mode = parse_enum<ActivationsMode>(options.activations);
+  return {.mode = mode.value_or(ActivationsMode::kNone), .keep_last = options.keep_last};
 }
 
 Sharded shard(const TrainBench& options, const Workload& work, const World& world,

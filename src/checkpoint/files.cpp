@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/seams.h"
 #include "fsdp/error.h"
 
 #ifndef RENAME_EXCHANGE
@@ -25,8 +26,6 @@ constexpr size_t kCollected = 8 << 20;      // bytes of small pieces collected b
 constexpr size_t kLarge = 1 << 20;          // pieces from this size on are written in place
 constexpr size_t kMostInACall = 256 << 20;  // below the kernel's 2 GiB, so that errors come early
 constexpr int64_t kStarted = 16 << 20;      // bytes after which writeback is started
-
-std::atomic<Seam> seam = nullptr;  // saves run in threads of their own
 
 std::string hint_for(int code) {
   switch (code) {
@@ -67,13 +66,9 @@ void change_or_fail(const char* name, const Path& path, Call call) {
 
 }  // namespace
 
-void set_seam(Seam fresh) {
-  seam = fresh;
-}
-
 int ask_seam(const char* call, const Path& path) {
-  const Seam test = seam;
-  return test ? test(call, path) : 0;
+  const auto& seam = seams().files;
+  return seam ? seam(call, path) : 0;
 }
 
 // --- Output ---

@@ -18,11 +18,7 @@ namespace fsdp::checkpoint::files {
 
 using Path = std::filesystem::path;
 
-// A seam for tests: called before every system call that changes something on the disk, and before
-// a copy is made in host memory ("copy"). Returns the errno to fail the call with, or 0 to let it
-// run. Null removes it.
-using Seam = int (*)(const char* call, const Path& path);
-void set_seam(Seam seam);
+// Asks the seam for tests (base/seams.h) whether a call fails: 0, or its errno.
 int ask_seam(const char* call, const Path& path);
 
 // A file that is written sequentially. Small pieces are collected; large ones are written without a

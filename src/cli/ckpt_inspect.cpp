@@ -79,9 +79,9 @@ std::string model_type(const Summary& summary) {
   const auto* config = plain(summary, "extra.config");
   if (!config || !std::holds_alternative<std::string>(*config)) return "";
   try {
-    for (const auto& entry : train::toml::parse(std::get<std::string>(*config), "config").entries)
-      if (entry.name == "model.type" && std::holds_alternative<std::string>(entry.value.held))
-        return std::get<std::string>(entry.value.held);
+    for (const auto& entry : train::parse_toml(std::get<std::string>(*config), "config").entries)
+      if (entry.name == "model.type" && std::holds_alternative<std::string>(entry.value))
+        return std::get<std::string>(entry.value);
   } catch (const Error&) {  // not one of ours
   }
   return "";

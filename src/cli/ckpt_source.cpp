@@ -11,6 +11,7 @@
 #include "models/parameter_shapes.h"
 #include "train/model_shape.h"
 #include "train/run_directory.h"
+#include "train/training.h"
 
 namespace fsdp::cli {
 namespace {
@@ -85,7 +86,7 @@ SourceModel model_of(const CheckpointSource& from) {
   const checkpoint::Extra extra = checkpoint::read_extras(*from.source, 0, nullptr).run;
   const train::Config config = train::config_of(extra, from.dir);
   SourceModel model{.config = train::model_shape(config), .max_positions = config.data.seq};
-  if (config.model.rope_scaling == "llama3") {  // extends the context beyond data.seq
+  if (config.model.rope_scaling == RopeScalingType::kLlama3) {  // beyond data.seq
     const double longest = config.model.rope_factor * double(config.model.rope_original_tokens);
     model.max_positions =
         std::max(model.max_positions, static_cast<int64_t>(std::min(longest, kMostPositions)));
@@ -139,10 +140,8 @@ fs::path origin_folder(const CheckpointSource& from) {
 }
 
 std::optional<at::ScalarType> parse_dtype(const std::string& name) {
-  if (name == "fp32") return at::kFloat;
-  if (name == "bf16") return at::kBFloat16;
-  if (name == "fp16") return at::kHalf;
-  return std::nullopt;
+  const auto precision = parse_enum<Precision>(name);
+  return precision ? std::optional(train::dtype_of(*precision)) : std::nullopt;
 }
 
 std::vector<std::string> model_names(const checkpoint::Source& source) {

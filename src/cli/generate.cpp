@@ -109,7 +109,7 @@ int run_generate(const GenerateFlags& flags) {
   Writer writer =
       checkpoint::is_hugging_face(flags.where) ? from_hugging_face(flags) : from_run(flags);
   const auto& tokenizer = writer.tokenizer;
-  if (writer.config.model.type == "mlp")
+  if (writer.config.model.type == ModelType::kMlp)
     throw Error("an mlp can't generate text.", "pass a run of a language model.");
   at::Device device = device_of(flags.device);
   train::Trainee trainee = train::make_unfilled_trainee(writer.config, tokenizer->vocab_size());

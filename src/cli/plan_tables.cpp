@@ -9,6 +9,7 @@
 #include "base/table.h"
 #include "fsdp/error.h"
 #include "observe/throughput.h"
+#include "train/plan_config.h"
 
 namespace fsdp::cli {
 namespace {
@@ -28,14 +29,6 @@ int ranks_of(const std::string& part, const std::string& text) {
   if (ranks < 1 || ranks > kMostRanks)
     refuse(text, "a world has 1 to " + std::to_string(kMostRanks) + " ranks, not " + part + ".");
   return ranks;
-}
-
-std::string name_of(const PlanRecompute& recompute) {
-  if (!recompute.mode) return "none";
-  if (recompute.inner) return "feed_forward";
-  return *recompute.mode == Recompute::FULL        ? "full"
-         : *recompute.mode == Recompute::SELECTIVE ? "selective"
-                                                   : "offload";
 }
 
 std::string name_of(const Offload& offload) {
@@ -59,7 +52,8 @@ std::vector<Table::Column> figures(int64_t tokens_per_sample) {
 }
 
 std::vector<Cell> setting_cells(const PlanChoice& choice) {
-  return {text(lower(name(choice.strategy))), text(name_of(choice.recompute)),
+  return {text(lower(name(choice.strategy))),
+          text(enum_name(train::activations_mode(choice.recompute))),
           text(name_of(choice.offload))};
 }
 

@@ -189,8 +189,9 @@ int write(const TokenizeFlags& flags) {
 
   auto begin = Clock::now();
   Output output;
+  const data::Format format = parse_enum<data::Format>(flags.format).value();
   auto writer = [&](const std::string& path) {
-    return std::make_unique<data::TokenWriter>(path, flags.format, tokenizer->vocab_size(), mask);
+    return std::make_unique<data::TokenWriter>(path, format, tokenizer->vocab_size(), mask);
   };
   output.training = writer(flags.out);
   if (flags.valid_share > 0) output.validation = writer(valid_path(flags.out));
@@ -274,7 +275,7 @@ int decode(const TokenizeFlags& flags) {
   std::cout << data::repaired(tokenizer->decode(narrow)) << "\n";
   std::cerr << "tokens " << with_separators(flags.skip) << " to "
             << with_separators(flags.skip + count) << " of " << with_separators(file->tokens())
-            << " (" << file->format() << ")\n";
+            << " (" << enum_name(file->format()) << ")\n";
   return 0;
 }
 

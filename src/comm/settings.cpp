@@ -7,6 +7,7 @@
 
 #include "base/environment.h"
 #include "base/format.h"
+#include "comm/config.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -14,8 +15,7 @@ namespace fsdp::comm {
 std::string asked_backend(const std::string& option) {
   std::string asked = option;
   if (asked.empty()) asked = environment::text("FSDP_BACKEND").value_or("auto");
-  for (const char* known : {"auto", "shm", "mpi", "nccl", "fake"})
-    if (asked == known) return asked;
+  if (asked == "fake" || parse_enum<CommBackend>(asked)) return asked;
   throw Error(formatted("there is no backend \"{}\".", asked),
               "choose shm, mpi, nccl, fake or auto (FSDP_BACKEND, or InitOptions::backend).");
 }

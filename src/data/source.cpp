@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 class FileSource : public TokenSource {
  public:
-  FileSource(const std::string& path, const std::string& format, bool mask)
+  FileSource(const std::string& path, Format format, bool mask)
       : file_(TokenFile::open(path, format)),
         mask_(mask ? std::make_unique<MaskFile>(*file_) : nullptr) {}
   int64_t tokens() const override { return file_->tokens(); }
@@ -35,7 +35,7 @@ class FileSource : public TokenSource {
   std::string where(int64_t token) const override {
     return formatted("{}: token {}", file_->path(), token);
   }
-  SourceInfo info() const override { return {file_->format(), 1, file_->file_bytes()}; }
+  SourceInfo info() const override { return {enum_name(file_->format()), 1, file_->file_bytes()}; }
 
  private:
   std::shared_ptr<TokenFile> file_;
@@ -129,8 +129,8 @@ struct Opened {
 Opened open_folder(const std::string& path, const SourceOptions& options) {
   auto files = files_below(path);
   auto is_bin = [](const FoundFile& file) { return fs::path(file.path).extension() == ".bin"; };
-  bool text = options.format == "text";
-  if (options.format == "auto") text = std::none_of(files.begin(), files.end(), is_bin);
+  bool text = options.format == Format::kText;
+  if (options.format == Format::kAuto) text = std::none_of(files.begin(), files.end(), is_bin);
   Opened opened;
   if (text) {
     opened.text = text_files_below(path);
@@ -150,10 +150,10 @@ Opened open_folder(const std::string& path, const SourceOptions& options) {
 Opened open_file(const std::string& path, const SourceOptions& options) {
   std::string extension = fs::path(path).extension().string();
   bool tokens = extension == ".bin" || extension == ".idx";
-  if (options.format != "text" && (options.format != "auto" || tokens)) {
+  if (options.format != Format::kText && (options.format != Format::kAuto || tokens)) {
     return {{}, {file_source(path, options.format, options.loss_mask)}};
   }
-  if (options.format == "auto" && extension == ".jsonl") {
+  if (options.format == Format::kAuto && extension == ".jsonl") {
     throw Error(formatted("{} is JSON lines, not text.", path),
                 "fsdp tokenize --jsonl makes a token file from it; --data.format text trains on "
                 "its bytes.");
@@ -177,8 +177,7 @@ std::vector<int64_t> TokenSource::document_starts(int64_t, int64_t) const {
   return {};
 }
 
-std::shared_ptr<TokenSource> file_source(const std::string& path, const std::string& format,
-                                         bool mask) {
+std::shared_ptr<TokenSource> file_source(const std::string& path, Format format, bool mask) {
   return std::make_shared<FileSource>(path, format, mask);
 }
 
@@ -188,11 +187,6 @@ std::shared_ptr<TokenSource> joined(std::vector<std::shared_ptr<TokenSource>> pa
 }
 
 std::shared_ptr<TokenSource> open_source(const SourceOptions& options) {
-  static const char* formats[] = {"auto", "text", "nanogpt", "llmc", "megatron"};
-  if (std::find(std::begin(formats), std::end(formats), options.format) == std::end(formats)) {
-    throw Error(formatted("there is no data format \"{}\".", options.format),
-                "formats are auto, text, nanogpt, llmc, megatron.");
-  }
   if (options.paths.empty()) throw Error("there is no data to read.", "pass files or folders.");
   std::vector<std::shared_ptr<TokenSource>> parts;
   std::vector<FoundFile> text;  // of consecutive paths, tokenized together

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "data/format.h"
 #include "fsdp/tokenizer.h"
 
 namespace fsdp::data {
@@ -38,8 +39,8 @@ class TokenSource {
 };
 
 struct SourceOptions {
-  std::vector<std::string> paths;              // files, and folders to search for files
-  std::string format = "auto";                 // auto, text, nanogpt, llmc, megatron
+  std::vector<std::string> paths;  // files, and folders to search for files
+  Format format = Format::kAuto;
   std::shared_ptr<const Tokenizer> tokenizer;  // for text; not needed for token files
   bool loss_mask = false;                      // FILE.mask next to each FILE.bin must exist
   std::string cache_dir;                       // for tokenized text; empty: in memory

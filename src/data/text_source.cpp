@@ -192,11 +192,11 @@ std::shared_ptr<TokenSource> tokenised_source(const std::vector<FoundFile>& file
   if (!std::filesystem::exists(index, problem)) {
     log::info(formatted("tokenizing {} files, {}, into {}", with_separators(info.files),
                         human_bytes(static_cast<double>(info.bytes)), path));
-    TokenWriter writer(path, "megatron", tokenizer->vocab_size());
+    TokenWriter writer(path, Format::kMegatron, tokenizer->vocab_size());
     tokenise_files(files, *tokenizer, 0, [&](std::vector<int32_t>&& ids) { writer.add(ids); });
     writer.finish();
   }
-  return std::make_shared<CachedSource>(file_source(path, "megatron", false), info);
+  return std::make_shared<CachedSource>(file_source(path, Format::kMegatron, false), info);
 }
 
 }  // namespace fsdp::data

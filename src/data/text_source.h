@@ -31,7 +31,6 @@ void tokenise_files(const std::vector<FoundFile>& files, const Tokenizer& tokeni
 std::shared_ptr<TokenSource> joined(std::vector<std::shared_ptr<TokenSource>> parts);
 
 // A source over one token file.
-std::shared_ptr<TokenSource> file_source(const std::string& path, const std::string& format,
-                                         bool mask);
+std::shared_ptr<TokenSource> file_source(const std::string& path, Format format, bool mask);
 
 }  // namespace fsdp::data

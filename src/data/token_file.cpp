@@ -111,27 +111,26 @@ int64_t TokenFile::file_bytes() const {
   return file_->size() + (index_ ? index_->size() : 0);
 }
 
-std::shared_ptr<TokenFile> TokenFile::open(const std::string& path, const std::string& format) {
+std::shared_ptr<TokenFile> TokenFile::open(const std::string& path, Format format) {
   auto tokens = std::make_shared<TokenFile>();
   bool named_index = std::filesystem::path(path).extension() == ".idx";
   tokens->file_ = std::make_unique<MappedFile>(named_index ? sibling(path, ".bin") : path);
   std::string index = sibling(path, ".idx");
-  std::string chosen = format;
-  if (format == "auto") {
+  if (format == Format::kAuto) {
     std::error_code ignored;
-    chosen = has_llmc_magic(tokens->file_->bytes())                   ? "llmc"
-             : named_index || std::filesystem::exists(index, ignored) ? "megatron"
-                                                                      : "nanogpt";
+    format = has_llmc_magic(tokens->file_->bytes())                   ? Format::kLlmc
+             : named_index || std::filesystem::exists(index, ignored) ? Format::kMegatron
+                                                                      : Format::kNanogpt;
   }
-  tokens->format_ = chosen;
-  if (chosen == "llmc") {
+  tokens->format_ = format;
+  if (format == Format::kLlmc) {
     tokens->open_llmc();
-  } else if (chosen == "megatron") {
+  } else if (format == Format::kMegatron) {
     tokens->open_megatron(index);
-  } else if (chosen == "nanogpt") {
+  } else if (format == Format::kNanogpt) {
     tokens->open_nanogpt();
   } else {
-    throw Error(formatted("there is no token file format \"{}\".", format),
+    throw Error(formatted("there is no token file format \"{}\".", enum_name(format)),
                 "formats are auto, nanogpt, llmc, megatron.");
   }
   return tokens;

@@ -15,20 +15,21 @@
 #include <string>
 #include <vector>
 
+#include "data/format.h"
+
 namespace fsdp::data {
 
 class MappedFile;
 
 class TokenFile {
  public:
-  // `format`: one of the above, or auto. A .idx may be passed instead of its .bin. Throws Error.
-  static std::shared_ptr<TokenFile> open(const std::string& path,
-                                         const std::string& format = "auto");
+  // `format`: one of the above, or kAuto. A .idx may be passed instead of its .bin. Throws Error.
+  static std::shared_ptr<TokenFile> open(const std::string& path, Format format = Format::kAuto);
   TokenFile();
   ~TokenFile();
 
   const std::string& path() const;
-  const std::string& format() const { return format_; }
+  Format format() const { return format_; }
   int64_t tokens() const { return tokens_; }
   int64_t file_bytes() const;
 
@@ -46,7 +47,7 @@ class TokenFile {
   int64_t sequence_start(int64_t sequence) const;  // in tokens, from the index
   int64_t document_start(int64_t document) const;
 
-  std::string format_;
+  Format format_ = Format::kAuto;
   std::unique_ptr<MappedFile> file_, index_;
   const char* data_ = nullptr;  // the first token
   Type type_ = kUint16;

@@ -23,20 +23,19 @@ constexpr int64_t kIdsOf16Bits = 65536;  // smaller ids have 16 bits
 
 }  // namespace
 
-TokenWriter::TokenWriter(const std::string& path, const std::string& format, int64_t vocab,
-                         bool mask)
+TokenWriter::TokenWriter(const std::string& path, Format format, int64_t vocab, bool mask)
     : format_(format), vocab_(vocab), width_(vocab > kIdsOf16Bits ? 4 : 2), mask_(mask) {
-  if (format != "nanogpt" && format != "llmc" && format != "megatron") {
-    throw Error(formatted("there is no format \"{}\".", format),
+  if (format == Format::kAuto || format == Format::kText) {
+    throw Error(formatted("token files can't be written as \"{}\".", enum_name(format)),
                 "formats are llmc, nanogpt, megatron.");
   }
-  if (format == "nanogpt" && width_ == 4) {
+  if (format == Format::kNanogpt && width_ == 4) {
     throw Error(formatted("a vocabulary of {} doesn't fit in nanoGPT's 16 bits.", vocab),
                 "use --format llmc or megatron.");
   }
   files_.reserve(3);  // keeps references to them valid
   File& tokens = create(path);
-  if (format == "llmc") {
+  if (format == Format::kLlmc) {
     char header[1024] = {};
     write(tokens, header, sizeof header);
   }
@@ -70,7 +69,7 @@ void TokenWriter::add(const std::vector<int32_t>& ids, const std::vector<uint8_t
         formatted("a document has {} tokens but a loss mask of {}.", ids.size(), counts.size()),
         "pass one value per token.");
   }
-  if (format_ == "megatron" && ids.size() > INT32_MAX) {
+  if (format_ == Format::kMegatron && ids.size() > INT32_MAX) {
     throw Error(formatted("a document of {} tokens doesn't fit in Megatron's index.", ids.size()),
                 "split the text into several files.");
   }
@@ -87,7 +86,7 @@ void TokenWriter::add(const std::vector<int32_t>& ids, const std::vector<uint8_t
   write(files_[0], buffer_.data(), buffer_.size());
   if (mask_) write(files_[1], counts.data(), counts.size());
   tokens_ += static_cast<int64_t>(ids.size());
-  if (format_ == "megatron") lengths_.push_back(static_cast<int32_t>(ids.size()));
+  if (format_ == Format::kMegatron) lengths_.push_back(static_cast<int32_t>(ids.size()));
 }
 
 void TokenWriter::write_index() {
@@ -111,8 +110,8 @@ void TokenWriter::finish() {
   if (tokens_ == 0)
     throw Error(formatted("{}: there are no tokens to write.", files_[0].path),
                 "was the text empty?");
-  if (format_ == "megatron") write_index();
-  if (format_ == "llmc") {
+  if (format_ == Format::kMegatron) write_index();
+  if (format_ == Format::kLlmc) {
     if (tokens_ > INT32_MAX) {
       throw Error(
           formatted("{}: {} tokens don't fit in one file of llm.c.", files_[0].path, tokens_),

@@ -7,13 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "data/format.h"
+
 namespace fsdp::data {
 
 class TokenWriter {
  public:
-  // `format`: nanogpt, llmc or megatron. Ids must be below `vocab`, which decides their width;
+  // `format`: kNanogpt, kLlmc or kMegatron. Ids must be below `vocab`, which decides their width;
   // nanogpt is limited to 16 bits. `mask`: also write FILE.mask.
-  TokenWriter(const std::string& path, const std::string& format, int64_t vocab, bool mask = false);
+  TokenWriter(const std::string& path, Format format, int64_t vocab, bool mask = false);
   ~TokenWriter();  // removes unfinished files
   TokenWriter(const TokenWriter&) = delete;
   TokenWriter& operator=(const TokenWriter&) = delete;
@@ -34,7 +36,7 @@ class TokenWriter {
   void write(File& file, const void* data, size_t bytes);
   void write_index();
 
-  std::string format_;
+  Format format_;
   int64_t vocab_;
   int width_;
   bool mask_;

@@ -11,13 +11,13 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/seams.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
 namespace fsdp::disk {
 namespace {
 
-std::atomic<Seam> seam = nullptr;
 std::atomic<int> opened = 0;  // files that this process has made so far
 
 std::string words(int code) {
@@ -56,13 +56,9 @@ int allocate(int descriptor, int64_t bytes) {
 
 }  // namespace
 
-void set_seam(Seam fresh) {
-  seam = fresh;
-}
-
 int ask_seam(const char* call, int64_t offset) {
-  const Seam test = seam;
-  return test ? test(call, offset) : 0;
+  const auto& seam = seams().disk;
+  return seam ? seam(call, offset) : 0;
 }
 
 ScratchFile::ScratchFile(const std::string& directory, int64_t bytes, bool direct)

@@ -41,11 +41,7 @@ class ScratchFile {
   bool direct_ = false;
 };
 
-// A seam for tests, called before a file is allocated ("allocate") and after each piece is read or
-// written ("read", "write"). Returns 0, or the errno to fail with. It may block. Any of our threads
-// may call it.
-using Seam = int (*)(const char* call, int64_t offset);
-void set_seam(Seam seam);  // nullptr: none
+// Asks the seam for tests (base/seams.h) whether a call fails: 0, or its errno.
 int ask_seam(const char* call, int64_t offset);
 
 }  // namespace fsdp::disk

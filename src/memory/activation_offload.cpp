@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/seams.h"
 #include "fsdp/error.h"
 #include "memory/host_pool.h"
 #include "memory/region.h"
@@ -18,10 +19,6 @@
 #include "shard/tensor_access.h"
 
 namespace fsdp::memory {
-
-namespace offload {
-int64_t smallest_bytes = int64_t{1} << 20;
-}
 
 namespace {
 
@@ -302,7 +299,7 @@ bool is_worth_it(const at::Tensor& tensor) {
     return false;
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   auto bytes = static_cast<int64_t>(storage->nbytes());
-  return bytes > 0 && bytes >= offload::smallest_bytes && !residents().has(storage);
+  return bytes > 0 && bytes >= seams().smallest_offloaded && !residents().has(storage);
 }
 
 }  // namespace

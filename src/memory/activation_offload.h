@@ -53,8 +53,6 @@ class OffloadedRegion : public std::enable_shared_from_this<OffloadedRegion> {
 
 namespace offload {
 
-// Storages below this many bytes aren't offloaded. Tests lower it.
-extern int64_t smallest_bytes;
 struct Use {
   int64_t now = 0;   // bytes in host memory
   int64_t pool = 0;  // size of the host pool

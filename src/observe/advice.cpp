@@ -66,7 +66,7 @@ Found small_units(const RunFacts& facts) {
 }
 
 Found fp16_without_scaler(const RunFacts& facts) {
-  if (facts.precision != "fp16" || facts.grad_scaler) return {};
+  if (facts.precision != Precision::kFp16 || facts.grad_scaler) return {};
   return Advice{"fp16-without-scaler",
                 "gradients are computed in fp16 without a scaler: those below 6e-8 become zero.",
                 "set optim.grad_scaler to true, or shard.precision to bf16."};
@@ -74,7 +74,7 @@ Found fp16_without_scaler(const RunFacts& facts) {
 
 Found bf16_reduction(const RunFacts& facts) {
   constexpr int kMany = 16;
-  if (facts.reduce != "bf16" || facts.reduce_ranks < kMany) return {};
+  if (facts.reduce != Precision::kBf16 || facts.reduce_ranks < kMany) return {};
   return Advice{"bf16-reduction-many-ranks",
                 "gradients of " + std::to_string(facts.reduce_ranks) +
                     " ranks are summed in bf16, which keeps 8 bits of every partial sum.",

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "shard/config.h"
+
 namespace fsdp::observe {
 
 struct UnitSize {
@@ -28,9 +30,9 @@ struct RunFacts {
   std::optional<int> omp_threads;  // OMP_NUM_THREADS
 
   // The config.
-  std::string precision = "fp32";  // of parameters in operators
-  std::string reduce = "fp32";     // of gradients in reductions
-  int reduce_ranks = 1;            // ranks that a gradient is summed over
+  Precision precision = Precision::kFp32;  // of parameters in operators
+  Precision reduce = Precision::kFp32;     // of gradients in reductions
+  int reduce_ranks = 1;                    // ranks that a gradient is summed over
   bool grad_scaler = false;
   std::optional<double> clip;  // 0: none
   int64_t micro_batch = 0;

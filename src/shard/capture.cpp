@@ -7,6 +7,7 @@
 #include <bit>
 #include <set>
 
+#include "base/seams.h"
 #include "comm/modules.h"
 #include "shard/background.h"
 #include "shard/engine.h"
@@ -151,15 +152,13 @@ void CudaStepGraph::replay() {
 
 }  // namespace
 
-std::function<std::unique_ptr<StepGraph>()> step_graphs_of_tests;
-
 std::unique_ptr<StepGraph> make_step_graph(Model& model, const StepGraph* sibling) {
-  if (step_graphs_of_tests) return step_graphs_of_tests();
+  if (const auto& make = seams().graphs) return make();
   return std::make_unique<CudaStepGraph>(model, static_cast<const CudaStepGraph*>(sibling));
 }
 
 bool has_graphs(const Model& model) {
-  return step_graphs_of_tests || has_streams(model.device());
+  return seams().graphs || has_streams(model.device());
 }
 
 void recover(Model& model) {

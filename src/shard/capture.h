@@ -34,10 +34,7 @@ class StepGraph {
 
 // A graph that shares the memory pool of `sibling`, if given. An Error without CUDA graphs.
 std::unique_ptr<StepGraph> make_step_graph(Model& model, const StepGraph* sibling);
-bool has_graphs(const Model& model);  // on a GPU
-
-// The seam for tests: makes the graphs instead, on the CPU too.
-extern std::function<std::unique_ptr<StepGraph>()> step_graphs_of_tests;
+bool has_graphs(const Model& model);  // on a GPU, or by the seam for tests
 
 // While alive, this thread records the graphs of a step of `model`; operations that can't be part
 // of a graph may throw. Frees the gradients and all their memory first: a graph would keep writing

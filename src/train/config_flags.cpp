@@ -6,6 +6,7 @@
 
 #include "base/nearest.h"
 #include "fsdp/error.h"
+#include "train/config.h"
 #include "train/config_values.h"
 
 namespace fsdp::train {
@@ -13,18 +14,18 @@ namespace {
 
 std::string type_name(const Option& option) {
   struct Words {
-    const OptionCheck& check;
     std::string operator()(bool*) const { return "[BOOL]"; }
     std::string operator()(int64_t*) const { return "N"; }
     std::string operator()(double*) const { return "X"; }
-    std::string operator()(std::string*) const {
-      std::string all;
-      for (const auto& choice : check.choices) all += (all.empty() ? "" : "|") + choice;
-      return all.empty() ? "TEXT" : all + (check.or_number ? "|N" : "");
-    }
+    std::string operator()(std::string*) const { return "TEXT"; }
     std::string operator()(std::vector<std::string>*) const { return "TEXT"; }
+    std::string operator()(const EnumField& field) const {
+      std::string all;
+      for (const auto& name : field.names()) all += (all.empty() ? "" : "|") + name;
+      return all + (field.takes_number() ? "|N" : "");
+    }
   };
-  return std::visit(Words{option.check}, option.target);
+  return std::visit(Words{}, option.target);
 }
 
 std::string help(const Option& option) {
@@ -34,11 +35,7 @@ std::string help(const Option& option) {
 }
 
 std::string group(const Option& option) {
-  for (const Section& section : sections()) {
-    if (section.name != option.section) continue;
-    return section.name.empty() ? section.help : "[" + section.name + "] " + section.help;
-  }
-  return "Options";
+  return (option.section.empty() ? "" : "[" + option.section + "] ") + option.section_help;
 }
 
 // All names of all flags, without the dashes.
@@ -66,7 +63,7 @@ std::vector<std::string> spellings(const std::vector<Option>& all) {
     }
   }
   std::string near = nearest_word(others, name);
-  if (near.empty()) near = nearest(all, name);
+  if (const Option* option = nearest(all, name); near.empty() && option) near = option->name();
   throw Error("there is no flag " + word.substr(0, word.find('=')) + ".",
               (near.empty() ? "" : "did you mean --" + near + "? ") + command.get_name() +
                   " --help lists all flags.");

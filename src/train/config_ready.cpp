@@ -17,7 +17,7 @@ int64_t llama_parameters(const ModelConfig& model, int64_t vocab) {
   int64_t q = model.heads * head;
   int64_t kv = (model.kv_heads > 0 ? model.kv_heads : model.heads) * head;
   int64_t ffn = model.ffn > 0 ? model.ffn : (8 * dim / 3 + 255) / 256 * 256;
-  int64_t biases = model.type == "qwen2" ? q + 2 * kv : 0;
+  int64_t biases = model.type == ModelType::kQwen2 ? q + 2 * kv : 0;
   int64_t block = 2 * dim * q + 2 * dim * kv + 3 * dim * ffn + 2 * dim + biases;
   return vocab * dim * (model.tied ? 1 : 2) + model.layers * block + dim;
 }
@@ -56,13 +56,13 @@ std::string title(const ReadyConfig& config) {
 
 std::optional<int64_t> parameter_count(const Config& config) {
   const ModelConfig& model = config.model;
-  if (model.type == "mlp") return model.layers * (model.width + 1) * model.width;
+  if (model.type == ModelType::kMlp) return model.layers * (model.width + 1) * model.width;
   int64_t vocab = model.vocab;
   if (vocab == 0 && config.data.tokenizer == "bytes") vocab = 257;
   if (vocab == 0 || (model.head_dim == 0 && model.dim % model.heads != 0)) return {};
   int64_t positions = model.max_tokens > 0 ? model.max_tokens : config.data.seq;
-  return model.type == "gpt2" ? gpt2_parameters(model, vocab, positions)
-                              : llama_parameters(model, vocab);
+  return model.type == ModelType::kGpt2 ? gpt2_parameters(model, vocab, positions)
+                                        : llama_parameters(model, vocab);
 }
 
 std::string list_ready_configs() {

@@ -63,13 +63,13 @@ Source named_source(const std::string& name) {
 }
 
 // Throws an Error that names the right section or the nearest key: lr belongs to [optim].
-[[noreturn]] void refuse_key(const std::vector<Option>& all, const toml::Entry& entry,
+[[noreturn]] void refuse_key(const std::vector<Option>& all, const TomlEntry& entry,
                              const std::string& where) {
   size_t dot = entry.name.rfind('.');
   std::string section = dot == std::string::npos ? "" : entry.name.substr(0, dot);
   std::string key = entry.name.substr(dot == std::string::npos ? 0 : dot + 1);
   std::string place = section.empty() ? "outside all sections" : "in [" + section + "]";
-  const Option* near = find(all, nearest(all, entry.name));
+  const Option* near = nearest(all, entry.name);
   std::string hint;
   if (!near) {
     hint = "docs/config.md lists every key.";
@@ -83,16 +83,18 @@ Source named_source(const std::string& name) {
   throw Error(where + ": there is no key \"" + key + "\" " + place + ".", hint);
 }
 
-void refuse_unknown_sections(const toml::Document& document, const std::string& file) {
+void refuse_unknown_sections(const std::vector<Option>& all, const TomlDocument& document,
+                             const std::string& file) {
   std::vector<std::string> known;
-  for (const Section& section : sections())
-    if (!section.name.empty()) known.push_back(section.name);
-  for (const auto& [name, line] : document.tables) {
+  for (const Option& option : all)
+    if (!option.section.empty() && (known.empty() || known.back() != option.section))
+      known.push_back(option.section);
+  for (const auto& [line, name] : document.tables) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    std::string near = nearest_word(known, name), all;
-    for (const auto& one : known) all += (all.empty() ? "" : ", ") + one;
+    std::string near = nearest_word(known, name), names;
+    for (const auto& one : known) names += (names.empty() ? "" : ", ") + one;
     throw Error(file + ":" + std::to_string(line) + ": there is no section [" + name + "].",
-                near.empty() ? "sections are " + all + "." : "did you mean [" + near + "]?");
+                near.empty() ? "sections are " + names + "." : "did you mean [" + near + "]?");
   }
 }
 
@@ -185,15 +187,15 @@ void find_kept_tokenizer(Config& config) {
 
 std::vector<std::string> apply_toml(Config& config, std::string_view text,
                                     const std::string& file) {
-  toml::Document document = toml::parse(text, file);
-  refuse_unknown_sections(document, file);
+  TomlDocument document = parse_toml(text, file);
   auto all = options(config);
+  refuse_unknown_sections(all, document, file);
   std::vector<std::string> names;
   for (const auto& entry : document.entries) {
     std::string where = file + ":" + std::to_string(entry.line);
     const Option* option = find(all, entry.name);
     if (!option) refuse_key(all, entry, where);
-    set(*option, entry.value, where);
+    set(*option, entry, where);
     names.push_back(entry.name);
   }
   return names;
@@ -212,7 +214,7 @@ std::optional<Config> kept_config(const Config& config) {
 // Uses the loss masks that lie next to token files, unless the user has decided.
 void find_masks(Config& config, const std::set<std::string>& given,
                 std::vector<std::string>& notes) {
-  if (given.contains("data.loss_mask") || config.data.format == "text") return;
+  if (given.contains("data.loss_mask") || config.data.format == data::Format::kText) return;
   if (config.resume) {
     if (const auto kept = kept_config(config)) config.data.loss_mask = kept->data.loss_mask;
     return;

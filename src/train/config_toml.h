@@ -1,9 +1,7 @@
-// A strict parser of the TOML that configs need: tables, dotted keys, single-line strings,
-// integers, floats, booleans, lists of strings, and comments. The rest of TOML (inline tables,
-// arrays of tables, dates, multi-line strings) is refused by name.
+// TOML: reading configs with toml++, and writing values.
 //
-// CLI11 has a parser, but it guesses: without a warning it cuts a string at a #, takes a line
-// without = for a switch, joins the values of duplicate keys and ignores escapes.
+// Errors have the file and the line. What is valid TOML but of no use in a config (dates, lists of
+// numbers, arrays of tables) is refused by name.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +11,30 @@
 #include <variant>
 #include <vector>
 
-namespace fsdp::train::toml {
+namespace fsdp::train {
 
-struct Value {
-  std::variant<bool, int64_t, double, std::string, std::vector<std::string>> held;
-  std::string raw;  // as written in the file, for errors
-};
+// monostate: an empty table.
+using TomlHeld =
+    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>>;
 
-struct Entry {
+struct TomlEntry {
   std::string name;  // of the table and the key: "optim.lr"
-  Value value;
+  TomlHeld value;
+  std::string raw;  // the value as written in the file, for errors
   int line = 0;
 };
 
-struct Document {
-  std::vector<Entry> entries;         // in order
-  std::map<std::string, int> tables;  // the line of [name]; only those with a header
+struct TomlDocument {
+  std::vector<TomlEntry> entries;     // in order
+  std::map<int, std::string> tables;  // [name] by its line
 };
 
-// Unsupported syntax and duplicate keys or tables are Errors with `file` and the line.
-Document parse(std::string_view text, const std::string& file);
+TomlDocument parse_toml(std::string_view text, const std::string& file);
 
-}  // namespace fsdp::train::toml
+// A number of a flag, in the syntax of TOML: 1_000, 1e-4, 0x10. monostate if it isn't one.
+TomlHeld parse_toml_number(const std::string& word);
+
+std::string toml_string(std::string_view text);  // in quotes, with escapes
+std::string toml_number(double value);           // the shortest text that reads as the same double
+
+}  // namespace fsdp::train

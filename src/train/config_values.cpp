@@ -1,17 +1,13 @@
 #include "train/config_values.h"
 
-#include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "base/nearest.h"
+#include "data/unicode.h"
 #include "fsdp/error.h"
-#include "train/config_scalar.h"
 
 namespace fsdp::train {
 namespace {
-
-using Scalar = std::variant<std::monostate, bool, int64_t, double>;
 
 std::string joined(const std::vector<std::string>& words) {
   std::string all;
@@ -22,7 +18,7 @@ std::string joined(const std::vector<std::string>& words) {
 // "1", "100000", "1.5", but "1e15".
 std::string bound(double value) {
   bool plain = value == std::floor(value) && std::abs(value) < 1e7;
-  return plain ? std::to_string(static_cast<int64_t>(value)) : toml::written(value);
+  return plain ? std::to_string(static_cast<int64_t>(value)) : toml_number(value);
 }
 
 // Upper bounds from here on only keep numbers sane; only a value beyond them needs to know.
@@ -44,7 +40,7 @@ std::string range(OptionCheck check, bool complete) {
 }
 
 // An integer, also written as 1e9, as is common for large counts.
-std::optional<int64_t> whole(const Scalar& value) {
+std::optional<int64_t> whole(const TomlHeld& value) {
   if (auto* number = std::get_if<int64_t>(&value)) return *number;
   auto* real = std::get_if<double>(&value);
   constexpr double kExact = 9007199254740992.0;  // 2^53: larger doubles skip integers
@@ -52,7 +48,7 @@ std::optional<int64_t> whole(const Scalar& value) {
   return static_cast<int64_t>(*real);
 }
 
-std::optional<double> real(const Scalar& value) {
+std::optional<double> real(const TomlHeld& value) {
   if (auto* number = std::get_if<int64_t>(&value)) return static_cast<double>(*number);
   if (auto* number = std::get_if<double>(&value)) return *number;
   return {};
@@ -63,41 +59,44 @@ bool in_range(double value, const OptionCheck& check) {
          (check.above ? value > check.least : value >= check.least);
 }
 
-bool is_choice(const std::string& word, const OptionCheck& check) {
-  if (check.choices.empty()) return true;
-  if (std::find(check.choices.begin(), check.choices.end(), word) != check.choices.end())
-    return true;
-  if (!check.or_number) return false;
-  auto value = toml::scalar(word);
-  auto* number = std::get_if<int64_t>(&value);
-  return number && *number >= 2 && *number <= 1'000'000 && std::to_string(*number) == word;
-}
-
 [[noreturn]] void refuse(const Option& option, const std::string& where, const std::string& got) {
-  std::string near = nearest_word(option.check.choices, got);
+  std::string near;
+  if (auto* field = std::get_if<EnumField>(&option.target))
+    near = nearest_word(field->names(), got);
   throw Error(
       where + " is " + got + ", but " + option.name() + " takes " + expected(option, true) + ".",
       (near.empty() ? "" : "did you mean " + near + "? ") + option.name() + ": " + option.help +
           ".");
 }
 
-// Sets any option but a list. `word`: the value as a string.
-void set_scalar(const Option& option, const Scalar& value, const std::optional<std::string>& word,
-                const std::string& where, const std::string& got) {
-  if (auto* target = std::get_if<bool*>(&option.target)) {
-    if (auto* flag = std::get_if<bool>(&value)) return void(**target = *flag);
-  } else if (auto* target = std::get_if<int64_t*>(&option.target)) {
-    auto number = whole(value);
-    if (number && in_range(static_cast<double>(*number), option.check))
-      return void(**target = *number);
-  } else if (auto* target = std::get_if<double*>(&option.target)) {
-    auto number = real(value);
-    if (number && in_range(*number, option.check)) return void(**target = *number);
-  } else if (auto* target = std::get_if<std::string*>(&option.target)) {
-    if (word && is_choice(*word, option.check)) return void(**target = *word);
+// False if the option doesn't take the value.
+struct Assign {
+  const TomlHeld& value;
+  const OptionCheck& check;
+
+  template <typename T>
+  bool operator()(T* target) const {  // bool, std::string, list
+    auto* held = std::get_if<T>(&value);
+    if (held) *target = *held;
+    return held;
   }
-  refuse(option, where, got);
-}
+  bool operator()(int64_t* target) const {
+    auto number = whole(value);
+    if (!number || !in_range(static_cast<double>(*number), check)) return false;
+    *target = *number;
+    return true;
+  }
+  bool operator()(double* target) const {
+    auto number = real(value);
+    if (!number || !in_range(*number, check)) return false;
+    *target = *number;
+    return true;
+  }
+  bool operator()(const EnumField& target) const {
+    auto* word = std::get_if<std::string>(&value);
+    return word && target.set(*word);
+  }
+};
 
 }  // namespace
 
@@ -108,53 +107,54 @@ std::string expected(const Option& option, bool complete) {
     std::string operator()(bool*) const { return "true or false"; }
     std::string operator()(int64_t*) const { return "an integer" + range(check, complete); }
     std::string operator()(double*) const { return "a number" + range(check, complete); }
-    std::string operator()(std::string*) const {
-      if (check.choices.empty()) return "a string";
-      return "one of " + joined(check.choices) +
-             (check.or_number ? ", or an integer of at least 2" : "");
-    }
+    std::string operator()(std::string*) const { return "a string"; }
     std::string operator()(std::vector<std::string>*) const { return "a list of strings"; }
+    std::string operator()(const EnumField& field) const {
+      return "one of " + joined(field.names()) +
+             (field.takes_number() ? ", or an integer of at least 2" : "");
+    }
   };
   return std::visit(Words{option.check, complete}, option.target);
 }
 
-void set(const Option& option, const toml::Value& value, const std::string& where) {
-  std::string at = where + ": " + option.key;
-  if (auto* target = std::get_if<std::vector<std::string>*>(&option.target)) {
-    auto* list = std::get_if<std::vector<std::string>>(&value.held);
-    if (!list) refuse(option, at, value.raw);
-    **target = *list;
-    return;
-  }
-  Scalar scalar;
-  std::optional<std::string> word;
-  if (auto* text = std::get_if<std::string>(&value.held)) {
-    word = *text;
-  } else if (auto* flag = std::get_if<bool>(&value.held)) {
-    scalar = *flag;
-  } else if (auto* number = std::get_if<int64_t>(&value.held)) {
-    scalar = *number;
-  } else if (auto* number = std::get_if<double>(&value.held)) {
-    scalar = *number;
-  }
-  // true and 4 need no quotes if they are valid strings for the option.
-  if (option.check.or_number && !word && is_choice(value.raw, option.check)) word = value.raw;
-  set_scalar(option, scalar, word, at, value.raw);
+void set(const Option& option, const TomlEntry& entry, const std::string& where) {
+  TomlHeld value = entry.value;
+  // true and 4 need no quotes if they are names of the option.
+  auto* field = std::get_if<EnumField>(&option.target);
+  if (field && field->takes_number() && !std::holds_alternative<std::string>(value))
+    value = entry.raw;
+  if (!std::visit(Assign{value, option.check}, option.target))
+    refuse(option, where + ": " + option.key, entry.raw);
 }
 
 void set(const Option& option, const std::vector<std::string>& words) {
-  if (auto* target = std::get_if<std::vector<std::string>*>(&option.target)) {
-    **target = words;
-    return;
-  }
   const std::string& word = words.back();
-  Scalar scalar;
+  TomlHeld value = word;
+  if (std::holds_alternative<std::vector<std::string>*>(option.target)) value = words;
+  if (std::holds_alternative<int64_t*>(option.target) ||
+      std::holds_alternative<double*>(option.target))
+    value = parse_toml_number(word);
   if (std::holds_alternative<bool*>(option.target)) {
-    if (auto flag = flag_word(word)) scalar = *flag;
-  } else {
-    scalar = toml::scalar(word);
+    auto flag = flag_word(word);
+    value = flag ? TomlHeld(*flag) : TomlHeld();
   }
-  set_scalar(option, scalar, word, option.flag(), "\"" + word + "\"");
+  for (const std::string& one : words)
+    if (data::valid_prefix(one) != one.size())
+      throw Error(option.flag() + " isn't valid UTF-8.",
+                  "a run keeps its options in a file that must be UTF-8: use other names.");
+  if (!std::visit(Assign{value, option.check}, option.target))
+    refuse(option, option.flag(), "\"" + word + "\"");
+}
+
+void copy_value(const Option& from, const Option& to) {
+  auto copy = [&](const auto& value) {
+    using Field = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Field, EnumField>)
+      std::get<Field>(to.target).set(value.name());
+    else
+      *std::get<Field>(to.target) = *value;
+  };
+  std::visit(copy, from.target);
 }
 
 std::optional<bool> flag_word(const std::string& word) {
@@ -167,21 +167,21 @@ std::optional<bool> flag_word(const std::string& word) {
 
 std::string value_text(const Option& option) {
   struct Written {
-    const OptionCheck& check;
     std::string operator()(bool* value) const { return *value ? "true" : "false"; }
     std::string operator()(int64_t* value) const { return std::to_string(*value); }
-    std::string operator()(double* value) const { return toml::written(*value); }
-    std::string operator()(std::string* value) const {
-      bool bare = check.or_number && *value != "auto";
-      return bare ? *value : toml::quoted(*value);
-    }
+    std::string operator()(double* value) const { return toml_number(*value); }
+    std::string operator()(std::string* value) const { return toml_string(*value); }
     std::string operator()(std::vector<std::string>* value) const {
-      std::string all;
-      for (const auto& one : *value) all += (all.empty() ? "" : ", ") + toml::quoted(one);
-      return "[" + all + "]";
+      std::vector<std::string> items;
+      for (const auto& one : *value) items.push_back(toml_string(one));
+      return "[" + joined(items) + "]";
+    }
+    std::string operator()(const EnumField& field) const {
+      bool bare = field.takes_number() && field.name() != "auto";
+      return bare ? field.name() : toml_string(field.name());
     }
   };
-  return std::visit(Written{option.check}, option.target);
+  return std::visit(Written{}, option.target);
 }
 
 }  // namespace fsdp::train

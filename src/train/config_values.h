@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/options.h"
 #include "train/config_toml.h"
-#include "train/options.h"
 
 namespace fsdp::train {
 
@@ -16,10 +16,11 @@ namespace fsdp::train {
 std::string expected(const Option& option, bool complete = false);
 
 // `where`: "my.toml:12".
-void set(const Option& option, const toml::Value& value, const std::string& where);
+void set(const Option& option, const TomlEntry& entry, const std::string& where);
 // From the command line. A list gets all words, any other option the last one.
 void set(const Option& option, const std::vector<std::string>& words);
 
+void copy_value(const Option& from, const Option& to);  // both the same option
 // The value in TOML.
 std::string value_text(const Option& option);
 

@@ -33,14 +33,13 @@ std::string cell(const std::string& text) {
 std::string to_toml(const Config& config) {
   Config copy = config;
   auto all = options(copy);
-  std::string out;
-  for (const Section& section : sections()) {
-    if (!section.name.empty()) out += "\n[" + section.name + "]  # " + section.help + "\n";
-    for (const Option& option : all) {
-      if (option.section != section.name) continue;
-      out += comment(option.help + " (" + expected(option) + ")", 100);
-      out += option.key + " = " + value_text(option) + "\n";
-    }
+  std::string out, section;
+  for (const Option& option : all) {
+    if (option.section != section)
+      out += "\n[" + option.section + "]  # " + option.section_help + "\n";
+    section = option.section;
+    out += comment(option.help + " (" + expected(option) + ")", 100);
+    out += option.key + " = " + value_text(option) + "\n";
   }
   return out;
 }
@@ -48,20 +47,20 @@ std::string to_toml(const Config& config) {
 std::string describe_options_markdown() {
   Config defaults;
   auto all = options(defaults);
-  std::string out;
-  for (const Section& section : sections()) {
-    out += "## " + (section.name.empty() ? "Top level" : "`[" + section.name + "]`");
-    out += "\n\n" + section.help + ".\n\n| key | default | value | meaning |\n|---|---|---|---|\n";
-    for (const Option& option : all) {
-      if (option.section != section.name) continue;
-      out += "| `" + option.key + "` | `" + cell(value_text(option)) + "` | " +
-             cell(expected(option)) + " | " + cell(option.help);
-      if (!option.check.alias.empty()) out += "; short flag `" + option.check.alias + "`";
-      out += " |\n";
+  std::string out, section = "none yet";
+  for (const Option& option : all) {
+    if (option.section != section) {
+      if (!out.empty()) out += "\n";
+      out += "## " + (option.section.empty() ? "Top level" : "`[" + option.section + "]`") +
+             "\n\n" + option.section_help +
+             ".\n\n| key | default | value | meaning |\n|---|---|---|---|\n";
     }
-    out += "\n";
+    section = option.section;
+    out += "| `" + option.key + "` | `" + cell(value_text(option)) + "` | " +
+           cell(expected(option)) + " | " + cell(option.help);
+    if (!option.check.alias.empty()) out += "; short flag `" + option.check.alias + "`";
+    out += " |\n";
   }
-  out.pop_back();
   return out;
 }
 

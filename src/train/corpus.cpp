@@ -248,7 +248,7 @@ void check_paths(const Config& config) {
   if (!config.offload.directory.empty() && !fs::is_directory(config.offload.directory, ignored))
     throw Error("offload.directory: there is no directory " + config.offload.directory + ".",
                 "create it on a disk with room for masters and optimizer states.");
-  if (config.model.type == "mlp") return;
+  if (config.model.type == ModelType::kMlp) return;
   auto check = [](const std::string& key, const std::string& path, const std::string& hint) {
     std::error_code problem;
     if (path != "random" && !fs::exists(path, problem))
@@ -265,7 +265,7 @@ void check_paths(const Config& config) {
 }
 
 std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cache) {
-  if (config.model.type == "mlp") return std::make_unique<VectorCorpus>(config);
+  if (config.model.type == ModelType::kMlp) return std::make_unique<VectorCorpus>(config);
   if (is_random_data(config.data.train)) {
     if (config.model.vocab < 1)
       throw Error("random tokens need a vocabulary size.", "pass --model.vocab.");

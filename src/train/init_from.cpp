@@ -12,7 +12,6 @@
 #include "train/config_values.h"
 #include "train/config_write.h"
 #include "train/model_shape.h"
-#include "train/options.h"
 #include "train/run_directory.h"
 
 namespace fsdp::train {
@@ -27,17 +26,13 @@ bool is_free(const Option& option) {
 
 // `model` with zeros replaced by what they stand for.
 ModelConfig complete(const ModelConfig& model, const ModelConfig& otherwise) {
-  if (model.type == "mlp") return model;
+  if (model.type == ModelType::kMlp) return model;
   Config config;
   config.model = model;
   if (model.vocab == 0) config.model.vocab = otherwise.vocab;
   if (model.max_tokens == 0) config.model.max_tokens = otherwise.max_tokens;
   set_model_shape(config.model, model_shape(config));
   return config.model;
-}
-
-void copy(const Option& from, const Option& to) {
-  std::visit([&](auto* value) { *std::get<decltype(value)>(to.target) = *value; }, from.target);
 }
 
 // The options of `other` among `names` that would change `model`, with both values.
@@ -52,7 +47,7 @@ std::vector<Difference> differences(const ModelConfig& model, const ModelConfig&
   auto from = options(asked), to = options(wanted);
   for (size_t i = 0; i < from.size(); ++i)
     if (from[i].section == "model" && !is_free(from[i]) && names.contains(from[i].name()))
-      copy(from[i], to[i]);
+      copy_value(from[i], to[i]);
   try {
     if (wanted.model.type == there.model.type) wanted.model = complete(wanted.model, model);
   } catch (const Error&) {  // not a valid model, so it differs
@@ -71,7 +66,7 @@ Origin origin_of_run(const std::string& where) {
   checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
   Config config = config_of(extra, found.checkpoint);
   Origin origin{.weights = found.checkpoint, .model = config.model};
-  if (config.model.type != "mlp") set_model_shape(origin.model, model_shape(config));
+  if (config.model.type != ModelType::kMlp) set_model_shape(origin.model, model_shape(config));
   std::error_code problem;
   auto kept = extra.find("tokenizer");
   const auto* name = kept == extra.end() ? nullptr : std::get_if<std::string>(&kept->second);
@@ -96,8 +91,7 @@ Origin origin_of_resumed(const Config& config) {
 
 // As far as the config tells.
 bool reads_text(const Config& config) {
-  return config.model.type != "mlp" &&
-         (config.data.format == "auto" || config.data.format == "text") &&
+  return config.model.type != ModelType::kMlp && !config.data.has_token_files() &&
          config.data.train != std::vector<std::string>{"random"};
 }
 

@@ -87,11 +87,11 @@ void introduce(Report& report, const Training& training, const RunRequest& reque
   const Config& config = training.config;
   for (const std::string& note : request.notes) report.line(note);
   std::string device = device_name(world.device());
-  report.line("model      " + training.trainee.title + ", computed in " + config.shard.precision +
-              "\ndata       " + training.corpus->title() + "\nranks      " +
-              std::to_string(world.size()) + " over " + world.backend() + " on " +
-              (device.empty() ? "the CPU" : device) + ", " + config.shard.strategy + " in " +
-              std::to_string(training.sharded.units().size()) + " units\nrun        " +
+  report.line("model      " + training.trainee.title + ", computed in " +
+              enum_name(config.shard.precision) + "\ndata       " + training.corpus->title() +
+              "\nranks      " + std::to_string(world.size()) + " over " + world.backend() + " on " +
+              (device.empty() ? "the CPU" : device) + ", " + enum_name(config.shard.strategy) +
+              " in " + std::to_string(training.sharded.units().size()) + " units\nrun        " +
               training.directory.root.string());
   if (start.step > 0) report.line("resumed    after step " + std::to_string(start.step));
 }
@@ -193,7 +193,7 @@ class NotFinite {
     std::snprintf(what, sizeof what, "step %lld: loss %g, gradient norm %g",
                   static_cast<long long>(state.step), outcome.loss, outcome.norm);
     const TrainConfig& config = training_.config.train;
-    if (config.on_nan == "stop")
+    if (config.on_nan == OnNan::kStop)
       throw Error(std::string(what) + ": not finite, and train.on_nan is stop.",
                   "resume from the last checkpoint with a lower --optim.lr, a --train.clip, or "
                   "--train.on_nan skip.");

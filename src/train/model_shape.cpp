@@ -15,11 +15,11 @@ models::LlamaConfig llama_shape(const ModelConfig& model, int64_t vocab) {
                             .head_dim = model.head_dim,
                             .ffn = model.ffn,
                             .tied = model.tied,
-                            .qkv_bias = model.type == "qwen2",
+                            .qkv_bias = model.type == ModelType::kQwen2,
                             .norm_eps = model.norm_eps,
                             .rope_base = model.rope_base,
                             .init_std = model.init_std};
-  if (model.rope_scaling == "llama3")
+  if (model.rope_scaling == RopeScalingType::kLlama3)
     shape.rope_scaling =
         models::RopeScaling{.factor = model.rope_factor,
                             .low_freq_factor = model.rope_low_freq,
@@ -45,7 +45,7 @@ models::GPT2Config gpt2_shape(const ModelConfig& model, int64_t vocab, int64_t s
 
 void set_llama(ModelConfig& model, const models::LlamaConfig& given) {
   const models::LlamaConfig shape = models::checked(given);
-  model.type = shape.qkv_bias ? "qwen2" : "llama";
+  model.type = shape.qkv_bias ? ModelType::kQwen2 : ModelType::kLlama;
   model.vocab = shape.vocab;
   model.dim = shape.dim;
   model.layers = shape.layers;
@@ -57,7 +57,7 @@ void set_llama(ModelConfig& model, const models::LlamaConfig& given) {
   model.norm_eps = shape.norm_eps;
   model.rope_base = shape.rope_base;
   model.init_std = shape.init_std;
-  model.rope_scaling = shape.rope_scaling ? "llama3" : "none";
+  model.rope_scaling = shape.rope_scaling ? RopeScalingType::kLlama3 : RopeScalingType::kNone;
   if (!shape.rope_scaling) return;
   model.rope_factor = shape.rope_scaling->factor;
   model.rope_low_freq = shape.rope_scaling->low_freq_factor;
@@ -70,7 +70,7 @@ void set_gpt2(ModelConfig& model, const models::GPT2Config& given) {
   if (!shape.tied)
     throw Error("a gpt2 whose output layer isn't its embedding can't be trained.",
                 "use one with tie_word_embeddings = true, as all published ones have.");
-  model.type = "gpt2";
+  model.type = ModelType::kGpt2;
   model.vocab = shape.vocab;
   model.max_tokens = shape.max_tokens;
   model.dim = shape.dim;
@@ -88,12 +88,12 @@ void set_gpt2(ModelConfig& model, const models::GPT2Config& given) {
 models::AnyConfig model_shape(const Config& config, int64_t vocab) {
   const ModelConfig& model = config.model;
   const int64_t words = model.vocab > 0 ? model.vocab : vocab;
-  if (model.type == "mlp")
+  if (model.type == ModelType::kMlp)
     throw Error("an mlp isn't a language model.", "pass a run of a llama, qwen2 or gpt2.");
   if (words < 1)
     throw Error("the model's vocabulary size is unknown: token files don't contain it.",
                 "pass --model.vocab, or --data.tokenizer with the tokenizer that made the files.");
-  if (model.type == "gpt2") return gpt2_shape(model, words, config.data.seq);
+  if (model.type == ModelType::kGpt2) return gpt2_shape(model, words, config.data.seq);
   return llama_shape(model, words);
 }
 

@@ -15,7 +15,7 @@ namespace fsdp::train {
 namespace {
 
 int64_t vocab_of(const Config& config) {
-  if (config.model.type == "mlp" || config.model.vocab > 0) return config.model.vocab;
+  if (config.model.type == ModelType::kMlp || config.model.vocab > 0) return config.model.vocab;
   if (config.data.tokenizer == "bytes") return 257;
   return data::Tokenizer::load(config.data.tokenizer)->vocab_size();
 }
@@ -25,7 +25,7 @@ Samples samples_for(const Config& config, const PlanStep& step) {
     return at::empty({step.batch, width}, at::TensorOptions(type).device(step.device));
   };
   Samples samples{.count = step.batch};
-  bool text = config.model.type != "mlp";
+  bool text = config.model.type != ModelType::kMlp;
   int64_t width = text ? config.data.seq : config.model.width;
   samples.inputs = made(width, text ? at::kLong : at::kFloat);
   samples.targets = made(width, text ? at::kLong : at::kFloat);
@@ -37,11 +37,11 @@ Samples samples_for(const Config& config, const PlanStep& step) {
 
 ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int ranks_per_node) {
   Config config = given;
-  if (config.shard.precision == "auto") config.shard.precision = gpu ? "bf16" : "fp32";
+  resolve_precision(config.shard, gpu.has_value());
   int64_t vocab = vocab_of(config);
   Trainee known = make_unfilled_trainee(config, vocab);
   ConfigPlan plan;
-  plan.title = known.title + ", computed in " + config.shard.precision;
+  plan.title = known.title + ", computed in " + enum_name(config.shard.precision);
   plan.tokens_per_sample = known.tokens_per_sample;
   plan.model = [config, vocab] {
     Trainee trainee = make_trainee(config, vocab);
@@ -58,7 +58,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   options.gpu = std::move(gpu);
   set_recompute(options, config.activations);
   options.recompute_modules = known.blocks;
-  if (config.model.type != "mlp") options.inner_modules = known.feed_forwards;
+  if (config.model.type != ModelType::kMlp) options.inner_modules = known.feed_forwards;
   int64_t share = std::max<int64_t>(1, config.train.batch / world);
   options.batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
@@ -89,14 +89,24 @@ std::optional<Gpu> gpu_of(at::Device device) {
 }
 
 void set_recompute(PlanOptions& options, const ActivationsConfig& activations) {
-  const std::string& mode = activations.mode;
-  if (mode != "none")
-    options.recompute = mode == "offload"     ? Recompute::OFFLOAD
-                        : mode == "selective" ? Recompute::SELECTIVE
-                                              : Recompute::FULL;
-  options.recompute.inner = mode == "feed_forward";
+  using enum ActivationsMode;
+  const ActivationsMode mode = activations.mode;
+  if (mode != kNone)
+    options.recompute = mode == kOffload     ? Recompute::OFFLOAD
+                        : mode == kSelective ? Recompute::SELECTIVE
+                                             : Recompute::FULL;
+  options.recompute.inner = mode == kFeedForward;
   options.every = static_cast<int>(activations.every);
   options.keep_last = static_cast<int>(activations.keep_last);
+}
+
+ActivationsMode activations_mode(const PlanRecompute& recompute) {
+  using enum ActivationsMode;
+  if (!recompute.mode) return kNone;
+  if (recompute.inner) return kFeedForward;
+  return *recompute.mode == Recompute::FULL        ? kFull
+         : *recompute.mode == Recompute::SELECTIVE ? kSelective
+                                                   : kOffload;
 }
 
 SurveyOptions survey_options() {

@@ -19,12 +19,14 @@ struct ConfigPlan {
 // For `world` ranks, `ranks_per_node` per host; without `gpu`, for CPUs. Reads no data.
 ConfigPlan plan_of(const Config& config, int world, std::optional<Gpu> gpu, int ranks_per_node = 8);
 
-// The known GPU with that name and the closest memory size, with the device's own memory size; nullopt
-// for the CPU.
+// The known GPU with that name and the closest memory size, with the device's own memory size;
+// nullopt for the CPU.
 std::optional<Gpu> gpu_of(at::Device device);
 
 // Sets what is recomputed or offloaded, and in which blocks.
 void set_recompute(PlanOptions& options, const ActivationsConfig& activations);
+// The mode that would set this.
+ActivationsMode activations_mode(const PlanRecompute& recompute);
 
 // The settings of `fsdp train` that a survey tries.
 SurveyOptions survey_options();

@@ -57,14 +57,15 @@ observe::RunFacts facts_of(const Training& training) {
   if (auto threads = environment::integer("OMP_NUM_THREADS"))
     facts.omp_threads = static_cast<int>(*threads);
   facts.precision = config.shard.precision;
-  facts.reduce = config.shard.precision == "fp32" ? "fp32" : config.shard.reduce;
+  const bool fp32 = config.shard.precision == Precision::kFp32;
+  facts.reduce = fp32 ? Precision::kFp32 : config.shard.reduce;
   facts.reduce_ranks = world.size();
   facts.grad_scaler = training.scaler != nullptr;
   facts.clip = config.train.clip;
   int64_t rows = config.train.batch / world.size();
   facts.micro_batch = config.train.micro_batch > 0 ? config.train.micro_batch : rows;
   facts.accumulation = (rows + facts.micro_batch - 1) / facts.micro_batch;
-  int64_t bytes = config.shard.precision == "fp32" ? 4 : 2;
+  int64_t bytes = fp32 ? 4 : 2;
   std::vector<Unit> units = training.sharded.units();
   for (size_t i = 1; i < units.size(); ++i)  // not the root unit, which is what is left over
     facts.units.push_back({units[i].name(), units[i].numel() * bytes});
@@ -91,9 +92,9 @@ struct Report::Screen {
                      start.step > 0 ? std::optional(start.step) : std::nullopt);
     const Config& config = training.config;
     double given = config.log.peak_tflops;
-    peak = given > 0
-               ? given
-               : observe::peak_tflops(device_name(training.world.device()), config.shard.precision);
+    peak = given > 0 ? given
+                     : observe::peak_tflops(device_name(training.world.device()),
+                                            enum_name(config.shard.precision));
   }
 
   observe::MetricsLog metrics;

@@ -55,8 +55,8 @@ void Steps::take(const Samples& batch, bool eager) {
 
 bool wants_graphs(const Training& training, int64_t steps) {
   const Config& config = training.config;
-  const bool on = config.train.graph == "on";
-  if (config.train.graph == "off") return false;
+  const bool on = config.train.graph == GraphMode::kOn;
+  if (config.train.graph == GraphMode::kOff) return false;
   if (training.world.device().is_cpu()) {
     if (on)
       throw Error("train.graph = on, but this run computes on the CPU, which has no CUDA graphs.",
@@ -64,7 +64,8 @@ bool wants_graphs(const Training& training, int64_t steps) {
     return false;
   }
   return on || (!training.scaler && !config.data.document_mask && !config.data.loss_mask &&
-                !offloads(config) && config.activations.mode != "offload" && steps >= kWorthIt);
+                !config.offload.any() && config.activations.mode != ActivationsMode::kOffload &&
+                steps >= kWorthIt);
 }
 
 }  // namespace fsdp::train

@@ -79,7 +79,7 @@ Trainee make_trainee(const Config& config, int64_t vocab) {
   const ModelConfig& model = config.model;
   int64_t seq = config.data.seq;
   Trainee trainee;
-  if (model.type == "mlp") {
+  if (model.type == ModelType::kMlp) {
     trainee = mlp(model);
   } else {
     models::AnyConfig shape = model_shape(config, vocab);
@@ -95,12 +95,9 @@ Trainee make_trainee(const Config& config, int64_t vocab) {
   for (const at::Tensor& parameter : trainee.module->parameters())
     if (seen.insert(parameter.unsafeGetTensorImpl()).second)
       trainee.parameters += parameter.numel();
-  std::string name = model.type == "mlp"     ? "MLP"
-                     : model.type == "gpt2"  ? "GPT-2"
-                     : model.type == "qwen2" ? "Qwen2"
-                                             : "Llama";
-  trainee.title =
-      name + ", " + observe::human_count(static_cast<double>(trainee.parameters)) + " parameters";
+  constexpr const char* kTitles[] = {"Llama", "Qwen2", "GPT-2", "MLP"};  // of each ModelType
+  trainee.title = std::string(kTitles[static_cast<int>(model.type)]) + ", " +
+                  observe::human_count(static_cast<double>(trainee.parameters)) + " parameters";
   return trainee;
 }
 

@@ -13,39 +13,41 @@
 #include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/mesh.h"
-#include "train/config_check.h"
 #include "train/config_write.h"
 #include "train/init_from.h"
 
 namespace fsdp::train {
 namespace {
 
-at::ScalarType dtype_of(const std::string& precision) {
-  if (precision == "bf16") return at::kBFloat16;
-  if (precision == "fp16") return at::kHalf;
-  return at::kFloat;
-}
-
 MixedPrecision mixed_precision(const ShardConfig& shard) {
-  if (shard.precision == "fp32") return {};
+  if (shard.precision == Precision::kFp32) return {};
   MixedPrecision mixed{.param_dtype = dtype_of(shard.precision),
                        .reduce_dtype = dtype_of(shard.reduce)};
-  if (shard.gradients != "fp32") mixed.grad_dtype = dtype_of(shard.gradients);
+  if (shard.gradients != Precision::kFp32) mixed.grad_dtype = dtype_of(shard.gradients);
   return mixed;
 }
 
-ReshardAfterForward reshard_of(const std::string& text) {
-  if (text == "auto") return {};
-  if (text == "true") return true;
-  if (text == "false") return false;
-  return std::stoi(text);
+ReshardAfterForward reshard_of(const OrNumber<Reshard>& reshard) {
+  if (reshard.number > 0) return static_cast<int>(reshard.number);
+  if (reshard == Reshard::kAuto) return {};
+  return reshard == Reshard::kTrue;
 }
 
 }  // namespace
 
+at::ScalarType dtype_of(Precision precision) {
+  if (precision == Precision::kBf16) return at::kBFloat16;
+  return precision == Precision::kFp16 ? at::kHalf : at::kFloat;
+}
+
+void resolve_precision(ShardConfig& shard, bool gpu) {
+  if (shard.precision == Precision::kAuto)
+    shard.precision = gpu ? Precision::kBf16 : Precision::kFp32;
+}
+
 ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee) {
   const ShardConfig& shard = config.shard;
-  ShardOptions options{.strategy = parse_strategy(shard.strategy),
+  ShardOptions options{.strategy = shard.strategy,
                        .mixed_precision = mixed_precision(shard),
                        .reshard_after_forward = reshard_of(shard.reshard_after_forward),
                        .device = world.device(),
@@ -58,8 +60,8 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
                                    .fraction = config.offload.fraction,
                                    .directory = config.offload.directory},
                        .share_host_memory = shard.share_host_memory};
-  if (shard.wrap == "block") options.wrap = trainee.blocks;
-  if (shard.wrap == "size") options.wrap = wrap::min_params(shard.wrap_min_params);
+  if (shard.wrap == WrapBy::kBlock) options.wrap = trainee.blocks;
+  if (shard.wrap == WrapBy::kSize) options.wrap = wrap::min_params(shard.wrap_min_params);
   if (options.strategy == ShardingStrategy::HYBRID_SHARD) {
     int ranks = shard.shard_ranks > 0 ? static_cast<int>(shard.shard_ranks) : world.local_size();
     options.mesh = DeviceMesh(world, {{"replicate", world.size() / ranks}, {"shard", ranks}});
@@ -69,23 +71,24 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
 
 std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
                                                  const Trainee& trainee) {
+  using enum ActivationsMode;
   RecomputeOptions options{.every = static_cast<int>(activations.every),
                            .keep_last = static_cast<int>(activations.keep_last)};
-  if (activations.mode == "none") return std::nullopt;
+  if (activations.mode == kNone) return std::nullopt;
   // fsdp::nn layers already recompute what is cheap. The widest product is the next candidate: its
   // inputs take a fraction of its memory.
-  if (activations.mode == "feed_forward" && !trainee.feed_forwards)
+  if (activations.mode == kFeedForward && !trainee.feed_forwards)
     throw Error(
         "activations.mode = feed_forward, but the model's blocks have no feed-forward part.",
         "set it to full, offload or none.");
-  if (activations.mode == "feed_forward") return RecomputePolicy(trainee.feed_forwards, options);
-  if (activations.mode == "selective") options.mode = Recompute::SELECTIVE;
-  if (activations.mode == "offload") options.mode = Recompute::OFFLOAD;
+  if (activations.mode == kFeedForward) return RecomputePolicy(trainee.feed_forwards, options);
+  if (activations.mode == kSelective) options.mode = Recompute::SELECTIVE;
+  if (activations.mode == kOffload) options.mode = Recompute::OFFLOAD;
   return RecomputePolicy(trainee.blocks, options);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded) {
-  if (optim.type == "sgd")
+  if (optim.type == OptimizerType::kSgd)
     return std::make_unique<SGD>(sharded, SGDOptions{.lr = optim.lr,
                                                      .momentum = optim.momentum,
                                                      .weight_decay = optim.weight_decay,
@@ -103,11 +106,16 @@ LRSchedule schedule_of(const OptimConfig& optim, int64_t steps) {
   ScheduleOptions options{.total_steps = steps,
                           .warmup_steps = std::min(optim.warmup_steps, steps),
                           .final_ratio = optim.final_ratio};
-  if (optim.schedule == "linear") return LRSchedule::linear(options);
-  if (optim.schedule == "cosine") return LRSchedule::cosine(options);
-  if (optim.schedule == "wsd") {
-    options.decay_steps = optim.decay_steps;
-    return LRSchedule::wsd(options);
+  switch (optim.schedule) {
+    case ScheduleType::kLinear:
+      return LRSchedule::linear(options);
+    case ScheduleType::kCosine:
+      return LRSchedule::cosine(options);
+    case ScheduleType::kWsd:
+      options.decay_steps = optim.decay_steps;
+      return LRSchedule::wsd(options);
+    case ScheduleType::kConstant:
+      break;
   }
   return LRSchedule::constant({.warmup_steps = options.warmup_steps});
 }
@@ -169,12 +177,10 @@ void check_split(const Training& training, const checkpoint::Extra& extra,
 }  // namespace
 
 ShardingStrategy parse_strategy(const std::string& name) {
-  std::string upper = name;
-  std::transform(upper.begin(), upper.end(), upper.begin(),
-                 [](unsigned char c) { return c == '-' ? '_' : std::toupper(c); });
-  using enum ShardingStrategy;
-  for (ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD})
-    if (upper == fsdp::name(strategy)) return strategy;
+  std::string lower = name;
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return c == '-' ? '_' : std::tolower(c); });
+  if (auto strategy = parse_enum<ShardingStrategy>(lower)) return *strategy;
   throw Error("there is no sharding strategy \"" + name + "\".",
               "choose FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD.");
 }
@@ -191,8 +197,7 @@ void set_random_state(at::Device device, const RandomState& state) {
 Training assemble(const World& world, const Config& config, const RunDirectory& directory) {
   Training training{.world = world, .config = config, .directory = directory};
   Config& chosen = training.config;
-  if (chosen.shard.precision == "auto")
-    chosen.shard.precision = world.device().is_cpu() ? "fp32" : "bf16";
+  resolve_precision(chosen.shard, !world.device().is_cpu());
   check_precision(chosen.shard);  // again, because "auto" is resolved now
   if (!chosen.offload.directory.empty() && chosen.checkpoint.async) {
     chosen.checkpoint.async = false;
@@ -201,13 +206,13 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
           "checkpoint.async is off: its copies would take the memory that offload.directory "
           "saves.");
   }
-  if (chosen.activations.mode == "selective" && world.rank() == 0)
+  if (chosen.activations.mode == ActivationsMode::kSelective && world.rank() == 0)
     log::info(
         "activations.mode = selective saves nothing here: the layers of these models recompute "
         "norms and activations anyway. feed_forward saves memory.");
   training.corpus = open_corpus(chosen, (directory.root / "tokens").string());
   if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();
-  if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != "mlp")
+  if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != ModelType::kMlp)
     throw Error("model.vocab is " + std::to_string(chosen.model.vocab) +
                     ", but the tokenizer has " + std::to_string(training.corpus->vocab()) +
                     " tokens.",
@@ -233,7 +238,7 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   if (loads && !chosen.resume)  // a resumed run loads its own checkpoint later
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);
-  if (chosen.shard.precision == "fp16" && chosen.optim.grad_scaler)
+  if (chosen.shard.precision == Precision::kFp16 && chosen.optim.grad_scaler)
     training.scaler = std::make_unique<GradScaler>();
   training.steps = total_steps(chosen, *training.corpus, training.trainee.tokens_per_sample);
   training.scheduler =

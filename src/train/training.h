@@ -33,6 +33,8 @@ struct Training {
 };
 
 ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in upper or lower case
+at::ScalarType dtype_of(Precision precision);
+void resolve_precision(ShardConfig& shard, bool gpu);  // replaces kAuto
 
 // From a config, for runs and plans.
 ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee);

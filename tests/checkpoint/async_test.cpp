@@ -4,8 +4,10 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 
+#include "base/seams.h"
 #include "checkpoint/files.h"
 #include "checkpoint/trained.h"
 #include "shard/world.h"
@@ -29,14 +31,8 @@ int wait_at_gate(const char* call, const checkpoint::files::Path&) {
 
 class Gate {  // closed until open() or destruction
  public:
-  Gate() {
-    set(false);
-    checkpoint::files::set_seam(wait_at_gate);
-  }
-  ~Gate() {
-    open();
-    checkpoint::files::set_seam(nullptr);
-  }
+  Gate() { set(false); }
+  ~Gate() { open(); }
   void open() { set(true); }
 
  private:
@@ -45,6 +41,8 @@ class Gate {  // closed until open() or destruction
     gate_open = open;
     gate_moved.notify_all();
   }
+
+  const WithSeams waiting_{{.files = wait_at_gate}};
 };
 
 AsyncSave save_async(const std::filesystem::path& dir, const Trained& trained,
@@ -130,9 +128,10 @@ TEST(Async, FallsBackToASynchronousSaveWithoutMemoryForTheCopy) {
   const auto expected = snapshot(trained);
   for (failing_rank = 0; failing_rank < world_size(); ++failing_rank) {
     const auto dir = folder / ("step-" + std::to_string(failing_rank));
-    checkpoint::files::set_seam(no_memory);
-    const AsyncSave saving = save_async(dir, trained);
-    checkpoint::files::set_seam(nullptr);
+    const AsyncSave saving = [&] {
+      const WithSeams short_of_memory({.files = no_memory});
+      return save_async(dir, trained);
+    }();
     EXPECT_TRUE(saving.done());
     EXPECT_EQ(checkpoint::latest(folder.path()), dir);
     saving.wait();
@@ -158,7 +157,7 @@ TEST(Async, FallsBackOnlyIfMemoryIsShort) {
   auto trained = make_trained("transformer", {});
   trained.train(1);
   failing_rank = world_size() - 1;
-  checkpoint::files::set_seam(fail_to_copy);
+  const WithSeams failing({.files = fail_to_copy});
   copy_failure = "CUDA error: an illegal memory access was encountered";
   expect_error([&] { save_async(folder / "step-1", trained); }, {"illegal memory access"});
   EXPECT_TRUE(checkpoint::list(folder.path()).empty());
@@ -169,7 +168,6 @@ TEST(Async, FallsBackOnlyIfMemoryIsShort) {
     EXPECT_TRUE(save_async(folder / "step-2", trained).done());
     EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-2");
   }
-  checkpoint::files::set_seam(nullptr);
   failing_rank = 0;
   test_world().comm().barrier();
 }
@@ -201,10 +199,10 @@ TEST(Async, AFailureSurfacesAtTheNextStepOnEveryRankAndNothingIsLost) {
   save_async(folder / "step-1", trained).wait();
   for (failing_rank = 0; failing_rank < world_size(); ++failing_rank) {
     SCOPED_TRACE("rank " + std::to_string(failing_rank));
-    checkpoint::files::set_seam(no_space);
+    std::optional<WithSeams> full(std::in_place, Seams{.files = no_space});
     AsyncSave saving = save_async(folder / "step-2", trained);
     const auto [steps, error] = train_until_error(trained);  // the same step on every rank
-    checkpoint::files::set_seam(nullptr);
+    full.reset();
     EXPECT_TRUE(contains(error, "step-2") && contains(error, "No space left")) << error;
     const at::Tensor mine =
         at::full({1}, steps, at::TensorOptions(at::kLong).device(test_device()));
@@ -217,9 +215,9 @@ TEST(Async, AFailureSurfacesAtTheNextStepOnEveryRankAndNothingIsLost) {
     EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-1");
     test_world().comm().barrier();
     // Without a step, the next save reports it.
-    checkpoint::files::set_seam(no_space);
+    full.emplace(Seams{.files = no_space});
     wait_quietly(save_async(folder / "step-2", trained));
-    checkpoint::files::set_seam(nullptr);
+    full.reset();
     test_world().comm().barrier();
     expect_error([&] { save_async(folder / "step-3", trained); }, {"No space left"});
     test_world().comm().barrier();

@@ -8,7 +8,9 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 
+#include "base/seams.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/trained.h"
@@ -71,7 +73,7 @@ void kill_at_every_call(const std::string& second, How how = How::kSave) {
     const pid_t child = fork();
     if (child == 0) {
       calls_left = killed;
-      checkpoint::files::set_seam(kill_at_zero);
+      const WithSeams killed_there({.files = kill_at_zero});
       save_filled(folder / second, trained, 2, how);
       _exit(0);
     }
@@ -112,7 +114,7 @@ TEST(Kill, AtEveryCallOfADeletionLeavesTheNewest) {
     const pid_t child = fork();
     if (child == 0) {
       calls_left = killed;
-      checkpoint::files::set_seam(kill_at_zero);
+      const WithSeams killed_there({.files = kill_at_zero});
       checkpoint::keep_last(folder.path(), 1);
       _exit(0);
     }
@@ -144,13 +146,13 @@ TEST(KillRanks, Save) {
   const std::string who = std::getenv("FSDP_TEST_RANK");
   auto trained = make_trained("mlp", {.wrap = wrap::names({})});
   save_filled(folder / "step-1", trained, 1);
+  std::optional<WithSeams> killed_there;
   if (who == "every" || who == std::to_string(rank())) {
     calls_left = from_environment("FSDP_TEST_CALL");
-    checkpoint::files::set_seam(kill_at_zero);
+    killed_there.emplace(Seams{.files = kill_at_zero});
   }
   save_filled(folder / "step-2", trained, 2,
               std::getenv("FSDP_TEST_ASYNC") ? How::kSaveAsync : How::kSave);
-  checkpoint::files::set_seam(nullptr);
 }
 
 TEST(KillRanks, Check) {
@@ -264,9 +266,10 @@ TEST(Folders, AFileSystemThatCannotExchangeReplacesInTwoSteps) {
   SharedFolder folder;
   auto trained = make_trained("mlp", {});
   save_filled(folder / "a", trained, 1);
-  checkpoint::files::set_seam(no_exchange);
-  save_filled(folder / "a", trained, 2);
-  checkpoint::files::set_seam(nullptr);
+  {
+    const WithSeams cannot({.files = no_exchange});
+    save_filled(folder / "a", trained, 2);
+  }
   EXPECT_EQ(value_of_latest(folder.path()), 2);
   test_world().comm().barrier();
   if (rank() == 0) {  // the state between the two steps
@@ -280,9 +283,8 @@ TEST(Folders, APlainSaveTakesFewCalls) {
   auto trained = make_trained("transformer", {});
   trained.train(1);
   calls = 0;
-  checkpoint::files::set_seam(count);
+  const WithSeams counted({.files = count});
   checkpoint::save(folder / "a", trained.sharded, trained.optimizer.get());
-  checkpoint::files::set_seam(nullptr);
   EXPECT_LT(calls, 25);  // hundreds of small items share a write
 }
 

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "base/seams.h"
 #include "checkpoint/files.h"
 #include "checkpoint/metadata.h"
 #include "checkpoint/trained.h"
@@ -330,10 +331,10 @@ TEST(Failures, OnOneRankAreErrorsOnEveryRankAndTheOlderCheckpointStays) {
       if (failing_rank != 0 && (call == "mkdir" || call == "rename")) continue;  // rank 0's work
       SCOPED_TRACE(call + " on rank " + std::to_string(failing_rank));
       failing_call = call;
-      checkpoint::files::set_seam(fail_once);
-      const std::string error = error_of(
-          [&] { checkpoint::save(folder / "step-2", saved.sharded, saved.optimizer.get()); });
-      checkpoint::files::set_seam(nullptr);
+      const std::string error = error_of([&] {
+        const WithSeams failing({.files = fail_once});
+        checkpoint::save(folder / "step-2", saved.sharded, saved.optimizer.get());
+      });
       EXPECT_TRUE(contains(error, "No space left")) << error;
       EXPECT_TRUE(contains(error, "step-2")) << error;
       EXPECT_TRUE(rank() == failing_rank || contains(error, "rank " + std::to_string(failing_rank)))
@@ -368,14 +369,12 @@ TEST(Failures, AVanishedOrReadOnlyDirectoryIsNamed) {
   SharedFolder folder;
   auto saved = one_unit();
   checkpoint::save(folder / "step-1", saved.sharded, saved.optimizer.get());
-  const std::map<std::string, checkpoint::files::Seam> seams = {{"No such file", vanish},
-                                                                {"Read-only", read_only}};
-  for (const auto& [word, seam] : seams) {
+  for (const auto& [word, seam] : {std::pair("No such file", vanish), {"Read-only", read_only}}) {
     test_world().comm().barrier();
-    checkpoint::files::set_seam(seam);
-    const std::string error = error_of(
-        [&] { checkpoint::save(folder / "step-2", saved.sharded, saved.optimizer.get()); });
-    checkpoint::files::set_seam(nullptr);
+    const std::string error = error_of([&] {
+      const WithSeams failing({.files = seam});
+      checkpoint::save(folder / "step-2", saved.sharded, saved.optimizer.get());
+    });
     EXPECT_TRUE(contains(error, word) && contains(error, "step-2") && contains(error, "HINT"))
         << error;
     test_world().comm().barrier();

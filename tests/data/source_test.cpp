@@ -95,15 +95,15 @@ TEST(Sources, LargeAndSmallFilesAreReadAlike) {
 
 TEST(Sources, TokenFilesOfAFolderFollowEachOther) {
   Folder folder;
-  auto write = [&](const char* name, const char* format, std::vector<int32_t> ids) {
+  auto write = [&](const char* name, Format format, std::vector<int32_t> ids) {
     std::filesystem::create_directories(folder / "d");
     TokenWriter writer(folder / name, format, 300);
     writer.add(ids);
     writer.finish();
   };
-  write("d/2.bin", "llmc", {3, 4});
-  write("d/1.bin", "megatron", {1, 2});
-  write("d/3.bin", "nanogpt", {5});
+  write("d/2.bin", Format::kLlmc, {3, 4});
+  write("d/1.bin", Format::kMegatron, {1, 2});
+  write("d/3.bin", Format::kNanogpt, {5});
   folder.write("d/notes.txt", "not tokens");
   SourceOptions options;
   options.paths = {folder / "d"};
@@ -112,7 +112,7 @@ TEST(Sources, TokenFilesOfAFolderFollowEachOther) {
   EXPECT_EQ(source->info().kind, "mixed");
   EXPECT_EQ(source->document_starts(0, 5), (std::vector<int64_t>{0}));
   expect_random_access(*source);
-  options.format = "llmc";
+  options.format = Format::kLlmc;
   EXPECT_TRUE(contains(error_of([&] { open_source(options); }), "1.bin"));
 }
 
@@ -184,9 +184,7 @@ TEST(Sources, WhatCannotBeReadIsRefusedWithAHint) {
   options.loss_mask = false;
   options.tokenizer = nullptr;
   EXPECT_TRUE(contains(error(options), "no tokenizer"));
-  options.format = "parquet";
-  EXPECT_TRUE(contains(error(options), "parquet"));
-  options.format = "llmc";
+  options.format = Format::kLlmc;
   options.paths = {folder.path()};
   EXPECT_TRUE(contains(error(options), "no token file"));
 }

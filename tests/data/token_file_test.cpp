@@ -48,7 +48,7 @@ TEST(TokenFiles, NanogptIsSixteenBitsAToken) {
   Folder folder;
   auto file = TokenFile::open(
       folder.write("a.bin", bytes_of(std::vector<uint16_t>{1, 65535, 50256, 0, 7})));
-  EXPECT_EQ(file->format(), "nanogpt");
+  EXPECT_EQ(file->format(), Format::kNanogpt);
   EXPECT_EQ(all(*file), (std::vector<int64_t>{1, 65535, 50256, 0, 7}));
   int64_t two[2];
   file->read(2, 2, two);
@@ -63,7 +63,7 @@ TEST(TokenFiles, BothHeadersOfLlmcAreRead) {
       llmc_header(20240801, 7, 2) + bytes_of(std::vector<uint32_t>{128000, 4000000000u});
   auto a = TokenFile::open(folder.write("a.bin", narrow)),
        b = TokenFile::open(folder.write("b.bin", wide));
-  EXPECT_EQ(a->format(), "llmc");
+  EXPECT_EQ(a->format(), Format::kLlmc);
   EXPECT_EQ(all(*a), (std::vector<int64_t>{1, 2, 65535}));
   EXPECT_EQ(all(*b), (std::vector<int64_t>{128000, 4000000000}));
 }
@@ -73,7 +73,7 @@ TEST(TokenFiles, EveryTypeOfMegatronIsReadWithItsDocuments) {
   auto check = [&](uint8_t code, int64_t width, const std::string& tokens, int64_t last) {
     folder.write("m.idx", megatron_index(code, width));
     auto file = TokenFile::open(folder.write("m.bin", tokens));
-    EXPECT_EQ(file->format(), "megatron");
+    EXPECT_EQ(file->format(), Format::kMegatron);
     EXPECT_EQ(all(*file), (std::vector<int64_t>{1, 2, 3, 4, 5, last})) << int{code};
     EXPECT_EQ(file->document_starts(0, 6), (std::vector<int64_t>{0, 3}));
     EXPECT_EQ(file->document_starts(1, 2), (std::vector<int64_t>{}));
@@ -124,9 +124,10 @@ TEST(TokenFiles, ForeignFilesAreRefusedWithTheReason) {
         << entry.expected << ": " << error;
   }
   std::string plain = folder.write("x.bin", std::string(2000, '\x01'));
-  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, "llmc"); }), "llm.c's magic number"));
-  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, "megatron"); }), "x.idx"));
-  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, "csv"); }), "csv"));
+  EXPECT_TRUE(
+      contains(error_of([&] { TokenFile::open(plain, Format::kLlmc); }), "llm.c's magic number"));
+  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, Format::kMegatron); }), "x.idx"));
+  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, Format::kText); }), "\"text\""));
   EXPECT_TRUE(contains(error_of([&] { TokenFile::open(folder / "none.bin"); }), "none.bin"));
   EXPECT_TRUE(contains(error_of([&] { TokenFile::open(folder.path()); }), "isn't a regular file"));
 }
@@ -167,14 +168,13 @@ TEST(TokenFiles, WhatIsWrittenIsReadAgain) {
   std::iota(one.begin(), one.end(), 0);
   std::vector<int64_t> both(one.begin(), one.end());
   both.insert(both.end(), two.begin(), two.end());
-  for (const char* format : {"nanogpt", "llmc", "megatron"}) {
+  for (Format format : {Format::kNanogpt, Format::kLlmc, Format::kMegatron}) {
     for (int64_t vocab : {1000, 65536, 65537, 128256}) {
-      if (vocab > 65536 && std::string(format) == "nanogpt") continue;
+      if (vocab > 65536 && format == Format::kNanogpt) continue;
       std::string path = folder / "w.bin";
       TokenWriter writer(path, format, vocab, true);
       writer.add(one, std::vector<uint8_t>(1000, 1));
-      EXPECT_FALSE(std::filesystem::exists(path) && vocab == 1000 &&
-                   std::string(format) == "nanogpt");
+      EXPECT_FALSE(std::filesystem::exists(path) && vocab == 1000 && format == Format::kNanogpt);
       writer.add(two, {0, 1});
       writer.finish();
       auto file = TokenFile::open(path);
@@ -183,17 +183,17 @@ TEST(TokenFiles, WhatIsWrittenIsReadAgain) {
       uint8_t counts[3];
       MaskFile(*file).read(999, 3, counts);
       EXPECT_EQ(counts[0] + counts[1] * 2 + counts[2] * 4, 5);
-      if (std::string(format) == "megatron") {
+      if (format == Format::kMegatron) {
         EXPECT_EQ(file->document_starts(0, 1002), (std::vector<int64_t>{0, 1000}));
       }
     }
   }
-  EXPECT_TRUE(
-      contains(error_of([&] { TokenWriter(folder / "n.bin", "nanogpt", 65537); }), "16 bits"));
-  EXPECT_TRUE(contains(error_of([&] { TokenWriter(folder / "n.bin", "llmc", 10).add({10}); }),
-                       "vocabulary"));
-  EXPECT_TRUE(
-      contains(error_of([&] { TokenWriter(folder / "n.bin", "llmc", 10).finish(); }), "no tokens"));
+  EXPECT_TRUE(contains(error_of([&] { TokenWriter(folder / "n.bin", Format::kNanogpt, 65537); }),
+                       "16 bits"));
+  EXPECT_TRUE(contains(
+      error_of([&] { TokenWriter(folder / "n.bin", Format::kLlmc, 10).add({10}); }), "vocabulary"));
+  EXPECT_TRUE(contains(error_of([&] { TokenWriter(folder / "n.bin", Format::kLlmc, 10).finish(); }),
+                       "no tokens"));
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     EXPECT_TRUE(entry.path().filename().string().starts_with("w.")) << entry.path();
   }

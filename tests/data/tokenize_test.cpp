@@ -36,7 +36,7 @@ TEST(Tokenize, WritesEveryFormat) {
     ASSERT_EQ(result.code, 0) << result.output;
     EXPECT_TRUE(contains(result.output, "tokens     5 (0.60 bytes per token)")) << result.output;
     EXPECT_EQ(all(out), (std::vector<int64_t>{'h', 'i', 256, 255, 256}));
-    EXPECT_EQ(TokenFile::open(out)->format(), format);
+    EXPECT_EQ(enum_name(TokenFile::open(out)->format()), format);
   }
 }
 
@@ -48,7 +48,8 @@ TEST(Tokenize, ReplacesNothingUnlessTold) {
   EXPECT_EQ(again.code, 1);
   EXPECT_TRUE(contains(again.output, "already exists") && contains(again.output, "--force"));
   ASSERT_EQ(tokenize({text, "--out", out, "--format", "nanogpt", "--force"}).code, 0);
-  EXPECT_EQ(TokenFile::open(out)->format(), "nanogpt");  // no index of the older file is left
+  EXPECT_EQ(TokenFile::open(out)->format(),
+            Format::kNanogpt);  // no index of the older file is left
 }
 
 TEST(Tokenize, PromptsAndCompletionsGiveAMask) {

@@ -34,8 +34,9 @@ TEST(ScratchFile, AProcessCanHaveSeveral) {
 
 TEST(ScratchFile, AFullDiskIsAnErrorWithDirectoryAndBytes) {
   const Directory directory;
-  const WithSeam full(
-      [](const char* call, int64_t) { return std::string(call) == "allocate" ? ENOSPC : 0; });
+  const WithSeams full({.disk = [](const char* call, int64_t) {
+    return std::string(call) == "allocate" ? ENOSPC : 0;
+  }});
   const std::string said = error_of([&] { ScratchFile(directory.path, 1 << 20); });
   EXPECT_TRUE(holds(said, directory.path)) << said;
   EXPECT_TRUE(holds(said, "1,048,576 bytes")) << said;

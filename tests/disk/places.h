@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/seams.h"
 #include "disk/state_store.h"
 
 namespace fsdp::disk {
@@ -26,12 +27,6 @@ struct Directory {
   }
   ~Directory() { std::filesystem::remove_all(path); }
   std::string path;
-};
-
-// Installs a seam that injects failures, until the end of the scope.
-struct WithSeam {
-  explicit WithSeam(Seam seam) { set_seam(seam); }
-  ~WithSeam() { set_seam(nullptr); }
 };
 
 struct Way {

@@ -199,8 +199,9 @@ TEST_P(Store, ATruncatedFileIsAnError) {
 }
 
 TEST_P(Store, AReadErrorHasTheSystemsMessage) {
-  const WithSeam broken(
-      [](const char* call, int64_t) { return std::string(call) == "read" ? EIO : 0; });
+  const WithSeams broken({.disk = [](const char* call, int64_t) {
+    return std::string(call) == "read" ? EIO : 0;
+  }});
   StateStore store(directory.path, odd_entries(8), options());
   const std::string said = error_of([&] { store.get(0); });
   EXPECT_TRUE(holds(said, "reading")) << said;
@@ -208,8 +209,9 @@ TEST_P(Store, AReadErrorHasTheSystemsMessage) {
 }
 
 TEST_P(Store, AFailedBackgroundWriteMakesEveryLaterCallThrow) {
-  const WithSeam broken(
-      [](const char* call, int64_t) { return std::string(call) == "write" ? ENOSPC : 0; });
+  const WithSeams broken({.disk = [](const char* call, int64_t) {
+    return std::string(call) == "write" ? ENOSPC : 0;
+  }});
   StateStore store(directory.path, odd_entries(8), options());
   store.get(0);
   store.put(0);  // starts without an error
@@ -224,9 +226,9 @@ TEST_P(Store, AFailedBackgroundWriteMakesEveryLaterCallThrow) {
 TEST_P(Store, InterruptedCallsAreRetried) {
   static std::atomic<int> calls;
   calls = 0;
-  const WithSeam signals([](const char* call, int64_t) {
+  const WithSeams signals({.disk = [](const char* call, int64_t) {
     return std::string(call) != "allocate" && ++calls % 3 != 0 ? EINTR : 0;
-  });
+  }});
   const auto entries = odd_entries(6);
   StateStore store(directory.path, entries, options());
   Oracle oracle(entries);
@@ -243,10 +245,10 @@ TEST_P(Store, ADiskThatDoesNotAnswerIsAnErrorAfterTheLimit) {
   answer = {};
   static std::shared_future<void> answered;
   answered = answer.get_future().share();
-  const WithSeam silent([](const char* call, int64_t) {
+  const WithSeams silent({.disk = [](const char* call, int64_t) {
     if (std::string(call) == "read") answered.wait();
     return 0;
-  });
+  }});
   auto chosen = options();
   chosen.engine.limit = std::chrono::milliseconds(20);
   StateStore store(directory.path, odd_entries(4), chosen);

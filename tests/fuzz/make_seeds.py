@@ -689,7 +689,12 @@ def toml():
             "number-hex": "a = 0x", "number-point": "a = 1.", "number-minus": "a = -", "date":
             "a = 2020-01-01T00:00:00", "digits": "a = " + "9" * 5000, "exponent": "a = 1e" + "9" * 5000,
             "dots": "a..b = 1", "dotted": ".".join("a" * 3000) + " = 1", "quoted-key": '"a b" = 1',
-            "table-and-key": "a = 1\n[a]\nb = 1", "long": 'a = "' + "b" * 7000 + '"',
+            "table-and-key": "a = 1\n[a]\nb = 1", "dotted-and-table": "a.b = 1\n[a]\nc = 1",
+            "inline-twice": "a = {b = 1, b = 2}", "inline-and-table": "a = {b = 1}\n[a.c]\nd = 1",
+            "tables-deep": "[" + ".".join("a" * 3000) + "]", "lists-deep": "a = " + "[" * 5000,
+            "lines-broken": 'a = """b\\\n  é"""', "outside": "é = 1\na = é\n\u00a0b = 2",
+            "date-and-more": "a = 2020-01-01 1\n", "list-open": 'a = ["b",\n[c]\nd = 1',
+            "long": 'a = "' + "b" * 7000 + '"',
             "commas": "a = [" + '"",' * 2000 + "]"}.items():
         seed("toml", name, value)
     seed("toml", "not-utf8", b'a = "\xff\xfe"\n\xff = 1')

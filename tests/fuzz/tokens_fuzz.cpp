@@ -8,20 +8,22 @@
 #include "fuzz/token_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using fsdp::data::Format;
   using fsdp::data::TokenFile;
   if (size < 3) return 0;
-  const char* const formats[] = {"nanogpt", "llmc", "megatron", "auto"};
-  const std::string format = formats[data[0] % 4];
+  const Format formats[] = {Format::kNanogpt, Format::kLlmc, Format::kMegatron, Format::kAuto};
+  const Format format = formats[data[0] % 4];
+  const bool megatron = format == Format::kMegatron;
   uint16_t index = 0;
   std::memcpy(&index, data + 1, 2);
   const std::string bytes(reinterpret_cast<const char*>(data + 3), size - 3);
   auto& files = fsdp::fuzz::mapped_files();
   files["fuzzed.idx"] = bytes.substr(0, index);
-  files["fuzzed.bin"] = format == "megatron" && index < bytes.size() ? bytes.substr(index)
-                        : format == "megatron"                       ? ""
-                                                                     : bytes;
+  files["fuzzed.bin"] = megatron && index < bytes.size() ? bytes.substr(index)
+                        : megatron                       ? ""
+                                                         : bytes;
   try {
-    const auto file = TokenFile::open(format == "megatron" ? "fuzzed.idx" : "fuzzed.bin", format);
+    const auto file = TokenFile::open(megatron ? "fuzzed.idx" : "fuzzed.bin", format);
     if (file->tokens() < 1) std::abort();
     std::vector<int64_t> ids(static_cast<size_t>(file->tokens()));
     file->read(0, file->tokens(), ids.data());

@@ -2,23 +2,21 @@
 #include <cstdlib>
 
 #include "fsdp/error.h"
-#include "train/config_scalar.h"
 #include "train/config_toml.h"
 
-namespace toml = fsdp::train::toml;
-
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  toml::Document document;
+  using namespace fsdp::train;
+  TomlDocument document;
   try {
-    document = toml::parse({reinterpret_cast<const char*>(data), size}, "fuzzed");
+    document = parse_toml({reinterpret_cast<const char*>(data), size}, "fuzzed");
   } catch (const fsdp::Error&) {
     return 0;
   }
-  for (const auto& entry : document.entries) {
-    const auto* text = std::get_if<std::string>(&entry.value.held);
+  for (const TomlEntry& entry : document.entries) {
+    const auto* text = std::get_if<std::string>(&entry.value);
     if (!text) continue;
-    const auto again = toml::parse("a = " + toml::quoted(*text), "written");
-    if (again.entries.size() != 1 || std::get<std::string>(again.entries[0].value.held) != *text)
+    const TomlDocument again = parse_toml("a = " + toml_string(*text), "written");
+    if (again.entries.size() != 1 || std::get<std::string>(again.entries[0].value) != *text)
       std::abort();
   }
   return 0;

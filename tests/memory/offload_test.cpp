@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
 
+#include <optional>
+
+#include "base/seams.h"
 #include "fsdp/nn/functional.h"
 #include "memory/activation_offload.h"
 #include "memory/host_pool.h"
@@ -24,7 +27,7 @@ at::Tensor offloaded(const std::function<at::Tensor()>& code) {
 class Offload : public ::testing::Test {
  protected:
   void SetUp() override {
-    offload::smallest_bytes = 1;
+    everything_.emplace(Seams{.smallest_offloaded = 1});
     before_ = offload::copies();
   }
   void TearDown() override { EXPECT_EQ(offload::use_of(at::kCPU).now, 0); }
@@ -33,6 +36,7 @@ class Offload : public ::testing::Test {
   int64_t in() const { return offload::copies().in - before_.in; }
 
  private:
+  std::optional<WithSeams> everything_;
   offload::Copies before_;
 };
 
@@ -105,7 +109,7 @@ TEST_F(Offload, EachPartOfAStorageIsRestoredAsItWasSaved) {
 }
 
 TEST_F(Offload, SmallTensorsStay) {
-  offload::smallest_bytes = int64_t{1} << 20;
+  const WithSeams as_usual({});
   at::Tensor small = at::randn({64, 64}).requires_grad_(true);
   at::Tensor large = at::randn({1 << 18}).requires_grad_(true);  // exactly 1 MiB
   at::Tensor loss = offloaded([&] { return small.tanh().exp().sum() * large.tanh().sum(); });

@@ -3,8 +3,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <optional>
 #include <utility>
 
+#include "base/seams.h"
 #include "fsdp/error.h"
 #include "fsdp/out_of_memory.h"
 #include "fsdp/plan.h"
@@ -109,7 +111,7 @@ TEST(Plan, AFractionIsOffloadedInWholeUnits) {
 }
 
 TEST(Plan, HostMemoryForActivationsIsReported) {
-  int64_t smallest = std::exchange(memory::offload::smallest_bytes, 1);
+  std::optional<WithSeams> everything(std::in_place, Seams{.smallest_offloaded = 1});
   PlannedModel subject = llama();
   torch::manual_seed(7);
   PlanSubject made = subject.model();
@@ -118,7 +120,7 @@ TEST(Plan, HostMemoryForActivationsIsReported) {
   apply_activation_checkpointing(sharded,
                                  RecomputePolicy(subject.wrap, {.mode = Recompute::OFFLOAD}));
   made.loss({subject.batch, at::kCPU}).backward();
-  memory::offload::smallest_bytes = smallest;
+  everything.reset();
   MemoryReport report = sharded.memory();
   EXPECT_GT(report.host_activations, 0);
   EXPECT_EQ(report.host_activations, memory::offload::use_of(at::kCPU).pool);

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
+#include <optional>
+
+#include "base/seams.h"
 #include "fsdp/models/gpt2.h"
 #include "fsdp/models/llama.h"
 #include "fsdp/optim.h"
@@ -89,7 +92,7 @@ void expect_equal(const Trained& plain, const Trained& other) {
 std::vector<int64_t> expect_same(Training training, const WrapPolicy& which) {
   Trained plain = train(training);
   std::vector<int64_t> kept{plain.kept};
-  memory::offload::smallest_bytes = 1;  // nothing here is large
+  const WithSeams everything({.smallest_offloaded = 1});  // nothing here is large
   for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
     SCOPED_TRACE(mode == Recompute::FULL        ? "full"
                  : mode == Recompute::SELECTIVE ? "selective"

@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include "base/seams.h"
 #include "memory/activation_offload.h"
 #include "shard/saved_activations.h"
 
@@ -22,7 +23,7 @@ void count_everything() {
 
 Outcome run(const Make& make, const RunOptions& options) {
   count_everything();
-  memory::offload::smallest_bytes = 1;  // nothing here is large
+  const WithSeams everything({.smallest_offloaded = 1});  // nothing here is large
   torch::manual_seed(1);
   Outcome outcome;
   {

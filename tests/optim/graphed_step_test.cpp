@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "base/seams.h"
 #include "memory/activation_offload.h"
 #include "optim/graphed_trial.h"
 #include "shard/capture.h"
@@ -50,7 +51,7 @@ TEST_F(GraphedSteps, AreTheSameWhereBlocksAreComputedAgain) {
 
 TEST_F(GraphedSteps, StayEagerWhereActivationsAreOffloaded) {
   if (!on_gpu()) GTEST_SKIP() << "the stand-in records without running anything";
-  const int64_t smallest = std::exchange(memory::offload::smallest_bytes, 1);
+  const WithSeams everything({.smallest_offloaded = 1});
   Plan plan{.model = "transformer", .step = {.clip = 0.5}, .recompute = Recompute::OFFLOAD};
   Outcome recorded;
   const std::string said = told([&] { recorded = graphed(plan); });
@@ -58,7 +59,6 @@ TEST_F(GraphedSteps, StayEagerWhereActivationsAreOffloaded) {
   EXPECT_TRUE(contains(recorded.why_eager, "offloaded activations")) << recorded.why_eager;
   EXPECT_TRUE(contains(said, "so steps stay eager")) << said;
   expect_same(recorded, eager(plan));
-  memory::offload::smallest_bytes = smallest;
 }
 
 TEST_F(GraphedSteps, ClipAndFollowTheLearningRate) {

@@ -37,14 +37,16 @@ class GraphedSteps : public ::testing::Test {
  protected:
   void SetUp() override {
     set_deterministic(on_gpu());
-    if (!on_gpu()) WorkAgain::install();
+    if (!on_gpu()) stand_in_.emplace(WorkAgain::seams());
   }
   void TearDown() override {
     set_deterministic(false);
-    WorkAgain::remove();
+    stand_in_.reset();
   }
 
  private:
+  std::optional<WithSeams> stand_in_;
+
   // Deterministic operators, so that results can be compared on a GPU.
   static void set_deterministic(bool on) {
     at::globalContext().setDeterministicAlgorithms(on, /*warn_only=*/true);

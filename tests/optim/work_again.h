@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/seams.h"
 #include "fsdp/error.h"
 #include "shard/capture.h"
 
@@ -14,11 +15,11 @@ class WorkAgain : public shard::StepGraph {
  public:
   static inline bool refuses = false;  // to record anything
 
-  static void install() {
+  // Graphs are made of these.
+  static Seams seams() {
     refuses = false;
-    shard::step_graphs_of_tests = [] { return std::make_unique<WorkAgain>(); };
+    return {.graphs = [] { return std::make_unique<WorkAgain>(); }};
   }
-  static void remove() { shard::step_graphs_of_tests = {}; }
 
   void record(const std::function<void()>& work) override {
     if (refuses) throw Error("somebody looks at the device.", "do not.");

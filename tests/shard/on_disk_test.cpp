@@ -9,7 +9,9 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 
+#include "base/seams.h"
 #include "disk/file.h"
 #include "fsdp/optim.h"
 #include "shard/engine.h"
@@ -173,10 +175,10 @@ int broken(const char* call, int64_t) {
 
 TEST(OnDisk, AFullDiskIsSaidByTheFirstStep) {
   Training disk = start(on_disk());
-  disk::set_seam(full);
+  std::optional<WithSeams> no_room(std::in_place, Seams{.disk = full});
   disk.model->forward(at::randn({4, kWidth}, test_device())).sum().backward();
   expect_error([&] { disk.optimizer->step(); }, {"no room", "free"});
-  disk::set_seam(nullptr);
+  no_room.reset();
   disk.optimizer->zero_grad();
   // Nothing is lost: with space on the disk, training goes on as if nothing had happened.
   Training memory = start(in_memory());
@@ -193,7 +195,7 @@ TEST(OnDisk, AFullDiskIsSaidByTheFirstStep) {
 TEST(OnDisk, ADiskThatFailsIsSaidByALaterCallWithTheUnit) {
   Training disk = start(on_disk());
   disk.step(0);
-  disk::set_seam(broken);
+  const WithSeams failing({.disk = broken});
   // With several ranks the first to fail leaves, and the others may see that before their own
   // error.
   std::vector<std::string> either = {"writing"};
@@ -203,7 +205,6 @@ TEST(OnDisk, ADiskThatFailsIsSaidByALaterCallWithTheUnit) {
         for (int i = 1; i < 4; ++i) disk.step(i);
       },
       {"unit"}, either);
-  disk::set_seam(nullptr);
 }
 
 }  // namespace

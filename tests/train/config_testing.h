@@ -5,14 +5,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "fsdp/error.h"
 #include "train/config_flags.h"
 #include "train/config_resolve.h"
-#include "train/options.h"
+#include "train/config_values.h"
 
 namespace fsdp::train {
 
@@ -60,23 +59,12 @@ inline testing::AssertionResult has(const std::string& text, const std::string& 
   return testing::AssertionFailure() << "\"" << part << "\" is not in: " << text;
 }
 
-// Names of options whose values differ, doubles by their bits.
+// Names of options whose values differ; doubles are written to the bit.
 inline Words differences(Config one, Config two) {
   auto first = options(one), second = options(two);
   Words names;
-  for (size_t i = 0; i < first.size(); ++i) {
-    bool same = std::visit(
-        [&](auto* left) {
-          auto* right = std::get<decltype(left)>(second[i].target);
-          if constexpr (std::is_same_v<decltype(left), double*>) {
-            return std::memcmp(left, right, sizeof *left) == 0;
-          } else {
-            return *left == *right;
-          }
-        },
-        first[i].target);
-    if (!same) names.push_back(first[i].name());
-  }
+  for (size_t i = 0; i < first.size(); ++i)
+    if (value_text(first[i]) != value_text(second[i])) names.push_back(first[i].name());
   return names;
 }
 

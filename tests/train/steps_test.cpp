@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <optional>
 
 #include "fsdp/error.h"
 #include "optim/work_again.h"
@@ -22,16 +23,17 @@ const World& world() {
 }
 
 struct Around : ::testing::Environment {
-  void SetUp() override { fsdp::testing::WorkAgain::install(); }
+  void SetUp() override { stand_in.emplace(fsdp::testing::WorkAgain::seams()); }
   void TearDown() override {
-    fsdp::testing::WorkAgain::remove();
+    stand_in.reset();
     joined.reset();
   }
+  std::optional<WithSeams> stand_in;
 };
 const auto* const around = ::testing::AddGlobalTestEnvironment(new Around);
 
 struct Case {
-  explicit Case(const std::string& model = "llama", int64_t micro_batch = 0) {
+  explicit Case(ModelType model = ModelType::kLlama, int64_t micro_batch = 0) {
     config.model = {.type = model, .vocab = 50, .dim = 32, .layers = 2, .heads = 2, .width = 8};
     config.data.train = {"random"};
     config.data.seq = 12;
@@ -90,12 +92,13 @@ void expect_same(const Trained& a, const Trained& b) {
 }
 
 TEST(Steps, AsGraphsGiveTheBitsOfEagerOnes) {
-  expect_same(trained(Case("llama"), true), trained(Case("llama"), false));
-  expect_same(trained(Case("mlp"), true), trained(Case("mlp"), false));
+  expect_same(trained(Case(ModelType::kLlama), true), trained(Case(ModelType::kLlama), false));
+  expect_same(trained(Case(ModelType::kMlp), true), trained(Case(ModelType::kMlp), false));
 }
 
 TEST(Steps, AsGraphsTakeMicroBatches) {
-  expect_same(trained(Case("llama", 2), true), trained(Case("llama", 2), false));
+  expect_same(trained(Case(ModelType::kLlama, 2), true),
+              trained(Case(ModelType::kLlama, 2), false));
 }
 
 TEST(Steps, OutcomesOfGraphsComeOneStepLater) {
@@ -128,7 +131,7 @@ TEST(Steps, ASignalIsSeenInTheOutcomeOfItsStep) {
 }
 
 TEST(Steps, ThatAreNotFiniteChangeNothing) {
-  Case run("mlp");
+  Case run(ModelType::kMlp);
   Steps steps(*run.training, /*graphed=*/true, [&] { return run.signal; });
   steps.take(run.feed->next(), false);
   std::vector<at::Tensor> before = run.parameters();
@@ -148,9 +151,9 @@ TEST(Steps, ThatAreNotFiniteChangeNothing) {
 TEST(Steps, AreGraphsOnlyWhereThatCanBe) {
   Case run;
   EXPECT_FALSE(wants_graphs(*run.training, 1000));  // on the CPU
-  run.training->config.train.graph = "off";
+  run.training->config.train.graph = GraphMode::kOff;
   EXPECT_FALSE(wants_graphs(*run.training, 1000));
-  run.training->config.train.graph = "on";
+  run.training->config.train.graph = GraphMode::kOn;
   EXPECT_THROW(wants_graphs(*run.training, 1000), Error);
 }
 

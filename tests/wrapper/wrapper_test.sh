@@ -23,9 +23,10 @@ stand_in() { cat > "$bin/$1" && chmod +x "$bin/$1"; }
 
 new_machine() {
   rm -rf "$world" "$calls" "$bin" "$tree" "$XDG_CACHE_HOME" "$headers"
-  mkdir -p "$world" "$bin" "$tree"/{src,include,cmake,configs} "$headers"/include/{CLI,nlohmann,gtest}
+  mkdir -p "$world" "$bin" "$tree"/{src,include,cmake,configs} "$headers"/include/{CLI,nlohmann,gtest,toml++}
   touch "$calls" "$tree/CMakeLists.txt" "$tree/src/main.cpp"
-  touch "$headers"/include/{CLI/CLI.hpp,nlohmann/json.hpp,gtest/gtest.h,xxhash.h,libdeflate.h,liburing.h}
+  touch "$headers"/include/{CLI/CLI.hpp,nlohmann/json.hpp,gtest/gtest.h,toml++/toml.h,xxhash.h}
+  touch "$headers"/include/{libdeflate.h,liburing.h}
   cp "$source/fsdp" "$tree/"
   cp -r "$source/.ci" "$tree/"
   local tool

@@ -1,0 +1,61 @@
+#include "memory/config.h"
+
+#include <utility>
+
+#include "base/options.h"
+#include "fsdp/error.h"
+
+namespace fsdp {
+
+void describe(ActivationsConfig& activations, OptionList& list) {
+  using enum ActivationsMode;
+  const OnlyWith some(activations.mode, {kSelective, kFeedForward, kFull, kOffload});
+  list.section("activations", "Activation recomputation and offload");
+  list.add("mode", activations.mode, "");
+  list.add("every", activations.every, "Apply to every n-th block",
+           {.least = 1, .only_with = some});
+  list.add("keep_last", activations.keep_last,
+           "The last n blocks aren't recomputed: backward reaches them while memory is still free",
+           {.least = 0, .only_with = some});
+}
+
+void describe(OffloadConfig& offload, OptionList& list) {
+  list.section("offload", "What is kept in host memory instead of device memory");
+  list.add("optimizer", offload.optimizer,
+           "Keep masters, optimizer states and gradients in host memory and update on the CPU");
+  list.add("parameters", offload.parameters,
+           "Keep parameter shards in host memory; they move to the device when they are gathered");
+  list.add("gradients", offload.gradients,
+           "Move gradients to host memory during backward; implied by optimizer");
+  list.add("fraction", offload.fraction,
+           "Share of the model to offload, in whole units, the last ones first",
+           {.least = 0, .most = 1});
+  list.add("directory", offload.directory,
+           "Keep masters and optimizer states in a file in this directory; empty: in host memory");
+  list.add("step_in_backward", offload.step_in_backward,
+           "Update each unit as soon as its gradients arrive; a non-finite step then ends the run");
+}
+
+void check(const ActivationsConfig& activations, int64_t layers) {
+  const std::string few =
+      ", but there are only " + std::to_string(layers) + " layers (model.layers).";
+  if (activations.every > layers)
+    throw Error("activations.every is " + std::to_string(activations.every) + few,
+                "set it to at most " + std::to_string(layers) + ".");
+  if (activations.mode != ActivationsMode::kNone && activations.keep_last >= layers)
+    throw Error("activations.keep_last is " + std::to_string(activations.keep_last) + few,
+                "set it to less than that, or activations.mode to none.");
+}
+
+void check(const OffloadConfig& offload) {
+  if (offload.fraction != 1 && !offload.any())
+    throw Error("offload.fraction is set, but nothing is offloaded.",
+                "add --offload.optimizer, --offload.parameters or --offload.gradients.");
+  for (auto [on, key] : {std::pair(!offload.directory.empty(), "offload.directory"),
+                         std::pair(offload.step_in_backward, "offload.step_in_backward")})
+    if (on && !offload.optimizer)
+      throw Error(std::string(key) + " is set, but offload.optimizer is not.",
+                  "add --offload.optimizer: this option is for updates on the CPU.");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,82 @@
+#include "models/config.h"
+
+#include "base/options.h"
+#include "fsdp/error.h"
+
+namespace fsdp {
+
+void describe(ModelConfig& model, OptionList& list) {
+  using enum ModelType;
+  // Generous bounds that keep the number of parameters within 64 bits.
+  constexpr double kWidest = 1e6, kLongest = 1e8;
+  const OnlyWith language(model.type, kLanguageModels), rotary(model.type, {kLlama, kQwen2}),
+      gpt2(model.type, {kGpt2}), llama3(model.rope_scaling, {RopeScalingType::kLlama3});
+  list.section("model", "The model");
+  list.add("type", model.type, "Model architecture");
+  list.add("vocab", model.vocab, "Vocabulary size; 0: the tokenizer's",
+           {.least = 0, .most = 1e8, .only_with = language});
+  list.add("dim", model.dim, "Width of the model", {.least = 1, .most = kWidest});
+  list.add("layers", model.layers, "Number of blocks; mlp: number of linear layers",
+           {.least = 1, .most = 1e5});
+  list.add("heads", model.heads, "Attention heads; must divide dim unless head_dim is set",
+           {.least = 1, .most = kWidest, .only_with = language});
+  list.add("kv_heads", model.kv_heads, "Key-value heads; must divide heads; 0: same as heads",
+           {.least = 0, .most = kWidest, .only_with = rotary});
+  list.add("head_dim", model.head_dim, "Width of an attention head; 0: dim / heads",
+           {.least = 0, .most = kWidest, .only_with = rotary});
+  list.add("ffn", model.ffn,
+           "Width of the feed-forward layers; 0: 8/3 of dim, rounded up to a multiple of 256 "
+           "(gpt2: 4 times dim)",
+           {.least = 0, .most = 1e7, .only_with = language});
+  list.add("max_tokens", model.max_tokens, "gpt2: number of positions; 0: data.seq",
+           {.least = 0, .most = kLongest, .only_with = gpt2});
+  list.add("tied", model.tied, "Use the embedding matrix as the output layer; always true for gpt2",
+           {.only_with = language});
+  list.add("norm_eps", model.norm_eps, "Epsilon of the norm layers", {.least = 0, .above = true});
+  list.add("init_std", model.init_std, "Standard deviation of initial weight matrices",
+           {.least = 0});
+  list.add("dropout", model.dropout, "gpt2: dropout probability",
+           {.least = 0, .most = 0.99, .only_with = gpt2});
+  list.add("rope_base", model.rope_base, "Base of the rotary position embedding (RoPE)",
+           {.least = 1, .above = true, .only_with = rotary});
+  list.add("rope_scaling", model.rope_scaling, "RoPE scaling for long contexts",
+           {.only_with = rotary});
+  list.add("rope_factor", model.rope_factor, "llama3 scaling: factor for long wavelengths",
+           {.least = 1, .only_with = llama3});
+  list.add("rope_low_freq", model.rope_low_freq,
+           "llama3 scaling: wavelengths that fit fewer times than this into the original length "
+           "are scaled fully",
+           {.least = 0, .above = true, .only_with = llama3});
+  list.add("rope_high_freq", model.rope_high_freq,
+           "llama3 scaling: wavelengths that fit more times than this into the original length "
+           "aren't scaled",
+           {.least = 0, .above = true, .only_with = llama3});
+  list.add("rope_original_tokens", model.rope_original_tokens,
+           "llama3 scaling: the original context length, in tokens",
+           {.least = 1, .most = kLongest, .only_with = llama3});
+  list.add("width", model.width, "mlp: width of the linear layers",
+           {.least = 1, .most = kWidest, .only_with = {model.type, {kMlp}}});
+}
+
+void check(const ModelConfig& model) {
+  auto digits = [](int64_t number) { return std::to_string(number); };
+  if (model.type == ModelType::kMlp) return;
+  if (model.head_dim == 0 && model.dim % model.heads != 0)
+    throw Error("model.dim = " + digits(model.dim) +
+                    " isn't a multiple of model.heads = " + digits(model.heads) + ".",
+                "each head gets an equal part of dim: try dim = " +
+                    digits((model.dim / model.heads + 1) * model.heads) + ".");
+  const int64_t head = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
+  if (model.type != ModelType::kGpt2 && head % 2 != 0)
+    throw Error((model.head_dim > 0 ? "model.head_dim = " : "model.dim / model.heads = ") +
+                    digits(head) + " is odd.",
+                "rotary position embeddings rotate pairs of elements: choose an even head size.");
+  if (model.kv_heads > 0 && model.heads % model.kv_heads != 0)
+    throw Error("model.heads = " + digits(model.heads) +
+                    " isn't a multiple of model.kv_heads = " + digits(model.kv_heads) + ".",
+                "each key-value head serves the same number of heads.");
+  if (model.rope_scaling == RopeScalingType::kLlama3 && model.rope_low_freq >= model.rope_high_freq)
+    throw Error("model.rope_low_freq isn't below model.rope_high_freq.", "Llama 3 has 1 and 4.");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,49 @@
+#include "optim/config.h"
+
+#include "base/options.h"
+#include "fsdp/error.h"
+
+namespace fsdp {
+
+void describe(OptimConfig& optim, OptionList& list) {
+  using enum ScheduleType;
+  constexpr double kMostSteps = 1e15;
+  const OnlyWith adamw(optim.type, {OptimizerType::kAdamW}), wsd(optim.schedule, {kWsd});
+  list.section("optim", "Optimizer and learning rate");
+  list.add("type", optim.type, "Optimizer");
+  list.add("lr", optim.lr, "Learning rate after warm-up", {.least = 0});
+  list.add("beta1", optim.beta1, "adamw: decay rate of the first moment",
+           {.least = 0, .most = 0.999999, .only_with = adamw});
+  list.add("beta2", optim.beta2, "adamw: decay rate of the second moment",
+           {.least = 0, .most = 0.999999999, .only_with = adamw});
+  list.add("eps", optim.eps, "adamw: epsilon in the denominator", {.least = 0, .only_with = adamw});
+  list.add("weight_decay", optim.weight_decay,
+           "Weight decay of matrices; none for norms and biases", {.least = 0});
+  list.add("momentum", optim.momentum, "sgd: momentum",
+           {.least = 0, .most = 0.999999, .only_with = {optim.type, {OptimizerType::kSgd}}});
+  list.add("schedule", optim.schedule, "Learning rate schedule after warm-up");
+  list.add("warmup_steps", optim.warmup_steps, "Steps of linear warm-up",
+           {.least = 0, .most = kMostSteps});
+  list.add("decay_steps", optim.decay_steps, "wsd: steps of decay at the end",
+           {.least = 0, .most = kMostSteps, .only_with = wsd});
+  list.add("final_ratio", optim.final_ratio, "Final learning rate as a share of lr",
+           {.least = 0, .most = 1, .only_with = {optim.schedule, {kLinear, kCosine, kWsd}}});
+  list.add("grad_scaler", optim.grad_scaler,
+           "fp16: scale the loss so that small gradients don't become zero");
+}
+
+void check(const OptimConfig& optim, std::optional<int64_t> steps) {
+  const bool wsd = optim.schedule == ScheduleType::kWsd;
+  if (wsd && optim.decay_steps == 0)
+    throw Error("optim.schedule = wsd needs the length of its decay.",
+                "set optim.decay_steps; a tenth to a fifth of all steps is typical.");
+  if (!steps) return;
+  const std::string all = " is more than the run's " + std::to_string(*steps) + " steps.";
+  if (optim.warmup_steps > *steps)
+    throw Error("optim.warmup_steps = " + std::to_string(optim.warmup_steps) + all,
+                "lower it: --optim.warmup_steps " + std::to_string(*steps / 10) + ".");
+  if (wsd && optim.warmup_steps > *steps - optim.decay_steps)
+    throw Error("optim.warmup_steps plus optim.decay_steps" + all, "lower one of them.");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,42 @@
+// [optim] of a run's config.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "base/enum_names.h"
+
+namespace fsdp {
+
+class OptionList;
+
+enum class OptimizerType { kAdamW, kSgd };
+template <>
+inline constexpr auto kEnumNames<OptimizerType> = std::to_array<EnumName>({{"adamw"}, {"sgd"}});
+
+enum class ScheduleType { kConstant, kLinear, kCosine, kWsd };
+template <>
+inline constexpr auto kEnumNames<ScheduleType> =
+    std::to_array<EnumName>({{"constant"},
+                             {"linear"},
+                             {"cosine"},
+                             {"wsd", "constant, then decays over the last decay_steps"}});
+
+struct OptimConfig {
+  OptimizerType type = OptimizerType::kAdamW;
+  double lr = 3e-4;
+  double beta1 = 0.9, beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;  // of matrices; none for norms and biases
+  double momentum = 0.9;      // sgd
+  ScheduleType schedule = ScheduleType::kCosine;
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;  // wsd
+  double final_ratio = 0.1;
+  bool grad_scaler = true;  // fp16: scales the loss against underflow of gradients
+};
+
+void describe(OptimConfig& optim, OptionList& list);
+void check(const OptimConfig& optim, std::optional<int64_t> steps);  // of the run; nullopt: unknown
+
+}  // namespace fsdp

@@ -1,0 +1,73 @@
+#include "shard/config.h"
+
+#include "fsdp/error.h"
+#include "fsdp/sharding.h"
+
+namespace fsdp {
+
+void describe(ShardConfig& shard, OptionList& list) {
+  list.section("shard", "Sharding and precision");
+  list.add("strategy", shard.strategy, "Sharding strategy");
+  list.add(
+      "wrap", shard.wrap,
+      "What a unit is: one block, modules of at least wrap_min_params, or the whole model (root)");
+  list.add("wrap_min_params", shard.wrap_min_params,
+           "wrap = size: minimum number of parameters per unit",
+           {.least = 1, .only_with = {shard.wrap, {WrapBy::kSize}}});
+  list.add("shard_ranks", shard.shard_ranks,
+           "hybrid_shard: ranks that share one copy of the model; 0: the ranks of one host",
+           {.least = 0, .only_with = {shard.strategy, {ShardingStrategy::HYBRID_SHARD}}});
+  list.add("precision", shard.precision, "Data type of parameters and activations in operators");
+  list.add("reduce", shard.reduce, "Data type of gradients in reductions", {.without_first = 1});
+  list.add("gradients", shard.gradients,
+           "Data type of gradients between backward and the optimizer; bf16 halves their memory",
+           {.without_first = 1, .without_last = 1});
+  list.add("reshard_after_forward", shard.reshard_after_forward,
+           "Reshard parameters after forward (true), keep them for backward (false), or reshard to "
+           "this many ranks");
+  list.add("forward_prefetch", shard.forward_prefetch, "Units to gather ahead in forward",
+           {.least = 0, .most = 64});
+  list.add("backward_prefetch", shard.backward_prefetch, "Units to gather ahead in backward",
+           {.least = 0, .most = 64});
+  list.add("limit_all_gathers", shard.limit_all_gathers,
+           "Delay gathers until the memory of earlier ones is free");
+  list.add("share_host_memory", shard.share_host_memory,
+           "Keep gathered parameters once per host, in shared memory (shm only)");
+}
+
+void check(const ShardConfig& shard, int world) {
+  if (shard.shard_ranks > 0 && world % shard.shard_ranks != 0)
+    throw Error(std::to_string(world) + " ranks can't be divided into groups of " +
+                    "shard.shard_ranks = " + std::to_string(shard.shard_ranks) + ".",
+                "choose a divisor of the number of ranks.");
+  const auto& reshard = shard.reshard_after_forward;
+  const std::string given = "shard.reshard_after_forward = " + enum_name(reshard);
+  if (shard.strategy == ShardingStrategy::NO_SHARD && reshard != Reshard::kAuto)
+    throw Error(given + " has no effect: no_shard never reshards parameters.",
+                "leave it at \"auto\", or choose another shard.strategy.");
+  if (shard.strategy == ShardingStrategy::SHARD_GRAD_OP && reshard != Reshard::kAuto &&
+      reshard != Reshard::kFalse)
+    throw Error(given + " contradicts shard_grad_op, which keeps parameters until backward.",
+                "leave it at \"auto\", or set shard.strategy to full_shard.");
+  const int64_t ranks = shard.shard_ranks > 0 ? shard.shard_ranks : world;
+  if (reshard.number > 0 && ranks % reshard.number != 0)
+    throw Error(
+        given + " doesn't divide the " + std::to_string(ranks) + " ranks that share the model.",
+        "choose a divisor, true or false.");
+  check_precision(shard);
+}
+
+void check_precision(const ShardConfig& shard) {
+  const std::string computed = enum_name(shard.precision), reduced = enum_name(shard.reduce);
+  const bool fp32 = shard.precision == Precision::kFp32;
+  if (fp32 && shard.reduce != Precision::kFp32)
+    throw Error("shard.reduce = " + reduced +
+                    " would round gradients, which are computed in fp32 (shard.precision).",
+                "set shard.precision to " + reduced + ", or shard.reduce to fp32.");
+  if (shard.gradients == Precision::kBf16 && (fp32 || shard.precision == Precision::kFp16))
+    throw Error("shard.gradients = bf16 would round gradients, which are computed in " + computed +
+                    " (shard.precision).",
+                "set shard.precision to bf16, or shard.gradients to fp32.");
+}
+
+}  // namespace fsdp

@@ -1,0 +1,48 @@
+// [shard] of a run's config.
+#pragma once
+
+#include <cstdint>
+
+#include "base/options.h"
+
+namespace fsdp {
+
+enum class ShardingStrategy;  // in fsdp/sharding.h, which needs LibTorch
+template <>
+inline constexpr auto kEnumNames<ShardingStrategy> =
+    std::to_array<EnumName>({{"full_shard"}, {"shard_grad_op"}, {"no_shard"}, {"hybrid_shard"}});
+
+enum class WrapBy { kBlock, kSize, kRoot };
+template <>
+inline constexpr auto kEnumNames<WrapBy> = std::to_array<EnumName>({{"block"}, {"size"}, {"root"}});
+
+enum class Precision { kAuto, kFp32, kBf16, kFp16 };
+template <>
+inline constexpr auto kEnumNames<Precision> =
+    std::to_array<EnumName>({{"auto", "bf16 on a GPU, else fp32"}, {"fp32"}, {"bf16"}, {"fp16"}});
+
+enum class Reshard { kAuto, kTrue, kFalse };
+template <>
+inline constexpr auto kEnumNames<Reshard> =
+    std::to_array<EnumName>({{"auto", "decided by the strategy"}, {"true"}, {"false"}});
+
+struct ShardConfig {
+  ShardingStrategy strategy{};  // FULL_SHARD
+  WrapBy wrap = WrapBy::kBlock;
+  int64_t wrap_min_params = 1'000'000;  // for wrap = size
+  int64_t shard_ranks = 0;  // hybrid_shard: ranks that share one copy; 0: the ranks of one host
+  Precision precision = Precision::kAuto;  // of parameters in operators
+  Precision reduce = Precision::kFp32;     // of gradients in reductions
+  Precision gradients = Precision::kFp32;  // between backward and the optimizer
+  OrNumber<Reshard> reshard_after_forward;
+  int64_t forward_prefetch = 1;
+  int64_t backward_prefetch = 1;
+  bool limit_all_gathers = true;
+  bool share_host_memory = true;
+};
+
+void describe(ShardConfig& shard, OptionList& list);
+void check(const ShardConfig& shard, int world);
+void check_precision(const ShardConfig& shard);  // part of check()
+
+}  // namespace fsdp

@@ -1,0 +1,88 @@
+#include "train/config.h"
+
+namespace fsdp::train {
+namespace {
+
+void describe_run(Config& config, OptionList& list) {
+  list.section("", "The run");
+  list.add("dir", config.dir, "Directory of the run; empty: runs/NAME, after the config's name");
+  list.add("resume", config.resume, "Resume from the latest checkpoint in dir");
+  list.add("init_from", config.init_from,
+           "Start from the model and weights in this directory: a Hugging Face model (config.json "
+           "and safetensors), a run or a checkpoint; empty: random weights",
+           {.alias = "--init-from"});
+}
+
+// How long, in what batches, with what seed.
+void describe_steps(TrainConfig& train, OptionList& list) {
+  constexpr double kMostSamples = 1e9;
+  list.add("steps", train.steps, "Number of steps; set exactly one of steps, tokens and epochs",
+           {.least = 0, .most = 1e15, .alias = "--steps"});
+  list.add("tokens", train.tokens, "Number of tokens to train on",
+           {.least = 0, .most = 1e18, .alias = "--tokens"});
+  list.add("epochs", train.epochs, "Number of passes over the training data",
+           {.least = 0, .most = 1e9, .alias = "--epochs"});
+  list.add("batch", train.batch, "Samples per step, over all ranks",
+           {.least = 1, .most = kMostSamples, .alias = "--batch"});
+  list.add("micro_batch", train.micro_batch,
+           "Samples per forward and backward pass on each rank; less saves memory; 0: the rank's "
+           "whole part of the batch",
+           {.least = 0, .most = kMostSamples});
+  list.add("seed", train.seed, "Random seed of initial weights, sample order and dropout",
+           {.least = 0, .alias = "--seed"});
+  list.add("clip", train.clip, "Maximum gradient norm; 0: no clipping", {.least = 0});
+  list.add("on_nan", train.on_nan, "What to do with a step whose loss or gradient isn't finite");
+  list.add("max_skips", train.max_skips, "Consecutive skipped steps before the run stops",
+           {.least = 1});
+}
+
+// What happens beside the steps.
+void describe_rest(TrainConfig& train, OptionList& list, const OnlyWith& language) {
+  list.add("eval_every", train.eval_every, "Steps between evaluations; 0: only at the end",
+           {.least = 0});
+  list.add("eval_batches", train.eval_batches, "Batches per evaluation; 0: all", {.least = 0});
+  list.add("sample_every", train.sample_every,
+           "Steps between generated samples; 0: only at the end",
+           {.least = 0, .only_with = language});
+  list.add("sample_tokens", train.sample_tokens, "Tokens per generated sample; 0: no samples",
+           {.least = 0});
+  list.add("sample_prompt", train.sample_prompt, "Prompt of generated samples");
+  list.add("sample_temperature", train.sample_temperature,
+           "Sampling temperature; 0: always the most likely token", {.least = 0});
+  list.add("deterministic", train.deterministic,
+           "Use deterministic GPU operators: the same bits every time, at some cost",
+           {.alias = "--deterministic"});
+  list.add("graph", train.graph,
+           "Replay the whole step as one CUDA graph, recorded after the first steps");
+  list.add("profile", train.profile,
+           "Number of steps to profile, after the first three: prints a table per unit and writes "
+           "trace-rankN.json to dir",
+           {.least = 0, .most = 1e6, .alias = "--profile"});
+  list.add("grace", train.grace,
+           "Seconds to finish the step and save after SIGTERM or SIGINT, before all ranks are "
+           "killed; 0: the larger of 30 and three recent steps",
+           {.least = 0, .most = 1e6, .alias = "--grace"});
+}
+
+}  // namespace
+
+std::vector<Option> options(Config& config) {
+  OptionList list;
+  const OnlyWith language(config.model.type, kLanguageModels);
+  describe_run(config, list);
+  describe(config.model, list);
+  describe(config.data, list, language);
+  list.section("train", "Length, batches, evaluation and samples");
+  describe_steps(config.train, list);
+  describe_rest(config.train, list, language);
+  describe(config.optim, list);
+  describe(config.shard, list);
+  describe(config.activations, list);
+  describe(config.offload, list);
+  describe(config.checkpoint, list);
+  describe(config.comm, list);
+  describe(config.log, list);
+  return std::move(list.options);
+}
+
+}  // namespace fsdp::train
