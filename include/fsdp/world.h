@@ -23,6 +23,11 @@ class Store;
 
 namespace fsdp {
 
+class World;
+namespace comm {
+int next_number(const World& world);
+}
+
 /// Options of init().
 struct InitOptions {
   /// "shm", "mpi", "nccl" or "fake". Empty: FSDP_BACKEND, else the one that fits.
@@ -61,9 +66,6 @@ class World {
 
   /// The world that this process joined and still holds. Throws Error if there is none.
   static World current();
-  /// 1, 2, 3, …: for names that must be the same on every rank and unique. Call it in the same
-  /// order on every rank.
-  int next_number() const;
   /// Whether both refer to the same world.
   bool operator==(const World& other) const { return state_ == other.state_; }
 
@@ -73,6 +75,7 @@ class World {
  private:
   friend World init(InitOptions options);
   friend World fake_world(int size, int local_size);
+  friend int comm::next_number(const World& world);
   struct State;
   std::shared_ptr<State> state_;
 };

@@ -27,8 +27,7 @@ const Seams& seams() {
   return *current_seams().load(std::memory_order_acquire);
 }
 
-WithSeams::WithSeams(Seams seams)
-    : before_(current_seams().exchange(keep(std::move(seams)))) {}
+WithSeams::WithSeams(Seams seams) : before_(current_seams().exchange(keep(std::move(seams)))) {}
 
 WithSeams::~WithSeams() {
   current_seams() = before_;

@@ -269,10 +269,10 @@ Sharded shard_workload(const Workload& work, const World& world, ShardOptions ho
   how.initialize = !work.unfilled;
   Sharded sharded = fully_shard(work.module, how);
   if (work.unfilled) sharded.materialize(world.device(), work.draw);
-  train::Trainee trainee;
-  trainee.blocks = work.wrap;
-  trainee.feed_forwards = work.feed_forwards;
-  if (auto policy = train::activation_policy(activations, trainee))
+  train::TrainTask task;
+  task.blocks = work.wrap;
+  task.feed_forwards = work.feed_forwards;
+  if (auto policy = train::activation_policy(activations, task))
     apply_activation_checkpointing(sharded, *policy);
   return sharded;
 }

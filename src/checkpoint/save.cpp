@@ -16,6 +16,7 @@
 #include "checkpoint/save_plan.h"
 #include "checkpoint/staging.h"
 #include "checkpoint/together.h"
+#include "comm/next_number.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
@@ -325,7 +326,7 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   handle.state_ = std::make_shared<AsyncSave::State>();
   handle.state_->blocked = Clock::now() - begun;
   saver->start(handle.state_, save, std::move(plan),
-               by_store(save.world, "save/" + std::to_string(save.world.next_number())));
+               by_store(save.world, "save/" + std::to_string(comm::next_number(save.world))));
   return handle;
 }
 

@@ -17,7 +17,7 @@
 #include "train/model_shape.h"
 #include "train/run_directory.h"
 #include "train/sample.h"
-#include "train/trainee.h"
+#include "train/task.h"
 
 namespace fsdp::cli {
 namespace {
@@ -112,11 +112,11 @@ int run_generate(const GenerateFlags& flags) {
   if (writer.config.model.type == ModelType::kMlp)
     throw Error("an mlp can't generate text.", "pass a run of a language model.");
   at::Device device = device_of(flags.device);
-  train::Trainee trainee = train::make_unfilled_trainee(writer.config, tokenizer->vocab_size());
-  checkpoint::load(writer.weights, *trainee.module);
-  trainee.module->to(device);
+  train::TrainTask task = train::make_unfilled_task(writer.config, tokenizer->vocab_size());
+  checkpoint::load(writer.weights, *task.module);
+  task.module->to(device);
   if (!flags.quiet)
-    std::cerr << "fsdp: " << trainee.title << ", " << writer.weights.string() << "\n";
+    std::cerr << "fsdp: " << task.title << ", " << writer.weights.string() << "\n";
 
   std::string text = prompt_of(flags);
   std::vector<int64_t> prompt;
@@ -124,9 +124,9 @@ int run_generate(const GenerateFlags& flags) {
     prompt.push_back(id);
   if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));
   for (int64_t id : prompt)
-    if (id >= trainee.text->vocab())
+    if (id >= task.text->vocab())
       throw Error("the prompt has token " + std::to_string(id) +
-                      ", but the model's vocabulary has " + std::to_string(trainee.text->vocab()) +
+                      ", but the model's vocabulary has " + std::to_string(task.text->vocab()) +
                       ".",
                   "pass the tokenizer that the model was trained with: --tokenizer FILE.");
   data::StreamDecoder decoder(tokenizer);
@@ -140,7 +140,7 @@ int run_generate(const GenerateFlags& flags) {
       std::cout << decoder.push(static_cast<int32_t>(token)) << std::flush;
     return static_cast<bool>(std::cout);
   };
-  train::generate(*trainee.text, device, prompt, flags.sample, show);
+  train::generate(*task.text, device, prompt, flags.sample, show);
   std::cout << decoder.finish() << std::endl;
   std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   if (!flags.quiet)

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/format.h"
+#include "comm/next_number.h"
 
 namespace fsdp {
 
@@ -38,7 +39,7 @@ DeviceMesh::DeviceMesh(World world, std::vector<MeshDimension> dimensions) {
                           world.size()));
   state_ = std::make_shared<State>();
   state_->world = std::move(world);
-  state_->number = state_->world.next_number();
+  state_->number = comm::next_number(state_->world);
   state_->strides.resize(dimensions.size());
   int stride = 1;
   for (size_t d = dimensions.size(); d-- > 0; stride *= dimensions[d].size)

@@ -14,6 +14,7 @@
 #include "comm/fake_backend.h"
 #include "comm/liveness.h"
 #include "comm/modules.h"
+#include "comm/next_number.h"
 #include "comm/rendezvous.h"
 #include "comm/settings.h"
 #include "comm/shm_backend.h"
@@ -94,8 +95,8 @@ World World::current() {
   return world;
 }
 
-int World::next_number() const {
-  return ++state_->numbers;
+int comm::next_number(const World& world) {
+  return ++world.state_->numbers;
 }
 
 World init(InitOptions options) {

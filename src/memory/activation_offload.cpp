@@ -23,12 +23,12 @@ namespace fsdp::memory {
 namespace {
 
 std::atomic<int64_t> copies_out{0}, copies_in{0};
-thread_local offload::Planned on_meta;
 
 void plan_away(int64_t bytes) {
-  on_meta.now += bytes;
-  on_meta.most = std::max(on_meta.most, on_meta.now);
-  on_meta.moved += std::max<int64_t>(0, bytes);
+  auto& planned = shard::this_thread().dry_run.offloaded;
+  planned.now += bytes;
+  planned.most = std::max(planned.most, planned.now);
+  planned.moved += std::max<int64_t>(0, bytes);
 }
 
 // Two tensors with one version counter see each other's writes. Tensors with different counters may
@@ -358,14 +358,6 @@ Use use_of(at::Device device) {
 
 Copies copies() {
   return {copies_out, copies_in};
-}
-
-void begin_plan() {
-  on_meta = {.now = on_meta.now, .most = on_meta.now};
-}
-
-Planned planned() {
-  return on_meta;
 }
 
 }  // namespace offload

@@ -63,13 +63,6 @@ struct Copies {
   int64_t out = 0, in = 0;
 };
 Copies copies();
-// What a dry run on the meta device has offloaded since begin_plan().
-struct Planned {
-  int64_t now = 0, most = 0;  // bytes in host memory
-  int64_t moved = 0;          // sum of all bytes copied to the host
-};
-void begin_plan();
-Planned planned();
 
 }  // namespace offload
 }  // namespace fsdp::memory

@@ -17,13 +17,13 @@
 namespace fsdp::memory {
 
 struct Counted {  // a counted storage, which may outlive the meter
-  std::shared_ptr<Meter::State> state;
+  std::shared_ptr<MeterState> state;
   int64_t asked = 0, bytes = 0;
   Blocks::Block* block = nullptr;
   const void* logits = nullptr;  // the storage, if it holds logits
 };
 
-struct Meter::State {
+struct MeterState {
   bool blocks = false;
   Blocks placed;
   std::set<Counted*> logits;
@@ -59,7 +59,9 @@ struct Meter::State {
 
 namespace {
 
-thread_local std::shared_ptr<Meter::State> current;
+std::shared_ptr<MeterState>& current_meter() {
+  return shard::this_thread().dry_run.meter;
+}
 
 void forget(void* context) {
   auto* counted = static_cast<Counted*>(context);
@@ -73,19 +75,20 @@ void forget(void* context) {
 class MetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    if (!current || bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, at::kMeta};
-    auto* counted = new Counted{current, static_cast<int64_t>(bytes), static_cast<int64_t>(bytes)};
-    Counted* before = std::exchange(current->taken_over, nullptr);
+    const std::shared_ptr<MeterState>& meter = current_meter();
+    if (!meter || bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, at::kMeta};
+    auto* counted = new Counted{meter, static_cast<int64_t>(bytes), static_cast<int64_t>(bytes)};
+    Counted* before = std::exchange(meter->taken_over, nullptr);
     if (before && before->asked == counted->asked) {
       counted->bytes = std::exchange(before->bytes, 0);
       counted->block = std::exchange(before->block, nullptr);
       return {nullptr, counted, &forget, at::kMeta};
     }
-    if (current->blocks) {
-      counted->block = current->placed.allocate(counted->bytes);
+    if (meter->blocks) {
+      counted->block = meter->placed.allocate(counted->bytes);
       counted->bytes = counted->block->size;
     }
-    current->added(counted->bytes);
+    meter->added(counted->bytes);
     return {nullptr, counted, &forget, at::kMeta};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &c10::detail::deleteNothing; }
@@ -155,7 +158,8 @@ Counted* counted_of(const at::Tensor& tensor) {
 // between two nodes, for a gradient without other references; one reference is the callback's.
 Counted* summed(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
   if (name != "aten::add" || at::GradMode::is_enabled() || !inputs[0].isTensor()) return nullptr;
-  if (torch::autograd::get_current_graph_task_id() < 0 || current->nodes > 0) return nullptr;
+  const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
+  if (!in_backward || current_meter()->nodes > 0) return nullptr;
   const at::Tensor& sum = inputs[0].toTensor();
   Counted* counted = counted_of(sum);
   bool own = counted && sum.use_count() == 2 && sum.storage().use_count() == 1;
@@ -173,21 +177,21 @@ void mark_logits(const c10::IValue& value) {
 
 // Alive while a loss over classes, a sum of gradients or a node of autograd's graph runs.
 struct InLoss : at::ObserverContext {
-  explicit InLoss(std::shared_ptr<Meter::State> of) : state(std::move(of)) { ++state->losses; }
+  explicit InLoss(std::shared_ptr<MeterState> of) : state(std::move(of)) { ++state->losses; }
   ~InLoss() override { --state->losses; }
-  std::shared_ptr<Meter::State> state;
+  std::shared_ptr<MeterState> state;
 };
 struct InSum : at::ObserverContext {
-  InSum(std::shared_ptr<Meter::State> of, Counted* sum) : state(std::move(of)) {
+  InSum(std::shared_ptr<MeterState> of, Counted* sum) : state(std::move(of)) {
     state->taken_over = sum;
   }
   ~InSum() override { state->taken_over = nullptr; }
-  std::shared_ptr<Meter::State> state;
+  std::shared_ptr<MeterState> state;
 };
 struct InNode : at::ObserverContext {
-  explicit InNode(std::shared_ptr<Meter::State> of) : state(std::move(of)) { ++state->nodes; }
+  explicit InNode(std::shared_ptr<MeterState> of) : state(std::move(of)) { ++state->nodes; }
   ~InNode() override { --state->nodes; }
-  std::shared_ptr<Meter::State> state;
+  std::shared_ptr<MeterState> state;
 };
 
 // Losses over classes, ours and LibTorch's: the index of the argument that holds the logits or
@@ -216,12 +220,12 @@ struct InConvolution : at::ObserverContext {
 };
 
 std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
-  if (!current) return nullptr;
+  if (!current_meter()) return nullptr;
   std::string_view name = function.name();
   c10::ArrayRef<const c10::IValue> inputs = function.inputs();
   double flops = flops_of(name, inputs);
   if (flops > 0) shard::dry_run::count_product({flops, input_bytes(inputs)});
-  if (Counted* sum = summed(name, inputs)) return std::make_unique<InSum>(current, sum);
+  if (Counted* sum = summed(name, inputs)) return std::make_unique<InSum>(current_meter(), sum);
   if (name == "aten::convolution" || name == "aten::convolution_backward") {
     auto kernel = std::make_unique<InConvolution>();
     kernel->forward = name == "aten::convolution";
@@ -231,30 +235,30 @@ std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
   int logits = logits_of(name);
   if (logits < 0) return nullptr;
   mark_logits(inputs[static_cast<size_t>(logits)]);
-  return std::make_unique<InLoss>(current);
+  return std::make_unique<InLoss>(current_meter());
 }
 
 void seen(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (!current) return;
+  if (!current_meter()) return;
   if (auto* kernel = dynamic_cast<InConvolution*>(context)) {
     if (kernel->forward)
       for (const c10::IValue& output : function.outputs()) kernel->add(output);
-    current->passing(kernel->bytes);
+    current_meter()->passing(kernel->bytes);
   }
   if (dynamic_cast<InLoss*>(context))
     for (const c10::IValue& made : function.outputs()) mark_logits(made);
 }
 
 std::unique_ptr<at::ObserverContext> see_node(const at::RecordFunction&) {
-  return current ? std::make_unique<InNode>(current) : nullptr;
+  return current_meter() ? std::make_unique<InNode>(current_meter()) : nullptr;
 }
 
 }  // namespace
 
-Meter::Meter(bool blocks) : state_(std::make_shared<State>()) {
+Meter::Meter(bool blocks) : state_(std::make_shared<MeterState>()) {
   install_meter();
   state_->blocks = blocks;
-  current = state_;
+  current_meter() = state_;
   callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&see, &seen)
                                              .needsInputs(true)
                                              .needsOutputs(true)
@@ -267,7 +271,7 @@ Meter::~Meter() {
   at::removeCallback(callback_);
   at::removeCallback(nodes_);
   state_->watch = {};
-  current.reset();
+  current_meter().reset();
 }
 
 int64_t Meter::live() const {

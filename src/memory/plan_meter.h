@@ -13,6 +13,8 @@
 
 namespace fsdp::memory {
 
+struct MeterState;
+
 class Meter {
  public:
   // `blocks`: rounds and places requests as a GPU's allocator does; else counts them as they are.
@@ -36,10 +38,8 @@ class Meter {
   // owner of the previous allocation is known.
   void begin(std::function<void()> watch = {});
 
-  struct State;
-
  private:
-  std::shared_ptr<State> state_;
+  std::shared_ptr<MeterState> state_;
   uint64_t callback_ = 0, nodes_ = 0;
 };
 

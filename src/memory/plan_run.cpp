@@ -140,7 +140,8 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   auto look = [&] { note(run.samples, *shard::lock(sharded), meter); };
   sharded.reset_traffic();
   shard::dry_run::take_products();
-  offload::begin_plan();
+  auto& offloaded = shard::this_thread().dry_run.offloaded;
+  offloaded = {.now = offloaded.now, .most = offloaded.now};
   meter.begin(look);
   int micro_batches = std::min(options.micro_batches, kMicroBatches);
   step(micro_batches);  // like every later step
@@ -151,8 +152,8 @@ DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
   run.allocated = meter.allocated();
   run.products = shard::dry_run::take_products();
   run.traffic = sharded.traffic();
-  run.away = offload::planned().most;
-  run.moved = offload::planned().moved;
+  run.away = offloaded.most;
+  run.moved = offloaded.moved;
   run.times = static_cast<double>(options.micro_batches) / micro_batches;
   note_units(*shard::lock(sharded), run);
   return run;

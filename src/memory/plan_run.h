@@ -21,7 +21,7 @@ struct DryRun {
   bool peak_in_loss = false;    // the allocation at the peak was logits
   int64_t held = 0;             // peak including what a GPU's allocator couldn't have freed
   int64_t allocated = 0;        // sum of all requests of a step
-  std::vector<shard::dry_run::Product> products;  // of a step
+  std::vector<shard::Product> products;  // of a step
   Traffic traffic;                                // of a step
   int64_t shard_ranks = 1;                        // that the model is sharded over
   int64_t away = 0;                               // most bytes of activations in host memory

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -27,21 +28,60 @@ struct Watched {
   std::vector<std::shared_ptr<Chosen>> modules;
 };
 
-struct Watch {
-  std::mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, Watched> parameters;
+class Recomputation final : public shard::TapeHooks {
+ public:
+  // Installed on first use. Never destroyed: threads may outlive static destructors.
+  static Recomputation& get() {
+    static Recomputation* all = [] {
+      auto* made = new Recomputation;
+      shard::set_tape_hooks(made);
+      return made;
+    }();
+    return *all;
+  }
+
+  std::unique_ptr<shard::TapeHook> for_thread() override;
+
+  bool watches(const at::Tensor& parameter) const override {
+    std::lock_guard lock(mutex_);
+    return parameters_.contains(parameter.unsafeGetTensorImpl());
+  }
+
+  // The modules that a use of the parameter opens; nullopt: it isn't watched.
+  std::optional<std::vector<std::shared_ptr<Chosen>>> modules_of(
+      const c10::TensorImpl* parameter) const {
+    std::lock_guard lock(mutex_);
+    auto known = parameters_.find(parameter);
+    if (known == parameters_.end()) return std::nullopt;
+    return known->second.modules;
+  }
+
+  void watch(const at::Tensor& parameter, std::vector<std::shared_ptr<Chosen>> modules) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(parameters_, [](const auto& entry) { return entry.second.parameter.expired(); });
+    Watched watched{WeakTensor(parameter.getIntrusivePtr()), std::move(modules)};
+    for (const auto& module : watched.modules) module->parameters.push_back(watched.parameter);
+    parameters_.insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(watched));
+  }
+
+  void unwatch(const at::Tensor& parameter) {
+    std::lock_guard lock(mutex_);
+    parameters_.erase(parameter.unsafeGetTensorImpl());
+  }
+
+  void say_once(const std::string& text) {
+    std::lock_guard lock(mutex_);
+    if (said_.insert(text).second) log::info(text);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, Watched> parameters_;
+  std::set<std::string> said_;
 };
 
-Watch& all_watched() {
-  static Watch* all = new Watch;  // threads may outlive static destructors
-  return *all;
-}
-
 void say_once(const std::string& text) {
-  static std::mutex mutex;
-  static auto* said = new std::set<std::string>;
-  std::lock_guard lock(mutex);
-  if (said->insert(text).second) log::info(text);
+  Recomputation::get().say_once(text);
 }
 
 // --- the open regions of a thread ---
@@ -54,121 +94,35 @@ struct Open {
   bool inner = false;                        // inside of other open regions
 };
 
-struct Thread {
-  std::vector<Open> open;
-  std::vector<std::weak_ptr<Region>> closed;  // regions whose tapes may still be replayed
-  std::vector<std::weak_ptr<Region>> inner;   // those of them that were inside of others
-  std::weak_ptr<OffloadedRegion> leaving;     // the last closed one, still on the device
-  bool replaying = false;
-
-  // The key is included while a region records. If that isn't the innermost one, it only watches
-  // for writes to tensors that it has recorded.
-  void choose_key() {
-    bool records = false, offloads = false;
-    for (const Open& entry : open) {
-      records |= entry.region != nullptr;
-      offloads |= entry.offload != nullptr;
-    }
-    shard::set_taping(records);
-    shard::set_packing(offloads || (records && open.back().region));
-  }
-
-  void begin(Recompute mode, const std::string& name, bool records,
-             std::shared_ptr<Chosen> module = nullptr, const c10::TensorImpl* first = nullptr) {
-    Open entry{nullptr, nullptr, std::move(module), first, !open.empty()};
-    if (records && mode == Recompute::OFFLOAD)
-      entry.offload = std::make_shared<OffloadedRegion>(name, leaving);
-    else if (records)
-      entry.region = std::make_shared<Region>(name, mode == Recompute::SELECTIVE);
-    for (auto* regions : {&closed, &inner})
-      std::erase_if(*regions, [](const auto& region) { return region.expired(); });
-    open.push_back(std::move(entry));
-    choose_key();
-  }
-
-  void end() {
-    stop(open.back());
-    if (open.back().module) see_all(*open.back().module);
-    open.pop_back();
-    choose_key();
-  }
-
-  void stop(Open& entry) {
-    if (auto offload = std::move(entry.offload); offload && !offload->empty()) {
-      if (auto before = leaving.lock()) before->leave();
-      leaving = offload;
-    }
-    entry.offload.reset();
-    if (!entry.region) return;
-    std::shared_ptr<Region> region = std::move(entry.region);
-    entry.region.reset();
-    region->close();
-    if (region.use_count() == 1) return;
-    closed.push_back(region);  // a place holds it
-    if (entry.inner) inner.push_back(region);
-  }
-
-  // Stops recording a region for good, and makes everything now that autograd has a place for.
-  void give_up(Open& entry, const std::string& why) {
-    if (!entry.region) return;
-    std::shared_ptr<Region> region = std::move(entry.region);
-    entry.region.reset();
-    choose_key();
-    replaying = true;
-    try {
-      region->settle();
-    } catch (...) {
-      replaying = false;
-      throw;
-    }
-    replaying = false;
-    std::string what = "a piece of code under fsdp::recompute";
-    if (entry.module) {
-      entry.module->kept = true;
-      what = "module \"" + entry.module->path + "\"";
-    }
-    say_once("recompute: " + what + " keeps its activations instead of recomputing them: " + why +
-             ".");
-  }
-};
-
-Thread& this_thread() {
-  static thread_local Thread thread;
-  return thread;
-}
-
 bool in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-// --- calls from the engine ---
-
-class Hook final : public shard::TapeHook {
+class Regions final : public shard::TapeHook {
  public:
+  static Regions& of_thread() {
+    Recomputation::get();  // or the thread has no hook
+    return static_cast<Regions&>(*shard::tape_hook());
+  }
+
   void touched(c10::TensorImpl* parameter) override {
-    Thread& thread = this_thread();
-    if (thread.replaying || in_backward() || !shard::GraphWanted::now()) return;
+    if (replaying_ || in_backward() || !shard::GraphWanted::now()) return;
+    const auto modules = Recomputation::get().modules_of(parameter);
+    if (!modules) return;
+    auto runs = [&](const Open& entry) {
+      return entry.module &&
+             std::find(modules->begin(), modules->end(), entry.module) != modules->end();
+    };
     std::shared_ptr<Chosen> next;
-    {
-      Watch& all = all_watched();
-      std::lock_guard lock(all.mutex);
-      auto known = all.parameters.find(parameter);
-      if (known == all.parameters.end()) return;
-      const auto& modules = known->second.modules;
-      auto runs = [&](const Open& entry) {
-        return entry.module &&
-               std::find(modules.begin(), modules.end(), entry.module) != modules.end();
-      };
-      if (std::any_of(thread.open.begin(), thread.open.end(), runs)) {
-        // The parameter that opened the region is used again: the module runs once more.
-        const Open& again = thread.open.back();
-        if (again.first != parameter || !runs(again)) return;
-        next = again.module;
-      } else if (!modules.empty()) {
-        next = modules.front();
-      }
+    if (std::any_of(open_.begin(), open_.end(), runs)) {
+      // The parameter that opened the region is used again: the module runs once more.
+      const Open& again = open_.back();
+      if (again.first != parameter || !runs(again)) return;
+      next = again.module;
+    } else if (!modules->empty()) {
+      next = modules->front();
     }
-    if (!thread.open.empty() && thread.open.back().module) thread.end();
+    if (!open_.empty() && open_.back().module) end();
     if (next) begin(next, parameter);
   }
 
@@ -177,68 +131,144 @@ class Hook final : public shard::TapeHook {
     keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, shard::deferred::kRecordKey);
     const OperatorFacts& facts = facts_of(op);
     if (facts.composite) return op.redispatchBoxed(keys, stack);
-    Thread& thread = this_thread();
     if (facts.view || facts.kept) {
       c10::impl::ExcludeDispatchKeyGuard inside(shard::deferred::kRecordKey);
       return op.redispatchBoxed(keys, stack);
     }
-    Open& last = thread.open.back();
+    Open& last = open_.back();
     if (facts.unknown)  // it may write memory of any region
-      for (Open& entry : thread.open)
-        thread.give_up(entry, "the side effects of " + op.schema().name() + " are unknown");
+      for (Open& entry : open_)
+        give_up(entry, "the side effects of " + op.schema().name() + " are unknown");
     else if (last.region && last.region->abandoned())
-      thread.stop(last);  // an exception ended the pass, or no gradient is needed
+      stop(last);  // an exception ended the pass, or no gradient is needed
     else if (last.region && last.region->steps() >= kMostSteps)
-      thread.give_up(last, "it has more than a million operators");
-    thread.choose_key();
+      give_up(last, "it has more than a million operators");
+    choose_key();
     c10::impl::ExcludeDispatchKeyGuard inside(shard::deferred::kRecordKey);
     bool once = shard::InGraph::now() && draws(facts, *stack);  // its results are kept
-    if (last.region && !once) return record(thread, facts, keys, stack);
-    if (facts.writes && shard::taping()) protect_written(thread, facts, *stack);
+    if (last.region && !once) return record(facts, keys, stack);
+    if (facts.writes && shard::taping()) protect_written(facts, *stack);
     op.redispatchBoxed(keys, stack);
   }
 
   std::unique_ptr<shard::SavedPlace> pack(const at::Tensor& tensor) override {
-    Thread& thread = this_thread();
     std::unique_ptr<shard::SavedPlace> place;
-    if (const auto& region = thread.open.back().region) place = region->place(tensor);
-    for (auto entry = thread.open.rbegin(); !place && entry != thread.open.rend(); ++entry)
+    if (const auto& region = open_.back().region) place = region->place(tensor);
+    for (auto entry = open_.rbegin(); !place && entry != open_.rend(); ++entry)
       if (entry->offload) return entry->offload->place(tensor);
     return place;
   }
 
   // Closes all regions: backward isn't recorded.
   void backward_begins() override {
-    Thread& thread = this_thread();
-    for (Open& entry : thread.open) thread.stop(entry);
-    while (!thread.open.empty() && thread.open.back().module) thread.end();
-    thread.choose_key();
+    for (Open& entry : open_) stop(entry);
+    while (!open_.empty() && open_.back().module) end();
+    choose_key();
   }
 
-  bool watches(const at::Tensor& parameter) const override { return is_watched(parameter); }
+  // --- regions of pieces of code ---
+
+  size_t open_scope(Recompute mode) {
+    const size_t depth = open_.size();
+    const bool records = shard::GraphWanted::now() && !in_backward() && !replaying_;
+    begin(mode, "fsdp::recompute", records);
+    return depth;
+  }
+  void close_scope(size_t depth) {
+    while (open_.size() > depth) end();
+  }
 
  private:
-  static void begin(const std::shared_ptr<Chosen>& module, const c10::TensorImpl* first) {
-    this_thread().begin(module->mode, module->path, !module->kept, module, first);
+  // The key is included while a region records. If that isn't the innermost one, it only watches
+  // for writes to tensors that it has recorded.
+  void choose_key() {
+    bool records = false, offloads = false;
+    for (const Open& entry : open_) {
+      records |= entry.region != nullptr;
+      offloads |= entry.offload != nullptr;
+    }
+    shard::set_taping(records);
+    shard::this_thread().packing = offloads || (records && open_.back().region);
+  }
+
+  void begin(Recompute mode, const std::string& name, bool records,
+             std::shared_ptr<Chosen> module = nullptr, const c10::TensorImpl* first = nullptr) {
+    Open entry{nullptr, nullptr, std::move(module), first, !open_.empty()};
+    if (records && mode == Recompute::OFFLOAD)
+      entry.offload = std::make_shared<OffloadedRegion>(name, leaving_);
+    else if (records)
+      entry.region = std::make_shared<Region>(name, mode == Recompute::SELECTIVE);
+    for (auto* regions : {&closed_, &inner_})
+      std::erase_if(*regions, [](const auto& region) { return region.expired(); });
+    open_.push_back(std::move(entry));
+    choose_key();
+  }
+
+  void end() {
+    stop(open_.back());
+    if (open_.back().module) see_all(*open_.back().module);
+    open_.pop_back();
+    choose_key();
+  }
+
+  void stop(Open& entry) {
+    if (auto offload = std::move(entry.offload); offload && !offload->empty()) {
+      if (auto before = leaving_.lock()) before->leave();
+      leaving_ = offload;
+    }
+    entry.offload.reset();
+    if (!entry.region) return;
+    std::shared_ptr<Region> region = std::move(entry.region);
+    entry.region.reset();
+    region->close();
+    if (region.use_count() == 1) return;
+    closed_.push_back(region);  // a place holds it
+    if (entry.inner) inner_.push_back(region);
+  }
+
+  // Stops recording a region for good, and makes everything now that autograd has a place for.
+  void give_up(Open& entry, const std::string& why) {
+    if (!entry.region) return;
+    std::shared_ptr<Region> region = std::move(entry.region);
+    entry.region.reset();
+    choose_key();
+    replaying_ = true;
+    try {
+      region->settle();
+    } catch (...) {
+      replaying_ = false;
+      throw;
+    }
+    replaying_ = false;
+    std::string what = "a piece of code under fsdp::recompute";
+    if (entry.module) {
+      entry.module->kept = true;
+      what = "module \"" + entry.module->path + "\"";
+    }
+    say_once("recompute: " + what + " keeps its activations instead of recomputing them: " + why +
+             ".");
+  }
+
+  void begin(const std::shared_ptr<Chosen>& module, const c10::TensorImpl* first) {
+    begin(module->mode, module->path, !module->kept, module, first);
     see_only(*module, first);
   }
 
-  static void record(Thread& thread, const OperatorFacts& facts, c10::DispatchKeySet keys,
-                     torch::jit::Stack* stack) {
-    Open& last = thread.open.back();
+  void record(const OperatorFacts& facts, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    Open& last = open_.back();
     std::shared_ptr<Region> region = last.region;
     Region::Fit fit = region->begin(facts, *stack);
     if (fit != Region::Fit::kRecorded) {
       region->drop();
       if (fit == Region::Fit::kMixed)
-        thread.give_up(
-            last, facts.op.schema().name() + " writes to tensors inside and outside of the region");
-      protect_written(thread, facts, *stack);
+        give_up(last,
+                facts.op.schema().name() + " writes to tensors inside and outside of the region");
+      protect_written(facts, *stack);
       return facts.op.redispatchBoxed(keys, stack);
     }
     // Regions inside of it or around it may have read its own tensors.
-    if (facts.writes && (!thread.inner.empty() || thread.open.size() > 1))
-      protect(thread, thread.inner, region.get(), facts, *stack);
+    if (facts.writes && (!inner_.empty() || open_.size() > 1))
+      protect(inner_, region.get(), facts, *stack);
     try {
       facts.op.redispatchBoxed(keys, stack);
     } catch (...) {
@@ -248,16 +278,14 @@ class Hook final : public shard::TapeHook {
     region->finish(*stack);
   }
 
-  static void protect_written(Thread& thread, const OperatorFacts& facts,
-                              const torch::jit::Stack& stack) {
-    protect(thread, thread.closed, /*but=*/nullptr, facts, stack);
+  void protect_written(const OperatorFacts& facts, const torch::jit::Stack& stack) {
+    protect(closed_, /*but=*/nullptr, facts, stack);
   }
 
   // Makes the open regions and those in `closed`, except `but`, copy what their steps have read of
   // the tensors about to be written.
-  static void protect(Thread& thread, const std::vector<std::weak_ptr<Region>>& closed,
-                      const Region* but, const OperatorFacts& facts,
-                      const torch::jit::Stack& stack) {
+  void protect(const std::vector<std::weak_ptr<Region>>& closed, const Region* but,
+               const OperatorFacts& facts, const torch::jit::Stack& stack) {
     size_t count = facts.arguments.size(), first = stack.size() - count;
     auto ask = [&](Region& region, c10::StorageImpl* storage) {
       if (&region != but && region.before_write(storage))
@@ -269,7 +297,7 @@ class Hook final : public shard::TapeHook {
       c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
       for (const auto& weak : closed)
         if (auto region = weak.lock()) ask(*region, storage);
-      for (const Open& entry : thread.open)
+      for (const Open& entry : open_)
         if (entry.region) ask(*entry.region, storage);
     };
     for (size_t i = 0; i < count; ++i) {
@@ -280,53 +308,39 @@ class Hook final : public shard::TapeHook {
         for (const at::Tensor& tensor : value.toTensorVector()) see(tensor);
     }
   }
+
+  std::vector<Open> open_;
+  std::vector<std::weak_ptr<Region>> closed_;  // regions whose tapes may still be replayed
+  std::vector<std::weak_ptr<Region>> inner_;   // those of them that were inside of others
+  std::weak_ptr<OffloadedRegion> leaving_;     // the last closed one, still on the device
+  bool replaying_ = false;
 };
 
-void install_regions() {
-  static Hook* hook = [] {
-    auto* made = new Hook;
-    shard::set_tape_hook(made);
-    return made;
-  }();
-  static_cast<void>(hook);
+std::unique_ptr<shard::TapeHook> Recomputation::for_thread() {
+  return std::make_unique<Regions>();
 }
 
 }  // namespace
 
 void watch(const at::Tensor& parameter, std::vector<std::shared_ptr<Chosen>> modules) {
-  install_regions();
-  Watch& all = all_watched();
-  std::lock_guard lock(all.mutex);
-  std::erase_if(all.parameters, [](const auto& entry) { return entry.second.parameter.expired(); });
-  Watched watched{WeakTensor(parameter.getIntrusivePtr()), std::move(modules)};
-  for (const auto& module : watched.modules) module->parameters.push_back(watched.parameter);
-  all.parameters.insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(watched));
+  Recomputation::get().watch(parameter, std::move(modules));
 }
 
 void unwatch(const at::Tensor& parameter) {
-  Watch& all = all_watched();
-  std::lock_guard lock(all.mutex);
-  all.parameters.erase(parameter.unsafeGetTensorImpl());
+  Recomputation::get().unwatch(parameter);
 }
 
 bool is_watched(const at::Tensor& parameter) {
-  Watch& all = all_watched();
-  std::lock_guard lock(all.mutex);
-  return all.parameters.count(parameter.unsafeGetTensorImpl()) > 0;
+  const shard::TapeHooks* hooks = shard::tape_hooks();
+  return hooks && hooks->watches(parameter);
 }
 
 size_t open_scope(Recompute mode) {
-  install_regions();
-  Thread& thread = this_thread();
-  size_t depth = thread.open.size();
-  bool records = shard::GraphWanted::now() && !in_backward() && !thread.replaying;
-  thread.begin(mode, "fsdp::recompute", records);
-  return depth;
+  return Regions::of_thread().open_scope(mode);
 }
 
 void close_scope(size_t depth) {
-  Thread& thread = this_thread();
-  while (thread.open.size() > depth) thread.end();
+  Regions::of_thread().close_scope(depth);
 }
 
 }  // namespace fsdp::memory

@@ -1,18 +1,16 @@
 // fully_shard: plans the units, fills each rank's shards, and leaves the module's parameters
 // without memory. At most one parameter is whole at a time.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "base/log.h"
 #include "base/table.h"
 #include "fsdp/fully_shard.h"
+#include "shard/agreement.h"
 #include "shard/deferred.h"
 #include "shard/dry_run.h"
 #include "shard/engine.h"
@@ -31,70 +29,6 @@ const char* name(ShardingStrategy strategy) {
 
 namespace shard {
 namespace {
-
-DeviceMesh default_mesh(const World& world, ShardingStrategy strategy) {
-  if (strategy == ShardingStrategy::NO_SHARD)
-    return DeviceMesh(world, {{"replicate", world.size()}});
-  if (strategy != ShardingStrategy::HYBRID_SHARD)
-    return DeviceMesh(world, {{"shard", world.size()}});
-  int node = world.local_size();
-  if (node < 1 || world.size() % node != 0)
-    throw Error("HYBRID_SHARD shards inside a node and replicates across nodes, but " +
-                    std::to_string(world.size()) + " ranks do not make whole nodes of " +
-                    std::to_string(node) + ".",
-                "pass a mesh {{\"replicate\", r}, {\"shard\", s}} with r·s = " +
-                    std::to_string(world.size()) + ".");
-  return DeviceMesh(world, {{"replicate", world.size() / node}, {"shard", node}});
-}
-
-// Calls with the same default mesh share communicators, so a model sharded bottom-up has one set.
-std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options,
-                                 at::Device device) {
-  static std::mutex mutex;
-  static std::vector<std::pair<std::string, std::weak_ptr<Group>>> known;
-  bool sharded = options.strategy != ShardingStrategy::NO_SHARD;
-  std::string key = options.mesh ? "" : std::string(name(options.strategy)) + device.str();
-  if (!key.empty() && !options.share_host_memory) key += " apart";
-  std::lock_guard lock(mutex);
-  std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
-  if (!key.empty())
-    for (const auto& [other, weak] : known)
-      if (auto group = weak.lock(); group && other == key && group->mesh.world() == world)
-        return group;
-
-  auto group = std::make_shared<Group>();
-  group->mesh = options.mesh ? options.mesh : default_mesh(world, options.strategy);
-  group->number = world.next_number();
-  std::string shard = "shard", replicate = "replicate";
-  if (!sharded && !group->mesh.has("replicate")) std::swap(shard, replicate);
-  for (const MeshDimension& dimension : group->mesh.dimensions()) {
-    if (dimension.name != "shard" && dimension.name != "replicate")
-      throw Error("the mesh has a dimension \"" + dimension.name + "\".",
-                  "fully_shard takes the dimensions \"shard\" and \"replicate\".");
-    group->text +=
-        (group->text.empty() ? "" : " x ") + dimension.name + "=" + std::to_string(dimension.size);
-  }
-  if (sharded && group->mesh.has(shard)) {
-    group->shard_size = group->mesh.size(shard);
-    group->shard_rank = group->mesh.coordinate(shard);
-    group->gather = group->mesh.comm(shard, "gather");
-    group->reduce = group->mesh.comm(shard, "reduce");
-  } else if (sharded) {
-    throw Error("the mesh " + group->text + " has no dimension \"shard\".",
-                "add it, or use ShardingStrategy::NO_SHARD.");
-  } else if (group->mesh.has(shard)) {
-    throw Error("NO_SHARD on the mesh " + group->text + ": there is nothing to shard over.",
-                "use a mesh with only \"replicate\", or HYBRID_SHARD.");
-  }
-  if (group->mesh.has(replicate)) {
-    group->replicate_size = group->mesh.size(replicate);
-    group->replicate = group->mesh.comm(replicate, "replicate");
-  }
-  group->shares_memory = group->gather && device.is_cpu() && options.share_host_memory &&
-                         group->gather.backend_name() == "shm";
-  if (!key.empty()) known.emplace_back(key, group);
-  return group;
-}
 
 Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
   at::ScalarType own = p.handle.scalar_type();
@@ -218,58 +152,6 @@ void allocate(Flat& flat, const Group& group) {
   }
   flat.allocate_master();
 }
-
-// Differs for almost any two different tensors. Used to find ranks that built different models.
-int64_t checksum(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return 0;
-  at::ScalarType bits = tensor.element_size() == 1   ? at::kChar
-                        : tensor.element_size() == 2 ? at::kShort
-                        : tensor.element_size() == 4 ? at::kInt
-                                                     : at::kLong;
-  return tensor.contiguous().view(bits).sum(at::kLong).item<int64_t>();
-}
-
-struct Loading {  // where the values of parameters and buffers come from, and their checksums
-  const World& world;
-  bool broadcast;
-  std::vector<std::string> names = {};
-  std::vector<int64_t> checksums = {};
-
-  // The full value of a parameter or buffer that this rank shall have; undefined on meta.
-  at::Tensor value(const std::string& name, const at::Tensor& tensor) {
-    at::Tensor whole = deferred::is_deferred(tensor) ? deferred::value(tensor) : tensor.detach();
-    if (whole.is_meta()) return {};
-    if (world.size() == 1) return whole;
-    if (!broadcast) {
-      names.push_back(name);
-      checksums.push_back(checksum(whole));
-      return whole;
-    }
-    at::Tensor sent = whole.contiguous().to(world.device());
-    if (sent.is_same(whole) && world.rank() != 0) sent = sent.clone();
-    if (sent.numel() > 0) world.comm().broadcast(sent, 0, {.label = name});
-    return sent;
-  }
-
-  void compare() const {
-    if (checksums.empty()) return;
-    at::Tensor mine = at::tensor(checksums, at::kLong).to(world.device());
-    auto count = static_cast<int64_t>(checksums.size());
-    at::Tensor all = at::empty({world.size() * count}, mine.options());
-    world.comm().all_gather(all, mine, {.label = "checksums of the parameters"});
-    all = all.cpu().view({world.size(), count});
-    for (int64_t i = 0; i < count; ++i)
-      for (int rank = 1; rank < world.size(); ++rank) {
-        if (all[rank][i].item<int64_t>() == all[0][i].item<int64_t>()) continue;
-        if (world.rank() == 0)
-          log::warn("ranks 0 and " + std::to_string(rank) + " built different models: \"" +
-                    names[i] +
-                    "\" is the first parameter or buffer that differs. Use the same seed on every "
-                    "rank, or set .sync_module_states = true.");
-        return;
-      }
-  }
-};
 
 // Without `initialize`, parameters of a deferred model get no values.
 void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) {
@@ -404,51 +286,6 @@ void refuse_shared_modules(const std::vector<std::shared_ptr<Model>>& beneath,
   }
 }
 
-uint64_t hash_of(const std::string& text) {
-  uint64_t hash = 1469598103934665603ull;
-  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
-  return hash;
-}
-
-// Ranks that shard different models would take each other's bytes for something else.
-void compare_plans(const World& world, const std::vector<PlannedUnit>& planned) {
-  if (world.size() == 1) return;
-  std::vector<std::string> texts;
-  std::vector<int64_t> hashes;
-  for (const PlannedUnit& unit : planned)
-    for (const Parameter& p : unit.parameters) {
-      std::stringstream text;
-      text << "\"" << p.name() << "\" " << c10::toString(p.handle.scalar_type()) << " "
-           << p.handle.sizes() << (p.handle.requires_grad() ? "" : " frozen") << " in unit \""
-           << unit.name << "\"";
-      texts.push_back(text.str());
-      hashes.push_back(static_cast<int64_t>(hash_of(texts.back())));
-    }
-  auto gather = [&](std::vector<int64_t> values) {
-    at::Tensor mine = at::tensor(values, at::kLong).to(world.device());
-    at::Tensor all = at::empty({world.size() * mine.numel()}, mine.options());
-    world.comm().all_gather(all, mine, {.label = "fully_shard"});
-    return all.cpu().view({world.size(), -1});
-  };
-  std::string all_texts;
-  for (const std::string& text : texts) all_texts += text + "\n";
-  at::Tensor totals =
-      gather({static_cast<int64_t>(texts.size()), static_cast<int64_t>(hash_of(all_texts))});
-  if (totals.eq(totals[0]).all().item<bool>()) return;
-  std::string what = "rank " + std::to_string(world.rank()) + ": ranks shard different models: ";
-  if (totals.select(1, 0).eq(totals[0][0]).all().item<bool>()) {
-    at::Tensor each = gather(hashes);
-    for (int64_t i = 0; i < each.size(1); ++i) {
-      if (each.select(1, i).eq(each[0][i]).all().item<bool>()) continue;
-      what += "parameter " + std::to_string(i) + " is " + texts[i] + " here.";
-      break;
-    }
-  } else {
-    what += "this one has " + std::to_string(texts.size()) + " parameters to shard.";
-  }
-  throw Error(what, "build the same model on every rank and pass fully_shard the same options.");
-}
-
 void warn_of_large_root(const Engine& model) {
   int64_t all = 0, root = 0;
   for (const auto& unit : model.units) {
@@ -492,7 +329,7 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
     parts_kept(reshard_choice(unit, options), /*keeps=*/unit.root, *group);
   auto model = std::make_shared<Model>(world, device, options);
   for (const auto& other : beneath) model->take_over(other);
-  Loading loading{world, options.sync_module_states};
+  Loading loading(world, options.sync_module_states);
   std::vector<bool> offloaded = choose_offloaded(planned, options.offload);
   if (options.offload.any()) model->lock()->offload.begin();
   for (size_t i = 0; i < planned.size(); ++i) {

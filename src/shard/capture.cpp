@@ -13,7 +13,7 @@
 #include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/registry.h"
-#include "shard/tape_hook.h"
+#include "shard/thread_state.h"
 
 namespace fsdp::shard {
 
@@ -172,23 +172,17 @@ void recover(Model& model) {
     if (auto* known = ours(backend)) known->take_captured();
 }
 
-static thread_local bool records_step = false;
-
-RecordsStep::RecordsStep(Model& model) {
+RecordsStep::RecordsStep(Model& model) : ThreadScope(true) {
   for (const auto& other : registry::models()) {
     const Locked engine = other->lock();
     const bool keep = other.get() != &model && engine->reducer.has_gradients();
     engine->reducer.keep_gradients(keep);
     if (!keep) engine->reducer.zero(/*set_to_none=*/true);
   }
-  records_step = true;
 }
+
 RecordsStep::~RecordsStep() {
-  records_step = false;
   for (const auto& other : registry::models()) other->lock()->reducer.keep_gradients(false);
-}
-bool RecordsStep::now() {
-  return records_step;
 }
 
 bool must_be_eager(Model& model) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fsdp/shard_info.h"
+#include "shard/thread_state.h"
 
 namespace fsdp::shard {
 
@@ -39,13 +40,9 @@ bool has_graphs(const Model& model);  // on a GPU, or by the seam for tests
 // While alive, this thread records the graphs of a step of `model`; operations that can't be part
 // of a graph may throw. Frees the gradients and all their memory first: a graph would keep writing
 // to it. Other models keep the gradients they have, and must not take part in the step.
-class RecordsStep {
- public:
+struct RecordsStep : ThreadScope<&ThreadState::records_step> {
   explicit RecordsStep(Model& model);
   ~RecordsStep();
-  RecordsStep(const RecordsStep&) = delete;
-  RecordsStep& operator=(const RecordsStep&) = delete;
-  static bool now();
 };
 
 // Resets the model after a recording that failed at any point, once the capture has ended.

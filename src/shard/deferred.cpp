@@ -13,15 +13,11 @@
 
 #include "fsdp/deferred_init.h"
 #include "shard/deferred_trial.h"
+#include "shard/runtime.h"
 #include "shard/tape_hook.h"
 
 namespace fsdp::shard::deferred {
 namespace {
-
-thread_local int scopes = 0;
-
-// Guards every storage's last record, and the process's generators while their states are replaced.
-std::recursive_mutex tape_mutex;
 
 // Tensors from outside up to this size are copied onto the tape, and results up to this size are
 // computed immediately, so later changes to small constants do no harm.
@@ -228,7 +224,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   if (!recording() || is_composite(op))
     return op.redispatchBoxed(
         keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordKey), stack);
-  std::lock_guard lock(tape_mutex);
+  std::lock_guard lock(runtime().tape.mutex);
   bool for_constant = is_for_constant(op);
   BackendsOnly backends_only;
   Call call = call_of(op, keys, *stack);
@@ -246,7 +242,7 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
 }  // namespace
 
 bool recording() {
-  return scopes > 0;
+  return this_thread().deferring > 0;
 }
 
 // Goes through autograd first, which also decomposes composite operators; see kRecordKey.
@@ -264,7 +260,7 @@ bool is_deferred(const at::Tensor& tensor) {
 }
 
 at::Tensor value(const at::Tensor& tensor) {
-  std::lock_guard lock(tape_mutex);
+  std::lock_guard lock(runtime().tape.mutex);
   BackendsOnly backends_only;
   if (Storage* storage = storage_of(tensor))
     return view_of(contents(*storage), geometry_of(tensor));
@@ -272,7 +268,7 @@ at::Tensor value(const at::Tensor& tensor) {
 }
 
 void materialize(const at::Tensor& tensor) {
-  std::lock_guard lock(tape_mutex);
+  std::lock_guard lock(runtime().tape.mutex);
   if (Storage* storage = storage_of(tensor)) storage->give(contents(*storage));
   set_key(tensor, false);
 }
@@ -282,12 +278,13 @@ void materialize(const at::Tensor& tensor) {
 namespace fsdp {
 
 DeferredScope::DeferredScope() {
-  if (shard::deferred::scopes++ == 0)
-    c10::impl::tls_set_dispatch_key_included(shard::deferred::kRecordKey, true);
+  ++shard::this_thread().deferring;
+  c10::impl::tls_set_dispatch_key_included(shard::deferred::kRecordKey, true);
+  shard::check_in_debug();
 }
 
 DeferredScope::~DeferredScope() {
-  if (--shard::deferred::scopes == 0)
+  if (--shard::this_thread().deferring == 0)
     c10::impl::tls_set_dispatch_key_included(shard::deferred::kRecordKey, shard::taping());
 }
 

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "fsdp/error.h"
+#include "shard/runtime.h"
 
 namespace fsdp::shard::deferred {
 namespace {
@@ -21,8 +22,7 @@ constexpr const char* kRawReadMessage =
     "data_ptr() or accessors.";
 
 uint64_t next_number() {
-  static std::atomic<uint64_t> last = 0;
-  return ++last;
+  return ++runtime().tape.last_number;
 }
 
 // A DataPtr by which tag_of() finds `tag`.

@@ -10,8 +10,6 @@
 namespace fsdp::shard::deferred {
 namespace {
 
-thread_local int shapes_only = 0;
-
 // Whether it overwrites its first argument without reading it.
 bool overwrites(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 11> kNames = {
@@ -138,14 +136,6 @@ Trial try_on_meta(const Call& call) {
 
 }  // namespace
 
-ShapesOnly::ShapesOnly() {
-  ++shapes_only;
-}
-
-ShapesOnly::~ShapesOnly() {
-  --shapes_only;
-}
-
 bool Call::any(bool (*is)(const Argument&)) const {
   return std::ranges::any_of(arguments, is);
 }
@@ -208,7 +198,7 @@ at::Device device_of(const Call& call) {
 
 Trial try_out(const Call& call) {
   // The generator must advance as in plain construction.
-  if (is_random(call.op) && shapes_only == 0) return try_for_real(call);
+  if (is_random(call.op) && !this_thread().shapes_only) return try_for_real(call);
   try {
     return try_on_meta(call);
   } catch (const std::exception&) {  // the shape depends on contents, or the call is wrong; then

@@ -54,12 +54,8 @@ Trial try_out(const Call& call);
 
 // While one is alive, only the shapes of what this thread records are wanted: random operators draw
 // nothing, and the values they fill in differ from plain construction.
-class ShapesOnly {
- public:
-  ShapesOnly();
-  ~ShapesOnly();
-  ShapesOnly(const ShapesOnly&) = delete;
-  ShapesOnly& operator=(const ShapesOnly&) = delete;
+struct ShapesOnly : ThreadScope<&ThreadState::shapes_only> {
+  ShapesOnly() : ThreadScope(true) {}
 };
 
 }  // namespace fsdp::shard::deferred

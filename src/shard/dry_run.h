@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "shard/device_stream.h"
+#include "shard/thread_state.h"
 
 namespace fsdp::shard::dry_run {
 
-enum class As { kCpu, kGpu };  // the device to imitate: what is kept between steps, and where
+using As = DryRunState::As;  // the device to imitate: what is kept between steps, and where
 
 // While one is alive, this thread may run models on the meta device, without values.
 class Scope {
@@ -21,22 +22,21 @@ class Scope {
   Scope& operator=(const Scope&) = delete;
 
  private:
-  int before_;
+  const As before_;
 };
 
-bool on();
-bool as_gpu();
+inline bool on() {
+  return this_thread().dry_run.as != As::kNone;
+}
+inline bool as_gpu() {
+  return this_thread().dry_run.as == As::kGpu;
+}
 
 // Whether gradients are freed between steps and buffers take turns, as on a device with streams.
 inline bool like_gpu(at::Device device) {
   return has_streams(device) || (device.is_meta() && as_gpu());
 }
 
-// A matrix product, convolution or attention: these take most of a step's time.
-struct Product {
-  double flops;
-  double bytes;  // read and written
-};
 void count_product(const Product& product);  // per thread; does nothing outside a Scope
 std::vector<Product> take_products();        // those since the last call
 

@@ -76,8 +76,8 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
   filled.resize(parameters_.size());
   expected.resize(parameters_.size());
   hooked.resize(parameters_.size());
-  if (TapeHook* hook = tape_hook())
-    for (const Parameter& p : parameters_) unit.watched |= hook->watches(p.handle);
+  if (const TapeHooks* hooks = tape_hooks())
+    for (const Parameter& p : parameters_) unit.watched |= hooks->watches(p.handle);
 }
 
 Flat::~Flat() {

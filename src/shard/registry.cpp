@@ -3,11 +3,9 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -15,20 +13,13 @@
 #include "shard/background.h"
 #include "shard/engine.h"
 #include "shard/model.h"
+#include "shard/runtime.h"
 
 namespace fsdp::shard::registry {
 namespace {
 
-struct Known {
-  std::mutex mutex;
-  std::vector<std::pair<const Model*, std::weak_ptr<Model>>> models;
-  std::vector<std::shared_ptr<Model>> parked;
-  std::atomic<int> count{0};
-};
-
-Known& known() {
-  static Known* all = new Known;  // models may be destroyed after static destructors
-  return *all;
+auto& known() {
+  return runtime().models;
 }
 
 // Whether anything but the model itself refers to its parameters.
@@ -81,8 +72,7 @@ void leave_at_exit() {
 
 // Runs before the exit handlers of the model's device and backend, which were registered earlier.
 void leave_at_exit_with(const Model& model) {
-  static auto* known_to = new std::set<std::string>;  // guarded by known().mutex
-  if (known_to->insert(model.device().str() + " " + model.world().backend()).second)
+  if (known().leave_at_exit.insert(model.device().str() + " " + model.world().backend()).second)
     std::atexit(leave_at_exit);
 }
 
@@ -113,14 +103,14 @@ void unpark(const Model* model) {
 void add(const std::shared_ptr<Model>& model) {
   end_parked([](Model& other) { return !in_use(other); });
   std::lock_guard lock(known().mutex);
-  known().models.emplace_back(model.get(), model);
+  known().all.emplace_back(model.get(), model);
   ++known().count;
 }
 
 void remove(const Model* model) {
   std::lock_guard lock(known().mutex);
   known().count -= static_cast<int>(
-      std::erase_if(known().models, [&](const auto& entry) { return entry.first == model; }));
+      std::erase_if(known().all, [&](const auto& entry) { return entry.first == model; }));
 }
 
 bool empty() {
@@ -130,7 +120,7 @@ bool empty() {
 std::vector<std::shared_ptr<Model>> models() {
   std::lock_guard lock(known().mutex);
   std::vector<std::shared_ptr<Model>> alive;
-  for (const auto& [pointer, model] : known().models)
+  for (const auto& [pointer, model] : known().all)
     if (auto held = model.lock()) alive.push_back(std::move(held));
   return alive;
 }

@@ -2,40 +2,36 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <atomic>
-
 #include "shard/deferred_tape.h"
+#include "shard/runtime.h"
 
 namespace fsdp::shard {
-namespace {
 
-std::atomic<TapeHook*> the_hook{nullptr};
-thread_local bool is_taping = false, is_packing = false;
+TapeHooks* tape_hooks() {
+  return runtime().tape_hooks.load(std::memory_order_acquire);
+}
 
-}  // namespace
-
-thread_local bool GraphWanted::wanted_ = false;
-thread_local bool InGraph::is_ = false;
+void set_tape_hooks(TapeHooks* hooks) {
+  runtime().tape_hooks.store(hooks, std::memory_order_release);
+}
 
 TapeHook* tape_hook() {
-  return the_hook.load(std::memory_order_acquire);
-}
-
-void set_tape_hook(TapeHook* hook) {
-  the_hook.store(hook, std::memory_order_release);
-}
-
-bool taping() {
-  return is_taping;
+  TapeHooks* hooks = tape_hooks();
+  if (!hooks) return nullptr;
+  std::unique_ptr<TapeHook>& tape = this_thread().tape;
+  if (!tape) tape = hooks->for_thread();
+  return tape.get();
 }
 
 void set_taping(bool on) {
-  is_taping = on;
-  c10::impl::tls_set_dispatch_key_included(deferred::kRecordKey, on);
+  ThreadState& thread = this_thread();
+  thread.taping = on;
+  c10::impl::tls_set_dispatch_key_included(deferred::kRecordKey, on || thread.deferring > 0);
+  check_in_debug();
 }
 
 bool shown() {
-  return is_taping && !c10::impl::tls_is_dispatch_key_excluded(deferred::kRecordKey);
+  return taping() && !c10::impl::tls_is_dispatch_key_excluded(deferred::kRecordKey);
 }
 
 ViewsOnly::ViewsOnly() : hides_(shown()) {
@@ -44,14 +40,6 @@ ViewsOnly::ViewsOnly() : hides_(shown()) {
 
 ViewsOnly::~ViewsOnly() {
   if (hides_) c10::impl::tls_set_dispatch_key_excluded(deferred::kRecordKey, false);
-}
-
-bool packing() {
-  return is_packing;
-}
-
-void set_packing(bool on) {
-  is_packing = on;
 }
 
 }  // namespace fsdp::shard

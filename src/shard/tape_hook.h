@@ -1,6 +1,6 @@
 // The hook through which recomputation (src/memory) sees what LibTorch reports to this room: the
 // operators of a recording thread, tensors that autograd saves, parameters that are used, and the
-// beginning of a backward. It costs one branch until set_tape_hook is called.
+// beginning of a backward. It costs one branch until set_tape_hooks is called.
 //
 // A recording thread includes the key kRecordKey. The hook then sees operators below autograd,
 // decomposed into what the backends run.
@@ -13,6 +13,8 @@
 
 #include <memory>
 
+#include "shard/thread_state.h"
+
 namespace fsdp::shard {
 
 // A saved tensor that isn't kept, because it can be computed or fetched again.
@@ -22,6 +24,7 @@ class SavedPlace {
   virtual at::Tensor get() = 0;
 };
 
+// A thread's part of recomputation.
 class TapeHook {
  public:
   virtual ~TapeHook() = default;
@@ -32,37 +35,32 @@ class TapeHook {
   // Null: the tensor must be kept.
   virtual std::unique_ptr<SavedPlace> pack(const at::Tensor& tensor) = 0;
   virtual void backward_begins() = 0;
-  // Whether the hook needs to see every use of a parameter.
+};
+
+// The process's part.
+class TapeHooks {
+ public:
+  virtual ~TapeHooks() = default;
+  virtual std::unique_ptr<TapeHook> for_thread() = 0;
+  // Whether a hook needs to see every use of a parameter.
   virtual bool watches(const at::Tensor& parameter) const = 0;
 };
 
-TapeHook* tape_hook();               // null: no thread records
-void set_tape_hook(TapeHook* hook);  // must live for the rest of the process
+TapeHooks* tape_hooks();                // null: nothing is recomputed
+void set_tape_hooks(TapeHooks* hooks);  // must live for the rest of the process
+TapeHook* tape_hook();                  // this thread's; null without tape_hooks()
 
 // Whether this thread records. set_taping includes or excludes the key.
-bool taping();
+inline bool taping() {
+  return this_thread().taping;
+}
 void set_taping(bool on);
 bool shown();  // whether the hook sees this thread's operators: taping() without a ViewsOnly
 // Whether the hook is asked about tensors that autograd saves in this thread: while it records, and
 // while it only moves them elsewhere.
-bool packing();
-void set_packing(bool on);
-
-// While alive, the work this thread puts on the device is recorded as a CUDA graph (capture.cpp).
-// Random operators then draw new numbers in each replay, and can't be made to repeat them.
-class InGraph {
- public:
-  InGraph() : before_(is_) { is_ = true; }
-  ~InGraph() { is_ = before_; }
-  InGraph(const InGraph&) = delete;
-  InGraph& operator=(const InGraph&) = delete;
-
-  static bool now() { return is_; }
-
- private:
-  static thread_local bool is_;
-  bool before_;
-};
+inline bool packing() {
+  return this_thread().packing;
+}
 
 // While alive, the hook doesn't see this thread's operators. For views, which it would only
 // recognise as views, at the cost of a recorded operator each.
@@ -79,18 +77,9 @@ class ViewsOnly {
 
 // Tells whether a graph is wanted while grad mode is off: layers compute without it and then record
 // their autograd nodes themselves (src/nn).
-class GraphWanted {
- public:
-  GraphWanted() : before_(wanted_) { wanted_ = wanted_ || at::GradMode::is_enabled(); }
-  ~GraphWanted() { wanted_ = before_; }
-  GraphWanted(const GraphWanted&) = delete;
-  GraphWanted& operator=(const GraphWanted&) = delete;
-
-  static bool now() { return wanted_ || at::GradMode::is_enabled(); }
-
- private:
-  static thread_local bool wanted_;
-  bool before_;
+struct GraphWanted : ThreadScope<&ThreadState::graph_wanted> {
+  GraphWanted() : ThreadScope(now()) {}
+  static bool now() { return ThreadScope::now() || at::GradMode::is_enabled(); }
 };
 
 }  // namespace fsdp::shard

@@ -35,8 +35,6 @@ std::shared_ptr<Model> owner_of(const Unit& unit) {
 
 // --- operators ---
 
-thread_local int inside = 0;  // nesting depth of operators with the key in this thread
-
 // The sharded tensors that one operator reads or writes.
 class Touched {
  public:
@@ -53,7 +51,7 @@ class Touched {
 
   void see(const at::Tensor& tensor, bool write) {
     if (!has_key(tensor)) return;
-    if (tape_hook()) seen_.push_back(tensor.unsafeGetTensorImpl());
+    if (tape_hooks()) seen_.push_back(tensor.unsafeGetTensorImpl());
     StorageTag* tag = tag_of(tensor);
     if (!tag) return;  // an alias whose owner is gone; reading its storage throws
     switch (tag->kind) {
@@ -85,7 +83,7 @@ class Touched {
 
   // Tells recomputation where a module begins. Nested operators add nothing to that.
   void tell() {
-    if (inside > 0) return;
+    if (this_thread().inside > 0) return;
     for (c10::TensorImpl* tensor : seen_) tape_hook()->touched(tensor);
   }
 
@@ -215,12 +213,9 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   if (deferred::recording()) return deferred::record(op, keys, stack);
   touched.tell();
   // A recomputed region that has just begun includes this operator.
-  if (shown() && inside == 0) keys = keys.add(deferred::kRecordKey);
+  if (shown() && this_thread().inside == 0) keys = keys.add(deferred::kRecordKey);
   if (auto type = touched.cast_to()) cast_inputs(op, *type, stack);
-  struct Inside {
-    Inside() { ++inside; }
-    ~Inside() { --inside; }
-  } counted;
+  ThreadScope<&ThreadState::inside> nested(this_thread().inside + 1);
   // Redispatch below the key, never from the top: an alias taken while sharded keeps the key for
   // good.
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);

@@ -5,45 +5,7 @@
 #include "shard/model.h"
 #include "shard/offload.h"
 
-namespace fsdp {
-namespace {
-
-[[noreturn]] void refuse_parts(int parts) {
-  throw Error("reshard_after_forward = " + std::to_string(parts) + " isn't a number of parts.",
-              "pass true to reshard after forward, false to keep the parameters until backward, or "
-              "n >= 2 to keep 1/n of a unit on each rank.");
-}
-
-}  // namespace
-
-ReshardAfterForward::ReshardAfterForward(int parts) : keep_parts(parts) {
-  if (parts < 1) refuse_parts(parts);
-}
-
-namespace shard {
-
-const Communicator& Group::neighbours(int parts) {
-  for (const auto& [known, comm] : neighbours_)
-    if (known == parts) return comm;
-  std::vector<int> row = mesh.ranks("shard"), ranks;
-  int first = shard_rank / parts * parts;
-  for (int i = 0; i < parts; ++i) ranks.push_back(row[first + i]);
-  std::string name = "group" + std::to_string(number) + ".neighbours." + std::to_string(parts) +
-                     "@" + std::to_string(ranks[0]);
-  neighbours_.emplace_back(parts, mesh.world().communicator(ranks, name));
-  return neighbours_.back().second;
-}
-
-int parts_kept(const ReshardAfterForward& choice, bool keeps, const Group& group) {
-  int parts = choice.keep_parts.value_or(keeps ? 1 : 0);
-  if (parts < 0) refuse_parts(parts);
-  if (parts <= 1) return parts;
-  if (group.shard_size % parts != 0)
-    throw Error("reshard_after_forward = " + std::to_string(parts) + " on a mesh with " +
-                    group.text + ": it must divide the number of ranks that share a unit.",
-                "choose a divisor of " + std::to_string(group.shard_size) + ", or true or false.");
-  return parts == group.shard_size ? 0 : parts;
-}
+namespace fsdp::shard {
 
 int64_t Unit::numel() const {
   int64_t total = 0;
@@ -103,5 +65,4 @@ void Unit::apply_reshard_after_forward() {
   }
 }
 
-}  // namespace shard
-}  // namespace fsdp
+}  // namespace fsdp::shard

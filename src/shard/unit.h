@@ -7,11 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/communicator.h"
-#include "fsdp/mesh.h"
 #include "fsdp/sharding.h"
 #include "shard/buffers.h"
 #include "shard/flat.h"
+#include "shard/group.h"
 
 namespace torch::nn {
 class Module;
@@ -21,33 +20,9 @@ namespace fsdp::shard {
 
 class Model;
 
-// The ranks a unit is sharded over. Gathers and reductions have separate communicators, so that
-// neither waits in the other's queue.
-struct Group {
-  DeviceMesh mesh;
-  int number = 0;    // identifies a group of a world; the same on every rank
-  std::string text;  // "shard=4"
-  int shard_size = 1, shard_rank = 0;
-  int replicate_size = 1;
-  Communicator gather, reduce;  // along "shard"
-  Communicator replicate;       // along "replicate"
-  bool shares_memory = false;   // all ranks of `gather` are on one host, over shm
-  // The ranks that keep 1/parts of a unit each (reshard_after_forward = n). The first call for a
-  // number of parts creates the communicator, which is collective. `parts` divides shard_size.
-  const Communicator& neighbours(int parts);
-
- private:
-  std::vector<std::pair<int, Communicator>> neighbours_;
-};
-
 inline int64_t aligned_bytes(int64_t bytes) {  // flats of a unit begin at multiples of 256 bytes
   return (bytes + 255) / 256 * 256;
 }
-
-// How much of a unit each rank keeps after forward: 0 nothing but its shard, 1 everything,
-// n 1/n. `keeps` is the default of a choice that leaves it open. Throws an Error unless n divides
-// the number of ranks that share a unit; n equal to that number keeps nothing but the shard.
-int parts_kept(const ReshardAfterForward& choice, bool keeps, const Group& group);
 
 struct OwnedModule {  // a module with parameters of its own in a unit
   std::string path;

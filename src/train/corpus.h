@@ -9,7 +9,7 @@
 #include "fsdp/tokenizer.h"
 #include "fsdp/world.h"
 #include "train/config.h"
-#include "train/trainee.h"
+#include "train/task.h"
 
 namespace fsdp::train {
 

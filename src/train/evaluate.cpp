@@ -13,20 +13,20 @@
 
 namespace fsdp::train {
 
-Evaluation evaluate(const World& world, const Trainee& trainee, Feed& feed, int64_t batches,
+Evaluation evaluate(const World& world, const TrainTask& task, Feed& feed, int64_t batches,
                     int64_t micro_batch) {
   torch::NoGradGuard no_grad;
-  const bool was_training = trainee.module->is_training();
-  trainee.module->eval();
+  const bool was_training = task.module->is_training();
+  task.module->eval();
   at::Tensor loss = at::zeros({1}, at::TensorOptions(at::kDouble).device(world.device()));
   double counted = 0;
   for (int64_t i = 0; i < batches; ++i) {
     const Samples batch = feed.next();
     for (const Samples& part : micro_batches_of(batch, micro_batch))
-      loss += trainee.loss_sum(on_device(part, world.device())).to(at::kDouble);
+      loss += task.loss_sum(on_device(part, world.device())).to(at::kDouble);
     counted += static_cast<double>(batch.counted);
   }
-  trainee.module->train(was_training);
+  task.module->train(was_training);
   at::Tensor sums = at::cat({loss, at::tensor({counted}, at::kDouble).to(world.device())});
   world.comm().all_reduce(sums, ReduceOp::SUM, {.label = "evaluation"});
   sums = sums.cpu();

@@ -5,7 +5,7 @@
 
 #include "fsdp/world.h"
 #include "train/corpus.h"
-#include "train/trainee.h"
+#include "train/task.h"
 
 namespace fsdp::train {
 
@@ -16,7 +16,7 @@ struct Evaluation {
 };
 
 // Mean loss over `batches` batches of the feed (fewer if it ends), without gradients. Collective.
-Evaluation evaluate(const World& world, const Trainee& trainee, Feed& feed, int64_t batches,
+Evaluation evaluate(const World& world, const TrainTask& task, Feed& feed, int64_t batches,
                     int64_t micro_batch);
 
 }  // namespace fsdp::train

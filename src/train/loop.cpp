@@ -1,6 +1,5 @@
 #include "train/loop.h"
 
-#include <ATen/ops/tensor.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -8,8 +7,8 @@
 #include <cmath>
 #include <deque>
 #include <iostream>
-#include <limits>
 
+#include "base/format.h"
 #include "base/rank_status.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
@@ -18,9 +17,9 @@
 #include "train/config_write.h"
 #include "train/device.h"
 #include "train/init_from.h"
+#include "train/looks.h"
 #include "train/memory_plan.h"
 #include "train/report.h"
-#include "train/sample.h"
 #include "train/shell.h"
 #include "train/step_profile.h"
 #include "train/steps.h"
@@ -76,104 +75,22 @@ Begun begin(const World& world, const RunRequest& request) {
   return begun;
 }
 
-int64_t micro_batch(const Config& config, const World& world) {
-  return config.train.micro_batch > 0 ? config.train.micro_batch
-                                      : config.train.batch / world.size();
-}
-
 void introduce(Report& report, const Training& training, const RunRequest& request,
                const RunState& start) {
   const World& world = training.world;
   const Config& config = training.config;
   for (const std::string& note : request.notes) report.line(note);
   std::string device = device_name(world.device());
-  report.line("model      " + training.trainee.title + ", computed in " +
-              enum_name(config.shard.precision) + "\ndata       " + training.corpus->title() +
-              "\nranks      " + std::to_string(world.size()) + " over " + world.backend() + " on " +
-              (device.empty() ? "the CPU" : device) + ", " + enum_name(config.shard.strategy) +
-              " in " + std::to_string(training.sharded.units().size()) + " units\nrun        " +
-              training.directory.root.string());
-  if (start.step > 0) report.line("resumed    after step " + std::to_string(start.step));
-}
-
-// Measures the cost of deterministic operators: a few forward and backward passes of one
-// micro-batch with and without them, from the same random state. Updates nothing.
-void show_cost_of_determinism(Report& report, Training& training, const Samples& batch) {
-  auto seconds = [&](bool on) {
-    set_deterministic(on);
-    double best = std::numeric_limits<double>::infinity();
-    for (int i = 0; i < 4; ++i) {  // the first warms up
-      synchronize(training.world.device());
-      auto start = std::chrono::steady_clock::now();
-      Samples part =
-          part_of(batch, 0, std::min(batch.count, micro_batch(training.config, training.world)));
-      training.trainee.loss_sum(on_device(part, training.world.device())).backward();
-      synchronize(training.world.device());
-      std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      training.optimizer->zero_grad();
-      if (i > 0) best = std::min(best, took.count());
-    }
-    return best;
-  };
-  RandomState random = random_state(training.world.device());
-  double free = seconds(false), fixed = seconds(true);
-  set_random_state(training.world.device(), random);
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "deterministic operators: %.1f ms per micro-batch, %.1f ms without (%+.1f %%)",
-                fixed * 1e3, free * 1e3, (fixed / free - 1) * 100);
-  report.line(text);
-}
-
-void evaluate_now(Report& report, const Training& training, const RunState& state,
-                  StopSignals& signals) {
-  std::unique_ptr<Feed> feed = training.corpus->validation(training.world);
-  if (!feed) return;
-  int64_t batches = training.corpus->validation_batches();
-  if (training.config.train.eval_batches > 0)
-    batches = std::min(batches, training.config.train.eval_batches);
-  signals.begin_part("evaluation", static_cast<double>(batches) * signals.slowest("step"));
-  Evaluation result;
-  report.timed(Report::kEvaluation, [&] {
-    result = evaluate(training.world, training.trainee, *feed, batches,
-                      micro_batch(training.config, training.world));
-  });
-  report.evaluation(state, result);
-}
-
-void sample_now(Report& report, const Training& training, const RunState& state) {
-  const TrainConfig& config = training.config.train;
-  auto tokenizer = training.corpus->tokenizer();
-  if (!training.trainee.text || !tokenizer || config.sample_tokens == 0) return;
-  std::vector<int64_t> prompt;
-  for (int32_t id : tokenizer->encode(config.sample_prompt)) prompt.push_back(id);
-  if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));  // starts a document
-  data::StreamDecoder decoder(tokenizer);
-  std::string text = config.sample_prompt;
-  const World& world = training.world;
-  auto agree = [&](int64_t token) {
-    at::Tensor shared = at::tensor({token}, at::kLong).to(world.device());
-    world.comm().broadcast(shared, 0, {.label = "sampled token"});
-    return shared.item<int64_t>();
-  };
-  auto take = [&](int64_t token) {
-    if (tokenizer->eos() == token) return false;
-    if (token < tokenizer->vocab_size()) text += decoder.push(static_cast<int32_t>(token));
-    return true;
-  };
-  auto write = [&] {
-    generate(*training.trainee.text, world.device(), prompt,
-             {.temperature = config.sample_temperature,
-              .seed = static_cast<uint64_t>(config.seed) + state.step,
-              .tokens = config.sample_tokens},
-             take, world.size() > 1 ? agree : std::function<int64_t(int64_t)>());
-  };
-  try {
-    report.timed(Report::kEvaluation, write);
-    report.sample(state, text + decoder.finish());
-  } catch (const Error& problem) {  // non-finite logits, which are the same on every rank
-    report.line(std::string("no sample: ") + problem.what());
-  }
+  report.line(
+      formatted("model      {}, computed in {}\n"
+                "data       {}\n"
+                "ranks      {} over {} on {}, {} in {} units\n"
+                "run        {}",
+                training.task.title, enum_name(config.shard.precision), training.corpus->title(),
+                world.size(), world.backend(), device.empty() ? "the CPU" : device,
+                enum_name(config.shard.strategy), training.sharded.units().size(),
+                training.directory.root.string()));
+  if (start.step > 0) report.line(formatted("resumed    after step {}", start.step));
 }
 
 // Counts consecutive steps whose loss or gradient wasn't finite.
@@ -189,19 +106,17 @@ class NotFinite {
     // A scaler that is still searching for its scale is expected to skip steps.
     if (training_.scaler && std::isfinite(outcome.loss) && training_.scaler->scale() >= 1) return;
     ++in_a_row_;
-    char what[160];
-    std::snprintf(what, sizeof what, "step %lld: loss %g, gradient norm %g",
-                  static_cast<long long>(state.step), outcome.loss, outcome.norm);
+    const std::string what =
+        formatted("step {}: loss {:g}, gradient norm {:g}", state.step, outcome.loss, outcome.norm);
     const TrainConfig& config = training_.config.train;
     if (config.on_nan == OnNan::kStop)
-      throw Error(std::string(what) + ": not finite, and train.on_nan is stop.",
+      throw Error(what + ": not finite, and train.on_nan is stop.",
                   "resume from the last checkpoint with a lower --optim.lr, a --train.clip, or "
                   "--train.on_nan skip.");
     if (in_a_row_ > config.max_skips)
-      throw Error(
-          std::string(what) + ": not finite, " + std::to_string(in_a_row_) + " times in a row.",
-          "the run has diverged: resume from its last checkpoint with a lower --optim.lr.");
-    report.line(std::string(what) + ": not finite, the step is skipped");
+      throw Error(formatted("{}: not finite, {} times in a row.", what, in_a_row_),
+                  "the run has diverged: resume from its last checkpoint with a lower --optim.lr.");
+    report.line(what + ": not finite, the step is skipped");
   }
 
  private:
@@ -216,7 +131,7 @@ void suggest_next(const Training& training) {
     std::cout << "  " << paint(STDOUT, "1", fsdp + " " + command) << "\n      " << what << "\n";
   };
   std::cout << "\nNext:\n";
-  if (training.trainee.text && training.corpus->tokenizer()) {
+  if (training.task.text && training.corpus->tokenizer()) {
     const Config& config = training.config;  // without data.train it learned to write C++
     std::string prompt = config.data.train.empty() ? "class " : config.train.sample_prompt;
     row("generate " + run + (prompt.empty() ? "" : " --prompt " + shell_word(prompt)),
@@ -227,154 +142,203 @@ void suggest_next(const Training& training) {
   row("explain", "follow one sharded step, line by line");
 }
 
+// What rank 0 prints last.
+void say_what_is_next(const Training& training, const fs::path& checkpoint, bool stopped) {
+  const std::string run = shell_word(training.directory.root.string());
+  if (!fs::exists(checkpoint)) {
+    std::cout << "\nNo checkpoint was written: checkpoint.at_end is false.\n" << std::flush;
+    return;
+  }
+  std::cout << "\nCheckpoint: " << checkpoint.string() << "\n";
+  if (stopped)
+    std::cout << "Resume with: "
+              << paint(STDOUT, "1", fsdp_command() + " train --dir " + run + " --resume") << "\n";
+  else
+    suggest_next(training);
+  std::cout << std::flush;
+}
+
 std::string milliseconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.*f ms", seconds < 0.01 ? 1 : 0, seconds * 1e3);
-  return text;
+  const double ms = seconds * 1e3;
+  return ms < 10 ? formatted("{:.1f} ms", ms) : formatted("{:.0f} ms", ms);
 }
 
 bool due(int64_t every, int64_t step) {
   return every > 0 && step % every == 0;
 }
 
-// The run, from its beginning or its checkpoint to its end.
-void run(const RunRequest& request, const Begun& begun, Training& training, StopSignals& signals) {
-  const World& world = training.world;
-  RunState state;
-  if (!begun.checkpoint.empty()) state = restore(training, begun.checkpoint);
-  if (state.step >= training.steps && !begun.checkpoint.empty())
-    throw Error("the run in " + begun.directory.root.string() + " is complete: it has done " +
-                    std::to_string(state.step) + " of " + std::to_string(training.steps) +
-                    " steps.",
-                "pass a larger --steps to train on.");
-  from_rank_0(world, "fsdp/train/kept", [&] {
+// Writes what a resumed run, or fsdp generate, needs besides checkpoints.
+void keep_settings(const Training& training, const RunDirectory& directory) {
+  from_rank_0(training.world, "fsdp/train/kept", [&] {
     Config kept = training.config;
     kept.train.profile = 0;  // a resumed run isn't profiled again
-    keep_config(begun.directory, to_toml(kept));
-    if (auto tokenizer = training.corpus->tokenizer())
-      tokenizer->save(begun.directory.root.string());
+    keep_config(directory, to_toml(kept));
+    if (auto tokenizer = training.corpus->tokenizer()) tokenizer->save(directory.root.string());
     if (!training.config.init_from.empty() && !training.config.resume)
-      keep_origin(find_origin(training.config.init_from), begun.directory.origin());
+      keep_origin(find_origin(training.config.init_from), directory.origin());
     return std::string();
   });
+}
 
-  Report report(training, state);
-  introduce(report, training, request, state);
-  const Config& config = training.config;
-  std::unique_ptr<Feed> feed = training.corpus->training(world, state.position);
-  if (config.train.deterministic && !world.device().is_cpu())
-    show_cost_of_determinism(report, training, training.corpus->training(world, 0)->next());
-  NotFinite not_finite(training);
-  int64_t saved_at = state.step;
-  auto save_now = [&] {
-    signals.begin_part("save", kSaveSeconds);
-    double held = report.timed(Report::kCheckpoint, [&] { save(training, state); });
-    saved_at = state.step;
-    report.line("checkpoint " + begun.directory.checkpoint(saved_at).filename().string() +
-                ": training waited " + milliseconds(held));
-  };
+RunState first_state(Training& training, const Begun& begun) {
+  if (begun.checkpoint.empty()) return {};
+  RunState state = restore(training, begun.checkpoint);
+  if (state.step >= training.steps)
+    throw Error(formatted("the run in {} is complete: it has done {} of {} steps.",
+                          begun.directory.root, state.step, training.steps),
+                "pass a larger --steps to train on.");
+  return state;
+}
 
-  const bool graphed = wants_graphs(training, training.steps - state.step);
-  if (graphed)
-    report.line("graph      after a few steps, the GPU replays the step as a CUDA graph");
-  Steps steps(training, graphed, [] { return StopSignals::received() != 0; });
-  StepProfile profile(training, graphed);
-  MemoryPlan memory_plan(training);
+// The run, from its beginning or its checkpoint to its end: the constructor sets up, steps() loops,
+// finish() ends it.
+class Loop {
+ public:
+  Loop(const RunRequest& request, const Begun& begun, Training& training, StopSignals& signals)
+      : training_(training),
+        config_(training.config),
+        signals_(signals),
+        directory_(begun.directory),
+        state_(first_state(training, begun)),
+        saved_at_(state_.step),
+        graphed_(wants_graphs(training, training.steps - state_.step)),
+        report_(training, state_),
+        not_finite_(training),
+        feed_(training.corpus->training(training.world, state_.position)),
+        steps_(training, graphed_, [] { return StopSignals::received() != 0; }),
+        profile_(training, graphed_),
+        memory_plan_(training) {
+    keep_settings(training, begun.directory);
+    introduce(report_, training, request, state_);
+    if (config_.train.deterministic && !training.world.device().is_cpu())
+      show_cost_of_determinism(report_, training,
+                               training.corpus->training(training.world, 0)->next());
+    if (graphed_)
+      report_.line("graph      after a few steps, the GPU replays the step as a CUDA graph");
+  }
+
+  void steps() {
+    while (state_.step < training_.steps && !stop_) {
+      const std::string profiled = step();
+      const bool last = state_.step == training_.steps;
+      const bool evaluates = due(config_.train.eval_every, state_.step);
+      const bool samples = due(config_.train.sample_every, state_.step);
+      const bool saves = due(config_.checkpoint.every, state_.step);
+      if (last || evaluates || samples || saves) steps_.finish();
+      read_outcomes();
+      if (!profiled.empty()) report_.line(profiled);
+      if (std::string memory = memory_plan_.after_step(); !memory.empty()) report_.line(memory);
+      prepare_saves();
+      if (last || stop_) continue;  // finish() does the rest
+      if (evaluates) evaluate_now(report_, training_, state_, signals_);
+      if (samples) sample_now(report_, training_, state_, signals_);
+      if (saves) {
+        report_.settle();  // a run killed later then has all lines up to its checkpoint
+        save_now();
+      }
+    }
+  }
+
+  void finish() {
+    steps_.finish();
+    read_outcomes();
+    if (std::string text = profile_.finish(); !text.empty()) report_.line(text);
+    const bool stopped = stop_ && state_.step < training_.steps;
+    if (stopped) report_.line(formatted("stopping after step {}, as requested", state_.step));
+    // Save first: what follows may fail or be killed.
+    const bool wanted = config_.checkpoint.at_end || due(config_.checkpoint.every, state_.step);
+    if (wanted && saved_at_ != state_.step) save_now();
+    signals_.begin_part("save", kSaveSeconds);
+    report_.timed(Report::kCheckpoint, [&] { training_.saving.wait(); });
+    if (!stopped) {
+      evaluate_now(report_, training_, state_, signals_);
+      sample_now(report_, training_, state_, signals_);
+    }
+    report_.finish();
+    if (training_.world.rank() == 0)
+      say_what_is_next(training_, directory_.checkpoint(saved_at_), stopped);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
   struct UnderWay {  // a step without a known outcome
     RunState state;
     StepCost cost;
-    std::chrono::steady_clock::time_point begun;
+    Clock::time_point begun;
   };
-  std::deque<UnderWay> under_way;
-  std::chrono::steady_clock::time_point last_known;
-  bool stop = false;
-  auto settle = [&] {
-    while (std::optional<StepOutcome> outcome = steps.outcome()) {
-      UnderWay done = under_way.front();
-      under_way.pop_front();
+
+  // Takes or launches a step. Returns what its profile says, if anything.
+  std::string step() {
+    const std::chrono::nanoseconds waited = feed_->waited();
+    const bool eager = profile_.active();
+    profile_.before_step();
+    memory_plan_.before_step();
+    signals_.begin_part("step");
+    rank_status::set_step(state_.step + 1);
+    const auto begun = Clock::now();
+    report_.timed(Report::kStep, [&] { steps_.take(feed_->next(), eager); });
+    std::string profiled = profile_.after_step();
+    ++state_.step;
+    state_.position = feed_->position();
+    state_.tokens += config_.train.batch * training_.task.tokens_per_sample;
+    under_way_.push_back(
+        {state_, report_.cost(feed_->waited() - waited, steps_.host_is_ahead()), begun});
+    training_.scheduler->set_steps(state_.step);
+    return profiled;
+  }
+
+  void read_outcomes() {
+    while (std::optional<StepOutcome> outcome = steps_.outcome()) {
+      UnderWay done = under_way_.front();
+      under_way_.pop_front();
       // If the host ran ahead, a step lasts from the end of the previous one to its own.
       if (!done.cost.comm_s)
         done.cost.seconds =
-            std::chrono::duration<double>(outcome->known - std::max(last_known, done.begun))
+            std::chrono::duration<double>(outcome->known - std::max(last_known_, done.begun))
                 .count();
-      last_known = outcome->known;
-      state.skipped += outcome->updated ? 0 : 1;
-      stop = stop || outcome->stop;
-      report.step(done.state, *outcome, done.cost);
-      not_finite.saw(done.state, *outcome, report);
+      last_known_ = outcome->known;
+      state_.skipped += outcome->updated ? 0 : 1;
+      stop_ = stop_ || outcome->stop;
+      report_.step(done.state, *outcome, done.cost);
+      not_finite_.saw(done.state, *outcome, report_);
     }
-  };
+  }
 
-  bool first = true;
-  while (state.step < training.steps && !stop) {
-    std::chrono::nanoseconds waited = feed->waited();
-    const bool eager = profile.active();
-    profile.before_step();
-    memory_plan.before_step();
-    signals.begin_part("step");
-    rank_status::set_step(state.step + 1);
-    const auto begun_at = std::chrono::steady_clock::now();
-    report.timed(Report::kStep, [&] { steps.take(feed->next(), eager); });
-    const std::string profiled = profile.after_step();
-    ++state.step;
-    state.position = feed->position();
-    state.tokens += config.train.batch * training.trainee.tokens_per_sample;
-    under_way.push_back(
-        {state, report.cost(feed->waited() - waited, steps.host_is_ahead()), begun_at});
-    training.scheduler->set_steps(state.step);
-    const bool last = state.step == training.steps;
-    const bool evaluates = due(config.train.eval_every, state.step);
-    const bool samples = due(config.train.sample_every, state.step);
-    const bool saves = due(config.checkpoint.every, state.step);
-    if (last || evaluates || samples || saves) steps.finish();
-    settle();
-    if (!profiled.empty()) report.line(profiled);
-    if (std::string memory = memory_plan.after_step(); !memory.empty()) report.line(memory);
-    if (first && config.checkpoint.async && config.checkpoint.every > 0)
-      checkpoint::prepare_async(training.sharded, training.optimizer.get());
-    first = false;
-    const bool goes_on = !last && !stop;
-    if (evaluates && goes_on) evaluate_now(report, training, state, signals);
-    if (samples && goes_on) signals.begin_part("sample");
-    if (samples && goes_on) sample_now(report, training, state);
-    if (saves && goes_on) {
-      report.settle();  // a run killed later then has all lines up to its checkpoint
-      save_now();
-    }
+  // After the first step, which is when the optimizer has its states.
+  void prepare_saves() {
+    if (prepared_) return;
+    prepared_ = true;
+    if (config_.checkpoint.async && config_.checkpoint.every > 0)
+      checkpoint::prepare_async(training_.sharded, training_.optimizer.get());
   }
-  steps.finish();
-  settle();
-  if (std::string text = profile.finish(); !text.empty()) report.line(text);
-  // Save first: what follows may fail or be killed.
-  bool stopped = stop && state.step < training.steps;
-  bool wanted = config.checkpoint.at_end || due(config.checkpoint.every, state.step);
-  if (stopped) report.line("stopping after step " + std::to_string(state.step) + ", as requested");
-  if (wanted && saved_at != state.step) save_now();
-  signals.begin_part("save", kSaveSeconds);
-  report.timed(Report::kCheckpoint, [&] { training.saving.wait(); });
-  if (!stopped) {
-    evaluate_now(report, training, state, signals);
-    signals.begin_part("sample");
-    sample_now(report, training, state);
+
+  void save_now() {
+    signals_.begin_part("save", kSaveSeconds);
+    const double held = report_.timed(Report::kCheckpoint, [&] { save(training_, state_); });
+    saved_at_ = state_.step;
+    report_.line(formatted("checkpoint {}: training waited {}",
+                           directory_.checkpoint(saved_at_).filename().string(),
+                           milliseconds(held)));
   }
-  report.finish();
-  if (world.rank() != 0) return;
-  fs::path checkpoint = begun.directory.checkpoint(saved_at);
-  if (!fs::exists(checkpoint)) {
-    std::cout << "\nNo checkpoint was written: checkpoint.at_end is false.\n";
-  } else {
-    std::cout << "\nCheckpoint: " << checkpoint.string() << "\n";
-    if (stopped)
-      std::cout << "Resume with: "
-                << paint(STDOUT, "1",
-                         fsdp_command() + " train --dir " +
-                             shell_word(begun.directory.root.string()) + " --resume")
-                << "\n";
-    else
-      suggest_next(training);
-  }
-  std::cout << std::flush;
-}
+
+  Training& training_;
+  const Config& config_;
+  StopSignals& signals_;
+  const RunDirectory& directory_;
+  RunState state_;    // after the last step
+  int64_t saved_at_;  // step
+  const bool graphed_;
+  Report report_;
+  NotFinite not_finite_;
+  std::unique_ptr<Feed> feed_;
+  Steps steps_;
+  StepProfile profile_;
+  MemoryPlan memory_plan_;
+  std::deque<UnderWay> under_way_;
+  Clock::time_point last_known_;
+  bool stop_ = false, prepared_ = false;
+};
 
 // Runs work(), and explains an out-of-memory error.
 template <typename Work>
@@ -402,8 +366,11 @@ void train(const World& world, RunRequest request) {
     });
   Training training = with_memory(world, request.config, Sharded(),
                                   [&] { return assemble(world, request.config, begun.directory); });
-  with_memory(world, training.config, training.sharded,
-              [&] { run(request, begun, training, signals); });
+  with_memory(world, training.config, training.sharded, [&] {
+    Loop loop(request, begun, training, signals);
+    loop.steps();
+    loop.finish();
+  });
 }
 
 }  // namespace fsdp::train

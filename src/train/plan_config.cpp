@@ -8,7 +8,7 @@
 
 #include "fsdp/tokenizer.h"
 #include "train/device.h"
-#include "train/trainee.h"
+#include "train/task.h"
 #include "train/training.h"
 
 namespace fsdp::train {
@@ -39,14 +39,14 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   Config config = given;
   resolve_precision(config.shard, gpu.has_value());
   int64_t vocab = vocab_of(config);
-  Trainee known = make_unfilled_trainee(config, vocab);
+  TrainTask known = make_unfilled_task(config, vocab);
   ConfigPlan plan;
   plan.title = known.title + ", computed in " + enum_name(config.shard.precision);
   plan.tokens_per_sample = known.tokens_per_sample;
   plan.model = [config, vocab] {
-    Trainee trainee = make_trainee(config, vocab);
-    return PlanSubject{trainee.module, [trainee, config](const PlanStep& step) {
-                         return trainee.loss_sum(samples_for(config, step));
+    TrainTask task = make_task(config, vocab);
+    return PlanSubject{task.module, [task, config](const PlanStep& step) {
+                         return task.loss_sum(samples_for(config, step));
                        }};
   };
   PlanOptions& options = plan.options;

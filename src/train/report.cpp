@@ -148,8 +148,8 @@ StepCost Report::cost(std::chrono::nanoseconds waited, bool replayed) const {
 
 void Report::step(const RunState& state, const StepOutcome& outcome, const StepCost& cost) {
   const Config& config = training_.config;
-  int64_t tokens = config.train.batch * training_.trainee.tokens_per_sample;
-  double flops = training_.trainee.flops_per_sample * static_cast<double>(config.train.batch);
+  int64_t tokens = config.train.batch * training_.task.tokens_per_sample;
+  double flops = training_.task.flops_per_sample * static_cast<double>(config.train.batch);
   double tflops = flops / cost.seconds / 1e12 / training_.world.size();
   double comm = cost.comm_s.value_or(0);
 
@@ -270,7 +270,7 @@ void Report::finish() {
   screen_->progress.finish();
   if (summary_.steps > 0) {
     double steps_s = summary_.compute_s + summary_.comm_s + summary_.data_s;
-    summary_.tflops = training_.trainee.flops_per_sample * double(training_.config.train.batch) *
+    summary_.tflops = training_.task.flops_per_sample * double(training_.config.train.batch) *
                       double(summary_.steps) / steps_s / 1e12 / training_.world.size();
     summary_.mfu = observe::mfu(*summary_.tflops, screen_->peak);
   }

@@ -1,4 +1,5 @@
-// Generates text with a language model, token by token, with a key-value cache.#pragma once
+// Generates text with a language model, token by token, with a key-value cache.
+#pragma once
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>

@@ -8,9 +8,9 @@ namespace {
 
 constexpr int64_t kWorthIt = 20;  // steps; for fewer, recording costs more than it saves
 
-TrainStep::Loss loss_of(const Trainee& trainee) {
-  return [&trainee](const TrainStep::Inputs& inputs) {
-    return trainee.loss_sum({.inputs = inputs[0],
+TrainStep::Loss loss_of(const TrainTask& task) {
+  return [&task](const TrainStep::Inputs& inputs) {
+    return task.loss_sum({.inputs = inputs[0],
                              .targets = inputs[1],
                              .documents = inputs[2],
                              .count = inputs[0].size(0)});
@@ -37,7 +37,7 @@ TrainStepOptions options_of(const Training& training, bool graphed,
 Steps::Steps(const Training& training, bool graphed, std::function<bool()> wants_to_stop)
     : training_(training),
       graphed_(graphed),
-      step_(training.sharded, *training.optimizer, loss_of(training.trainee),
+      step_(training.sharded, *training.optimizer, loss_of(training.task),
             options_of(training, graphed, std::move(wants_to_stop))) {
   if (graphed_) training_.sharded.measure_exposed(false);  // not possible in a graph
 }

@@ -45,7 +45,7 @@ void resolve_precision(ShardConfig& shard, bool gpu) {
     shard.precision = gpu ? Precision::kBf16 : Precision::kFp32;
 }
 
-ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee) {
+ShardOptions shard_options(const World& world, const Config& config, const TrainTask& task) {
   const ShardConfig& shard = config.shard;
   ShardOptions options{.strategy = shard.strategy,
                        .mixed_precision = mixed_precision(shard),
@@ -60,7 +60,7 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
                                    .fraction = config.offload.fraction,
                                    .directory = config.offload.directory},
                        .share_host_memory = shard.share_host_memory};
-  if (shard.wrap == WrapBy::kBlock) options.wrap = trainee.blocks;
+  if (shard.wrap == WrapBy::kBlock) options.wrap = task.blocks;
   if (shard.wrap == WrapBy::kSize) options.wrap = wrap::min_params(shard.wrap_min_params);
   if (options.strategy == ShardingStrategy::HYBRID_SHARD) {
     int ranks = shard.shard_ranks > 0 ? static_cast<int>(shard.shard_ranks) : world.local_size();
@@ -70,21 +70,21 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
 }
 
 std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
-                                                 const Trainee& trainee) {
+                                                 const TrainTask& task) {
   using enum ActivationsMode;
   RecomputeOptions options{.every = static_cast<int>(activations.every),
                            .keep_last = static_cast<int>(activations.keep_last)};
   if (activations.mode == kNone) return std::nullopt;
   // fsdp::nn layers already recompute what is cheap. The widest product is the next candidate: its
   // inputs take a fraction of its memory.
-  if (activations.mode == kFeedForward && !trainee.feed_forwards)
+  if (activations.mode == kFeedForward && !task.feed_forwards)
     throw Error(
         "activations.mode = feed_forward, but the model's blocks have no feed-forward part.",
         "set it to full, offload or none.");
-  if (activations.mode == kFeedForward) return RecomputePolicy(trainee.feed_forwards, options);
+  if (activations.mode == kFeedForward) return RecomputePolicy(task.feed_forwards, options);
   if (activations.mode == kSelective) options.mode = Recompute::SELECTIVE;
   if (activations.mode == kOffload) options.mode = Recompute::OFFLOAD;
-  return RecomputePolicy(trainee.blocks, options);
+  return RecomputePolicy(task.blocks, options);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded) {
@@ -224,23 +224,23 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
 
   torch::manual_seed(static_cast<uint64_t>(chosen.train.seed));
   const bool loads = chosen.resume || !chosen.init_from.empty();
-  training.trainee = loads
-                         ? make_unfilled_trainee(chosen, chosen.model.vocab)
-                         : deferred_init([&] { return make_trainee(chosen, chosen.model.vocab); });
-  ShardOptions options = shard_options(world, chosen, training.trainee);
+  training.task = loads
+                         ? make_unfilled_task(chosen, chosen.model.vocab)
+                         : deferred_init([&] { return make_task(chosen, chosen.model.vocab); });
+  ShardOptions options = shard_options(world, chosen, training.task);
   options.initialize = !loads;
-  training.sharded = fully_shard(training.trainee.module, options);
+  training.sharded = fully_shard(training.task.module, options);
   if (world.size() > 1)  // losses are already divided by the number of targets over all ranks
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
-  if (auto policy = activation_policy(chosen.activations, training.trainee))
+  if (auto policy = activation_policy(chosen.activations, training.task))
     apply_activation_checkpointing(training.sharded, *policy);
   if (loads && !chosen.resume)  // a resumed run loads its own checkpoint later
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);
   if (chosen.shard.precision == Precision::kFp16 && chosen.optim.grad_scaler)
     training.scaler = std::make_unique<GradScaler>();
-  training.steps = total_steps(chosen, *training.corpus, training.trainee.tokens_per_sample);
+  training.steps = total_steps(chosen, *training.corpus, training.task.tokens_per_sample);
   training.scheduler =
       std::make_unique<LRScheduler>(*training.optimizer, schedule_of(chosen.optim, training.steps));
   seed_rank(world, chosen.train.seed, 0);

@@ -14,7 +14,7 @@
 #include "train/config.h"
 #include "train/corpus.h"
 #include "train/run_directory.h"
-#include "train/trainee.h"
+#include "train/task.h"
 
 namespace fsdp::train {
 
@@ -23,7 +23,7 @@ struct Training {
   Config config;  // with the precision and the vocabulary size resolved
   RunDirectory directory;
   std::unique_ptr<Corpus> corpus;
-  Trainee trainee;
+  TrainTask task;
   Sharded sharded;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<LRScheduler> scheduler;
@@ -37,10 +37,10 @@ at::ScalarType dtype_of(Precision precision);
 void resolve_precision(ShardConfig& shard, bool gpu);  // replaces kAuto
 
 // From a config, for runs and plans.
-ShardOptions shard_options(const World& world, const Config& config, const Trainee& trainee);
+ShardOptions shard_options(const World& world, const Config& config, const TrainTask& task);
 // nullopt: activations.mode is none.
 std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
-                                                 const Trainee& trainee);
+                                                 const TrainTask& task);
 std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded);
 
 // Collective. The directory must exist.

@@ -47,7 +47,7 @@ struct Case {
 
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> all;
-    for (const auto& item : training->trainee.module->named_parameters())
+    for (const auto& item : training->task.module->named_parameters())
       all.push_back(training->sharded.full_tensor(item.key()).clone());
     return all;
   }

@@ -1,4 +1,4 @@
-// Trainee: any model in the form that the loop needs: a module, and a loss that is a sum over the
+// TrainTask: any model in the form that the loop needs: a module, and a loss that is a sum over the
 // targets that count, so that the mean over all ranks and micro-batches is exact.
 #pragma once
 
@@ -28,7 +28,7 @@ Samples part_of(const Samples& samples, int64_t first, int64_t count);
 std::vector<Samples> micro_batches_of(const Samples& samples, int64_t micro_batch);
 Samples on_device(const Samples& samples, at::Device device);
 
-struct Trainee {
+struct TrainTask {
   std::shared_ptr<torch::nn::Module> module;
   std::shared_ptr<models::CausalLMImpl> text;  // the same; null if it isn't a language model
   WrapPolicy blocks;
@@ -41,9 +41,9 @@ struct Trainee {
 };
 
 // Parameters follow from torch::manual_seed. `vocab`: the tokenizer's size.
-Trainee make_trainee(const Config& config, int64_t vocab);
+TrainTask make_task(const Config& config, int64_t vocab);
 
 // The same if all values will be loaded: deferred, and without drawing random numbers.
-Trainee make_unfilled_trainee(const Config& config, int64_t vocab);
+TrainTask make_unfilled_task(const Config& config, int64_t vocab);
 
 }  // namespace fsdp::train

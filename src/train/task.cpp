@@ -1,4 +1,4 @@
-#include "train/trainee.h"
+#include "train/task.h"
 
 #include <algorithm>
 
@@ -14,34 +14,34 @@
 namespace fsdp::train {
 namespace {
 
-Trainee language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy blocks,
+TrainTask language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy blocks,
                        WrapPolicy feed_forwards, int64_t seq) {
-  Trainee trainee;
-  trainee.module = model;
-  trainee.text = model;
-  trainee.blocks = std::move(blocks);
-  trainee.feed_forwards = std::move(feed_forwards);
-  trainee.loss_sum = [model](const Samples& samples) {
+  TrainTask task;
+  task.module = model;
+  task.text = model;
+  task.blocks = std::move(blocks);
+  task.feed_forwards = std::move(feed_forwards);
+  task.loss_sum = [model](const Samples& samples) {
     return model->loss_sum({.ids = samples.inputs, .documents = samples.documents},
                            samples.targets);
   };
-  trainee.flops_per_sample = model->flops_per_token(seq) * static_cast<double>(seq);
-  trainee.tokens_per_sample = seq;
-  return trainee;
+  task.flops_per_sample = model->flops_per_token(seq) * static_cast<double>(seq);
+  task.tokens_per_sample = seq;
+  return task;
 }
 
-Trainee mlp(const ModelConfig& model) {
+TrainTask mlp(const ModelConfig& model) {
   models::MLP module(models::MLPConfig{.width = model.width, .layers = model.layers});
-  Trainee trainee;
-  trainee.module = module.ptr();
-  trainee.blocks = wrap::modules<torch::nn::Linear>();
-  trainee.loss_sum = [module](const Samples& samples) mutable {
+  TrainTask task;
+  task.module = module.ptr();
+  task.blocks = wrap::modules<torch::nn::Linear>();
+  task.loss_sum = [module](const Samples& samples) mutable {
     at::Tensor out = module->predict(samples.inputs).to(at::kFloat);
     return at::mse_loss(out, samples.targets, at::Reduction::Sum);
   };
-  trainee.flops_per_sample = module->flops_per_row();
-  trainee.tokens_per_sample = 1;
-  return trainee;
+  task.flops_per_sample = module->flops_per_row();
+  task.tokens_per_sample = 1;
+  return task;
 }
 
 }  // namespace
@@ -75,35 +75,35 @@ Samples on_device(const Samples& samples, at::Device device) {
           .counted = samples.counted};
 }
 
-Trainee make_trainee(const Config& config, int64_t vocab) {
+TrainTask make_task(const Config& config, int64_t vocab) {
   const ModelConfig& model = config.model;
   int64_t seq = config.data.seq;
-  Trainee trainee;
+  TrainTask task;
   if (model.type == ModelType::kMlp) {
-    trainee = mlp(model);
+    task = mlp(model);
   } else {
     models::AnyConfig shape = model_shape(config, vocab);
     if (const auto* gpt2 = std::get_if<models::GPT2Config>(&shape))
-      trainee = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(),
+      task = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(),
                                wrap::modules<models::GPT2MLP>(), seq);
     else
-      trainee =
+      task =
           language_model(models::Llama(std::get<models::LlamaConfig>(shape)).ptr(),
                          wrap::modules<models::LlamaBlock>(), wrap::modules<models::SwiGLU>(), seq);
   }
   std::set<const void*> seen;  // tied parameters have two names
-  for (const at::Tensor& parameter : trainee.module->parameters())
+  for (const at::Tensor& parameter : task.module->parameters())
     if (seen.insert(parameter.unsafeGetTensorImpl()).second)
-      trainee.parameters += parameter.numel();
+      task.parameters += parameter.numel();
   constexpr const char* kTitles[] = {"Llama", "Qwen2", "GPT-2", "MLP"};  // of each ModelType
-  trainee.title = std::string(kTitles[static_cast<int>(model.type)]) + ", " +
-                  observe::human_count(static_cast<double>(trainee.parameters)) + " parameters";
-  return trainee;
+  task.title = std::string(kTitles[static_cast<int>(model.type)]) + ", " +
+                  observe::human_count(static_cast<double>(task.parameters)) + " parameters";
+  return task;
 }
 
-Trainee make_unfilled_trainee(const Config& config, int64_t vocab) {
+TrainTask make_unfilled_task(const Config& config, int64_t vocab) {
   shard::deferred::ShapesOnly shapes_only;
-  return deferred_init([&] { return make_trainee(config, vocab); });
+  return deferred_init([&] { return make_task(config, vocab); });
 }
 
 }  // namespace fsdp::train
