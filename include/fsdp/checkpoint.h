@@ -77,12 +77,12 @@ class AsyncSave {
   /// How long save_async() blocked its caller.
   std::chrono::nanoseconds blocked() const;
 
-  struct State;
+  struct Job;
 
  private:
   friend AsyncSave save_async(const std::filesystem::path& dir, const Sharded& model,
                               const Optimizer* optimizer, const SaveOptions& options);
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Job> job_;
 };
 
 /// Like save(), but returns once everything is copied to host memory, and writes in a thread.

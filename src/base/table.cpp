@@ -44,11 +44,19 @@ void Table::print(std::ostream& out, bool json) const {
     }
     return;
   }
+  print_columns(out, /*headings=*/true);
+}
+
+void Table::print_rows(std::ostream& out) const {
+  print_columns(out, /*headings=*/false);
+}
+
+void Table::print_columns(std::ostream& out, bool headings) const {
   std::vector<size_t> shown, widths(columns_.size());
   for (size_t c = 0; c < columns_.size(); ++c) {
     if (columns_[c].title.empty()) continue;
     shown.push_back(c);
-    widths[c] = width(columns_[c].title);
+    if (headings) widths[c] = width(columns_[c].title);
     for (const auto& row : rows_) widths[c] = std::max(widths[c], width(row[c].text));
   }
   auto line = [&](auto cell_of, auto colour_of) {
@@ -65,7 +73,7 @@ void Table::print(std::ostream& out, bool json) const {
     }
     out << text << "\n";
   };
-  line([&](size_t c) { return columns_[c].title; }, [](size_t) { return "1"; });
+  if (headings) line([&](size_t c) { return columns_[c].title; }, [](size_t) { return "1"; });
   for (const auto& row : rows_)
     line([&](size_t c) { return row[c].text; }, [&](size_t c) { return row[c].colour.c_str(); });
 }

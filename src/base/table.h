@@ -32,8 +32,11 @@ class Table {
 
   void add(std::vector<Cell> row);  // one cell per column
   void print(std::ostream& out, bool json) const;
+  void print_rows(std::ostream& out) const;  // columns without their headings
 
  private:
+  void print_columns(std::ostream& out, bool headings) const;
+
   std::vector<Column> columns_;
   std::vector<std::vector<Cell>> rows_;
 };

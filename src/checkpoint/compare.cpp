@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kWidened = 1 << 20;  // elements converted to double at once
 
-struct Sums {                          // over the elements of a tensor
+struct SquareSums {                    // over the elements of a tensor
   double of_difference = 0, of_a = 0;  // squares
 };
 
@@ -46,7 +46,7 @@ double squares_of(const at::Tensor& a) {
 
 // Adds the differences between two small parts at `place`.
 void compare_parts(const at::Tensor& a, const at::Tensor& b, const Rectangle& place,
-                   double tolerance, Difference& found, Sums& sums) {
+                   double tolerance, Difference& found, SquareSums& sums) {
   const bool complex = a.is_complex() || b.is_complex();
   const at::Tensor wide_a = widened(a, complex), wide_b = widened(b, complex);
   const bool exact = a.scalar_type() == at::kLong && b.scalar_type() == at::kLong;
@@ -71,7 +71,7 @@ void compare_parts(const at::Tensor& a, const at::Tensor& b, const Rectangle& pl
 }
 
 void compare_pieces(const at::Tensor& a, const at::Tensor& b, const Rectangle& piece,
-                    double tolerance, Difference& found, Sums& sums) {
+                    double tolerance, Difference& found, SquareSums& sums) {
   for_each_part(a, [&](const at::Tensor& part_a, const Rectangle& part) {
     at::Tensor part_b = b;
     Rectangle place = part;
@@ -97,7 +97,7 @@ class Comparing {
       if (wanted(name)) compare_tensor(name, entry);
     for (const auto& [name, entry] : b_.metadata().tensors)
       if (wanted(name) && !a_.tensor(name) && !known_in_a_.contains(places_of(entry)))
-        add({Difference::kOnlyInB, name, {}, {entry.sizes, entry.dtype}});
+        add({DifferenceKind::kOnlyInB, name, {}, {entry.sizes, entry.dtype}});
     if (!options_.model_only) compare_values();
     std::stable_sort(result_.differences.begin(), result_.differences.end(),
                      [](const auto& x, const auto& y) { return x.name < y.name; });
@@ -136,19 +136,19 @@ class Comparing {
     const Side a{entry.sizes, entry.dtype};
     const TensorEntry* other = b_.tensor(name);
     if (!other) {
-      if (!known_in_b_.contains(places_of(entry))) add({Difference::kOnlyInA, name, a, {}});
+      if (!known_in_b_.contains(places_of(entry))) add({DifferenceKind::kOnlyInA, name, a, {}});
       return;
     }
     ++result_.compared;
-    Difference found{Difference::kElements, name, a, {other->sizes, other->dtype}};
+    Difference found{DifferenceKind::kElements, name, a, {other->sizes, other->dtype}};
     if (entry.sizes != other->sizes) {
-      found.kind = Difference::kShape;
+      found.kind = DifferenceKind::kShape;
       return add(std::move(found));
     }
     compare_elements(found);
     if (entry.dtype != other->dtype && (options_.tolerance <= 0 || found.differing > 0))
-      found.kind = Difference::kDtype;
-    if (found.differing == 0 && found.kind == Difference::kElements)
+      found.kind = DifferenceKind::kDtype;
+    if (found.differing == 0 && found.kind == DifferenceKind::kElements)
       ++result_.equal;
     else
       add(std::move(found));
@@ -166,7 +166,7 @@ class Comparing {
       source.read(found.name, {piece, memory});
       return memory;
     };
-    Sums sums;
+    SquareSums sums;
     std::vector<Rectangle> same;  // pieces
     for_each_rectangle(all.sizes, kPieceBytes / width, [&](const Rectangle& piece) {
       const at::Tensor a = read(a_, found.a.dtype, piece), b = read(b_, found.b.dtype, piece);
@@ -205,9 +205,9 @@ class Comparing {
       } else if (in_a && in_b && a && b && *text_of(a) == *text_of(b)) {
         ++result_.equal;
       } else {
-        const auto kind = !in_a   ? Difference::kOnlyInB
-                          : !in_b ? Difference::kOnlyInA
-                                  : Difference::kPlain;
+        const auto kind = !in_a   ? DifferenceKind::kOnlyInB
+                          : !in_b ? DifferenceKind::kOnlyInA
+                                  : DifferenceKind::kPlain;
         constexpr const char* kUnread = "(unsupported Python type)";
         add({kind,
              name,

@@ -20,8 +20,10 @@ struct Side {  // one checkpoint's side of a difference
   std::optional<std::string> value = {};  // of a plain value; nullopt for a tensor
 };
 
+enum class DifferenceKind { kOnlyInA, kOnlyInB, kShape, kDtype, kElements, kPlain };
+
 struct Difference {
-  enum Kind { kOnlyInA, kOnlyInB, kShape, kDtype, kElements, kPlain } kind;
+  DifferenceKind kind;
   std::string name;
   Side a, b;
   // If the shapes are equal:

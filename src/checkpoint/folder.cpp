@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "checkpoint/files.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/metadata.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
 
@@ -25,7 +26,7 @@ Path with_suffix(const Path& path, const char* suffix) {
 
 bool is_complete(const Path& dir) {
   std::error_code problem;
-  return std::filesystem::is_regular_file(dir / ".metadata", problem);
+  return std::filesystem::is_regular_file(dir / kMetadataName, problem);
 }
 
 // What is missing from a complete checkpoint, judged by file sizes: files may have been deleted,
@@ -55,7 +56,7 @@ bool all_digits(std::string_view text) {
 // Whether a checkpoint has files of this name: ".metadata", "__0_0.distcp", the manifest.
 bool is_ours(const std::string& name) {
   constexpr std::string_view kEnd = ".distcp";
-  if (name == ".metadata" || name == kManifestName) return true;
+  if (name == kMetadataName || name == kManifestName) return true;
   if (!name.starts_with("__") || !name.ends_with(kEnd)) return false;
   const std::string_view middle(name.data() + 2, name.size() - 2 - kEnd.size());
   const size_t cut = middle.find('_');

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/format.h"
+#include "checkpoint/metadata.h"
 #include "checkpoint/safetensors.h"
 #include "fsdp/error.h"
 
@@ -14,12 +15,10 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr int64_t kLargestIndex = 64 << 20;
 
 // The tensors to read from one file.
-struct Shard {
+struct WeightFile {
   std::string file;
   std::set<std::string> names;
   bool all = false;
@@ -44,8 +43,8 @@ std::string quoted_name(const std::string& name) {
   return plain ? "\"" + name + "\"" : "(a name with control characters)";
 }
 
-std::vector<Shard> read_index(const fs::path& dir) {
-  const fs::path path = dir / kIndexFile;
+std::vector<WeightFile> read_index(const fs::path& dir) {
+  const fs::path path = dir / kWeightsIndex;
   const auto refuse = [&](const std::string& what) -> void {
     throw Error(formatted("{}: {}.", path, what),
                 "it must be {\"weight_map\": {\"name\": \"model-00001-of-0000N.safetensors\", …}}, "
@@ -64,16 +63,16 @@ std::vector<Shard> read_index(const fs::path& dir) {
   }
   const auto map = root.is_object() ? root.find("weight_map") : root.end();
   if (map == root.end() || !map->is_object() || map->empty()) refuse("has no weight_map");
-  std::map<std::string, Shard> shards;
+  std::map<std::string, WeightFile> shards;
   for (const auto& [name, value] : map->items()) {
     if (!value.is_string() || !is_plain_name(value.get_ref<const std::string&>()))
       refuse(formatted("the file listed for {} isn't a safetensors file name", quoted_name(name)));
     const auto& file = value.get_ref<const std::string&>();
-    Shard& shard = shards[file];
+    WeightFile& shard = shards[file];
     shard.file = file;
     shard.names.insert(name);
   }
-  std::vector<Shard> all;
+  std::vector<WeightFile> all;
   for (auto& [file, shard] : shards) all.push_back(std::move(shard));
   return all;
 }
@@ -88,16 +87,16 @@ std::string only_safetensors(const fs::path& dir) {
     if (!is_plain_name(name) || !is_file(entry->path())) continue;
     if (!found.empty())
       throw Error(formatted("{}: has several safetensors files ({}, {}) but no {}.", dir, found,
-                            name, kIndexFile),
+                            name, kWeightsIndex),
                   "download the index as well.");
     found = name;
   }
   return found;
 }
 
-std::vector<Shard> find_shards(const fs::path& dir) {
-  if (is_file(dir / kWeights)) return {{kWeights, {}, true}};
-  if (is_file(dir / kIndexFile)) return read_index(dir);
+std::vector<WeightFile> find_shards(const fs::path& dir) {
+  if (is_file(dir / kWeightsFile)) return {{kWeightsFile, {}, true}};
+  if (is_file(dir / kWeightsIndex)) return read_index(dir);
   if (std::string name = only_safetensors(dir); !name.empty()) return {{name, {}, true}};
   for (const char* pickled : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
     if (is_file(dir / pickled))
@@ -105,8 +104,9 @@ std::vector<Shard> find_shards(const fs::path& dir) {
           formatted("{}: its weights are in {}, a pickle, which isn't supported.", dir, pickled),
           "convert them in Python: AutoModelForCausalLM.from_pretrained(DIR)"
           ".save_pretrained(NEW) writes safetensors.");
-  throw Error(formatted("{}: has a config.json but neither {} nor {}.", dir, kWeights, kIndexFile),
-              "download the weights as well.");
+  throw Error(
+      formatted("{}: has a config.json but neither {} nor {}.", dir, kWeightsFile, kWeightsIndex),
+      "download the weights as well.");
 }
 
 StoredTensor stored_of(const SafeTensor& tensor, int64_t data) {
@@ -117,14 +117,15 @@ StoredTensor stored_of(const SafeTensor& tensor, int64_t data) {
   return stored;
 }
 
-void add_shard(HuggingFaceListing& listing, const fs::path& dir, Shard shard) {
+void add_shard(HuggingFaceListing& listing, const fs::path& dir, WeightFile shard) {
   const fs::path path = dir / shard.file;
   if (!is_file(path)) {
     const size_t names = shard.names.size();
     const std::string whose = names == 0 ? "" : quoted_name(*shard.names.begin());
     const std::string more = names > 1 ? formatted(" and {} more tensors", names - 1) : "";
-    throw Error(formatted("{}: is missing; {} lists it for {}{}.", path, kIndexFile, whose, more),
-                "download or copy it as well.");
+    throw Error(
+        formatted("{}: is missing; {} lists it for {}{}.", path, kWeightsIndex, whose, more),
+        "download or copy it as well.");
   }
   const files::Input file(path);
   const SafeHeader header = read_header(file);
@@ -147,7 +148,7 @@ void add_shard(HuggingFaceListing& listing, const fs::path& dir, Shard shard) {
   }
   if (!shard.names.empty())
     throw Error(formatted("{}: {} is missing; {} lists it in this file.", path,
-                          quoted_name(*shard.names.begin()), kIndexFile),
+                          quoted_name(*shard.names.begin()), kWeightsIndex),
                 "the file is damaged or belongs to another model; download it again.");
 }
 
@@ -172,7 +173,7 @@ bool is_mask(std::string_view name) {
 
 bool is_hugging_face(const fs::path& dir) {
   std::error_code problem;
-  return is_file(dir / "config.json") && !fs::exists(dir / ".metadata", problem);
+  return is_file(dir / "config.json") && !fs::exists(dir / kMetadataName, problem);
 }
 
 HuggingFaceListing list_hugging_face(const fs::path& dir) {

@@ -11,6 +11,9 @@
 
 namespace fsdp::checkpoint {
 
+inline constexpr const char* kWeightsFile = "model.safetensors";
+inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
+
 // Whether `dir` is such a directory and not a checkpoint of ours. Doesn't open the files.
 bool is_hugging_face(const std::filesystem::path& dir);
 

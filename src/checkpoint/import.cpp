@@ -11,13 +11,6 @@ namespace {
 
 constexpr const char* kFile = "__0_0.distcp";
 
-void put(pickle::Writer& writer, const Value& value) {
-  if (const auto* integer = std::get_if<int64_t>(&value)) return writer.integer(*integer);
-  if (const auto* real = std::get_if<double>(&value)) return writer.real(*real);
-  if (const auto* flag = std::get_if<bool>(&value)) return writer.boolean(*flag);
-  writer.string(std::get<std::string>(value));
-}
-
 void write_extra(Metadata& metadata, files::Output& out, const Extra& extra) {
   for (const auto& [key, value] : extra) {
     const KeyPath path{std::string("extra"), key};
@@ -27,7 +20,8 @@ void write_extra(Metadata& metadata, files::Output& out, const Extra& extra) {
                          {part.rectangle, write_tensor(out, part.memory)});
       continue;
     }
-    metadata.add_value(path, write_value(out, [&](pickle::Writer& writer) { put(writer, value); }));
+    const auto put = [&](pickle::Writer& writer) { put_value(writer, value); };
+    metadata.add_value(path, write_value(out, put));
   }
 }
 
@@ -35,7 +29,7 @@ void write_parameter(Metadata& metadata, files::Output& out, Source& source, con
                      const Advance& advance) {
   const std::vector<int64_t>& sizes = source.metadata().tensors.at(tensor.from).sizes;
   const auto write = [&](const Part& part) {
-    const Place place = write_tensor(out, part.memory);
+    const ItemPlace place = write_tensor(out, part.memory);
     for (const auto& name : tensor.names)
       metadata.add_chunk({std::string("model"), name}, tensor.dtype, sizes,
                          {part.rectangle, place});
@@ -61,9 +55,7 @@ void import_checkpoint(Source& source, const std::filesystem::path& dir,
     write_extra(metadata, out, extra);
     for (const auto& tensor : tensors) write_parameter(metadata, out, source, tensor, advance);
     manifest.files[kFile] = out.close();
-    files::Output head(partial / ".metadata");
-    head.append(encode(metadata));
-    manifest.files[".metadata"] = head.close();
+    manifest.files[kMetadataName] = files::write_whole(partial / kMetadataName, encode(metadata));
     write_manifest(partial, manifest);
     publish_partial(name, /*newest=*/false);  // it isn't a step of the run in this folder
   } catch (...) {

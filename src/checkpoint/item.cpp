@@ -24,9 +24,9 @@ void put_sizes(pickle::Writer& writer, at::IntArrayRef sizes) {
 }
 
 // The records around the data are those of torch.save, in its order.
-Place write_item(files::Output& out, std::string pickled, const at::Tensor* tensor) {
+ItemPlace write_item(files::Output& out, std::string pickled, const at::Tensor* tensor) {
   out.align(kRecordAlignment);
-  Place place{out.path().filename().string(), out.position(), 0};
+  ItemPlace place{out.path().filename().string(), out.position(), 0};
   ArchiveWriter archive(out);
   archive.add("data.pkl", pickled);
   uint64_t identity = archive.last_sum();
@@ -68,11 +68,11 @@ struct Shown {  // names the item in errors
   }
 };
 
-std::vector<int64_t> numbers(const pickle::Value& value, const Shown& shown) {
-  if (!value.is(pickle::Value::kTuple)) shown.fail("has sizes that aren't a tuple");
+std::vector<int64_t> numbers(const pickle::Pickled& value, const Shown& shown) {
+  if (!value.is(pickle::kTuple)) shown.fail("has sizes that aren't a tuple");
   std::vector<int64_t> found;
   for (const auto& item : value.items) {
-    if (!item->is(pickle::Value::kInteger) || item->integer < 0)
+    if (!item->is(pickle::kInteger) || item->integer < 0)
       shown.fail("has sizes that aren't numbers");
     found.push_back(item->integer);
   }
@@ -136,43 +136,50 @@ void put_tensor(pickle::Writer& writer, at::ScalarType dtype, at::IntArrayRef si
   writer.call();
 }
 
-Place write_tensor(files::Output& out, const at::Tensor& tensor) {
+void put_value(pickle::Writer& writer, const Value& value) {
+  if (const auto* integer = std::get_if<int64_t>(&value)) return writer.integer(*integer);
+  if (const auto* real = std::get_if<double>(&value)) return writer.real(*real);
+  if (const auto* flag = std::get_if<bool>(&value)) return writer.boolean(*flag);
+  writer.string(std::get<std::string>(value));
+}
+
+ItemPlace write_tensor(files::Output& out, const at::Tensor& tensor) {
   pickle::Writer writer;
   put_tensor(writer, tensor.scalar_type(), tensor.sizes(), tensor.strides(), "0");
   return write_item(out, writer.finish(), &tensor);
 }
 
-Place write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put) {
+ItemPlace write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put) {
   pickle::Writer writer;
   put(writer);
   return write_item(out, writer.finish(), nullptr);
 }
 
-StoredTensor find_tensor(const files::Input& file, const Place& place, const std::string& where) {
-  using pickle::Value;
+StoredTensor find_tensor(const files::Input& file, const ItemPlace& place,
+                         const std::string& where) {
   const Shown shown{file, where};
   const ArchiveReader archive(file, place.offset, place.length, where);
   if (const auto order = archive.find("byteorder"))
     if (archive.read(*order, 64) != "little") shown.fail("was written on a big-endian machine");
   const auto text = archive.read(archive.need("data.pkl"), kLargestPickle);
   auto root = pickle::read(text, file.path().string() + ": " + where, allowed_in_item);
-  const Value* tensor = root.get();
-  if (tensor->is(Value::kObject) && tensor->text == "torch._utils._rebuild_parameter" &&
+  const pickle::Pickled* tensor = root.get();
+  if (tensor->is(pickle::kObject) && tensor->text == "torch._utils._rebuild_parameter" &&
       !tensor->arguments().empty())
     tensor = tensor->arguments()[0].get();
   const bool v3 = tensor->text == "torch._utils._rebuild_tensor_v3";
-  if (!tensor->is(Value::kObject) || (!v3 && tensor->text != "torch._utils._rebuild_tensor_v2") ||
+  if (!tensor->is(pickle::kObject) || (!v3 && tensor->text != "torch._utils._rebuild_tensor_v2") ||
       tensor->arguments().size() < (v3 ? 7 : 6))
     shown.fail("isn't a tensor");
   const auto& arguments = tensor->arguments();
 
   // ("storage", class, key, device, elements)
-  if (!arguments[0]->is(Value::kPersistent) || !arguments[0]->items[0]->is(Value::kTuple) ||
+  if (!arguments[0]->is(pickle::kPersistent) || !arguments[0]->items[0]->is(pickle::kTuple) ||
       arguments[0]->items[0]->items.size() < 5)
     shown.fail("has no storage");
   const auto& storage = arguments[0]->items[0]->items;
-  if (!storage[1]->is(Value::kClass) || !storage[2]->is(Value::kString) ||
-      !arguments[1]->is(Value::kInteger))
+  if (!storage[1]->is(pickle::kClass) || !storage[2]->is(pickle::kString) ||
+      !arguments[1]->is(pickle::kInteger))
     shown.fail("has an invalid storage");
   const std::string& type_name = v3 ? arguments[6]->text : storage[1]->text;
   if (!type_name.starts_with("torch.")) shown.fail("has no dtype");
@@ -191,7 +198,7 @@ StoredTensor find_tensor(const files::Input& file, const Place& place, const std
   return found;
 }
 
-pickle::Ref read_value(const files::Input& file, const Place& place, const std::string& where) {
+pickle::Ref read_value(const files::Input& file, const ItemPlace& place, const std::string& where) {
   const ArchiveReader archive(file, place.offset, place.length, where);
   const auto text = archive.read(archive.need("data.pkl"), kLargestPickle);
   return pickle::read(text, file.path().string() + ": " + where, allowed_in_item);

@@ -11,11 +11,12 @@
 #include "checkpoint/files.h"
 #include "checkpoint/host_blocks.h"
 #include "checkpoint/pickle.h"
+#include "fsdp/checkpoint.h"
 #include "fsdp/shard_info.h"
 
 namespace fsdp::checkpoint {
 
-struct Place {  // of an item
+struct ItemPlace {  // of an item
   std::string file;
   int64_t offset = 0;
   int64_t length = 0;
@@ -23,10 +24,11 @@ struct Place {  // of an item
 
 // Appends `tensor`, which must be dense in some order of its dimensions; its bytes are written in
 // memory order. Returns its place.
-Place write_tensor(files::Output& out, const at::Tensor& tensor);
+ItemPlace write_tensor(files::Output& out, const at::Tensor& tensor);
 
 // Appends a plain value; `put` writes it.
-Place write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put);
+ItemPlace write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put);
+void put_value(pickle::Writer& writer, const Value& value);  // not a tensor
 
 // Writes a tensor as torch.save does: its elements are the whole record "data/KEY".
 void put_tensor(pickle::Writer& writer, at::ScalarType dtype, at::IntArrayRef sizes,
@@ -39,8 +41,9 @@ struct StoredTensor {  // a tensor in a file
 };
 
 // Reads the description of an item, without its elements. `where` names it in errors.
-StoredTensor find_tensor(const files::Input& file, const Place& place, const std::string& where);
-pickle::Ref read_value(const files::Input& file, const Place& place, const std::string& where);
+StoredTensor find_tensor(const files::Input& file, const ItemPlace& place,
+                         const std::string& where);
+pickle::Ref read_value(const files::Input& file, const ItemPlace& place, const std::string& where);
 
 // Reads the part of a stored tensor that starts at `from` into `into`, which has the part's sizes.
 // Reads only the bytes of that part (or little more if it is scattered): straight into place if

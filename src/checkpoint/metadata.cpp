@@ -23,7 +23,7 @@ void Metadata::add_chunk(const KeyPath& path, at::ScalarType dtype,
   paths.emplace(key, path);
 }
 
-void Metadata::add_value(const KeyPath& path, Place place) {
+void Metadata::add_value(const KeyPath& path, ItemPlace place) {
   const std::string key = name(path);
   values[key] = std::move(place);
   paths.emplace(key, path);
@@ -41,7 +41,7 @@ void Metadata::add(Metadata other) {
 
 Metadata read_metadata(const std::filesystem::path& dir) {
   constexpr int64_t kLargest = int64_t{4} << 30;
-  const auto file = dir / ".metadata";
+  const auto file = dir / kMetadataName;
   std::error_code problem;
   if (!std::filesystem::exists(dir, problem))
     throw Error(formatted("{}: there is no such checkpoint.", dir), "check the path.");

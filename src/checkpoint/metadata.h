@@ -13,9 +13,11 @@
 
 namespace fsdp::checkpoint {
 
+inline constexpr const char* kMetadataName = ".metadata";
+
 struct StoredChunk {  // a rectangle of a tensor
   Rectangle rectangle;
-  Place place;
+  ItemPlace place;
 };
 
 struct TensorEntry {
@@ -25,19 +27,19 @@ struct TensorEntry {
 };
 
 // The keys that lead to an entry in the nested dicts and lists that were saved.
-using Step = std::variant<std::string, int64_t>;
-using KeyPath = std::vector<Step>;
+using PathKey = std::variant<std::string, int64_t>;
+using KeyPath = std::vector<PathKey>;
 
 struct Metadata {
   std::map<std::string, TensorEntry> tensors;
-  std::map<std::string, Place> values;  // plain Python values
+  std::map<std::string, ItemPlace> values;  // plain Python values
   std::map<std::string, KeyPath> paths;
 
   // The keys joined by dots: the name of the entry everywhere else.
   static std::string name(const KeyPath& path);
   void add_chunk(const KeyPath& path, at::ScalarType dtype, const std::vector<int64_t>& sizes,
                  StoredChunk chunk);
-  void add_value(const KeyPath& path, Place place);
+  void add_value(const KeyPath& path, ItemPlace place);
   void add(Metadata other);  // another rank's
 };
 

@@ -107,7 +107,7 @@ void put_tensor_entry(pickle::Writer& writer, const TensorEntry& entry) {
 
 // A key of storage_data and its value.
 void put_place(pickle::Writer& writer, const std::string& name, const std::vector<int64_t>* offsets,
-               int64_t index, const Place& place) {
+               int64_t index, const ItemPlace& place) {
   put_object(writer, kModule, "MetadataIndex", [&] {
     writer.string("fqn");
     writer.string(name);
@@ -156,11 +156,11 @@ class Decoder {
         root_(pickle::read(bytes, where, allowed_in_metadata)) {}
 
   Metadata run() {
-    const pickle::Value& root = state(*root_, kModule + ".Metadata", "the root object");
-    read_places(field(root, "storage_data", pickle::Value::kDict, "the root object"));
-    read_entries(field(root, "state_dict_metadata", pickle::Value::kDict, "the root object"));
-    const pickle::Value* paths = root.find("planner_data");
-    if (paths && paths->is(pickle::Value::kDict)) read_paths(*paths);
+    const pickle::Pickled& root = state(*root_, kModule + ".Metadata", "the root object");
+    read_places(field(root, "storage_data", pickle::kDict, "the root object"));
+    read_entries(field(root, "state_dict_metadata", pickle::kDict, "the root object"));
+    const pickle::Pickled* paths = root.find("planner_data");
+    if (paths && paths->is(pickle::kDict)) read_paths(*paths);
     return std::move(metadata_);
   }
 
@@ -171,17 +171,17 @@ class Decoder {
                 "another format.");
   }
 
-  const pickle::Value& state(const pickle::Value& object, std::string_view name,
-                             std::string_view of) const {
-    if (!object.is(pickle::Value::kObject) || object.text != name || !object.state)
+  const pickle::Pickled& state(const pickle::Pickled& object, std::string_view name,
+                               std::string_view of) const {
+    if (!object.is(pickle::kObject) || object.text != name || !object.state)
       fail(formatted("{} isn't a {}", of, name));
     if (object.state->items.size() > 2 * kMostFields) fail(formatted("{} has too many fields", of));
     return *object.state;
   }
 
-  const pickle::Value& field(const pickle::Value& dict, const char* key, pickle::Value::Kind kind,
-                             std::string_view of) const {
-    const pickle::Value* found = dict.find(key);
+  const pickle::Pickled& field(const pickle::Pickled& dict, const char* key,
+                               pickle::PickledKind kind, std::string_view of) const {
+    const pickle::Pickled* found = dict.find(key);
     const std::string whose(of);
     if (!found) fail(formatted("{} has no \"{}\"", whose, key));
     if (!found->is(kind))
@@ -189,59 +189,59 @@ class Decoder {
     return *found;
   }
 
-  std::vector<int64_t> size(const pickle::Value* value, const std::string& of) const {
-    if (!value || !value->is(pickle::Value::kObject) || value->text != "torch.Size" ||
+  std::vector<int64_t> size(const pickle::Pickled* value, const std::string& of) const {
+    if (!value || !value->is(pickle::kObject) || value->text != "torch.Size" ||
         value->arguments().size() > 1)
       fail(formatted("{} has no size", of));
     std::vector<int64_t> sizes;
     if (value->arguments().empty()) return sizes;
-    if (!value->arguments()[0]->is(pickle::Value::kTuple)) fail(formatted("{} has no size", of));
+    if (!value->arguments()[0]->is(pickle::kTuple)) fail(formatted("{} has no size", of));
     if (value->arguments()[0]->items.size() > kMostChunkDimensions)
       fail(formatted("{} has more than {} dimensions", of, kMostChunkDimensions));
     for (const auto& item : value->arguments()[0]->items) {
-      if (!item->is(pickle::Value::kInteger) || item->integer < 0)
+      if (!item->is(pickle::kInteger) || item->integer < 0)
         fail(formatted("{} has a size below zero", of));
       sizes.push_back(item->integer);
     }
     return sizes;
   }
 
-  void read_places(const pickle::Value& places) {
+  void read_places(const pickle::Pickled& places) {
     for (size_t i = 0; i < places.items.size(); i += 2) {
-      const pickle::Value& index =
+      const pickle::Pickled& index =
           state(*places.items[i], kModule + ".MetadataIndex", "a storage index");
-      const std::string& name = field(index, "fqn", pickle::Value::kString, "a storage index").text;
-      const pickle::Value* offset = index.find("offset");
-      const bool whole = !offset || offset->is(pickle::Value::kNone);
+      const std::string& name = field(index, "fqn", pickle::kString, "a storage index").text;
+      const pickle::Pickled* offset = index.find("offset");
+      const bool whole = !offset || offset->is(pickle::kNone);
       Offsets offsets = whole ? Offsets{} : size(offset, "\"" + name + "\"");
       places_[{name, std::move(offsets)}] = place(*places.items[i + 1], name);
     }
   }
 
-  Place place(const pickle::Value& value, const std::string& name) const {
+  ItemPlace place(const pickle::Pickled& value, const std::string& name) const {
     const std::string of = "the place of \"" + name + "\"";
-    const pickle::Value& info = state(value, kFiles + "._StorageInfo", of);
-    Place found{field(info, "relative_path", pickle::Value::kString, of).text,
-                field(info, "offset", pickle::Value::kInteger, of).integer,
-                field(info, "length", pickle::Value::kInteger, of).integer};
+    const pickle::Pickled& info = state(value, kFiles + "._StorageInfo", of);
+    ItemPlace found{field(info, "relative_path", pickle::kString, of).text,
+                    field(info, "offset", pickle::kInteger, of).integer,
+                    field(info, "length", pickle::kInteger, of).integer};
     if (found.file.size() > kLongestFile)
       fail(formatted("{} has a file name that is too long", of));
     if (found.file.empty() || found.file == "." || found.file == ".." ||
         found.file.find('/') != std::string::npos || found.file.find('\0') != std::string::npos)
       fail(formatted("{} is the file \"{}\", which is outside of the checkpoint", of, found.file));
     if (found.offset < 0 || found.length < 0) fail(formatted("{} is negative", of));
-    const pickle::Value* changed = info.find("transform_descriptors");
-    if (changed && !changed->is(pickle::Value::kNone) && !changed->items.empty())
+    const pickle::Pickled* changed = info.find("transform_descriptors");
+    if (changed && !changed->is(pickle::kNone) && !changed->items.empty())
       fail(formatted("\"{}\" is stored compressed or otherwise transformed", name));
     return found;
   }
 
-  void read_entries(const pickle::Value& entries) {
+  void read_entries(const pickle::Pickled& entries) {
     for (size_t i = 0; i < entries.items.size(); i += 2) {
-      if (!entries.items[i]->is(pickle::Value::kString)) fail("a name isn't a string");
+      if (!entries.items[i]->is(pickle::kString)) fail("a name isn't a string");
       const std::string& name = entries.items[i]->text;
-      const pickle::Value& entry = *entries.items[i + 1];
-      if (!entry.is(pickle::Value::kObject)) fail(formatted("\"{}\" is of an unknown kind", name));
+      const pickle::Pickled& entry = *entries.items[i + 1];
+      if (!entry.is(pickle::kObject)) fail(formatted("\"{}\" is of an unknown kind", name));
       if (entry.text == kModule + ".BytesStorageMetadata")
         metadata_.values[name] = find_place(name, {});
       else
@@ -249,40 +249,40 @@ class Decoder {
     }
   }
 
-  Place find_place(const std::string& name, const std::vector<int64_t>& offsets) const {
+  ItemPlace find_place(const std::string& name, const std::vector<int64_t>& offsets) const {
     const auto found = places_.find({name, offsets});
     if (found == places_.end())
       fail(formatted("\"{}\" is stored nowhere (its part at {})", name, shape_text(offsets)));
     return found->second;
   }
 
-  TensorEntry tensor(const std::string& name, const pickle::Value& value) {
+  TensorEntry tensor(const std::string& name, const pickle::Pickled& value) {
     const std::string of = "\"" + name + "\"";
-    const pickle::Value& fields = state(value, kModule + ".TensorStorageMetadata", of);
-    TensorEntry entry{dtype(field(fields, "properties", pickle::Value::kObject, of), of),
+    const pickle::Pickled& fields = state(value, kModule + ".TensorStorageMetadata", of);
+    TensorEntry entry{dtype(field(fields, "properties", pickle::kObject, of), of),
                       size(fields.find("size"), of),
                       {}};
     int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
     for (int64_t extent : entry.sizes)
       if (__builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes))
         fail(formatted("{} is impossibly large", of));
-    const pickle::Value& chunks = field(fields, "chunks", pickle::Value::kList, of);
+    const pickle::Pickled& chunks = field(fields, "chunks", pickle::kList, of);
     if (chunks.items.size() > chunks_left_) fail("it has more chunks than its size allows");
     chunks_left_ -= chunks.items.size();
     for (const auto& item : chunks.items) {
-      const pickle::Value& chunk = state(*item, kModule + ".ChunkStorageMetadata", of);
+      const pickle::Pickled& chunk = state(*item, kModule + ".ChunkStorageMetadata", of);
       Rectangle rectangle{size(chunk.find("offsets"), of), size(chunk.find("sizes"), of)};
       check_bounds(rectangle, entry.sizes, of);
-      Place place = find_place(name, rectangle.offsets);
+      ItemPlace place = find_place(name, rectangle.offsets);
       entry.chunks.push_back({std::move(rectangle), std::move(place)});
     }
     return entry;
   }
 
-  at::ScalarType dtype(const pickle::Value& properties, const std::string& of) const {
-    const pickle::Value& fields = state(properties, kModule + ".TensorProperties", of);
-    if (!fields.is(pickle::Value::kTuple) || fields.items.empty() ||
-        !fields.items[0]->is(pickle::Value::kClass) || !fields.items[0]->text.starts_with("torch."))
+  at::ScalarType dtype(const pickle::Pickled& properties, const std::string& of) const {
+    const pickle::Pickled& fields = state(properties, kModule + ".TensorProperties", of);
+    if (!fields.is(pickle::kTuple) || fields.items.empty() ||
+        !fields.items[0]->is(pickle::kClass) || !fields.items[0]->text.starts_with("torch."))
       fail(formatted("{} has no dtype", of));
     const auto type = dtype_of(fields.items[0]->text.substr(6));
     if (!type) fail(formatted("{} has no dtype", of));
@@ -301,18 +301,16 @@ class Decoder {
                      shape_text(rectangle.sizes), shape_text(rectangle.offsets)));
   }
 
-  void read_paths(const pickle::Value& paths) {
+  void read_paths(const pickle::Pickled& paths) {
     for (size_t i = 0; i < paths.items.size(); i += 2) {
-      if (!paths.items[i]->is(pickle::Value::kString) ||
-          !paths.items[i + 1]->is(pickle::Value::kTuple))
-        continue;
+      if (!paths.items[i]->is(pickle::kString) || !paths.items[i + 1]->is(pickle::kTuple)) continue;
       KeyPath path;
       for (const auto& step : paths.items[i + 1]->items) {
         // The steps of a path, joined, are its name, which is in the file.
         if (step->text.size() + 1 > steps_left_) fail("it has longer paths than its size allows");
         steps_left_ -= step->text.size() + 1;
-        if (step->is(pickle::Value::kString)) path.emplace_back(step->text);
-        if (step->is(pickle::Value::kInteger)) path.emplace_back(step->integer);
+        if (step->is(pickle::kString)) path.emplace_back(step->text);
+        if (step->is(pickle::kInteger)) path.emplace_back(step->integer);
       }
       metadata_.paths[paths.items[i]->text] = std::move(path);
     }
@@ -322,7 +320,7 @@ class Decoder {
   const std::string& where_;
   size_t chunks_left_, steps_left_;
   pickle::Ref root_;
-  std::map<std::pair<std::string_view, Offsets>, Place> places_;  // names are in root_
+  std::map<std::pair<std::string_view, Offsets>, ItemPlace> places_;  // names are in root_
   Metadata metadata_;
 };
 

@@ -18,26 +18,26 @@
 
 namespace fsdp::checkpoint::pickle {
 
-struct Value;
-using Ref = std::shared_ptr<const Value>;
+struct Pickled;
+using Ref = std::shared_ptr<const Pickled>;
 
-struct Value {
-  enum Kind {
-    kNone,
-    kBoolean,
-    kInteger,
-    kReal,
-    kString,
-    kBytes,
-    kList,
-    kTuple,
-    kDict,
-    kClass,       // or a function: a name, as in "torch.Size"
-    kObject,      // what calling the class would return
-    kPersistent,  // something outside of the pickle, by id
-  };
+enum PickledKind {
+  kNone,
+  kBoolean,
+  kInteger,
+  kReal,
+  kString,
+  kBytes,
+  kList,
+  kTuple,
+  kDict,
+  kClass,       // or a function: a name, as in "torch.Size"
+  kObject,      // what calling the class would return
+  kPersistent,  // something outside of the pickle, by id
+};
 
-  Kind kind = kNone;
+struct Pickled {  // a value in a pickle
+  PickledKind kind = kNone;
   int64_t integer = 0;  // kBoolean, kInteger
   double real = 0;
   std::string text;        // kString, kBytes; kClass and kObject: the class's name
@@ -47,13 +47,13 @@ struct Value {
   int depth = 1;           // nesting depth, including this value
   bool closed = false;     // referenced by others: can't be filled any more
 
-  bool is(Kind what) const { return kind == what; }
+  bool is(PickledKind what) const { return kind == what; }
   // The value of a string key in a dict; null if there is none.
-  const Value* find(std::string_view key) const;
+  const Pickled* find(std::string_view key) const;
   const std::vector<Ref>& arguments() const { return items.front()->items; }  // of an object
 };
 
-const char* name(Value::Kind kind);
+const char* name(PickledKind kind);
 
 // A pickle refers to a class that isn't allowed.
 class UnknownClass : public Error {

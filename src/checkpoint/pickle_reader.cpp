@@ -12,7 +12,7 @@ namespace {
 constexpr int kDeepestValue = 64;
 constexpr size_t kLongestClassName = 200;  // of a class
 
-using Made = std::shared_ptr<Value>;
+using Made = std::shared_ptr<Pickled>;
 
 // A value may be filled until it is put into another one or fetched from the memo; after that it is
 // closed. So no value can contain itself, and the computed depth stays valid.
@@ -85,14 +85,21 @@ class Machine {
 
   // --- the stack ---
 
-  Made push(Value::Kind kind) {
-    auto value = std::make_shared<Value>();
+  Made push(PickledKind kind) {
+    auto value = std::make_shared<Pickled>();
     value->kind = kind;
     stack_.push_back(value);
     return value;
   }
-  void push_integer(Value::Kind kind, int64_t integer) { push(kind)->integer = integer; }
-  void push_text(Value::Kind kind, std::string_view text) { push(kind)->text = std::string(text); }
+  bool push_empty(PickledKind kind) { return push(kind) != nullptr; }
+  bool push_integer(PickledKind kind, int64_t integer) {
+    push(kind)->integer = integer;
+    return true;
+  }
+  bool push_text(PickledKind kind, std::string_view text) {
+    push(kind)->text = std::string(text);
+    return true;
+  }
 
   // Values above the last mark may be popped; without a mark, all of them.
   size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
@@ -117,26 +124,26 @@ class Machine {
     return stack_.back();
   }
 
-  Value& container(Value::Kind kind) {
+  Pickled& container(PickledKind kind) {
     const Made& value = top();
     if (!value->is(kind)) fail(formatted("fills a {}", name(value->kind)));
     if (value->closed) fail("fills a value that is already referenced");
     return *value;
   }
 
-  void nest(Value& outer, Value& inner) {
+  void nest(Pickled& outer, Pickled& inner) {
     inner.closed = true;
     outer.depth = std::max(outer.depth, inner.depth + 1);
     if (outer.depth > kDeepestValue) fail("nests too deeply");
   }
 
-  void add(Value& outer, Made inner) {
+  void add(Pickled& outer, Made inner) {
     nest(outer, *inner);
     outer.items.push_back(std::move(inner));
   }
 
   void make_tuple(std::vector<Made> items) {
-    auto tuple = push(Value::kTuple);
+    auto tuple = push(kTuple);
     tuple->items.reserve(items.size());
     for (auto& item : items) add(*tuple, std::move(item));
   }
@@ -148,13 +155,13 @@ class Machine {
   }
 
   void fill_list(std::vector<Made> items) {
-    Value& list = container(Value::kList);
+    Pickled& list = container(kList);
     for (auto& item : items) add(list, std::move(item));
   }
 
   void fill_dict(std::vector<Made> items) {
     if (items.size() % 2 != 0) fail("has a key without a value");
-    Value& dict = container(Value::kDict);
+    Pickled& dict = container(kDict);
     for (auto& item : items) add(dict, std::move(item));
   }
 
@@ -177,34 +184,34 @@ class Machine {
           "the file is damaged or hostile, or holds objects of other programs; nothing in "
           "it was run.");
     }
-    push_text(Value::kClass, full);
+    push_text(kClass, full);
   }
 
   void push_class_from_stack() {
     const auto both = pop_two();
-    if (!both[0]->is(Value::kString) || !both[1]->is(Value::kString))
+    if (!both[0]->is(kString) || !both[1]->is(kString))
       fail("names a class by something that isn't a string");
     push_class(both[0]->text, both[1]->text);
   }
 
   void make_object() {
     const auto both = pop_two();
-    if (!both[0]->is(Value::kClass) || !both[1]->is(Value::kTuple))
+    if (!both[0]->is(kClass) || !both[1]->is(kTuple))
       fail("makes an object without a class and arguments");
     // An ordered dict is a dict to us, and is filled as one.
     if (both[0]->text == "collections.OrderedDict" && both[1]->items.empty()) {
-      push(Value::kDict);
+      push(kDict);
       return;
     }
-    auto object = push(Value::kObject);
+    auto object = push(kObject);
     object->text = both[0]->text;
     add(*object, both[1]);
   }
 
   void build() {
     auto state = pop();
-    if (top()->is(Value::kDict)) return;  // attributes of an ordered dict are ignored
-    Value& object = container(Value::kObject);
+    if (top()->is(kDict)) return;  // attributes of an ordered dict are ignored
+    Pickled& object = container(kObject);
     if (object.state) fail("fills an object twice");
     nest(object, *state);
     object.state = std::move(state);
@@ -221,6 +228,7 @@ class Machine {
     stack_.push_back(found->second);
   }
 
+  bool push_value(unsigned char opcode);
   void step(unsigned char opcode, size_t at);
 
   std::string_view bytes_;
@@ -232,7 +240,51 @@ class Machine {
   std::unordered_map<uint64_t, Made> memo_;
 };
 
+// Pushes the value that an opcode stands for by itself. False: the opcode does something else.
+bool Machine::push_value(unsigned char opcode) {
+  switch (opcode) {
+    case 'N':
+      return push_integer(kNone, 0);
+    case 0x88:
+      return push_integer(kBoolean, 1);
+    case 0x89:
+      return push_integer(kBoolean, 0);
+    case 'K':
+      return push_integer(kInteger, static_cast<int64_t>(little(1)));
+    case 'M':
+      return push_integer(kInteger, static_cast<int64_t>(little(2)));
+    case 'J':
+      return push_integer(kInteger, static_cast<int32_t>(little(4)));
+    case 0x8a:
+      return push_integer(kInteger, long_integer());
+    case 'G':
+      push(kReal)->real = real();
+      return true;
+    case 'X':
+      return push_text(kString, take(little(4)));
+    case 0x8c:
+      return push_text(kString, take(little(1)));
+    case 0x8d:
+      return push_text(kString, take(little(8)));
+    case 'B':
+      return push_text(kBytes, take(little(4)));
+    case 'C':
+      return push_text(kBytes, take(little(1)));
+    case 0x8e:
+      return push_text(kBytes, take(little(8)));
+    case ')':
+      return push_empty(kTuple);
+    case ']':
+      return push_empty(kList);
+    case '}':
+      return push_empty(kDict);
+    default:
+      return false;
+  }
+}
+
 void Machine::step(unsigned char opcode, size_t at) {
+  if (push_value(opcode)) return;
   switch (opcode) {
     case 0x80:  // PROTO
       if (little(1) > 5) fail("has a protocol above 5");
@@ -244,44 +296,6 @@ void Machine::step(unsigned char opcode, size_t at) {
     }
     case '(':
       return marks_.push_back(stack_.size());
-    case 'N':
-      return push_integer(Value::kNone, 0);
-    case 0x88:
-      return push_integer(Value::kBoolean, 1);
-    case 0x89:
-      return push_integer(Value::kBoolean, 0);
-    case 'K':
-      return push_integer(Value::kInteger, static_cast<int64_t>(little(1)));
-    case 'M':
-      return push_integer(Value::kInteger, static_cast<int64_t>(little(2)));
-    case 'J':
-      return push_integer(Value::kInteger, static_cast<int32_t>(little(4)));
-    case 0x8a:
-      return push_integer(Value::kInteger, long_integer());
-    case 'G':
-      push(Value::kReal)->real = real();
-      return;
-    case 'X':
-      return push_text(Value::kString, take(little(4)));
-    case 0x8c:
-      return push_text(Value::kString, take(little(1)));
-    case 0x8d:
-      return push_text(Value::kString, take(little(8)));
-    case 'B':
-      return push_text(Value::kBytes, take(little(4)));
-    case 'C':
-      return push_text(Value::kBytes, take(little(1)));
-    case 0x8e:
-      return push_text(Value::kBytes, take(little(8)));
-    case ')':
-      push(Value::kTuple);
-      return;
-    case ']':
-      push(Value::kList);
-      return;
-    case '}':
-      push(Value::kDict);
-      return;
     case 't':
       return make_tuple(pop_to_mark());
     case 0x85:
@@ -311,7 +325,7 @@ void Machine::step(unsigned char opcode, size_t at) {
       return build();
     case 'Q': {
       auto id = pop();
-      return add(*push(Value::kPersistent), std::move(id));
+      return add(*push(kPersistent), std::move(id));
     }
     case 'q':
       return put(little(1));
@@ -327,21 +341,20 @@ void Machine::step(unsigned char opcode, size_t at) {
       pop();
       return;
     default:
-      break;
+      position_ = at;
+      fail(formatted("has the opcode {:#04x}, which isn't supported", opcode));
   }
-  position_ = at;
-  fail(formatted("has the opcode {:#04x}, which isn't supported", opcode));
 }
 
 }  // namespace
 
-const char* name(Value::Kind kind) {
+const char* name(PickledKind kind) {
   constexpr const char* kNames[] = {"None", "bool",  "int",  "float", "str",    "bytes",
                                     "list", "tuple", "dict", "class", "object", "persistent id"};
   return kNames[kind];
 }
 
-const Value* Value::find(std::string_view key) const {
+const Pickled* Pickled::find(std::string_view key) const {
   if (kind != kDict) return nullptr;
   for (size_t i = items.size(); i >= 2; i -= 2)  // the last one wins, as in Python
     if (items[i - 2]->kind == kString && items[i - 2]->text == key) return items[i - 1].get();

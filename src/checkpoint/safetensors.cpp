@@ -62,9 +62,9 @@ std::optional<int64_t> bytes_of(const SafeTensor& tensor) {
 }
 
 // Builds the header while it is parsed, so that nothing unexpected is kept. Callbacks throw Errors.
-class Reader : public nlohmann::json_sax<Json> {
+class HeaderReader : public nlohmann::json_sax<Json> {
  public:
-  Reader(SafeHeader& header, const std::string& where) : header_(header), where_(where) {}
+  HeaderReader(SafeHeader& header, const std::string& where) : header_(header), where_(where) {}
 
   bool start_object(size_t) override {
     if (at_ == kBegin) return go(kRoot);
@@ -272,7 +272,7 @@ SafeHeader parse_header(std::string_view bytes, int64_t file_size, const std::st
   if (text.find('\0') != std::string_view::npos) fail(where, "its header isn't JSON");
   SafeHeader header;
   header.data = kLengthBytes + length;
-  Reader reader(header, where);
+  HeaderReader reader(header, where);
   Json::sax_parse(text.begin(), text.end(), &reader);
   std::sort(header.tensors.begin(), header.tensors.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);

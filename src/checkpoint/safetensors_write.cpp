@@ -6,12 +6,10 @@
 #include <utility>
 
 #include "base/format.h"
+#include "checkpoint/hugging_face.h"
 
 namespace fsdp::checkpoint {
 namespace {
-
-constexpr const char* kSingle = "model.safetensors";
-constexpr const char* kIndexName = "model.safetensors.index.json";
 
 std::string shard_name(size_t number, size_t of) {
   return formatted("model-{:05}-of-{:05}.safetensors", number, of);
@@ -66,7 +64,7 @@ void write_safetensors_shards(Source& source, const std::filesystem::path& dir,
   const int64_t total = bytes_of(source, tensors);
   const auto shards = shards_of(source, tensors, most);
   if (shards.size() == 1)
-    return write_safetensors(source, dir / kSingle, tensors, metadata, advance);
+    return write_safetensors(source, dir / kWeightsFile, tensors, metadata, advance);
   nlohmann::ordered_json index;
   index["metadata"]["total_size"] = total;
   nlohmann::json files;  // sorted by name
@@ -76,11 +74,11 @@ void write_safetensors_shards(Source& source, const std::filesystem::path& dir,
     for (const auto& tensor : shards[i]) files[tensor.to] = name;
   }
   index["weight_map"] = files;
-  files::write_whole(dir / kIndexName, index.dump(2) + "\n");
+  files::write_whole(dir / kWeightsIndex, index.dump(2) + "\n");
 }
 
 bool is_safetensors_shard(const std::string& name) {
-  if (name == kSingle || name == kIndexName) return true;
+  if (name == kWeightsFile || name == kWeightsIndex) return true;
   size_t number = 0, of = 0;
   return std::sscanf(name.c_str(), "model-%5zu-of-%5zu.safetensors", &number, &of) == 2 &&
          name == shard_name(number, of);

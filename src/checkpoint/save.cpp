@@ -45,7 +45,7 @@ SaveReport write_file(const SavePlan& plan, const Path& folder, int rank) {
     report.metadata.add_value(value.path, write_value(out, value.put));
   ChunkReader reader(plan);
   for (const auto& chunk : plan.chunks) {
-    const Place place = write_tensor(out, reader.read(chunk));
+    const ItemPlace place = write_tensor(out, reader.read(chunk));
     for (const auto& name : chunk.paths)
       report.metadata.add_chunk(name, chunk.part.memory.scalar_type(), chunk.sizes,
                                 {chunk.part.rectangle, place});
@@ -86,8 +86,8 @@ struct Save {
       SaveReport all;
       for (size_t rank = 0; rank < reports.size(); ++rank)
         all.add(SaveReport::decode(reports[rank], formatted("rank {}", rank)));
-      all.manifest.files[".metadata"] =
-          files::write_whole(partial / ".metadata", encode(all.metadata));
+      all.manifest.files[kMetadataName] =
+          files::write_whole(partial / kMetadataName, encode(all.metadata));
       write_manifest(partial, all.manifest);
       publish_partial(name);
     };
@@ -105,7 +105,7 @@ struct Save {
 
 // --- in the background ---
 
-struct AsyncSave::State {
+struct AsyncSave::Job {
   std::chrono::nanoseconds blocked{};
   std::mutex mutex;
   std::condition_variable ended;
@@ -141,15 +141,15 @@ struct AsyncSave::State {
 };
 
 bool AsyncSave::done() const {
-  return !state_ || state_->is_done();
+  return !job_ || job_->is_done();
 }
 
 void AsyncSave::wait() const {
-  if (state_) state_->wait();
+  if (job_) job_->wait();
 }
 
 std::chrono::nanoseconds AsyncSave::blocked() const {
-  return state_ ? state_->blocked : std::chrono::nanoseconds{};
+  return job_ ? job_->blocked : std::chrono::nanoseconds{};
 }
 
 namespace {
@@ -202,10 +202,10 @@ class Saver : public shard::Background {
     });
   }
 
-  void start(std::shared_ptr<AsyncSave::State> state, Save save, SavePlan plan, Exchange exchange) {
-    last_ = std::move(state);
+  void start(std::shared_ptr<AsyncSave::Job> job, Save save, SavePlan plan, Exchange exchange) {
+    last_ = std::move(job);
     settled_ = false;
-    worker_ = std::thread([state = last_, save = std::move(save), plan = std::move(plan),
+    worker_ = std::thread([job = last_, save = std::move(save), plan = std::move(plan),
                            exchange = std::move(exchange)] {
       std::exception_ptr error;
       try {
@@ -213,7 +213,7 @@ class Saver : public shard::Background {
       } catch (...) {
         error = std::current_exception();
       }
-      state->end(error);
+      job->end(error);
     });
   }
 
@@ -225,7 +225,7 @@ class Saver : public shard::Background {
   }
 
   World world_;
-  std::shared_ptr<AsyncSave::State> last_;
+  std::shared_ptr<AsyncSave::Job> last_;
   bool settled_ = true;  // all ranks know how the last save ended
   std::thread worker_;
 };
@@ -323,10 +323,10 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
     return {};
   }
   AsyncSave handle;
-  handle.state_ = std::make_shared<AsyncSave::State>();
-  handle.state_->blocked = Clock::now() - begun;
-  saver->start(handle.state_, save, std::move(plan),
-               by_store(save.world, "save/" + std::to_string(comm::next_number(save.world))));
+  handle.job_ = std::make_shared<AsyncSave::Job>();
+  handle.job_->blocked = Clock::now() - begun;
+  saver->start(handle.job_, save, std::move(plan),
+               by_store(save.world, formatted("save/{}", comm::next_number(save.world))));
   return handle;
 }
 

@@ -25,27 +25,27 @@ void require_values(const shard::Unit& unit) {
                 "call sharded.materialize(device) before saving.");
 }
 
-struct Kind {         // a kind of tensor that a flat has
+struct FlatTensor {   // the master of a flat or one of its states
   std::string state;  // empty: the master
   at::ScalarType type;
   at::Device device;
 };
 
-Kind master_of(const shard::Flat& flat) {
+FlatTensor master_of(const shard::Flat& flat) {
   const at::Tensor& there = flat.rest.defined() ? flat.rest : flat.master;
   return {"", flat.master_dtype(), there.device()};
 }
 
-std::vector<Kind> states_of(const shard::Flat& flat, const Optimizer& optimizer) {
-  std::vector<Kind> kinds;
+std::vector<FlatTensor> states_of(const shard::Flat& flat, const Optimizer& optimizer) {
+  std::vector<FlatTensor> tensors;
   if (flat.host && flat.host->parked) {  // don't read them from disk for this
     for (const auto& name : optimizer.state_names())
-      kinds.push_back({name, flat.master_dtype(), at::kCPU});
-    return kinds;
+      tensors.push_back({name, flat.master_dtype(), at::kCPU});
+    return tensors;
   }
   for (const auto& [name, state] : optimizer.state(flat))
-    kinds.push_back({name, state.scalar_type(), state.device()});
-  return kinds;
+    tensors.push_back({name, state.scalar_type(), state.device()});
+  return tensors;
 }
 
 void plan_tensors(SavePlan& plan, shard::Engine& model) {
@@ -59,7 +59,7 @@ void plan_tensors(SavePlan& plan, shard::Engine& model) {
     require_values(flat.unit());
     const auto& p = sharded.parameter();
     // Adds this rank's parts of the master or of one state.
-    const auto add = [&](std::vector<KeyPath> paths, const Kind& kind) {
+    const auto add = [&](std::vector<KeyPath> paths, const FlatTensor& kind) {
       const auto options = at::TensorOptions(kind.type);
       const auto parts = parts_of(
           flat, sharded.index, at::empty({flat.layout().shard_numel()}, options.device(at::kMeta)));
@@ -117,16 +117,8 @@ void plan_extra(SavePlan& plan, const Extra& extra, const KeyPath& beneath) {
       add_whole(plan, {path}, tensor->detach().resolve_conj().resolve_neg().contiguous());
       continue;
     }
-    plan.values.push_back({path, [value = value](pickle::Writer& writer) {
-                             if (const auto* integer = std::get_if<int64_t>(&value))
-                               writer.integer(*integer);
-                             else if (const auto* real = std::get_if<double>(&value))
-                               writer.real(*real);
-                             else if (const auto* flag = std::get_if<bool>(&value))
-                               writer.boolean(*flag);
-                             else
-                               writer.string(std::get<std::string>(value));
-                           }});
+    plan.values.push_back(
+        {path, [value = value](pickle::Writer& writer) { put_value(writer, value); }});
   }
 }
 

@@ -15,8 +15,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr const char* kMetadataName = ".metadata";
-
 // Raises the limit on open files: a checkpoint of a thousand ranks has a thousand files.
 void allow_many_files() {
   struct rlimit limit {};
@@ -81,9 +79,8 @@ void Source::name_state_dict() {
 void Source::open_hugging_face() {
   for (auto& [name, listed] : list_hugging_face(dir_).tensors) {
     const auto& sizes = listed.stored.sizes;
-    const Rectangle all{std::vector<int64_t>(sizes.size(), 0), sizes};
-    const Place place{listed.file, listed.stored.offset, listed.bytes};
-    metadata_.add_chunk({"model", name}, listed.stored.dtype, sizes, {all, place});
+    const ItemPlace place{listed.file, listed.stored.offset, listed.bytes};
+    metadata_.add_chunk({"model", name}, listed.stored.dtype, sizes, {everything(sizes), place});
     // An empty tensor shares its offset with the next one and is never read.
     if (listed.bytes > 0) stored_.emplace(std::pair(place.file, place.offset), listed.stored);
   }
@@ -163,8 +160,7 @@ void Source::read(const std::string& name, const Part& part) {
 
 at::Tensor Source::read_whole(const std::string& name) {
   const TensorEntry& entry = metadata_.tensors.at(name);
-  const Rectangle all{std::vector<int64_t>(entry.sizes.size(), 0), entry.sizes};
-  check(name, all);
+  check(name, everything(entry.sizes));
   const Part part = whole(at::empty(entry.sizes, at::TensorOptions().dtype(entry.dtype)));
   read(name, part);
   return part.memory;
@@ -183,13 +179,13 @@ std::optional<Value> Source::value(const std::string& name) {
   const pickle::Ref found = plain(name);
   if (!found) return std::nullopt;
   switch (found->kind) {
-    case pickle::Value::kInteger:
+    case pickle::kInteger:
       return Value(found->integer);
-    case pickle::Value::kBoolean:
+    case pickle::kBoolean:
       return Value(found->integer != 0);
-    case pickle::Value::kReal:
+    case pickle::kReal:
       return Value(found->real);
-    case pickle::Value::kString:
+    case pickle::kString:
       return Value(found->text);
     default:
       return std::nullopt;

@@ -122,7 +122,7 @@ struct Fill {
   Part part;
 };
 
-struct FlatFills {                                                    // the states of one flat
+struct FlatStates {                                                   // the states of one flat
   std::vector<int64_t> steps;                                         // per parameter
   std::map<std::string, std::map<size_t, const StateTensor*>> found;  // by state, by parameter
 };
@@ -256,7 +256,7 @@ class Loading {
     for (const auto& sharded : sharded_parameters(model_)) {
       const auto& p = sharded.parameter();
       if (!p.handle.requires_grad()) continue;
-      FlatFills& states = states_[sharded.flat];
+      FlatStates& states = states_[sharded.flat];
       bool has_state = false;
       for (const auto& state : optimizer_->state_names()) {
         std::vector<std::string> names;
@@ -306,7 +306,7 @@ class Loading {
     }
   }
 
-  void write_states(shard::Flat& flat, const FlatFills& states) {
+  void write_states(shard::Flat& flat, const FlatStates& states) {
     const bool updated = std::any_of(states.steps.begin(), states.steps.end(), std::identity());
     if (!updated && optimizer_->state(flat).empty()) return;
     auto memory = optimizer_->restore(flat, states.steps);
@@ -330,7 +330,7 @@ class Loading {
   bool strict_;
   std::vector<Fill> fills_;
   std::vector<std::pair<const StateTensor*, at::Tensor>> replicated_;
-  std::map<shard::Flat*, FlatFills> states_;
+  std::map<shard::Flat*, FlatStates> states_;
   std::set<shard::Unit*> incomplete_;  // units that don't get all of their values
   std::set<std::string> used_;
   std::vector<std::string> problems_, skipped_;

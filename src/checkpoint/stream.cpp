@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/format.h"
+#include "checkpoint/overlap.h"
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
@@ -37,10 +38,6 @@ void cut(const std::vector<int64_t>& sizes, int64_t most, size_t dim, Rectangle&
     else
       take(at);
   }
-}
-
-Rectangle all_of(const std::vector<int64_t>& sizes) {
-  return {std::vector<int64_t>(sizes.size(), 0), sizes};
 }
 
 // Where the bytes of a tensor are, as a text that two names share only if they are one tensor.
@@ -78,14 +75,14 @@ int64_t bytes_of(const Source& source, const std::vector<Copied>& tensors) {
 void for_each_rectangle(const std::vector<int64_t>& sizes, int64_t most,
                         const std::function<void(const Rectangle&)>& take) {
   if (count_of(sizes) == 0) return;
-  Rectangle at = all_of(sizes);
+  Rectangle at = everything(sizes);
   cut(sizes, most, 0, at, take);
 }
 
 void stream(Source& source, const std::string& name, at::ScalarType dtype,
             const std::function<void(const Part&)>& take) {
   const TensorEntry& entry = source.metadata().tensors.at(name);
-  source.check(name, all_of(entry.sizes));
+  source.check(name, everything(entry.sizes));
   const int64_t most = kPieceBytes / static_cast<int64_t>(c10::elementSize(dtype));
   const at::Tensor memory =
       at::empty({std::min(most, count_of(entry.sizes))}, at::TensorOptions().dtype(dtype));

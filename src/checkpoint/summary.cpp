@@ -44,7 +44,7 @@ std::optional<int64_t> rank_in(const std::string& name) {
 void add_files(Summary& summary) {
   std::map<std::string, int64_t> items;  // by file
   std::set<std::tuple<std::string, int64_t>> seen;
-  const auto use = [&](const Place& place) {
+  const auto use = [&](const ItemPlace& place) {
     if (seen.emplace(place.file, place.offset).second) ++items[place.file];
   };
   for (const auto& [name, entry] : summary.metadata.tensors)
@@ -97,14 +97,14 @@ void add_values(Summary& summary, Source& source) {
 Summary summarize(const fs::path& dir) {
   Summary summary{.dir = dir};
   std::error_code problem;
-  summary.hugging_face = !fs::exists(dir / ".metadata", problem) && is_hugging_face(dir);
+  summary.hugging_face = !fs::exists(dir / kMetadataName, problem) && is_hugging_face(dir);
   if (summary.hugging_face) {
     summary.metadata = Source(dir).metadata();
-    for (const char* name : {"model.safetensors.index.json", "model.safetensors", "config.json"})
+    for (const char* name : {kWeightsIndex, kWeightsFile, "config.json"})
       if (summary.saved.empty()) summary.saved = time_of(dir / name);
   } else {
     summary.metadata = read_metadata(dir);
-    summary.saved = time_of(dir / ".metadata");
+    summary.saved = time_of(dir / kMetadataName);
     summary.manifest = fs::exists(dir / kManifestName, problem);
     try {
       Source source(dir);

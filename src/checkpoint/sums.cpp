@@ -7,7 +7,7 @@
 
 namespace fsdp::checkpoint {
 
-struct Summing::State {
+struct Summing::Hash {
   XXH3_state_t xxh3;
 };
 
@@ -15,7 +15,7 @@ uint64_t block_sum(const void* data, size_t size) {
   return XXH3_64bits(data, size);
 }
 
-Summing::Summing() : state_(new State) {
+Summing::Summing() : state_(new Hash) {
   XXH3_64bits_reset(&state_->xxh3);
 }
 

@@ -33,8 +33,8 @@ class Summing {
   FileSums finish();
 
  private:
-  struct State;
-  State* state_;  // of the unfinished block
+  struct Hash;
+  Hash* state_;  // of the unfinished block
   int64_t filled_ = 0;
   FileSums done_;
 };

@@ -59,19 +59,18 @@ void place(Node& root, const KeyPath& path, const std::string& name, const std::
 }
 
 // Whether torch.load(weights_only=True) and our writer support the value; `budget` limits its size.
-bool is_plain(const pickle::Value& value, int64_t& budget) {
-  using pickle::Value;
+bool is_plain(const pickle::Pickled& value, int64_t& budget) {
   if (--budget < 0) return false;
   switch (value.kind) {
-    case Value::kNone:
-    case Value::kBoolean:
-    case Value::kInteger:
-    case Value::kReal:
-    case Value::kString:
+    case pickle::kNone:
+    case pickle::kBoolean:
+    case pickle::kInteger:
+    case pickle::kReal:
+    case pickle::kString:
       return true;
-    case Value::kList:
-    case Value::kTuple:
-    case Value::kDict:
+    case pickle::kList:
+    case pickle::kTuple:
+    case pickle::kDict:
       for (const auto& item : value.items)
         if (!is_plain(*item, budget)) return false;
       return true;
@@ -80,29 +79,28 @@ bool is_plain(const pickle::Value& value, int64_t& budget) {
   }
 }
 
-void put_value(pickle::Writer& writer, const pickle::Value& value) {
-  using pickle::Value;
+void put_pickled(pickle::Writer& writer, const pickle::Pickled& value) {
   const auto put_items = [&] {
     writer.mark();
-    for (const auto& item : value.items) put_value(writer, *item);
+    for (const auto& item : value.items) put_pickled(writer, *item);
   };
   switch (value.kind) {
-    case Value::kBoolean:
+    case pickle::kBoolean:
       return writer.boolean(value.integer != 0);
-    case Value::kInteger:
+    case pickle::kInteger:
       return writer.integer(value.integer);
-    case Value::kReal:
+    case pickle::kReal:
       return writer.real(value.real);
-    case Value::kString:
+    case pickle::kString:
       return writer.string(value.text);
-    case Value::kList:
+    case pickle::kList:
       writer.empty_list();
       put_items();
       return writer.append_all();
-    case Value::kTuple:
+    case pickle::kTuple:
       put_items();
       return writer.tuple();
-    case Value::kDict:
+    case pickle::kDict:
       writer.empty_dict();
       put_items();
       return writer.set_all();
@@ -119,7 +117,7 @@ std::vector<int64_t> row_major(const std::vector<int64_t>& sizes) {
 }
 
 void put_leaf(pickle::Writer& writer, const Leaf& leaf) {
-  if (leaf.key.empty()) return put_value(writer, *leaf.value);
+  if (leaf.key.empty()) return put_pickled(writer, *leaf.value);
   put_tensor(writer, leaf.dtype, leaf.sizes, row_major(leaf.sizes), leaf.key);
 }
 
@@ -162,7 +160,7 @@ void check_lists(const Node& node, size_t most, const std::string& where) {
 
 TorchFile::TorchFile(Source& source, const TorchFileOptions& options) : source_(source) {
   const Metadata& metadata = source.metadata();
-  const std::string where = (source.dir() / ".metadata").string();
+  const std::string where = (source.dir() / kMetadataName).string();
   const auto wanted = [&](const std::string& name) {
     return !options.model_only || name.starts_with("model.");
   };

@@ -64,7 +64,8 @@ class Verifier {
       check_records();
     check_items();
     for (const auto& [name, entry] : metadata_.tensors)
-      if (auto what = cover_problem(entry); !what.empty()) add({".metadata", -1, -1, what, {name}});
+      if (auto what = cover_problem(entry); !what.empty())
+        add({kMetadataName, -1, -1, what, {name}});
     std::sort(result_.problems.begin(), result_.problems.end(),
               [](const Problem& a, const Problem& b) {
                 return std::tie(a.file, a.begin, a.end, a.what) <
@@ -74,14 +75,14 @@ class Verifier {
   }
 
  private:
-  struct Use {  // of an item by a name; a plain value has no chunk
+  struct ItemUse {  // of an item by a name; a plain value has no chunk
     std::string name;
     const TensorEntry* entry = nullptr;
     const StoredChunk* chunk = nullptr;
   };
-  struct Item {
-    Place place;
-    std::vector<Use> uses;
+  struct StoredItem {
+    ItemPlace place;
+    std::vector<ItemUse> uses;
     std::vector<std::string> names() const {
       std::vector<std::string> all;
       for (const auto& use : uses) all.push_back(use.name);
@@ -108,21 +109,21 @@ class Verifier {
     } catch (const Error& error) {
       add({kManifestName, -1, -1, without(dir_ / kManifestName, error.message()), {}});
     }
-    result_.sums = manifest_ ? Verified::kBlocks : Verified::kRecords;
-    const auto file = dir_ / ".metadata";
+    result_.sums = manifest_ ? ChecksumKind::kBlocks : ChecksumKind::kRecords;
+    const auto file = dir_ / kMetadataName;
     std::error_code problem;
     if (fs::is_regular_file(file, problem)) {
       try {
         metadata_ = read_metadata(dir_);
         listed_ = true;
       } catch (const Error& error) {
-        add({".metadata", -1, -1, without(file, error.message()), {}});
+        add({kMetadataName, -1, -1, without(file, error.message()), {}});
       }
     }
     result_.tensors = static_cast<int64_t>(metadata_.tensors.size());
     using Key = std::tuple<std::string, int64_t, int64_t>;
-    std::map<Key, Item> items;
-    const auto use = [&](const Place& place, Use use) {
+    std::map<Key, StoredItem> items;
+    const auto use = [&](const ItemPlace& place, ItemUse use) {
       auto& item = items[{place.file, place.offset, place.length}];
       item.place = place;
       item.uses.push_back(std::move(use));
@@ -149,7 +150,7 @@ class Verifier {
     }
     if (problem) add({"", -1, -1, "the directory can't be read: " + problem.message(), {}});
 
-    std::set<std::string> wanted = {".metadata"};
+    std::set<std::string> wanted = {kMetadataName};
     for (const auto& [name, items] : items_) wanted.insert(name);
     if (manifest_)
       for (const auto& [name, sums] : manifest_->files) wanted.insert(name);
@@ -178,7 +179,7 @@ class Verifier {
         return add({name, -1, -1, "is not in the manifest", names_in(name, 0, INT64_MAX)});
       expected = found->second.size;
     } else {
-      if (name == ".metadata") return;
+      if (name == kMetadataName) return;
       for (const auto& item : items_[name]) expected = std::max(expected, end_of(item.place));
     }
     if (size < expected)
@@ -188,7 +189,7 @@ class Verifier {
     if (size > expected) add({name, expected, size, "is longer than its listed contents", {}});
   }
 
-  static int64_t end_of(const Place& place) { return capped_sum(place.offset, place.length); }
+  static int64_t end_of(const ItemPlace& place) { return capped_sum(place.offset, place.length); }
 
   std::vector<std::string> names_in(const std::string& file, int64_t begin, int64_t end) const {
     std::vector<std::string> names;
@@ -285,7 +286,7 @@ class Verifier {
 
   void check_records() {
     struct Task {
-      const Item* item;
+      const StoredItem* item;
       const files::Input* file;
     };
     std::vector<std::unique_ptr<files::Input>> opened;
@@ -310,7 +311,7 @@ class Verifier {
       return a.item->place.length > b.item->place.length;
     });
     in_threads(tasks.size(), threads_, [&](size_t i) {
-      const Item& item = *tasks[i].item;
+      const StoredItem& item = *tasks[i].item;
       int64_t counted = 0;
       try {
         check_archive(item, *tasks[i].file, counted);
@@ -322,7 +323,7 @@ class Verifier {
     });
   }
 
-  void check_archive(const Item& item, const files::Input& file, int64_t& counted) {
+  void check_archive(const StoredItem& item, const files::Input& file, int64_t& counted) {
     const std::string where = "\"" + item.uses.front().name + "\"";
     const ArchiveReader archive(file, item.place.offset, item.place.length, where);
     const auto records = archive.records();
@@ -349,7 +350,7 @@ class Verifier {
     }
   }
 
-  void note_damage(const Item& item, int64_t begin, int64_t end, const std::string& what) {
+  void note_damage(const StoredItem& item, int64_t begin, int64_t end, const std::string& what) {
     add({item.place.file, begin, end, what, item.names()});
     std::lock_guard lock(mutex_);
     damaged_[item.place.file].emplace_back(item.place.offset, end_of(item.place));
@@ -380,7 +381,7 @@ class Verifier {
     }
   }
 
-  static std::string item_problem(const files::Input& file, const Item& item) {
+  static std::string item_problem(const files::Input& file, const StoredItem& item) {
     std::optional<StoredTensor> found;
     for (const auto& use : item.uses) {
       const std::string where = "\"" + use.name + "\"";
@@ -406,9 +407,9 @@ class Verifier {
   int threads_ = 1;
   std::optional<Manifest> manifest_;
   Metadata metadata_;
-  bool listed_ = false;                             // .metadata was read
-  std::map<std::string, std::vector<Item>> items_;  // by file, then by offset
-  std::map<std::string, int64_t> sizes_;            // of the files that exist
+  bool listed_ = false;                                   // .metadata was read
+  std::map<std::string, std::vector<StoredItem>> items_;  // by file, then by offset
+  std::map<std::string, int64_t> sizes_;                  // of the files that exist
   std::map<std::string, std::vector<std::pair<int64_t, int64_t>>> damaged_;  // bytes
   std::mutex mutex_;  // guards what threads write: result_, damaged_, done_
   int64_t done_ = 0, total_ = 0;
@@ -447,7 +448,7 @@ Verified verify(const fs::path& dir, const VerifyOptions& options) {
   std::error_code problem;
   if (!fs::is_directory(dir, problem))
     throw Error(formatted("{}: there is no such checkpoint.", dir), "check the path.");
-  if (!fs::exists(dir / ".metadata", problem) && is_hugging_face(dir))
+  if (!fs::exists(dir / kMetadataName, problem) && is_hugging_face(dir))
     return verify_hugging_face(dir);
   return Verifier(dir, options).run();
 }

@@ -22,8 +22,10 @@ struct Problem {
   std::vector<std::string> names;  // tensors and values in these bytes
 };
 
+enum class ChecksumKind { kBlocks, kRecords, kNone };
+
 struct Verified {
-  enum Sums { kBlocks, kRecords, kNone } sums = kNone;  // the checksums that were checked
+  ChecksumKind sums = ChecksumKind::kNone;  // what was checked
   int64_t files = 0;
   int64_t bytes = 0;    // of these files
   int64_t tensors = 0;  // names

@@ -74,7 +74,7 @@ void ArchiveWriter::data(const void* bytes, size_t size) {
 }
 
 void ArchiveWriter::end() {
-  const Record& record = records_.back();
+  const WrittenRecord& record = records_.back();
   const int width = record.size >= kNoFit ? 8 : 4;
   Fields descriptor;
   descriptor.add(kDescriptor, 4).add(record.sum, 4);
@@ -176,7 +176,7 @@ void ArchiveReader::read_directory() {
     const auto comments = static_cast<int64_t>(number(directory, at + 32, 2));
     const int64_t next = at + kCentralSize + names + extras + comments;
     if (next > size) fail("has a damaged directory");
-    Entry entry;
+    DirectoryEntry entry;
     entry.stored = number(directory, at + 10, 2) == 0;
     entry.sum = static_cast<uint32_t>(number(directory, at + 16, 4));
     entry.size = static_cast<int64_t>(number(directory, at + 24, 4));
@@ -207,7 +207,7 @@ void ArchiveReader::read_directory() {
   }
 }
 
-ArchiveReader::Record ArchiveReader::locate(const Entry& entry) const {
+ArchiveReader::Record ArchiveReader::locate(const DirectoryEntry& entry) const {
   const std::string name = entry.name.substr(entry.name.find('/') + 1);
   if (!entry.stored) fail(formatted("has a compressed record \"{}\"", name));
   const auto header = bytes(entry.header, kLocalSize);

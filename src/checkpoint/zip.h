@@ -27,7 +27,7 @@ class ArchiveWriter {
   int64_t finish();                                          // returns the archive's length
 
  private:
-  struct Record {
+  struct WrittenRecord {
     std::string name;
     int64_t offset;  // of its header
     int64_t size;
@@ -38,7 +38,7 @@ class ArchiveWriter {
 
   files::Output& out_;
   int64_t start_;
-  std::vector<Record> records_;
+  std::vector<WrittenRecord> records_;
 };
 
 // Finds records. Reads only the ends of the archive and what is asked for.
@@ -60,14 +60,14 @@ class ArchiveReader {
   std::string read(const Record& record, int64_t at_most) const;
 
  private:
-  struct Entry {
+  struct DirectoryEntry {
     std::string name;
     int64_t header;  // in the archive
     int64_t size;
     uint32_t sum;
     bool stored;
   };
-  Record locate(const Entry& entry) const;  // by its header
+  Record locate(const DirectoryEntry& entry) const;  // by its header
   [[noreturn]] void fail(const std::string& what) const;
   std::string bytes(int64_t offset, int64_t size) const;  // of the archive
   void read_directory();
@@ -76,7 +76,7 @@ class ArchiveReader {
   int64_t offset_, length_;
   std::string where_;
   std::string head_, tail_;
-  std::vector<Entry> entries_;
+  std::vector<DirectoryEntry> entries_;
 };
 
 // "000042" for 42 with width 6, as torch.save writes the identity of an archive.

@@ -17,6 +17,7 @@ namespace fsdp::cli {
 namespace {
 
 using checkpoint::Difference;
+using checkpoint::DifferenceKind;
 
 struct DiffFlags {
   std::string a, b;
@@ -37,26 +38,26 @@ constexpr const char* kDiffNotes =
     "  relative    the norm of a - b, divided by the norm of a\n"
     "Exit code: 0 equal, 1 different, 2 error.";
 
-const char* word(Difference::Kind kind) {
+const char* word(DifferenceKind kind) {
   switch (kind) {
-    case Difference::kOnlyInA:
+    case DifferenceKind::kOnlyInA:
       return "only in A";
-    case Difference::kOnlyInB:
+    case DifferenceKind::kOnlyInB:
       return "only in B";
-    case Difference::kShape:
+    case DifferenceKind::kShape:
       return "shape";
-    case Difference::kDtype:
+    case DifferenceKind::kDtype:
       return "dtype";
-    case Difference::kElements:
+    case DifferenceKind::kElements:
       return "values";
-    case Difference::kPlain:
+    case DifferenceKind::kPlain:
       return "value";
   }
   return "";
 }
 
 bool has_elements(const Difference& found) {
-  return found.kind == Difference::kDtype || found.kind == Difference::kElements;
+  return found.kind == DifferenceKind::kDtype || found.kind == DifferenceKind::kElements;
 }
 
 // The first line of `text` that differs from `other`.
@@ -74,16 +75,16 @@ std::string sides(const Difference& found) {
     return side.value ? shortened(*side.value, 24) : checkpoint::shape_text(side.sizes);
   };
   switch (found.kind) {
-    case Difference::kOnlyInA:
+    case DifferenceKind::kOnlyInA:
       return shown(found.a);
-    case Difference::kOnlyInB:
+    case DifferenceKind::kOnlyInB:
       return shown(found.b);
-    case Difference::kDtype:
+    case DifferenceKind::kDtype:
       return std::string(checkpoint::dtype_name(found.a.dtype)) + " → " +
              checkpoint::dtype_name(found.b.dtype);
-    case Difference::kElements:
+    case DifferenceKind::kElements:
       return "";
-    case Difference::kPlain:
+    case DifferenceKind::kPlain:
       return shortened(differing_line(*found.a.value, *found.b.value), 24) + " → " +
              shortened(differing_line(*found.b.value, *found.a.value), 24);
     default:
@@ -129,8 +130,8 @@ void print_diff_json(const std::vector<Difference>& differences) {
       return {{"shape", side.sizes}, {"dtype", checkpoint::dtype_name(side.dtype)}};
     };
     Json line = {{"name", found.name}, {"difference", word(found.kind)}};
-    line["a"] = side(found.a, found.kind != Difference::kOnlyInB);
-    line["b"] = side(found.b, found.kind != Difference::kOnlyInA);
+    line["a"] = side(found.a, found.kind != DifferenceKind::kOnlyInB);
+    line["b"] = side(found.b, found.kind != DifferenceKind::kOnlyInA);
     if (has_elements(found)) {
       line["elements"] = found.elements;
       line["differing"] = found.differing;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <regex>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
 #include "checkpoint/dtype.h"
@@ -154,16 +155,15 @@ void print_inspect_json(const Summary& summary, const Filter& filter) {
 
 // --- text ---
 
-void line(const std::string& title, const std::string& value) {
-  std::cout << title << std::string(title.size() < 12 ? 12 - title.size() : 1, ' ') << value
-            << "\n";
-}
-
 std::string human(int64_t bytes) {
   return human_bytes(static_cast<double>(bytes));
 }
 
 void print_head(const Summary& summary) {
+  Table table({{"what", "what", Table::kLeft}, {"is", "is", Table::kLeft}});
+  const auto line = [&](const std::string& what, const std::string& is) {
+    table.add({text(what), text(is)});
+  };
   line("checkpoint", visible(summary.dir.string()));
   line("format",
        summary.hugging_face ? "Hugging Face (safetensors)" : "torch.distributed.checkpoint");
@@ -180,7 +180,7 @@ void print_head(const Summary& summary) {
     }
   std::string saved = summary.saved;
   if (summary.ranks > 0)
-    saved += ", by " + std::to_string(summary.ranks) + (summary.ranks == 1 ? " rank" : " ranks");
+    saved += formatted(", by {} {}", summary.ranks, summary.ranks == 1 ? "rank" : "ranks");
   line("saved", saved);
   if (!summary.hugging_face)
     line("checksums", summary.manifest ? "manifest: each block is checked when it is read"
@@ -195,10 +195,10 @@ void print_head(const Summary& summary) {
     for (const auto& [dtype, bytes] : kind->second.dtypes)
       dtypes += (dtypes.empty() ? "" : ", ") + dtype +
                 (kind->second.dtypes.size() > 1 ? " " + human(bytes) : "");
-    line(visible(name) + ".*", human(kind->second.bytes) + " in " +
-                                   with_separators(kind->second.tensors) + " tensors (" + dtypes +
-                                   ")");
+    line(visible(name) + ".*", formatted("{} in {} tensors ({})", human(kind->second.bytes),
+                                         with_separators(kind->second.tensors), dtypes));
   }
+  table.print_rows(std::cout);
 }
 
 void print_files(const Summary& summary) {

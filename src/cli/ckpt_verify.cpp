@@ -31,17 +31,17 @@ constexpr const char* kVerifyNotes =
     "Exit code: 0 intact, 1 damaged.";
 
 // What the bytes were checked against.
-std::string method(checkpoint::Verified::Sums sums) {
-  if (sums == checkpoint::Verified::kBlocks)
+std::string method(checkpoint::ChecksumKind sums) {
+  if (sums == checkpoint::ChecksumKind::kBlocks)
     return "every block matches its checksum in the manifest";
-  if (sums == checkpoint::Verified::kRecords)
+  if (sums == checkpoint::ChecksumKind::kRecords)
     return "every record matches its CRC-32 (there is no manifest)";
   return "headers and file sizes are right (these files have no checksums)";
 }
 
-const char* key(checkpoint::Verified::Sums sums) {
-  if (sums == checkpoint::Verified::kBlocks) return "manifest";
-  return sums == checkpoint::Verified::kRecords ? "crc32" : "none";
+const char* key(checkpoint::ChecksumKind sums) {
+  if (sums == checkpoint::ChecksumKind::kBlocks) return "manifest";
+  return sums == checkpoint::ChecksumKind::kRecords ? "crc32" : "none";
 }
 
 void print_verify_json(const std::string& dir, const checkpoint::Verified& found) {

@@ -122,7 +122,7 @@ void Attempt::start_ranks() {
     }
   } catch (const Error& problem) {
     Failure failure;
-    failure.kind = Failure::kStart;
+    failure.kind = FailureKind::kStart;
     failure.node = options_.node_rank;
     failure.rank = rank_failed;
     failure.code = exec_errno == 0 ? 1 : exec_errno == ENOENT ? 127 : 126;  // as in a shell
@@ -164,7 +164,7 @@ void Attempt::take_signals() {
     if (!interrupted_) {
       interrupted_ = true;
       Failure failure;
-      failure.kind = Failure::kInterrupted;
+      failure.kind = FailureKind::kInterrupted;
       failure.node = options_.node_rank;
       failure.signal = signal;
       nodes_.failed(failure);
@@ -259,7 +259,7 @@ void Attempt::write_screens() {
     int problem = writer.problem();
     if (problem == 0 || nodes_.failure()) continue;
     Failure failure;
-    failure.kind = Failure::kOutput;
+    failure.kind = FailureKind::kOutput;
     failure.node = options_.node_rank;
     failure.signal = problem == EPIPE ? SIGPIPE : 0;
     failure.code = 1;
@@ -276,7 +276,7 @@ void Attempt::stop(int signal) {
   stopped_at_ = Clock::now();
   const Failure& failure = *nodes_.failure();
   stopped_ranks_ = running();
-  bool quiet = failure.kind == Failure::kOutput && failure.signal == SIGPIPE;
+  bool quiet = failure.kind == FailureKind::kOutput && failure.signal == SIGPIPE;
   if (stopped_ranks_ > 0 && !quiet) {
     say(formatted("fsdp: {}; ending {}.\n", describe(failure, options_.nnodes),
                   ranks_text(stopped_ranks_)));
@@ -297,7 +297,7 @@ void Attempt::stop(int signal) {
 double Attempt::grace_s() const {
   double chosen = nodes_.plan().grace_s;
   if (chosen > 0) return chosen;
-  if (nodes_.failure()->kind != Failure::kInterrupted) return kFailureGrace;
+  if (nodes_.failure()->kind != FailureKind::kInterrupted) return kFailureGrace;
   double asked = 0;
   for (const auto& rank : ranks_) {
     if (!rank.process.exit) asked = std::max(asked, rank.status.read().grace_s);

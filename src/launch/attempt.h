@@ -38,7 +38,7 @@ class Attempt {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Stream {
+  struct RankStream {
     LineSplitter splitter;
     Clock::time_point last_read;
   };
@@ -48,7 +48,7 @@ class Attempt {
     Process process;
     rank_status::SharedPage status;
     std::optional<double> cpu_at_stop;  // CPU seconds of its process when it was told to end
-    std::array<Stream, 2> streams;      // stdout, stderr
+    std::array<RankStream, 2> streams;  // stdout, stderr
     LastLines last_lines;
     FileDescriptor log;
     Clock::time_point exited;

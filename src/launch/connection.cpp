@@ -150,12 +150,11 @@ std::optional<Connection> Connection::accept(const FileDescriptor& listener) {
   return Connection(std::move(fd), name_of(where, size));
 }
 
-void Connection::send(const nlohmann::json& message) {
-  // Rank output may not be valid UTF-8.
-  std::string text = message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+void Connection::send_line(std::string line) {
+  line += '\n';
   size_t done = 0;
-  while (is_open() && done < text.size()) {
-    ssize_t sent = ::send(fd(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
+  while (is_open() && done < line.size()) {
+    ssize_t sent = ::send(fd(), line.data() + done, line.size() - done, MSG_NOSIGNAL);
     if (sent >= 0) {
       done += sent;
     } else if (errno == EAGAIN) {
@@ -184,17 +183,20 @@ void Connection::receive() {
   }
 }
 
-std::optional<nlohmann::json> Connection::next() {
-  size_t end = received_.find('\n');
+std::optional<Message> Connection::next() {
+  const size_t end = received_.find('\n');
   if (end == std::string::npos) return std::nullopt;
-  auto message = nlohmann::json::parse(received_.substr(0, end), nullptr, false);
+  const std::string line = received_.substr(0, end);
   received_.erase(0, end + 1);
-  if (!message.is_object()) {
+  try {
+    return decode(line);
+  } catch (const Error& error) {
+    problem_ = error.message();
+    problem_.pop_back();  // its full stop
     received_.clear();
     socket_.close();
     return std::nullopt;
   }
-  return message;
 }
 
 }  // namespace fsdp::launch

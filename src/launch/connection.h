@@ -1,10 +1,10 @@
-// TCP between launchers: ports, and a connection that carries JSON objects, one per line.
+// TCP between launchers: ports, and a connection that carries messages, one per line.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "launch/messages.h"
 #include "launch/processes.h"
 
 namespace fsdp::launch {
@@ -31,13 +31,16 @@ class Connection {
   static std::optional<Connection> accept(const FileDescriptor& listener);
 
   // Closes the connection if the peer accepts nothing for some seconds or is gone.
-  void send(const nlohmann::json& message);
+  void send(const Message& message) { send_line(encode(message)); }
+  void send_line(std::string line);
 
   // Reads what has arrived, without blocking. Closes the connection at the end of the stream or if
   // the peer doesn't follow the protocol.
   void receive();
-  // The oldest received message; also works after the connection closed.
-  std::optional<nlohmann::json> next();
+  // The oldest received message; also works after the connection closed. Closes it if the message
+  // can't be read; problem() then says why.
+  std::optional<Message> next();
+  const std::string& problem() const { return problem_; }
 
   void close() { socket_.close(); }
   bool is_open() const { return static_cast<bool>(socket_); }
@@ -49,6 +52,7 @@ class Connection {
   FileDescriptor socket_;
   std::string peer_;
   std::string received_;
+  std::string problem_;
 };
 
 }  // namespace fsdp::launch

@@ -2,7 +2,6 @@
 
 #include <csignal>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "base/format.h"
 
@@ -16,7 +15,7 @@ std::string log_of(const Failure& failure, const std::string& log_dir) {
 
 std::string hint_for(const Failure& failure, const std::string& program,
                      const std::string& log_dir) {
-  if (failure.kind != Failure::kRank) return failure.hint;
+  if (failure.kind != FailureKind::kRank) return failure.hint;
   switch (failure.signal) {
     case SIGKILL:
       return "the kernel kills a process this way when memory runs out (see dmesg), and so do "
@@ -55,15 +54,15 @@ std::string signal_name(int signal) {
 std::string describe(const Failure& failure, int nnodes) {
   std::string node = nnodes > 1 ? formatted(" on node {}", failure.node) : "";
   switch (failure.kind) {
-    case Failure::kRank: {
+    case FailureKind::kRank: {
       std::string who = formatted("rank {} (pid {}){}", failure.rank, failure.pid, node);
       if (failure.signal == 0) return formatted("{} exited with code {}", who, failure.code);
       return formatted("{} was killed by signal {} ({})", who, failure.signal,
                        signal_name(failure.signal));
     }
-    case Failure::kInterrupted:
+    case FailureKind::kInterrupted:
       return "interrupted" + node + " by " + signal_name(failure.signal);
-    case Failure::kStart:
+    case FailureKind::kStart:
       return failure.message + node;
     default:
       return failure.message;
@@ -73,7 +72,7 @@ std::string describe(const Failure& failure, int nnodes) {
 std::string report(const Failure& failure, int nnodes, int others, const std::string& program,
                    const std::string& log_dir) {
   std::string text = describe(failure, nnodes) + ".\n";
-  if (failure.kind == Failure::kRank) {
+  if (failure.kind == FailureKind::kRank) {
     text += failure.last_lines.empty() ? "  It printed nothing.\n" : "  Its last lines:\n";
     for (const auto& line : failure.last_lines) text += "    " + line + "\n";
   }
@@ -84,33 +83,6 @@ std::string report(const Failure& failure, int nnodes, int others, const std::st
   std::string hint = hint_for(failure, program, log_dir);
   if (!hint.empty()) text += "  HINT: " + hint + "\n";
   return text;
-}
-
-void to_json(nlohmann::json& json, const Failure& failure) {
-  json = {{"kind", static_cast<int>(failure.kind)},
-          {"node", failure.node},
-          {"rank", failure.rank},
-          {"pid", failure.pid},
-          {"code", failure.code},
-          {"signal", failure.signal},
-          {"message", failure.message},
-          {"hint", failure.hint},
-          {"last_lines", failure.last_lines}};
-}
-
-void from_json(const nlohmann::json& json, Failure& failure) {
-  int kind = json.at("kind").get<int>();
-  failure.kind = kind >= Failure::kRank && kind <= Failure::kOutput
-                     ? static_cast<Failure::Kind>(kind)
-                     : Failure::kNode;
-  json.at("node").get_to(failure.node);
-  json.at("rank").get_to(failure.rank);
-  json.at("pid").get_to(failure.pid);
-  json.at("code").get_to(failure.code);
-  json.at("signal").get_to(failure.signal);
-  json.at("message").get_to(failure.message);
-  json.at("hint").get_to(failure.hint);
-  json.at("last_lines").get_to(failure.last_lines);
 }
 
 }  // namespace fsdp::launch

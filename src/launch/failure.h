@@ -2,21 +2,21 @@
 // every node, and every node shows the same text.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 namespace fsdp::launch {
 
+enum class FailureKind {
+  kRank,         // a rank exited with a code or was killed; the only kind that restarts
+  kStart,        // a rank couldn't be started
+  kNode,         // the connection to a launcher was lost
+  kInterrupted,  // a launcher received a signal to end
+  kOutput,       // the reader of our output is gone, or a write failed
+};
+
 struct Failure {
-  enum Kind {
-    kRank,         // a rank exited with a code or was killed; the only kind that restarts
-    kStart,        // a rank couldn't be started
-    kNode,         // the connection to a launcher was lost
-    kInterrupted,  // a launcher received a signal to end
-    kOutput,       // the reader of our output is gone, or a write failed
-  };
-  Kind kind = kRank;
+  FailureKind kind = FailureKind::kRank;
   int node = 0;
   int rank = -1;        // kRank, kStart
   int pid = 0;          // kRank
@@ -38,8 +38,5 @@ std::string describe(const Failure& failure, int nnodes);
 // `others`: ranks that were ended because of it; 0: not mentioned.
 std::string report(const Failure& failure, int nnodes, int others, const std::string& program,
                    const std::string& log_dir);
-
-void to_json(nlohmann::json& json, const Failure& failure);
-void from_json(const nlohmann::json& json, Failure& failure);
 
 }  // namespace fsdp::launch

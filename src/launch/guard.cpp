@@ -14,7 +14,13 @@
 namespace fsdp::launch {
 namespace {
 
-// The guard process. A positive message is a group to watch, a negative one a group to forget.
+// What the launcher tells the guard through the pipe.
+struct GuardOrder {
+  pid_t group;
+  bool watched;  // false: forget it
+};
+
+// The guard process.
 [[noreturn]] void guard_groups(int pipe) {
   setpgid(0, 0);  // Ctrl-C must not reach it
   sigset_t all;
@@ -23,12 +29,12 @@ namespace {
   prctl(PR_SET_NAME, "fsdp-guard");
   for (int stream : {0, 1, 2}) close(stream);
   std::set<pid_t> groups;
-  pid_t message;
-  while (read(pipe, &message, sizeof message) == sizeof message) {
-    if (message > 0) {
-      groups.insert(message);
+  GuardOrder order;
+  while (read(pipe, &order, sizeof order) == sizeof order) {
+    if (order.watched) {
+      groups.insert(order.group);
     } else {
-      groups.erase(-message);
+      groups.erase(order.group);
     }
   }
   for (pid_t group : groups) kill(-group, SIGKILL);
@@ -60,16 +66,17 @@ Guard::~Guard() {
 }
 
 void Guard::watch(pid_t group) {
-  send(group);
+  send(group, true);
 }
 
 void Guard::forget(pid_t group) {
-  send(-group);
+  send(group, false);
 }
 
-void Guard::send(pid_t message) {
+void Guard::send(pid_t group, bool watched) {
+  const GuardOrder order{group, watched};
   // The run continues if the guard was killed. SIGPIPE is ignored while there are ranks.
-  while (pipe_ && write(pipe_.get(), &message, sizeof message) < 0 && errno == EINTR) {
+  while (pipe_ && write(pipe_.get(), &order, sizeof order) < 0 && errno == EINTR) {
   }
 }
 

@@ -22,7 +22,7 @@ class Guard {
   void forget(pid_t group);  // before the system can reuse its number
 
  private:
-  void send(pid_t message);
+  void send(pid_t group, bool watched);
 
   pid_t pid_ = 0;
   FileDescriptor pipe_;

@@ -91,12 +91,13 @@ int run(const Options& options) {
     verdict = attempt.run();
     interrupted = attempt.interrupted();
     // Ranks that exited with 0 after a signal to end haven't failed.
-    if (verdict.failure && verdict.failure->kind == Failure::kInterrupted && attempt.all_clean())
+    if (verdict.failure && verdict.failure->kind == FailureKind::kInterrupted &&
+        attempt.all_clean())
       verdict.failure.reset();
     if (!verdict.failure) break;
     const Failure& failure = *verdict.failure;
-    bool already_said = failure.kind == Failure::kInterrupted ||
-                        (failure.kind == Failure::kOutput && failure.signal == SIGPIPE);
+    bool already_said = failure.kind == FailureKind::kInterrupted ||
+                        (failure.kind == FailureKind::kOutput && failure.signal == SIGPIPE);
     if (!already_said) {
       std::string error = screens.err.colour() ? "\x1b[31merror\x1b[0m" : "error";
       say(formatted("fsdp: {}: {}", error,

@@ -13,9 +13,6 @@ namespace fsdp::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using nlohmann::json;
-
-constexpr int kVersion = 2;  // of the messages
 
 Clock::time_point after(double seconds) {
   return Clock::now() +
@@ -49,17 +46,8 @@ std::string seconds(double value) {
   return formatted("{:g} s", value);
 }
 
-json to_message(const Plan& plan) {
-  return {{"type", "plan"},
-          {"run_id", plan.run_id},
-          {"nprocs", plan.nprocs},
-          {"master_port", plan.master_port},
-          {"max_restarts", plan.max_restarts},
-          {"grace_s", plan.grace_s}};
-}
-
-json refusal(const Error& failure) {
-  return {{"type", "refused"}, {"message", failure.message()}, {"hint", failure.hint()}};
+Refusal refusal(const Error& failure) {
+  return {failure.message(), failure.hint()};
 }
 
 }  // namespace
@@ -91,13 +79,13 @@ std::string Nodes::missing() const {
 // Takes over the connection of a node that sent hello. Throws if that node can't belong to this
 // run, so that a mistake in one command line ends all launchers at once instead of after the
 // timeout.
-void Nodes::admit(Connection& connection, const json& hello) {
-  if (hello.at("version").get<int>() != kVersion) {
+void Nodes::admit(Connection& connection, const Hello& hello) {
+  const auto [version, nnodes, node, nproc] = hello;
+  if (version != kMessageVersion) {
     throw Error(
         formatted("the launcher at {} has another version than node 0's.", connection.peer()),
         "install the same fsdp on all nodes.");
   }
-  int node = hello.at("node").get<int>(), nnodes = hello.at("nnodes").get<int>();
   if (nnodes != options_.nnodes) {
     throw Error(
         formatted("the nodes' flags differ: node 0 has --nnodes {}, node {} ({}) has --nnodes {}.",
@@ -109,7 +97,6 @@ void Nodes::admit(Connection& connection, const json& hello) {
                           other->second.connection.peer(), connection.peer()),
                 "pass a different --node-rank on every node.");
   }
-  int nproc = hello.at("nproc").get<int>();
   if (node < 1 || node >= nnodes || nproc < 1 || nproc > kMostRanksPerNode) connection.close();
   if (!connection.is_open()) return;
   plan_.nprocs[node] = nproc;
@@ -126,7 +113,7 @@ void Nodes::gather() {
     for (auto& [node, peer] : peers_) peer.connection.send(refusal(failure));
     throw;
   }
-  for (auto& [node, peer] : peers_) peer.connection.send(to_message(plan_));
+  for (auto& [node, peer] : peers_) peer.connection.send(plan_);
 }
 
 void Nodes::wait_for_all(FileDescriptor listener) {
@@ -156,10 +143,13 @@ void Nodes::wait_for_all(FileDescriptor listener) {
       stranger.receive();
       auto message = stranger.next();
       if (!message) continue;
-      try {
-        admit(stranger, *message);
-      } catch (const json::exception&) {
+      const auto* hello = std::get_if<Hello>(&*message);
+      if (!hello) {
         stranger.close();  // not a launcher
+        continue;
+      }
+      try {
+        admit(stranger, *hello);
       } catch (const Error& failure) {
         stranger.send(refusal(failure));
         throw;
@@ -178,11 +168,7 @@ void Nodes::join() {
   WaitLog log;
   std::string where = formatted("{}:{}", options_.master_host, options_.control_port);
   std::string problem = "the timeout is 0";
-  json hello = {{"type", "hello"},
-                {"version", kVersion},
-                {"nnodes", options_.nnodes},
-                {"node", options_.node_rank},
-                {"nproc", options_.nproc}};
+  const Hello hello{.nnodes = options_.nnodes, .node = options_.node_rank, .nproc = options_.nproc};
   Connection connection;
   while (Clock::now() < deadline) {
     if (!connection.is_open()) {
@@ -219,22 +205,15 @@ void Nodes::join() {
               "port is open between the nodes. --rendezvous-timeout waits longer.");
 }
 
-bool Nodes::take_plan(const json& message) {
-  try {
-    std::string type = message.at("type").get<std::string>();
-    if (type == "refused") {
-      throw Error(message.at("message").get<std::string>(), message.at("hint").get<std::string>());
-    }
-    if (type != "plan") return false;
-    message.at("run_id").get_to(plan_.run_id);
-    message.at("nprocs").get_to(plan_.nprocs);
-    message.at("master_port").get_to(plan_.master_port);
-    message.at("max_restarts").get_to(plan_.max_restarts);
-    message.at("grace_s").get_to(plan_.grace_s);
-  } catch (const json::exception&) {
-    return false;
-  }
-  return static_cast<int>(plan_.nprocs.size()) == options_.nnodes;
+bool Nodes::take_plan(const Message& message) {
+  if (const auto* refused = std::get_if<Refusal>(&message))
+    throw Error(refused->message, refused->hint);
+  const auto* plan = std::get_if<Plan>(&message);
+  if (!plan || static_cast<int>(plan->nprocs.size()) != options_.nnodes) return false;
+  const std::string master_host = plan_.master_host;
+  plan_ = *plan;
+  plan_.master_host = master_host;
+  return true;
 }
 
 void Nodes::begin(int restart, int master_port) {
@@ -256,37 +235,29 @@ void Nodes::receive() {
   for (auto& [node, peer] : peers_) {
     if (peer.lost || verdict_) continue;
     peer.connection.receive();
-    try {
-      // Messages after a verdict belong to the next start; they wait for begin().
-      while (!verdict_) {
-        auto message = peer.connection.next();
-        if (!message) break;
-        take(node, *message);
-      }
-    } catch (const json::exception&) {
-      peer.connection.close();
+    // Messages after a verdict belong to the next start; they wait for begin().
+    while (!verdict_) {
+      auto message = peer.connection.next();
+      if (!message) break;
+      take(node, *message);
     }
     if (!peer.connection.is_open() && !verdict_) lost(node);
   }
 }
 
-void Nodes::take(int node, const json& message) {
-  std::string type = message.value("type", "");
-  if (type == "failed") {
-    fail(message.at("failure").get<Failure>(), node);
-  } else if (type == "kill") {
+void Nodes::take(int node, const Message& message) {
+  const bool first = options_.node_rank == 0;
+  if (const auto* notice = std::get_if<FailureNotice>(&message)) {
+    fail(notice->failure, node);
+  } else if (std::holds_alternative<KillOrder>(message)) {
     kill_from(node);
-  } else if (type == "ended" && options_.node_rank == 0) {
+  } else if (const auto* end = std::get_if<EndNotice>(&message); end && first) {
     peers_[node].ended = true;
-    if (message.contains("last_lines") && failure_ && failure_->node == node) {
-      failure_->last_lines = message.at("last_lines").get<std::vector<std::string>>();
-    }
+    if (end->last_lines && failure_ && failure_->node == node)
+      failure_->last_lines = *end->last_lines;
     decide();
-  } else if (type == "verdict" && options_.node_rank != 0) {
-    Verdict verdict;
-    verdict.restart = message.at("restart").get<bool>();
-    if (message.contains("failure")) verdict.failure = message.at("failure").get<Failure>();
-    verdict_ = verdict;
+  } else if (const auto* verdict = std::get_if<Verdict>(&message); verdict && !first) {
+    verdict_ = *verdict;
   }
 }
 
@@ -294,14 +265,15 @@ void Nodes::take(int node, const json& message) {
 // launchers just end in this order.
 void Nodes::lost(int node) {
   peers_[node].ended = peers_[node].lost = true;
-  bool giving_up = failure_ && failure_->kind != Failure::kRank;
+  bool giving_up = failure_ && failure_->kind != FailureKind::kRank;
   if (!giving_up) {
     Failure gone;
-    gone.kind = Failure::kNode;
+    gone.kind = FailureKind::kNode;
     gone.node = node;
     gone.code = 1;
-    gone.message =
-        formatted("the launcher of node {} ({}) is gone", node, peers_[node].connection.peer());
+    const Connection& connection = peers_[node].connection;
+    gone.message = formatted("the launcher of node {} ({}) is gone", node, connection.peer());
+    if (!connection.problem().empty()) gone.message += ": " + connection.problem();
     gone.hint = "it was killed, or its machine or the network is down; see its last output.";
     failure_.reset();
     fail(gone, node);
@@ -314,28 +286,26 @@ void Nodes::lost(int node) {
 }
 
 bool Nodes::would_restart() const {
-  return failure_ && failure_->kind == Failure::kRank && plan_.restart < plan_.max_restarts;
+  return failure_ && failure_->kind == FailureKind::kRank && plan_.restart < plan_.max_restarts;
 }
 
-void Nodes::send_to_others(const json& message, int from) {
+void Nodes::send_to_others(const Message& message, int from) {
   for (auto& [node, peer] : peers_) {
     if (node != from && peer.connection.is_open()) peer.connection.send(message);
   }
 }
 
 void Nodes::fail(const Failure& failure, int from) {
-  bool counts = !failure_ || (would_restart() && failure.kind != Failure::kRank);
+  bool counts = !failure_ || (would_restart() && failure.kind != FailureKind::kRank);
   if (!counts || verdict_) return;
   failure_ = failure;
-  json message = {{"type", "failed"}, {"failure", failure}};
-  send_to_others(message, from);
+  send_to_others(FailureNotice{failure}, from);
 }
 
 void Nodes::kill_from(int from) {
   if (killing_ || !failure_ || verdict_) return;
   killing_ = true;
-  json message = {{"type", "kill"}};
-  send_to_others(message, from);
+  send_to_others(KillOrder{}, from);
 }
 
 void Nodes::kill() {
@@ -348,15 +318,16 @@ void Nodes::failed(const Failure& failure) {
 
 void Nodes::ended(const std::vector<std::string>& last_lines) {
   ended_ = true;
-  bool ours = failure_ && failure_->kind == Failure::kRank && failure_->node == options_.node_rank;
+  bool ours =
+      failure_ && failure_->kind == FailureKind::kRank && failure_->node == options_.node_rank;
   if (ours) failure_->last_lines = last_lines;
   if (options_.node_rank == 0) {
     decide();
     return;
   }
-  json message = {{"type", "ended"}};
-  if (ours) message["last_lines"] = last_lines;
-  peers_[0].connection.send(message);
+  EndNotice notice;
+  if (ours) notice.last_lines = last_lines;
+  peers_[0].connection.send(notice);
   if (!peers_[0].connection.is_open()) stop_waiting();
 }
 
@@ -368,13 +339,8 @@ void Nodes::decide() {
   bool all = ended_ && std::all_of(peers_.begin(), peers_.end(),
                                    [](const auto& entry) { return entry.second.ended; });
   if (!all || verdict_) return;
-  Verdict verdict;
-  verdict.failure = failure_;
-  verdict.restart = would_restart();
-  verdict_ = verdict;
-  json message = {{"type", "verdict"}, {"restart", verdict.restart}};
-  if (failure_) message["failure"] = *failure_;
-  send_to_others(message, options_.node_rank);
+  verdict_ = Verdict{would_restart(), failure_};
+  send_to_others(*verdict_, options_.node_rank);
 }
 
 }  // namespace fsdp::launch

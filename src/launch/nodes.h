@@ -5,11 +5,6 @@
 // is sent to all nodes at once, and a lost connection is a failure too. A node whose ranks have all
 // exited reports it. When all nodes have, node 0 sends the Verdict: finished, restart, or give up.
 // With one node, node 0 decides alone.
-//
-// Messages are JSON objects, one per line:
-//   to node 0:    hello {version, nnodes, node, nproc}  failed {failure}  kill  ended {last_lines?}
-//   from node 0:  plan {...}  refused {message, hint}   failed {failure}  kill
-//                 verdict {restart, failure?}
 #pragma once
 
 #include <poll.h>
@@ -23,14 +18,10 @@
 #include "launch/connection.h"
 #include "launch/environment.h"
 #include "launch/failure.h"
+#include "launch/messages.h"
 #include "launch/options.h"
 
 namespace fsdp::launch {
-
-struct Verdict {
-  bool restart = false;
-  std::optional<Failure> failure;  // nullopt: every rank of every node exited with 0
-};
 
 class Nodes {
  public:
@@ -73,15 +64,15 @@ class Nodes {
   void gather();  // node 0
   void join();    // the others
   void wait_for_all(FileDescriptor listener);
-  void admit(Connection& connection, const nlohmann::json& hello);
+  void admit(Connection& connection, const Hello& hello);
   std::string missing() const;
   bool would_restart() const;
   void fail(const Failure& failure, int from);
   void kill_from(int from);
-  void send_to_others(const nlohmann::json& message, int from);
+  void send_to_others(const Message& message, int from);
   void lost(int node);
-  bool take_plan(const nlohmann::json& message);  // false: not a plan
-  void take(int node, const nlohmann::json& message);
+  bool take_plan(const Message& message);  // false: not a plan
+  void take(int node, const Message& message);
   void decide();  // node 0: sends the verdict once all have ended
 
   const Options& options_;

@@ -20,6 +20,15 @@ TEST(Table, AlignsForPeopleAndKeepsKeysForPrograms) {
             "{\"name\":\"größer\",\"time_ms\":100.0,\"raw\":8}\n");
 }
 
+TEST(Table, PrintsRowsWithoutHeadings) {
+  Table table({{"what", "what", Table::kLeft}, {"is", "a long heading", Table::kLeft}});
+  table.add({text("step"), text("100")});
+  table.add({text("größer"), text("3")});
+  std::ostringstream out;
+  table.print_rows(out);
+  EXPECT_EQ(out.str(), "step    100\ngrößer  3\n");
+}
+
 TEST(Table, WritesSizesAndLargeNumbers) {
   EXPECT_EQ(human_bytes(1024), "1 KiB");
   EXPECT_EQ(human_bytes(1536.0 * 1024 * 1024), "1.5 GiB");

@@ -56,7 +56,7 @@ TEST_F(Compare, DifferencesAreCountedAndTheLargestIsLocated) {
   auto found = compared(a, b);
   ASSERT_EQ(found.differences.size(), 1u);
   const auto& difference = found.differences[0];
-  EXPECT_EQ(difference.kind, Difference::kElements);
+  EXPECT_EQ(difference.kind, DifferenceKind::kElements);
   EXPECT_EQ(difference.name, "model.x");
   EXPECT_EQ(difference.elements, 120);
   EXPECT_EQ(difference.differing, 3);
@@ -113,7 +113,7 @@ TEST_F(Compare, DifferentDtypesAreADifferenceUnlessThereIsATolerance) {
   const auto a = at::randn({6, 4}), b = a.to(at::kBFloat16);
   auto found = compared(a, b);
   ASSERT_EQ(found.differences.size(), 1u);
-  EXPECT_EQ(found.differences[0].kind, Difference::kDtype);
+  EXPECT_EQ(found.differences[0].kind, DifferenceKind::kDtype);
   EXPECT_EQ(found.differences[0].b.dtype, at::kBFloat16);
   EXPECT_EQ(found.differences[0].largest, (a - b.to(at::kFloat)).abs().max().item().toDouble());
   EXPECT_TRUE(compared(a, b, {.tolerance = 0.1}).differences.empty());
@@ -130,14 +130,14 @@ TEST_F(Compare, NamesShapesAndPlainValues) {
         m.tensor({{"model", "b"}}, x, 2).tensor({{"model", "shape"}}, x.t(), 1);
         m.value({"extra", "step"}, 2).value({"extra", "same"}, 5);
       });
-  std::vector<std::pair<std::string, Difference::Kind>> kinds;
+  std::vector<std::pair<std::string, DifferenceKind>> kinds;
   for (const auto& difference : found.differences)
     kinds.emplace_back(difference.name, difference.kind);
-  EXPECT_EQ(kinds, (std::vector<std::pair<std::string, Difference::Kind>>{
-                       {"extra.step", Difference::kPlain},
-                       {"model.a", Difference::kOnlyInA},
-                       {"model.b", Difference::kOnlyInB},
-                       {"model.shape", Difference::kShape}}));
+  EXPECT_EQ(kinds, (std::vector<std::pair<std::string, DifferenceKind>>{
+                       {"extra.step", DifferenceKind::kPlain},
+                       {"model.a", DifferenceKind::kOnlyInA},
+                       {"model.b", DifferenceKind::kOnlyInB},
+                       {"model.shape", DifferenceKind::kShape}}));
   EXPECT_EQ(found.differences[0].a.value, "1");
   EXPECT_EQ(found.differences[0].b.value, "2");
   EXPECT_EQ(found.equal, 1);

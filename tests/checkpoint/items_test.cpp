@@ -74,7 +74,7 @@ HostBlocks blocks;
 TEST(Items, TensorsInOneFileReadBackUnchanged) {
   Folder folder;
   const auto tensors = samples();
-  std::vector<Place> places;
+  std::vector<ItemPlace> places;
   files::Output out(folder.path / "items");
   for (const auto& tensor : tensors) places.push_back(write_tensor(out, tensor));
   out.close();
@@ -100,7 +100,7 @@ TEST(Items, AnyPartIsReadIntoAnyMemory) {
   std::vector<at::Tensor> tensors = {
       at::randn({6, 5, 7}), at::randn({6, 5, 7}).permute({2, 0, 1}),
       at::randn({5, 4, 3, 2}).contiguous(at::MemoryFormat::ChannelsLast)};
-  std::vector<Place> places;
+  std::vector<ItemPlace> places;
   for (const auto& tensor : tensors) places.push_back(write_tensor(out, tensor));
   out.close();
   const files::Input in(folder.path / "items");

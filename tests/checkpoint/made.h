@@ -32,7 +32,7 @@ class Made {
          {std::tuple{size_t{0}, int64_t{0}, rows}, std::tuple{size_t{1}, rows, all}}) {
       if (begin == end) continue;
       const at::Tensor part = tensor.narrow(0, begin, end - begin).contiguous();
-      const Place place = write_tensor(*outs_[rank], part);
+      const ItemPlace place = write_tensor(*outs_[rank], part);
       Rectangle rectangle{std::vector<int64_t>(part.dim(), 0), part.sizes().vec()};
       rectangle.offsets[0] = begin;
       for (const auto& path : paths)

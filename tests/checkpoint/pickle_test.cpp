@@ -45,36 +45,36 @@ std::string to_hex(const std::string& bytes) {
 }
 
 // The value as a text that both sides can produce. kShow is the same in Python.
-std::string show(const Value& value) {
+std::string show(const Pickled& value) {
   std::string inside;
   for (const auto& item : value.items) inside += show(*item) + ",";
   switch (value.kind) {
-    case Value::kNone:
+    case kNone:
       return "None";
-    case Value::kBoolean:
+    case kBoolean:
       return value.integer ? "True" : "False";
-    case Value::kInteger:
+    case kInteger:
       return std::to_string(value.integer);
-    case Value::kReal: {
+    case kReal: {
       char text[64];
       std::snprintf(text, sizeof text, "%.17g", value.real);
       return text;
     }
-    case Value::kString:
+    case kString:
       return "s" + to_hex(value.text);
-    case Value::kBytes:
+    case kBytes:
       return "b" + to_hex(value.text);
-    case Value::kList:
+    case kList:
       return "[" + inside + "]";
-    case Value::kTuple:
+    case kTuple:
       return "(" + inside + ")";
-    case Value::kDict:
+    case kDict:
       return "{" + inside + "}";
-    case Value::kClass:
+    case kClass:
       return "<" + value.text + ">";
-    case Value::kObject:
+    case kObject:
       return value.text + inside + (value.state ? show(*value.state) : std::string());
-    case Value::kPersistent:
+    case kPersistent:
       return "@" + inside;
   }
   return "?";
@@ -139,12 +139,12 @@ for protocol in range(2, 6): print(pickle.dumps([Chunk(Size((4, 2))), Chunk(Size
   for (const auto& line : lines) {
     const auto list = read_any(from_hex(line));
     ASSERT_EQ(list->items.size(), 2u);
-    const Value& chunk = *list->items[0];
+    const Pickled& chunk = *list->items[0];
     EXPECT_EQ(chunk.text, "torch.Chunk");
     EXPECT_TRUE(chunk.arguments().empty());
     EXPECT_EQ(chunk.state->find("other")->integer, 3);
     EXPECT_EQ(chunk.state->find("nothing"), nullptr);
-    const Value* offsets = chunk.state->find("offsets");
+    const Pickled* offsets = chunk.state->find("offsets");
     EXPECT_EQ(offsets->text, "torch.Size");
     EXPECT_EQ(show(*offsets->arguments()[0]), "(4,2,)");
   }

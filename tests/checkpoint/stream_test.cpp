@@ -46,7 +46,7 @@ struct PythonCheckpoint {
       for (int64_t d = 0; d < tensor.dim(); ++d)
         part =
             part.narrow(d, cut.offsets[static_cast<size_t>(d)], cut.sizes[static_cast<size_t>(d)]);
-      const Place place = write_tensor(*out, part.contiguous());
+      const ItemPlace place = write_tensor(*out, part.contiguous());
       for (const auto& path : paths)
         metadata.add_chunk(path, tensor.scalar_type(), tensor.sizes().vec(), {cut, place});
     }

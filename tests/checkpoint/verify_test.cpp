@@ -58,7 +58,7 @@ TEST_P(Verify, AnIntactCheckpointHasNoProblems) {
                                       whole = all;
                                     }});
     for (const auto& problem : found.problems) ADD_FAILURE() << problem.file << problem.what;
-    EXPECT_EQ(found.sums, GetParam() ? Verified::kBlocks : Verified::kRecords);
+    EXPECT_EQ(found.sums, GetParam() ? ChecksumKind::kBlocks : ChecksumKind::kRecords);
     EXPECT_EQ(found.files, GetParam() ? 4 : 3);
     EXPECT_EQ(found.tensors, 4);
     EXPECT_EQ(last, whole);

@@ -14,7 +14,7 @@ namespace checkpoint = fsdp::checkpoint;
 
 namespace {
 
-void read_tensor(const checkpoint::files::Input& file, const checkpoint::Place& place) {
+void read_tensor(const checkpoint::files::Input& file, const checkpoint::ItemPlace& place) {
   const auto tensor = checkpoint::find_tensor(file, place, "fuzzed");
   // In a real load the sizes come from `.metadata`. A view that repeats one element may have any
   // number of elements without storing them.
@@ -40,7 +40,7 @@ void read_tensor(const checkpoint::files::Input& file, const checkpoint::Place& 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static fsdp::fuzz::MemoryFile memory;
   memory.fill(data, size);
-  const checkpoint::Place place{"fuzzed", 0, static_cast<int64_t>(size)};
+  const checkpoint::ItemPlace place{"fuzzed", 0, static_cast<int64_t>(size)};
   try {
     const checkpoint::files::Input file(memory.path());
     read_tensor(file, place);

@@ -9,11 +9,11 @@ namespace pickle = fsdp::checkpoint::pickle;
 namespace {
 
 // Depth is bounded, and shared values are visited once; otherwise this wouldn't end.
-void look(const pickle::Value& value, int depth, std::unordered_set<const void*>& seen) {
+void look(const pickle::Pickled& value, int depth, std::unordered_set<const void*>& seen) {
   if (depth > 64) std::abort();
   if (!seen.insert(&value).second) return;
-  if (value.is(pickle::Value::kDict) && value.items.size() % 2 != 0) std::abort();
-  if (value.is(pickle::Value::kObject) && !value.items.at(0)->is(pickle::Value::kTuple))
+  if (value.is(pickle::kDict) && value.items.size() % 2 != 0) std::abort();
+  if (value.is(pickle::kObject) && !value.items.at(0)->is(pickle::kTuple))
     std::abort();
   value.find("key");
   for (const auto& item : value.items) look(*item, depth + 1, seen);

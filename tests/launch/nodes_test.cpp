@@ -217,13 +217,15 @@ TEST(Nodes, StrangersOnTheControlPortDoNoHarm) {
   auto first = ports.start(2, 0, {"echo", "here"});
   std::vector<Connection> strangers;
   std::string problem;
-  for (const char* words : {"\"GET / HTTP/1.1\"", "{}", "[1]", "{\"version\": \"x\"}",
-                            "{\"version\": 2, \"node\": 77, \"nnodes\": 2, \"nproc\": 1}",
-                            "{\"version\": 2, \"node\": 1, \"nnodes\": 2, \"nproc\": -1}"}) {
+  for (const std::string& words :
+       {std::string("GET / HTTP/1.1"), std::string("{}"), std::string("[1]"),
+        std::string("{\"type\": \"hello\", \"version\": \"x\"}"), encode(KillOrder{}),
+        encode(Hello{.nnodes = 2, .node = 77, .nproc = 1}),
+        encode(Hello{.nnodes = 2, .node = 1, .nproc = -1})}) {
     ASSERT_TRUE(eventually([&] {
       auto connection = Connection::open("127.0.0.1", ports.control, 1, problem);
       if (!connection) return false;
-      connection->send(nlohmann::json::parse(words));
+      connection->send_line(words);
       strangers.push_back(std::move(*connection));
       return true;
     })) << problem;

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <csignal>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "launch/failure.h"
@@ -149,9 +148,10 @@ TEST(Screen, ALiveLineIsClearedBeforeOthersWrite) {
     writer.write_some();
     return reader.read_all();
   };
-  EXPECT_EQ(shown(true),
-            "step 1\x1b[K\r\r\x1b[K\r\x1b[Kfsdp: word\n\x1b[K\rstep 2\x1b[K\rstep 3\r\x1b[Ka warning\n"
-            "\x1b[K\rstep 4\ndone\n");
+  EXPECT_EQ(
+      shown(true),
+      "step 1\x1b[K\r\r\x1b[K\r\x1b[Kfsdp: word\n\x1b[K\rstep 2\x1b[K\rstep 3\r\x1b[Ka warning\n"
+      "\x1b[K\rstep 4\ndone\n");
   EXPECT_EQ(shown(false), "step 1\r\nfsdp: word\n\rstep 2\rstep 3\na warning\n\rstep 4\ndone\n");
 }
 
@@ -192,21 +192,6 @@ TEST(Writer, NoticesThatTheReaderIsGone) {
   EXPECT_EQ(writer.pending(), 0u);
   close(ends[1]);
   sigaction(SIGPIPE, &before, nullptr);
-}
-
-TEST(Failure, SurvivesARoundTripThroughJson) {
-  Failure failure;
-  failure.kind = Failure::kRank;
-  failure.node = 1;
-  failure.rank = 3;
-  failure.pid = 99;
-  failure.signal = SIGSEGV;
-  failure.last_lines = {"one", "two"};
-  nlohmann::json message = failure;
-  auto back = nlohmann::json::parse(message.dump()).get<Failure>();
-  EXPECT_EQ(describe(back, 2), "rank 3 (pid 99) on node 1 was killed by signal 11 (SIGSEGV)");
-  EXPECT_EQ(back.last_lines, failure.last_lines);
-  EXPECT_EQ(back.exit_code(), 139);
 }
 
 TEST(Failure, ReportShowsTheLastLinesAndAHint) {
