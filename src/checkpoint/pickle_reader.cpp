@@ -299,11 +299,9 @@ void Machine::step(unsigned char opcode, size_t at) {
     case 't':
       return make_tuple(pop_to_mark());
     case 0x85:
-      return make_tuple(1);
     case 0x86:
-      return make_tuple(2);
     case 0x87:
-      return make_tuple(3);
+      return make_tuple(opcode - 0x84);
     case 'a':
       return fill_list({pop()});
     case 'e':

@@ -106,22 +106,18 @@ std::string is_duration(const std::string& text) {
   return good ? "" : "\"" + text + "\" isn't a number of seconds (0 or more)";
 }
 
-}  // namespace
-
-void add_run(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<RunFlags>();
-  CLI::App* run = app.add_subcommand("run", "Launch a program on every rank, as torchrun does");
-  run->footer(kRunExamples);
-
-  // CLI11 must leave the program's arguments alone, whatever they look like: prefix_command() stops
-  // it at the first word that isn't a flag. This positional accepts nothing; it is there for
-  // --help, and because without one CLI11 before 2.5 hands what follows "--" to the parent command.
+// CLI11 must leave the program's arguments alone, whatever they look like: prefix_command() stops
+// it at the first word that isn't a flag. The positional accepts nothing; it is there for --help,
+// and because without one CLI11 before 2.5 hands what follows "--" to the parent command.
+void add_program(CLI::App* run, const std::shared_ptr<RunFlags>& flags) {
   run->prefix_command();
   run->validate_positionals();
   run->add_option("program", flags->program, "The program, followed by its arguments")
       ->type_name("ARGS...")
       ->check(CLI::Validator([](std::string&) { return std::string("never"); }, ""));
+}
 
+void add_ranks(CLI::App* run, const std::shared_ptr<RunFlags>& flags) {
   run->add_option(
          "-n,--nproc-per-node,--nproc_per_node", flags->nproc,
          "Ranks on this node: a number, gpu, cpu (one per core), or auto (gpu if there are "
@@ -151,7 +147,9 @@ void add_run(CLI::App& app, Action& action) {
   run->add_flag("-m,--module", flags->module, "The program is a Python module (python3 -m)");
   run->add_flag("--no-python,--no_python", flags->no_python,
                 "Execute a .py file directly, not with python3");
+}
 
+void add_nodes(CLI::App* run, const std::shared_ptr<RunFlags>& flags) {
   const char* nodes = "Several nodes";
   run->add_option("--nnodes", flags->nnodes, "Number of nodes")
       ->type_name("M")
@@ -183,7 +181,17 @@ void add_run(CLI::App& app, Action& action) {
       ->group(nodes);
   run->add_flag("--standalone", flags->standalone, "One node on a free port (the default)")
       ->group(nodes);
+}
 
+}  // namespace
+
+void add_run(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<RunFlags>();
+  CLI::App* run = app.add_subcommand("run", "Launch a program on every rank, as torchrun does");
+  run->footer(kRunExamples);
+  add_program(run, flags);
+  add_ranks(run, flags);
+  add_nodes(run, flags);
   run->callback([run, flags, &action] {
     auto program = program_of(*run);
     action = [flags, program] { return launch::run(options_of(*flags, program)); };

@@ -279,13 +279,7 @@ int decode(const TokenizeFlags& flags) {
   return 0;
 }
 
-}  // namespace
-
-void add_tokenize(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<TokenizeFlags>();
-  CLI::App* command =
-      app.add_subcommand("tokenize", "Turn text into token files, or look into one");
-  command->footer(kTokenizeExamples);
+void add_writing(CLI::App* command, const std::shared_ptr<TokenizeFlags>& flags) {
   command->add_option("input", flags->inputs, "Files, or folders to search for text files")
       ->type_name("PATH");
   command
@@ -307,7 +301,9 @@ void add_tokenize(CLI::App& app, Action& action) {
       ->check(CLI::Range(0, 4096))
       ->type_name("N");
   command->add_flag("--force", flags->force, "Replace existing files");
+}
 
+void add_json_lines(CLI::App* command, const std::shared_ptr<TokenizeFlags>& flags) {
   const char* lines = "JSON lines";
   command->add_flag("--jsonl", flags->jsonl, "Inputs are JSON lines: one document per line")
       ->group(lines);
@@ -327,7 +323,9 @@ void add_tokenize(CLI::App& app, Action& action) {
       ->type_name("NAME")
       ->capture_default_str()
       ->group(lines);
+}
 
+void add_looking(CLI::App* command, const std::shared_ptr<TokenizeFlags>& flags) {
   const char* looking = "Looking at tokens";
   auto* shown = command->add_option("--show", flags->show, "Show the tokens of this text")
                     ->type_name("TEXT")
@@ -345,11 +343,22 @@ void add_tokenize(CLI::App& app, Action& action) {
       ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->group(looking);
+}
 
-  command->callback([flags, shown, decoded, &action] {
-    if (shown->count())
+}  // namespace
+
+void add_tokenize(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<TokenizeFlags>();
+  CLI::App* command =
+      app.add_subcommand("tokenize", "Turn text into token files, or look into one");
+  command->footer(kTokenizeExamples);
+  add_writing(command, flags);
+  add_json_lines(command, flags);
+  add_looking(command, flags);
+  command->callback([flags, command, &action] {
+    if (command->count("--show"))
       action = [flags] { return show(*flags); };
-    else if (decoded->count())
+    else if (command->count("--decode"))
       action = [flags] { return decode(*flags); };
     else
       action = [flags] { return write(*flags); };

@@ -82,72 +82,94 @@ struct Change {
   PlanOptions options;
 };
 
-std::vector<Change> changes_of(const PlanOptions& now) {
+class Changes {
+ public:
+  explicit Changes(const PlanOptions& now) : now_(now) {}
+
+  // Fewer activations at a time.
+  void of_activations() {
+    const int64_t share = now_.batch * now_.micro_batches;
+    int64_t less = now_.batch / 2;
+    while (less > 1 && share % less != 0) --less;
+    const std::string few = std::to_string(less);
+    if (now_.batch > 1)
+      add("micro-batches of " + few + " (--train.micro_batch " + few + ")", [&](PlanOptions& o) {
+        o.batch = less;
+        o.micro_batches = static_cast<int>(share / less);
+      });
+    const bool keeps = !now_.recompute.mode;
+    if (keeps && now_.inner_modules)
+      add("recomputation of feed-forwards (--activations.mode feed_forward)", [](PlanOptions& o) {
+        o.recompute = {Recompute::FULL, /*inner=*/true};
+      });
+    if (keeps && !now_.inner_modules)
+      add("selective recomputation (--activations.mode selective)",
+          [](PlanOptions& o) { o.recompute = Recompute::SELECTIVE; });
+    if (now_.recompute != PlanRecompute(Recompute::FULL))
+      add("full recomputation (--activations.mode full)",
+          [](PlanOptions& o) { o.recompute = Recompute::FULL; });
+    if (!keeps && now_.keep_last > 0)
+      add("recomputation of the last blocks too (--activations.keep_last 0)",
+          [](PlanOptions& o) { o.keep_last = 0; });
+    if (keeps && now_.gpu)
+      add("activations in host memory (--activations.mode offload)",
+          [](PlanOptions& o) { o.recompute = Recompute::OFFLOAD; });
+  }
+
+  // Less state on each device.
+  void of_states() {
+    if (now_.shard.strategy != ShardingStrategy::FULL_SHARD && now_.world > 1)
+      add(std::string("FULL_SHARD (--shard.strategy full_shard") +
+              (now_.shard_ranks > 0 ? " --shard.shard_ranks 0)" : ")"),
+          [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });
+    if (!now_.shard.offload.optimizer && now_.gpu)
+      add("offload of the optimizer (--offload.optimizer true)",
+          [](PlanOptions& o) { o.shard.offload.optimizer = true; });
+    if (!now_.shard.offload.parameters && now_.gpu &&
+        now_.shard.strategy != ShardingStrategy::NO_SHARD)  // which would save nothing
+      add("offload of parameters, gradients and optimizer (--offload.parameters true "
+          "--offload.gradients true --offload.optimizer true)",
+          [](PlanOptions& o) {
+            o.shard.offload.parameters = o.shard.offload.gradients = o.shard.offload.optimizer =
+                true;
+          });
+    if (now_.shard.offload.optimizer && now_.shard.offload.directory.empty())
+      add("masters and states on disk (--offload.directory DIR)",
+          [](PlanOptions& o) { o.shard.offload.directory = "disk"; });
+    if (now_.shard.offload.any())
+      add("offload of half as much (--offload.fraction " +
+              number(now_.shard.offload.fraction / 2, 2).text + ")",
+          [](PlanOptions& o) { o.shard.offload.fraction /= 2; });
+    if (now_.recompute.mode == Recompute::OFFLOAD)
+      add(std::string("activations on the device (--activations.mode none") +
+              (now_.keep_last > 0 ? " --activations.keep_last 0" : "") +
+              (now_.every > 1 ? " --activations.every 1)" : ")"),
+          [](PlanOptions& o) {
+            o.recompute = {};
+            o.keep_last = 0;
+            o.every = 1;
+          });
+    if (now_.shard.strategy != ShardingStrategy::NO_SHARD)
+      add("twice the ranks", [](PlanOptions& o) { o.world *= 2; });
+  }
+
   std::vector<Change> changes;
-  auto add = [&](std::string what, const std::function<void(PlanOptions&)>& make) {
-    Change change{std::move(what), now};
+
+ private:
+  void add(std::string what, const std::function<void(PlanOptions&)>& make) {
+    Change change{std::move(what), now_};
     make(change.options);
     changes.push_back(std::move(change));
-  };
-  const int64_t share = now.batch * now.micro_batches;
-  int64_t less = now.batch / 2;
-  while (less > 1 && share % less != 0) --less;
-  const std::string few = std::to_string(less);
-  if (now.batch > 1)
-    add("micro-batches of " + few + " (--train.micro_batch " + few + ")", [&](PlanOptions& o) {
-      o.batch = less;
-      o.micro_batches = static_cast<int>(share / less);
-    });
-  const bool keeps = !now.recompute.mode;
-  if (keeps && now.inner_modules)
-    add("recomputation of feed-forwards (--activations.mode feed_forward)", [](PlanOptions& o) {
-      o.recompute = {Recompute::FULL, /*inner=*/true};
-    });
-  if (keeps && !now.inner_modules)
-    add("selective recomputation (--activations.mode selective)",
-        [](PlanOptions& o) { o.recompute = Recompute::SELECTIVE; });
-  if (now.recompute != PlanRecompute(Recompute::FULL))
-    add("full recomputation (--activations.mode full)",
-        [](PlanOptions& o) { o.recompute = Recompute::FULL; });
-  if (!keeps && now.keep_last > 0)
-    add("recomputation of the last blocks too (--activations.keep_last 0)",
-        [](PlanOptions& o) { o.keep_last = 0; });
-  if (keeps && now.gpu)
-    add("activations in host memory (--activations.mode offload)",
-        [](PlanOptions& o) { o.recompute = Recompute::OFFLOAD; });
-  if (now.shard.strategy != ShardingStrategy::FULL_SHARD && now.world > 1)
-    add(std::string("FULL_SHARD (--shard.strategy full_shard") +
-            (now.shard_ranks > 0 ? " --shard.shard_ranks 0)" : ")"),
-        [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });
-  if (!now.shard.offload.optimizer && now.gpu)
-    add("offload of the optimizer (--offload.optimizer true)",
-        [](PlanOptions& o) { o.shard.offload.optimizer = true; });
-  if (!now.shard.offload.parameters && now.gpu &&
-      now.shard.strategy != ShardingStrategy::NO_SHARD)  // which would save nothing
-    add("offload of parameters, gradients and optimizer (--offload.parameters true "
-        "--offload.gradients true --offload.optimizer true)",
-        [](PlanOptions& o) {
-          o.shard.offload.parameters = o.shard.offload.gradients = o.shard.offload.optimizer = true;
-        });
-  if (now.shard.offload.optimizer && now.shard.offload.directory.empty())
-    add("masters and states on disk (--offload.directory DIR)",
-        [](PlanOptions& o) { o.shard.offload.directory = "disk"; });
-  if (now.shard.offload.any())
-    add("offload of half as much (--offload.fraction " +
-            number(now.shard.offload.fraction / 2, 2).text + ")",
-        [](PlanOptions& o) { o.shard.offload.fraction /= 2; });
-  if (now.recompute.mode == Recompute::OFFLOAD)
-    add(std::string("activations on the device (--activations.mode none") +
-            (now.keep_last > 0 ? " --activations.keep_last 0" : "") +
-            (now.every > 1 ? " --activations.every 1)" : ")"),
-        [](PlanOptions& o) {
-          o.recompute = {};
-          o.keep_last = 0;
-          o.every = 1;
-        });
-  if (now.shard.strategy != ShardingStrategy::NO_SHARD)
-    add("twice the ranks", [](PlanOptions& o) { o.world *= 2; });
-  return changes;
+  }
+
+  const PlanOptions& now_;
+};
+
+std::vector<Change> changes_of(const PlanOptions& now) {
+  Changes all(now);
+  all.of_activations();
+  all.of_states();
+  return std::move(all.changes);
 }
 
 int64_t planned_bytes(const Plan& plan, bool host) {

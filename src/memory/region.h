@@ -152,6 +152,8 @@ class Region : public std::enable_shared_from_this<Region> {
   void mark(bool with_living);
   void replay();
   void run(const Step& step, size_t number);
+  torch::jit::Stack arguments_of(const Step& step);
+  void keep_results(const Step& step, const torch::jit::Stack& stack);
   at::Tensor tensor_for(const Operand& operand, const Step& step);
   at::Tensor over(const Memory& memory, const Geometry& geometry) const;
 

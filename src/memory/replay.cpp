@@ -203,7 +203,7 @@ at::Tensor Region::tensor_for(const Operand& operand, const Step& step) {
   return over(made.memory, operand.geometry);
 }
 
-void Region::run(const Step& step, size_t number) {
+torch::jit::Stack Region::arguments_of(const Step& step) {
   size_t count = step.facts->arguments.size();
   torch::jit::Stack stack(values_.begin() + step.values, values_.begin() + step.values + count);
   for (size_t i = 0; i < step.operand_count;) {
@@ -229,13 +229,10 @@ void Region::run(const Step& step, size_t number) {
     else
       stack[operand.argument] = std::move(optionals);
   }
-  {
-    at::AutoGradMode grad_mode(step.grad_mode);
-    std::optional<Rewound> rewound;
-    if (step.random >= 0)
-      rewound.emplace(random_[step.random].generator, random_[step.random].state);
-    step.facts->op.callBoxed(stack);
-  }
+  return stack;
+}
+
+void Region::keep_results(const Step& step, const torch::jit::Stack& stack) {
   uint32_t position = 0;
   size_t output = 0;
   auto take = [&](const at::Tensor& tensor) {
@@ -255,6 +252,18 @@ void Region::run(const Step& step, size_t number) {
     if (value.isTensorList())
       for (const at::Tensor& tensor : value.toTensorVector()) take(tensor);
   }
+}
+
+void Region::run(const Step& step, size_t number) {
+  torch::jit::Stack stack = arguments_of(step);
+  {
+    at::AutoGradMode grad_mode(step.grad_mode);
+    std::optional<Rewound> rewound;
+    if (step.random >= 0)
+      rewound.emplace(random_[step.random].generator, random_[step.random].state);
+    step.facts->op.callBoxed(stack);
+  }
+  keep_results(step, stack);
   // Frees storages after their last use.
   auto done = [&](int32_t made) {
     if (made >= 0 && made_[made].wanted == 0 &&

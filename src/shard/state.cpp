@@ -8,6 +8,7 @@
 #include <exception>
 #include <sstream>
 
+#include "base/format.h"
 #include "fsdp/fully_shard.h"
 #include "shard/engine.h"
 #include "shard/model.h"
@@ -321,6 +322,59 @@ void Sharded::lerp_parameters(const Sharded& other, double weight) const {
 
 // --- models built on the meta device ---
 
+namespace shard {
+namespace {
+
+// Gives a unit that was built on the meta device values: `init` writes them module by module, or
+// else the modules' own reset_parameters().
+void give_values(Engine& model, Unit& unit, const std::function<void(torch::nn::Module&)>& init) {
+  at::NoGradGuard no_grad;
+  // Full tensors in the master's dtype, for the module's own code to write to.
+  std::vector<at::Tensor> fulls;
+  for (const auto& flat : unit.flats) {
+    fulls.push_back(
+        at::zeros({flat->layout().full_numel()}, flat->master_options().device(model.device())));
+    for (size_t i = 0; i < flat->parameters().size(); ++i) {
+      set_key(flat->parameters()[i].handle, false);
+      become(flat->parameters()[i].handle, flat->view_of(i, fulls.back()));
+    }
+  }
+  auto bind = [&] {
+    for (const auto& flat : unit.flats)
+      for (size_t i = 0; i < flat->parameters().size(); ++i) flat->bind(i);
+  };
+  try {
+    for (const OwnedModule& owned : unit.modules) {
+      if (!owned.module)
+        throw Error(formatted("unit \"{}\": a TorchScript module can't be initialised.", unit.name),
+                    "load its values with load_full_state_dict().");
+      for (const auto& buffer : owned.module->named_buffers(false))
+        if (buffer.value().is_meta())
+          become(buffer.value(), at::zeros(buffer.value().sizes(),
+                                           buffer.value().options().device(model.device())));
+      if (init)
+        init(*owned.module);
+      else
+        reset_parameters(*owned.module, owned.path);
+    }
+  } catch (...) {
+    bind();
+    throw;
+  }
+  Unseen unseen;
+  for (size_t f = 0; f < unit.flats.size(); ++f) {
+    Flat& flat = *unit.flats[f];
+    for (size_t i = 0; i < flat.parameters().size(); ++i)
+      flat.keep_part(i, flat.view_of(i, fulls[f]), flat.edit_master());
+  }
+  bind();
+  unit.meta = false;
+  model.gatherer.changed(unit);
+}
+
+}  // namespace
+}  // namespace shard
+
 void Sharded::materialize(at::Device device,
                           const std::function<void(torch::nn::Module&)>& init) const {
   const Locked model = shard::lock(*this);
@@ -330,51 +384,8 @@ void Sharded::materialize(at::Device device,
                 "pass the device to fully_shard: .device = …");
   model->gatherer.reshard_all();
   model->gatherer.synchronize_readers("materialize");
-  for (const auto& unit : model->units) {
-    if (!unit->meta) continue;
-    at::NoGradGuard no_grad;
-    // Full tensors in the master's dtype, for the module's own code to write to.
-    std::vector<at::Tensor> fulls;
-    for (const auto& flat : unit->flats) {
-      fulls.push_back(
-          at::zeros({flat->layout().full_numel()}, flat->master_options().device(model->device())));
-      for (size_t i = 0; i < flat->parameters().size(); ++i) {
-        shard::set_key(flat->parameters()[i].handle, false);
-        shard::become(flat->parameters()[i].handle, flat->view_of(i, fulls.back()));
-      }
-    }
-    auto bind = [&] {
-      for (const auto& flat : unit->flats)
-        for (size_t i = 0; i < flat->parameters().size(); ++i) flat->bind(i);
-    };
-    try {
-      for (const shard::OwnedModule& owned : unit->modules) {
-        if (!owned.module)
-          throw Error("unit \"" + unit->name + "\": a TorchScript module can't be initialised.",
-                      "load its values with load_full_state_dict().");
-        for (const auto& buffer : owned.module->named_buffers(false))
-          if (buffer.value().is_meta())
-            shard::become(buffer.value(), at::zeros(buffer.value().sizes(),
-                                                    buffer.value().options().device(device)));
-        if (init)
-          init(*owned.module);
-        else
-          shard::reset_parameters(*owned.module, owned.path);
-      }
-    } catch (...) {
-      bind();
-      throw;
-    }
-    Unseen unseen;
-    for (size_t f = 0; f < unit->flats.size(); ++f) {
-      Flat& flat = *unit->flats[f];
-      for (size_t i = 0; i < flat.parameters().size(); ++i)
-        flat.keep_part(i, flat.view_of(i, fulls[f]), flat.edit_master());
-    }
-    bind();
-    unit->meta = false;
-    model->gatherer.changed(*unit);
-  }
+  for (const auto& unit : model->units)
+    if (unit->meta) shard::give_values(*model, *unit, init);
   // Modules without parameters of their own may have buffers.
   shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
     for (const auto& [name, buffer] : node.buffers)

@@ -50,6 +50,16 @@ __device__ inline Vec<T, N> add(const Vec<T, N>& x, const Vec<T, N>& residual) {
 
 // --- forward ---
 
+// Calls f(i, column) for each vector of N elements of the row that this thread holds.
+template <int N, int ITEMS, class F>
+__device__ __forceinline__ void for_vectors(int dim, F f) {
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const int column = (threadIdx.x + i * blockDim.x) * N;
+    if (column < dim) f(i, column);
+  }
+}
+
 // Each thread holds ITEMS vectors of N elements of its row.
 template <class T, int N, int ITEMS, bool CENTER, bool WARP>
 __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_kernel(NormForward a) {
@@ -63,25 +73,15 @@ __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_ker
   const T* bias = static_cast<const T*>(a.bias);
 
   Vec<T, N> values[ITEMS], residual[ITEMS], early[ITEMS];
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const int column = (threadIdx.x + i * blockDim.x) * N;
-    if (column >= dim) continue;
+  for_vectors<N, ITEMS>(dim, [&](int i, int column) {
     values[i] = load<T, N>(static_cast<const T*>(a.x) + start + column);
     if (a.residual) residual[i] = load<T, N>(static_cast<const T*>(a.residual) + start + column);
-  }
-  if constexpr (kWeightEarly) {
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      const int column = (threadIdx.x + i * blockDim.x) * N;
-      if (column < dim) early[i] = load<T, N>(weight + column);
-    }
-  }
+  });
+  if constexpr (kWeightEarly)
+    for_vectors<N, ITEMS>(dim,
+                          [&](int i, int column) { early[i] = load<T, N>(weight + column); });
   float total[1] = {0.0f};
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const int column = (threadIdx.x + i * blockDim.x) * N;
-    if (column >= dim) continue;
+  for_vectors<N, ITEMS>(dim, [&](int i, int column) {
     if (a.residual) {
       values[i] = add<T, N>(values[i], residual[i]);
       *reinterpret_cast<Vec<T, N>*>(static_cast<T*>(a.sum) + start + column) = values[i];
@@ -90,21 +90,18 @@ __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_ker
     to_floats(values[i], x);
 #pragma unroll
     for (int j = 0; j < N; ++j) total[0] += CENTER ? x[j] : x[j] * x[j];
-  }
+  });
   row_sum<WARP, 1>(total, shared[0]);
   float mean = 0.0f;
   if constexpr (CENTER) {
     mean = total[0] / dim;
     total[0] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      const int column = (threadIdx.x + i * blockDim.x) * N;
-      if (column >= dim) continue;
+    for_vectors<N, ITEMS>(dim, [&](int i, int) {
       float x[N];
       to_floats(values[i], x);
 #pragma unroll
       for (int j = 0; j < N; ++j) total[0] += (x[j] - mean) * (x[j] - mean);
-    }
+    });
     row_sum<WARP, 1>(total, shared[1]);
   }
   const float rstd = rsqrtf(total[0] / dim + a.eps);
@@ -112,22 +109,16 @@ __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_ker
     a.rstd[row] = rstd;
     if constexpr (CENTER) a.mean[row] = mean;
   }
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const int column = (threadIdx.x + i * blockDim.x) * N;
-    if (column >= dim) continue;
+  for_vectors<N, ITEMS>(dim, [&](int i, int column) {
     float x[N], w[N], b[N] = {};
     to_floats(values[i], x);
-    if constexpr (kWeightEarly)
-      to_floats(early[i], w);
-    else
-      load_floats<T, N>(weight + column, w);
+    kWeightEarly ? to_floats(early[i], w) : load_floats<T, N>(weight + column, w);
     if (CENTER && bias) load_floats<T, N>(bias + column, b);
 #pragma unroll
     for (int j = 0; j < N; ++j)
       x[j] = scaled<CENTER>(normalised<CENTER>(x[j], mean, rstd), w[j], b[j]);
     store_floats<T, N>(static_cast<T*>(a.out) + start + column, x);
-  }
+  });
 }
 
 // Rows of any length: read once for each sum and once more.
@@ -201,10 +192,22 @@ void forward_of(const NormForward& a, cudaStream_t stream) {
 
 // --- backward ---
 
-template <class T, int N>
+// What a thread needs of a row.
+template <class T, int N, bool CENTER>
 struct RowInputs {
   Vec<T, N> grad, x, grad_sum;
   float mean, rstd;
+
+  __device__ __forceinline__ void read(const NormBackward& a, int64_t row, int column) {
+    if (column < a.dim) {
+      const int64_t offset = row * a.dim + column;
+      grad = load<T, N>(static_cast<const T*>(a.grad) + offset);
+      x = load<T, N>(static_cast<const T*>(a.x) + offset);
+      if (a.grad_sum) grad_sum = load<T, N>(static_cast<const T*>(a.grad_sum) + offset);
+    }
+    rstd = a.rstd[row];
+    if constexpr (CENTER) mean = a.mean[row];
+  }
 };
 
 template <int N>
@@ -238,29 +241,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_kernel(NormBackward 
   const bool inside = column < a.dim;
   const int64_t stride = WARP ? int64_t(gridDim.x) * kRowsOfBlock : gridDim.x;
   const float per_dim = 1.0f / a.dim;
-
-  auto read = [&](int64_t row, RowInputs<T, N>& in) {
-    if (inside) {
-      const int64_t offset = row * a.dim + column;
-      in.grad = load<T, N>(static_cast<const T*>(a.grad) + offset);
-      in.x = load<T, N>(static_cast<const T*>(a.x) + offset);
-      if (a.grad_sum) in.grad_sum = load<T, N>(static_cast<const T*>(a.grad_sum) + offset);
-    }
-    in.rstd = a.rstd[row];
-    if constexpr (CENTER) in.mean = a.mean[row];
-  };
-
   Vec<T, N> weight;
   if (inside) weight = load<T, N>(static_cast<const T*>(a.weight) + column);
   float grad_weight[N] = {}, grad_bias[N] = {};
-  RowInputs<T, N> next;
+  RowInputs<T, N, CENTER> next;
   int64_t row = WARP ? int64_t(blockIdx.x) * kRowsOfBlock + threadIdx.y : blockIdx.x;
-  if (AHEAD && row < a.rows) read(row, next);
+  if (AHEAD && row < a.rows) next.read(a, row, column);
   for (int turn = 0; row < a.rows; row += stride, turn ^= 1) {
-    if constexpr (!AHEAD) read(row, next);
-    const RowInputs<T, N> in = next;
-    if (AHEAD && row + stride < a.rows) read(row + stride, next);
-    const float mean = CENTER ? in.mean : 0.0f;
+    if constexpr (!AHEAD) next.read(a, row, column);
+    const RowInputs<T, N, CENTER> in = next;
+    if (AHEAD && row + stride < a.rows) next.read(a, row + stride, column);
     float sums[K] = {};
     float grad[N], x[N], w[N];
     if (inside) {
@@ -269,7 +259,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_kernel(NormBackward 
       to_floats(weight, w);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        x[i] = normalised<CENTER>(x[i], mean, in.rstd);
+        x[i] = normalised<CENTER>(x[i], in.mean, in.rstd);
         grad_weight[i] += grad[i] * x[i];
         if constexpr (CENTER) grad_bias[i] += grad[i];
         sums[0] += grad[i] * w[i] * x[i];
