@@ -77,7 +77,8 @@ void save_adapters(const fsdp::Sharded& sharded, const fsdp::World& world,
   if (world.rank() != 0) return;
   torch::serialize::OutputArchive archive;
   int64_t saved = 0, all = 0;
-  for (const auto& [name, tensor] : state) {
+  for (const auto& [name, value] : state) {
+    const Tensor& tensor = value.full();
     all += tensor.numel();
     if (!is_adapter(name)) continue;
     archive.write(name, tensor);

@@ -19,8 +19,7 @@ void save(const fsdp::Sharded& sharded, const fsdp::World& world, const std::str
   torch::NoGradGuard no_grad;
   torch::jit::Module plain = torch::jit::load(file);
   for (const auto& item : plain.named_parameters())
-    for (const auto& [name, value] : state)
-      if (name == item.name) item.value.copy_(value);
+    item.value.copy_(state.at(item.name));
   plain.save(out);
   std::cout << "saved to " << out << std::endl;
 }

@@ -246,7 +246,7 @@ class Sharded {
   /// result.
   std::vector<at::Tensor> parameters() const;
   /// The same with the parameters' names in the module.
-  StateDict named_parameters() const;
+  std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
   /// The same tensors for one writer: update_parameters() alone may write to them, so gathers
   /// needn't look for changes. fsdp::optim::wrap() uses this.
   std::vector<at::Tensor> parameters_to_update() const;
@@ -323,8 +323,8 @@ class Sharded {
   /// empty one. For large models prefer checkpoint::save(). Collective. Waits for the device with
   /// offload_to_cpu.
   StateDict full_state_dict(bool rank0_only = false, bool offload_to_cpu = true) const;
-  /// shard_of() every parameter.
-  std::map<std::string, ShardInfo> sharded_state_dict() const;
+  /// shard_of() every parameter, by name. checkpoint::state_dict() returns sharded state dicts.
+  std::map<std::string, ShardInfo> shards() const;
   /// Sets parameters and buffers. Every rank passes the whole state; all names and shapes are
   /// checked before anything is written. With `strict`, missing and unknown names are an Error.
   /// Collective. Waits for the device.

@@ -40,8 +40,36 @@ struct ShardInfo {
   at::Tensor local_grad;
 };
 
-/// Names and values in the module's order.
-using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
+/// A part of a tensor with its values.
+struct StateShard {
+  Rectangle rectangle;  ///< Which part.
+  at::Tensor values;    ///< In the rectangle's sizes.
+};
+
+/// A tensor of a state dict: whole, or this rank's part of it.
+struct StateTensor {
+  StateTensor() = default;
+  /// A whole tensor.
+  StateTensor(const at::Tensor& whole);  // NOLINT: implicit
+  /// Parts of a tensor.
+  StateTensor(std::vector<int64_t> sizes, at::ScalarType dtype, std::vector<StateShard> shards);
+
+  std::vector<int64_t> sizes;         ///< Sizes of the whole tensor.
+  at::ScalarType dtype = at::kFloat;  ///< Dtype of the values.
+
+  /// Full: one shard with everything. Sharded: none if this rank has no part of the tensor, several
+  /// if it is cut inside rows.
+  std::vector<StateShard> shards;
+
+  /// The whole tensor. Throws Error if only parts are here.
+  const at::Tensor& full() const;
+  /// full()
+  operator const at::Tensor&() const { return full(); }  // NOLINT: implicit
+};
+
+/// Tensors by name: a model's (Sharded::full_state_dict), or those of a model and its optimizer
+/// (checkpoint::state_dict).
+using StateDict = std::map<std::string, StateTensor>;
 
 /// Every byte that the engine holds on this rank, by kind.
 struct MemoryReport {

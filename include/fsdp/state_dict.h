@@ -12,9 +12,6 @@
 /// sharded one holds this rank's parts and fits a model that is sharded in the same way.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <map>
 #include <string>
 #include <vector>
 
@@ -31,30 +28,6 @@ enum class StateDictType {
 
 namespace checkpoint {
 
-/// A part of a tensor with its values.
-struct StateShard {
-  Rectangle rectangle;  ///< Which part.
-  at::Tensor values;    ///< In the rectangle's sizes.
-};
-
-/// A tensor of a state dict.
-struct StateTensor {
-  std::vector<int64_t> sizes;         ///< Sizes of the whole tensor.
-  at::ScalarType dtype = at::kFloat;  ///< Dtype of the values.
-
-  /// Full: one shard with everything. Sharded: none if this rank has no part of the tensor, several
-  /// if it is cut inside rows.
-  std::vector<StateShard> shards;
-};
-
-/// Tensors by name.
-///
-/// `model.<name>` for every parameter (its master; a tied one's names share memory) and buffer.
-/// With an optimizer also `optim.state.<name>.<state>` and `optim.state.<name>.step` for every
-/// parameter that has been updated. Learning rates and other settings aren't in it, and loading
-/// leaves them alone.
-using State = std::map<std::string, StateTensor>;
-
 /// Options of state_dict().
 struct StateDictOptions {
   StateDictType type = StateDictType::FULL_STATE_DICT;  ///< Whole tensors or this rank's parts.
@@ -68,10 +41,15 @@ struct StateDictOptions {
 
 /// The values of the model and, unless null, the optimizer.
 ///
+/// Names: `model.<name>` for every parameter (its master; a tied one's names share memory) and
+/// buffer. With an optimizer also `optim.state.<name>.<state>` and `optim.state.<name>.step` for
+/// every parameter that has been updated. Learning rates and other settings aren't in it, and
+/// loading leaves them alone.
+///
 /// A full one gathers one flat buffer (a unit's parameters of one dtype) at a time. Buffers are
 /// each rank's own. Collective for a full one. Waits for the device with offload_to_cpu.
-State state_dict(const Sharded& model, const Optimizer* optimizer = nullptr,
-                 const StateDictOptions& options = {});
+StateDict state_dict(const Sharded& model, const Optimizer* optimizer = nullptr,
+                     const StateDictOptions& options = {});
 
 /// Fills the model and the optimizer (unless null), and returns the names that didn't fit.
 ///
@@ -79,7 +57,7 @@ State state_dict(const Sharded& model, const Optimizer* optimizer = nullptr,
 /// checked before anything is written; dtypes are converted. With options.strict, names that don't
 /// fit are an Error. A model on the meta device that gets all its values needs no materialize(). An
 /// Error on one rank is an Error on every rank. Collective. Waits for the device.
-std::vector<std::string> load_state_dict(const State& state, const Sharded& model,
+std::vector<std::string> load_state_dict(const StateDict& state, const Sharded& model,
                                          Optimizer* optimizer = nullptr,
                                          const LoadOptions& options = {});
 

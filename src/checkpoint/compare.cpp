@@ -116,17 +116,17 @@ class Comparing {
   void add(Difference difference) { result_.differences.push_back(std::move(difference)); }
 
   // Where the bytes of a tensor are; the same for all names of one tensor.
-  using Places = std::vector<std::tuple<std::string, int64_t, std::vector<int64_t>>>;
-  static Places places_of(const TensorEntry& entry) {
-    Places places;
+  using Chunks = std::vector<std::tuple<std::string, int64_t, std::vector<int64_t>>>;
+  static Chunks places_of(const TensorEntry& entry) {
+    Chunks places;
     for (const auto& chunk : entry.chunks)
       places.emplace_back(chunk.place.file, chunk.place.offset, chunk.rectangle.offsets);
     return places;
   }
 
   // Bytes of `mine` under a name that `theirs` also has; further names of them aren't a difference.
-  static std::set<Places> known_in(const Source& theirs, const Source& mine) {
-    std::set<Places> known;
+  static std::set<Chunks> known_in(const Source& theirs, const Source& mine) {
+    std::set<Chunks> known;
     for (const auto& [name, entry] : mine.metadata().tensors)
       if (theirs.tensor(name) && element_count(entry.sizes) > 0) known.insert(places_of(entry));
     return known;
@@ -225,8 +225,8 @@ class Comparing {
   Source& a_;
   Source& b_;
   const CompareOptions& options_;
-  std::set<Places> known_in_a_;  // bytes of b
-  std::set<Places> known_in_b_;  // bytes of a
+  std::set<Chunks> known_in_a_;  // bytes of b
+  std::set<Chunks> known_in_b_;  // bytes of a
   int64_t done_ = 0, total_ = 0;
   Comparison result_;
 };

@@ -36,7 +36,7 @@ class Making {
         full_(options.type == StateDictType::FULL_STATE_DICT),
         kept_(!full_ || !options.rank0_only || shard::world_of(model).rank() == 0) {}
 
-  State run() {
+  StateDict run() {
     for (shard::Flat* flat : shard::all_flats(model_)) {
       if (flat->unit().meta)
         throw Error(formatted("unit \"{}\" was built on the meta device and has no values yet.",
@@ -112,7 +112,7 @@ class Making {
   const Optimizer* optimizer_;
   const StateDictOptions& options_;
   bool full_, kept_;
-  State state_;
+  StateDict state_;
 };
 
 // --- loading ---
@@ -129,7 +129,7 @@ struct FlatStates {                                                   // the sta
 
 class Loading {
  public:
-  Loading(const State& state, shard::Engine& model, Optimizer* optimizer, bool strict)
+  Loading(const StateDict& state, shard::Engine& model, Optimizer* optimizer, bool strict)
       : state_(state), model_(model), optimizer_(optimizer), strict_(strict) {}
 
   // Finds and checks everything. Returns the names that don't match.
@@ -324,7 +324,7 @@ class Loading {
     }
   }
 
-  const State& state_;
+  const StateDict& state_;
   shard::Engine& model_;
   Optimizer* optimizer_;
   bool strict_;
@@ -338,8 +338,8 @@ class Loading {
 
 }  // namespace
 
-State state_dict(const Sharded& sharded, const Optimizer* optimizer,
-                 const StateDictOptions& options) {
+StateDict state_dict(const Sharded& sharded, const Optimizer* optimizer,
+                     const StateDictOptions& options) {
   const auto model = shard::model_of(sharded);
   const auto engine = model->lock();
   require_same_model(model, optimizer, "state_dict");
@@ -347,7 +347,7 @@ State state_dict(const Sharded& sharded, const Optimizer* optimizer,
   return Making(*engine, optimizer, options).run();
 }
 
-std::vector<std::string> load_state_dict(const State& state, const Sharded& sharded,
+std::vector<std::string> load_state_dict(const StateDict& state, const Sharded& sharded,
                                          Optimizer* optimizer, const LoadOptions& options) {
   const auto model = shard::model_of(sharded);
   const World& world = model->world();

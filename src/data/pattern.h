@@ -45,7 +45,7 @@ class Pattern {
   static constexpr uint32_t kMany = UINT32_MAX;
   static constexpr size_t kLongest = 4096;  // bytes of a pattern: matching recurses along it
   struct Node {
-    enum Kind { kAccept, kSet, kEither, kLook } kind = kAccept;
+    enum Matches { kAccept, kSet, kEither, kLook } kind = kAccept;
     int next = -1;
     std::bitset<256> first;  // bytes that a match can begin with here; may include others
     bool empty = false;      // can match the empty text

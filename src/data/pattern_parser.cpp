@@ -64,7 +64,7 @@ class PatternParser {
  private:
   using Node = Pattern::Node;
   struct Tree {
-    enum Kind { kSet, kSequence, kEither, kLook, kOptional } kind = kSequence;
+    enum Syntax { kSet, kSequence, kEither, kLook, kOptional } kind = kSequence;
     int set = -1;
     char32_t letter = 0;  // for a set of one letter in both cases
     uint32_t min = 1, max = 1;

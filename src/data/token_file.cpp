@@ -41,11 +41,11 @@ std::string count(int64_t number) {
 
 // The kind of a file that holds no tokens, by its first bytes; "" if it isn't a known one.
 std::string foreign_kind(std::string_view bytes) {
-  struct Kind {
+  struct ElementType {
     std::string_view start;
     const char* name;
   };
-  static const Kind kinds[] = {
+  static const ElementType kinds[] = {
       {"\x7f"
        "ELF",
        "a program or library (ELF)"},
@@ -67,7 +67,7 @@ std::string foreign_kind(std::string_view bytes) {
       {kIndexMagic, "the index of a Megatron file"},
       {"version https://git-lfs", "a Git LFS pointer, not the file itself"},
   };
-  for (const Kind& kind : kinds) {
+  for (const ElementType& kind : kinds) {
     if (bytes.substr(0, kind.start.size()) == kind.start) return kind.name;
   }
   // Two bytes could also be a token, so check the last byte of a pickle, too.

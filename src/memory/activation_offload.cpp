@@ -22,7 +22,6 @@ namespace fsdp::memory {
 
 namespace {
 
-std::atomic<int64_t> copies_out{0}, copies_in{0};
 
 void plan_away(int64_t bytes) {
   auto& planned = shard::this_thread().dry_run.offloaded;
@@ -42,21 +41,12 @@ struct Reach {
 };
 template struct Reach<&c10::VariableVersion::version_counter_>;
 
-// A device's copy stream and host pool. Never destroyed: autograd graphs may outlive statics.
+// A device's copy stream and host pool.
 struct Lane {
   explicit Lane(at::Device device) : side(device), pool(device) {}
   shard::SideStream side;
   HostPool pool;
 };
-
-Lane& lane_of(at::Device device) {
-  static std::mutex mutex;
-  static auto* lanes = new std::unordered_map<at::Device, std::unique_ptr<Lane>>;
-  std::lock_guard lock(mutex);
-  std::unique_ptr<Lane>& lane = (*lanes)[device];
-  if (!lane) lane = std::make_unique<Lane>(device);
-  return *lane;
-}
 
 // Operators go straight to the backends, unseen by everything that watches operators.
 struct Quiet {
@@ -89,9 +79,26 @@ class Residents {
   size_t most_ = 64;
 };
 
-Residents& residents() {
-  static auto* all = new Residents;
+// What all threads share. Never destroyed: autograd graphs may outlive static destructors.
+struct Shared {
+  std::atomic<int64_t> copies_out{0}, copies_in{0};
+  Residents residents;
+  std::mutex mutex;  // of the rest
+  std::unordered_map<at::Device, std::unique_ptr<Lane>> lanes;
+  // The newest copy of each storage.
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<AwayStorage>> away;
+};
+
+Shared& shared() {
+  static auto* all = new Shared;
   return *all;
+}
+
+Lane& lane_of(at::Device device) {
+  std::lock_guard lock(shared().mutex);
+  std::unique_ptr<Lane>& lane = shared().lanes[device];
+  if (!lane) lane = std::make_unique<Lane>(device);
+  return *lane;
 }
 
 }  // namespace
@@ -108,7 +115,7 @@ class AwayStorage {
         version_(counter_.current_version()),
         lane_(lane_of(device_)) {
     count(true);
-    ++copies_out;
+    ++shared().copies_out;
     if (device_.is_meta()) {  // a dry run: there is nothing to copy
       plan_away(planned_ = bytes_);
       return;
@@ -151,7 +158,7 @@ class AwayStorage {
     back_ = true;
     if (memory_) return;  // still on the device
     if (Memory living = weak_.lock()) {
-      residents().add(living);
+      shared().residents.add(living);
       memory_ = std::move(living);
       return count(true);
     }
@@ -159,7 +166,7 @@ class AwayStorage {
     at::Tensor room = at::empty({bytes_}, at::TensorOptions(at::kByte).device(device_));
     if (host_.defined()) fill(room);
     plan_away(-std::exchange(planned_, 0));
-    ++copies_in;
+    ++shared().copies_in;
     memory_ = Memory::reclaim_copy(room.storage().unsafeGetStorageImpl());
     count(true);
   }
@@ -175,36 +182,25 @@ class AwayStorage {
 
   static std::shared_ptr<AwayStorage> of(const at::Tensor& tensor, bool* made) {
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-    Table& table = all();
     std::shared_ptr<AwayStorage> away;  // declared here to be destroyed outside of the lock
     {
-      std::lock_guard lock(table.mutex);
-      auto known = table.storages.find(storage);
-      if (known != table.storages.end()) away = known->second.lock();
+      std::lock_guard lock(shared().mutex);
+      auto known = shared().away.find(storage);
+      if (known != shared().away.end()) away = known->second.lock();
     }
     if (away && away->holds(tensor)) return away;
     away = std::make_shared<AwayStorage>(tensor);
     *made = true;
-    std::lock_guard lock(table.mutex);
-    table.storages.insert_or_assign(storage, away);
+    std::lock_guard lock(shared().mutex);
+    shared().away.insert_or_assign(storage, away);
     return away;
   }
 
  private:
-  struct Table {
-    std::mutex mutex;
-    std::unordered_map<const c10::StorageImpl*, std::weak_ptr<AwayStorage>> storages;
-  };
-  static Table& all() {
-    static auto* table = new Table;
-    return *table;
-  }
-
   static void forget(const AwayStorage& away) {
-    Table& table = all();
-    std::lock_guard lock(table.mutex);
-    auto known = table.storages.find(away.weak_._unsafe_get_target());
-    if (known != table.storages.end() && known->second.expired()) table.storages.erase(known);
+    std::lock_guard lock(shared().mutex);
+    auto known = shared().away.find(away.weak_._unsafe_get_target());
+    if (known != shared().away.end() && known->second.expired()) shared().away.erase(known);
   }
 
   void fill(const at::Tensor& room) {
@@ -299,7 +295,7 @@ bool is_worth_it(const at::Tensor& tensor) {
     return false;
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   auto bytes = static_cast<int64_t>(storage->nbytes());
-  return bytes > 0 && bytes >= seams().smallest_offloaded && !residents().has(storage);
+  return bytes > 0 && bytes >= seams().smallest_offloaded && !shared().residents.has(storage);
 }
 
 }  // namespace
@@ -357,7 +353,7 @@ Use use_of(at::Device device) {
 }
 
 Copies copies() {
-  return {copies_out, copies_in};
+  return {shared().copies_out, shared().copies_in};
 }
 
 }  // namespace offload

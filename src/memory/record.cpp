@@ -294,7 +294,7 @@ std::unique_ptr<shard::SavedPlace> Region::place(const at::Tensor& tensor) {
   ++made_[number].wanted;
   ++places_made_;
   ++places_alive_;
-  return std::make_unique<Place>(shared_from_this(), number, geometry_of(tensor), tensor);
+  return std::make_unique<RecomputedPlace>(shared_from_this(), number, geometry_of(tensor), tensor);
 }
 
 bool Region::abandoned() {

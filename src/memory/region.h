@@ -86,7 +86,7 @@ class Region : public std::enable_shared_from_this<Region> {
   void settle();
 
  private:
-  friend class Place;
+  friend class RecomputedPlace;
 
   struct Made {
     c10::weak_intrusive_ptr<c10::StorageImpl> weak;
@@ -146,7 +146,7 @@ class Region : public std::enable_shared_from_this<Region> {
   void clear_tape();
 
   // replay.cpp
-  at::Tensor get(const class Place& place);
+  at::Tensor get(const class RecomputedPlace& place);
   void release(int32_t made);
   bool alive(Made& made);
   void mark(bool with_living);
@@ -177,11 +177,11 @@ class Region : public std::enable_shared_from_this<Region> {
 };
 
 // A saved tensor of autograd's, as a place on the tape.
-class Place final : public shard::SavedPlace {
+class RecomputedPlace final : public shard::SavedPlace {
  public:
-  Place(std::shared_ptr<Region> region, int32_t made, const Geometry& geometry,
+  RecomputedPlace(std::shared_ptr<Region> region, int32_t made, const Geometry& geometry,
         const at::Tensor& tensor);
-  ~Place() override;
+  ~RecomputedPlace() override;
   at::Tensor get() override;
 
  private:

@@ -50,7 +50,7 @@ class Rewound {
 
 // --- places ---
 
-Place::Place(std::shared_ptr<Region> region, int32_t made, const Geometry& geometry,
+RecomputedPlace::RecomputedPlace(std::shared_ptr<Region> region, int32_t made, const Geometry& geometry,
              const at::Tensor& tensor)
     : region_(std::move(region)), made_(made), geometry_(geometry) {
   if (tensor.is_inference()) return;
@@ -58,15 +58,15 @@ Place::Place(std::shared_ptr<Region> region, int32_t made, const Geometry& geome
   version_ = counter_.current_version();
 }
 
-Place::~Place() {
+RecomputedPlace::~RecomputedPlace() {
   region_->release(made_);
 }
 
-at::Tensor Place::get() {
+at::Tensor RecomputedPlace::get() {
   return region_->get(*this);
 }
 
-at::Tensor Region::get(const Place& place) {
+at::Tensor Region::get(const RecomputedPlace& place) {
   std::lock_guard lock(mutex_);
   if (place.counter_.enabled() && place.counter_.current_version() != place.version_)
     throw Error(

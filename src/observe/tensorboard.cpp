@@ -32,14 +32,14 @@ constexpr std::array<uint32_t, 256> crc_table() {
 
 // --- protocol buffers: each field is a number and a kind, then the value ---
 
-enum Kind : uint32_t { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
+enum WireType : uint32_t { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 
 void add_varint(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out += static_cast<char>((value & 0x7F) | 0x80);
   out += static_cast<char>(value);
 }
 
-void add_key(std::string& out, uint32_t field, Kind kind) {
+void add_key(std::string& out, uint32_t field, WireType kind) {
   add_varint(out, field << 3 | kind);
 }
 

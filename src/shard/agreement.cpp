@@ -69,7 +69,7 @@ void compare_plans(const World& world, const std::vector<PlannedUnit>& planned) 
   throw Error(what, "build the same model on every rank and pass fully_shard the same options.");
 }
 
-at::Tensor Loading::value(const std::string& name, const at::Tensor& tensor) {
+at::Tensor InitialValues::value(const std::string& name, const at::Tensor& tensor) {
   at::Tensor whole = deferred::is_deferred(tensor) ? deferred::value(tensor) : tensor.detach();
   if (whole.is_meta()) return {};
   if (world_.size() == 1) return whole;
@@ -84,7 +84,7 @@ at::Tensor Loading::value(const std::string& name, const at::Tensor& tensor) {
   return sent;
 }
 
-void Loading::compare() const {
+void InitialValues::compare() const {
   if (checksums_.empty()) return;
   at::Tensor mine = at::tensor(checksums_, at::kLong).to(world_.device());
   auto count = static_cast<int64_t>(checksums_.size());

@@ -17,10 +17,10 @@ namespace fsdp::shard {
 void compare_plans(const World& world, const std::vector<PlannedUnit>& planned);
 
 // Where the values of parameters and buffers come from.
-class Loading {
+class InitialValues {
  public:
   // `broadcast`: from rank 0. Otherwise from each rank, and compare() looks for differences.
-  Loading(const World& world, bool broadcast) : world_(world), broadcast_(broadcast) {}
+  InitialValues(const World& world, bool broadcast) : world_(world), broadcast_(broadcast) {}
 
   // The full value of a parameter or buffer that this rank shall have; undefined on meta.
   at::Tensor value(const std::string& name, const at::Tensor& tensor);

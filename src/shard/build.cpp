@@ -154,7 +154,7 @@ void allocate(Flat& flat, const Group& group) {
 }
 
 // Without `initialize`, parameters of a deferred model get no values.
-void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) {
+void fill(const std::shared_ptr<Unit>& unit, bool initialize, InitialValues& values) {
   Unseen unseen;
   for (size_t f = 0; f < unit->flats.size(); ++f) {
     Flat& flat = *unit->flats[f];
@@ -162,7 +162,7 @@ void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) 
     for (size_t i = 0; i < flat.parameters().size(); ++i) {
       const Parameter& p = flat.parameters()[i];
       at::Tensor whole;
-      if (initialize || !deferred::is_deferred(p.handle)) whole = loading.value(p.name(), p.handle);
+      if (initialize || !deferred::is_deferred(p.handle)) whole = values.value(p.name(), p.handle);
       if (whole.defined()) {
         flat.keep_part(i, whole, flat.edit_master());
       } else {
@@ -177,14 +177,14 @@ void fill(const std::shared_ptr<Unit>& unit, bool initialize, Loading& loading) 
 }
 
 void move_buffers(ModuleTree& tree, const ShardOptions& options, at::Device device,
-                  Loading& loading) {
+                  InitialValues& values) {
   Unseen unseen;
   for_each_module(tree, [&](ModuleTree& node) {
     for (auto& [name, buffer] : node.buffers) {
       if (tag_of(buffer) && tag_of(buffer)->kind == StorageTag::kParameters) continue;
       if (buffer.is_meta()) continue;  // materialize() fills it
       bool was_deferred = deferred::is_deferred(buffer);
-      at::Tensor value = loading.value(name, buffer).to(device);
+      at::Tensor value = values.value(name, buffer).to(device);
       if (options.mixed_precision.buffer_dtype && at::isFloatingType(value.scalar_type()))
         value = value.to(*options.mixed_precision.buffer_dtype);
       if (was_deferred) set_key(buffer, false);
@@ -329,19 +329,19 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
     parts_kept(reshard_choice(unit, options), /*keeps=*/unit.root, *group);
   auto model = std::make_shared<Model>(world, device, options);
   for (const auto& other : beneath) model->take_over(other);
-  Loading loading(world, options.sync_module_states);
+  InitialValues values(world, options.sync_module_states);
   std::vector<bool> offloaded = choose_offloaded(planned, options.offload);
   if (options.offload.any()) model->lock()->offload.begin();
   for (size_t i = 0; i < planned.size(); ++i) {
     PlannedUnit& plan = planned[i];
     if (plan.parameters.empty() && !plan.root) continue;
     auto unit = make_unit(plan, options, group, device, offloaded[i]);
-    fill(unit, options.initialize, loading);
+    fill(unit, options.initialize, values);
     unit->apply_reshard_after_forward();
     model->add(unit);
   }
-  for (ModuleTree* tree : trees) move_buffers(*tree, options, device, loading);
-  loading.compare();
+  for (ModuleTree* tree : trees) move_buffers(*tree, options, device, values);
+  values.compare();
   model->seal();
   {
     const Locked engine = model->lock();

@@ -40,8 +40,7 @@ std::pair<Flat*, size_t> Engine::find(const std::string& parameter) {
         close += (close.empty() ? "\"" : ", \"") + names[0] + "\"";
     }
   throw Error("the sharded model has no parameter \"" + parameter + "\".",
-              close.empty() ? "sharded.sharded_state_dict() lists the names."
-                            : "did you mean " + close + "?");
+              close.empty() ? "sharded.shards() lists the names." : "did you mean " + close + "?");
 }
 
 void Engine::use(Unit& unit, const char* by, bool backward) {

@@ -24,10 +24,12 @@ std::shared_ptr<shard::Model> shard::model_of(const Sharded& sharded) {
 
 namespace {
 
-StateDict handed_out(const Sharded& sharded, shard::HandedOut to) {
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+Named handed_out(const Sharded& sharded, shard::HandedOut to) {
   const Locked model = shard::lock(sharded);
   model->hand_out_masters(to);
-  StateDict named;
+  Named named;
   for (shard::Flat* flat : model->flats())
     for (size_t i = 0; i < flat->leaves.size(); ++i)
       if (flat->leaves[i].defined())
@@ -37,7 +39,7 @@ StateDict handed_out(const Sharded& sharded, shard::HandedOut to) {
 
 }  // namespace
 
-StateDict Sharded::named_parameters() const {
+std::vector<std::pair<std::string, at::Tensor>> Sharded::named_parameters() const {
   return handed_out(*this, shard::HandedOut::kToAnybody);
 }
 

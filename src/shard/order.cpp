@@ -13,7 +13,7 @@ void Order::note(Unit* unit, bool backward) {
 
 std::vector<Unit*> Order::next(int depth) const {
   std::vector<Unit*> units;
-  Place at = place_;
+  Position at = place_;
   // Repeated units count once, so look a few places further.
   for (int i = 0; i < depth + 2 && static_cast<int>(units.size()) < depth; ++i) {
     auto known = next_.find(at);

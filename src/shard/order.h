@@ -21,14 +21,14 @@ class Order {
   void cut();
 
  private:
-  struct Place {
+  struct Position {
     Unit* before = nullptr;
     Unit* unit = nullptr;
     bool backward = false;
-    auto operator<=>(const Place&) const = default;
+    auto operator<=>(const Position&) const = default;
   };
-  std::map<Place, std::pair<Unit*, bool>> next_;  // the unit, and whether it is used in backward
-  Place place_;
+  std::map<Position, std::pair<Unit*, bool>> next_;  // the unit, and whether it is used in backward
+  Position place_;
 };
 
 }  // namespace fsdp::shard

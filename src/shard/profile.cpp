@@ -8,7 +8,7 @@ namespace {
 
 using Milliseconds = std::chrono::duration<double, std::milli>;
 
-const char* name(Profiler::Kind kind) {
+const char* name(Profiler::Work kind) {
   switch (kind) {
     case Profiler::kGather:
       return "gather ";
@@ -39,7 +39,7 @@ Profiler::Pass& Profiler::pass(const std::string& unit, bool backward) {
   return backward ? both.backward : both.forward;
 }
 
-void Profiler::add(const std::string& unit, bool backward, Kind kind, double ms) {
+void Profiler::add(const std::string& unit, bool backward, Work kind, double ms) {
   pass(unit, backward).calls[kind].ms.push_back(ms);
 }
 
@@ -91,7 +91,7 @@ TraceScope::TraceScope(const char* what, const Unit& unit) {
 
 // --- Profiled ---
 
-Profiled::Profiled(CommContext& comm, Profiler::Kind kind, const Unit& unit, bool backward)
+Profiled::Profiled(CommContext& comm, Profiler::Work kind, const Unit& unit, bool backward)
     : scope_(name(kind), unit),
       comm_(comm),
       profiler_(comm.profiler()),

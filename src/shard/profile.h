@@ -34,7 +34,7 @@ class Unit;
 
 class Profiler {
  public:
-  enum Kind { kGather, kReshard, kReduce };
+  enum Work { kGather, kReshard, kReduce };
 
   struct Calls {
     std::vector<double> ms;  // one per call
@@ -73,7 +73,7 @@ class Profiler {
     Ends ends;
     std::string unit;
     bool backward;
-    std::optional<Kind> kind;  // nullopt: a wait of the compute stream
+    std::optional<Work> kind;  // nullopt: a wait of the compute stream
   };
   struct LastGather {
     bool backward;
@@ -82,7 +82,7 @@ class Profiler {
 
   c10::Event mark() const;  // a timed event, here in the current stream
   Pass& pass(const std::string& unit, bool backward);
-  void add(const std::string& unit, bool backward, Kind kind, double ms);
+  void add(const std::string& unit, bool backward, Work kind, double ms);
 
   at::Device device_;
   std::map<std::string, Passes> passes_;
@@ -113,7 +113,7 @@ class TraceScope {
 // isn't counted if done() is never called (an error).
 class Profiled {
  public:
-  Profiled(CommContext& comm, Profiler::Kind kind, const Unit& unit, bool backward);
+  Profiled(CommContext& comm, Profiler::Work kind, const Unit& unit, bool backward);
   // `events` were recorded right after it; they tell exposed_wait which unit it waits for.
   void done(std::initializer_list<const StreamEvent*> events = {});
 
@@ -121,7 +121,7 @@ class Profiled {
   TraceScope scope_;
   CommContext& comm_;
   Profiler* profiler_;
-  Profiler::Kind kind_;
+  Profiler::Work kind_;
   const Unit& unit_;
   bool backward_;
   int64_t bytes_ = 0;  // before

@@ -100,6 +100,21 @@ at::Tensor Sharded::full_grad(const std::string& parameter) const {
 
 // --- state dicts ---
 
+StateTensor::StateTensor(const at::Tensor& whole)
+    : StateTensor(whole.sizes().vec(), whole.scalar_type(),
+                  {{{std::vector<int64_t>(whole.dim(), 0), whole.sizes().vec()}, whole}}) {}
+
+StateTensor::StateTensor(std::vector<int64_t> all, at::ScalarType type,
+                         std::vector<StateShard> parts)
+    : sizes(std::move(all)), dtype(type), shards(std::move(parts)) {}
+
+const at::Tensor& StateTensor::full() const {
+  if (shards.size() != 1 || shards.front().rectangle.sizes != sizes)
+    throw Error("a tensor of a sharded state dict isn't whole.",
+                "make the state dict with StateDictType::FULL_STATE_DICT.");
+  return shards.front().values;
+}
+
 StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
   const Locked model = shard::lock(*this);
   Unseen unseen;
@@ -108,7 +123,7 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
   Flat* gathered = nullptr;  // a flat's parameters are mostly consecutive
   at::Tensor full;
   auto add = [&](const std::string& name, at::Tensor value) {
-    if (keep) state.emplace_back(name, offload_to_cpu ? value.cpu() : value);
+    if (keep) state.insert_or_assign(name, offload_to_cpu ? value.cpu() : value);
   };
   shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
     for (const auto& [name, tensor] : node.parameters) {
@@ -129,7 +144,7 @@ StateDict Sharded::full_state_dict(bool rank0_only, bool offload_to_cpu) const {
   return state;
 }
 
-std::map<std::string, ShardInfo> Sharded::sharded_state_dict() const {
+std::map<std::string, ShardInfo> Sharded::shards() const {
   const Locked model = shard::lock(*this);
   std::map<std::string, ShardInfo> state;
   for_each_parameter(*model, [&](shard::Unit&, Flat& flat, size_t i) {
@@ -141,15 +156,14 @@ std::map<std::string, ShardInfo> Sharded::sharded_state_dict() const {
 
 void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
   const Locked model = shard::lock(*this);
-  std::map<std::string, at::Tensor> given(state.begin(), state.end());
   std::string missing, unknown;
   auto find = [&](const std::string& name, at::IntArrayRef sizes) -> at::Tensor {
-    auto entry = given.find(name);
-    if (entry == given.end()) {
+    auto entry = state.find(name);
+    if (entry == state.end()) {
       if (missing.size() < 200) missing += (missing.empty() ? "\"" : ", \"") + name + "\"";
       return {};
     }
-    at::Tensor value = entry->second;
+    const at::Tensor& value = entry->second.full();
     if (value.sizes() != sizes) {
       std::stringstream text;
       text << "\"" << name << "\" has shape " << value.sizes() << " in the state dict and " << sizes
@@ -171,7 +185,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
     throw Error("the state dict has no " + missing + ".",
                 "load_full_state_dict(state, /*strict=*/false) leaves them unchanged.");
   if (strict) {
-    for (const auto& [name, value] : given) {
+    for (const auto& [name, value] : state) {
       bool known = false;
       shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
         for (const auto* tensors : {&node.parameters, &node.buffers})

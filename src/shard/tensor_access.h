@@ -38,7 +38,7 @@ struct Unseen {
 
 // The owner of a storage. It must outlive the storage or call `orphan`.
 struct StorageTag {
-  enum Kind { kParameters, kGradients, kMasters, kDeferred } kind;
+  enum Contents { kParameters, kGradients, kMasters, kDeferred } kind;
   void* owner;  // Flat, Flat, Flat, deferred::Storage
 };
 

@@ -40,7 +40,7 @@ enum class How { kSave, kSaveAsync };
 // Every parameter is `value`, and so is the extra value.
 void save_filled(const fs::path& dir, Trained& trained, int64_t value, How how = How::kSave) {
   StateDict state = trained.sharded.full_state_dict();
-  for (auto& [name, tensor] : state) tensor.fill_(value);
+  for (auto& [name, tensor] : state) tensor.full().fill_(value);
   trained.sharded.load_full_state_dict(state);
   const checkpoint::SaveOptions options{.extra = {{"value", value}}};
   if (how == How::kSave)

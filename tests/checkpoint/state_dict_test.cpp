@@ -15,7 +15,6 @@
 namespace fsdp::testing {
 namespace {
 
-using checkpoint::State;
 using checkpoint::StateDictOptions;
 
 constexpr auto kSharded = StateDictType::SHARDED_STATE_DICT;
@@ -38,7 +37,7 @@ std::vector<ShardOptions> ways() {
 }
 
 // A full state dict with the names of a snapshot.
-Snapshot as_snapshot(const State& state) {
+Snapshot as_snapshot(const StateDict& state) {
   Snapshot whole;
   for (const auto& [name, tensor] : state) {
     EXPECT_EQ(tensor.shards.size(), 1u) << name;
@@ -59,7 +58,7 @@ Snapshot as_snapshot(const State& state) {
 }
 
 // Assembles every tensor from all ranks' shards. Elements that several ranks hold must be equal.
-Snapshot put_together(const State& state) {
+Snapshot put_together(const StateDict& state) {
   Snapshot whole;
   for (const auto& [name, tensor] : state) {
     // Elements that no rank holds stay infinite.
@@ -219,9 +218,9 @@ TEST(StateDicts, MismatchesAreNamedAndNothingIsWritten) {
   const std::string name = "model.embedding.weight",
                     moment = "optim.state.embedding.weight.exp_avg";
   ASSERT_TRUE(good.contains(name) && good.contains(moment));
-  const auto refused = [&](const std::function<void(State&)>& change,
+  const auto refused = [&](const std::function<void(StateDict&)>& change,
                            const std::vector<std::string>& words) {
-    State state = good;
+    StateDict state = good;
     change(state);
     expect_error(
         [&] { checkpoint::load_state_dict(state, trained.sharded, trained.optimizer.get()); },
@@ -232,21 +231,21 @@ TEST(StateDicts, MismatchesAreNamedAndNothingIsWritten) {
   for (const auto& [key, tensor] : good)
     if (key.starts_with("model.") && key.find("norm") != std::string::npos) norm = key;
   ASSERT_NE(norm, "");
-  refused([&](State& s) { s.erase(norm); }, {norm, "not in the state dict"});
-  refused([&](State& s) { s["model.other"] = s.at(norm); }, {"model.other", "not in the model"});
-  refused([&](State& s) { s["optim.state.other.exp_avg"] = s.at(norm); }, {"not in the optimizer"});
+  refused([&](StateDict& s) { s.erase(norm); }, {norm, "not in the state dict"});
+  refused([&](StateDict& s) { s["model.other"] = s.at(norm); }, {"model.other", "not in the model"});
+  refused([&](StateDict& s) { s["optim.state.other.exp_avg"] = s.at(norm); }, {"not in the optimizer"});
   refused(
-      [&](State& s) {
+      [&](StateDict& s) {
         s.at(name) = {{2, 3}, at::kFloat, {{{{0, 0}, {2, 3}}, at::zeros({2, 3})}}};
       },
       {name, "[2, 3]"});
-  refused([&](State& s) { s.at(name).shards[0].values = at::zeros({2}); }, {name, "invalid shard"});
-  refused([&](State& s) { s.at(name).shards.clear(); }, {"embedding.weight", "other parts"});
-  refused([&](State& s) { s.at(moment).shards.clear(); }, {"embedding.weight.exp_avg"});
-  refused([&](State& s) { std::erase_if(s, [](auto& e) { return e.first[0] == 'o'; }); },
+  refused([&](StateDict& s) { s.at(name).shards[0].values = at::zeros({2}); }, {name, "invalid shard"});
+  refused([&](StateDict& s) { s.at(name).shards.clear(); }, {"embedding.weight", "other parts"});
+  refused([&](StateDict& s) { s.at(moment).shards.clear(); }, {"embedding.weight.exp_avg"});
+  refused([&](StateDict& s) { std::erase_if(s, [](auto& e) { return e.first[0] == 'o'; }); },
           {"no optimizer states"});
 
-  State state = good;
+  StateDict state = good;
   state.erase(norm);
   state["model.other"] = state.at(name);
   const auto skipped = checkpoint::load_state_dict(state, trained.sharded, trained.optimizer.get(),

@@ -103,8 +103,8 @@ TEST_F(GraphedSteps, OfRanksThatUseDifferentParameters) {
     return sharded.full_state_dict();
   };
   auto recorded = train(true), eager = train(false);
-  for (size_t i = 0; i < eager.size(); ++i)
-    EXPECT_TRUE(at::equal(recorded[i].second, eager[i].second)) << eager[i].first;
+  for (const auto& [name, value] : eager)
+    EXPECT_TRUE(at::equal(recorded.at(name), value)) << name;
 }
 
 // A forward between steps leaves copies of parameters, and layers that expect a gradient. A replay

@@ -79,7 +79,7 @@ TEST(Locks, CallsOnTheModelWait) {
       {"memory", [&] { sharded.memory(); }},
       {"describe", [&] { sharded.describe(); }},
       {"shard_of", [&] { sharded.shard_of("layers.0.weight"); }},
-      {"sharded_state_dict", [&] { sharded.sharded_state_dict(); }},
+      {"shards", [&] { sharded.shards(); }},
       {"is_sharded", [&] { is_sharded(subject.model); }},
       {"unit_of", [&] { unit_of(subject.model); }},
       {"zero_grad", [&] { sharded.zero_grad(); }},

@@ -284,10 +284,8 @@ TEST(Looking, AStateDictGoesRoundThroughAnotherModel) {
     other.sharded.load_full_state_dict(state);
     auto loaded = other.sharded.full_state_dict();
     ASSERT_EQ(loaded.size(), state.size());
-    for (size_t i = 0; i < state.size(); ++i) {
-      EXPECT_EQ(loaded[i].first, state[i].first);
-      EXPECT_TRUE(at::equal(loaded[i].second, state[i].second)) << state[i].first;
-    }
+    for (const auto& [name, value] : state)
+      EXPECT_TRUE(at::equal(loaded.at(name), value)) << name;
     auto batch = moved(subject.model.batch(1, rank()), test_device());
     EXPECT_EQ(subject.mine.loss(batch).item<float>(), other.mine.loss(batch).item<float>());
   }
@@ -302,9 +300,9 @@ TEST(Looking, AStateDictThatLacksAParameterIsAnErrorThatNamesIt) {
   subject.expect_values_of(subject.plain);
 }
 
-TEST(Looking, TheShardedStateDictHoldsThisRanksParts) {
+TEST(Looking, ShardsAreThisRanksParts) {
   Looked subject("odd");
-  auto state = subject.sharded.sharded_state_dict();
+  auto state = subject.sharded.shards();
   int64_t mine = 0, all = 0;
   for (const auto& [name, value] : subject.plain.parameters) {
     ASSERT_TRUE(state.count(name)) << name;

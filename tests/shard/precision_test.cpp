@@ -230,7 +230,7 @@ TEST(Precision, ASplitMasterIsLoadedWrittenAndHandedOut) {
   auto sharded = fully_shard(model, options(bf16_precision()));
   StateDict state;
   for (const auto& item : other->named_parameters())
-    state.emplace_back(item.key(), item.value().detach().to(test_device()));
+    state.emplace(item.key(), item.value().detach().to(test_device()));
   sharded.load_full_state_dict(state);
   EXPECT_TRUE(at::equal(sharded.full_tensor("layers.2.bias").cpu(), other->layer(2)->bias));
   {

@@ -2,10 +2,11 @@
 """includes_test.py SOURCE_DIR [--self-test]: checks the code against docs/architecture.md.
 
 Reads the table of rooms there and checks every #include in src/ and include/: a room includes only
-what its row allows and no closed header of another, public headers include nothing from src/, and rooms without LibTorch's
-libraries stay without them. It also checks how files begin and how long they are. Prints FILE:LINE
-and a sentence for each violation and exits with 1. --self-test plants violations in a copy and
-expects to find each.
+what its row allows and no closed header of another, public headers include nothing from src/, and
+rooms without LibTorch's libraries stay without them. State of the process or of a thread is only in
+the files that the document lists. It also checks how files begin, and how long files and functions
+are. Prints FILE:LINE and a sentence for each violation and exits with 1. --self-test plants
+violations in a copy and expects to find each.
 """
 import pathlib
 import re
@@ -13,11 +14,23 @@ import shutil
 import sys
 import tempfile
 
-LONGEST = 600  # lines
+LONGEST = {"src": 500, "include": 500, "tests": 600, "examples": 500}  # lines of a file
+LONGEST_FUNCTION = 60  # lines, in src and include
+TABLES_OF_DATA = {"src/data/nfc_tables.cpp"}  # may be longer
 HEADERS = {".h", ".hpp", ".cuh"}
 SOURCES = HEADERS | {".cpp", ".cc", ".cu"}
 PUBLIC = "include/fsdp"
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+# A variable that outlives a call: thread_local, static in a function, or at the beginning of a line.
+NOT_STATE = ("const|constexpr|using|return|typedef|extern|class|struct|enum|template|friend|namespace|"
+             "union|public|private")
+STATE = re.compile(
+    r"\s*(inline\s+)?(static\s+)?thread_local\b|"
+    r"\s+static\s+(?!const\b|constexpr\b|inline\b|thread_local\b)[^()=;]*?[\w>*&]\s+\w+(\s*=|\{|;)|"
+    rf"(?!.*\b({NOT_STATE})\b)[A-Za-z_][\w:<>,&* ]*\s\w+(\s*=[^;]*|\{{[^;]*\}})?;(\s*//.*)?$")
+RAW_TEXT = re.compile(r'R"(\w*)\(.*?\)\1"', re.S)
+TYPE = re.compile(r"(namespace|class|struct|enum|union|extern \"C\")\b")
 
 # Words of the last column that aren't rooms, and the headers they stand for. The first pattern that
 # matches a header decides.
@@ -62,18 +75,44 @@ def read_rooms(document):
     return rooms
 
 
-def read_closed(document):
-    """The headers of the table whose first column is "closed header": only their room uses them."""
-    closed, inside = set(), False
+def read_column(document, title):
+    """The names in the first column of the table where that column has this title."""
+    names, inside = set(), False
     for line in document.read_text().splitlines():
         first = line.strip().strip("|").split("|")[0].strip()
-        if first == "closed header":
+        if first == title:
             inside = True
         elif inside and not line.startswith("|"):
             break
         elif inside and first.startswith("`"):
-            closed.add(first.strip("`"))
-    return closed
+            names.add(first.strip("`"))
+    return names
+
+
+def functions(lines):
+    """(line, length) of each function that isn't inside another; for code by clang-format."""
+    i = 0
+    while i < len(lines):
+        if not lines[i].endswith("{") or lines[i].lstrip().startswith(("//", "#")):
+            i += 1
+            continue
+        start = i
+        while start > 0:
+            before = lines[start - 1].strip()
+            ends = not before or before.endswith((";", "{", "}")) or before.startswith(("//", "#"))
+            if ends or before in ("public:", "private:", "protected:"):
+                break
+            start -= 1
+        head = re.sub(r"^template <.*?> (?=\S)", "", " ".join(lines[start:i + 1]).strip())
+        if TYPE.match(head) or "(" not in head or " = " in head.split("(")[0]:
+            i += 1
+            continue
+        indent = len(lines[start]) - len(lines[start].lstrip())
+        end = i + 1
+        while end < len(lines) and not lines[end].startswith(" " * indent + "}"):
+            end += 1
+        yield start + 1, end - start + 1
+        i = end + 1
 
 
 class Check:
@@ -81,7 +120,8 @@ class Check:
         self.root = root
         self.document = root / "docs/architecture.md"
         self.rooms = read_rooms(self.document)
-        self.closed = read_closed(self.document)
+        self.closed = read_column(self.document, "closed header")
+        self.with_state = read_column(self.document, "process-wide state")
         self.violations = []
         self.needs_libtorch = {}  # public header: bool
 
@@ -95,6 +135,8 @@ class Check:
         self.check_table()
         for path in self.files("src", "include"):
             self.check_includes(path)
+            self.check_state(path)
+            self.check_functions(path)
         for path in self.files("src", "include", "tests", "examples"):
             self.check_shape(path)
         return self.violations
@@ -120,6 +162,9 @@ class Check:
         for header in sorted(self.closed):
             if not (self.root / "src" / header).exists():
                 self.report(self.document, 1, f"closes {header}, which doesn't exist.")
+        for name in sorted(self.with_state):
+            if not (self.root / "src" / name).exists():
+                self.report(self.document, 1, f"lists the state of {name}, which doesn't exist.")
         self.check_one_way()
 
     def report_row(self, room, sentence):
@@ -206,6 +251,23 @@ class Check:
                 return None if allowed else f"{room.folder} may not use {word} ({name})."
         return None
 
+    # --- what a file holds ---
+
+    def check_state(self, path):
+        if str(path.relative_to(self.root)).removeprefix("src/") in self.with_state:
+            return
+        text = RAW_TEXT.sub(lambda raw: re.sub(r"[^\n]", "x", raw[0]), path.read_text())
+        for number, line in enumerate(text.splitlines(), 1):
+            if STATE.match(line):
+                self.report(path, number, "is state of the process or of a thread; give it an owner, "
+                                          "or list the file in docs/architecture.md.")
+
+    def check_functions(self, path):
+        for line, length in functions(path.read_text().splitlines()):
+            if length > LONGEST_FUNCTION:
+                self.report(path, line, f"is a function of {length} lines, more than "
+                                        f"{LONGEST_FUNCTION}; split it.")
+
     # --- file shape ---
 
     def check_shape(self, path):
@@ -215,9 +277,10 @@ class Check:
             self.report(path, 1, "a header must begin with a comment that says what it is.")
         elif not first.startswith(("//", "/*", "#include")):
             self.report(path, 1, "a source file must begin with a comment or an include.")
-        if len(lines) > LONGEST:
-            sentence = f"has {len(lines)} lines, more than {LONGEST}; split it."
-            self.report(path, len(lines), sentence)
+        name = str(path.relative_to(self.root))
+        most = LONGEST[name.split("/")[0]]
+        if len(lines) > most and name not in TABLES_OF_DATA:
+            self.report(path, len(lines), f"has {len(lines)} lines, more than {most}; split it.")
 
 
 # --- the test of the test ---
@@ -248,11 +311,19 @@ def planted(root):
     for name, header, sentence in PLANTED:
         text = f"// Planted.\n#include {header}\n" + (root / name).read_text()
         yield name, text, f"{name}:2: {sentence}"
-    long = LONGEST + 1
+    long = LONGEST["src"] + 1
     yield "src/base/log.h", "#pragma once\n", "src/base/log.h:1: a header must begin with a comment"
     yield "src/base/log.cpp", "\nint x;\n", "src/base/log.cpp:1: a source file must begin"
     yield "src/base/log.cpp", "// Long.\n" * long, f"src/base/log.cpp:{long}: has {long} lines"
     yield "src/attic/old.cpp", "// Old.\n", "src/attic/old.cpp:1: is in a folder"
+    state = "is state of the process"
+    for line in ("thread_local int x = 0;", "std::atomic<int> x{0};", "  static std::map<int, int> x;",
+                 "  static auto* x = new int;", "bool x;"):
+        yield "src/comm/store.cpp", f"// State.\n{line}\n", f"src/comm/store.cpp:2: {state}"
+    body = "  f();\n" * (LONGEST_FUNCTION - 1)
+    for head in ("void f() {", "A::A(int x)\n    : x_(x),\n      y_(x) {", "template <typename T>\nT f() {"):
+        yield ("src/comm/store.cpp", f"// Long.\n{head}\n{body}}}\n",
+               "src/comm/store.cpp:2: is a function of")
     document = "docs/architecture.md"
     rows = (root / document).read_text().splitlines(keepends=True)
     base = next(i for i, row in enumerate(rows) if row.startswith("| `src/base` "))

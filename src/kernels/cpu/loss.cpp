@@ -45,26 +45,26 @@ C log_sum_of(const T* row, int64_t count) {
 }
 
 // What a row's target means for its loss.
-enum class Kind { kCounts, kIgnored, kOutside };
+enum class TargetKind { kCounts, kIgnored, kOutside };
 
-Kind kind_of(int64_t target, int64_t vocab, int64_t ignore_index) {
-  if (target == ignore_index) return Kind::kIgnored;
-  return target >= 0 && target < vocab ? Kind::kCounts : Kind::kOutside;
+TargetKind kind_of(int64_t target, int64_t vocab, int64_t ignore_index) {
+  if (target == ignore_index) return TargetKind::kIgnored;
+  return target >= 0 && target < vocab ? TargetKind::kCounts : TargetKind::kOutside;
 }
 
 template <typename C, typename T>
-C loss_of(const T* row, int64_t target, Kind kind, C log_sum) {
-  if (kind == Kind::kIgnored) return 0;
-  if (kind == Kind::kOutside) return std::numeric_limits<C>::quiet_NaN();
+C loss_of(const T* row, int64_t target, TargetKind kind, C log_sum) {
+  if (kind == TargetKind::kIgnored) return 0;
+  if (kind == TargetKind::kOutside) return std::numeric_limits<C>::quiet_NaN();
   return log_sum - static_cast<C>(row[target]);
 }
 
 // Writes the gradient of a row's logits: `grad` times that of the row's loss. `to` may be `row`.
 template <typename C, typename T>
-void write_gradient(T* to, const T* row, int64_t vocab, int64_t target, Kind kind, C log_sum,
+void write_gradient(T* to, const T* row, int64_t vocab, int64_t target, TargetKind kind, C log_sum,
                     C grad) {
-  if (kind != Kind::kCounts) {
-    const C value = kind == Kind::kIgnored ? C(0) : std::numeric_limits<C>::quiet_NaN();
+  if (kind != TargetKind::kCounts) {
+    const C value = kind == TargetKind::kIgnored ? C(0) : std::numeric_limits<C>::quiet_NaN();
     std::fill(to, to + vocab, static_cast<T>(value));
     return;
   }
@@ -106,8 +106,8 @@ Tensor cross_entropy_(const Tensor& logits, const Tensor& targets, const Tensor&
       for (int64_t i = begin; i < end; ++i) {
         T* row = write<T>(logits) + i * size.row_stride;
         const int64_t target = read<int64_t>(targets)[i];
-        const Kind kind = kind_of(target, size.vocab, ignore_index);
-        const C log_sum = kind == Kind::kCounts ? log_sum_of<C>(row, size.vocab) : C(0);
+        const TargetKind kind = kind_of(target, size.vocab, ignore_index);
+        const C log_sum = kind == TargetKind::kCounts ? log_sum_of<C>(row, size.vocab) : C(0);
         loss[i] = loss_of(row, target, kind, log_sum);
         write_gradient(row, row, size.vocab, target, kind, log_sum, grad);
       }

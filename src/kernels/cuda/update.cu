@@ -32,7 +32,7 @@ int64_t divide_up(int64_t a, int64_t b) {
 
 // --- the arrays of a piece ---
 
-struct Place {  // a piece as a kernel sees it
+struct PieceArgs {  // a piece as a kernel sees it
   void* master;
   void* low;
   const void* grad;
@@ -50,7 +50,7 @@ template <typename Shared>
 struct List {
   Shared shared;
   int32_t count;
-  Place places[kPieces];
+  PieceArgs pieces[kPieces];
 };
 
 enum class Low { kNone, kBFloat16, kFloat16 };
@@ -58,19 +58,19 @@ enum class Low { kNone, kBFloat16, kFloat16 };
 // Reads and writes masters, gradients and copies, four at a time or singly.
 template <bool kSplit, bool kShortGrad, Low kLow>
 struct Arrays {
-  static __device__ Four masters(const Place& p, int64_t i) {
+  static __device__ Four masters(const PieceArgs& p, int64_t i) {
     if constexpr (kSplit)
       return load_split(p.master, p.low, i);
     else
       return load_float(p.master, i);
   }
-  static __device__ float master(const Place& p, int64_t i) {
+  static __device__ float master(const PieceArgs& p, int64_t i) {
     if constexpr (kSplit)
       return join(load_half(p.master, i), first_signed(load_half(p.low, i)));
     else
       return static_cast<const float*>(p.master)[i];
   }
-  static __device__ Four grads(const Place& p, int64_t i) {
+  static __device__ Four grads(const PieceArgs& p, int64_t i) {
     if constexpr (kShortGrad) {
       const uint2 g = load_halves(p.grad, i);
       return {__uint_as_float(g.x << 16), __uint_as_float(g.x & 0xffff0000u),
@@ -79,13 +79,13 @@ struct Arrays {
       return load_float(p.grad, i);
     }
   }
-  static __device__ float grad(const Place& p, int64_t i) {
+  static __device__ float grad(const PieceArgs& p, int64_t i) {
     if constexpr (kShortGrad)
       return __uint_as_float(static_cast<uint32_t>(load_half(p.grad, i)) << 16);
     else
       return static_cast<const float*>(p.grad)[i];
   }
-  static __device__ void put(const Place& p, int64_t i, const Four& w) {
+  static __device__ void put(const PieceArgs& p, int64_t i, const Four& w) {
     if constexpr (kSplit)
       store_split(p.master, p.low, i, w);
     else
@@ -94,7 +94,7 @@ struct Arrays {
       store_halves(p.low, i, lower_halves(rounded(w.x[0]), rounded(w.x[1])),
                    lower_halves(rounded(w.x[2]), rounded(w.x[3])));
   }
-  static __device__ void put(const Place& p, int64_t i, float w) {
+  static __device__ void put(const PieceArgs& p, int64_t i, float w) {
     if constexpr (kSplit) {
       const Split s = split(w);
       store_half(p.master, i, s.rounded >> 16);
@@ -127,7 +127,7 @@ struct AdamWRule {
   static constexpr int kStates = 2;
   float beta1, rest1, beta2, rest2, eps, scale, keep, size, correction;
 
-  __device__ bool begin(const Shared& s, const Place& p) {
+  __device__ bool begin(const Shared& s, const PieceArgs& p) {
     beta1 = s.beta1, rest1 = s.one_minus_beta1, beta2 = s.beta2, rest2 = s.one_minus_beta2;
     eps = s.eps;
     keep = p.numbers[0], size = p.numbers[1], correction = p.numbers[2];
@@ -155,7 +155,7 @@ struct SGDRule {
   float momentum, take, scale, lr, decay;
   bool nesterov, first;
 
-  __device__ bool begin(const Shared& s, const Place& p) {
+  __device__ bool begin(const Shared& s, const PieceArgs& p) {
     momentum = s.momentum, take = s.one_minus_dampening, nesterov = s.nesterov;
     lr = p.numbers[0], decay = p.numbers[1], first = p.numbers[2] != 0;
     if (s.rates) {
@@ -184,7 +184,7 @@ __device__ inline int find_place(const List<Shared>& list, int32_t block) {
   int low = 0, high = list.count - 1;
   while (low < high) {
     const int middle = (low + high) / 2;
-    if (list.places[middle].end > block)
+    if (list.pieces[middle].end > block)
       high = middle;
     else
       low = middle + 1;
@@ -193,7 +193,7 @@ __device__ inline int find_place(const List<Shared>& list, int32_t block) {
 }
 
 template <typename Rule, typename Memory>
-__device__ inline void update_one(const Rule& rule, const Place& p, int64_t i) {
+__device__ inline void update_one(const Rule& rule, const PieceArgs& p, int64_t i) {
   float w = Memory::master(p, i), m = 0, v = 0;
   const float g = Memory::grad(p, i);
   if constexpr (Rule::kStates > 0) m = p.first[i];
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kThreads)
     update(const __grid_constant__ List<typename Rule::Shared> list) {
   const int32_t block = static_cast<int32_t>(blockIdx.x);
   const int at = find_place(list, block);
-  const Place& p = list.places[at];
-  const int64_t chunk = block - (at > 0 ? list.places[at - 1].end : 0);
+  const PieceArgs& p = list.pieces[at];
+  const int64_t chunk = block - (at > 0 ? list.pieces[at - 1].end : 0);
   Rule rule;
   if (!rule.begin(list.shared, p)) return;
 
@@ -276,7 +276,7 @@ void launch_lists(const UpdatePiece* pieces, int64_t count, const UpdateStorage&
     const int64_t more = divide_up(piece.numel, kChunk);
     if (list.count == kPieces || blocks + more > kMostBlocks) launch();
     blocks += more;
-    list.places[list.count++] = {
+    list.pieces[list.count++] = {
         piece.master, piece.low,   piece.grad,  piece.first,
         piece.second, piece.numel, {piece.numbers[0], piece.numbers[1], piece.numbers[2]},
         piece.group,  piece.count, static_cast<int32_t>(blocks),
@@ -383,7 +383,7 @@ void advance(double* counts, const int32_t* which, int64_t count, double* correc
   Which list;
   for (int64_t done = 0; done < count; done += kCounts) {
     list.count = static_cast<int32_t>(std::min<int64_t>(kCounts, count - done));
-    std::copy(which + done, which + done + list.count, list.places);
+    std::copy(which + done, which + done + list.count, list.pieces);
     advance_counts<<<static_cast<unsigned>(divide_up(list.count, 64)), 64, 0, stream>>>(
         list, counts, corrections, beta1, beta2, factor);
   }
