@@ -18,7 +18,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +26,7 @@
 
 namespace fsdp {
 
+class Optimizer;
 class Sharded;
 namespace shard {
 struct Engine;
@@ -34,6 +34,10 @@ class Flat;
 class Model;
 struct HostFactor;
 }  // namespace shard
+namespace optim {
+class States;
+States& states_of(const Optimizer& optimizer);
+}  // namespace optim
 
 /// Parameters with a learning rate or weight decay of their own.
 struct ParamGroup {
@@ -77,7 +81,7 @@ class Optimizer {
   void zero_grad(bool set_to_none = true);
 
   /// All groups. A parameter belongs to the first ParamGroup that chooses it.
-  const std::vector<Group>& groups() const { return groups_; }
+  const std::vector<Group>& groups() const;
   /// A group's learning rate.
   double lr(size_t group = 0) const;
   /// Sets the learning rate of every group that has none of its own. Allowed at any time.
@@ -96,40 +100,21 @@ class Optimizer {
   /// with a non-capturable optimizer, where the host doesn't know.
   void set_capturable(bool on);
   /// Whether it is capturable.
-  bool capturable() const { return rates_.defined(); }
+  bool capturable() const;
 
-  /// @name For checkpoints
-  /// @{
-
-  /// The model being updated.
-  const std::shared_ptr<shard::Model>& model() const { return model_; }
-  /// Names of the states, as torch has them ("exp_avg").
-  const std::vector<std::string>& state_names() const { return state_names_; }
-  /// A flat buffer's states by name, each laid out like its master. Empty before the first update.
-  std::map<std::string, at::Tensor> state(const shard::Flat& flat) const;
-  /// Number of updates of each parameter of a flat buffer. Waits for the device if capturable.
-  std::vector<int64_t> steps_of_parameters(const shard::Flat& flat) const;
-  /// The largest of them.
-  int64_t steps(const shard::Flat& flat) const;
-  /// Sets the numbers of updates, one per parameter, and returns the states for the caller to fill.
-  /// Makes them if there are none.
-  std::map<std::string, at::Tensor> restore(const shard::Flat& flat,
-                                            const std::vector<int64_t>& steps);
-  /// The same with one number for all parameters.
-  std::map<std::string, at::Tensor> restore(const shard::Flat& flat, int64_t steps);
   /// Bytes of all states in memory.
   int64_t state_bytes() const;
 
-  /// @}
+  /// @name For optimizers of your own
+  /// @{
 
- protected:
   /// A stretch of a flat buffer whose parameters are in one group and had the same updates. All
   /// tensors but `grad` are views of that stretch.
   struct Piece {
     at::Tensor master;               ///< Undefined if `rest` is defined.
     at::Tensor low;                  ///< The shard to gather from; undefined if it is the master.
     at::Tensor rest;                 ///< Low half of a split master; `low` is the high half.
-    std::vector<at::Tensor> states;  ///< In the order of state_names().
+    std::vector<at::Tensor> states;  ///< In the order of the names given to the constructor.
     at::Tensor grad;                 ///< Of the whole flat buffer: a view would keep its memory.
     int64_t begin;                   ///< Where the stretch begins in the flat buffer.
     size_t group;                    ///< Its group.
@@ -149,6 +134,9 @@ class Optimizer {
     at::Tensor counts;
   };
 
+  /// @}
+
+ protected:
   /// `lr` and `weight_decay` are the defaults of the groups.
   Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, double lr, double weight_decay,
             std::vector<std::string> state_names);
@@ -158,31 +146,12 @@ class Optimizer {
   virtual std::function<void()> prepare(const Update& what) const = 0;
 
  private:
-  struct Entry;
-  struct Stretch {
-    int64_t begin, end;  // in the shard
-    size_t group;
-    size_t line;  // see Entry
-  };
-  Entry& entry(const shard::Flat& flat);
-  void add(const shard::Flat& flat, Update& to);
+  friend optim::States& optim::states_of(const Optimizer& optimizer);
   void update_on_device(shard::Engine& model, const at::Tensor& factor);
   void update_on_host(shard::Engine& model, shard::Flat& flat, size_t place,
                       const shard::HostFactor& factor);
-  size_t group_of(const shard::Flat& flat, size_t parameter) const;
-  void refresh(Entry& entry) const;
-  void split_lines(Entry& entry) const;
-  std::vector<Stretch> stretches_of(const Entry& entry) const;
-  std::vector<int64_t> line_steps(const Entry& entry) const;
-  void write_rate(size_t group, int64_t which, double value);
 
-  std::shared_ptr<shard::Model> model_;
-  std::vector<ParamGroup> wanted_;
-  std::vector<std::string> state_names_;
-  std::vector<Group> groups_;
-  std::map<const shard::Flat*, std::unique_ptr<Entry>> entries_;
-  at::Tensor rates_;   // [groups, 2] float64, if capturable
-  at::Tensor counts_;  // [parameters] float64, if capturable; an entry uses one per line
+  std::unique_ptr<optim::States> states_;
 };
 
 /// Options of AdamW.

@@ -16,6 +16,7 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
+#include "optim/states.h"
 #include "shard/contents.h"
 #include "shard/deferred.h"
 #include "shard/on_disk.h"
@@ -147,7 +148,7 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::E
     all_steps.resize(sharded.flat->parameters().size());
     int64_t& steps = all_steps[sharded.index];
     bool any = false;
-    for (const auto& state : optimizer.state_names()) {
+    for (const auto& state : optim::states_of(optimizer).names()) {
       std::vector<std::string> names;
       for (const auto& name : p.names) names.push_back(name + "." + state);
       const auto found = matching.find("optim.state.", names, p.sizes, /*may_be_missing=*/true);
@@ -197,8 +198,8 @@ ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* opt
 void read_flat(Source& source, shard::Flat& flat, const FlatFill& fill, Optimizer* optimizer) {
   std::map<std::string, at::Tensor> memory = {{"", flat.edit_master()}};
   const bool updated = std::any_of(fill.steps.begin(), fill.steps.end(), std::identity());
-  if (!fill.steps.empty() && (updated || !optimizer->state(flat).empty()))
-    for (auto& [name, state] : optimizer->restore(flat, fill.steps))
+  if (!fill.steps.empty() && (updated || !optim::states_of(*optimizer).state(flat).empty()))
+    for (auto& [name, state] : optim::states_of(*optimizer).restore(flat, fill.steps))
       memory.emplace(name, state.zero_());
   for (const auto& found : fill.found)
     for (const auto& part : parts_of(flat, found.parameter, memory.at(found.state)))

@@ -7,6 +7,7 @@
 #include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/optim.h"
+#include "optim/states.h"
 #include "shard/model.h"
 
 namespace fsdp::checkpoint {
@@ -14,7 +15,7 @@ namespace fsdp::checkpoint {
 // Throws if there is an optimizer and it belongs to another model. `call` names the caller.
 inline void require_same_model(const std::shared_ptr<shard::Model>& model,
                                const Optimizer* optimizer, const std::string& call) {
-  if (optimizer && shard::live(optimizer->model()) != model)
+  if (optimizer && shard::live(optim::states_of(*optimizer).model()) != model)
     throw Error(formatted("{}: the optimizer belongs to another model.", call),
                 "make the optimizer from the same sharded model.");
 }

@@ -9,6 +9,7 @@
 #include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/optim.h"
+#include "optim/states.h"
 #include "shard/contents.h"
 #include "shard/offload.h"
 
@@ -36,14 +37,14 @@ FlatTensor master_of(const shard::Flat& flat) {
   return {"", flat.master_dtype(), there.device()};
 }
 
-std::vector<FlatTensor> states_of(const shard::Flat& flat, const Optimizer& optimizer) {
+std::vector<FlatTensor> flat_states(const shard::Flat& flat, const Optimizer& optimizer) {
   std::vector<FlatTensor> tensors;
   if (flat.host && flat.host->parked) {  // don't read them from disk for this
-    for (const auto& name : optimizer.state_names())
+    for (const auto& name : optim::states_of(optimizer).names())
       tensors.push_back({name, flat.master_dtype(), at::kCPU});
     return tensors;
   }
-  for (const auto& [name, state] : optimizer.state(flat))
+  for (const auto& [name, state] : optim::states_of(optimizer).state(flat))
     tensors.push_back({name, state.scalar_type(), state.device()});
   return tensors;
 }
@@ -76,10 +77,10 @@ void plan_tensors(SavePlan& plan, shard::Engine& model) {
     for (const auto& name : p.names) paths.push_back({"model", name});
     add(std::move(paths), master_of(flat));
     if (!optimizer || !p.handle.requires_grad()) continue;
-    if (&flat != counted) steps = optimizer->steps_of_parameters(flat);
+    if (&flat != counted) steps = optim::states_of(*optimizer).steps_of_parameters(flat);
     counted = &flat;
     if (steps[sharded.index] == 0) continue;
-    for (const auto& kind : states_of(flat, *optimizer))
+    for (const auto& kind : flat_states(flat, *optimizer))
       add({{"optim", "state", p.name(), kind.state}}, kind);
     if (first)  // a float32 scalar tensor, as in torch
       add_whole(plan, {{"optim", "state", p.name(), "step"}},
@@ -144,7 +145,8 @@ at::Tensor ChunkReader::read(const PlannedChunk& chunk) {
     at_ = from.flat;
   }
   if (from.state.empty() && !master_.defined()) master_ = from.flat->read_master();
-  if (!from.state.empty() && states_.empty()) states_ = optimizer_->state(*from.flat);
+  if (!from.state.empty() && states_.empty())
+    states_ = optim::states_of(*optimizer_).state(*from.flat);
   const at::Tensor& all = from.state.empty() ? master_ : states_.at(from.state);
   return parts_of(*from.flat, from.parameter, all)[from.piece].memory;
 }

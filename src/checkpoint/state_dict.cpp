@@ -19,6 +19,7 @@
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
+#include "optim/states.h"
 #include "shard/contents.h"
 #include "shard/update.h"
 
@@ -60,15 +61,15 @@ class Making {
       for (const auto& name : p.names) names.push_back("model." + name);
       return names;
     });
-    if (!optimizer_ || optimizer_->steps(flat) == 0) return;
-    const auto steps = optimizer_->steps_of_parameters(flat);
+    if (!optimizer_ || optim::states_of(*optimizer_).steps(flat) == 0) return;
+    const auto steps = optim::states_of(*optimizer_).steps_of_parameters(flat);
     const auto state_name = [&](const shard::Parameter& p, const std::string& state) {
       // A parameter that is frozen or was never updated has no state.
       return p.handle.requires_grad() && steps[flat.index_of(p.handle)] > 0
                  ? std::vector<std::string>{"optim.state." + p.name() + "." + state}
                  : std::vector<std::string>{};
     };
-    for (const auto& [state, shard] : optimizer_->state(flat))
+    for (const auto& [state, shard] : optim::states_of(*optimizer_).state(flat))
       add_shards(flat, shard, [&](const auto& p) { return state_name(p, state); });
     if (!kept_) return;
     for (const auto& p : flat.parameters())
@@ -246,7 +247,7 @@ class Loading {
   void plan_states() {
     bool updated = false;
     for (const shard::Flat* flat : shard::all_flats(model_))
-      updated |= optimizer_->steps(*flat) > 0;
+      updated |= optim::states_of(*optimizer_).steps(*flat) > 0;
     const bool any = std::any_of(state_.begin(), state_.end(), [](const auto& entry) {
       return entry.first.starts_with("optim.");
     });
@@ -258,7 +259,7 @@ class Loading {
       if (!p.handle.requires_grad()) continue;
       FlatStates& states = states_[sharded.flat];
       bool has_state = false;
-      for (const auto& state : optimizer_->state_names()) {
+      for (const auto& state : optim::states_of(*optimizer_).names()) {
         std::vector<std::string> names;
         for (const auto& name : p.names) names.push_back(name + "." + state);
         const auto* found = find("optim.state.", names, p.sizes, /*may_be_missing=*/true);
@@ -308,8 +309,8 @@ class Loading {
 
   void write_states(shard::Flat& flat, const FlatStates& states) {
     const bool updated = std::any_of(states.steps.begin(), states.steps.end(), std::identity());
-    if (!updated && optimizer_->state(flat).empty()) return;
-    auto memory = optimizer_->restore(flat, states.steps);
+    if (!updated && optim::states_of(*optimizer_).state(flat).empty()) return;
+    auto memory = optim::states_of(*optimizer_).restore(flat, states.steps);
     for (auto& [name, state] : memory) {
       const auto found = states.found.find(name);
       for (size_t i = 0; i < flat.parameters().size(); ++i) {

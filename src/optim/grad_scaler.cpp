@@ -11,6 +11,7 @@
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
+#include "optim/states.h"
 #include "shard/gradients.h"
 #include "shard/model.h"
 #include "shard/update.h"
@@ -40,7 +41,7 @@ void GradScaler::unscale_(const Sharded& sharded) {
 }
 
 void GradScaler::unscale_(const Optimizer& optimizer) {
-  unscale(optimizer.model());
+  unscale(optim::states_of(optimizer).model());
 }
 
 void GradScaler::unscale(const std::shared_ptr<shard::Model>& model) {
@@ -69,7 +70,7 @@ bool GradScaler::overflowed(const std::shared_ptr<shard::Model>& model) {
 }
 
 bool GradScaler::step(Optimizer& optimizer) {
-  return step(optimizer.model(), [&] { optimizer.step(); });
+  return step(optim::states_of(optimizer).model(), [&] { optimizer.step(); });
 }
 
 bool GradScaler::step(const Sharded& sharded, const std::function<void()>& update) {

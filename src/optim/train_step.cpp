@@ -19,6 +19,7 @@
 #include "fsdp/error.h"
 #include "fsdp/grad_scaler.h"
 #include "optim/require.h"
+#include "optim/states.h"
 #include "optim/train_step_state.h"
 #include "shard/device_stream.h"
 #include "shard/gradients.h"
@@ -299,7 +300,7 @@ TrainStep::TrainStep(const Sharded& sharded, Optimizer& optimizer, Loss loss,
   if (options.step_in_backward && (options.clip > 0 || options.scaler))
     throw Error("TrainStep: step_in_backward with clipping or a scaler.",
                 "they change gradients that an update in backward has already used.");
-  if (optimizer.model() != shard::model_of(sharded))
+  if (optim::states_of(optimizer).model() != shard::model_of(sharded))
     throw Error("TrainStep: the optimizer belongs to another model.",
                 "create both after the last call of fully_shard.");
   state_ = std::make_unique<State>(sharded, optimizer, std::move(loss), std::move(options));

@@ -10,6 +10,7 @@
 #include "checkpoint/metadata.h"
 #include "checkpoint/trained.h"
 #include "fsdp/deferred_init.h"
+#include "optim/states.h"
 #include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
@@ -257,8 +258,9 @@ TEST(Checkpoints, AParameterThatWasNeverUpdatedHasNoState) {
   checkpoint::load(folder / "a", loaded.sharded, loaded.optimizer.get());
   for (auto* flat : shard::lock(loaded.sharded)->flats()) {
     const bool right = flat->parameters()[0].name().starts_with("right");
-    EXPECT_EQ(loaded.optimizer->steps(*flat), right ? 0 : 1) << flat->parameters()[0].name();
-    for (const auto& [name, state] : loaded.optimizer->state(*flat))
+    EXPECT_EQ(optim::states_of(*loaded.optimizer).steps(*flat), right ? 0 : 1)
+        << flat->parameters()[0].name();
+    for (const auto& [name, state] : optim::states_of(*loaded.optimizer).state(*flat))
       EXPECT_TRUE(!right || state.abs().max().item<double>() == 0);
   }
 }

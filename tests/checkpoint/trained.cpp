@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "optim/states.h"
 #include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
@@ -48,13 +49,14 @@ Snapshot snapshot(const Trained& trained) {
   const auto model = shard::lock(trained.sharded);
   shard::Unseen unseen;
   for (auto* flat : model->flats())
-    for (const auto& [name, state] : trained.optimizer->state(*flat)) {
+    for (const auto& [name, state] : optim::states_of(*trained.optimizer).state(*flat)) {
       const at::Tensor full = model->gatherer.gather_shard(*flat, state, "a snapshot");
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         const auto& p = flat->parameters()[i];
         if (!p.handle.requires_grad()) continue;
         whole["state." + p.name() + "." + name] = flat->view_of(i, full).cpu().clone();
-        whole["steps." + p.name()] = at::full({}, trained.optimizer->steps(*flat), at::kLong);
+        whole["steps." + p.name()] =
+            at::full({}, optim::states_of(*trained.optimizer).steps(*flat), at::kLong);
       }
     }
   return whole;

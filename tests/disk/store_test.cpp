@@ -199,9 +199,8 @@ TEST_P(Store, ATruncatedFileIsAnError) {
 }
 
 TEST_P(Store, AReadErrorHasTheSystemsMessage) {
-  const WithSeams broken({.disk = [](const char* call, int64_t) {
-    return std::string(call) == "read" ? EIO : 0;
-  }});
+  const WithSeams broken(
+      {.disk = [](const char* call, int64_t) { return std::string(call) == "read" ? EIO : 0; }});
   StateStore store(directory.path, odd_entries(8), options());
   const std::string said = error_of([&] { store.get(0); });
   EXPECT_TRUE(holds(said, "reading")) << said;

@@ -221,7 +221,7 @@ TEST_F(GraphedSteps, AFailureInBackwardLeavesAUsableModel) {
   Plan plan{.model = "mlp"};
   Trial trial(plan);
   TrainStep step(trial.sharded, *trial.optimizer,
-                   [&](const Inputs& inputs) { return failing_loss(trial.built, inputs); });
+                 [&](const Inputs& inputs) { return failing_loss(trial.built, inputs); });
   std::vector<double> losses;
   for (int i = 0; i < plan.steps; ++i) losses.push_back(step(trial.inputs(i)).loss.item<double>());
   expect_same_numbers(losses, eager(plan).losses, 0);

@@ -17,6 +17,7 @@
 #include "fsdp/train_step.h"
 #include "fsdp/optim.h"
 #include "fsdp/recompute.h"
+#include "optim/states.h"
 #include "optim/work_again.h"
 #include "shard/engine.h"
 #include "shard/model.h"
@@ -116,7 +117,7 @@ class Trial {
     for (const auto& [name, buffer] : built.module->named_buffers().pairs())
       outcome.buffers.emplace_back(name, buffer.clone());
     for (const auto* flat : shard::trainable_flats(*shard::lock(sharded)))
-      outcome.updates.push_back(optimizer->steps(*flat));
+      outcome.updates.push_back(optim::states_of(*optimizer).steps(*flat));
     return outcome;
   }
 

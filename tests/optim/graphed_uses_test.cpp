@@ -103,8 +103,7 @@ TEST_F(GraphedSteps, OfRanksThatUseDifferentParameters) {
     return sharded.full_state_dict();
   };
   auto recorded = train(true), eager = train(false);
-  for (const auto& [name, value] : eager)
-    EXPECT_TRUE(at::equal(recorded.at(name), value)) << name;
+  for (const auto& [name, value] : eager) EXPECT_TRUE(at::equal(recorded.at(name), value)) << name;
 }
 
 // A forward between steps leaves copies of parameters, and layers that expect a gradient. A replay
@@ -221,11 +220,11 @@ std::vector<double> train_llama(bool graph, const Lengths& lengths) {
   Sharded sharded = fully_shard(llama, options);
   AdamW optimizer(sharded, {.lr = 3e-3, .eps = 1e-4, .groups = {no_decay()}});
   TrainStep step(sharded, optimizer,
-                   [&](const Inputs& inputs) {
-                     return llama->loss_sum({.ids = inputs[0]}, inputs[1]) /
-                            static_cast<double>(inputs[1].numel());
-                   },
-                   {.clip = 1.0, .graph = graph});
+                 [&](const Inputs& inputs) {
+                   return llama->loss_sum({.ids = inputs[0]}, inputs[1]) /
+                          static_cast<double>(inputs[1].numel());
+                 },
+                 {.clip = 1.0, .graph = graph});
   std::vector<double> losses;
   for (int i = 0; i < 16; ++i) {
     std::vector<Inputs> parts;

@@ -14,8 +14,9 @@
 #include "fsdp/lr_schedule.h"
 #include "fsdp/optim.h"
 #include "kernels/split.h"
-#include "shard/models.h"
+#include "optim/states.h"
 #include "shard/model.h"
+#include "shard/models.h"
 #include "shard/update.h"
 #include "shard/world.h"
 
@@ -225,7 +226,7 @@ TEST(Optimizers, CapturableOnesGiveTheSame) {
   const auto steps_of = [](const Both& both, const Optimizer& optimizer) {
     std::vector<int64_t> steps;
     for (const auto* flat : shard::trainable_flats(*shard::lock(both.sharded)))
-      steps.push_back(optimizer.steps(*flat));
+      steps.push_back(optim::states_of(optimizer).steps(*flat));
     return steps;
   };
   train(host, one, 0);
@@ -269,7 +270,7 @@ TEST(Optimizers, AStepWithoutAFiniteNormIsSkipped) {
       train(both, optimizer, 0, 1.0);
       EXPECT_TRUE(same(masters(both.sharded), before));
       const bool host_knows = capturable || test_device().is_cpu();
-      EXPECT_EQ(optimizer.steps(*flat), host_knows ? 0 : 1);
+      EXPECT_EQ(optim::states_of(optimizer).steps(*flat), host_knows ? 0 : 1);
       poisoned = false;
       train(both, optimizer, 1, 1.0);
       EXPECT_FALSE(same(masters(both.sharded), before));
@@ -303,7 +304,7 @@ TEST(Optimizers, AUnitWithoutGradientIsLeftAlone) {
   EXPECT_FALSE(at::equal(sharded.full_tensor("layers.0.weight"), used));
   int64_t stepped = 0;
   for (const auto* flat : shard::trainable_flats(*shard::lock(sharded)))
-    stepped += optimizer.steps(*flat);
+    stepped += optim::states_of(optimizer).steps(*flat);
   EXPECT_EQ(stepped, 1);
 }
 

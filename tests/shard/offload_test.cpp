@@ -15,6 +15,7 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/grad_scaler.h"
 #include "fsdp/optim.h"
+#include "optim/states.h"
 #include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/offload.h"
@@ -379,12 +380,12 @@ TEST(StepsInBackward, UpdateEveryUnitBeforeStepIsCalled) {
   run.loss(0).backward();
   for (const auto* flat : shard::lock(run.sharded)->flats()) {
     EXPECT_TRUE(flat->host->stepped);
-    EXPECT_EQ(run.optimizer->steps(*flat), 1);
+    EXPECT_EQ(optim::states_of(*run.optimizer).steps(*flat), 1);
   }
   run.optimizer->step();
   for (const auto* flat : shard::lock(run.sharded)->flats()) {
     EXPECT_FALSE(flat->host->stepped);
-    EXPECT_EQ(run.optimizer->steps(*flat), 1);
+    EXPECT_EQ(optim::states_of(*run.optimizer).steps(*flat), 1);
   }
   run.optimizer->zero_grad();
   run.loss(1).backward();  // step_in_backward() wasn't called again

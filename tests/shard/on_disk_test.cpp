@@ -14,6 +14,7 @@
 #include "base/seams.h"
 #include "disk/file.h"
 #include "fsdp/optim.h"
+#include "optim/states.h"
 #include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/oracle.h"
@@ -71,7 +72,8 @@ std::vector<at::Tensor> everything(const Training& run) {
   std::vector<at::Tensor> all;
   for (const auto* flat : shard::trainable_flats(*shard::lock(run.sharded))) {
     all.push_back(flat->read_master().clone());
-    for (const auto& [name, state] : run.optimizer->state(*flat)) all.push_back(state.clone());
+    for (const auto& [name, state] : optim::states_of(*run.optimizer).state(*flat))
+      all.push_back(state.clone());
   }
   return all;
 }
@@ -130,7 +132,8 @@ TEST(OnDisk, WhatIsWrittenBetweenStepsIsKept) {
       run->step(i);
       at::NoGradGuard no_grad;
       for (auto* flat : shard::trainable_flats(*shard::lock(run->sharded)))
-        for (auto& [name, state] : run->optimizer->restore(*flat, i + 1)) state.mul_(0.5);
+        for (auto& [name, state] : optim::states_of(*run->optimizer).restore(*flat, i + 1))
+          state.mul_(0.5);
     }
   expect_same(disk, plain);
 }
