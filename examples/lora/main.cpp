@@ -99,6 +99,9 @@ int train(const std::string& file) {
   const std::string frozen = "blocks.0.up.base.weight";
   Tensor before = sharded.full_tensor(frozen).clone();
 
+  fsdp::TrainStep take_step(sharded, optimizer, [&](const auto& inputs) {
+    return torch::mse_loss(model->forward(inputs[0]), inputs[1]);
+  });
   torch::manual_seed(100 + world.rank());  // each rank has its own data
   double first = 0, last = 0;
   for (int step = 0; step <= 120; ++step) {
@@ -108,11 +111,7 @@ int train(const std::string& file) {
       torch::NoGradGuard no_grad;
       y = teacher->forward(x);
     }
-    Tensor loss = torch::mse_loss(model->forward(x), y);
-    loss.backward();
-    optimizer.step();
-    optimizer.zero_grad();
-    last = loss.item<double>();
+    last = take_step({x, y}).loss.item<double>();
     if (step == 0) first = last;
     if (world.rank() == 0 && step % 30 == 0)
       std::cout << "step " << step << ", loss " << last << std::endl;

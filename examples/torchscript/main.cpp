@@ -31,17 +31,18 @@ int train(const std::string& file, const std::string& out) {
   fsdp::AdamW optimizer(sharded, {.lr = 3e-3});
   if (world.rank() == 0) std::cout << sharded.describe() << std::endl;
 
+  fsdp::TrainStep take_step(
+      sharded, optimizer,
+      [&](const auto& inputs) {
+        return torch::mse_loss(model.forward({inputs[0]}).toTensor(), inputs[1]);
+      },
+      {.clip = 1.0});
   torch::manual_seed(100 + world.rank());  // each rank has its own data
   double first = 0, last = 0;
   for (int step = 0; step <= 120; ++step) {
     Tensor x = torch::randn({64, 8}).to(world.device());
     Tensor y = x.slice(1, 0, 1) * x.slice(1, 1, 2);  // the target: a product
-    Tensor loss = torch::mse_loss(model.forward({x}).toTensor(), y);
-    loss.backward();
-    sharded.clip_grad_norm_(1.0);
-    optimizer.step();
-    optimizer.zero_grad();
-    last = loss.item<double>();
+    last = take_step({x, y}).loss.item<double>();
     if (step == 0) first = last;
     if (world.rank() == 0 && step % 30 == 0)
       std::cout << "step " << step << ", loss " << last << std::endl;

@@ -136,6 +136,9 @@ int train(bool bf16) {
   fsdp::AdamW optimizer(sharded, {.lr = 3e-3});
   if (world.rank() == 0) std::cout << sharded.describe() << std::endl;
 
+  fsdp::TrainStep take_step(sharded, optimizer, [&](const auto& inputs) {
+    return torch::cross_entropy_loss(sharded.forward(inputs[0]), inputs[1]);
+  });
   const int64_t images = 1024, batch = 64;
   Patterns patterns(0, images);
   double before = accuracy(world, sharded), after = 0, first = 0, last = 0;
@@ -145,12 +148,8 @@ int train(bool bf16) {
   for (int epoch = 0; epoch < 3; ++epoch) {
     sampler.set_epoch(epoch);  // another order
     for (auto& part : *parts) {
-      Tensor logits = sharded.forward(part.data.to(world.device()));
-      Tensor loss = torch::cross_entropy_loss(logits, part.target.to(world.device()));
-      loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
-      last = loss.item<double>();
+      last = take_step({part.data.to(world.device()), part.target.to(world.device())})
+                 .loss.item<double>();
       if (first == 0) first = last;
     }
     after = accuracy(world, sharded);
