@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -16,9 +16,7 @@ constexpr int64_t kFewSteps = 10;  // fewer are too few to measure a share of ti
 constexpr double kMuch = 0.2;      // of a step's time
 
 std::string percent(double share) {
-  char text[16];
-  std::snprintf(text, sizeof text, "%.0f %%", 100 * share);
-  return text;
+  return formatted("{:.0f} %", 100 * share);
 }
 
 Found exposed_communication(const RunFacts& facts) {
@@ -53,16 +51,16 @@ Found small_units(const RunFacts& facts) {
   std::stable_sort(small.begin(), small.end(),
                    [](const UnitSize& a, const UnitSize& b) { return a.bytes < b.bytes; });
   std::string names;
-  for (size_t i = 0; i < std::min<size_t>(small.size(), 3); ++i) {
-    names += (i ? ", " : "") + (small[i].name.empty() ? "the root" : small[i].name) + " (" +
-             human_bytes(static_cast<double>(small[i].bytes)) + ")";
-  }
-  return Advice{"small-units",
-                std::to_string(small.size()) + " of " + std::to_string(facts.units.size()) +
-                    " units gather less than " + human_bytes(static_cast<double>(least)) + ": " +
-                    names + (small.size() > 3 ? ", …" : "") + ".",
-                "a gather that small is mostly start-up cost: shard.wrap = \"size\" merges modules "
-                "up to shard.wrap_min_params, \"root\" makes the whole model one unit."};
+  for (size_t i = 0; i < std::min<size_t>(small.size(), 3); ++i)
+    names +=
+        formatted("{}{} ({})", i ? ", " : "", small[i].name.empty() ? "the root" : small[i].name,
+                  human_bytes(static_cast<double>(small[i].bytes)));
+  return Advice{
+      "small-units",
+      formatted("{} of {} units gather less than {}: {}{}.", small.size(), facts.units.size(),
+                human_bytes(static_cast<double>(least)), names, small.size() > 3 ? ", …" : ""),
+      "a gather that small is mostly start-up cost: shard.wrap = \"size\" merges modules "
+      "up to shard.wrap_min_params, \"root\" makes the whole model one unit."};
 }
 
 Found fp16_without_scaler(const RunFacts& facts) {
@@ -75,10 +73,12 @@ Found fp16_without_scaler(const RunFacts& facts) {
 Found bf16_reduction(const RunFacts& facts) {
   constexpr int kMany = 16;
   if (facts.reduce != Precision::kBf16 || facts.reduce_ranks < kMany) return {};
-  return Advice{"bf16-reduction-many-ranks",
-                "gradients of " + std::to_string(facts.reduce_ranks) +
-                    " ranks are summed in bf16, which keeps 8 bits of every partial sum.",
-                "set shard.reduce to fp32; only the bytes of reductions double."};
+  return Advice{
+      "bf16-reduction-many-ranks",
+      formatted(
+          "gradients of {} ranks are summed in bf16, which keeps 8 bits of every partial sum.",
+          facts.reduce_ranks),
+      "set shard.reduce to fp32; only the bytes of reductions double."};
 }
 
 double median(std::vector<double> values) {
@@ -97,9 +97,8 @@ Found loss_spike(const RunFacts& facts) {
   if (before.size() < kWindow || !std::isfinite(last)) return {};
   double usual = median(before);
   if (usual <= 0 || last <= 2 * usual) return {};
-  char text[96];
-  std::snprintf(text, sizeof text, "the loss jumped to %.4g from a median of %.4g.", last, usual);
-  return Advice{"loss-spike-without-clipping", text,
+  return Advice{"loss-spike-without-clipping",
+                formatted("the loss jumped to {:.4g} from a median of {:.4g}.", last, usual),
                 "gradients aren't clipped: train.clip = 1.0 limits what one bad batch can do; "
                 "otherwise lower optim.lr or raise optim.warmup_steps."};
 }
@@ -109,22 +108,22 @@ Found omp_one_thread(const RunFacts& facts) {
   if (facts.gpu || !facts.torchrun || facts.omp_threads != 1 || !spare) return {};
   return Advice{
       "omp-one-thread",
-      "torchrun set OMP_NUM_THREADS=1, so only " + std::to_string(facts.ranks_on_host) + " of " +
-          std::to_string(facts.cores) + " cores compute.",
-      "set OMP_NUM_THREADS=" + std::to_string(facts.cores / std::max(facts.ranks_on_host, 1)) +
-          " before torchrun, or launch with fsdp run, which sets it."};
+      formatted("torchrun set OMP_NUM_THREADS=1, so only {} of {} cores compute.",
+                facts.ranks_on_host, facts.cores),
+      formatted("set OMP_NUM_THREADS={} before torchrun, or launch with fsdp run, which sets it.",
+                facts.cores / std::max(facts.ranks_on_host, 1))};
 }
 
 Found small_micro_batch(const RunFacts& facts) {
   constexpr double kHalf = 0.5;
   if (!facts.gpu || facts.accumulation < 2 || facts.steps < kFewSteps) return {};
   if (!facts.memory_share || *facts.memory_share >= kHalf) return {};
-  return Advice{"small-micro-batch",
-                "a step takes " + std::to_string(facts.accumulation) + " micro-batches of " +
-                    std::to_string(facts.micro_batch) + " per rank, but only " +
-                    percent(*facts.memory_share) + " of the GPU's memory is used.",
-                "double train.micro_batch: fewer, larger operators are faster, and the result is "
-                "the same."};
+  return Advice{
+      "small-micro-batch",
+      formatted(
+          "a step takes {} micro-batches of {} per rank, but only {} of the GPU's memory is used.",
+          facts.accumulation, facts.micro_batch, percent(*facts.memory_share)),
+      "double train.micro_batch: fewer, larger operators are faster, and the result is the same."};
 }
 
 Found steps_skipped(const RunFacts& facts) {
@@ -133,11 +132,11 @@ Found steps_skipped(const RunFacts& facts) {
   if (facts.steps < kEnough) return {};
   double share = static_cast<double>(facts.skipped) / static_cast<double>(facts.steps);
   if (share <= kOften) return {};
-  return Advice{"steps-skipped",
-                std::to_string(facts.skipped) + " of the last " + std::to_string(facts.steps) +
-                    " steps were skipped: the loss or a gradient wasn't finite.",
-                "lower optim.lr, clip gradients (train.clip = 1.0), or set shard.precision to bf16 "
-                "or fp32."};
+  return Advice{
+      "steps-skipped",
+      formatted("{} of the last {} steps were skipped: the loss or a gradient wasn't finite.",
+                facts.skipped, facts.steps),
+      "lower optim.lr, clip gradients (train.clip = 1.0), or set shard.precision to bf16 or fp32."};
 }
 
 struct Rule {
@@ -181,8 +180,8 @@ Adviser::Adviser(const std::vector<std::string>& silenced) {
     if (std::find(names.begin(), names.end(), name) == names.end()) {
       std::string all;
       for (const auto& one : names) all += (all.empty() ? "" : ", ") + one;
-      throw Error("log.silence names a warning that doesn't exist: \"" + name + "\".",
-                  "warnings are " + all + ".");
+      throw Error(formatted("log.silence names a warning that doesn't exist: \"{}\".", name),
+                  formatted("warnings are {}.", all));
     }
     known_.insert(name);
   }
@@ -196,8 +195,9 @@ std::vector<Advice> Adviser::news(const RunFacts& facts) {
 }
 
 std::string describe(const Advice& advice) {
-  return "warning: " + advice.name + ": " + advice.text + "\n  HINT: " + advice.hint +
-         " (docs/warnings.md; log.silence = [\"" + advice.name + "\"] hides this)";
+  return formatted(
+      "warning: {}: {}\n  HINT: {} (docs/warnings.md; log.silence = [\"{}\"] hides this)",
+      advice.name, advice.text, advice.hint, advice.name);
 }
 
 }  // namespace fsdp::observe

@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
+
+#include "base/format.h"
 
 namespace fsdp::observe {
 namespace {
@@ -15,7 +16,7 @@ constexpr size_t kLeastPoints = 8;
 constexpr int kLabel = 9, kLeastColumns = 16, kMostColumns = 72;  // the label includes the axis
 
 std::string in_colour(const std::string& text, const char* colour, bool on) {
-  return on && *colour ? std::string("\x1b[") + colour + "m" + text + "\x1b[0m" : text;
+  return on && *colour ? formatted("\x1b[{}m{}\x1b[0m", colour, text) : text;
 }
 
 std::string utf8_of(char32_t code) {  // U+0800 to U+FFFF
@@ -118,30 +119,25 @@ class LossPlot {
 
   std::string title() const {
     std::string curve = options_.unicode ? utf8_of(0x28FF) : "*";
-    return "Loss (" + in_colour(curve, "36", options_.colour) + " training" +
-           (history_.evaluations_.empty()
-                ? ""
-                : ", " + in_colour("o", "33", options_.colour) + " evaluation") +
-           "):\n";
+    return formatted("Loss ({} training{}):\n", in_colour(curve, "36", options_.colour),
+                     history_.evaluations_.empty()
+                         ? ""
+                         : formatted(", {} evaluation", in_colour("o", "33", options_.colour)));
   }
 
   std::string label(int row) const {
-    char number[32] = "";
-    bool first = row == 0, last = row == options_.height - 1;
-    if (first) std::snprintf(number, sizeof number, "%.4g", high_);
-    if (last) std::snprintf(number, sizeof number, "%.4g", low_);
-    char text[64];
-    std::snprintf(text, sizeof text, "%7.7s ", number);
-    return text + std::string(options_.unicode ? first || last ? "┤" : "│" : "|");
+    const bool last = row == options_.height - 1, labelled = row == 0 || last;
+    std::string number = labelled ? formatted("{:.4g}", last ? low_ : high_) : "";
+    return formatted("{:>7.7} {}", number, options_.unicode ? labelled ? "┤" : "│" : "|");
   }
 
   std::string axis() const {
     std::string line = std::string(kLabel - 1, ' ') + (options_.unicode ? "└" : "+");
     for (int i = 0; i < columns_; ++i) line += options_.unicode ? "─" : "-";
-    std::string from = "step " + std::to_string(history_.first_step_);
-    std::string to = std::to_string(history_.last_step_);
+    std::string from = formatted("step {}", history_.first_step_);
+    std::string to = formatted("{}", history_.last_step_);
     int gap = std::max(1, columns_ - static_cast<int>(from.size() + to.size()));
-    return line + "\n" + std::string(kLabel, ' ') + from + std::string(gap, ' ') + to + "\n";
+    return formatted("{}\n{:{}}{}{:{}}{}\n", line, "", kLabel, from, "", gap, to);
   }
 
   const LossHistory& history_;
@@ -195,9 +191,7 @@ std::string LossHistory::plot(const PlotOptions& options) const {
 std::string history_row(const std::string& title, double loss, double full,
                         const PlotOptions& options, const char* colour) {
   constexpr int kMostBar = 48, kLeastBar = 8;
-  char number[64];
-  std::snprintf(number, sizeof number, "  loss %.4f", loss);
-  std::string row = title + number;
+  std::string row = formatted("{}  loss {:.4f}", title, loss);
   int room = options.width - 1;
   int bar = std::min(room - static_cast<int>(row.size()) - 2, kMostBar);
   if (bar >= kLeastBar && std::isfinite(loss) && full > 0) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <sstream>
 
+#include "base/format.h"
 #include "base/table.h"
 
 namespace fsdp::observe {
@@ -41,11 +41,9 @@ std::string describe(const MemoryReport& memory, std::optional<int64_t> measured
   table.print(out, /*json=*/false);
   if (measured) {
     double share = 100 * unaccounted_share(memory, *measured);
-    char line[160];
-    std::snprintf(line, sizeof line, "the allocator's peak is %.1f %% %s\n", std::abs(share),
-                  share >= 0 ? "higher: temporaries, buffers and inputs"
-                             : "lower: not all of this existed at the same time");
-    out << line;
+    out << formatted("the allocator's peak is {:.1f} % {}\n", std::abs(share),
+                     share >= 0 ? "higher: temporaries, buffers and inputs"
+                                : "lower: not all of this existed at the same time");
   }
   return out.str();
 }

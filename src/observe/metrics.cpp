@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::observe {
@@ -25,7 +26,7 @@ Json number(double value) {
 
 [[noreturn]] void fail(const std::string& what, const std::string& file) {
   int why = errno;
-  throw Error("can't " + what + " " + file + ": " + std::strerror(why) + ".",
+  throw Error(formatted("can't {} {}: {}.", what, file, std::strerror(why)),
               why == ENOSPC ? "free space on the disk." : "check the run's directory (--dir).");
 }
 
@@ -74,7 +75,7 @@ void replace(const std::string& file, const std::string& text) {
     throw;
   }
   ::close(handle);
-  if (::rename(draft.c_str(), file.c_str()) != 0) fail("rename " + draft + " to", file);
+  if (::rename(draft.c_str(), file.c_str()) != 0) fail(formatted("rename {} to", draft), file);
 }
 
 }  // namespace

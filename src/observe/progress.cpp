@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <ostream>
 #include <vector>
 
@@ -28,6 +27,12 @@ std::string memory(double mib) {
   return mib >= 1024 ? formatted("{:.1f} GiB", mib / 1024) : formatted("{:.0f} MiB", mib);
 }
 
+// "12/350", padded so that all steps of a run are equally long; "12" if its length isn't known.
+std::string step_of(int64_t step, int64_t steps) {
+  const std::string total = std::to_string(steps);
+  return steps > 0 ? formatted("{:>{}}/{}", step, total.size(), total) : std::to_string(step);
+}
+
 // A part of the live line. If there isn't room for all, those of low rank are dropped first.
 struct Field {
   int rank;
@@ -37,13 +42,7 @@ struct Field {
 
 std::vector<Field> fields(const StepRecord& record, const ProgressOptions& options,
                           std::optional<double> left_s) {
-  std::string step = std::to_string(record.step);
-  if (options.steps > 0) {
-    std::string total = std::to_string(options.steps);
-    step =
-        std::string(total.size() - std::min(total.size(), step.size()), ' ') + step + "/" + total;
-  }
-  std::vector<Field> all = {{9, "step " + step}};
+  std::vector<Field> all = {{9, "step " + step_of(record.step, options.steps)}};
   all.push_back({8, formatted("loss {:.4f}", record.loss), "1"});
   if (record.skipped) all.push_back({8, "skipped", "31"});
   if (record.grad_norm) all.push_back({3, formatted("norm {:.3g}", *record.grad_norm)});
@@ -78,7 +77,7 @@ std::string bar(double done, size_t width) {
 
 std::string painted(const Field& field, bool colour) {
   if (!colour || !*field.colour) return field.text;
-  return std::string("\x1b[") + field.colour + "m" + field.text + "\x1b[0m";
+  return formatted("\x1b[{}m{}\x1b[0m", field.colour, field.text);
 }
 
 }  // namespace
@@ -116,7 +115,7 @@ std::string live_line(const StepRecord& record, const ProgressOptions& options,
 std::string plain_line(const StepRecord& record, const ProgressOptions& options,
                        std::optional<double> left_s) {
   std::string step = std::to_string(record.step);
-  if (options.steps > 0) step.append("/").append(std::to_string(options.steps));
+  if (options.steps > 0) step += formatted("/{}", options.steps);
   const size_t widest = options.steps > 0 ? 2 * std::to_string(options.steps).size() + 1 : 7;
   std::string line = formatted("step {:>{}}  loss {:8.4f}", step, widest, record.loss);
   if (record.grad_norm) line += formatted("  norm {:8.3g}", *record.grad_norm);
@@ -183,13 +182,8 @@ void Progress::add_to_history(const StepRecord& record) {
 }
 
 std::string Progress::row(const char* what, int64_t step, double loss, const char* colour) const {
-  std::string title = std::to_string(step);
-  if (options_.steps > 0) {
-    std::string total = std::to_string(options_.steps);
-    title = formatted("{:>{}}/{}", title, total.size(), total);
-  }
   return history_row(
-      what + (" " + title), loss, full_loss_.value_or(0),
+      formatted("{} {}", what, step_of(step, options_.steps)), loss, full_loss_.value_or(0),
       {.width = options_.width, .unicode = options_.unicode, .colour = options_.colour}, colour);
 }
 

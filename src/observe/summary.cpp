@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <vector>
 
 #include "base/format.h"
@@ -37,8 +36,8 @@ void share_out(std::vector<Part>& parts) {
 }
 
 std::string row(const std::string& name, const std::string& value, bool colour) {
-  std::string title = formatted("  {:<22}", name);
-  return (colour ? "\x1b[1m" + title + "\x1b[0m" : title) + value + "\n";
+  return formatted("{}  {:<22}{}{}\n", colour ? "\x1b[1m" : "", name, colour ? "\x1b[0m" : "",
+                   value);
 }
 
 }  // namespace
@@ -55,23 +54,23 @@ std::string describe(const RunSummary& run, bool colour) {
                              {"other", total - known}};
   share_out(parts);
 
-  std::string out = "The run took " + human_seconds(total) + ":\n";
+  std::string out = formatted("The run took {}:\n", human_seconds(total));
   for (const Part& part : parts) {
     out += row(part.name,
                formatted("{:10.1f} s  {:3}.{} %", part.seconds, part.tenths / 10, part.tenths % 10),
                colour);
   }
-  auto number = [](int64_t value) { return with_separators(value); };
-  std::string steps = number(run.steps);
-  if (run.skipped > 0) steps += ", " + number(run.skipped) + " of them skipped (not finite)";
+  std::string steps = with_separators(run.steps);
+  if (run.skipped > 0)
+    steps += formatted(", {} of them skipped (not finite)", with_separators(run.skipped));
   out += row("steps", steps, colour);
   if (run.tokens > 0) {
     double training_s = run.compute_s + run.comm_s + run.data_s;
-    std::string speed = training_s > 0
-                            ? ", " + human_count(static_cast<double>(run.tokens) / training_s) +
-                                  " tokens/s while training"
-                            : "";
-    out += row("tokens", number(run.tokens) + speed, colour);
+    std::string text = with_separators(run.tokens);
+    if (training_s > 0)
+      text += formatted(", {} tokens/s while training",
+                        human_count(static_cast<double>(run.tokens) / training_s));
+    out += row("tokens", text, colour);
   }
   if (run.tflops) {
     std::string text = formatted("{:.3g} TFLOP/s", *run.tflops);

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::observe {
@@ -121,15 +122,15 @@ EventWriter::EventWriter(const std::string& dir, std::optional<int64_t> resume_s
   std::error_code problem;
   fs::create_directories(dir, problem);
   if (problem) {
-    throw Error("can't create the folder " + dir + ": " + problem.message() + ".",
+    throw Error(formatted("can't create the folder {}: {}.", dir, problem.message()),
                 "check the run's directory (--dir).");
   }
-  file_ = (fs::path(dir) / (kPrefix + std::to_string(time_for_name(dir)) + "." + host_name() + "." +
-                            std::to_string(::getpid())))
+  file_ = (fs::path(dir) /
+           formatted("{}{}.{}.{}", kPrefix, time_for_name(dir), host_name(), ::getpid()))
               .string();
   handle_ = ::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
   if (handle_ < 0) {
-    throw Error("can't write " + file_ + ": " + std::strerror(errno) + ".",
+    throw Error(formatted("can't write {}: {}.", file_, std::strerror(errno)),
                 "check the run's directory (--dir), or set log.tensorboard to false.");
   }
   std::string first = event(now(), 0);
@@ -201,7 +202,7 @@ void EventWriter::flush() {
     if (wrote <= 0) {
       int why = errno;
       pending_.erase(0, done);  // these bytes are in the file already
-      throw Error("can't write " + file_ + ": " + std::strerror(why) + ".",
+      throw Error(formatted("can't write {}: {}.", file_, std::strerror(why)),
                   why == ENOSPC ? "free space on the disk." : "check the run's directory (--dir).");
     }
     done += static_cast<size_t>(wrote);

@@ -1,7 +1,8 @@
 #include "observe/throughput.h"
 
 #include <cmath>
-#include <cstdio>
+
+#include "base/format.h"
 
 namespace fsdp::observe {
 namespace {
@@ -30,10 +31,7 @@ bool is_lesser(std::string_view device) {
 }
 
 std::string with_unit(double value, const char* unit) {
-  char text[32];
-  int digits = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
-  std::snprintf(text, sizeof text, "%.*f%s", digits, value, unit);
-  return text;
+  return formatted("{:.{}f}{}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
 }
 
 }  // namespace
@@ -66,22 +64,12 @@ std::string human_count(double number) {
 
 std::string human_seconds(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e11) return "?";
-  char text[48];
-  if (seconds < 9.95) {
-    std::snprintf(text, sizeof text, "%.1f s", seconds);
-    return text;
-  }
+  if (seconds < 9.95) return formatted("{:.1f} s", seconds);
   long long whole = std::llround(seconds), minutes = whole / 60, hours = minutes / 60;
-  if (whole < 60) {
-    std::snprintf(text, sizeof text, "%lld s", whole);
-  } else if (hours == 0) {
-    std::snprintf(text, sizeof text, "%lld min %02lld s", minutes, whole % 60);
-  } else if (hours < 48) {
-    std::snprintf(text, sizeof text, "%lld h %02lld min", hours, minutes % 60);
-  } else {
-    std::snprintf(text, sizeof text, "%lld d %02lld h", hours / 24, hours % 24);
-  }
-  return text;
+  if (whole < 60) return formatted("{} s", whole);
+  if (hours == 0) return formatted("{} min {:02} s", minutes, whole % 60);
+  if (hours < 48) return formatted("{} h {:02} min", hours, minutes % 60);
+  return formatted("{} d {:02} h", hours / 24, hours % 24);
 }
 
 }  // namespace fsdp::observe

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/profile.h"
 
@@ -42,7 +43,7 @@ void Trace::save(const std::string& path) {
   }
   auto result = kineto::disableProfiler();
   if (!std::ofstream(path))  // kineto would only log it
-    throw Error("can't write the trace to " + path + ".",
+    throw Error(formatted("can't write the trace to {}.", path),
                 "check that the directory exists, and its permissions.");
   result->save(path);
 }

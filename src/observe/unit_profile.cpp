@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <sstream>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 #include "fsdp/profile.h"
@@ -93,8 +93,7 @@ void Profile::begin(const Sharded& sharded) {
   if (!state_->profiler) {
     state_->profiler = std::make_shared<Profiler>(model->device());
     state_->units = std::move(units);
-    state_->where = "rank " + std::to_string(model->world().rank()) + " of " +
-                    std::to_string(model->world().size());
+    state_->where = formatted("rank {} of {}", model->world().rank(), model->world().size());
   }
   if (!shard::start_profile(*model->lock(), state_->profiler))
     throw Error("Profile: another Profile is measuring this model.", "end that one first.");
@@ -223,17 +222,13 @@ std::string Profile::describe() const {
     table.add(row, row.unit == kMeetings ? "update" : row.backward ? "backward" : "forward");
   ProfileRow all = total();
   table.add(all, "");
-  char text[160];
-  std::snprintf(text, sizeof text, "%lld step%s of %.3f ms (%s): ", static_cast<long long>(steps()),
-                steps() == 1 ? "" : "s", step_ms(), state_->where.c_str());
-  std::string head = text;
-  std::snprintf(text, sizeof text, "%.3f ms per step (%.1f %%) exposed\n",
-                all.exposed_ms / static_cast<double>(std::max<int64_t>(steps(), 1)),
-                100 * exposed_share());
-  return head + text +
-         "calls, bytes sent and exposed time are per step; times in ms, median and max over all "
-         "calls\n" +
-         table.print();
+  const double exposed_ms = all.exposed_ms / static_cast<double>(std::max<int64_t>(steps(), 1));
+  return formatted(
+      "{} step{} of {:.3f} ms ({}): {:.3f} ms per step ({:.1f} %) exposed\n"
+      "calls, bytes sent and exposed time are per step; times in ms, median and max over all "
+      "calls\n{}",
+      steps(), steps() == 1 ? "" : "s", step_ms(), state_->where, exposed_ms, 100 * exposed_share(),
+      table.print());
 }
 
 }  // namespace fsdp

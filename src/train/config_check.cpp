@@ -4,16 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/sharding.h"
 #include "train/config_values.h"
 
 namespace fsdp::train {
 namespace {
-
-std::string digits(int64_t number) {
-  return std::to_string(number);
-}
 
 // A key without effect is an error: whoever set it expects one. Default values pass, because
 // written configs contain every key.
@@ -34,9 +31,9 @@ void check_effects(const Config& config) {
         holds = holds || field->name() == field->name(value);
       }
       if (!holds)
-        throw Error(chosen[i].name() + " = " + given + " has no effect: " + other.name() + " is " +
-                        field->name() + ".",
-                    "leave it at " + standard + ", or set " + other.name() + " to " + names + ".");
+        throw Error(formatted("{} = {} has no effect: {} is {}.", chosen[i].name(), given,
+                              other.name(), field->name()),
+                    formatted("leave it at {}, or set {} to {}.", standard, other.name(), names));
     }
   }
 }
@@ -45,9 +42,10 @@ void check_model(const Config& config) {
   const ModelConfig& model = config.model;
   check(model);
   if (model.type == ModelType::kGpt2 && model.max_tokens > 0 && config.data.seq > model.max_tokens)
-    throw Error("data.seq = " + digits(config.data.seq) + " is more than the " +
-                    digits(model.max_tokens) + " positions of this gpt2 (model.max_tokens).",
-                "lower data.seq, or set model.max_tokens to 0, which means data.seq.");
+    throw Error(
+        formatted("data.seq = {} is more than the {} positions of this gpt2 (model.max_tokens).",
+                  config.data.seq, model.max_tokens),
+        "lower data.seq, or set model.max_tokens to 0, which means data.seq.");
 }
 
 void check_data(const Config& config) {
@@ -57,8 +55,8 @@ void check_data(const Config& config) {
     throw Error("an mlp can't be trained on text.",
                 "use random vectors, data.train = [\"random\"], or choose another model.type.");
   if (data.has_token_files() && config.model.vocab == 0 && data.tokenizer == "bytes")
-    throw Error("data.format = " + enum_name(data.format) +
-                    ": token files don't contain the vocabulary size.",
+    throw Error(formatted("data.format = {}: token files don't contain the vocabulary size.",
+                          enum_name(data.format)),
                 "set model.vocab, or data.tokenizer to the tokenizer.json that made them.");
 }
 
@@ -76,8 +74,8 @@ void check_length(const Config& config) {
   if (train.tokens > 0 && config.model.type == ModelType::kMlp)
     throw Error("an mlp has no tokens to count.", "set train.steps instead of train.tokens.");
   if (train.tokens > 0 && train.tokens < train.batch * config.data.seq)
-    throw Error("train.tokens = " + digits(train.tokens) + " is less than one step of " +
-                    digits(train.batch) + " x " + digits(config.data.seq) + " tokens.",
+    throw Error(formatted("train.tokens = {} is less than one step of {} x {} tokens.",
+                          train.tokens, train.batch, config.data.seq),
                 "raise train.tokens, or lower train.batch.");
 }
 
@@ -85,15 +83,14 @@ void check_batch(const TrainConfig& train, int world) {
   int64_t unit = world * std::max<int64_t>(train.micro_batch, 1);
   if (train.batch % unit == 0) return;
   int64_t below = train.batch / unit * unit, above = below + unit;
-  std::string near = (below > 0 ? digits(below) + " or " : "") + digits(above);
+  std::string near = below > 0 ? formatted("{} or {}", below, above) : formatted("{}", above);
   if (train.batch % world != 0)
-    throw Error("train.batch = " + digits(train.batch) + " can't be divided among " +
-                    digits(world) + " ranks.",
-                "the nearest that works: --batch " + near + ".");
-  throw Error("the " + digits(train.batch / world) + " samples per rank (train.batch = " +
-                  digits(train.batch) + ", " + digits(world) + " ranks) aren't a multiple of " +
-                  "train.micro_batch = " + digits(train.micro_batch) + ".",
-              "use --batch " + near + ", or --train.micro_batch 0 for all at once.");
+    throw Error(formatted("train.batch = {} can't be divided among {} ranks.", train.batch, world),
+                formatted("the nearest that works: --batch {}.", near));
+  throw Error(formatted("the {} samples per rank (train.batch = {}, {} ranks) aren't a multiple of "
+                        "train.micro_batch = {}.",
+                        train.batch / world, train.batch, world, train.micro_batch),
+              formatted("use --batch {}, or --train.micro_batch 0 for all at once.", near));
 }
 
 void check_activations(const Config& config) {
@@ -115,7 +112,7 @@ void check_offload(const Config& config) {
                 "set shard.strategy to full_shard, which also works with one rank.");
   if (!config.offload.step_in_backward) return;
   auto refuse = [](const std::string& why, const std::string& hint) {
-    throw Error("offload.step_in_backward is set, but " + why + ".", hint);
+    throw Error(formatted("offload.step_in_backward is set, but {}.", why), hint);
   };
   if (config.train.clip > 0)
     refuse("gradients are clipped by a norm that is known only after backward (train.clip)",
@@ -128,8 +125,8 @@ void check_offload(const Config& config) {
 void check_graph(const Config& config) {
   if (config.train.graph != GraphMode::kOn) return;
   auto refuse = [](const std::string& why, const std::string& key) {
-    throw Error("train.graph = on, but the step can't be a CUDA graph: " + why + ".",
-                "leave it at auto, or set " + key + ".");
+    throw Error(formatted("train.graph = on, but the step can't be a CUDA graph: {}.", why),
+                formatted("leave it at auto, or set {}.", key));
   };
   if (scales_gradients(config))
     refuse("the gradient scaler decides on the host", "shard.precision to bf16");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/format.h"
 #include "base/nearest.h"
 #include "fsdp/error.h"
 #include "train/config.h"
@@ -30,12 +31,13 @@ std::string type_name(const Option& option) {
 
 std::string help(const Option& option) {
   bool is_list = std::holds_alternative<std::vector<std::string>*>(option.target);
-  return option.help + (is_list ? "; repeat for more" : "") + " (default: " + value_text(option) +
-         ")";
+  return formatted("{}{} (default: {})", option.help, is_list ? "; repeat for more" : "",
+                   value_text(option));
 }
 
 std::string group(const Option& option) {
-  return (option.section.empty() ? "" : "[" + option.section + "] ") + option.section_help;
+  if (option.section.empty()) return option.section_help;
+  return formatted("[{}] {}", option.section, option.section_help);
 }
 
 // All names of all flags, without the dashes.
@@ -49,9 +51,8 @@ std::vector<std::string> spellings(const std::vector<Option>& all) {
 }
 
 [[noreturn]] void refuse_unknown(const std::string& word, const CLI::App& command) {
-  if (!word.starts_with("-")) {
-    throw Error("unexpected argument \"" + word + "\".", "flags look like --optim.lr 1e-4.");
-  }
+  if (!word.starts_with("-"))
+    throw Error(formatted("unexpected argument \"{}\".", word), "flags look like --optim.lr 1e-4.");
   std::string name = word.substr(word.find_first_not_of('-'));
   name = name.substr(0, name.find('='));
   Config defaults;
@@ -64,9 +65,10 @@ std::vector<std::string> spellings(const std::vector<Option>& all) {
   }
   std::string near = nearest_word(others, name);
   if (const Option* option = nearest(all, name); near.empty() && option) near = option->name();
-  throw Error("there is no flag " + word.substr(0, word.find('=')) + ".",
-              (near.empty() ? "" : "did you mean --" + near + "? ") + command.get_name() +
-                  " --help lists all flags.");
+  throw Error(
+      formatted("there is no flag {}.", word.substr(0, word.find('='))),
+      formatted("{}{} --help lists all flags.",
+                near.empty() ? "" : formatted("did you mean --{}? ", near), command.get_name()));
 }
 
 void add(CLI::App& command, const Option& option, CommandLine& line,
@@ -79,10 +81,9 @@ void add(CLI::App& command, const Option& option, CommandLine& line,
     const std::string& word = words.back();
     bool is_flag = word.starts_with("--") &&
                    std::find(known->begin(), known->end(), word.substr(2)) != known->end();
-    if (is_flag) {  // --dir= --resume: CLI11 takes the next word for an empty value
-      throw Error("--" + name + " has no value: " + word + " follows it.",
-                  "pass --" + name + " VALUE.");
-    }
+    if (is_flag)  // --dir= --resume: CLI11 takes the next word if a value is empty
+      throw Error(formatted("--{} has no value: {} follows it.", name, word),
+                  formatted("pass --{} VALUE.", name));
     // `--resume my.toml`: a switch needs no value, so the next word is a config.
     if (is_bool && !word.empty() && !flag_word(word)) {
       line.flags.emplace_back(name, "true");

@@ -1,10 +1,10 @@
 #include "train/config_ready.h"
 
-#include <cstdio>
 #include <map>
 #include <sstream>
 #include <tuple>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "train/config_resolve.h"
 
@@ -30,14 +30,8 @@ int64_t gpt2_parameters(const ModelConfig& model, int64_t vocab, int64_t positio
 }
 
 std::string millions(int64_t count) {
-  char text[32];
   double number = static_cast<double>(count);
-  if (count >= 1'000'000'000) {
-    std::snprintf(text, sizeof text, "%.2fB", number / 1e9);
-  } else {
-    std::snprintf(text, sizeof text, "%.1fM", number / 1e6);
-  }
-  return text;
+  return number >= 1e9 ? formatted("{:.2f}B", number / 1e9) : formatted("{:.1f}M", number / 1e6);
 }
 
 }  // namespace

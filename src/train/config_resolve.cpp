@@ -7,6 +7,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/format.h"
 #include "base/nearest.h"
 #include "data/token_file.h"
 #include "fsdp/error.h"
@@ -36,7 +37,7 @@ std::string read(const fs::path& file) {
   std::ostringstream text;
   text << in.rdbuf();
   if (!in)
-    throw Error("can't read the config " + file.string() + ".",
+    throw Error(formatted("can't read the config {}.", file),
                 "check the path and its permissions.");
   return text.str();
 }
@@ -47,7 +48,7 @@ Source named_source(const std::string& name) {
     return {name, fs::path(name).stem().string(), read(name)};
   }
   if (const ReadyConfig* ready = ready_config(name)) {
-    return {std::string(ready->name) + " (built in)", fs::path(name).filename().string(),
+    return {formatted("{} (built in)", ready->name), fs::path(name).filename().string(),
             std::string(ready->text)};
   }
   // Without a checkout, "configs/llama-1b.toml" most likely means llama-1b.
@@ -57,9 +58,9 @@ Source named_source(const std::string& name) {
   std::vector<std::string> known;
   for (const auto& ready : ready_configs()) known.emplace_back(ready.name);
   std::string near = nearest_word(known, bare);
-  throw Error("there is no config \"" + name + "\": neither a file nor a ready config.",
-              (near.empty() ? "" : "did you mean " + near + "? ") +
-                  "fsdp train --list-configs lists the ready configs.");
+  throw Error(formatted("there is no config \"{}\": neither a file nor a ready config.", name),
+              formatted("{}fsdp train --list-configs lists the ready configs.",
+                        near.empty() ? "" : formatted("did you mean {}? ", near)));
 }
 
 // Throws an Error that names the right section or the nearest key: lr belongs to [optim].
@@ -68,19 +69,19 @@ Source named_source(const std::string& name) {
   size_t dot = entry.name.rfind('.');
   std::string section = dot == std::string::npos ? "" : entry.name.substr(0, dot);
   std::string key = entry.name.substr(dot == std::string::npos ? 0 : dot + 1);
-  std::string place = section.empty() ? "outside all sections" : "in [" + section + "]";
+  std::string place = section.empty() ? "outside all sections" : formatted("in [{}]", section);
   const Option* near = nearest(all, entry.name);
   std::string hint;
   if (!near) {
     hint = "docs/config.md lists every key.";
   } else if (near->section == section) {
-    hint = "did you mean " + near->key + "?";
+    hint = formatted("did you mean {}?", near->key);
   } else if (near->section.empty()) {
     hint = near->key + " must come before the first [section].";
   } else {
-    hint = near->key + " belongs to [" + near->section + "].";
+    hint = formatted("{} belongs to [{}].", near->key, near->section);
   }
-  throw Error(where + ": there is no key \"" + key + "\" " + place + ".", hint);
+  throw Error(formatted("{}: there is no key \"{}\" {}.", where, key, place), hint);
 }
 
 void refuse_unknown_sections(const std::vector<Option>& all, const TomlDocument& document,
@@ -93,8 +94,9 @@ void refuse_unknown_sections(const std::vector<Option>& all, const TomlDocument&
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     std::string near = nearest_word(known, name), names;
     for (const auto& one : known) names += (names.empty() ? "" : ", ") + one;
-    throw Error(file + ":" + std::to_string(line) + ": there is no section [" + name + "].",
-                near.empty() ? "sections are " + names + "." : "did you mean [" + near + "]?");
+    throw Error(formatted("{}:{}: there is no section [{}].", file, line, name),
+                near.empty() ? formatted("sections are {}.", names)
+                             : formatted("did you mean [{}]?", near));
   }
 }
 
@@ -111,7 +113,8 @@ void apply_flags(Config& config, const CommandLine& line, std::set<std::string>&
   if (ends) config.train.steps = config.train.tokens = 0, config.train.epochs = 0;
   for (const auto& [name, given_words] : words) {
     const Option* option = find(all, name);
-    if (!option) throw Error("there is no option " + name + ".", "fsdp train --help lists all.");
+    if (!option)
+      throw Error(formatted("there is no option {}.", name), "fsdp train --help lists all.");
     set(*option, given_words);
     given.insert(name);
   }
@@ -132,9 +135,8 @@ void shorten(Resolved& resolved, const CommandLine& line) {
   auto shrink = [&](const char* name, int64_t& value) {
     int64_t less = std::min(value, *steps / 10);
     if (by_flag(name) || less == value) return;
-    resolved.notes.push_back(std::string(name) + " is " + std::to_string(less) + " instead of " +
-                             std::to_string(value) + ": the run has " + std::to_string(*steps) +
-                             (*steps == 1 ? " step." : " steps."));
+    resolved.notes.push_back(formatted("{} is {} instead of {}: the run has {} step{}.", name, less,
+                                       value, *steps, *steps == 1 ? "" : "s"));
     value = less;
   };
   shrink("optim.warmup_steps", optim.warmup_steps);
@@ -154,10 +156,9 @@ std::string name_of_directory(const std::string& dir) {
 }
 
 Source source_of(const CommandLine& line) {
-  if (line.configs.size() > 1) {
-    throw Error("there are two configs: " + line.configs[0] + " and " + line.configs[1] + ".",
+  if (line.configs.size() > 1)
+    throw Error(formatted("there are two configs: {} and {}.", line.configs[0], line.configs[1]),
                 "pass one, and change single values with flags.");
-  }
   if (!line.configs.empty()) return named_source(line.configs[0]);
   const std::string* resume = last_flag(line, "resume");
   if (!resume || flag_word(*resume) != true) return named_source("demo");
@@ -167,10 +168,9 @@ Source source_of(const CommandLine& line) {
   }
   fs::path file = fs::path(*dir) / "config.toml";
   std::error_code problem;
-  if (!fs::is_regular_file(file, problem)) {
-    throw Error("there is no run to resume in " + *dir + ": it has no config.toml.",
+  if (!fs::is_regular_file(file, problem))
+    throw Error(formatted("there is no run to resume in {}: it has no config.toml.", *dir),
                 "check --dir; ls runs lists the runs.");
-  }
   return {file.string(), name_of_directory(*dir), read(file)};
 }
 
@@ -192,7 +192,7 @@ std::vector<std::string> apply_toml(Config& config, std::string_view text,
   refuse_unknown_sections(all, document, file);
   std::vector<std::string> names;
   for (const auto& entry : document.entries) {
-    std::string where = file + ":" + std::to_string(entry.line);
+    std::string where = formatted("{}:{}", file, entry.line);
     const Option* option = find(all, entry.name);
     if (!option) refuse_key(all, entry, where);
     set(*option, entry, where);
@@ -236,8 +236,10 @@ void find_masks(Config& config, const std::set<std::string>& given,
   }
   if (found.empty()) return;
   config.data.loss_mask = true;
-  notes.push_back("data.loss_mask is true: " + found +
-                  " selects the tokens that count in the loss; --data.loss_mask false ignores it.");
+  notes.push_back(
+      formatted("data.loss_mask is true: {} selects the tokens that count in the "
+                "loss; --data.loss_mask false ignores it.",
+                found));
 }
 
 // A rate for training from scratch would undo what the weights know.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <iterator>
 
 // The reader of toml++: strict about numbers, and without asserts, which some invalid files would
@@ -18,6 +17,7 @@
 #include <toml++/toml.h>
 #undef toml
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::train {
@@ -38,7 +38,7 @@ class TomlSource {
  public:
   TomlSource(std::string_view text, const std::string& file) : text_(text), file_(file) {
     if (text.size() > kLargestFile)
-      throw Error(file + " has " + std::to_string(text.size()) + " bytes, too many for a config.",
+      throw Error(formatted("{} has {} bytes, too many for a config.", file, text.size()),
                   "configs are TOML files of at most 16 MiB.");
     if (text_.starts_with("\xEF\xBB\xBF")) text_.remove_prefix(3);
     for (size_t at = 0; at < text_.size(); ++at)
@@ -49,7 +49,7 @@ class TomlSource {
   const std::string& file() const { return file_; }
 
   [[noreturn]] void fail(size_t line, const std::string& what, const std::string& hint) const {
-    throw Error(file_ + ":" + std::to_string(line) + ": " + what, hint);
+    throw Error(formatted("{}:{}: {}", file_, line, what), hint);
   }
 
   size_t line_at(size_t offset) const {  // from 1
@@ -107,23 +107,23 @@ void check_letters(const TomlSource& source) {
     };
     if (std::string_view("=[]{},\n").find(c) != std::string_view::npos) parts = 1;
     if (c == '.' && ++parts > kDeepestKey)
-      fail("a key has more than " + std::to_string(kDeepestKey) + " parts.",
+      fail(formatted("a key has more than {} parts.", kDeepestKey),
            "a key is section.name; strings need quotes.");
     if ((c == '"' || c == '\'') && text.substr(at, 3) == std::string(3, c))
       fail("multi-line strings aren't supported.", "write one line, with \\n for each newline.");
     if (c & 0x80) {
       const std::string word = source.between(at, text.find_first_of(kAroundWords, at));
-      fail("\"" + word + "\" isn't ASCII, but isn't in a string.",
-           "strings need quotes: \"" + word + "\".");
+      fail(formatted("\"{}\" isn't ASCII, but isn't in a string.", word),
+           formatted("strings need quotes: \"{}\".", word));
     }
   });
 }
 
-// Where the list begins that isn't closed at the end of `text`; npos if there is none.
+// Where the list that isn't closed at the end of `text` begins; npos if there is none.
 size_t open_list(std::string_view text) {
   size_t begin = std::string_view::npos;
   int depth = 0;
-  bool value = false;  // behind a =, so that [ isn't a header
+  bool value = false;  // after a =, where [ isn't a header
   scan(text, [&](size_t at, char c) {
     if (c == '=' || (c == '\n' && depth == 0)) value = c == '=';
     if (c == '[' && value && ++depth == 1) begin = at;
@@ -136,7 +136,7 @@ size_t open_list(std::string_view text) {
 
 // For descriptions that contain one of the signs (separated by |), or several in order (by *).
 // {word}: the word at the place of the error; {next}: its character; {rest}: the line from there
-// on; {before}: the line up to there; {list}: the line where the list begins that contains it.
+// on; {before}: the line up to there; {list}: the line where the list that contains it begins.
 struct Saying {
   std::string_view signs, what, hint;
 };
@@ -229,10 +229,10 @@ std::string place_of(const std::string& name, bool is_table, std::string_view ab
   const bool inside = !is_table && !document.tables.empty();
   const std::string full = (inside ? document.tables.rbegin()->second + "." : "") + name;
   for (const auto& [line, table] : document.tables)
-    if (table == full) return " in line " + std::to_string(line);
+    if (table == full) return formatted(" in line {}", line);
   for (const TomlEntry& one : document.entries)
     if (one.name == full || one.name.starts_with(full + ".") || full.starts_with(one.name + "."))
-      return " in line " + std::to_string(one.line);
+      return formatted(" in line {}", one.line);
   return "";
 } catch (const Error&) {
   return "";
@@ -249,9 +249,9 @@ std::string place_of(const std::string& name, bool is_table, std::string_view ab
     name = what.substr(quote + 1, what.rfind('\'') - quote - 1);
   const std::string where = place_of(name, is_table, source.text().substr(0, begin), source.file());
   if (is_table)
-    source.fail(line, "[" + name + "] is already" + (where.empty() ? " there" : where) + ".",
+    source.fail(line, formatted("[{}] is already{}.", name, where.empty() ? " there" : where),
                 "merge the two.");
-  source.fail(line, "\"" + name + "\" is already set" + where + ".", "remove one of the two.");
+  source.fail(line, formatted("\"{}\" is already set{}.", name, where), "remove one of the two.");
 }
 
 // --- from toml++'s tree to a list ---
@@ -266,8 +266,8 @@ TomlHeld value_of(const fsdp_toml::node& node, const TomlSource& source) {
   const auto* array = node.as_array();
   if (!array) {
     const std::string date = source.part(node.source());
-    source.fail(line, "\"" + date + "\" isn't a number, true or false.",
-                "strings need quotes: \"" + date + "\".");
+    source.fail(line, formatted("\"{}\" isn't a number, true or false.", date),
+                formatted("strings need quotes: \"{}\".", date));
   }
   std::vector<std::string> items;
   for (const fsdp_toml::node& item : *array) {
@@ -275,7 +275,7 @@ TomlHeld value_of(const fsdp_toml::node& node, const TomlSource& source) {
       source.fail(line, "arrays of tables aren't supported.", "write [name] instead.");
     if (!item.is_string())
       source.fail(item.source().begin.line,
-                  "\"" + source.part(item.source()) + "\" isn't a quoted string.",
+                  formatted("\"{}\" isn't a quoted string.", source.part(item.source())),
                   "lists contain strings: [\"a\", \"b\"].");
     items.push_back(item.as_string()->get());
   }
@@ -293,7 +293,7 @@ void collect(const fsdp_toml::table& table, const std::string& prefix, const Tom
     const std::string name = prefix + std::string(key.str());
     const int line = static_cast<int>(key.source().begin.line);
     if (key.empty() || !std::all_of(key.begin(), key.end(), is_bare))
-      source.fail(line, "\"" + std::string(key.str()) + "\" isn't a valid key.",
+      source.fail(line, formatted("\"{}\" isn't a valid key.", key.str()),
                   "a line is key = value, and a key consists of letters, digits, _ and -.");
     const fsdp_toml::table* inner = node.as_table();
     if (!inner || (inner->is_inline() && inner->empty())) {
@@ -344,9 +344,7 @@ std::string toml_string(std::string_view text) {
     if (special != std::string_view::npos) {
       out += {'\\', "\"\\nrt"[special]};
     } else if (is_control(c)) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04X", static_cast<unsigned char>(c));
-      out += code;
+      out += formatted("\\u{:04X}", static_cast<unsigned char>(c));
     } else {
       out += c;
     }
@@ -366,7 +364,7 @@ std::string toml_number(double value) {
   // 1e-05 to 1e-5.
   bool falls = text[exponent + 1] == '-';
   size_t first = text.find_first_not_of("+-0", exponent + 1);
-  return text.substr(0, exponent) + "e" + (falls ? "-" : "") + text.substr(first);
+  return formatted("{}e{}{}", text.substr(0, exponent), falls ? "-" : "", text.substr(first));
 }
 
 }  // namespace fsdp::train

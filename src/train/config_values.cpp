@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/format.h"
 #include "base/nearest.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
@@ -21,7 +22,7 @@ std::string bound(double value) {
   return plain ? std::to_string(static_cast<int64_t>(value)) : toml_number(value);
 }
 
-// Upper bounds from here on only keep numbers sane; only a value beyond them needs to know.
+// Upper bounds this large only keep numbers sane; only errors about values beyond them name them.
 constexpr double kSane = 1e5;
 
 std::string range(OptionCheck check, bool complete) {
@@ -31,8 +32,9 @@ std::string range(OptionCheck check, bool complete) {
     text = " above " + bound(check.least);
     if (std::isfinite(check.most)) text += " and at most " + bound(check.most);
   } else if (std::isfinite(check.least)) {
-    text = std::isfinite(check.most) ? " from " + bound(check.least) + " to " + bound(check.most)
-                                     : " of at least " + bound(check.least);
+    text = std::isfinite(check.most)
+               ? formatted(" from {} to {}", bound(check.least), bound(check.most))
+               : " of at least " + bound(check.least);
   } else if (std::isfinite(check.most)) {
     text = " of at most " + bound(check.most);
   }
@@ -64,9 +66,9 @@ bool in_range(double value, const OptionCheck& check) {
   if (auto* field = std::get_if<EnumField>(&option.target))
     near = nearest_word(field->names(), got);
   throw Error(
-      where + " is " + got + ", but " + option.name() + " takes " + expected(option, true) + ".",
-      (near.empty() ? "" : "did you mean " + near + "? ") + option.name() + ": " + option.help +
-          ".");
+      formatted("{} is {}, but {} takes {}.", where, got, option.name(), expected(option, true)),
+      formatted("{}{}: {}.", near.empty() ? "" : formatted("did you mean {}? ", near),
+                option.name(), option.help));
 }
 
 // False if the option doesn't take the value.
@@ -110,8 +112,8 @@ std::string expected(const Option& option, bool complete) {
     std::string operator()(std::string*) const { return "a string"; }
     std::string operator()(std::vector<std::string>*) const { return "a list of strings"; }
     std::string operator()(const EnumField& field) const {
-      return "one of " + joined(field.names()) +
-             (field.takes_number() ? ", or an integer of at least 2" : "");
+      return formatted("one of {}{}", joined(field.names()),
+                       field.takes_number() ? ", or an integer of at least 2" : "");
     }
   };
   return std::visit(Words{option.check, complete}, option.target);
@@ -124,7 +126,7 @@ void set(const Option& option, const TomlEntry& entry, const std::string& where)
   if (field && field->takes_number() && !std::holds_alternative<std::string>(value))
     value = entry.raw;
   if (!std::visit(Assign{value, option.check}, option.target))
-    refuse(option, where + ": " + option.key, entry.raw);
+    refuse(option, formatted("{}: {}", where, option.key), entry.raw);
 }
 
 void set(const Option& option, const std::vector<std::string>& words) {
@@ -143,7 +145,7 @@ void set(const Option& option, const std::vector<std::string>& words) {
       throw Error(option.flag() + " isn't valid UTF-8.",
                   "a run keeps its options in a file that must be UTF-8: use other names.");
   if (!std::visit(Assign{value, option.check}, option.target))
-    refuse(option, option.flag(), "\"" + word + "\"");
+    refuse(option, option.flag(), formatted("\"{}\"", word));
 }
 
 void copy_value(const Option& from, const Option& to) {
@@ -174,7 +176,7 @@ std::string value_text(const Option& option) {
     std::string operator()(std::vector<std::string>* value) const {
       std::vector<std::string> items;
       for (const auto& one : *value) items.push_back(toml_string(one));
-      return "[" + joined(items) + "]";
+      return formatted("[{}]", joined(items));
     }
     std::string operator()(const EnumField& field) const {
       bool bare = field.takes_number() && field.name() != "auto";

@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include "base/format.h"
 #include "train/config_values.h"
 
 namespace fsdp::train {
@@ -36,10 +37,10 @@ std::string to_toml(const Config& config) {
   std::string out, section;
   for (const Option& option : all) {
     if (option.section != section)
-      out += "\n[" + option.section + "]  # " + option.section_help + "\n";
+      out += formatted("\n[{}]  # {}\n", option.section, option.section_help);
     section = option.section;
-    out += comment(option.help + " (" + expected(option) + ")", 100);
-    out += option.key + " = " + value_text(option) + "\n";
+    out += comment(formatted("{} ({})", option.help, expected(option)), 100);
+    out += formatted("{} = {}\n", option.key, value_text(option));
   }
   return out;
 }
@@ -51,14 +52,14 @@ std::string describe_options_markdown() {
   for (const Option& option : all) {
     if (option.section != section) {
       if (!out.empty()) out += "\n";
-      out += "## " + (option.section.empty() ? "Top level" : "`[" + option.section + "]`") +
-             "\n\n" + option.section_help +
-             ".\n\n| key | default | value | meaning |\n|---|---|---|---|\n";
+      out += formatted("## {}\n\n{}.\n\n| key | default | value | meaning |\n|---|---|---|---|\n",
+                       option.section.empty() ? "Top level" : formatted("`[{}]`", option.section),
+                       option.section_help);
     }
     section = option.section;
-    out += "| `" + option.key + "` | `" + cell(value_text(option)) + "` | " +
-           cell(expected(option)) + " | " + cell(option.help);
-    if (!option.check.alias.empty()) out += "; short flag `" + option.check.alias + "`";
+    out += formatted("| `{}` | `{}` | {} | {}", option.key, cell(value_text(option)),
+                     cell(expected(option)), cell(option.help));
+    if (!option.check.alias.empty()) out += formatted("; short flag `{}`", option.check.alias);
     out += " |\n";
   }
   return out;

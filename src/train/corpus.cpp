@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <future>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "data/batches.h"
 #include "data/order.h"
@@ -39,9 +40,7 @@ class RandomTokens : public data::TokenSource {
     for (int64_t i = 0; i < count; ++i)
       ids[i] = static_cast<int64_t>(random_number(seed_ + first + i) % vocab_);
   }
-  std::string where(int64_t token) const override {
-    return "random token " + std::to_string(token);
-  }
+  std::string where(int64_t token) const override { return formatted("random token {}", token); }
   data::SourceInfo info() const override { return {.kind = "random"}; }
 
  private:
@@ -81,9 +80,9 @@ class TokenCorpus : public Corpus {
     splits_ = !validation_ && config.data.valid_share > 0;
     int64_t samples = samples_of(*training_);
     if (samples < (splits_ ? 2 : 1))
-      throw Error("data.train has " + with_separators(training_->tokens()) +
-                      " tokens, too few for a sample of " + std::to_string(config.data.seq) +
-                      (splits_ ? " and one for validation." : "."),
+      throw Error(formatted("data.train has {} tokens, too few for a sample of {}{}.",
+                            with_separators(training_->tokens()), config.data.seq,
+                            splits_ ? " and one for validation" : ""),
                   "use more text, a smaller --data.seq, or --data.valid_share 0.");
     if (splits_) {
       split_ = data::split_samples(samples, config.data.valid_share);
@@ -128,9 +127,9 @@ class TokenCorpus : public Corpus {
     data::SourceInfo info = training_->info();
     if (info.kind == "random") return "random tokens";
     int64_t tokens = training_->tokens() + (validation_ && !splits_ ? validation_->tokens() : 0);
-    return with_separators(info.files) + (info.files == 1 ? " file (" : " files (") + info.kind +
-           "), " + human_bytes(static_cast<double>(info.bytes)) + ", " + with_separators(tokens) +
-           " tokens";
+    return formatted("{} file{} ({}), {}, {} tokens", with_separators(info.files),
+                     info.files == 1 ? "" : "s", info.kind,
+                     human_bytes(static_cast<double>(info.bytes)), with_separators(tokens));
   }
 
  private:
@@ -246,13 +245,13 @@ std::vector<std::string> libtorch_headers() {
 void check_paths(const Config& config) {
   std::error_code ignored;
   if (!config.offload.directory.empty() && !fs::is_directory(config.offload.directory, ignored))
-    throw Error("offload.directory: there is no directory " + config.offload.directory + ".",
+    throw Error(formatted("offload.directory: there is no directory {}.", config.offload.directory),
                 "create it on a disk with room for masters and optimizer states.");
   if (config.model.type == ModelType::kMlp) return;
   auto check = [](const std::string& key, const std::string& path, const std::string& hint) {
     std::error_code problem;
     if (path != "random" && !fs::exists(path, problem))
-      throw Error(key + ": there is no " + path + ".", hint);
+      throw Error(formatted("{}: there is no {}.", key, path), hint);
   };
   for (const std::string& path : config.data.train)
     check("data.train", path,

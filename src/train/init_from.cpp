@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/format.h"
 #include "checkpoint/hugging_face.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
@@ -115,15 +116,15 @@ void take_origin(Config& config, const std::set<std::string>& given,
   if (origin.weights.empty()) return;  // prepare() reports what is missing
   const std::string from = config.resume ? config.dir : config.init_from;
   for (const Difference& one : differences(origin.model, config.model, flags))
-    throw Error(one.name + " is " + one.wanted + " on the command line, but " + one.there +
-                    " in the model in " + from + ".",
-                "leave out --" + one.name + ": the weights determine the shape.");
+    throw Error(formatted("{} is {} on the command line, but {} in the model in {}.", one.name,
+                          one.wanted, one.there, from),
+                formatted("leave out --{}: the weights determine the shape.", one.name));
   if (config.resume && flags.contains("init_from"))
     notes.push_back("init_from is ignored: the run resumes from its own checkpoint.");
   if (chosen_file && !config.resume)
     for (const Difference& one : differences(origin.model, config.model, given))
-      notes.push_back(one.name + " is " + one.there + ", as in " + from + ", not " + one.wanted +
-                      ".");
+      notes.push_back(
+          formatted("{} is {}, as in {}, not {}.", one.name, one.there, from, one.wanted));
   origin.model.dropout = config.model.dropout;
   origin.model.init_std = config.model.init_std;
   config.model = origin.model;
@@ -135,8 +136,8 @@ void take_origin(Config& config, const std::set<std::string>& given,
   if (!origin.tokenizer.empty()) {
     config.data.tokenizer = origin.tokenizer;
   } else if (reads_text(config)) {
-    notes.push_back(from + " has no tokenizer.json: text is read with tokenizer " +
-                    config.data.tokenizer + ".");
+    notes.push_back(formatted("{} has no tokenizer.json: text is read with tokenizer {}.", from,
+                              config.data.tokenizer));
   }
 }
 

@@ -69,7 +69,7 @@ void sample_now(Report& report, const Training& training, const RunState& state,
     report.timed(Report::kEvaluation, write);
     report.sample(state, text + decoder.finish());
   } catch (const Error& problem) {  // non-finite logits, which are the same on every rank
-    report.line(std::string("no sample: ") + problem.what());
+    report.line(formatted("no sample: {}", problem.what()));
   }
 }
 

@@ -46,7 +46,7 @@ std::string from_rank_0(const World& world, const std::string& key,
       store->set(key, "=" + text);
       return text;
     } catch (const std::exception& problem) {
-      store->set(key, std::string("!") + problem.what());
+      store->set(key, formatted("!{}", problem.what()));
       throw;
     }
   }
@@ -134,10 +134,10 @@ void suggest_next(const Training& training) {
   if (training.task.text && training.corpus->tokenizer()) {
     const Config& config = training.config;  // without data.train it learned to write C++
     std::string prompt = config.data.train.empty() ? "class " : config.train.sample_prompt;
-    row("generate " + run + (prompt.empty() ? "" : " --prompt " + shell_word(prompt)),
+    row(formatted("generate {}{}", run, prompt.empty() ? "" : " --prompt " + shell_word(prompt)),
         "let the model continue a text");
   }
-  row("train --dir " + run + " --resume --steps " + std::to_string(2 * training.steps),
+  row(formatted("train --dir {} --resume --steps {}", run, 2 * training.steps),
       "train on from the last checkpoint");
   row("explain", "follow one sharded step, line by line");
 }
@@ -152,7 +152,8 @@ void say_what_is_next(const Training& training, const fs::path& checkpoint, bool
   std::cout << "\nCheckpoint: " << checkpoint.string() << "\n";
   if (stopped)
     std::cout << "Resume with: "
-              << paint(STDOUT, "1", fsdp_command() + " train --dir " + run + " --resume") << "\n";
+              << paint(STDOUT, "1", formatted("{} train --dir {} --resume", fsdp_command(), run))
+              << "\n";
   else
     suggest_next(training);
   std::cout << std::flush;

@@ -1,8 +1,8 @@
 #include "train/memory_plan.h"
 
 #include <cmath>
-#include <cstdio>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "fsdp/out_of_memory.h"
 #include "observe/memory_check.h"
@@ -46,16 +46,12 @@ std::string MemoryPlan::after_step() {
     ConfigPlan here = plan_here(training_.world, training_.config);
     observe::Compared compared =
         observe::compare(plan(here.model, here.options).memory, held, peak);
-    if (std::abs(compared.off) > kFarOff) {
-      char text[160];
-      std::snprintf(text, sizeof text,
-                    "this run uses %.0f %% %s memory than planned; see docs/memory.md.",
-                    100 * std::abs(compared.off), compared.off > 0 ? "more" : "less");
-      log::warn(text);
-    }
+    if (std::abs(compared.off) > kFarOff)
+      log::warn(formatted("this run uses {:.0f} % {} memory than planned; see docs/memory.md.",
+                          100 * std::abs(compared.off), compared.off > 0 ? "more" : "less"));
     return compared.text;
   } catch (const std::exception& problem) {  // a failed plan must not end the run
-    return std::string("no memory plan: ") + problem.what();
+    return formatted("no memory plan: {}", problem.what());
   }
 }
 

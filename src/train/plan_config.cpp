@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/format.h"
 #include "fsdp/tokenizer.h"
 #include "train/device.h"
 #include "train/task.h"
@@ -41,7 +42,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   int64_t vocab = vocab_of(config);
   TrainTask known = make_unfilled_task(config, vocab);
   ConfigPlan plan;
-  plan.title = known.title + ", computed in " + enum_name(config.shard.precision);
+  plan.title = formatted("{}, computed in {}", known.title, enum_name(config.shard.precision));
   plan.tokens_per_sample = known.tokens_per_sample;
   plan.model = [config, vocab] {
     TrainTask task = make_task(config, vocab);

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/environment.h"
+#include "base/format.h"
 #include "base/terminal.h"
 #include "observe/advice.h"
 #include "observe/loss_history.h"
@@ -40,7 +41,7 @@ std::string printable(const std::string& text) {
 }
 
 std::string shown_sample(const std::string& text) {
-  return paint(STDOUT, "1", "The model writes:") + "\n" + printable(text);
+  return formatted("{}\n{}", paint(STDOUT, "1", "The model writes:"), printable(text));
 }
 
 observe::RunFacts facts_of(const Training& training) {
@@ -201,7 +202,7 @@ void Report::evaluation(const RunState& state, const Evaluation& evaluation) {
 
 void Report::sample(const RunState& state, const std::string& text) {
   if (!screen_) return;
-  if (screen_->events) screen_->events->text("sample", "```\n" + text + "\n```", state.step);
+  if (screen_->events) screen_->events->text("sample", formatted("```\n{}\n```", text), state.step);
   if (state.step >= training_.steps)
     screen_->last_sample = text;
   else

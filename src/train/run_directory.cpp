@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/format.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
 
@@ -29,8 +30,7 @@ void make_folder(const fs::path& folder) {
   if (!problem && access(folder.c_str(), W_OK | X_OK) != 0)
     problem = {errno, std::generic_category()};
   if (problem)
-    throw Error("can't write to the run's directory " + folder.string() + ": " +
-                    problem.message() + ".",
+    throw Error(formatted("can't write to the run's directory {}: {}.", folder, problem.message()),
                 "choose another with --dir.");
 }
 
@@ -38,8 +38,7 @@ void make_folder(const fs::path& folder) {
 
 fs::path free_directory(const std::string& name) {
   fs::path first = fs::path("runs") / name, folder = first;
-  for (int number = 2; holds_run(folder); ++number)
-    folder = first.string() + "-" + std::to_string(number);
+  for (int number = 2; holds_run(folder); ++number) folder = formatted("{}-{}", first, number);
   return folder;
 }
 
@@ -52,7 +51,7 @@ std::optional<fs::path> prepare(const RunDirectory& run, bool resume) {
     return std::nullopt;
   }
   if (!holds_run(run.root))
-    throw Error("there is no run in " + run.root.string() + " to resume.",
+    throw Error(formatted("there is no run in {} to resume.", run.root),
                 "leave out --resume to start a new run, or pass the --dir of an existing one.");
   make_folder(run.checkpoints());
   auto found = checkpoint::latest(run.checkpoints());
@@ -70,13 +69,13 @@ void keep_config(const RunDirectory& run, const std::string& toml) {
     file << toml;
     file.flush();
     if (!file)
-      throw Error("can't write " + draft.string() + ": " + std::strerror(errno) + ".",
+      throw Error(formatted("can't write {}: {}.", draft, std::strerror(errno)),
                   "check free space on the disk.");
   }
   std::error_code problem;
   fs::rename(draft, run.config(), problem);
   if (problem)
-    throw Error("can't write " + run.config().string() + ": " + problem.message() + ".",
+    throw Error(formatted("can't write {}: {}.", run.config(), problem.message()),
                 "choose another --dir.");
 }
 
@@ -84,7 +83,7 @@ FoundCheckpoint find_checkpoint(const fs::path& where) {
   std::error_code problem;
   fs::path path = fs::weakly_canonical(where, problem);
   if (!fs::is_directory(path, problem))
-    throw Error("there is no directory " + where.string() + ".",
+    throw Error(formatted("there is no directory {}.", where),
                 "pass a run's directory (runs/NAME) or one of its checkpoints.");
   auto run_above = [](const fs::path& checkpoints) {
     return checkpoints.filename() == "checkpoints" ? checkpoints.parent_path() : fs::path();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "base/format.h"
 #include "train/config.h"
 
 namespace fsdp::train {
@@ -18,11 +19,11 @@ struct RunDirectory {
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path tensorboard() const { return root / "tensorboard"; }
   std::filesystem::path trace(int rank) const {  // of --profile
-    return root / ("trace-rank" + std::to_string(rank) + ".json");
+    return root / formatted("trace-rank{}.json", rank);
   }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path checkpoint(int64_t step) const {
-    return checkpoints() / ("step-" + std::to_string(step));
+    return checkpoints() / formatted("step-{}", step);
   }
   std::filesystem::path tokenizer() const { return root / "tokenizer.json"; }
   // Settings of the Hugging Face directory that the run started from.
@@ -39,8 +40,8 @@ std::optional<std::filesystem::path> prepare(const RunDirectory& run, bool resum
 // Writes config.toml, atomically.
 void keep_config(const RunDirectory& run, const std::string& toml);
 
-// Resolves a path passed to `fsdp generate` and others: a run's directory, its checkpoints folder, or
-// one checkpoint. Throws Error if it is none of these.
+// Resolves a path passed to `fsdp generate` and others: a run's directory, its checkpoints folder,
+// or one checkpoint. Throws Error if it is none of these.
 struct FoundCheckpoint {
   std::filesystem::path checkpoint;
   std::filesystem::path run;  // empty: the checkpoint isn't in a run's directory

@@ -11,6 +11,7 @@
 #include <limits>
 #include <string>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::train {
@@ -19,7 +20,7 @@ namespace {
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 void refuse_sample(const std::string& what, const std::string& hint) {
-  throw Error("can't sample with " + what + ".", hint);
+  throw Error(formatted("can't sample with {}.", what), hint);
 }
 
 // cuDNN plans its attention again for every length, and the length grows with each token.
@@ -39,15 +40,13 @@ class WithoutCuDNNAttention {
 void check(const SampleOptions& options) {
   if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
     refuse_sample(
-        "temperature " + std::to_string(options.temperature),
+        formatted("temperature {:f}", options.temperature),
         "pass 0 (always the most likely token) or more; 1 is the model's own distribution.");
-  if (options.top_k < 0)
-    refuse_sample("top-k " + std::to_string(options.top_k), "0 keeps all tokens.");
+  if (options.top_k < 0) refuse_sample(formatted("top-k {}", options.top_k), "0 keeps all tokens.");
   if (!(options.top_p > 0 && options.top_p <= 1))
-    refuse_sample("top-p " + std::to_string(options.top_p),
+    refuse_sample(formatted("top-p {:f}", options.top_p),
                   "pass a probability above 0 and at most 1.");
-  if (options.tokens < 0)
-    refuse_sample(std::to_string(options.tokens) + " tokens", "pass 0 or more.");
+  if (options.tokens < 0) refuse_sample(formatted("{} tokens", options.tokens), "pass 0 or more.");
 }
 
 int64_t draw(const at::Tensor& logits, const SampleOptions& options, at::Generator& random) {

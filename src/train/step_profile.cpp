@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "observe/memory_check.h"
 #include "train/device.h"
 
@@ -38,8 +39,7 @@ std::string StepProfile::finish() {
   if (!active()) return "";
   taken_ = wanted();
   if (profile_.steps() == 0)
-    return "nothing was profiled: the run ended within the " + std::to_string(kWarmup) +
-           " warm-up steps";
+    return formatted("nothing was profiled: the run ended within the {} warm-up steps", kWarmup);
   return text("");
 }
 
@@ -51,14 +51,13 @@ std::string StepProfile::text(const std::string& trace) const {
   if (!training_.world.device().is_cpu()) measured = measured_;
   out += "\n" + observe::describe(profile_.memory(), measured);
   if (profile_.steps() < steps_)
-    out += "the run ended after " + std::to_string(profile_.steps()) + " of the " +
-           std::to_string(steps_) + " steps to profile" +
-           (trace.empty() ? ", without a trace" : "");
+    out += formatted("the run ended after {} of the {} steps to profile{}", profile_.steps(),
+                     steps_, trace.empty() ? ", without a trace" : "");
   else if (trace.empty())
     out += "the run ended before a step was traced";
   else
-    out += "trace of one step, for https://ui.perfetto.dev: " + trace +
-           (training_.world.size() > 1 ? " (and one per other rank)" : "");
+    out += formatted("trace of one step, for https://ui.perfetto.dev: {}{}", trace,
+                     training_.world.size() > 1 ? " (and one per other rank)" : "");
   return out;
 }
 

@@ -8,9 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/rank_status.h"
 #include "fsdp/error.h"
@@ -58,10 +58,9 @@ void on_stop_signal(int signal) {
 StopSignals::StopSignals(double grace_s, int rank) : grace_s_(grace_s), rank_(rank) {
   received_signal = 0;
   wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd < 0) {
-    throw Error(std::string("can't watch for signals: eventfd: ") + std::strerror(errno) + ".",
+  if (wake_fd < 0)
+    throw Error(formatted("can't watch for signals: eventfd: {}.", std::strerror(errno)),
                 "raise the limit on open files with: ulimit -n 65536");
-  }
   rank_status::set_grace(grace_s_ > 0 ? grace_s_ : rank_status::default_grace(0));
   watchdog_ = std::thread([this] { watch(); });
   struct sigaction action {};
@@ -133,15 +132,13 @@ void StopSignals::give_up(int signal, double waited_s, double cpu_before_s) cons
   ::signal(SIGALRM, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &alarms, nullptr);
   alarm(kReportSeconds);
-  std::string pid = std::to_string(getpid());
-  char limit[64];
-  std::snprintf(limit, sizeof limit, "%.*f s of SIG%s", waited_s < 10 ? 1 : 0, waited_s,
-                sigabbrev_np(signal));
   std::string text =
-      (log::has_live_line() && isatty(STDERR_FILENO) ? "\nfsdp: " : "fsdp: ") +
-      (rank_ < 0 ? "process " + pid : "rank " + std::to_string(rank_) + " (pid " + pid + ")") +
-      " didn't end within " + limit + ": exiting with code " + std::to_string(128 + signal) +
-      ".\n  " + rank_status::whereabouts(rank_status::current(), getpid(), cpu_before_s) + ".\n";
+      formatted("{}fsdp: {} didn't end within {:.{}f} s of SIG{}: exiting with code {}.\n  {}.\n",
+                log::has_live_line() && isatty(STDERR_FILENO) ? "\n" : "",
+                rank_ < 0 ? formatted("process {}", getpid())
+                          : formatted("rank {} (pid {})", rank_, getpid()),
+                waited_s, waited_s < 10 ? 1 : 0, sigabbrev_np(signal), 128 + signal,
+                rank_status::whereabouts(rank_status::current(), getpid(), cpu_before_s));
   if (rank_ >= 0)
     text +=
         "  HINT: if the run only needed more time, raise --grace; if it hangs, see "

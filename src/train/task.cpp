@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "base/format.h"
 #include "fsdp/deferred_init.h"
 #include "observe/throughput.h"
 #include "shard/deferred_trial.h"
@@ -15,7 +16,7 @@ namespace fsdp::train {
 namespace {
 
 TrainTask language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy blocks,
-                       WrapPolicy feed_forwards, int64_t seq) {
+                         WrapPolicy feed_forwards, int64_t seq) {
   TrainTask task;
   task.module = model;
   task.text = model;
@@ -85,7 +86,7 @@ TrainTask make_task(const Config& config, int64_t vocab) {
     models::AnyConfig shape = model_shape(config, vocab);
     if (const auto* gpt2 = std::get_if<models::GPT2Config>(&shape))
       task = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(),
-                               wrap::modules<models::GPT2MLP>(), seq);
+                            wrap::modules<models::GPT2MLP>(), seq);
     else
       task =
           language_model(models::Llama(std::get<models::LlamaConfig>(shape)).ptr(),
@@ -93,11 +94,10 @@ TrainTask make_task(const Config& config, int64_t vocab) {
   }
   std::set<const void*> seen;  // tied parameters have two names
   for (const at::Tensor& parameter : task.module->parameters())
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second)
-      task.parameters += parameter.numel();
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) task.parameters += parameter.numel();
   constexpr const char* kTitles[] = {"Llama", "Qwen2", "GPT-2", "MLP"};  // of each ModelType
-  task.title = std::string(kTitles[static_cast<int>(model.type)]) + ", " +
-                  observe::human_count(static_cast<double>(task.parameters)) + " parameters";
+  task.title = formatted("{}, {} parameters", kTitles[static_cast<int>(model.type)],
+                         observe::human_count(static_cast<double>(task.parameters)));
   return task;
 }
 

@@ -8,6 +8,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/deferred_init.h"
@@ -152,13 +153,13 @@ int64_t integer(const checkpoint::Extra& extra, const std::string& key,
                 const std::filesystem::path& from) {
   auto found = extra.find(key);
   if (found == extra.end() || !std::holds_alternative<int64_t>(found->second))
-    throw Error(from.string() + " doesn't hold the state of a run: \"" + key + "\" is missing.",
+    throw Error(formatted("{} doesn't hold the state of a run: \"{}\" is missing.", from, key),
                 "fsdp train didn't write it; --init-from starts a new run from its weights.");
   return std::get<int64_t>(found->second);
 }
 
-// Earlier versions held out the tail of the data. Under the rule of today, such a run would be
-// trained on its validation samples from here on, and validated on samples it has seen.
+// Earlier versions held out the tail of the data. Under today's rule, such a run would be trained
+// on its validation samples from here on, and validated on samples it has seen.
 void check_split(const Training& training, const checkpoint::Extra& extra,
                  const std::filesystem::path& from) {
   std::string rule = training.corpus->split_rule();
@@ -166,12 +167,12 @@ void check_split(const Training& training, const checkpoint::Extra& extra,
   auto found = extra.find("split");
   const auto* saved = found == extra.end() ? nullptr : std::get_if<std::string>(&found->second);
   if (saved && *saved == rule) return;
-  throw Error(from.string() +
-                  " was saved by a version that held out other samples for validation, so this "
-                  "run can't be resumed: it would train on its validation data.",
-              "finish it with that version, or start a new run from its weights: fsdp train "
-              "--init-from " +
-                  training.directory.root.string() + ".");
+  throw Error(formatted("{} was saved by a version that held out other samples for validation, so "
+                        "this run can't be resumed: it would train on its validation data.",
+                        from),
+              formatted("finish it with that version, or start a new run from its weights: fsdp "
+                        "train --init-from {}.",
+                        training.directory.root));
 }
 
 }  // namespace
@@ -181,7 +182,7 @@ ShardingStrategy parse_strategy(const std::string& name) {
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return c == '-' ? '_' : std::tolower(c); });
   if (auto strategy = parse_enum<ShardingStrategy>(lower)) return *strategy;
-  throw Error("there is no sharding strategy \"" + name + "\".",
+  throw Error(formatted("there is no sharding strategy \"{}\".", name),
               "choose FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD.");
 }
 
@@ -213,20 +214,18 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   training.corpus = open_corpus(chosen, (directory.root / "tokens").string());
   if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();
   if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != ModelType::kMlp)
-    throw Error("model.vocab is " + std::to_string(chosen.model.vocab) +
-                    ", but the tokenizer has " + std::to_string(training.corpus->vocab()) +
-                    " tokens.",
+    throw Error(formatted("model.vocab is {}, but the tokenizer has {} tokens.", chosen.model.vocab,
+                          training.corpus->vocab()),
                 chosen.init_from.empty()
-                    ? "pass --model.vocab " + std::to_string(training.corpus->vocab()) +
-                          " or more; 0 takes the tokenizer's size."
+                    ? formatted("pass --model.vocab {} or more; 0 takes the tokenizer's size.",
+                                training.corpus->vocab())
                     : "the weights have no rows for the other tokens: pass the --data.tokenizer "
                       "that the model was trained with, or add the rows in Python.");
 
   torch::manual_seed(static_cast<uint64_t>(chosen.train.seed));
   const bool loads = chosen.resume || !chosen.init_from.empty();
-  training.task = loads
-                         ? make_unfilled_task(chosen, chosen.model.vocab)
-                         : deferred_init([&] { return make_task(chosen, chosen.model.vocab); });
+  training.task = loads ? make_unfilled_task(chosen, chosen.model.vocab)
+                        : deferred_init([&] { return make_task(chosen, chosen.model.vocab); });
   ShardOptions options = shard_options(world, chosen, training.task);
   options.initialize = !loads;
   training.sharded = fully_shard(training.task.module, options);
@@ -284,17 +283,19 @@ RunState restore(Training& training, const std::filesystem::path& from) {
                  .skipped = integer(loaded.extra, "skipped", from)};
   int64_t seq = integer(loaded.extra, "seq", from);
   if (seq != training.config.data.seq)
-    throw Error("data.seq was " + std::to_string(seq) + " and is now " +
-                    std::to_string(training.config.data.seq) +
-                    ": samples would be cut at other places, so the run can't be resumed.",
-                "resume with --data.seq " + std::to_string(seq) + ".");
+    throw Error(formatted("data.seq was {} and is now {}: samples would be cut at other places, "
+                          "so the run can't be resumed.",
+                          seq, training.config.data.seq),
+                formatted("resume with --data.seq {}.", seq));
   check_split(training, loaded.extra, from);
   bool same_order =
       integer(loaded.extra, "seed", from) == training.config.train.seed &&
       integer(loaded.extra, "samples_per_epoch", from) == training.corpus->samples_per_epoch();
   if (!same_order && training.world.rank() == 0)
-    log::warn("the seed or the data changed since " + from.string() +
-              " was saved: samples come in another order from here on, and some repeat.");
+    log::warn(
+        formatted("the seed or the data changed since {} was saved: samples come in another "
+                  "order from here on, and some repeat.",
+                  from));
   training.scheduler->set_steps(state.step);
   if (training.scaler && loaded.extra.contains("scale"))
     training.scaler->load_state({std::get<double>(loaded.extra.at("scale")),
