@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/format.h"
 #include "base/seams.h"
 #include "fsdp/error.h"
 #include "memory/host_pool.h"
@@ -270,10 +271,9 @@ class OffloadedPlace final : public shard::SavedPlace {
   at::Tensor get() override {
     if (counter_.current_version() != version_)
       throw Error(
-          "a tensor that backward needs was changed in place after forward saved it "
-          "(offloaded region \"" +
-              region_->name() + "\"): version " + std::to_string(counter_.current_version()) +
-              ", expected " + std::to_string(version_) + ".",
+          formatted("a tensor that backward needs was changed in place after forward saved it "
+                    "(offloaded region \"{}\"): version {}, expected {}.",
+                    region_->name(), counter_.current_version(), version_),
           "replace the in-place operation (add_, relu_, …) with one that returns a new tensor.");
     region_->come_back();
     return shard::tensor_over(away_->here(), type_, sizes_, strides_, offset_);

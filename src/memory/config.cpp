@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/format.h"
 #include "base/options.h"
 #include "fsdp/error.h"
 
@@ -37,13 +38,14 @@ void describe(OffloadConfig& offload, OptionList& list) {
 }
 
 void check(const ActivationsConfig& activations, int64_t layers) {
-  const std::string few =
-      ", but there are only " + std::to_string(layers) + " layers (model.layers).";
   if (activations.every > layers)
-    throw Error("activations.every is " + std::to_string(activations.every) + few,
-                "set it to at most " + std::to_string(layers) + ".");
+    throw Error(formatted("activations.every is {}, but there are only {} layers (model.layers).",
+                          activations.every, layers),
+                formatted("set it to at most {}.", layers));
   if (activations.mode != ActivationsMode::kNone && activations.keep_last >= layers)
-    throw Error("activations.keep_last is " + std::to_string(activations.keep_last) + few,
+    throw Error(formatted("activations.keep_last is {}, but there are only {} layers "
+                          "(model.layers).",
+                          activations.keep_last, layers),
                 "set it to less than that, or activations.mode to none.");
 }
 

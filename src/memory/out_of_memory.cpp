@@ -5,10 +5,10 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <new>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "shard/model.h"
 
@@ -47,7 +47,7 @@ std::string held_by(const Sharded& sharded) {
   }
   std::string text;
   auto add = [&](const char* kind, int64_t bytes) {
-    if (bytes > 0) text += (text.empty() ? "" : ", ") + (size(bytes) + " ") + kind;
+    if (bytes > 0) text += formatted("{}{} {}", text.empty() ? "" : ", ", size(bytes), kind);
   };
   add("parameters", held.parameters + held.gathered_from);
   add("gradients", held.gradients);
@@ -56,15 +56,15 @@ std::string held_by(const Sharded& sharded) {
   add("gradients being reduced", held.reduce_buffers + held.accumulated);
   add("activations", held.activations);
   if (text.empty()) text = "nothing in the engine";
-  if (held.host > 0) text += " (of these " + size(held.host) + " in host memory)";
+  if (held.host > 0) text += formatted(" (of these {} in host memory)", size(held.host));
   // The error has already freed memory, but the allocator remembers its peak.
   const int64_t ours = held.total() - held.host + held.activations;
   if (allocated > ours) {
     const bool cpu = shard::model_of(sharded)->device().is_cpu();
-    text += (cpu ? "; the process peaked at " : "; the allocator peaked at ") + size(allocated) +
-            ", the other " + size(allocated - ours) + " for " +
-            (held.activations > 0 ? "temporaries" : "activations and temporaries") +
-            (cpu ? " and the program itself" : "");
+    text += formatted("; the {} peaked at {}, the other {} for {}{}", cpu ? "process" : "allocator",
+                      size(allocated), size(allocated - ours),
+                      held.activations > 0 ? "temporaries" : "activations and temporaries",
+                      cpu ? " and the program itself" : "");
   }
   return text;
 }
@@ -91,12 +91,12 @@ class Changes {
     const int64_t share = now_.batch * now_.micro_batches;
     int64_t less = now_.batch / 2;
     while (less > 1 && share % less != 0) --less;
-    const std::string few = std::to_string(less);
     if (now_.batch > 1)
-      add("micro-batches of " + few + " (--train.micro_batch " + few + ")", [&](PlanOptions& o) {
-        o.batch = less;
-        o.micro_batches = static_cast<int>(share / less);
-      });
+      add(formatted("micro-batches of {} (--train.micro_batch {})", less, less),
+          [&](PlanOptions& o) {
+            o.batch = less;
+            o.micro_batches = static_cast<int>(share / less);
+          });
     const bool keeps = !now_.recompute.mode;
     if (keeps && now_.inner_modules)
       add("recomputation of feed-forwards (--activations.mode feed_forward)", [](PlanOptions& o) {
@@ -119,8 +119,8 @@ class Changes {
   // Less state on each device.
   void of_states() {
     if (now_.shard.strategy != ShardingStrategy::FULL_SHARD && now_.world > 1)
-      add(std::string("FULL_SHARD (--shard.strategy full_shard") +
-              (now_.shard_ranks > 0 ? " --shard.shard_ranks 0)" : ")"),
+      add(formatted("FULL_SHARD (--shard.strategy full_shard{})",
+                    now_.shard_ranks > 0 ? " --shard.shard_ranks 0" : ""),
           [](PlanOptions& o) { o.shard.strategy = ShardingStrategy::FULL_SHARD; });
     if (!now_.shard.offload.optimizer && now_.gpu)
       add("offload of the optimizer (--offload.optimizer true)",
@@ -137,13 +137,13 @@ class Changes {
       add("masters and states on disk (--offload.directory DIR)",
           [](PlanOptions& o) { o.shard.offload.directory = "disk"; });
     if (now_.shard.offload.any())
-      add("offload of half as much (--offload.fraction " +
-              number(now_.shard.offload.fraction / 2, 2).text + ")",
+      add(formatted("offload of half as much (--offload.fraction {:.2f})",
+                    now_.shard.offload.fraction / 2),
           [](PlanOptions& o) { o.shard.offload.fraction /= 2; });
     if (now_.recompute.mode == Recompute::OFFLOAD)
-      add(std::string("activations on the device (--activations.mode none") +
-              (now_.keep_last > 0 ? " --activations.keep_last 0" : "") +
-              (now_.every > 1 ? " --activations.every 1)" : ")"),
+      add(formatted("activations on the device (--activations.mode none{}{})",
+                    now_.keep_last > 0 ? " --activations.keep_last 0" : "",
+                    now_.every > 1 ? " --activations.every 1" : ""),
           [](PlanOptions& o) {
             o.recompute = {};
             o.keep_last = 0;
@@ -178,17 +178,14 @@ int64_t planned_bytes(const Plan& plan, bool host) {
 
 std::string effect(const Plan& before, const Plan& after, bool host) {
   int64_t saved = planned_bytes(before, host) - planned_bytes(after, host);
-  char text[160];
-  std::snprintf(
-      text, sizeof text, "saves %s (%.0f %%)", size(saved).c_str(),
+  std::string line = formatted(
+      "saves {} ({:.0f} %)", size(saved),
       100.0 * static_cast<double>(saved) / static_cast<double>(planned_bytes(before, host)));
-  std::string line = text;
   if (before.time.total() > 0) {
     // Per sample: another number of ranks does a different amount of work.
     double slower = after.time.total() / static_cast<double>(after.samples) /
                     (before.time.total() / static_cast<double>(before.samples));
-    std::snprintf(text, sizeof text, ", and a sample takes %.2f times as long", slower);
-    line += text;
+    line += formatted(", and a sample takes {:.2f} times as long", slower);
   }
   return line;
 }
@@ -196,14 +193,14 @@ std::string effect(const Plan& before, const Plan& after, bool host) {
 // The plan, and the three changes that save the most device (or host) memory.
 std::string advice(const PlanModel& model, const PlanOptions& options, bool host) {
   Plan now = plan(model, options);
-  std::string text = "\n  planned: " + size(now.memory.peak()) + " at the peak (" +
-                     size(now.memory.parameters + now.memory.master) + " parameters and masters, " +
-                     size(now.memory.gradients) + " gradients, " + size(now.memory.states) +
-                     " states, " + size(now.memory.gather_buffers + now.memory.communication) +
-                     " buffers, " + size(now.memory.activations) + " activations, " +
-                     size(now.memory.logits) + " logits, " + size(now.memory.temporaries) +
-                     " temporaries)";
-  if (now.memory.host > 0) text += ", and " + size(now.memory.host) + " in host memory";
+  const auto& memory = now.memory;
+  std::string text = formatted(
+      "\n  planned: {} at the peak ({} parameters and masters, {} gradients, {} states, {} "
+      "buffers, {} activations, {} logits, {} temporaries)",
+      size(memory.peak()), size(memory.parameters + memory.master), size(memory.gradients),
+      size(memory.states), size(memory.gather_buffers + memory.communication),
+      size(memory.activations), size(memory.logits), size(memory.temporaries));
+  if (memory.host > 0) text += formatted(", and {} in host memory", size(memory.host));
   if (host) text += "\n  host memory ran out, not device memory";
   std::vector<std::pair<std::string, Plan>> plans;
   for (const Change& change : changes_of(options)) {
@@ -219,7 +216,7 @@ std::string advice(const PlanModel& model, const PlanOptions& options, bool host
   int told = 0;
   for (const auto& [what, after] : plans) {
     if (told == 3 || planned_bytes(after, host) >= planned_bytes(now, host)) break;
-    text += "\n  " + std::to_string(++told) + ". " + what + " " + effect(now, after, host);
+    text += formatted("\n  {}. {} {}", ++told, what, effect(now, after, host));
   }
   return text;
 }
@@ -242,7 +239,7 @@ Error explain_out_of_memory(const Sharded& sharded, const std::exception& proble
     what += "\n  held: " + held_by(sharded);
     if (model) what += advice(model, options, lacks_host(problem, options));
   } catch (const std::exception& further) {
-    what += "\n  (no plan: " + first_line(further) + ")";
+    what += formatted("\n  (no plan: {})", first_line(further));
   }
   return Error(what,
                model ? "the flags are those of fsdp train; fsdp plan shows more settings and which "

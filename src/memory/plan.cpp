@@ -2,9 +2,9 @@
 #include "fsdp/plan.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <sstream>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "memory/host_pool.h"
 #include "memory/plan_run.h"
@@ -120,12 +120,6 @@ void add_buffers(PlannedMemory& kinds, const memory::DryRun& run, const PlanOpti
   }
 }
 
-std::string percent(double part, double whole) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.0f %%", 100 * part / whole);
-  return text;
-}
-
 std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
                                    const PlanOptions& options) {
   std::vector<std::string> advice;
@@ -134,35 +128,36 @@ std::vector<std::string> advice_on(const memory::DryRun& run, const Plan& plan,
   for (const auto& unit : run.units) {
     auto numel = static_cast<double>(unit.numel);
     if (unit.root && numel > 0.5 * all && options.world > 1)
-      advice.push_back("the root unit holds " + percent(numel, all) +
-                       " of the parameters and stays gathered from forward to backward; wrap more "
-                       "of its modules (shard.wrap).");
+      advice.push_back(
+          formatted("the root unit holds {:.0f} % of the parameters and stays gathered from "
+                    "forward to backward; wrap more of its modules (shard.wrap).",
+                    100 * numel / all));
     if (!unit.root && unit.bytes < kMiB) ++tiny;
   }
   if (options.world > 1 && tiny > 1 && 2 * tiny > static_cast<int64_t>(run.units.size()))
-    advice.push_back(std::to_string(tiny) + " of " + std::to_string(run.units.size()) +
-                     " units have less than 1 MiB, so latency dominates their gathers; wrap larger "
-                     "modules.");
+    advice.push_back(
+        formatted("{} of {} units have less than 1 MiB, so latency dominates their gathers; wrap "
+                  "larger modules.",
+                  tiny, run.units.size()));
   int64_t ranks = std::min(options.ranks_per_node, options.world);
   if (!plan.fits && plan.memory.total() <= options.gpu->memory) {
     advice.push_back(
-        std::to_string(ranks) + " ranks of a host need " +
-        human_bytes(static_cast<double>(ranks * plan.memory.host)) +
-        " of host memory for offload, and the host has " +
-        human_bytes(static_cast<double>(options.host_memory)) +
-        "; offload less, offload to a disk (offload.directory), or shard over more ranks "
-        "(FULL_SHARD).");
+        formatted("{} ranks of a host need {} of host memory for offload, and the host has {}; "
+                  "offload less, offload to a disk (offload.directory), or shard over more ranks "
+                  "(FULL_SHARD).",
+                  ranks, human_bytes(static_cast<double>(ranks * plan.memory.host)),
+                  human_bytes(static_cast<double>(options.host_memory))));
   } else if (!plan.fits) {
     auto without = plan.memory;
     without.activations = without.logits = without.temporaries = without.fragmentation = 0;
     bool ever = without.total() <= options.gpu->memory;
-    advice.push_back("a micro-batch of " + std::to_string(options.batch) +
-                     " does not fit: it needs " +
-                     human_bytes(static_cast<double>(plan.memory.total())) + " and the GPU has " +
-                     human_bytes(static_cast<double>(options.gpu->memory)) +
-                     (ever ? "."
-                           : "; it would not fit without activations either, so use more ranks or "
-                             "offload."));
+    advice.push_back(
+        formatted("a micro-batch of {} does not fit: it needs {} and the GPU has {}{}.",
+                  options.batch, human_bytes(static_cast<double>(plan.memory.total())),
+                  human_bytes(static_cast<double>(options.gpu->memory)),
+                  ever ? ""
+                       : "; it would not fit without activations either, so use more ranks or "
+                         "offload"));
   }
   return advice;
 }
@@ -244,15 +239,12 @@ std::string Plan::describe() const {
   add("on disk", memory.disk);
   std::stringstream out;
   table.print(out, /*json=*/false);
-  if (time.total() > 0) {
-    char line[200];
-    std::snprintf(line, sizeof line,
-                  "a step takes about %.1f ms: %.1f compute, %.1f exposed communication (of "
-                  "%.1f), %.1f optimizer, %.1f offload\n",
-                  1e3 * time.total(), 1e3 * time.compute, 1e3 * time.exposed,
-                  1e3 * time.communication, 1e3 * time.optimizer, 1e3 * time.offload);
-    out << line;
-  }
+  if (time.total() > 0)
+    out << formatted(
+        "a step takes about {:.1f} ms: {:.1f} compute, {:.1f} exposed communication (of {:.1f}), "
+        "{:.1f} optimizer, {:.1f} offload\n",
+        1e3 * time.total(), 1e3 * time.compute, 1e3 * time.exposed, 1e3 * time.communication,
+        1e3 * time.optimizer, 1e3 * time.offload);
   for (const std::string& one : advice) out << "! " << one << "\n";
   return out.str();
 }

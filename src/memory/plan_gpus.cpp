@@ -2,6 +2,7 @@
 // driver reports, a little less than the name says.
 #include <charconv>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/plan.h"
 
@@ -37,8 +38,8 @@ Gpu gpu(const std::string& name) {
   double size = 0;
   auto [end, problem] = std::from_chars(name.data(), name.data() + name.size(), size);
   if (problem != std::errc() || end != name.data() + name.size() || !(size > 0) || size > 1e6)
-    throw Error("unknown GPU \"" + name + "\".",
-                "choose from " + known + "or pass its memory in GB.");
+    throw Error(formatted("unknown GPU \"{}\".", name),
+                formatted("choose from {}or pass its memory in GB.", known));
   Gpu like = gpu("h100");
   like.name = name + " GB";
   like.memory = static_cast<int64_t>(size * 1e9);

@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "shard/dry_run.h"
 
@@ -46,7 +47,7 @@ bool needs_values(const std::string& name) {
 }
 
 [[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& why) {
-  throw Error("a plan can't run " + op.schema().name() + ": " + why + ".",
+  throw Error(formatted("a plan can't run {}: {}.", op.schema().name(), why),
               "a plan runs the step on the meta device, without values: leave code that reads "
               "values out of the planned step, and create tensors on step.device.");
 }

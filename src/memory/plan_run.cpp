@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/mesh.h"
@@ -47,8 +48,9 @@ int ranks_that_share(const PlanOptions& options) {
 DeviceMesh mesh_of(const World& world, const PlanOptions& options) {
   int shard = ranks_that_share(options);
   if (world.size() % shard != 0)
-    throw Error("plan(): HYBRID_SHARD over groups of " + std::to_string(shard) +
-                    " ranks doesn't divide a world of " + std::to_string(world.size()) + ".",
+    throw Error(formatted("plan(): HYBRID_SHARD over groups of {} ranks doesn't divide a world of "
+                          "{}.",
+                          shard, world.size()),
                 "choose a world that is a multiple of the group (shard_ranks, else "
                 "ranks_per_node), or use FULL_SHARD.");
   if (options.shard.strategy == ShardingStrategy::NO_SHARD)

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "fsdp/error.h"
 #include "fsdp/recompute.h"
@@ -73,9 +74,10 @@ class Choice {
     RecomputePolicy::Decision mode = policy_(view);
     if (!mode) return nullptr;
     if (view.numel == 0) {
-      log::info("recompute: module \"" + view.path +
-                "\" has no parameters, so its start can't be detected; it counts as part of the "
-                "module that runs before it.");
+      log::info(
+          formatted("recompute: module \"{}\" has no parameters, so its start can't be detected; "
+                    "it counts as part of the module that runs before it.",
+                    view.path));
       return nullptr;
     }
     const int number = found_++;
@@ -98,9 +100,9 @@ void apply(const ModuleTree& tree, const RecomputePolicy& policy) {
   choice.visit(tree, nullptr, /*root=*/true);
   choice.whole(tree);
   if (choice.found() > 0 && choice.found() <= policy.keep_last())
-    throw Error("apply_activation_checkpointing: the policy matches " +
-                    std::to_string(choice.found()) + " modules, and keep_last " +
-                    std::to_string(policy.keep_last()) + " leaves none of them to recompute.",
+    throw Error(formatted("apply_activation_checkpointing: the policy matches {} modules, and "
+                          "keep_last {} leaves none of them to recompute.",
+                          choice.found(), policy.keep_last()),
                 "use a smaller keep_last.");
   if (choice.found() == 0)
     throw Error("apply_activation_checkpointing: the policy matches no module of the model.",
@@ -141,12 +143,12 @@ RecomputePolicy::RecomputePolicy(WrapPolicy modules, RecomputeOptions options)
       every_(options.every),
       keep_last_(options.keep_last) {
   if (every_ < 1)
-    throw Error("RecomputeOptions::every is " + std::to_string(every_) + "; it must be at least 1.",
+    throw Error(formatted("RecomputeOptions::every is {}; it must be at least 1.", every_),
                 "set 1 to recompute every module, 2 for every second.");
   if (keep_last_ < 0)
-    throw Error("RecomputeOptions::keep_last is " + std::to_string(keep_last_) +
-                    "; it must not be negative.",
-                "set 0 to recompute all modules.");
+    throw Error(
+        formatted("RecomputeOptions::keep_last is {}; it must not be negative.", keep_last_),
+        "set 0 to recompute all modules.");
 }
 
 void apply_activation_checkpointing(const Sharded& model, const RecomputePolicy& policy) {

@@ -9,6 +9,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "memory/activation_offload.h"
 #include "memory/region.h"
@@ -138,7 +139,7 @@ class Regions final : public shard::TapeHook {
     Open& last = open_.back();
     if (facts.unknown)  // it may write memory of any region
       for (Open& entry : open_)
-        give_up(entry, "the side effects of " + op.schema().name() + " are unknown");
+        give_up(entry, formatted("the side effects of {} are unknown", op.schema().name()));
     else if (last.region && last.region->abandoned())
       stop(last);  // an exception ended the pass, or no gradient is needed
     else if (last.region && last.region->steps() >= kMostSteps)
@@ -226,7 +227,7 @@ class Regions final : public shard::TapeHook {
     if (entry.inner) inner_.push_back(region);
   }
 
-  // Stops recording a region for good, and makes everything now that autograd has a place for.
+  // Stops recording a region for good, and makes right away what autograd has a place for.
   void give_up(Open& entry, const std::string& why) {
     if (!entry.region) return;
     std::shared_ptr<Region> region = std::move(entry.region);
@@ -243,10 +244,10 @@ class Regions final : public shard::TapeHook {
     std::string what = "a piece of code under fsdp::recompute";
     if (entry.module) {
       entry.module->kept = true;
-      what = "module \"" + entry.module->path + "\"";
+      what = formatted("module \"{}\"", entry.module->path);
     }
-    say_once("recompute: " + what + " keeps its activations instead of recomputing them: " + why +
-             ".");
+    say_once(formatted("recompute: {} keeps its activations instead of recomputing them: {}.", what,
+                       why));
   }
 
   void begin(const std::shared_ptr<Chosen>& module, const c10::TensorImpl* first) {
@@ -289,8 +290,10 @@ class Regions final : public shard::TapeHook {
     size_t count = facts.arguments.size(), first = stack.size() - count;
     auto ask = [&](Region& region, c10::StorageImpl* storage) {
       if (&region != but && region.before_write(storage))
-        say_once("recompute: " + facts.op.schema().name() + " writes to a tensor that region \"" +
-                 region.name() + "\" has read; the region keeps a copy.");
+        say_once(
+            formatted("recompute: {} writes to a tensor that region \"{}\" has read; the region "
+                      "keeps a copy.",
+                      facts.op.schema().name(), region.name()));
     };
     auto see = [&](const at::Tensor& tensor) {
       if (!tensor.defined() || !tensor.has_storage()) return;

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "memory/region.h"
 #include "shard/deferred_tape.h"
@@ -70,10 +71,9 @@ at::Tensor Region::get(const RecomputedPlace& place) {
   std::lock_guard lock(mutex_);
   if (place.counter_.enabled() && place.counter_.current_version() != place.version_)
     throw Error(
-        "a tensor that backward needs was changed in place after forward saved it "
-        "(recomputed region \"" +
-            name_ + "\"): version " + std::to_string(place.counter_.current_version()) +
-            ", expected " + std::to_string(place.version_) + ".",
+        formatted("a tensor that backward needs was changed in place after forward saved it "
+                  "(recomputed region \"{}\"): version {}, expected {}.",
+                  name_, place.counter_.current_version(), place.version_),
         "replace the in-place operation (add_, relu_, …) with one that returns a new tensor.");
   Made& made = made_[place.made_];
   if (!made.memory && !alive(made)) replay();
@@ -197,8 +197,8 @@ at::Tensor Region::tensor_for(const Operand& operand, const Step& step) {
   Made& made = made_[operand.made];
   if (!made.memory && made.allocated) keep(made, allocate(made.bytes, made.device));
   if (!made.memory)
-    throw Error("recomputing region \"" + name_ + "\": an argument of " +
-                    step.facts->op.schema().name() + " was not recomputed.",
+    throw Error(formatted("recomputing region \"{}\": an argument of {} was not recomputed.", name_,
+                          step.facts->op.schema().name()),
                 "this is a bug in fsdp; leave the module out of the policy.");
   return over(made.memory, operand.geometry);
 }
@@ -241,8 +241,8 @@ void Region::keep_results(const Step& step, const torch::jit::Stack& stack) {
     Made& made = made_[outputs_[step.outputs + output++].made];
     if (!made.needed || made.memory) return;
     if (!tensor.defined() || tensor.storage().nbytes() != made.bytes)
-      throw Error("recomputing " + step.facts->op.schema().name() + " in region \"" + name_ +
-                      "\" gave a different result than forward.",
+      throw Error(formatted("recomputing {} in region \"{}\" gave a different result than forward.",
+                            step.facts->op.schema().name(), name_),
                   "leave this module out of the policy: its results depend on more than its "
                   "inputs.");
     keep(made, Memory::reclaim_copy(tensor.storage().unsafeGetStorageImpl()));

@@ -95,10 +95,11 @@ void InitialValues::compare() const {
     for (int rank = 1; rank < world_.size(); ++rank) {
       if (all[rank][i].item<int64_t>() == all[0][i].item<int64_t>()) continue;
       if (world_.rank() == 0)
-        log::warn("ranks 0 and " + std::to_string(rank) + " built different models: \"" +
-                  names_[i] +
-                  "\" is the first parameter or buffer that differs. Use the same seed on every "
-                  "rank, or set .sync_module_states = true.");
+        log::warn(
+            formatted("ranks 0 and {} built different models: \"{}\" is the first parameter "
+                      "or buffer that differs. Use the same seed on every rank, or set "
+                      ".sync_module_states = true.",
+                      rank, names_[i]));
       return;
     }
 }

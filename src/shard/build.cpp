@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/table.h"
 #include "fsdp/fully_shard.h"
@@ -51,8 +52,9 @@ Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
 void check_precision(const MixedPrecision& precision, const std::string& where) {
   const auto check = [&](const char* field, const std::optional<at::ScalarType>& type) {
     if (!type || at::isFloatingType(*type)) return;
-    throw Error("mixed_precision." + std::string(field) + " of " + where + " is " +
-                    c10::toString(*type) + ", which can't hold weights or gradients in training.",
+    throw Error(formatted("mixed_precision.{} of {} is {}, which can't hold weights or gradients "
+                          "in training.",
+                          field, where, c10::toString(*type)),
                 "use at::kBFloat16, at::kHalf or at::kFloat.");
   };
   check("param_dtype", precision.param_dtype);
@@ -226,7 +228,8 @@ void give_names(Engine& model, std::vector<ModuleTree*> trees) {
   for (size_t i = 0; i < model.units.size(); ++i) model.units[i]->id = static_cast<int>(i);
 }
 
-// Gives every uneven unit the even unit around it. What is in no even unit has the root.
+// Gives every uneven unit the even unit around it as its parent; a unit in no even unit gets the
+// root.
 void join_families(const ModuleTree& node, Unit* around) {
   if (node.unit && node.unit->uneven) {
     node.unit->parent = around;
@@ -280,8 +283,9 @@ void refuse_shared_modules(const std::vector<std::shared_ptr<Model>>& beneath,
         if (place.empty()) place = known != here.end() ? known->second : p.name();
       }
     if (!elsewhere.empty())
-      throw Error("parameter \"" + shared +
-                      "\" belongs to another sharded model, which also has \"" + elsewhere + "\".",
+      throw Error(formatted("parameter \"{}\" belongs to another sharded model, which also has "
+                            "\"{}\".",
+                            shared, elsewhere),
                   "shard one module that holds both models, or give each its own copy.");
   }
 }
@@ -293,9 +297,11 @@ void warn_of_large_root(const Engine& model) {
     if (unit->root) root += unit->numel();
   }
   if (model.units.size() > 1 && root * 2 > all && model.world().rank() == 0)
-    log::warn("the root unit holds " + std::to_string(root * 100 / all) +
-              " % of the parameters and stays gathered from forward to backward; wrap more modules "
-              "(sharded.describe() shows the units).");
+    log::warn(
+        formatted("the root unit holds {} % of the parameters and stays gathered from "
+                  "forward to backward; wrap more modules (sharded.describe() shows the "
+                  "units).",
+                  root * 100 / all));
 }
 
 std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
@@ -303,9 +309,9 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
   World world = options.mesh ? options.mesh.world() : World::current();
   at::Device device = options.device.value_or(world.device());
   if (options.forward_prefetch < 0 || options.backward_prefetch < 0)
-    throw Error("a prefetch depth is negative (forward_prefetch = " +
-                    std::to_string(options.forward_prefetch) +
-                    ", backward_prefetch = " + std::to_string(options.backward_prefetch) + ").",
+    throw Error(formatted("a prefetch depth is negative (forward_prefetch = {}, backward_prefetch "
+                          "= {}).",
+                          options.forward_prefetch, options.backward_prefetch),
                 "use 0 for no prefetch.");
   std::vector<PlannedUnit> planned = plan_units(trees, options);
   auto beneath = models_beneath(trees);
@@ -314,14 +320,14 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
     for (const auto& unit : theirs->units)
       for (ModuleTree* tree : trees)
         if (std::find(unit->tops.begin(), unit->tops.end(), tree->identity) != unit->tops.end())
-          throw Error("this module (" + tree->view.type + ") is sharded already.",
+          throw Error(formatted("this module ({}) is sharded already.", tree->view.type),
                       "call fully_shard once per module, children before parents.");
   }
   refuse_shared_modules(beneath, trees);
   check_precision(options.mixed_precision, "the model");
   for (const PlannedUnit& unit : planned)
     if (unit.options.mixed_precision)
-      check_precision(*unit.options.mixed_precision, "unit \"" + unit.name + "\"");
+      check_precision(*unit.options.mixed_precision, formatted("unit \"{}\"", unit.name));
   compare_plans(world, planned);
   check_offload(options.offload);
   auto group = group_for(world, options, device);
@@ -412,8 +418,8 @@ Unit unit_of(const ModuleRef& module) {
       if (known.size() < 200) known += (known.empty() ? "\"" : ", \"") + unit->name + "\"";
     }
   }
-  throw Error("this module isn't a unit.",
-              known.empty() ? "nothing has been sharded yet." : "the units are " + known + ".");
+  throw Error("this module isn't a unit.", known.empty() ? "nothing has been sharded yet."
+                                                         : formatted("the units are {}.", known));
 }
 
 }  // namespace fsdp

@@ -1,5 +1,6 @@
 #include "shard/config.h"
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/sharding.h"
 
@@ -37,8 +38,8 @@ void describe(ShardConfig& shard, OptionList& list) {
 
 void check(const ShardConfig& shard, int world) {
   if (shard.shard_ranks > 0 && world % shard.shard_ranks != 0)
-    throw Error(std::to_string(world) + " ranks can't be divided into groups of " +
-                    "shard.shard_ranks = " + std::to_string(shard.shard_ranks) + ".",
+    throw Error(formatted("{} ranks can't be divided into groups of shard.shard_ranks = {}.", world,
+                          shard.shard_ranks),
                 "choose a divisor of the number of ranks.");
   const auto& reshard = shard.reshard_after_forward;
   const std::string given = "shard.reshard_after_forward = " + enum_name(reshard);
@@ -51,9 +52,8 @@ void check(const ShardConfig& shard, int world) {
                 "leave it at \"auto\", or set shard.strategy to full_shard.");
   const int64_t ranks = shard.shard_ranks > 0 ? shard.shard_ranks : world;
   if (reshard.number > 0 && ranks % reshard.number != 0)
-    throw Error(
-        given + " doesn't divide the " + std::to_string(ranks) + " ranks that share the model.",
-        "choose a divisor, true or false.");
+    throw Error(formatted("{} doesn't divide the {} ranks that share the model.", given, ranks),
+                "choose a divisor, true or false.");
   check_precision(shard);
 }
 
@@ -61,12 +61,14 @@ void check_precision(const ShardConfig& shard) {
   const std::string computed = enum_name(shard.precision), reduced = enum_name(shard.reduce);
   const bool fp32 = shard.precision == Precision::kFp32;
   if (fp32 && shard.reduce != Precision::kFp32)
-    throw Error("shard.reduce = " + reduced +
-                    " would round gradients, which are computed in fp32 (shard.precision).",
-                "set shard.precision to " + reduced + ", or shard.reduce to fp32.");
+    throw Error(formatted("shard.reduce = {} would round gradients, which are computed in fp32 "
+                          "(shard.precision).",
+                          reduced),
+                formatted("set shard.precision to {}, or shard.reduce to fp32.", reduced));
   if (shard.gradients == Precision::kBf16 && (fp32 || shard.precision == Precision::kFp16))
-    throw Error("shard.gradients = bf16 would round gradients, which are computed in " + computed +
-                    " (shard.precision).",
+    throw Error(formatted("shard.gradients = bf16 would round gradients, which are computed in {} "
+                          "(shard.precision).",
+                          computed),
                 "set shard.precision to bf16, or shard.gradients to fp32.");
 }
 

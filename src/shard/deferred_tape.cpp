@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "shard/runtime.h"
 
@@ -41,7 +42,7 @@ void set_state(at::Generator& generator, const at::Tensor& state) {
 }
 
 // While alive, the generators' states and the default dtype are as recorded: an operator depends on
-// them besides its arguments. Both belong to the process, not to the thread.
+// them as well as on its arguments. Both belong to the process, not to the thread.
 class Then {
  public:
   explicit Then(const Record& record) : default_dtype_(c10::get_default_dtype()) {
@@ -120,8 +121,9 @@ class Replay {
       return view_of(buffer(operand.storage, operand.bytes, operand.device), operand.geometry);
     const at::Tensor& real = operand.real;
     if (real.defined() && !real.is_inference() && real._version() != operand.version)
-      throw Error("deferred_init: a tensor that " + record.op.schema().name() +
-                      " read while the module was built has been changed in place since.",
+      throw Error(formatted("deferred_init: a tensor that {} read while the module was built has "
+                            "been changed in place since.",
+                            record.op.schema().name()),
                   "don't change such tensors until the module is sharded, or clone() them in the "
                   "constructor.");
     return real;

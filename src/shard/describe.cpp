@@ -1,9 +1,9 @@
-// Reports about a sharded model for people: the module tree with its units, and the memory by kind.
+// Readable reports about a sharded model: the module tree with its units, and the memory by kind.
 #include <algorithm>
-#include <iomanip>
 #include <set>
 #include <sstream>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "fsdp/fully_shard.h"
 #include "shard/engine.h"
@@ -36,7 +36,7 @@ std::string dtype_names(const shard::Unit& unit) {
   for (const auto& flat : unit.flats) {
     std::string one = dtype_text(flat->param_dtype());
     if (flat->param_dtype() != flat->master_dtype())
-      one += " (master " + dtype_text(flat->master_dtype()) + ")";
+      one += formatted(" (master {})", dtype_text(flat->master_dtype()));
     if (!flat->trainable()) one += " frozen";
     if (seen.insert(one).second) text += (text.empty() ? "" : ", ") + one;
   }
@@ -57,18 +57,18 @@ bool alike(const ModuleTree& a, const ModuleTree& b) {
   return true;
 }
 
+double percent(int64_t part, int64_t all) {
+  return all ? 100.0 * static_cast<double>(part) / static_cast<double>(all) : 0.0;
+}
+
 void draw(const ModuleTree& node, const std::string& label, const std::string& indent, int64_t all,
           std::vector<Line>& lines) {
-  Line line{.tree = indent + label + " " + node.view.type};
+  Line line{.tree = formatted("{}{} {}", indent, label, node.view.type)};
   if (node.unit) {
     line.unit = "unit";
     line.parameters = with_separators(node.unit->numel());
     line.dtype = dtype_names(*node.unit);
-    std::stringstream share;
-    share << std::fixed << std::setprecision(1)
-          << (all ? 100.0 * static_cast<double>(node.unit->numel()) / static_cast<double>(all) : 0)
-          << " %";
-    line.share = share.str();
+    line.share = formatted("{:.1f} %", percent(node.unit->numel(), all));
   }
   lines.push_back(line);
   for (size_t i = 0; i < node.children.size(); ++i) {
@@ -143,16 +143,15 @@ std::string Sharded::describe() const {
     shard_bytes += flat->layout().shard_numel() * bytes;
     padding += flat->layout().padding();
   }
-  out << "\n" << name(model->options.strategy) << " over";
+  out << formatted("\n{} over", name(model->options.strategy));
   for (const std::string& mesh : meshes) out << " " << mesh;
-  out << ": " << with_separators(all) << " parameters in " << model->units.size() << " unit"
-      << (model->units.size() == 1 ? "" : "s") << "\n";
-  out << "each rank: " << human_bytes(static_cast<double>(shard_bytes))
-      << " of masters; parameters fill " << human_bytes(static_cast<double>(most))
-      << " of it on the fullest rank, " << human_bytes(static_cast<double>(least))
-      << " on the emptiest; padding " << std::fixed << std::setprecision(2)
-      << (all ? 100.0 * static_cast<double>(padding) / static_cast<double>(all + padding) : 0.0)
-      << " %\n";
+  out << formatted(": {} parameters in {} unit{}\n", with_separators(all), model->units.size(),
+                   model->units.size() == 1 ? "" : "s")
+      << formatted(
+             "each rank: {} of masters; parameters fill {} of it on the fullest rank, {} on the "
+             "emptiest; padding {:.2f} %\n",
+             human_bytes(static_cast<double>(shard_bytes)), human_bytes(static_cast<double>(most)),
+             human_bytes(static_cast<double>(least)), all ? percent(padding, all + padding) : 0.0);
   if (model->units.size() > 1 && root * 2 > all)
     out << "WARNING: the root unit holds most of the model and stays gathered from forward to "
            "backward; wrap more modules.\n";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/format.h"
 #include "shard/background.h"
 #include "shard/contents.h"
 #include "shard/on_disk.h"
@@ -39,8 +40,9 @@ std::pair<Flat*, size_t> Engine::find(const std::string& parameter) {
       if (close.size() < 200 && names[0].ends_with(last))
         close += (close.empty() ? "\"" : ", \"") + names[0] + "\"";
     }
-  throw Error("the sharded model has no parameter \"" + parameter + "\".",
-              close.empty() ? "sharded.shards() lists the names." : "did you mean " + close + "?");
+  throw Error(formatted("the sharded model has no parameter \"{}\".", parameter),
+              close.empty() ? "sharded.shards() lists the names."
+                            : formatted("did you mean {}?", close));
 }
 
 void Engine::use(Unit& unit, const char* by, bool backward) {
@@ -68,7 +70,7 @@ void Engine::hand_out_masters(HandedOut to) {
   Unseen unseen;
   for (const auto& unit : units)
     if (unit->meta)
-      throw Error("unit \"" + unit->name + "\" has no values yet.",
+      throw Error(unit->label() + " has no values yet.",
                   "call sharded.materialize(device) before creating an optimizer.");
   reducer.forget_cleared();
   reducer.settle_factor();
@@ -89,18 +91,18 @@ void Engine::end_backward(bool failed) {
 }
 
 void Engine::zero_weight_step() {
-  const std::string rank = "rank " + std::to_string(world().rank());
   if (comm.last_calls().empty() && std::any_of(units.begin(), units.end(), [](const auto& unit) {
         return unit->group->shard_size * unit->group->replicate_size > 1;
       }))
-    throw Error(rank +
-                    ": zero_weight_step() repeats the communication of the step before, and there "
-                    "was none.",
+    throw Error(formatted("rank {}: zero_weight_step() repeats the communication of the step "
+                          "before, and there was none.",
+                          world().rank()),
                 "take at least one step with data on every rank first.");
   if (std::any_of(units.begin(), units.end(), [](const auto& unit) { return unit->uneven; }))
-    throw Error(
-        rank + ": zero_weight_step() can't repeat a step of units that only some ranks use.",
-        "run forward and backward on a sample and scale its loss by 0.");
+    throw Error(formatted("rank {}: zero_weight_step() can't repeat a step of units that only some "
+                          "ranks use.",
+                          world().rank()),
+                "run forward and backward on a sample and scale its loss by 0.");
   begin_backward({});
   try {
     Unseen unseen;

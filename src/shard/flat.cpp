@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/format.h"
 #include "kernels/split.h"
 #include "shard/offload.h"
 #include "shard/on_disk.h"
@@ -60,17 +61,18 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
       gradient_tag_{StorageTag::kGradients, this},
       master_tag_{StorageTag::kMasters, this},
       versions_(parameters_.size()) {
-  std::string message =
-      "fsdp: unit \"" + unit.name +
-      "\": this parameter is sharded, and its memory was read directly "
-      "(data_ptr, torch::save, an accessor, or a view of it that was taken before "
-      "an update).\n  HINT: use "
-      "sharded.full_tensor(name), full_state_dict() or summon_full_params().";
-  storage_ = make_storage(full_bytes(), device, &tag_, message);
-  gradient_storage_ = make_storage(full_bytes(), device, &gradient_tag_,
-                                   "fsdp: unit \"" + unit.name +
-                                       "\": this gradient is sharded.\n  HINT: use "
-                                       "sharded.full_grad(name), or shard_of(name).local_grad.");
+  storage_ = make_storage(
+      full_bytes(), device, &tag_,
+      formatted("fsdp: unit \"{}\": this parameter is sharded, and its memory was read directly "
+                "(data_ptr, torch::save, an accessor, or a view of it that was taken before an "
+                "update).\n  HINT: use sharded.full_tensor(name), full_state_dict() or "
+                "summon_full_params().",
+                unit.name));
+  gradient_storage_ =
+      make_storage(full_bytes(), device, &gradient_tag_,
+                   formatted("fsdp: unit \"{}\": this gradient is sharded.\n  HINT: use "
+                             "sharded.full_grad(name), or shard_of(name).local_grad.",
+                             unit.name));
   coming.resize(parameters_.size());
   arrived.resize(parameters_.size());
   filled.resize(parameters_.size());
@@ -81,9 +83,10 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
 }
 
 Flat::~Flat() {
-  std::string message = "fsdp: unit \"" + unit_.name +
-                        "\": its sharded model is gone.\n  HINT: keep the module alive as long as "
-                        "its tensors are used.";
+  const std::string message = formatted(
+      "fsdp: unit \"{}\": its sharded model is gone.\n  HINT: keep the module alive as long as its "
+      "tensors are used.",
+      unit_.name);
   orphan(*storage_, message);
   orphan(*gradient_storage_, message);
   if (master_storage_) orphan(*master_storage_, message);
@@ -157,7 +160,7 @@ void Flat::settle_master() {
 void Flat::join_master() {
   if (host && !host->directory.empty())
     throw Error(
-        "unit \"" + unit_.name + "\": torch::optim can't update masters on disk.",
+        unit_.label() + ": torch::optim can't update masters on disk.",
         "use fsdp::AdamW or fsdp::SGD with offload.directory, or leave offload.directory empty.");
   if (!rest.defined()) return;
   master = read_master();

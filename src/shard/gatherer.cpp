@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/rank_status.h"
 #include "base/table.h"
@@ -57,7 +58,7 @@ at::Tensor full_view(const Unit& unit, const Flat& flat, const at::Tensor& bytes
 
 void require_values(const Unit& unit, const char* by) {
   if (unit.meta)
-    throw Error("unit \"" + unit.name + "\" has no values yet (" + by + " reads it).",
+    throw Error(formatted("unit \"{}\" has no values yet ({} reads it).", unit.name, by),
                 "call sharded.materialize(device), or load a checkpoint or state dict, first.");
 }
 
@@ -97,8 +98,8 @@ void Gatherer::ensure(Unit& unit, const char* by, bool backward) {
 }
 
 // An even unit and the uneven units inside it are gathered together by every rank, whichever of
-// them it uses, until another family is used. Order, which the ranks' uses would teach differently,
-// sees the even unit only.
+// them it uses, until another family is used. Order sees only the even unit, because each rank's
+// uses would teach it something different.
 void Gatherer::ensure_family(Unit& unit, const char* by, bool backward) {
   Unit& head = unit.uneven ? *unit.parent : unit;
   std::vector<Unit*> members = {&head};
@@ -132,8 +133,8 @@ void Gatherer::issue(Unit& unit, const char* by) {
   if (unit.state != Unit::State::kSharded) return;
   if (in_backward_ && stepped_early(unit)) {
     if (!by) return;
-    throw Error("unit \"" + unit.name + "\" is used by " + by +
-                    " in a backward that has already updated it.",
+    throw Error(formatted("unit \"{}\" is used by {} in a backward that has already updated it.",
+                          unit.name, by),
                 "don't call step_in_backward(): this unit is used again after its gradients have "
                 "arrived.");
   }
@@ -227,8 +228,10 @@ void Gatherer::prefetch(Unit& unit, bool backward) {
     if (!known.empty()) {
       unit.next_checked = true;
       if (known.front() != by_hand.front())
-        log::warn("unit \"" + unit.name + "\": its prefetch list begins with \"" +
-                  by_hand.front()->name + "\", but \"" + known.front()->name + "\" was used next.");
+        log::warn(
+            formatted("unit \"{}\": its prefetch list begins with \"{}\", but \"{}\" was "
+                      "used next.",
+                      unit.name, by_hand.front()->name, known.front()->name));
     }
   }
   for (Unit* other : next)
@@ -268,9 +271,10 @@ Slot* Gatherer::find_slot(Unit& unit, bool may_grow) {
   }
   if (!may_grow) return nullptr;
   if (!std::exchange(grown_, true))
-    log::info("unit \"" + unit.name + "\": all " + std::to_string(ring_.size()) +
-              " buffers for gathered units are in use at once; allocating one more of " +
-              human_bytes(static_cast<double>(bytes)) + ".");
+    log::info(
+        formatted("unit \"{}\": all {} buffers for gathered units are in use at once; "
+                  "allocating one more of {}.",
+                  unit.name, ring_.size(), human_bytes(static_cast<double>(bytes))));
   return add_ring_slot(bytes);
 }
 
@@ -309,10 +313,10 @@ void Gatherer::reshard(Unit& unit) {
   profiled.done();
   comm_.log(Event::kResharded, unit, in_backward_);
   if (!written.empty())
-    throw Error("rank " + std::to_string(comm_.world().rank()) + ": unit \"" + unit.name +
-                    "\": parameter \"" + written +
-                    "\" was written in place while it was gathered; the write " +
-                    (had_slot ? "is lost." : "is not undone, and no other rank has seen it."),
+    throw Error(formatted("rank {}: unit \"{}\": parameter \"{}\" was written in place while it "
+                          "was gathered; the write {}.",
+                          comm_.world().rank(), unit.name, written,
+                          had_slot ? "is lost" : "is not undone, and no other rank has seen it"),
                 "write parameters inside sharded.summon_full_params().");
   check_handles(unit, "reshard");
 }
@@ -340,9 +344,9 @@ void Gatherer::check_handles(const Unit& unit, const char* when) const {
   for (const auto& flat : unit.flats) {
     std::string moved = flat->moved();
     if (moved.empty()) continue;
-    throw Error("rank " + std::to_string(comm_.world().rank()) + ": unit \"" + unit.name +
-                    "\": parameter \"" + moved + "\" no longer belongs to it (found at " + when +
-                    "): module->to(), torch::load or set_data replaced its memory.",
+    throw Error(formatted("rank {}: unit \"{}\": parameter \"{}\" no longer belongs to it (found "
+                          "at {}): module->to(), torch::load or set_data replaced its memory.",
+                          comm_.world().rank(), unit.name, moved, when),
                 "convert and load the module before fully_shard, or use .device, .mixed_precision "
                 "and sharded.load_full_state_dict().");
   }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "kernels/ops.h"
 #include "shard/comm_context.h"
@@ -61,8 +62,7 @@ void watch_gradient(const std::shared_ptr<Unit>& unit, size_t flat, size_t param
 void change_gradient(Flat& flat) {
   if (!flat.host) return;
   if (flat.host->stepped)
-    throw Error("unit \"" + flat.unit().name +
-                    "\": its gradient was already used by an update in backward.",
+    throw Error(flat.unit().label() + ": its gradient was already used by an update in backward.",
                 "call step_in_backward() only if nothing clips, scales or changes gradients before "
                 "step().");
   flat.await_gradient();
@@ -154,8 +154,8 @@ void GradientReducer::drop() {
   if (keeps_gradients_) return;
   for (const auto& unit : units_)
     if (stepped_early(*unit)) {
-      log::warn("unit \"" + unit->name +
-                "\": a backward failed after step_in_backward() had updated the unit. Load a "
+      log::warn(unit->label() +
+                ": a backward failed after step_in_backward() had updated the unit. Load a "
                 "checkpoint.");
       break;
     }
@@ -164,9 +164,9 @@ void GradientReducer::drop() {
     for (const Parameter& p : flat->parameters()) p.handle.mutable_grad() = at::Tensor();
     const bool brought = flat->host && std::exchange(flat->host->brought, false);
     if (brought || (flat->in_own_slot() && flat->grad.defined())) {
-      log::warn("unit \"" + flat->unit().name +
-                "\": a backward failed while it was adding to the gradients of earlier backwards; "
-                "all of them are dropped.");
+      log::warn(flat->unit().label() +
+                ": a backward failed while it was adding to the gradients of earlier "
+                "backwards; all of them are dropped.");
       flat->grad.reset();
     }
     if (flat->slot) release_slot(*flat);
@@ -179,9 +179,9 @@ void GradientReducer::drop() {
 // Every replay of a recorded step would add to these gradients, even after they are freed.
 void GradientReducer::refuse_if_kept(const Flat& flat) const {
   if (!keeps_gradients_) return;
-  throw Error("unit \"" + flat.unit().name +
-                  "\": a step that is being recorded as a CUDA graph adds to gradients its model "
-                  "already had.",
+  throw Error(flat.unit().label() +
+                  ": a step that is being recorded as a CUDA graph adds to gradients its "
+                  "model already had.",
               "call zero_grad() on that model's optimizer before the step.");
 }
 
@@ -288,9 +288,8 @@ void GradientReducer::reduce(Flat& flat) {
 // With shared memory this is the first collective of a step, so ranks that took different branches
 // meet here; the label names the operator.
 std::string GradientReducer::label_of(const Unit& unit) {
-  std::string what = "gradients";
-  if (*unit.touched_by) what.append(" of ").append(unit.touched_by);
-  return unit.label(what.c_str());
+  if (!*unit.touched_by) return unit.label("gradients");
+  return unit.label(formatted("gradients of {}", unit.touched_by).c_str());
 }
 
 // This rank's part of the sum over the ranks that share the unit.

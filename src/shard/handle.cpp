@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/format.h"
 #include "fsdp/fully_shard.h"
 #include "shard/engine.h"
 #include "shard/model.h"
@@ -85,7 +86,7 @@ void Sharded::set_requires_gradient_sync(bool sync) const {
 
 void Sharded::set_gradient_divide_factor(double factor) const {
   if (!(factor >= 0))
-    throw Error("the gradient divide factor is " + std::to_string(factor) + ".",
+    throw Error(formatted("the gradient divide factor is {:f}.", factor),
                 "pass a positive number, or 0 for the number of ranks.");
   const Locked model = shard::lock(*this);
   model->reducer.set_divide_factor(factor);
@@ -100,7 +101,7 @@ void Sharded::set_reduce_hook(std::function<void(at::Tensor, const std::string&)
 at::Tensor Sharded::scale_loss(const at::Tensor& loss, double weight) const {
   auto model = live(model_);
   if (!(weight >= 0))
-    throw Error("scale_loss: the weight of this rank is " + std::to_string(weight) + ".",
+    throw Error(formatted("scale_loss: the weight of this rank is {:f}.", weight),
                 "pass its number of tokens or samples, or 0 for a rank without data.");
   at::Tensor total = at::tensor(weight, at::TensorOptions().dtype(at::kDouble)).to(model->device());
   const World& world = model->world();
@@ -147,7 +148,7 @@ Unit Sharded::unit(const std::string& name) const {
     if (unit.name() == name) return unit;
     if (known.size() < 200) known += (known.empty() ? "\"" : ", \"") + unit.name() + "\"";
   }
-  throw Error("there is no unit \"" + name + "\".", "the units are " + known + ".");
+  throw Error(formatted("there is no unit \"{}\".", name), formatted("the units are {}.", known));
 }
 
 void Sharded::unshard() const {
@@ -205,10 +206,9 @@ std::vector<shard::Unit*> prefetch_list(const shard::Unit& unit,
   std::vector<shard::Unit*> units;
   for (const auto& other : others) {
     if (!other || other->owner.lock() != unit.owner.lock())
-      throw Error(
-          "unit \"" + unit.name + "\": its prefetch list has " +
-              (other ? "unit \"" + other->name + "\" of another model." : "an empty handle."),
-          "use units of the same sharded model (sharded.units(), unit_of(module)).");
+      throw Error(formatted("unit \"{}\": its prefetch list has {}.", unit.name,
+                            other ? other->label() + " of another model" : "an empty handle"),
+                  "use units of the same sharded model (sharded.units(), unit_of(module)).");
     units.push_back(other.get());
   }
   return units;

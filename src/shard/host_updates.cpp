@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "shard/device_stream.h"
 #include "shard/tensor_access.h"
@@ -28,15 +29,15 @@ void HostUpdate::run(const std::function<void()>& work) noexcept {
 void HostUpdate::wait(const std::string& unit, std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
   if (!done_changed_.wait_for(lock, limit, [&] { return done_; }))
-    throw Error("unit \"" + unit + "\": its update on the CPU did not finish in " +
-                    std::to_string(limit.count() / 1000) + " s.",
+    throw Error(formatted("unit \"{}\": its update on the CPU did not finish in {} s.", unit,
+                          limit.count() / 1000),
                 "its gradient may not have arrived (docs/hangs.md), or FSDP_TIMEOUT is too short "
                 "for this CPU.");
   if (!failure_) return;
   try {
     std::rethrow_exception(std::exchange(failure_, nullptr));
   } catch (const std::exception& error) {
-    throw Error("unit \"" + unit + "\": its update on the CPU failed: " + error.what(),
+    throw Error(formatted("unit \"{}\": its update on the CPU failed: {}", unit, error.what()),
                 "its parameters and states may be partly updated; load a checkpoint.");
   }
 }

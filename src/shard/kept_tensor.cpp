@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "shard/saved_activations.h"
 #include "shard/unit.h"
@@ -45,9 +46,10 @@ KeptTensor& KeptTensor::operator=(KeptTensor&& other) noexcept {
 void KeptTensor::check(const char* who) const {
   if (!data_.defined() || data_.is_inference() || data_._version() == version_) return;
   throw Error(
-      (unit_ ? "unit \"" + unit_->name + "\": a parameter" : std::string("a tensor")) + " that " +
-          who + " needs was changed in place after forward saved it: version " +
-          std::to_string(data_._version()) + ", expected " + std::to_string(version_) + ".",
+      formatted(
+          "{} that {} needs was changed in place after forward saved it: version {}, expected "
+          "{}.",
+          unit_ ? unit_->label() + ": a parameter" : "a tensor", who, data_._version(), version_),
       unit_ ? "call optimizer.step() after backward, not between forward and backward."
             : "replace the in-place operation (add_, relu_, …) with one that returns a result.");
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "shard/comm_context.h"
 #include "shard/offload.h"
@@ -21,8 +22,8 @@ at::Tensor in_host_memory(const Flat& flat, const at::Tensor& gradient) {
       .copy_(gradient);
 }
 
-// torch::optim::LBFGS takes dot products of what it believes are whole gradients. Nothing but the
-// stack tells who writes.
+// torch::optim::LBFGS takes dot products of what it believes are whole gradients. Only the stack
+// tells who writes.
 bool called_by_lbfgs() {
   void* frames[64];
   const int count = backtrace(frames, 64);
@@ -54,8 +55,8 @@ void Masters::hand_out(HandedOut to) {
     for (const auto& flat : unit->flats)
       if (flat->trainable() && flat->host && !updated_on_host(*flat))
         throw Error(
-            "unit \"" + unit->name +
-                "\": torch::optim would find its parameters and gradients on different devices "
+            unit->label() +
+                ": torch::optim would find its parameters and gradients on different devices "
                 "(offload.parameters or offload.gradients without offload.optimizer).",
             "use fsdp::AdamW or fsdp::SGD, or set offload.optimizer = true as well.");
   handed_out_ = std::max(handed_out_, to);
@@ -94,10 +95,11 @@ void Masters::follow(Unit& unit, const char* by) {
 }
 
 void Masters::check_write(const Unit& unit, const char* by) {
-  refuse_while_summoned("unit \"" + unit.name + "\": an update (" + by + ")");
+  if (summoned_ > 0) refuse_while_summoned(formatted("unit \"{}\": an update ({})", unit.name, by));
   if (!watched())
-    throw Error("unit \"" + unit.name + "\": " + by +
-                    " writes to its masters outside of the wrapped optimizer's step().",
+    throw Error(formatted("unit \"{}\": {} writes to its masters outside of the wrapped "
+                          "optimizer's step().",
+                          unit.name, by),
                 "write inside sharded.update_parameters(), or to sharded.parameters().");
   if (!std::exchange(writer_known_, true) && called_by_lbfgs())
     throw Error(
@@ -105,15 +107,16 @@ void Masters::check_write(const Unit& unit, const char* by) {
         "gradients, and each rank has a part of them.",
         "use an elementwise optimizer, such as fsdp::AdamW or torch::optim::SGD.");
   if (unit.busy > 0)
-    throw Error(
-        "unit \"" + unit.name + "\": " + by + " writes to its masters while an operator uses it.",
-        "call optimizer.step() after backward, not in a hook.");
+    throw Error(formatted("unit \"{}\": {} writes to its masters while an operator uses it.",
+                          unit.name, by),
+                "call optimizer.step() after backward, not in a hook.");
 }
 
 void Masters::refuse_while_summoned(const std::string& what) const {
   if (summoned_ == 0) return;
-  throw Error("rank " + std::to_string(comm_.world().rank()) + ": " + what +
-                  " isn't possible while summon_full_params() is alive: it would be overwritten.",
+  throw Error(formatted("rank {}: {} isn't possible while summon_full_params() is alive: it would "
+                        "be overwritten.",
+                        comm_.world().rank(), what),
               "let the object that summon_full_params() returned go out of scope first.");
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "kernels/update.h"
 #include "shard/comm_context.h"
@@ -61,10 +62,11 @@ void check_offload(const Offload& offload) {
         "can be kept in files.",
         "set offload.optimizer = true as well.");
   if (!offload.directory.empty() && !std::filesystem::is_directory(offload.directory))
-    throw Error("offload.directory = " + offload.directory + " isn't a directory on this host.",
-                "create it on a fast local disk, on every host that has ranks.");
+    throw Error(
+        formatted("offload.directory = {} isn't a directory on this host.", offload.directory),
+        "create it on a fast local disk, on every host that has ranks.");
   if (!(offload.fraction >= 0 && offload.fraction <= 1))
-    throw Error("offload.fraction = " + std::to_string(offload.fraction) + " is not in [0, 1].",
+    throw Error(formatted("offload.fraction = {:f} is not in [0, 1].", offload.fraction),
                 "1 offloads every unit, 0.5 the last units, up to half of the parameters.");
 }
 
@@ -209,8 +211,8 @@ void HostOffload::gradient_arrived(Flat& flat) {
   if (!early_update_ || !updated_on_host(flat)) return;
   Unit& unit = flat.unit();
   if (std::exchange(flat.host->due, true))
-    throw Error("unit \"" + unit.name +
-                    "\": a second backward came after step_in_backward(), which has used the "
+    throw Error(unit.label() +
+                    ": a second backward came after step_in_backward(), which has used the "
                     "gradients of the first.",
                 "call step_in_backward() before the last backward of a step; run the others before "
                 "it or under no_sync().");

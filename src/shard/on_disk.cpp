@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "shard/engine.h"
 #include "shard/offload.h"
@@ -41,13 +42,13 @@ std::shared_ptr<Parked> make_parked(const Flat& flat, size_t states) {
   for (const int64_t bytes : made->bytes)
     made->storages.push_back(make_storage(
         static_cast<size_t>(bytes), at::kCPU, /*tag=*/nullptr,
-        "fsdp: unit \"" + flat.unit().name +
-            "\": this master or state is on disk.\n  HINT: request it again (optimizer.state, "
-            "sharded.full_tensor) after each step."));
+        formatted("fsdp: unit \"{}\": this master or state is on disk.\n  HINT: request it again "
+                  "(optimizer.state, sharded.full_tensor) after each step.",
+                  flat.unit().name)));
   return made;
 }
 
-// Moves the master to its storage of `to`. Its values stay in memory until the first update; the
+// Moves the master to its storage in `to`. Its values stay in memory until the first update; the
 // handle stays the same tensor.
 void move_master(const Flat& flat, Parked& to) {
   if (!to.has_master) return;
@@ -139,7 +140,7 @@ std::vector<at::Tensor> make_states(Engine& model, const Flat& flat, size_t coun
   for (size_t i = first; again && !refused && i < found.bytes.size(); ++i) refused = in_use(i);
   if (refused)
     throw Error(
-        "unit \"" + flat.unit().name + "\": its states on disk belong to another optimizer.",
+        flat.unit().label() + ": its states on disk belong to another optimizer.",
         "with offload.directory a model has one optimizer; destroy the old one before creating "
         "another of the same kind.");
   for (size_t i = first; i < found.bytes.size(); ++i) {

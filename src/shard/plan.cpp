@@ -4,6 +4,7 @@
 #include <cctype>
 #include <unordered_map>
 
+#include "base/format.h"
 #include "base/nearest.h"
 #include "fsdp/error.h"
 
@@ -113,18 +114,18 @@ std::vector<PlannedUnit> plan_units(std::vector<ModuleTree*> trees, const ShardO
     for (Parameter& p : unit.parameters) {
       describe_memory(p);
       if (!p.handle.has_storage() || p.handle.layout() != at::kStrided)
-        throw Error("parameter \"" + p.name() + "\" is not a dense tensor.",
+        throw Error(formatted("parameter \"{}\" is not a dense tensor.", p.name()),
                     "leave it out with .ignored_parameters.");
       if (p.handle.is_complex())
-        throw Error("parameter \"" + p.name() + "\" is complex (" +
-                        c10::toString(p.handle.scalar_type()) + "), which can't be sharded.",
+        throw Error(formatted("parameter \"{}\" is complex ({}), which can't be sharded.", p.name(),
+                              c10::toString(p.handle.scalar_type())),
                     "register at::view_as_real(parameter) and take at::view_as_complex() of it in "
                     "forward, or leave it out with .ignored_parameters.");
       if (p.handle.is_meta()) continue;
       auto [known, fresh] = storages.emplace(p.handle.storage().unsafeGetStorageImpl(), p.name());
       if (!fresh && p.handle.numel() > 0)
-        throw Error("parameters \"" + known->second + "\" and \"" + p.name() +
-                        "\" are views of one memory.",
+        throw Error(formatted("parameters \"{}\" and \"{}\" are views of one memory.",
+                              known->second, p.name()),
                     "register the whole tensor as a parameter and take views in forward.");
     }
   return std::move(planner.units);
@@ -166,11 +167,10 @@ std::vector<std::string> unmatched(const std::vector<ModuleTree*>& trees,
     std::string near = nearest_word(there, wanted.text), all;
     for (const std::string& name : there)
       if (all.size() < 200) all += (all.empty() ? "\"" : ", \"") + name + "\"";
-    warnings.push_back("the wrap policy's " + std::string(wanted.is_type ? "type" : "pattern") +
-                       " \"" + wanted.text + "\" matches no module" +
-                       (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
-                       (near.empty() ? ". " : " ") + "There are " +
-                       (all.empty() ? "no modules with parameters inside it" : all) + ".");
+    warnings.push_back(formatted("the wrap policy's {} \"{}\" matches no module{} There are {}.",
+                                 wanted.is_type ? "type" : "pattern", wanted.text,
+                                 near.empty() ? "." : formatted("; did you mean \"{}\"?", near),
+                                 all.empty() ? "no modules with parameters inside it" : all));
   }
   return warnings;
 }

@@ -2,6 +2,7 @@
 
 #include <torch/nn/modules.h>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::shard {
@@ -36,8 +37,9 @@ void reset_parameters(torch::nn::Module& module, const std::string& path) {
     done = true;
   }
   if (done || module.parameters(/*recurse=*/false).empty()) return;
-  throw Error("module \"" + path + "\" (" + module.name() +
-                  ") has parameters of its own and no known reset_parameters.",
+  throw Error(formatted("module \"{}\" ({}) has parameters of its own and no known "
+                        "reset_parameters.",
+                        path, module.name()),
               "pass materialize() a function that fills a module's own parameters, or use "
               "fsdp::deferred_init instead of the meta device.");
 }

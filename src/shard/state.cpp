@@ -29,8 +29,7 @@ namespace {
 
 void require_values(const shard::Unit& unit) {
   if (unit.meta)
-    throw Error("unit \"" + unit.name + "\" has no values yet.",
-                "call sharded.materialize(device) first.");
+    throw Error(unit.label() + " has no values yet.", "call sharded.materialize(device) first.");
 }
 
 template <typename Visit>
@@ -60,7 +59,7 @@ ShardInfo Sharded::shard_of(const std::string& parameter) const {
   info.placement = flat->unit().group->shard_size == 1 ? "Replicate()"
                    : p.sizes.empty() || !rows
                        ? (p.sizes.size() <= 1 ? "Shard(0)" : "Ragged")
-                       : "Shard(" + std::to_string(p.order.empty() ? 0 : p.order[0]) + ")";
+                       : formatted("Shard({})", p.order.empty() ? 0 : p.order[0]);
   auto shaped = [&](const at::Tensor& shard) {
     at::Tensor part = flat->part_of(i, shard).detach();
     if (info.rectangles.size() != 1) return part;
@@ -182,7 +181,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
       }
   });
   if (strict && !missing.empty())
-    throw Error("the state dict has no " + missing + ".",
+    throw Error(formatted("the state dict has no {}.", missing),
                 "load_full_state_dict(state, /*strict=*/false) leaves them unchanged.");
   if (strict) {
     for (const auto& [name, value] : state) {
@@ -195,7 +194,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
         unknown += (unknown.empty() ? "\"" : ", \"") + name + "\"";
     }
     if (!unknown.empty())
-      throw Error("the model has no " + unknown + ".",
+      throw Error(formatted("the model has no {}.", unknown),
                   "load_full_state_dict(state, /*strict=*/false) ignores them.");
   }
   Unseen unseen;
@@ -308,8 +307,9 @@ void Sharded::lerp_parameters(const Sharded& other, double weight) const {
   const auto mine = shapes_of(*shard::lock(*this)), theirs = shapes_of(*shard::lock(other));
   const auto [here, there] = std::mismatch(mine.begin(), mine.end(), theirs.begin(), theirs.end());
   if (here != mine.end() || there != theirs.end())
-    throw Error("lerp_parameters: this model has " + (here != mine.end() ? *here : "nothing more") +
-                    ", and the other " + (there != theirs.end() ? *there : "nothing more") + ".",
+    throw Error(formatted("lerp_parameters: this model has {}, and the other {}.",
+                          here != mine.end() ? *here : "nothing more",
+                          there != theirs.end() ? *there : "nothing more"),
                 "build both from the same code, and shard both with the same options.");
   for (const auto& unit : shard::lock(other)->units) require_values(*unit);
   const auto update = [&](const auto& change) {
@@ -339,8 +339,8 @@ void Sharded::lerp_parameters(const Sharded& other, double weight) const {
 namespace shard {
 namespace {
 
-// Gives a unit that was built on the meta device values: `init` writes them module by module, or
-// else the modules' own reset_parameters().
+// Gives values to a unit that was built on the meta device: `init` writes them module by module, or
+// else the modules' own reset_parameters() does.
 void give_values(Engine& model, Unit& unit, const std::function<void(torch::nn::Module&)>& init) {
   at::NoGradGuard no_grad;
   // Full tensors in the master's dtype, for the module's own code to write to.
@@ -393,8 +393,8 @@ void Sharded::materialize(at::Device device,
                           const std::function<void(torch::nn::Module&)>& init) const {
   const Locked model = shard::lock(*this);
   if (device.type() != model->device().type())
-    throw Error("materialize on " + device.str() + ": the model was sharded on " +
-                    model->device().str() + ".",
+    throw Error(formatted("materialize on {}: the model was sharded on {}.", device.str(),
+                          model->device().str()),
                 "pass the device to fully_shard: .device = …");
   model->gatherer.reshard_all();
   model->gatherer.synchronize_readers("materialize");

@@ -12,6 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/format.h"
 #include "shard/deferred.h"
 #include "shard/deferred_tape.h"
 #include "shard/dry_run.h"
@@ -107,10 +108,10 @@ class Touched {
   [[noreturn]] void refuse_write(const Flat& flat, const at::Tensor& tensor) const {
     std::string name = "a parameter";
     for (const Parameter& p : flat.parameters())
-      if (p.handle.is_same(tensor)) name = "parameter \"" + p.name() + "\"";
+      if (p.handle.is_same(tensor)) name = formatted("parameter \"{}\"", p.name());
     throw Error(
-        "unit \"" + flat.unit().name + "\": " + op_.schema().name() + " writes to " + name +
-            ", which is sharded.",
+        formatted("unit \"{}\": {} writes to {}, which is sharded.", flat.unit().name,
+                  op_.schema().name(), name),
         "update it with fsdp::AdamW(sharded, …) or torch::optim on sharded.parameters(), load it "
         "with sharded.load_full_state_dict(), or write to it inside sharded.summon_full_params().");
   }
@@ -132,8 +133,8 @@ class Touched {
       done_ = true;
       return;
     }
-    throw Error("unit \"" + flat.unit().name + "\": " + name + " reads the gradient of \"" +
-                    parameter + "\", which is sharded.",
+    throw Error(formatted("unit \"{}\": {} reads the gradient of \"{}\", which is sharded.",
+                          flat.unit().name, name, parameter),
                 "clip with sharded.clip_grad_norm_(…), update with fsdp::AdamW(sharded, …) or "
                 "torch::optim on sharded.parameters(), read it with sharded.full_grad(name).");
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "shard/model.h"
 #include "shard/offload.h"
 
@@ -31,8 +32,7 @@ bool Unit::viewed() const {
 }
 
 std::string Unit::label(const char* by) const {
-  std::string text = "unit \"" + name + "\"";
-  return by && *by ? text + " (" + by + ")" : text;
+  return by && *by ? formatted("unit \"{}\" ({})", name, by) : formatted("unit \"{}\"", name);
 }
 
 std::chrono::milliseconds Unit::timeout() const {
@@ -42,7 +42,7 @@ std::chrono::milliseconds Unit::timeout() const {
 
 std::shared_ptr<Model> Unit::require_owner(const char* hint) const {
   auto model = owner.lock();
-  if (!model) throw Error("unit \"" + name + "\": its sharded model is gone.", hint);
+  if (!model) throw Error(label() + ": its sharded model is gone.", hint);
   return model;
 }
 

@@ -61,7 +61,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // --- in this backward ---
   bool reached = false;      // it brings a gradient of the unit to this rank
   bool takes_part = false;   // to some rank
-  bool family_used = false;  // this rank has gathered the unit with its brood
+  bool family_used = false;  // this rank has gathered the unit with its family
 
   State state = State::kSharded;
   int busy = 0;           // number of operators that run on it
@@ -82,8 +82,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool needs_slot() const;     // gathering needs memory of its own
   bool viewed() const;         // a view of a parameter exists outside of the engine
   bool keyed_when_ready() const { return cast_inputs || watched; }
-  std::string label(const char* what) const;
-  std::chrono::milliseconds timeout() const;  // of its world
+  std::string label(const char* what = "") const;  // unit "layers.0" (what)
+  std::chrono::milliseconds timeout() const;       // of its world
   // An Error if the model is gone; `hint` says what to keep alive.
   std::shared_ptr<Model> require_owner(const char* hint) const;
 

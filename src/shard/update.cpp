@@ -51,13 +51,13 @@ at::Tensor begin_update(Engine& model) {
   model.offload.stop_early_updates();
   for (const auto& unit : model.units) {
     if (unit->meta)
-      throw Error("unit \"" + unit->name + "\" has no values yet.",
+      throw Error(unit->label() + " has no values yet.",
                   "call sharded.materialize(device), or load a checkpoint, before training.");
     for (const auto& flat : unit->flats)
       if (flat->slot)
-        throw Error("unit \"" + unit->name +
-                        "\": its gradients were accumulated under no_sync() and never reduced.",
-                    "run the last backward of a step outside of no_sync().");
+        throw Error(
+            unit->label() + ": its gradients were accumulated under no_sync() and never reduced.",
+            "run the last backward of a step outside of no_sync().");
     if (unit->group->gather) unit->group->gather.check();
     if (unit->group->reduce) unit->group->reduce.check();
   }
@@ -135,7 +135,7 @@ void update_on_host(Engine& model, Flat& flat, size_t wanted, const HostFactor& 
                     std::function<void()> update) {
   HostWork work{.wanted = wanted};
   work.run = [host = flat.host, arrived = factor.arrived, update = std::move(update),
-              label = "unit \"" + flat.unit().name + "\" " + kUpdateLabel] {
+              label = flat.unit().label() + " " + kUpdateLabel] {
     host->left.synchronize();
     host->read.synchronize();
     if (arrived) arrived->synchronize();
