@@ -9,21 +9,24 @@
 #include <type_traits>
 #include <vector>
 
-namespace fsdp {
+#include "base/namespace.h"
+
+namespace fsdp::base {
 
 struct EnumName {
   std::string_view name;
   std::string_view help = "";  // what the value means; added to the help of options that take it
 };
 
-// The table of an enum, in the order of its values, which begin at 0. Specialise it beside the
-// enum:
+// The table of an enum, in the order of its values, which begin at 0. A function beside the enum
+// returns it:
 //
 //   enum class OnNan { kSkip, kStop };
-//   template <>
-//   inline constexpr auto kEnumNames<OnNan> = std::to_array<EnumName>({{"skip"}, {"stop"}});
+//   constexpr auto enum_table(OnNan) {
+//     return std::to_array<EnumName>({{"skip"}, {"stop"}});
+//   }
 template <typename Enum>
-inline constexpr auto kEnumNames = nullptr;
+inline constexpr auto kEnumNames = enum_table(Enum{});
 
 template <typename Enum>
 requires std::is_enum_v<Enum> std::string enum_name(Enum value) {
@@ -45,4 +48,4 @@ std::vector<std::string> enum_names() {
   return all;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -3,7 +3,7 @@
 #include <fmt/args.h>
 #include <fmt/format.h>
 
-namespace fsdp {
+namespace fsdp::base {
 
 std::string format_values(std::string_view pattern, std::initializer_list<FormatValue> values) {
   fmt::dynamic_format_arg_store<fmt::format_context> erased;
@@ -11,4 +11,4 @@ std::string format_values(std::string_view pattern, std::initializer_list<Format
   return fmt::vformat(pattern, erased);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -15,7 +15,9 @@
 #include <string_view>
 #include <variant>
 
-namespace fsdp {
+#include "base/namespace.h"
+
+namespace fsdp::base {
 
 using FormatValue = std::variant<int64_t, uint64_t, double, std::string_view>;
 
@@ -71,4 +73,4 @@ std::string formatted(FormatPattern<sizeof...(Values)> pattern, const Values&...
   return format_values(pattern.text, {format_value(values)...});
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

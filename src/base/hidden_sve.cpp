@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string>
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 // "CPU part\t: 0xd40" -> "0xd40" for the key "CPU part".
@@ -54,4 +54,4 @@ bool nvpl_variable_was_set_by_us() {
   return nvpl_variable_set;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

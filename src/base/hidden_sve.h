@@ -8,7 +8,9 @@
 
 #include <string_view>
 
-namespace fsdp {
+#include "base/namespace.h"
+
+namespace fsdp::base {
 
 inline constexpr const char* kNvplVariable = "NVPL_BLAS_DEBUG_CPU_TYPE";
 
@@ -22,4 +24,4 @@ bool this_machine_hides_sve();
 // Whether libfsdp set the variable when it was loaded.
 bool nvpl_variable_was_set_by_us();
 
-}  // namespace fsdp
+}  // namespace fsdp::base

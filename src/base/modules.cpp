@@ -8,7 +8,7 @@
 #include "base/format.h"
 #include "fsdp/error.h"
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 struct Loaded {
@@ -56,4 +56,4 @@ void load_cuda_module() {
   static_cast<void>(handle);
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -4,7 +4,9 @@
 
 #include <string>
 
-namespace fsdp {
+#include "base/namespace.h"
+
+namespace fsdp::base {
 
 // The dlopen handle of "mpi" or "cuda", loaded once. Null if it wasn't built or can't be loaded;
 // `why` then holds the reason.
@@ -15,4 +17,4 @@ void* require_library(const std::string& name);
 // Registers the CUDA kernels of our operators, once.
 void load_cuda_module();
 
-}  // namespace fsdp
+}  // namespace fsdp::base

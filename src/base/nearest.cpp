@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace fsdp {
+namespace fsdp::base {
 
 size_t edits(const std::string& from, const std::string& to) {
   std::vector<std::vector<size_t>> cost(from.size() + 1, std::vector<size_t>(to.size() + 1));
@@ -36,4 +36,4 @@ std::string nearest_word(const std::vector<std::string>& known, const std::strin
   return best;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

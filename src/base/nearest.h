@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace fsdp {
+#include "base/namespace.h"
+
+namespace fsdp::base {
 
 // Letters to insert, delete, replace or swap with the next one.
 size_t edits(const std::string& from, const std::string& to);
@@ -14,4 +16,4 @@ size_t likely_typo(const std::string& word);
 // The closest of `known`; "" if none is close.
 std::string nearest_word(const std::vector<std::string>& known, const std::string& word);
 
-}  // namespace fsdp
+}  // namespace fsdp::base

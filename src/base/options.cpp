@@ -4,7 +4,7 @@
 
 #include "base/nearest.h"
 
-namespace fsdp {
+namespace fsdp::base {
 
 void EnumField::leave_out(size_t first, size_t last) {
   first_ = first;
@@ -80,4 +80,4 @@ const Option* nearest(const std::vector<Option>& options, const std::string& nam
   return best;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

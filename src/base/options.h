@@ -15,8 +15,9 @@
 #include <vector>
 
 #include "base/enum_names.h"
+#include "base/namespace.h"
 
-namespace fsdp {
+namespace fsdp::base {
 
 // A value of an enum, or a number of at least 2.
 template <typename Enum>
@@ -129,4 +130,4 @@ const Option* find(const std::vector<Option>& options, const std::string& name);
 // none is close.
 const Option* nearest(const std::vector<Option>& options, const std::string& name);
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -14,7 +14,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 // The state letter of /proc/PID/stat, which follows the command's name in parentheses. 0 if the
@@ -75,4 +75,4 @@ bool Process::stopped() const {
   return state == 'T' || state == 't';
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

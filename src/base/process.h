@@ -6,7 +6,9 @@
 
 #include <string>
 
-namespace fsdp {
+#include "base/namespace.h"
+
+namespace fsdp::base {
 
 // Two processes with the same identity see each other's /proc entries and memory: they run under
 // the same boot of the same kernel, in one PID namespace. FSDP_HOST_ID overrides it, to simulate
@@ -31,4 +33,4 @@ class Process {
   int handle_ = -1;  // pidfd; -1 if the kernel has no pidfds
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 // All seams are kept: a thread may still use them after their scope.
@@ -33,4 +33,4 @@ WithSeams::~WithSeams() {
   current_seams() = before_;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

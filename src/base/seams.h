@@ -7,11 +7,13 @@
 #include <functional>
 #include <memory>
 
-namespace fsdp {
+#include "base/namespace.h"
 
-namespace shard {
+namespace fsdp::shard {
 class StepGraph;
 }
+
+namespace fsdp::base {
 
 struct Seams {
   // Called before a file of offloaded state is allocated ("allocate") and after each of its pieces
@@ -39,4 +41,4 @@ class WithSeams {
   const Seams* const before_;
 };
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
@@ -64,4 +64,4 @@ std::string own_binary() {
   return n > 0 ? std::string(path, n) : "fsdp";
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

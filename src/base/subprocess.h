@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "base/environment.h"
+#include "base/namespace.h"
 
-namespace fsdp {
+namespace fsdp::base {
 
 struct Finished {
   int code = 0;        // exit code; 128 + signal number; 127 if the program didn't start
@@ -24,4 +25,4 @@ Finished run_program(const std::vector<std::string>& arguments, bool quiet = tru
 // The path of the running binary.
 std::string own_binary();
 
-}  // namespace fsdp
+}  // namespace fsdp::base

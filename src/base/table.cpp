@@ -8,7 +8,7 @@
 #include "base/terminal.h"
 #include "fsdp/error.h"
 
-namespace fsdp {
+namespace fsdp::base {
 namespace {
 
 // Columns on a terminal: counts the bytes that start a UTF-8 character.
@@ -96,4 +96,4 @@ std::string with_separators(int64_t number) {
   return number < 0 ? "-" + out : out;
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-namespace fsdp {
+#include "base/namespace.h"
+
+namespace fsdp::base {
 
 struct Cell {
   nlohmann::ordered_json value;  // what --json prints
@@ -44,4 +46,4 @@ class Table {
 std::string human_bytes(double bytes);        // "64 MiB", "1.5 GiB"
 std::string with_separators(int64_t number);  // "50,331,648"
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace fsdp {
+namespace fsdp::base {
 
 int terminal_width(Stream stream) {
   winsize size{};
@@ -34,4 +34,4 @@ std::string paint(Stream stream, const char* colour, const std::string& text) {
   return "\x1b[" + std::string(colour) + "m" + text + "\x1b[0m";
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -3,7 +3,9 @@
 
 #include <string>
 
-namespace fsdp {
+#include "base/namespace.h"
+
+namespace fsdp::base {
 
 enum Stream { STDOUT = 1, STDERR = 2 };
 
@@ -18,4 +20,4 @@ bool has_colour(Stream stream);
 // has no colours.
 std::string paint(Stream stream, const char* colour, const std::string& text);
 
-}  // namespace fsdp
+}  // namespace fsdp::base

@@ -24,8 +24,8 @@
 
 #include "bench/train.h"
 #include "fsdp/fully_shard.h"
-#include "fsdp/train_step.h"
 #include "fsdp/optim.h"
+#include "fsdp/train_step.h"
 #include "train/device.h"
 #include "train/training.h"
 
@@ -119,9 +119,9 @@ ShardOptions shard_options(const TrainBench& options, const MixedPrecision& prec
   return {.strategy = train::parse_strategy(options.strategy), .mixed_precision = precision};
 }
 
-ActivationsConfig rank_activations(const TrainBench& options) {
-  const auto mode = parse_enum<ActivationsMode>(options.activations);
-  return {.mode = mode.value_or(ActivationsMode::kNone), .keep_last = options.keep_last};
+memory::ActivationsConfig rank_activations(const TrainBench& options) {
+  const auto mode = parse_enum<memory::ActivationsMode>(options.activations);
+  return {.mode = mode.value_or(memory::ActivationsMode::kNone), .keep_last = options.keep_last};
 }
 
 Sharded shard(const TrainBench& options, const Workload& work, const World& world,
@@ -274,9 +274,7 @@ Json train_graphed(const TrainBench& options, const World& world) {
   AdamW optimizer(sharded, adamw_options());
   int warmup =
       std::max(1, options.warmup - 2);  // one step captures and one replays before timing starts
-  TrainStep step(
-      sharded, optimizer, work.loss_of,
-      {.clip = options.clip, .warmup = warmup});
+  TrainStep step(sharded, optimizer, work.loss_of, {.clip = options.clip, .warmup = warmup});
   std::vector<std::vector<at::Tensor>> batches(static_cast<size_t>(options.shape.accumulate),
                                                work.inputs);
   Json line = time_whole_steps(

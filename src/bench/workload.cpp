@@ -263,7 +263,7 @@ void draw_whole(const Workload& work, at::Device device) {
 }
 
 Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,
-                       const ActivationsConfig& activations) {
+                       const memory::ActivationsConfig& activations) {
   how.wrap = work.wrap;
   how.device = world.device();
   how.initialize = !work.unfilled;
@@ -278,7 +278,7 @@ Sharded shard_workload(const Workload& work, const World& world, ShardOptions ho
 }
 
 std::optional<double> planned_mb(const Shape& shape, const World& world, const ShardOptions& how,
-                                 const ActivationsConfig& activations, double clip) {
+                                 const memory::ActivationsConfig& activations, double clip) {
   const bool mlp = shape.model == "mlp";
   PlanOptions options{.shard = how,
                       .world = world.size(),

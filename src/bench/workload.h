@@ -65,12 +65,12 @@ void draw_whole(const Workload& work, at::Device device);
 
 // fully_shard with the workload's units, and activation checkpointing as in `fsdp train`.
 Sharded shard_workload(const Workload& work, const World& world, ShardOptions how,
-                       const ActivationsConfig& activations = {});
+                       const memory::ActivationsConfig& activations = {});
 
 // The allocator's peak in MiB that a plan expects for eager steps with the options of
 // shard_workload; nullopt, with a warning, if it can't be planned.
 std::optional<double> planned_mb(const Shape& shape, const World& world, const ShardOptions& how,
-                                 const ActivationsConfig& activations, double clip);
+                                 const memory::ActivationsConfig& activations, double clip);
 
 MixedPrecision mixed_precision(const Shape& shape);  // reduces and keeps gradients in float32
 

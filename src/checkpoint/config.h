@@ -5,7 +5,7 @@
 
 #include "base/options.h"
 
-namespace fsdp {
+namespace fsdp::checkpoint {
 
 struct CheckpointConfig {
   int64_t every = 0;      // steps; 0: only at the end
@@ -26,4 +26,4 @@ inline void describe(CheckpointConfig& checkpoint, OptionList& list) {
            "copied to host memory; false: it waits until the checkpoint is on disk");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::checkpoint

@@ -86,7 +86,7 @@ SourceModel model_of(const CheckpointSource& from) {
   const checkpoint::Extra extra = checkpoint::read_extras(*from.source, 0, nullptr).run;
   const train::Config config = train::config_of(extra, from.dir);
   SourceModel model{.config = train::model_shape(config), .max_positions = config.data.seq};
-  if (config.model.rope_scaling == RopeScalingType::kLlama3) {  // beyond data.seq
+  if (config.model.rope_scaling == models::RopeScalingType::kLlama3) {  // beyond data.seq
     const double longest = config.model.rope_factor * double(config.model.rope_original_tokens);
     model.max_positions =
         std::max(model.max_positions, static_cast<int64_t>(std::min(longest, kMostPositions)));

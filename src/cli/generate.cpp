@@ -109,14 +109,13 @@ int run_generate(const GenerateFlags& flags) {
   Writer writer =
       checkpoint::is_hugging_face(flags.where) ? from_hugging_face(flags) : from_run(flags);
   const auto& tokenizer = writer.tokenizer;
-  if (writer.config.model.type == ModelType::kMlp)
+  if (writer.config.model.type == models::ModelType::kMlp)
     throw Error("an mlp can't generate text.", "pass a run of a language model.");
   at::Device device = device_of(flags.device);
   train::TrainTask task = train::make_unfilled_task(writer.config, tokenizer->vocab_size());
   checkpoint::load(writer.weights, *task.module);
   task.module->to(device);
-  if (!flags.quiet)
-    std::cerr << "fsdp: " << task.title << ", " << writer.weights.string() << "\n";
+  if (!flags.quiet) std::cerr << "fsdp: " << task.title << ", " << writer.weights.string() << "\n";
 
   std::string text = prompt_of(flags);
   std::vector<int64_t> prompt;

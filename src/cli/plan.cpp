@@ -179,7 +179,7 @@ void add_plan(CLI::App& app, Action& action) {
   command
       ->add_option("--recompute", flags->recompute,
                    "none, selective, feed_forward, full or offload: short for --activations.mode")
-      ->check(CLI::IsMember(enum_names<ActivationsMode>()));
+      ->check(CLI::IsMember(enum_names<memory::ActivationsMode>()));
   command
       ->add_option("--offload", flags->offload,
                    "Offload to host memory: off, optimizer or all; short for --offload.*")

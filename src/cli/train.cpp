@@ -88,9 +88,9 @@ int launch_ranks(int ranks, const train::Resolved& resolved, const train::Comman
 }
 
 int train_here(const train::Resolved& resolved) {
-  const CommConfig& comm = resolved.config.comm;
+  const comm::CommConfig& comm = resolved.config.comm;
   World world =
-      init({.backend = comm.backend == CommBackend::kAuto ? "" : enum_name(comm.backend),
+      init({.backend = comm.backend == comm::CommBackend::kAuto ? "" : enum_name(comm.backend),
             .timeout = std::chrono::milliseconds(static_cast<int64_t>(comm.timeout * 1e3))});
   train::train(world, {resolved.config, resolved.name, resolved.notes});
   return 0;

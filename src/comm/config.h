@@ -3,12 +3,13 @@
 
 #include "base/options.h"
 
-namespace fsdp {
+namespace fsdp::comm {
 
 enum class CommBackend { kAuto, kShm, kMpi, kNccl };
-template <>
-inline constexpr auto kEnumNames<CommBackend> = std::to_array<EnumName>(
-    {{"auto", "chosen by device and number of hosts"}, {"shm"}, {"mpi"}, {"nccl"}});
+constexpr auto enum_table(CommBackend) {
+  return std::to_array<EnumName>(
+      {{"auto", "chosen by device and number of hosts"}, {"shm"}, {"mpi"}, {"nccl"}});
+}
 
 struct CommConfig {
   CommBackend backend = CommBackend::kAuto;
@@ -23,4 +24,4 @@ inline void describe(CommConfig& comm, OptionList& list) {
            {.least = 0, .most = 1e6});
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::comm

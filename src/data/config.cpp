@@ -4,14 +4,14 @@
 
 #include "fsdp/error.h"
 
-namespace fsdp {
+namespace fsdp::data {
 
 bool DataConfig::is_random() const {
   return std::find(train.begin(), train.end(), "random") != train.end();
 }
 
 bool DataConfig::has_token_files() const {
-  return format != data::Format::kAuto && format != data::Format::kText;
+  return format != Format::kAuto && format != Format::kText;
 }
 
 void describe(DataConfig& data, OptionList& list, const OnlyWith& language) {
@@ -41,11 +41,10 @@ void check(const DataConfig& data) {
   if (data.is_random() && (data.train.size() > 1 || !data.valid.empty()))
     throw Error("data.train combines \"random\" with other data.",
                 "use random tokens alone: data.train = [\"random\"], data.valid = [].");
-  if (data.is_random() &&
-      (data.format != data::Format::kAuto || data.loss_mask || data.document_mask))
+  if (data.is_random() && (data.format != Format::kAuto || data.loss_mask || data.document_mask))
     throw Error("data.train = [\"random\"] reads no files, so a format or mask has no effect.",
                 "leave out data.format, data.loss_mask and data.document_mask.");
-  if (data.loss_mask && data.format == data::Format::kText)
+  if (data.loss_mask && data.format == Format::kText)
     throw Error("data.loss_mask is for token files, but data.format is text.",
                 "fsdp tokenize writes token files with a mask.");
   if (data.has_token_files() && data.train.empty())
@@ -53,4 +52,4 @@ void check(const DataConfig& data) {
                 "pass a token file (fsdp tokenize makes them), or leave out data.format.");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::data

@@ -8,7 +8,7 @@
 #include "base/options.h"
 #include "data/format.h"
 
-namespace fsdp {
+namespace fsdp::data {
 
 struct DataConfig {
   // Files or folders; empty: LibTorch's C++ headers; {"random"}: random tokens, the same every
@@ -16,7 +16,7 @@ struct DataConfig {
   std::vector<std::string> train;
   std::vector<std::string> valid;  // likewise; empty: `valid_share` of `train`
   double valid_share = 0.02;
-  data::Format format = data::Format::kAuto;
+  Format format = Format::kAuto;
   std::string tokenizer = "bytes";  // for text: bytes, or a tokenizer.json
   int64_t seq = 256;                // tokens per sample
   bool shuffle = true;
@@ -32,4 +32,4 @@ struct DataConfig {
 void describe(DataConfig& data, OptionList& list, const OnlyWith& language);
 void check(const DataConfig& data);
 
-}  // namespace fsdp
+}  // namespace fsdp::data

@@ -3,14 +3,11 @@
 
 #include "base/enum_names.h"
 
-namespace fsdp {
+namespace fsdp::data {
 
-namespace data {
 enum class Format { kAuto, kText, kNanogpt, kLlmc, kMegatron };  // kAuto: by the files themselves
+constexpr auto enum_table(Format) {
+  return std::to_array<EnumName>({{"auto"}, {"text"}, {"nanogpt"}, {"llmc"}, {"megatron"}});
 }
 
-template <>
-inline constexpr auto kEnumNames<data::Format> =
-    std::to_array<EnumName>({{"auto"}, {"text"}, {"nanogpt"}, {"llmc"}, {"megatron"}});
-
-}  // namespace fsdp
+}  // namespace fsdp::data

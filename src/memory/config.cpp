@@ -6,7 +6,7 @@
 #include "base/options.h"
 #include "fsdp/error.h"
 
-namespace fsdp {
+namespace fsdp::memory {
 
 void describe(ActivationsConfig& activations, OptionList& list) {
   using enum ActivationsMode;
@@ -60,4 +60,4 @@ void check(const OffloadConfig& offload) {
                   "add --offload.optimizer: this option is for updates on the CPU.");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::memory

@@ -6,18 +6,21 @@
 
 #include "base/enum_names.h"
 
-namespace fsdp {
-
+namespace fsdp::base {
 class OptionList;
+}
+
+namespace fsdp::memory {
 
 enum class ActivationsMode { kNone, kSelective, kFeedForward, kFull, kOffload };
-template <>
-inline constexpr auto kEnumNames<ActivationsMode> = std::to_array<EnumName>(
-    {{"none", "keep everything for backward"},
-     {"selective", "recompute norms and activations, which the layers of these models always do"},
-     {"feed_forward", "also recompute the wide products of feed-forward layers"},
-     {"full", "recompute whole blocks"},
-     {"offload", "move to host memory"}});
+constexpr auto enum_table(ActivationsMode) {
+  return std::to_array<EnumName>(
+      {{"none", "keep everything for backward"},
+       {"selective", "recompute norms and activations, which the layers of these models always do"},
+       {"feed_forward", "also recompute the wide products of feed-forward layers"},
+       {"full", "recompute whole blocks"},
+       {"offload", "move to host memory"}});
+}
 
 struct ActivationsConfig {
   ActivationsMode mode = ActivationsMode::kNone;
@@ -41,4 +44,4 @@ void describe(OffloadConfig& offload, OptionList& list);
 void check(const ActivationsConfig& activations, int64_t layers);
 void check(const OffloadConfig& offload);
 
-}  // namespace fsdp
+}  // namespace fsdp::memory

@@ -3,7 +3,7 @@
 #include "base/options.h"
 #include "fsdp/error.h"
 
-namespace fsdp {
+namespace fsdp::models {
 
 void describe(ModelConfig& model, OptionList& list) {
   using enum ModelType;
@@ -79,4 +79,4 @@ void check(const ModelConfig& model) {
     throw Error("model.rope_low_freq isn't below model.rope_high_freq.", "Llama 3 has 1 and 4.");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::models

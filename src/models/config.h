@@ -6,21 +6,24 @@
 
 #include "base/enum_names.h"
 
-namespace fsdp {
-
+namespace fsdp::base {
 class OptionList;
+}
+
+namespace fsdp::models {
 
 enum class ModelType { kLlama, kQwen2, kGpt2, kMlp };
-template <>
-inline constexpr auto kEnumNames<ModelType> =
-    std::to_array<EnumName>({{"llama"}, {"qwen2"}, {"gpt2"}, {"mlp"}});
+constexpr auto enum_table(ModelType) {
+  return std::to_array<EnumName>({{"llama"}, {"qwen2"}, {"gpt2"}, {"mlp"}});
+}
 // All but the mlp, which has no tokens.
 inline const std::vector<ModelType> kLanguageModels = {ModelType::kLlama, ModelType::kQwen2,
                                                        ModelType::kGpt2};
 
 enum class RopeScalingType { kNone, kLlama3 };
-template <>
-inline constexpr auto kEnumNames<RopeScalingType> = std::to_array<EnumName>({{"none"}, {"llama3"}});
+constexpr auto enum_table(RopeScalingType) {
+  return std::to_array<EnumName>({{"none"}, {"llama3"}});
+}
 
 struct ModelConfig {
   ModelType type = ModelType::kLlama;
@@ -48,4 +51,4 @@ struct ModelConfig {
 void describe(ModelConfig& model, OptionList& list);
 void check(const ModelConfig& model);
 
-}  // namespace fsdp
+}  // namespace fsdp::models

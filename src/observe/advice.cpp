@@ -64,7 +64,7 @@ Found small_units(const RunFacts& facts) {
 }
 
 Found fp16_without_scaler(const RunFacts& facts) {
-  if (facts.precision != Precision::kFp16 || facts.grad_scaler) return {};
+  if (facts.precision != shard::Precision::kFp16 || facts.grad_scaler) return {};
   return Advice{"fp16-without-scaler",
                 "gradients are computed in fp16 without a scaler: those below 6e-8 become zero.",
                 "set optim.grad_scaler to true, or shard.precision to bf16."};
@@ -72,7 +72,7 @@ Found fp16_without_scaler(const RunFacts& facts) {
 
 Found bf16_reduction(const RunFacts& facts) {
   constexpr int kMany = 16;
-  if (facts.reduce != Precision::kBf16 || facts.reduce_ranks < kMany) return {};
+  if (facts.reduce != shard::Precision::kBf16 || facts.reduce_ranks < kMany) return {};
   return Advice{
       "bf16-reduction-many-ranks",
       formatted(

@@ -30,9 +30,9 @@ struct RunFacts {
   std::optional<int> omp_threads;  // OMP_NUM_THREADS
 
   // The config.
-  Precision precision = Precision::kFp32;  // of parameters in operators
-  Precision reduce = Precision::kFp32;     // of gradients in reductions
-  int reduce_ranks = 1;                    // ranks that a gradient is summed over
+  shard::Precision precision = shard::Precision::kFp32;  // of parameters in operators
+  shard::Precision reduce = shard::Precision::kFp32;     // of gradients in reductions
+  int reduce_ranks = 1;                                  // ranks that a gradient is summed over
   bool grad_scaler = false;
   std::optional<double> clip;  // 0: none
   int64_t micro_batch = 0;

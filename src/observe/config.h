@@ -7,7 +7,7 @@
 
 #include "base/options.h"
 
-namespace fsdp {
+namespace fsdp::observe {
 
 struct LogConfig {
   int64_t every = 10;  // steps between lines without a terminal
@@ -28,4 +28,4 @@ inline void describe(LogConfig& log, OptionList& list) {
   list.add("silence", log.silence, "Names of warnings to turn off");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::observe

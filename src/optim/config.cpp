@@ -3,7 +3,7 @@
 #include "base/options.h"
 #include "fsdp/error.h"
 
-namespace fsdp {
+namespace fsdp::optim {
 
 void describe(OptimConfig& optim, OptionList& list) {
   using enum ScheduleType;
@@ -46,4 +46,4 @@ void check(const OptimConfig& optim, std::optional<int64_t> steps) {
     throw Error("optim.warmup_steps plus optim.decay_steps" + all, "lower one of them.");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

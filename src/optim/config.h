@@ -6,21 +6,24 @@
 
 #include "base/enum_names.h"
 
-namespace fsdp {
-
+namespace fsdp::base {
 class OptionList;
+}
+
+namespace fsdp::optim {
 
 enum class OptimizerType { kAdamW, kSgd };
-template <>
-inline constexpr auto kEnumNames<OptimizerType> = std::to_array<EnumName>({{"adamw"}, {"sgd"}});
+constexpr auto enum_table(OptimizerType) {
+  return std::to_array<EnumName>({{"adamw"}, {"sgd"}});
+}
 
 enum class ScheduleType { kConstant, kLinear, kCosine, kWsd };
-template <>
-inline constexpr auto kEnumNames<ScheduleType> =
-    std::to_array<EnumName>({{"constant"},
-                             {"linear"},
-                             {"cosine"},
-                             {"wsd", "constant, then decays over the last decay_steps"}});
+constexpr auto enum_table(ScheduleType) {
+  return std::to_array<EnumName>({{"constant"},
+                                  {"linear"},
+                                  {"cosine"},
+                                  {"wsd", "constant, then decays over the last decay_steps"}});
+}
 
 struct OptimConfig {
   OptimizerType type = OptimizerType::kAdamW;
@@ -39,4 +42,4 @@ struct OptimConfig {
 void describe(OptimConfig& optim, OptionList& list);
 void check(const OptimConfig& optim, std::optional<int64_t> steps);  // of the run; nullopt: unknown
 
-}  // namespace fsdp
+}  // namespace fsdp::optim

@@ -4,7 +4,7 @@
 #include "fsdp/error.h"
 #include "fsdp/sharding.h"
 
-namespace fsdp {
+namespace fsdp::shard {
 
 void describe(ShardConfig& shard, OptionList& list) {
   list.section("shard", "Sharding and precision");
@@ -72,4 +72,4 @@ void check_precision(const ShardConfig& shard) {
                 "set shard.precision to bf16, or shard.gradients to fp32.");
 }
 
-}  // namespace fsdp
+}  // namespace fsdp::shard

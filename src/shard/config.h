@@ -6,25 +6,30 @@
 #include "base/options.h"
 
 namespace fsdp {
-
 enum class ShardingStrategy;  // in fsdp/sharding.h, which needs LibTorch
-template <>
-inline constexpr auto kEnumNames<ShardingStrategy> =
-    std::to_array<EnumName>({{"full_shard"}, {"shard_grad_op"}, {"no_shard"}, {"hybrid_shard"}});
+constexpr auto enum_table(ShardingStrategy) {
+  return std::to_array<EnumName>(
+      {{"full_shard"}, {"shard_grad_op"}, {"no_shard"}, {"hybrid_shard"}});
+}
+}  // namespace fsdp
+
+namespace fsdp::shard {
 
 enum class WrapBy { kBlock, kSize, kRoot };
-template <>
-inline constexpr auto kEnumNames<WrapBy> = std::to_array<EnumName>({{"block"}, {"size"}, {"root"}});
+constexpr auto enum_table(WrapBy) {
+  return std::to_array<EnumName>({{"block"}, {"size"}, {"root"}});
+}
 
 enum class Precision { kAuto, kFp32, kBf16, kFp16 };
-template <>
-inline constexpr auto kEnumNames<Precision> =
-    std::to_array<EnumName>({{"auto", "bf16 on a GPU, else fp32"}, {"fp32"}, {"bf16"}, {"fp16"}});
+constexpr auto enum_table(Precision) {
+  return std::to_array<EnumName>(
+      {{"auto", "bf16 on a GPU, else fp32"}, {"fp32"}, {"bf16"}, {"fp16"}});
+}
 
 enum class Reshard { kAuto, kTrue, kFalse };
-template <>
-inline constexpr auto kEnumNames<Reshard> =
-    std::to_array<EnumName>({{"auto", "decided by the strategy"}, {"true"}, {"false"}});
+constexpr auto enum_table(Reshard) {
+  return std::to_array<EnumName>({{"auto", "decided by the strategy"}, {"true"}, {"false"}});
+}
 
 struct ShardConfig {
   ShardingStrategy strategy{};  // FULL_SHARD
@@ -45,4 +50,4 @@ void describe(ShardConfig& shard, OptionList& list);
 void check(const ShardConfig& shard, int world);
 void check_precision(const ShardConfig& shard);  // part of check()
 
-}  // namespace fsdp
+}  // namespace fsdp::shard

@@ -68,7 +68,7 @@ void describe_rest(TrainConfig& train, OptionList& list, const OnlyWith& languag
 
 std::vector<Option> options(Config& config) {
   OptionList list;
-  const OnlyWith language(config.model.type, kLanguageModels);
+  const OnlyWith language(config.model.type, models::kLanguageModels);
   describe_run(config, list);
   describe(config.model, list);
   describe(config.data, list, language);

@@ -16,18 +16,18 @@
 #include "optim/config.h"
 #include "shard/config.h"
 
-namespace fsdp {
+namespace fsdp::train {
 
 enum class OnNan { kSkip, kStop };
-template <>
-inline constexpr auto kEnumNames<OnNan> = std::to_array<EnumName>({{"skip"}, {"stop"}});
+constexpr auto enum_table(OnNan) {
+  return std::to_array<EnumName>({{"skip"}, {"stop"}});
+}
 
 enum class GraphMode { kAuto, kOn, kOff };
-template <>
-inline constexpr auto kEnumNames<GraphMode> =
-    std::to_array<EnumName>({{"auto", "if possible and the run is long enough"}, {"on"}, {"off"}});
-
-namespace train {
+constexpr auto enum_table(GraphMode) {
+  return std::to_array<EnumName>(
+      {{"auto", "if possible and the run is long enough"}, {"on"}, {"off"}});
+}
 
 struct TrainConfig {
   int64_t steps = 0;  // exactly one of steps, tokens and epochs is set
@@ -55,21 +55,20 @@ struct Config {
   std::string dir = "";  // of the run; empty: runs/NAME, after the config's name
   bool resume = false;
   std::string init_from = "";  // a Hugging Face directory, a run or a checkpoint; empty: none
-  ModelConfig model;
-  DataConfig data;
+  models::ModelConfig model;
+  data::DataConfig data;
   TrainConfig train;
-  OptimConfig optim;
-  ShardConfig shard;
-  ActivationsConfig activations;
-  OffloadConfig offload;
-  CheckpointConfig checkpoint;
-  CommConfig comm;
-  LogConfig log;
+  optim::OptimConfig optim;
+  shard::ShardConfig shard;
+  memory::ActivationsConfig activations;
+  memory::OffloadConfig offload;
+  checkpoint::CheckpointConfig checkpoint;
+  comm::CommConfig comm;
+  observe::LogConfig log;
 };
 
 // In the order of --help and of a written config. Targets point into `config`, which must outlive
 // the result.
 std::vector<Option> options(Config& config);
 
-}  // namespace train
-}  // namespace fsdp
+}  // namespace fsdp::train

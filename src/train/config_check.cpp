@@ -39,9 +39,10 @@ void check_effects(const Config& config) {
 }
 
 void check_model(const Config& config) {
-  const ModelConfig& model = config.model;
+  const models::ModelConfig& model = config.model;
   check(model);
-  if (model.type == ModelType::kGpt2 && model.max_tokens > 0 && config.data.seq > model.max_tokens)
+  if (model.type == models::ModelType::kGpt2 && model.max_tokens > 0 &&
+      config.data.seq > model.max_tokens)
     throw Error(
         formatted("data.seq = {} is more than the {} positions of this gpt2 (model.max_tokens).",
                   config.data.seq, model.max_tokens),
@@ -49,9 +50,9 @@ void check_model(const Config& config) {
 }
 
 void check_data(const Config& config) {
-  const DataConfig& data = config.data;
+  const data::DataConfig& data = config.data;
   check(data);
-  if (config.model.type == ModelType::kMlp && !data.is_random())
+  if (config.model.type == models::ModelType::kMlp && !data.is_random())
     throw Error("an mlp can't be trained on text.",
                 "use random vectors, data.train = [\"random\"], or choose another model.type.");
   if (data.has_token_files() && config.model.vocab == 0 && data.tokenizer == "bytes")
@@ -71,7 +72,7 @@ void check_length(const Config& config) {
                 "set only one of them.");
   if (train.epochs > 0 && config.data.is_random())
     throw Error("random data has no epochs.", "set train.steps or train.tokens instead.");
-  if (train.tokens > 0 && config.model.type == ModelType::kMlp)
+  if (train.tokens > 0 && config.model.type == models::ModelType::kMlp)
     throw Error("an mlp has no tokens to count.", "set train.steps instead of train.tokens.");
   if (train.tokens > 0 && train.tokens < train.batch * config.data.seq)
     throw Error(formatted("train.tokens = {} is less than one step of {} x {} tokens.",
@@ -94,15 +95,15 @@ void check_batch(const TrainConfig& train, int world) {
 }
 
 void check_activations(const Config& config) {
-  if (config.activations.mode == ActivationsMode::kFeedForward &&
-      config.model.type == ModelType::kMlp)
+  if (config.activations.mode == memory::ActivationsMode::kFeedForward &&
+      config.model.type == models::ModelType::kMlp)
     throw Error("activations.mode = feed_forward, but an mlp has no feed-forward layers in blocks.",
                 "set it to full, offload or none.");
   check(config.activations, config.model.layers);
 }
 
 bool scales_gradients(const Config& config) {
-  return config.shard.precision == Precision::kFp16 && config.optim.grad_scaler;
+  return config.shard.precision == shard::Precision::kFp16 && config.optim.grad_scaler;
 }
 
 void check_offload(const Config& config) {
@@ -135,7 +136,7 @@ void check_graph(const Config& config) {
   if (config.data.loss_mask)
     refuse("the number of targets that count is known only on the host", "data.loss_mask to false");
   if (config.offload.optimizer) refuse("the CPU updates parameters", "offload.optimizer to false");
-  if (config.activations.mode == ActivationsMode::kOffload)
+  if (config.activations.mode == memory::ActivationsMode::kOffload)
     refuse("activations move to host memory", "activations.mode to full");
   if (config.offload.any())
     refuse("parts of the model are offloaded", "offload.parameters and offload.gradients to false");

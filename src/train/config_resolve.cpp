@@ -130,7 +130,7 @@ void shorten(Resolved& resolved, const CommandLine& line) {
                        [&](auto& flag) { return flag.first == name; });
   };
   bool ends = std::any_of(std::begin(kEnds), std::end(kEnds), by_flag);
-  OptimConfig& optim = resolved.config.optim;
+  optim::OptimConfig& optim = resolved.config.optim;
   if (!ends || optim.warmup_steps + optim.decay_steps <= *steps) return;
   auto shrink = [&](const char* name, int64_t& value) {
     int64_t less = std::min(value, *steps / 10);

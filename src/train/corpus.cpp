@@ -247,7 +247,7 @@ void check_paths(const Config& config) {
   if (!config.offload.directory.empty() && !fs::is_directory(config.offload.directory, ignored))
     throw Error(formatted("offload.directory: there is no directory {}.", config.offload.directory),
                 "create it on a disk with room for masters and optimizer states.");
-  if (config.model.type == ModelType::kMlp) return;
+  if (config.model.type == models::ModelType::kMlp) return;
   auto check = [](const std::string& key, const std::string& path, const std::string& hint) {
     std::error_code problem;
     if (path != "random" && !fs::exists(path, problem))
@@ -264,7 +264,7 @@ void check_paths(const Config& config) {
 }
 
 std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cache) {
-  if (config.model.type == ModelType::kMlp) return std::make_unique<VectorCorpus>(config);
+  if (config.model.type == models::ModelType::kMlp) return std::make_unique<VectorCorpus>(config);
   if (is_random_data(config.data.train)) {
     if (config.model.vocab < 1)
       throw Error("random tokens need a vocabulary size.", "pass --model.vocab.");

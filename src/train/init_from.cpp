@@ -26,8 +26,9 @@ bool is_free(const Option& option) {
 }
 
 // `model` with zeros replaced by what they stand for.
-ModelConfig complete(const ModelConfig& model, const ModelConfig& otherwise) {
-  if (model.type == ModelType::kMlp) return model;
+models::ModelConfig complete(const models::ModelConfig& model,
+                             const models::ModelConfig& otherwise) {
+  if (model.type == models::ModelType::kMlp) return model;
   Config config;
   config.model = model;
   if (model.vocab == 0) config.model.vocab = otherwise.vocab;
@@ -40,7 +41,8 @@ ModelConfig complete(const ModelConfig& model, const ModelConfig& otherwise) {
 struct Difference {
   std::string name, wanted, there;
 };
-std::vector<Difference> differences(const ModelConfig& model, const ModelConfig& other,
+std::vector<Difference> differences(const models::ModelConfig& model,
+                                    const models::ModelConfig& other,
                                     const std::set<std::string>& names) {
   Config there, wanted, asked;
   there.model = wanted.model = model;
@@ -67,7 +69,8 @@ Origin origin_of_run(const std::string& where) {
   checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
   Config config = config_of(extra, found.checkpoint);
   Origin origin{.weights = found.checkpoint, .model = config.model};
-  if (config.model.type != ModelType::kMlp) set_model_shape(origin.model, model_shape(config));
+  if (config.model.type != models::ModelType::kMlp)
+    set_model_shape(origin.model, model_shape(config));
   std::error_code problem;
   auto kept = extra.find("tokenizer");
   const auto* name = kept == extra.end() ? nullptr : std::get_if<std::string>(&kept->second);
@@ -92,7 +95,7 @@ Origin origin_of_resumed(const Config& config) {
 
 // As far as the config tells.
 bool reads_text(const Config& config) {
-  return config.model.type != ModelType::kMlp && !config.data.has_token_files() &&
+  return config.model.type != models::ModelType::kMlp && !config.data.has_token_files() &&
          config.data.train != std::vector<std::string>{"random"};
 }
 

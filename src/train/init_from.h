@@ -12,7 +12,7 @@ namespace fsdp::train {
 
 struct Origin {
   std::filesystem::path weights;  // for checkpoint::load
-  ModelConfig model;              // its shape; dropout and init_std are unknown
+  models::ModelConfig model;      // its shape; dropout and init_std are unknown
   std::string tokenizer;          // "bytes" or a path; empty: unknown
 };
 
@@ -24,9 +24,9 @@ Origin find_origin(const std::string& where);
 // template) to `into`, for exports of the run. For one rank.
 void keep_origin(const Origin& origin, const std::filesystem::path& into);
 
-// Sets config.model to the model in config.init_from, and data.tokenizer to its tokenizer unless that
-// is among `given` (options that the file or a flag set). A model option among `flags` with another
-// value is an Error. A file's value is overridden, with a note if the user chose the file.
+// Sets config.model to the model in config.init_from, and data.tokenizer to its tokenizer unless
+// that is among `given` (options that the file or a flag set). A model option among `flags` with
+// another value is an Error. A file's value is overridden, with a note if the user chose the file.
 //
 // A resumed run has everything in its own directory and doesn't need the origin.
 void take_origin(Config& config, const std::set<std::string>& given,

@@ -6,7 +6,7 @@
 namespace fsdp::train {
 namespace {
 
-models::LlamaConfig llama_shape(const ModelConfig& model, int64_t vocab) {
+models::LlamaConfig llama_shape(const models::ModelConfig& model, int64_t vocab) {
   models::LlamaConfig shape{.vocab = vocab,
                             .dim = model.dim,
                             .layers = model.layers,
@@ -15,11 +15,11 @@ models::LlamaConfig llama_shape(const ModelConfig& model, int64_t vocab) {
                             .head_dim = model.head_dim,
                             .ffn = model.ffn,
                             .tied = model.tied,
-                            .qkv_bias = model.type == ModelType::kQwen2,
+                            .qkv_bias = model.type == models::ModelType::kQwen2,
                             .norm_eps = model.norm_eps,
                             .rope_base = model.rope_base,
                             .init_std = model.init_std};
-  if (model.rope_scaling == RopeScalingType::kLlama3)
+  if (model.rope_scaling == models::RopeScalingType::kLlama3)
     shape.rope_scaling =
         models::RopeScaling{.factor = model.rope_factor,
                             .low_freq_factor = model.rope_low_freq,
@@ -28,7 +28,7 @@ models::LlamaConfig llama_shape(const ModelConfig& model, int64_t vocab) {
   return shape;
 }
 
-models::GPT2Config gpt2_shape(const ModelConfig& model, int64_t vocab, int64_t seq) {
+models::GPT2Config gpt2_shape(const models::ModelConfig& model, int64_t vocab, int64_t seq) {
   return {.vocab = vocab,
           .max_tokens = model.max_tokens > 0 ? model.max_tokens : seq,
           .dim = model.dim,
@@ -43,9 +43,9 @@ models::GPT2Config gpt2_shape(const ModelConfig& model, int64_t vocab, int64_t s
           .init_std = model.init_std};
 }
 
-void set_llama(ModelConfig& model, const models::LlamaConfig& given) {
+void set_llama(models::ModelConfig& model, const models::LlamaConfig& given) {
   const models::LlamaConfig shape = models::checked(given);
-  model.type = shape.qkv_bias ? ModelType::kQwen2 : ModelType::kLlama;
+  model.type = shape.qkv_bias ? models::ModelType::kQwen2 : models::ModelType::kLlama;
   model.vocab = shape.vocab;
   model.dim = shape.dim;
   model.layers = shape.layers;
@@ -57,7 +57,8 @@ void set_llama(ModelConfig& model, const models::LlamaConfig& given) {
   model.norm_eps = shape.norm_eps;
   model.rope_base = shape.rope_base;
   model.init_std = shape.init_std;
-  model.rope_scaling = shape.rope_scaling ? RopeScalingType::kLlama3 : RopeScalingType::kNone;
+  model.rope_scaling =
+      shape.rope_scaling ? models::RopeScalingType::kLlama3 : models::RopeScalingType::kNone;
   if (!shape.rope_scaling) return;
   model.rope_factor = shape.rope_scaling->factor;
   model.rope_low_freq = shape.rope_scaling->low_freq_factor;
@@ -65,12 +66,12 @@ void set_llama(ModelConfig& model, const models::LlamaConfig& given) {
   model.rope_original_tokens = shape.rope_scaling->original_max_position_embeddings;
 }
 
-void set_gpt2(ModelConfig& model, const models::GPT2Config& given) {
+void set_gpt2(models::ModelConfig& model, const models::GPT2Config& given) {
   const models::GPT2Config shape = models::checked(given);
   if (!shape.tied)
     throw Error("a gpt2 whose output layer isn't its embedding can't be trained.",
                 "use one with tie_word_embeddings = true, as all published ones have.");
-  model.type = ModelType::kGpt2;
+  model.type = models::ModelType::kGpt2;
   model.vocab = shape.vocab;
   model.max_tokens = shape.max_tokens;
   model.dim = shape.dim;
@@ -86,18 +87,18 @@ void set_gpt2(ModelConfig& model, const models::GPT2Config& given) {
 }  // namespace
 
 models::AnyConfig model_shape(const Config& config, int64_t vocab) {
-  const ModelConfig& model = config.model;
+  const models::ModelConfig& model = config.model;
   const int64_t words = model.vocab > 0 ? model.vocab : vocab;
-  if (model.type == ModelType::kMlp)
+  if (model.type == models::ModelType::kMlp)
     throw Error("an mlp isn't a language model.", "pass a run of a llama, qwen2 or gpt2.");
   if (words < 1)
     throw Error("the model's vocabulary size is unknown: token files don't contain it.",
                 "pass --model.vocab, or --data.tokenizer with the tokenizer that made the files.");
-  if (model.type == ModelType::kGpt2) return gpt2_shape(model, words, config.data.seq);
+  if (model.type == models::ModelType::kGpt2) return gpt2_shape(model, words, config.data.seq);
   return llama_shape(model, words);
 }
 
-void set_model_shape(ModelConfig& model, const models::AnyConfig& shape) {
+void set_model_shape(models::ModelConfig& model, const models::AnyConfig& shape) {
   if (const auto* llama = std::get_if<models::LlamaConfig>(&shape)) return set_llama(model, *llama);
   set_gpt2(model, std::get<models::GPT2Config>(shape));
 }

@@ -15,7 +15,7 @@ namespace fsdp::train {
 models::AnyConfig model_shape(const Config& config, int64_t vocab = 0);
 
 // Sets the model section to this model.
-void set_model_shape(ModelConfig& model, const models::AnyConfig& shape);
+void set_model_shape(models::ModelConfig& model, const models::AnyConfig& shape);
 
 // The config of a run, from the extra values of one of its checkpoints.
 Config config_of(const checkpoint::Extra& extra, const std::filesystem::path& checkpoint);

@@ -16,7 +16,8 @@ namespace fsdp::train {
 namespace {
 
 int64_t vocab_of(const Config& config) {
-  if (config.model.type == ModelType::kMlp || config.model.vocab > 0) return config.model.vocab;
+  if (config.model.type == models::ModelType::kMlp || config.model.vocab > 0)
+    return config.model.vocab;
   if (config.data.tokenizer == "bytes") return 257;
   return data::Tokenizer::load(config.data.tokenizer)->vocab_size();
 }
@@ -26,7 +27,7 @@ Samples samples_for(const Config& config, const PlanStep& step) {
     return at::empty({step.batch, width}, at::TensorOptions(type).device(step.device));
   };
   Samples samples{.count = step.batch};
-  bool text = config.model.type != ModelType::kMlp;
+  bool text = config.model.type != models::ModelType::kMlp;
   int64_t width = text ? config.data.seq : config.model.width;
   samples.inputs = made(width, text ? at::kLong : at::kFloat);
   samples.targets = made(width, text ? at::kLong : at::kFloat);
@@ -59,7 +60,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   options.gpu = std::move(gpu);
   set_recompute(options, config.activations);
   options.recompute_modules = known.blocks;
-  if (config.model.type != ModelType::kMlp) options.inner_modules = known.feed_forwards;
+  if (config.model.type != models::ModelType::kMlp) options.inner_modules = known.feed_forwards;
   int64_t share = std::max<int64_t>(1, config.train.batch / world);
   options.batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
@@ -89,9 +90,9 @@ std::optional<Gpu> gpu_of(at::Device device) {
   return found;
 }
 
-void set_recompute(PlanOptions& options, const ActivationsConfig& activations) {
-  using enum ActivationsMode;
-  const ActivationsMode mode = activations.mode;
+void set_recompute(PlanOptions& options, const memory::ActivationsConfig& activations) {
+  using enum memory::ActivationsMode;
+  const memory::ActivationsMode mode = activations.mode;
   if (mode != kNone)
     options.recompute = mode == kOffload     ? Recompute::OFFLOAD
                         : mode == kSelective ? Recompute::SELECTIVE
@@ -101,8 +102,8 @@ void set_recompute(PlanOptions& options, const ActivationsConfig& activations) {
   options.keep_last = static_cast<int>(activations.keep_last);
 }
 
-ActivationsMode activations_mode(const PlanRecompute& recompute) {
-  using enum ActivationsMode;
+memory::ActivationsMode activations_mode(const PlanRecompute& recompute) {
+  using enum memory::ActivationsMode;
   if (!recompute.mode) return kNone;
   if (recompute.inner) return kFeedForward;
   return *recompute.mode == Recompute::FULL        ? kFull

@@ -24,9 +24,9 @@ ConfigPlan plan_of(const Config& config, int world, std::optional<Gpu> gpu, int 
 std::optional<Gpu> gpu_of(at::Device device);
 
 // Sets what is recomputed or offloaded, and in which blocks.
-void set_recompute(PlanOptions& options, const ActivationsConfig& activations);
+void set_recompute(PlanOptions& options, const memory::ActivationsConfig& activations);
 // The mode that would set this.
-ActivationsMode activations_mode(const PlanRecompute& recompute);
+memory::ActivationsMode activations_mode(const PlanRecompute& recompute);
 
 // The settings of `fsdp train` that a survey tries.
 SurveyOptions survey_options();

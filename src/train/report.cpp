@@ -58,8 +58,8 @@ observe::RunFacts facts_of(const Training& training) {
   if (auto threads = environment::integer("OMP_NUM_THREADS"))
     facts.omp_threads = static_cast<int>(*threads);
   facts.precision = config.shard.precision;
-  const bool fp32 = config.shard.precision == Precision::kFp32;
-  facts.reduce = fp32 ? Precision::kFp32 : config.shard.reduce;
+  const bool fp32 = config.shard.precision == shard::Precision::kFp32;
+  facts.reduce = fp32 ? shard::Precision::kFp32 : config.shard.reduce;
   facts.reduce_ranks = world.size();
   facts.grad_scaler = training.scaler != nullptr;
   facts.clip = config.train.clip;

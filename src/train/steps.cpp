@@ -11,9 +11,9 @@ constexpr int64_t kWorthIt = 20;  // steps; for fewer, recording costs more than
 TrainStep::Loss loss_of(const TrainTask& task) {
   return [&task](const TrainStep::Inputs& inputs) {
     return task.loss_sum({.inputs = inputs[0],
-                             .targets = inputs[1],
-                             .documents = inputs[2],
-                             .count = inputs[0].size(0)});
+                          .targets = inputs[1],
+                          .documents = inputs[2],
+                          .count = inputs[0].size(0)});
   };
 }
 
@@ -64,8 +64,8 @@ bool wants_graphs(const Training& training, int64_t steps) {
     return false;
   }
   return on || (!training.scaler && !config.data.document_mask && !config.data.loss_mask &&
-                !config.offload.any() && config.activations.mode != ActivationsMode::kOffload &&
-                steps >= kWorthIt);
+                !config.offload.any() &&
+                config.activations.mode != memory::ActivationsMode::kOffload && steps >= kWorthIt);
 }
 
 }  // namespace fsdp::train

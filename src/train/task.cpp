@@ -31,7 +31,7 @@ TrainTask language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy
   return task;
 }
 
-TrainTask mlp(const ModelConfig& model) {
+TrainTask mlp(const models::ModelConfig& model) {
   models::MLP module(models::MLPConfig{.width = model.width, .layers = model.layers});
   TrainTask task;
   task.module = module.ptr();
@@ -77,10 +77,10 @@ Samples on_device(const Samples& samples, at::Device device) {
 }
 
 TrainTask make_task(const Config& config, int64_t vocab) {
-  const ModelConfig& model = config.model;
+  const models::ModelConfig& model = config.model;
   int64_t seq = config.data.seq;
   TrainTask task;
-  if (model.type == ModelType::kMlp) {
+  if (model.type == models::ModelType::kMlp) {
     task = mlp(model);
   } else {
     models::AnyConfig shape = model_shape(config, vocab);
@@ -95,7 +95,8 @@ TrainTask make_task(const Config& config, int64_t vocab) {
   std::set<const void*> seen;  // tied parameters have two names
   for (const at::Tensor& parameter : task.module->parameters())
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) task.parameters += parameter.numel();
-  constexpr const char* kTitles[] = {"Llama", "Qwen2", "GPT-2", "MLP"};  // of each ModelType
+  constexpr const char* kTitles[] = {"Llama", "Qwen2", "GPT-2",
+                                     "MLP"};  // of each models::ModelType
   task.title = formatted("{}, {} parameters", kTitles[static_cast<int>(model.type)],
                          observe::human_count(static_cast<double>(task.parameters)));
   return task;

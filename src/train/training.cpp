@@ -20,34 +20,34 @@
 namespace fsdp::train {
 namespace {
 
-MixedPrecision mixed_precision(const ShardConfig& shard) {
-  if (shard.precision == Precision::kFp32) return {};
+MixedPrecision mixed_precision(const shard::ShardConfig& shard) {
+  if (shard.precision == shard::Precision::kFp32) return {};
   MixedPrecision mixed{.param_dtype = dtype_of(shard.precision),
                        .reduce_dtype = dtype_of(shard.reduce)};
-  if (shard.gradients != Precision::kFp32) mixed.grad_dtype = dtype_of(shard.gradients);
+  if (shard.gradients != shard::Precision::kFp32) mixed.grad_dtype = dtype_of(shard.gradients);
   return mixed;
 }
 
 ReshardAfterForward reshard_of(const OrNumber<Reshard>& reshard) {
   if (reshard.number > 0) return static_cast<int>(reshard.number);
-  if (reshard == Reshard::kAuto) return {};
-  return reshard == Reshard::kTrue;
+  if (reshard == shard::Reshard::kAuto) return {};
+  return reshard == shard::Reshard::kTrue;
 }
 
 }  // namespace
 
-at::ScalarType dtype_of(Precision precision) {
-  if (precision == Precision::kBf16) return at::kBFloat16;
-  return precision == Precision::kFp16 ? at::kHalf : at::kFloat;
+at::ScalarType dtype_of(shard::Precision precision) {
+  if (precision == shard::Precision::kBf16) return at::kBFloat16;
+  return precision == shard::Precision::kFp16 ? at::kHalf : at::kFloat;
 }
 
-void resolve_precision(ShardConfig& shard, bool gpu) {
-  if (shard.precision == Precision::kAuto)
-    shard.precision = gpu ? Precision::kBf16 : Precision::kFp32;
+void resolve_precision(shard::ShardConfig& shard, bool gpu) {
+  if (shard.precision == shard::Precision::kAuto)
+    shard.precision = gpu ? shard::Precision::kBf16 : shard::Precision::kFp32;
 }
 
 ShardOptions shard_options(const World& world, const Config& config, const TrainTask& task) {
-  const ShardConfig& shard = config.shard;
+  const shard::ShardConfig& shard = config.shard;
   ShardOptions options{.strategy = shard.strategy,
                        .mixed_precision = mixed_precision(shard),
                        .reshard_after_forward = reshard_of(shard.reshard_after_forward),
@@ -61,8 +61,8 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
                                    .fraction = config.offload.fraction,
                                    .directory = config.offload.directory},
                        .share_host_memory = shard.share_host_memory};
-  if (shard.wrap == WrapBy::kBlock) options.wrap = task.blocks;
-  if (shard.wrap == WrapBy::kSize) options.wrap = wrap::min_params(shard.wrap_min_params);
+  if (shard.wrap == shard::WrapBy::kBlock) options.wrap = task.blocks;
+  if (shard.wrap == shard::WrapBy::kSize) options.wrap = wrap::min_params(shard.wrap_min_params);
   if (options.strategy == ShardingStrategy::HYBRID_SHARD) {
     int ranks = shard.shard_ranks > 0 ? static_cast<int>(shard.shard_ranks) : world.local_size();
     options.mesh = DeviceMesh(world, {{"replicate", world.size() / ranks}, {"shard", ranks}});
@@ -70,9 +70,9 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
   return options;
 }
 
-std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
+std::optional<RecomputePolicy> activation_policy(const memory::ActivationsConfig& activations,
                                                  const TrainTask& task) {
-  using enum ActivationsMode;
+  using enum memory::ActivationsMode;
   RecomputeOptions options{.every = static_cast<int>(activations.every),
                            .keep_last = static_cast<int>(activations.keep_last)};
   if (activations.mode == kNone) return std::nullopt;
@@ -88,8 +88,8 @@ std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activa
   return RecomputePolicy(task.blocks, options);
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded) {
-  if (optim.type == OptimizerType::kSgd)
+std::unique_ptr<Optimizer> make_optimizer(const optim::OptimConfig& optim, const Sharded& sharded) {
+  if (optim.type == optim::OptimizerType::kSgd)
     return std::make_unique<SGD>(sharded, SGDOptions{.lr = optim.lr,
                                                      .momentum = optim.momentum,
                                                      .weight_decay = optim.weight_decay,
@@ -103,19 +103,19 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharde
 
 namespace {
 
-LRSchedule schedule_of(const OptimConfig& optim, int64_t steps) {
+LRSchedule schedule_of(const optim::OptimConfig& optim, int64_t steps) {
   ScheduleOptions options{.total_steps = steps,
                           .warmup_steps = std::min(optim.warmup_steps, steps),
                           .final_ratio = optim.final_ratio};
   switch (optim.schedule) {
-    case ScheduleType::kLinear:
+    case optim::ScheduleType::kLinear:
       return LRSchedule::linear(options);
-    case ScheduleType::kCosine:
+    case optim::ScheduleType::kCosine:
       return LRSchedule::cosine(options);
-    case ScheduleType::kWsd:
+    case optim::ScheduleType::kWsd:
       options.decay_steps = optim.decay_steps;
       return LRSchedule::wsd(options);
-    case ScheduleType::kConstant:
+    case optim::ScheduleType::kConstant:
       break;
   }
   return LRSchedule::constant({.warmup_steps = options.warmup_steps});
@@ -207,13 +207,13 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
           "checkpoint.async is off: its copies would take the memory that offload.directory "
           "saves.");
   }
-  if (chosen.activations.mode == ActivationsMode::kSelective && world.rank() == 0)
+  if (chosen.activations.mode == memory::ActivationsMode::kSelective && world.rank() == 0)
     log::info(
         "activations.mode = selective saves nothing here: the layers of these models recompute "
         "norms and activations anyway. feed_forward saves memory.");
   training.corpus = open_corpus(chosen, (directory.root / "tokens").string());
   if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();
-  if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != ModelType::kMlp)
+  if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != models::ModelType::kMlp)
     throw Error(formatted("model.vocab is {}, but the tokenizer has {} tokens.", chosen.model.vocab,
                           training.corpus->vocab()),
                 chosen.init_from.empty()
@@ -237,7 +237,7 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   if (loads && !chosen.resume)  // a resumed run loads its own checkpoint later
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);
-  if (chosen.shard.precision == Precision::kFp16 && chosen.optim.grad_scaler)
+  if (chosen.shard.precision == shard::Precision::kFp16 && chosen.optim.grad_scaler)
     training.scaler = std::make_unique<GradScaler>();
   training.steps = total_steps(chosen, *training.corpus, training.task.tokens_per_sample);
   training.scheduler =

@@ -33,15 +33,15 @@ struct Training {
 };
 
 ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in upper or lower case
-at::ScalarType dtype_of(Precision precision);
-void resolve_precision(ShardConfig& shard, bool gpu);  // replaces kAuto
+at::ScalarType dtype_of(shard::Precision precision);
+void resolve_precision(shard::ShardConfig& shard, bool gpu);  // replaces kAuto
 
 // From a config, for runs and plans.
 ShardOptions shard_options(const World& world, const Config& config, const TrainTask& task);
 // nullopt: activations.mode is none.
-std::optional<RecomputePolicy> activation_policy(const ActivationsConfig& activations,
+std::optional<RecomputePolicy> activation_policy(const memory::ActivationsConfig& activations,
                                                  const TrainTask& task);
-std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& optim, const Sharded& sharded);
+std::unique_ptr<Optimizer> make_optimizer(const optim::OptimConfig& optim, const Sharded& sharded);
 
 // Collective. The directory must exist.
 Training assemble(const World& world, const Config& config, const RunDirectory& directory);

@@ -7,15 +7,11 @@ namespace fsdp {
 namespace {
 
 enum class Fruit { kApple, kPear, kPlum };
+constexpr auto enum_table(Fruit) {
+  return std::to_array<EnumName>(
+      {{"apple", "the usual one"}, {"pear"}, {"plum", "only in autumn"}});
+}
 using Names = std::vector<std::string>;
-
-}  // namespace
-
-template <>
-inline constexpr auto kEnumNames<Fruit> =
-    std::to_array<EnumName>({{"apple", "the usual one"}, {"pear"}, {"plum", "only in autumn"}});
-
-namespace {
 
 TEST(EnumNames, AreReadAsWritten) {
   for (Fruit fruit : {Fruit::kApple, Fruit::kPear, Fruit::kPlum})

@@ -53,16 +53,16 @@ TEST(Options, AreTheFieldsOfConfigEachOnce) {
   }
   const std::map<std::string, size_t> declared = {
       {"", count_fields<Config>() - 10},  // the other ten are the sections
-      {"model", count_fields<ModelConfig>()},
-      {"data", count_fields<DataConfig>()},
+      {"model", count_fields<models::ModelConfig>()},
+      {"data", count_fields<data::DataConfig>()},
       {"train", count_fields<TrainConfig>()},
-      {"optim", count_fields<OptimConfig>()},
-      {"shard", count_fields<ShardConfig>()},
-      {"activations", count_fields<ActivationsConfig>()},
-      {"offload", count_fields<OffloadConfig>()},
-      {"checkpoint", count_fields<CheckpointConfig>()},
-      {"comm", count_fields<CommConfig>()},
-      {"log", count_fields<LogConfig>()}};
+      {"optim", count_fields<optim::OptimConfig>()},
+      {"shard", count_fields<shard::ShardConfig>()},
+      {"activations", count_fields<memory::ActivationsConfig>()},
+      {"offload", count_fields<memory::OffloadConfig>()},
+      {"checkpoint", count_fields<checkpoint::CheckpointConfig>()},
+      {"comm", count_fields<comm::CommConfig>()},
+      {"log", count_fields<observe::LogConfig>()}};
   EXPECT_EQ(described, declared);
 }
 
@@ -80,7 +80,7 @@ TEST(Flags, SetTheOptionTheyName) {
   EXPECT_EQ(config.optim.lr, 1e-4);
   EXPECT_EQ(config.model.dim, 512);
   EXPECT_FALSE(config.data.shuffle);
-  EXPECT_EQ(config.optim.type, OptimizerType::kSgd);
+  EXPECT_EQ(config.optim.type, optim::OptimizerType::kSgd);
   EXPECT_EQ(config.train.seed, 7);
   EXPECT_EQ(config.dir, "runs/x");
 }

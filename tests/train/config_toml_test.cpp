@@ -46,10 +46,10 @@ TEST(Toml, ReadsWhatAConfigNeeds) {
   EXPECT_EQ(config.train.tokens, 2'000'000'000);
   EXPECT_EQ(config.train.seed, 5);
   EXPECT_EQ(config.train.sample_prompt, "x = 1 # no comment");
-  EXPECT_EQ(config.shard.precision, Precision::kBf16);
+  EXPECT_EQ(config.shard.precision, shard::Precision::kBf16);
   config = from_text("optim = {lr = 0.5, schedule = \"wsd\"}\ndata = {train = ['a']}");
   EXPECT_EQ(config.optim.lr, 0.5);
-  EXPECT_EQ(config.optim.schedule, ScheduleType::kWsd);
+  EXPECT_EQ(config.optim.schedule, optim::ScheduleType::kWsd);
   EXPECT_EQ(config.data.train, Words{"a"});
 }
 

@@ -28,7 +28,8 @@ class SplitOfARun : public ::testing::Test {
 
   Training training(const std::function<void(Config&)>& change = {}) {
     Config config;
-    config.model = {.type = ModelType::kLlama, .dim = 16, .layers = 1, .heads = 2, .ffn = 16};
+    config.model = {
+        .type = models::ModelType::kLlama, .dim = 16, .layers = 1, .heads = 2, .ffn = 16};
     config.data.train = {(top_ / "text").string()};
     config.data.seq = 16;
     config.train.steps = 100;

@@ -1,5 +1,5 @@
-// Steps as graphs compared with eager ones, with a stand-in for CUDA graphs: micro-batches, outcomes
-// that arrive a step later, non-finite numbers, signals.
+// Steps as graphs compared with eager ones, with a stand-in for CUDA graphs: micro-batches,
+// outcomes that arrive a step later, non-finite numbers, signals.
 #include "train/steps.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ struct Around : ::testing::Environment {
 const auto* const around = ::testing::AddGlobalTestEnvironment(new Around);
 
 struct Case {
-  explicit Case(ModelType model = ModelType::kLlama, int64_t micro_batch = 0) {
+  explicit Case(models::ModelType model = models::ModelType::kLlama, int64_t micro_batch = 0) {
     config.model = {.type = model, .vocab = 50, .dim = 32, .layers = 2, .heads = 2, .width = 8};
     config.data.train = {"random"};
     config.data.seq = 12;
@@ -92,13 +92,15 @@ void expect_same(const Trained& a, const Trained& b) {
 }
 
 TEST(Steps, AsGraphsGiveTheBitsOfEagerOnes) {
-  expect_same(trained(Case(ModelType::kLlama), true), trained(Case(ModelType::kLlama), false));
-  expect_same(trained(Case(ModelType::kMlp), true), trained(Case(ModelType::kMlp), false));
+  expect_same(trained(Case(models::ModelType::kLlama), true),
+              trained(Case(models::ModelType::kLlama), false));
+  expect_same(trained(Case(models::ModelType::kMlp), true),
+              trained(Case(models::ModelType::kMlp), false));
 }
 
 TEST(Steps, AsGraphsTakeMicroBatches) {
-  expect_same(trained(Case(ModelType::kLlama, 2), true),
-              trained(Case(ModelType::kLlama, 2), false));
+  expect_same(trained(Case(models::ModelType::kLlama, 2), true),
+              trained(Case(models::ModelType::kLlama, 2), false));
 }
 
 TEST(Steps, OutcomesOfGraphsComeOneStepLater) {
@@ -131,7 +133,7 @@ TEST(Steps, ASignalIsSeenInTheOutcomeOfItsStep) {
 }
 
 TEST(Steps, ThatAreNotFiniteChangeNothing) {
-  Case run(ModelType::kMlp);
+  Case run(models::ModelType::kMlp);
   Steps steps(*run.training, /*graphed=*/true, [&] { return run.signal; });
   steps.take(run.feed->next(), false);
   std::vector<at::Tensor> before = run.parameters();
@@ -151,9 +153,9 @@ TEST(Steps, ThatAreNotFiniteChangeNothing) {
 TEST(Steps, AreGraphsOnlyWhereThatCanBe) {
   Case run;
   EXPECT_FALSE(wants_graphs(*run.training, 1000));  // on the CPU
-  run.training->config.train.graph = GraphMode::kOff;
+  run.training->config.train.graph = train::GraphMode::kOff;
   EXPECT_FALSE(wants_graphs(*run.training, 1000));
-  run.training->config.train.graph = GraphMode::kOn;
+  run.training->config.train.graph = train::GraphMode::kOn;
   EXPECT_THROW(wants_graphs(*run.training, 1000), Error);
 }
 
