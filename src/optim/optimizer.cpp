@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/format.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
 #include "optim/require.h"
@@ -96,13 +97,13 @@ Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, dou
   for (const auto& group : wanted_)
     groups_.push_back({group.lr.value_or(lr), group.weight_decay.value_or(weight_decay), {}});
   for (size_t i = 0; i < groups_.size(); ++i) {
-    const auto field = i == 0 ? std::string() : fmt::format("groups[{}].", i - 1);
+    const auto field = i == 0 ? std::string() : formatted("groups[{}].", i - 1);
     require(groups_[i].lr >= 0, "optimizer", field + "lr", groups_[i].lr, "0 or more",
             "3e-4 is usual; set maximize = true to maximize.");
     require(groups_[i].weight_decay >= 0, "optimizer", field + "weight_decay",
             groups_[i].weight_decay, "0 or more", "0 turns it off; 0.1 is usual.");
     if (i > 0 && !wanted_[i - 1].where && !wanted_[i - 1].norms)
-      throw Error(fmt::format("optimizer: groups[{}] selects no parameters.", i - 1),
+      throw Error(formatted("optimizer: groups[{}] selects no parameters.", i - 1),
                   "set its `where` or `norms`.");
   }
   const auto flats = shard::trainable_flats(*model);
