@@ -1,10 +1,9 @@
 #include "kernels/checks.h"
 
-#include <fmt/format.h>
-
 #include <sstream>
 #include <string>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::kernels {
@@ -24,21 +23,19 @@ std::string sizes(at::IntArrayRef list) {
 
 std::string describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
-  std::string text = fmt::format("{} {} on {}", sizes(tensor.sizes()),
-                                 toString(tensor.scalar_type()), tensor.device().str());
-  if (!tensor.is_contiguous()) text += fmt::format(" with strides {}", sizes(tensor.strides()));
+  std::string text = formatted("{} {} on {}", sizes(tensor.sizes()), toString(tensor.scalar_type()),
+                               tensor.device().str());
+  if (!tensor.is_contiguous()) text += formatted(" with strides {}", sizes(tensor.strides()));
   return text;
 }
 
 const char* const kOneDtype =
     "the tensors of one call must be on one device and, unless ops.h says otherwise, contiguous "
-    "and "
-    "of one dtype: float32, bfloat16 or float16 (float64 only on the CPU).";
+    "and of one dtype: float32, bfloat16 or float16 (float64 only on the CPU).";
 
 [[noreturn]] void refuse(const char* op, const char* name, const at::Tensor& tensor,
                          const std::string& expected, const char* hint = kOneDtype) {
-  throw Error(fmt::format("{}: {} is {}, expected {}.", op, name, describe(tensor), expected),
-              hint);
+  throw Error(formatted("{}: {} is {}, expected {}.", op, name, describe(tensor), expected), hint);
 }
 
 bool is_float(const at::Tensor& tensor) {
@@ -72,7 +69,7 @@ void check_like(const char* op, const char* name, const at::Tensor& tensor, cons
   if (tensor.defined() && tensor.sizes() == other.sizes() && tensor.is_contiguous() &&
       tensor.scalar_type() == other.scalar_type() && tensor.device() == other.device())
     return;
-  refuse(op, name, tensor, fmt::format("the same as {}, {}", other_name, describe(other)));
+  refuse(op, name, tensor, formatted("the same as {}, {}", other_name, describe(other)));
 }
 
 // `tensor` has `count` elements of `type`, in any shape.
@@ -82,7 +79,7 @@ void check_count(const char* op, const char* name, const at::Tensor& tensor, int
       tensor.scalar_type() == type && tensor.device() == beside.device())
     return;
   refuse(op, name, tensor,
-         fmt::format("{} elements of {} on {}", count, toString(type), beside.device().str()));
+         formatted("{} elements of {} on {}", count, toString(type), beside.device().str()));
 }
 
 // A parameter of a norm: [dim], of x's dtype.
@@ -92,7 +89,7 @@ void check_parameter(const char* op, const char* name, const at::Tensor& tensor,
     check_count(op, name, tensor, x.size(-1), x.scalar_type(), x);
     return;
   }
-  refuse(op, name, tensor, fmt::format("[{}] of the dtype of x", x.size(-1)));
+  refuse(op, name, tensor, formatted("[{}] of the dtype of x", x.size(-1)));
 }
 
 // A gradient to write to: any floating-point dtype.
@@ -100,7 +97,7 @@ void check_target(const char* op, const char* name, const at::Tensor& tensor,
                   const at::Tensor& beside) {
   if (is_float(tensor) && tensor.device() == beside.device() && tensor.is_contiguous()) return;
   refuse(op, name, tensor,
-         fmt::format("contiguous, floating-point memory on {}", beside.device().str()));
+         formatted("contiguous, floating-point memory on {}", beside.device().str()));
 }
 
 void check_parameter_gradient(const char* op, const char* name, const Optional& tensor,
@@ -108,12 +105,12 @@ void check_parameter_gradient(const char* op, const char* name, const Optional& 
   if (!given(tensor)) return;
   check_target(op, name, *tensor, x);
   if (tensor->dim() != 1 || tensor->size(0) != x.size(-1))
-    refuse(op, name, *tensor, fmt::format("the parameter's sizes, [{}]", x.size(-1)));
+    refuse(op, name, *tensor, formatted("the parameter's sizes, [{}]", x.size(-1)));
 }
 
 void check_eps(const char* op, double eps) {
   if (eps >= 0) return;
-  throw Error(fmt::format("{}: eps is {}, expected 0 or more.", op, eps),
+  throw Error(formatted("{}: eps is {}, expected 0 or more.", op, eps),
               "1e-5 and 1e-6 are common.");
 }
 
@@ -153,8 +150,8 @@ int64_t check_angles(const char* op, const at::Tensor& cos, const at::Tensor& si
       cos.device() == x.device();
   if (!fits)
     refuse(op, "cos", cos,
-           fmt::format("[{}, head_dim] or [{}, {}, head_dim] for {}", tokens, batch, tokens,
-                       describe(x)),
+           formatted("[{}, head_dim] or [{}, {}, head_dim] for {}", tokens, batch, tokens,
+                     describe(x)),
            hint);
   if (!sin.defined() || sin.sizes() != cos.sizes() || sin.scalar_type() != cos.scalar_type() ||
       sin.device() != cos.device() || !sin.is_contiguous())
@@ -183,8 +180,8 @@ LogitSizes check_logits(const char* op, const at::Tensor& logits, const at::Tens
   if (!targets.defined() || targets.numel() != size.rows || !targets.is_contiguous() ||
       targets.scalar_type() != at::ScalarType::Long || targets.device() != logits.device())
     refuse(op, "targets", targets,
-           fmt::format("{} contiguous int64 on {}, one per row of logits {}", size.rows,
-                       logits.device().str(), sizes(logits.sizes())),
+           formatted("{} contiguous int64 on {}, one per row of logits {}", size.rows,
+                     logits.device().str(), sizes(logits.sizes())),
            "pass targets.to(logits.device(), at::kLong).contiguous().");
   return {size.rows, size.dim, slice && size.rows > 1 ? logits.stride(0) : size.dim};
 }
@@ -233,8 +230,8 @@ RopeSizes check_rope_(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   const int64_t cos_batch = check_angles("rope_", cos, sin, x, batch, tokens);
   const int64_t head_dim = cos.size(-1);
   if (heads < 0 || heads * head_dim > x.size(2))
-    throw Error(fmt::format("rope_: {} heads of {} don't fit into the rows of x, {}.", heads,
-                            head_dim, describe(x)),
+    throw Error(formatted("rope_: {} heads of {} don't fit into the rows of x, {}.", heads,
+                          head_dim, describe(x)),
                 "heads * head_dim may be at most the width of x; head_dim comes from cos.");
   return {batch, tokens, heads, 0, head_dim, cos_batch};
 }
@@ -252,7 +249,7 @@ RopeSizes check_rope_pack(const at::Tensor& q, const at::Tensor& k, const at::Te
     refuse(op, "v", v, "the sizes, dtype and device of k, " + describe(k));
   const int64_t cos_batch = check_angles(op, cos, sin, q, q.size(0), q.size(2));
   if (cos.size(-1) != q.size(3))
-    refuse(op, "cos", cos, fmt::format("a head_dim of {}, as q has", q.size(3)));
+    refuse(op, "cos", cos, formatted("a head_dim of {}, as q has", q.size(3)));
   return {q.size(0), q.size(2), q.size(1), k.size(1), q.size(3), cos_batch};
 }
 
@@ -271,8 +268,8 @@ RowSizes check_swiglu_backward(const at::Tensor& grad, const at::Tensor& gate_up
       grad.sizes().slice(0, grad.dim() - 1) != gate_up.sizes().slice(0, grad.dim() - 1) ||
       grad.scalar_type() != gate_up.scalar_type() || grad.device() != gate_up.device())
     refuse("swiglu_backward", "grad", grad,
-           fmt::format("the rows and dtype of gate_up with {} columns; gate_up is {}", size.dim,
-                       describe(gate_up)));
+           formatted("the rows and dtype of gate_up with {} columns; gate_up is {}", size.dim,
+                     describe(gate_up)));
   return size;
 }
 
@@ -317,7 +314,7 @@ RowSizes check_embedding_backward(const at::Tensor& grad, const at::Tensor& ids,
   const RowSizes size = row_sizes(grad);
   check_count(op, "ids", ids, size.rows, at::ScalarType::Long, grad);
   if (!grad_weight.defined() || grad_weight.dim() != 2 || grad_weight.size(1) != size.dim)
-    refuse(op, "grad_weight", grad_weight, fmt::format("[vocab, {}], as wide as grad", size.dim));
+    refuse(op, "grad_weight", grad_weight, formatted("[vocab, {}], as wide as grad", size.dim));
   check_target(op, "grad_weight", grad_weight, grad);
   return size;
 }

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "kernels/cuda_updates.h"
 
@@ -19,8 +20,9 @@ void check_plane(const char* what, const at::Tensor& tensor, ScalarType type,
   if (tensor.defined() && tensor.scalar_type() == type && tensor.dim() == 1 &&
       tensor.is_contiguous() && tensor.numel() == like.numel() && tensor.device() == like.device())
     return;
-  throw Error(std::string("a split number's ") + what + " must be a flat, contiguous tensor of " +
-                  toString(type) + ", as long as its halves and on their device.",
+  throw Error(formatted("a split number's {} must be a flat, contiguous tensor of {}, as long as "
+                        "its halves and on their device.",
+                        what, toString(type)),
               "see kernels/split.h.");
 }
 

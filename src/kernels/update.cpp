@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "kernels/cuda_updates.h"
 
@@ -38,9 +39,8 @@ bool fits(const at::Tensor& tensor, const at::Tensor& master) {
 [[noreturn]] void refuse(const char* who, const char* what, const at::Tensor& master,
                          ScalarType type) {
   throw Error(
-      std::string(who) + ": " + what + " doesn't match the master (" +
-          std::to_string(master.numel()) + " elements of " + toString(type) + " on " +
-          master.device().str() + ").",
+      formatted("{}: {} doesn't match the master ({} elements of {} on {}).", who, what,
+                master.numel(), toString(type), master.device().str()),
       "all tensors of an update must be flat, contiguous, on one device and of one length; the "
       "states have the master's dtype, and so does the gradient (or bfloat16 with a float32 "
       "master).");
@@ -104,17 +104,16 @@ void check(const Tensors& t, const DeviceNumbers& numbers) {
 
 void check_list(size_t tensors, size_t steps) {
   if (steps != 1 && steps != tensors)
-    throw Error("an update of " + std::to_string(tensors) + " tensors was given " +
-                    std::to_string(steps) + " steps.",
+    throw Error(formatted("an update of {} tensors was given {} steps.", tensors, steps),
                 "pass one for all, or one per tensor.");
 }
 
 void check(const char* who, const at::Tensor& tensor) {
   if (at::isFloatingType(tensor.scalar_type()) && tensor.dim() == 1 && tensor.is_contiguous())
     return;
-  throw Error(std::string(who) + ": expected a flat, contiguous, floating-point tensor, not " +
-                  toString(tensor.scalar_type()) + " with " + std::to_string(tensor.dim()) +
-                  " dimensions.",
+  throw Error(formatted("{}: expected a flat, contiguous, floating-point tensor, not {} with {} "
+                        "dimensions.",
+                        who, toString(tensor.scalar_type()), tensor.dim()),
               "pass tensor.flatten().");
 }
 
@@ -269,7 +268,7 @@ void sgd(std::span<const SGDTensors> tensors, const SGDStep& step, const DeviceN
 at::Tensor sum_of_powers(const at::Tensor& tensor, double p) {
   check("sum_of_powers", tensor);
   if (!(p > 0))
-    throw Error("sum_of_powers: p = " + std::to_string(p) + " isn't above 0.",
+    throw Error(formatted("sum_of_powers: p = {:f} isn't above 0.", p),
                 "pass 2, 1, infinity or any other positive number.");
   if (on_cpu(tensor)) return at::scalar_tensor(cpu::sum_of_powers(tensor, p), ScalarType::Double);
   if (p == 2) return sum_of_squares(std::span(&tensor, 1));

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/models/causal_lm.h"
 #include "fsdp/nn/functional.h"
@@ -33,19 +34,19 @@ void check_ids(const at::Tensor& ids) {
 
 void check_like_ids(const char* name, const at::Tensor& tensor, const at::Tensor& ids) {
   if (tensor.defined() && tensor.sizes() != ids.sizes())
-    throw Error(std::string(name) + " of shape " + shape(tensor) + " doesn't match ids of shape " +
-                    shape(ids) + ".",
-                "both must be [batch, tokens]; with a cache, pass the new tokens only.");
+    throw Error(
+        formatted("{} of shape {} doesn't match ids of shape {}.", name, shape(tensor), shape(ids)),
+        "both must be [batch, tokens]; with a cache, pass the new tokens only.");
 }
 
 void check_cache(const KVCache& cache, const TextInputs& inputs, int64_t layers) {
   if (cache.layers() != layers)
-    throw Error("a cache of " + std::to_string(cache.layers()) +
-                    " layers was passed to a model of " + std::to_string(layers) + ".",
-                "make it with KVCache(model->layers()).");
+    throw Error(
+        formatted("a cache of {} layers was passed to a model of {}.", cache.layers(), layers),
+        "make it with KVCache(model->layers()).");
   if (cache.tokens() > 0 && cache.batch() != inputs.ids.size(0))
-    throw Error("a cache of " + std::to_string(cache.batch()) +
-                    " sequences was passed a batch of " + std::to_string(inputs.ids.size(0)) + ".",
+    throw Error(formatted("a cache of {} sequences was passed a batch of {}.", cache.batch(),
+                          inputs.ids.size(0)),
                 "a cache holds one batch; reset() it before the next.");
   if (inputs.documents.defined())
     throw Error("a cache and documents cannot be used together.",
@@ -82,8 +83,8 @@ Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_t
   int64_t past = inputs.cache ? inputs.cache->tokens() : 0;
   int64_t tokens = ids.size(1), all = past + tokens;
   if (max_tokens > 0 && all > max_tokens)
-    throw Error("a sequence of " + std::to_string(all) + " tokens was passed to a model with " +
-                    std::to_string(max_tokens) + " positions.",
+    throw Error(formatted("a sequence of {} tokens was passed to a model with {} positions.", all,
+                          max_tokens),
                 "shorten the sequence, or give the model more positions.");
 
   Attending plan{.past = past, .cache = inputs.cache};

@@ -1,5 +1,6 @@
 #include "models/config.h"
 
+#include "base/format.h"
 #include "base/options.h"
 #include "fsdp/error.h"
 
@@ -59,21 +60,20 @@ void describe(ModelConfig& model, OptionList& list) {
 }
 
 void check(const ModelConfig& model) {
-  auto digits = [](int64_t number) { return std::to_string(number); };
   if (model.type == ModelType::kMlp) return;
   if (model.head_dim == 0 && model.dim % model.heads != 0)
-    throw Error("model.dim = " + digits(model.dim) +
-                    " isn't a multiple of model.heads = " + digits(model.heads) + ".",
-                "each head gets an equal part of dim: try dim = " +
-                    digits((model.dim / model.heads + 1) * model.heads) + ".");
+    throw Error(
+        formatted("model.dim = {} isn't a multiple of model.heads = {}.", model.dim, model.heads),
+        formatted("each head gets an equal part of dim: try dim = {}.",
+                  (model.dim / model.heads + 1) * model.heads));
   const int64_t head = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
   if (model.type != ModelType::kGpt2 && head % 2 != 0)
-    throw Error((model.head_dim > 0 ? "model.head_dim = " : "model.dim / model.heads = ") +
-                    digits(head) + " is odd.",
+    throw Error(formatted("{} = {} is odd.",
+                          model.head_dim > 0 ? "model.head_dim" : "model.dim / model.heads", head),
                 "rotary position embeddings rotate pairs of elements: choose an even head size.");
   if (model.kv_heads > 0 && model.heads % model.kv_heads != 0)
-    throw Error("model.heads = " + digits(model.heads) +
-                    " isn't a multiple of model.kv_heads = " + digits(model.kv_heads) + ".",
+    throw Error(formatted("model.heads = {} isn't a multiple of model.kv_heads = {}.", model.heads,
+                          model.kv_heads),
                 "each key-value head serves the same number of heads.");
   if (model.rope_scaling == RopeScalingType::kLlama3 && model.rope_low_freq >= model.rope_high_freq)
     throw Error("model.rope_low_freq isn't below model.rope_high_freq.", "Llama 3 has 1 and 4.");

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
 
@@ -47,7 +48,7 @@ GPT2Config checked(GPT2Config config) {
   for (int64_t size : {config.vocab, config.max_tokens, config.dim, config.heads, config.layers,
                        config.ffn})  // bounded so that no product overflows
     if (size > 1 << 24)
-      throw Error("a GPT-2 can't have a size of " + std::to_string(size) + ".",
+      throw Error(formatted("a GPT-2 can't have a size of {}.", size),
                   "check the numbers in the config; each must be at most 16777216.");
   if (config.ffn == 0) config.ffn = 4 * config.dim;
   for (int64_t size : {config.vocab, config.max_tokens, config.dim, config.heads, config.ffn})
@@ -55,12 +56,11 @@ GPT2Config checked(GPT2Config config) {
   if (config.layers < 0)
     throw Error("a GPT-2 can't have fewer than 0 layers.", "set layers to 0 or more.");
   if (config.dim % config.heads != 0)
-    throw Error("a GPT-2 of dim " + std::to_string(config.dim) + " can't have " +
-                    std::to_string(config.heads) + " heads.",
+    throw Error(formatted("a GPT-2 of dim {} can't have {} heads.", config.dim, config.heads),
                 "heads must divide dim.");
   for (double share : {config.embd_dropout, config.attn_dropout, config.resid_dropout})
     if (!(share >= 0 && share < 1))
-      throw Error("a GPT-2 can't have a dropout of " + std::to_string(share) + ".",
+      throw Error(formatted("a GPT-2 can't have a dropout of {:f}.", share),
                   "set each dropout to at least 0 and below 1.");
   if (!(config.norm_eps >= 0) || !(config.init_std >= 0))
     throw Error("a GPT-2's norm_eps and init_std must not be negative.",

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <vector>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::models {
@@ -25,8 +25,11 @@ class Fields {
       : object_(object), where_(where), path_(std::move(path)) {}
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw Error(where_ + ": " + what + ".",
+    throw Error(formatted("{}: {}.", where_, what),
                 "docs/checkpoints.md describes which llama, qwen2 and gpt2 models are supported.");
+  }
+  [[noreturn]] void refuse(const char* key, const std::string& why) const {
+    refuse(formatted("{}{} {}", path_, key, why));
   }
 
   bool has(const char* key) const {
@@ -37,14 +40,14 @@ class Fields {
 
   int64_t count(const char* key, std::optional<int64_t> otherwise, int64_t most) const {
     if (!has(key)) {
-      if (!otherwise) refuse(path_ + key + " is missing");
+      if (!otherwise) refuse(key, "is missing");
       return *otherwise;
     }
     const Json& value = (*this)[key];
     const bool whole = value.is_number_integer() && !value.is_number_float();
     if (!whole || (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(most)) ||
         value.get<int64_t>() < 1)
-      refuse(path_ + key + " isn't a whole number from 1 to " + std::to_string(most));
+      refuse(key, formatted("isn't a whole number from 1 to {}", most));
     return value.get<int64_t>();
   }
 
@@ -56,25 +59,25 @@ class Fields {
 
   double number(const char* key, std::optional<double> otherwise) const {
     if (!has(key)) {
-      if (!otherwise) refuse(path_ + key + " is missing");
+      if (!otherwise) refuse(key, "is missing");
       return *otherwise;
     }
     const Json& value = (*this)[key];
     if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
-      refuse(path_ + key + " isn't a number of at least 0");
+      refuse(key, "isn't a number of at least 0");
     return value.get<double>();
   }
 
   bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
-    if (!(*this)[key].is_boolean()) refuse(path_ + key + " is neither true nor false");
+    if (!(*this)[key].is_boolean()) refuse(key, "is neither true nor false");
     return (*this)[key].get<bool>();
   }
 
   std::string text(const char* key, const std::string& otherwise) const {
     if (!has(key)) return otherwise;
     const Json& value = (*this)[key];
-    if (!value.is_string()) refuse(path_ + key + " isn't a string");
+    if (!value.is_string()) refuse(key, "isn't a string");
     std::string text = value.get<std::string>();
     for (char& c : text)
       if (c < ' ' || c > '~') c = '?';  // it may be printed
@@ -84,20 +87,20 @@ class Fields {
   // A switch that changes the computation in a way that our models don't support.
   void need(const char* key, bool wanted) const {
     if (flag(key, wanted) != wanted)
-      refuse(path_ + key + " is " + (wanted ? "false" : "true") +
-             ", which the models here don't support");
+      refuse(key,
+             formatted("is {}, which the models here don't support", wanted ? "false" : "true"));
   }
 
   void need_text(const char* key, const std::vector<std::string>& choices) const {
     const std::string found = text(key, choices.front());
     for (const auto& choice : choices)
       if (found == choice) return;
-    refuse(path_ + key + " is \"" + found + "\"; only \"" + choices.front() + "\" is supported");
+    refuse(key, formatted("is \"{}\"; only \"{}\" is supported", found, choices.front()));
   }
 
   Fields object(const char* key) const {
-    if (!(*this)[key].is_object()) refuse(path_ + key + " isn't an object");
-    return {(*this)[key], where_, path_ + key + "."};
+    if (!(*this)[key].is_object()) refuse(key, "isn't an object");
+    return {(*this)[key], where_, formatted("{}{}.", path_, key)};
   }
 
  private:
@@ -120,13 +123,12 @@ void read_rope(const Fields& fields, LlamaConfig& config) {
   const Fields rope = fields.object(key);
   config.rope_base = rope.number("rope_theta", config.rope_base);
   if (rope.number("partial_rotary_factor", 1.0) != 1.0)
-    rope.refuse(std::string(key) +
-                ".partial_rotary_factor is not 1, which the models here don't support");
+    rope.refuse("partial_rotary_factor", "is not 1, which the models here don't support");
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
   if (type == "default") return;
   if (type != "llama3")
-    rope.refuse(std::string(key) + ".rope_type is \"" + type +
-                "\"; only \"default\" and \"llama3\" are supported");
+    rope.refuse("rope_type",
+                formatted("is \"{}\"; only \"default\" and \"llama3\" are supported", type));
   config.rope_scaling = RopeScaling{.factor = rope.number("factor", {}),
                                     .low_freq_factor = rope.number("low_freq_factor", {}),
                                     .high_freq_factor = rope.number("high_freq_factor", {}),
@@ -262,7 +264,7 @@ Json gpt2_json(const GPT2Config& c) {
 
 AnyConfig parse_hugging_face_config(std::string_view text, const std::string& where) {
   const auto refuse = [&](const std::string& what) {
-    throw Error(where + ": " + what + ".", "pass a config.json as transformers writes it.");
+    throw Error(formatted("{}: {}.", where, what), "pass a config.json as transformers writes it.");
   };
   if (text.size() > kLargest) refuse("is too large for a config.json");
   // The parser would take a zero byte for the end of the text.
@@ -287,10 +289,10 @@ AnyConfig parse_hugging_face_config(std::string_view text, const std::string& wh
     if (type == "gpt2") return read_gpt2(fields);
   } catch (const Error& problem) {  // inconsistent sizes
     if (problem.message().starts_with(where)) throw;
-    throw Error(where + ": " + problem.message(), problem.hint());
+    throw Error(formatted("{}: {}", where, problem.message()), problem.hint());
   }
   fields.refuse(type.empty() ? "model_type is missing"
-                             : "the model_type \"" + type + "\" is not supported");
+                             : formatted("the model_type \"{}\" is not supported", type));
 }
 
 AnyConfig read_hugging_face_config(const std::filesystem::path& file) {
@@ -300,7 +302,7 @@ AnyConfig read_hugging_face_config(const std::filesystem::path& file) {
   while (text.size() <= kLargest && (in.read(part, sizeof part) || in.gcount() > 0))
     text.append(part, static_cast<size_t>(in.gcount()));
   if (!in.is_open() || in.bad())
-    throw Error("cannot read " + file.string() + ".",
+    throw Error(formatted("cannot read {}.", file),
                 "check that the file exists and that you may read it.");
   return parse_hugging_face_config(text, file.string());
 }

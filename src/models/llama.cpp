@@ -9,6 +9,7 @@
 #include <bit>
 #include <string>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
 
@@ -41,7 +42,7 @@ LlamaConfig checked(LlamaConfig config) {
   for (int64_t size : {config.vocab, config.dim, config.heads, config.head_dim, config.layers,
                        config.ffn})  // bounded so that no product overflows
     if (size > 1 << 24)
-      throw Error("a Llama can't have a size of " + std::to_string(size) + ".",
+      throw Error(formatted("a Llama can't have a size of {}.", size),
                   "check the numbers in the config; each must be at most 16777216.");
   if (config.ffn == 0) config.ffn = (8 * config.dim / 3 + 255) / 256 * 256;
   for (int64_t size : {config.vocab, config.dim, config.heads, config.kv_heads, config.ffn})
@@ -50,18 +51,17 @@ LlamaConfig checked(LlamaConfig config) {
     throw Error("a Llama can't have fewer than 0 layers.", "set layers to 0 or more.");
   if (config.head_dim == 0) {
     if (config.dim % config.heads != 0 || config.dim / config.heads % 2 != 0)
-      throw Error("a Llama of dim " + std::to_string(config.dim) + " can't have " +
-                      std::to_string(config.heads) + " heads.",
+      throw Error(formatted("a Llama of dim {} can't have {} heads.", config.dim, config.heads),
                   "dim / heads must be a whole, even number: rotary positions rotate pairs.");
     config.head_dim = config.dim / config.heads;
   }
   if (config.head_dim < 2 || config.head_dim % 2 != 0)
-    throw Error("a Llama's head_dim can't be " + std::to_string(config.head_dim) + ".",
+    throw Error(formatted("a Llama's head_dim can't be {}.", config.head_dim),
                 "it must be even and positive: rotary positions rotate pairs.");
   if (config.heads % config.kv_heads != 0)
-    throw Error(std::to_string(config.heads) + " heads can't share " +
-                    std::to_string(config.kv_heads) + " key-value heads.",
-                "kv_heads must divide heads.");
+    throw Error(
+        formatted("{} heads can't share {} key-value heads.", config.heads, config.kv_heads),
+        "kv_heads must divide heads.");
   if (!(config.norm_eps >= 0) || !(config.rope_base > 0) || !(config.init_std >= 0))
     throw Error("a Llama's norm_eps and init_std must not be negative, and rope_base positive.",
                 "the usual values are 1e-5, 0.02 and 10000.");

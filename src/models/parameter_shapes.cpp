@@ -1,5 +1,7 @@
 #include "models/parameter_shapes.h"
 
+#include "base/format.h"
+
 namespace fsdp::models {
 namespace {
 
@@ -12,12 +14,12 @@ ParameterShapes shapes_of(const LlamaConfig& given) {
   const int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
   add("model.embed_tokens.weight", {c.vocab, c.dim});
   for (int64_t layer = 0; layer < c.layers; ++layer) {
-    const std::string block = "model.layers." + std::to_string(layer) + ".";
+    const std::string block = formatted("model.layers.{}.", layer);
     add(block + "input_layernorm.weight", {c.dim});
     for (const auto& [name, rows] :
          {std::pair("q_proj", queries), std::pair("k_proj", keys), std::pair("v_proj", keys)}) {
-      add(block + "self_attn." + name + ".weight", {rows, c.dim});
-      if (c.qkv_bias) add(block + "self_attn." + name + ".bias", {rows});
+      add(formatted("{}self_attn.{}.weight", block, name), {rows, c.dim});
+      if (c.qkv_bias) add(formatted("{}self_attn.{}.bias", block, name), {rows});
     }
     add(block + "self_attn.o_proj.weight", {c.dim, queries});
     add(block + "post_attention_layernorm.weight", {c.dim});
@@ -47,7 +49,7 @@ ParameterShapes shapes_of(const GPT2Config& given) {
   add("transformer.wte.weight", {c.vocab, c.dim});
   add("transformer.wpe.weight", {c.max_tokens, c.dim});
   for (int64_t layer = 0; layer < c.layers; ++layer) {
-    const std::string block = "transformer.h." + std::to_string(layer) + ".";
+    const std::string block = formatted("transformer.h.{}.", layer);
     add_norm(block + "ln_1");
     add_linear(block + "attn.c_attn", c.dim, 3 * c.dim);
     add_linear(block + "attn.c_proj", c.dim, c.dim);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <string>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
@@ -117,10 +118,10 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
 Heads rope_heads(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin,
                  int64_t heads, int64_t kv_heads) {
   if (given.dim() != 3 || heads < 1 || kv_heads < 1 || given.size(2) % (heads + 2 * kv_heads) != 0)
-    throw Error("rope_heads can't split a tensor of " + std::to_string(given.dim()) +
-                    " dimensions into " + std::to_string(heads) + " + 2 · " +
-                    std::to_string(kv_heads) + " heads.",
-                "pass a tensor [batch, tokens, (heads + 2 * kv_heads) * head_dim].");
+    throw Error(
+        formatted("rope_heads can't split a tensor of {} dimensions into {} + 2 · {} heads.",
+                  given.dim(), heads, kv_heads),
+        "pass a tensor [batch, tokens, (heads + 2 * kv_heads) * head_dim].");
   if (!has_kernels(given)) {
     Heads all = cut(given, heads, kv_heads);
     return {plain_rope(all.q, cos, sin), plain_rope(all.k, cos, sin), all.v};

@@ -4,6 +4,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
 #include "kernels/ops.h"
@@ -17,7 +18,8 @@ enum class Activation { kNone, kSwiglu, kGelu, kGeluTanh };
 Activation gelu_of(const std::string& approximate) {
   if (approximate == "none") return Activation::kGelu;
   if (approximate == "tanh") return Activation::kGeluTanh;
-  throw Error("gelu has no approximation \"" + approximate + "\".", "pass \"none\" or \"tanh\".");
+  throw Error(formatted("gelu has no approximation \"{}\".", approximate),
+              "pass \"none\" or \"tanh\".");
 }
 
 at::Tensor activated(const at::Tensor& x, Activation activation) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
 #include "nn/norm.h"
@@ -122,8 +123,8 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
 NormedLinears linears(const at::Tensor& x, const at::Tensor& residual, const Norm& norm,
                       const Tensors& weights, const Tensors& biases, WeightLayout layout) {
   if (weights.empty() || (!biases.empty() && biases.size() != weights.size()))
-    throw Error("norm_linears was called with " + std::to_string(weights.size()) + " weights and " +
-                    std::to_string(biases.size()) + " biases.",
+    throw Error(formatted("norm_linears was called with {} weights and {} biases.", weights.size(),
+                          biases.size()),
                 "pass at least one weight, and one bias per weight or none.");
   Tensors all{x, norm.weight};
   for (const at::Tensor& tensor : {residual, norm.bias})

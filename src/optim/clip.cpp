@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/format.h"
 #include "fsdp/fully_shard.h"
 #include "kernels/update.h"
 #include "shard/gradients.h"
@@ -106,8 +107,9 @@ kernels::Clipping clipping_of(shard::Engine& model, at::Device device, double ma
 
 at::Tensor Sharded::clip_grad_norm_(double max_norm, double norm_type) const {
   if (!(max_norm >= 0) || !(norm_type > 0))
-    throw Error("clip_grad_norm_(" + std::to_string(max_norm) + ", " + std::to_string(norm_type) +
-                    "): max_norm must be at least 0, and norm_type positive.",
+    throw Error(formatted("clip_grad_norm_({:f}, {:f}): max_norm must be at least 0, and norm_type "
+                          "positive.",
+                          max_norm, norm_type),
                 "clip_grad_norm_(1.0) is usual.");
   const auto model = shard::model_of(*this);
   const auto engine = model->lock();

@@ -1,5 +1,6 @@
 #include "optim/config.h"
 
+#include "base/format.h"
 #include "base/options.h"
 #include "fsdp/error.h"
 
@@ -38,12 +39,12 @@ void check(const OptimConfig& optim, std::optional<int64_t> steps) {
     throw Error("optim.schedule = wsd needs the length of its decay.",
                 "set optim.decay_steps; a tenth to a fifth of all steps is typical.");
   if (!steps) return;
-  const std::string all = " is more than the run's " + std::to_string(*steps) + " steps.";
+  const std::string all = formatted("is more than the run's {} steps.", *steps);
   if (optim.warmup_steps > *steps)
-    throw Error("optim.warmup_steps = " + std::to_string(optim.warmup_steps) + all,
-                "lower it: --optim.warmup_steps " + std::to_string(*steps / 10) + ".");
+    throw Error(formatted("optim.warmup_steps = {} {}", optim.warmup_steps, all),
+                formatted("lower it: --optim.warmup_steps {}.", *steps / 10));
   if (wsd && optim.warmup_steps > *steps - optim.decay_steps)
-    throw Error("optim.warmup_steps plus optim.decay_steps" + all, "lower one of them.");
+    throw Error("optim.warmup_steps plus optim.decay_steps " + all, "lower one of them.");
 }
 
 }  // namespace fsdp::optim

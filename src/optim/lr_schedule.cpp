@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/format.h"
 #include "fsdp/optim.h"
 #include "optim/require.h"
 
@@ -22,12 +23,12 @@ void check(const char* who, const ScheduleOptions& options) {
           "0 keeps the full rate to the end.");
   require(options.warmup_steps <= options.total_steps, who, "warmup_steps", options.warmup_steps,
           "at most total_steps",
-          fmt::format("total_steps is {}; a few percent of it is usual.", options.total_steps));
-  require(options.decay_steps <= options.total_steps - options.warmup_steps, who, "decay_steps",
-          options.decay_steps, "at most total_steps - warmup_steps",
-          fmt::format("total_steps is {} and warmup_steps {}; 10 to 20 percent of total_steps is "
-                      "usual.",
-                      options.total_steps, options.warmup_steps));
+          formatted("total_steps is {}; a few percent of it is usual.", options.total_steps));
+  require(
+      options.decay_steps <= options.total_steps - options.warmup_steps, who, "decay_steps",
+      options.decay_steps, "at most total_steps - warmup_steps",
+      formatted("total_steps is {} and warmup_steps {}; 10 to 20 percent of total_steps is usual.",
+                options.total_steps, options.warmup_steps));
   require(options.final_ratio >= 0 && options.final_ratio <= 1, who, "final_ratio",
           options.final_ratio, "between 0 and 1",
           "it is a fraction of the full rate, such as 0.1.");

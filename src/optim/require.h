@@ -1,10 +1,9 @@
 // require: checks an option of the user's; the Error names the field and its value.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::optim {
@@ -12,7 +11,7 @@ namespace fsdp::optim {
 template <typename Value>
 void require(bool holds, const char* who, const std::string& field, Value value, const char* must,
              const std::string& hint) {
-  if (!holds) throw Error(fmt::format("{}: {} = {} must be {}.", who, field, value, must), hint);
+  if (!holds) throw Error(formatted("{}: {} = {} must be {}.", who, field, value, must), hint);
 }
 
 }  // namespace fsdp::optim

@@ -1,4 +1,5 @@
 // SGD: turns the pieces of an update into calls of the fused kernel.
+#include "base/format.h"
 #include "fsdp/optim.h"
 #include "kernels/update.h"
 #include "optim/require.h"
@@ -15,8 +16,8 @@ SGD::SGD(const Sharded& sharded, SGDOptions options)
   require(options_.momentum >= 0, "SGD", "momentum", options_.momentum, "0 or more",
           "0 turns it off; 0.9 is usual.");
   if (options_.nesterov && (options_.momentum == 0 || options_.dampening != 0))
-    throw Error(fmt::format("SGD: nesterov with momentum = {} and dampening = {}.",
-                            options_.momentum, options_.dampening),
+    throw Error(formatted("SGD: nesterov with momentum = {} and dampening = {}.", options_.momentum,
+                          options_.dampening),
                 "Nesterov momentum needs a momentum above 0 and dampening = 0.");
 }
 

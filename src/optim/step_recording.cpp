@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "optim/train_step_state.h"
 
@@ -32,8 +33,8 @@ std::string text(const std::vector<InputKind>& kinds) {
   std::string all;
   for (const InputKind& kind : kinds) {
     std::string sizes;
-    for (int64_t size : kind.sizes) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
-    all += (all.empty() ? "[" : " [") + sizes + "]";
+    for (int64_t size : kind.sizes) sizes += formatted("{}{}", sizes.empty() ? "" : ", ", size);
+    all += formatted("{}[{}]", all.empty() ? "" : " ", sizes);
   }
   return all;
 }
@@ -77,8 +78,8 @@ bool TrainStep::State::record(Recording& shape, const Inputs& like) {
   }
   ++recordings;
   if (recordings > 1 && model->world().rank() == 0)
-    log::info("the training step was recorded again, for inputs of " + text(shape.kind.inputs) +
-              ".");
+    log::info(formatted("the training step was recorded again, for inputs of {}.",
+                        text(shape.kind.inputs)));
   return true;
 }
 
@@ -135,9 +136,10 @@ TrainStep::State::Recording* TrainStep::State::known_kind(const std::vector<Inpu
   if (shapes.size() >= kShapesKnown) {
     tell_once(
         told_many,
-        "the inputs have had " + std::to_string(shapes.size()) +
-            " shapes: steps with rare shapes are eager, not replayed as a CUDA graph. Pad the "
-            "inputs to a few lengths.");
+        formatted(
+            "the inputs have had {} shapes: steps with rare shapes are eager, not replayed as a "
+            "CUDA graph. Pad the inputs to a few lengths.",
+            shapes.size()));
     std::erase_if(shapes, [](auto& known) { return !known->last; });
   }
   shapes.push_back(std::make_unique<Recording>());
@@ -170,8 +172,10 @@ TrainStep::State::Recording* TrainStep::State::find_recording(const std::vector<
     shapes.clear();
     why_eager = "the shapes of the inputs change too often.";
     if (model->world().rank() == 0)
-      log::warn("the training step was recorded " + std::to_string(recordings) +
-                " times and the inputs have yet another shape, so steps are eager from now on.");
+      log::warn(
+          formatted("the training step was recorded {} times and the inputs have yet another "
+                    "shape, so steps are eager from now on.",
+                    recordings));
     return nullptr;
   }
   // Allocations, compilations and choices at first use must not happen during a recording.

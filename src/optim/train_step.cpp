@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/rank_status.h"
 #include "fsdp/communicator.h"
@@ -272,15 +272,14 @@ void TrainStep::State::look(const Taken& oldest, steady_clock::time_point& looke
   if (now - looked < kSuspicious) return;
   looked = now;
   const std::string where =
-      fmt::format("rank {}: step {} of TrainStep", model->world().rank(), oldest.number);
+      formatted("rank {}: step {} of TrainStep", model->world().rank(), oldest.number);
   const std::string trouble = model->world().trouble();
   if (!trouble.empty())
-    throw Error(where + ": " + trouble + ".", "read the last output of that rank.");
+    throw Error(formatted("{}: {}.", where, trouble), "read the last output of that rank.");
   if (now - std::max(oldest.begun, progress) < model->world().timeout()) return;
-  throw Error(
-      fmt::format("{} did not end in {} s.", where, model->world().timeout().count() / 1000),
-      "ranks must take the same steps with inputs of the same shapes; if a step takes that "
-      "long, raise the timeout (FSDP_TIMEOUT, in seconds).");
+  throw Error(formatted("{} did not end in {} s.", where, model->world().timeout().count() / 1000),
+              "ranks must take the same steps with inputs of the same shapes; if a step takes that "
+              "long, raise the timeout (FSDP_TIMEOUT, in seconds).");
 }
 
 // --- TrainStep ---

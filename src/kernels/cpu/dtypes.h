@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::kernels::cpu {
@@ -22,7 +23,7 @@ auto with_dtype(at::ScalarType type, const Body& body) {
     case at::ScalarType::Half:
       return body(c10::Half{});
     default:
-      throw Error(std::string("no kernel for ") + toString(type) + " on the CPU.",
+      throw Error(formatted("no kernel for {} on the CPU.", toString(type)),
                   "use float32, float64, bfloat16 or float16.");
   }
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "kernels/checks.h"
 #include "kernels/cpu/dtypes.h"
 #include "kernels/cpu/lane_math.h"
@@ -31,9 +32,9 @@ Chains chain(const int64_t* ids, int64_t rows, int64_t vocab, int64_t padding_id
   for (int64_t row = rows - 1; row >= 0; --row) {
     const int64_t id = ids[row];
     if (id < 0 || id >= vocab)
-      throw Error("embedding_backward: ids[" + std::to_string(row) + "] is " + std::to_string(id) +
-                      ", expected 0 to " + std::to_string(vocab - 1) + ".",
-                  "every id must be a row of grad_weight [vocab, dim].");
+      throw Error(
+          formatted("embedding_backward: ids[{}] is {}, expected 0 to {}.", row, id, vocab - 1),
+          "every id must be a row of grad_weight [vocab, dim].");
     if (padding_idx >= 0 && id == padding_idx) continue;
     if (chains.first[id] == kNone) chains.ids.push_back(id);
     chains.next[row] = chains.first[id];

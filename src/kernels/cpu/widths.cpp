@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/environment.h"
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::kernels::cpu {
@@ -33,10 +34,11 @@ int choose_width(std::optional<int64_t> asked, const std::vector<int>& there) {
   if (!asked) return there.back();
   if (std::find(there.begin(), there.end(), *asked) != there.end()) return static_cast<int>(*asked);
   std::string list;
-  for (const int width : there) list += (list.empty() ? "" : ", ") + std::to_string(width);
-  throw Error("FSDP_CPU_WIDTH=" + std::to_string(*asked) +
-                  ": fsdp has no code for registers of that many bytes on this CPU.",
-              "choose from " + list + ", or unset it to use the widest.");
+  for (const int width : there) list += formatted("{}{}", list.empty() ? "" : ", ", width);
+  throw Error(formatted("FSDP_CPU_WIDTH={}: fsdp has no code for registers of that many bytes on "
+                        "this CPU.",
+                        *asked),
+              formatted("choose from {}, or unset it to use the widest.", list));
 }
 
 int width() {

@@ -15,6 +15,7 @@
 #include <string>
 #include <tuple>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/outputs.h"
@@ -36,7 +37,7 @@ Dtype dtype_of(const Tensor& tensor) {
     case at::ScalarType::Half:
       return Dtype::kFloat16;
     default:
-      throw Error(std::string("a CUDA kernel got ") + toString(tensor.scalar_type()) + ".",
+      throw Error(formatted("a CUDA kernel got {}.", toString(tensor.scalar_type())),
                   "convert to float32, bfloat16 or float16.");
   }
 }
@@ -77,7 +78,7 @@ void on_device(const Tensor& tensor, Launch launch) {
 // bits.
 void check_rows(int64_t rows) {
   if (rows <= INT32_MAX) return;
-  throw Error("a CUDA kernel got " + std::to_string(rows) + " rows.",
+  throw Error(formatted("a CUDA kernel got {} rows.", rows),
               "split the tensor into pieces of fewer than 2^31 rows.");
 }
 
