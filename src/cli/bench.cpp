@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/program.h"
@@ -28,9 +29,9 @@ int exec_bench(char** arguments) {
   execv(argv[0], argv.data());
   const int reason = errno;  // execv returns only when it failed
   log::error(reason == ENOENT
-                 ? Error("there is no " + program + ": the benchmarks aren't built.",
+                 ? Error(formatted("there is no {}: the benchmarks aren't built.", program),
                          "./fsdp bench builds them; or: cmake --build DIR --target fsdp_bench.")
-                 : Error("can't start " + program + ": " + std::strerror(reason) + ".",
+                 : Error(formatted("can't start {}: {}.", program, std::strerror(reason)),
                          "build it again: cmake --build DIR --target fsdp_bench."));
   return 1;
 }

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <map>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/table.h"
 #include "checkpoint/draft.h"
@@ -51,8 +52,7 @@ void check_complete(const std::filesystem::path& file, checkpoint::Source& sourc
     const auto same = header.metadata.find(name);
     const auto found = written.find(same == header.metadata.end() ? name : same->second);
     if (found == written.end() || found->second != source.tensor("model." + name)->sizes)
-      throw Error(file.string() + ": \"" + name + "\" wasn't written as it is in " +
-                      source.dir().string() + ".",
+      throw Error(formatted("{}: \"{}\" wasn't written as it is in {}.", file, name, source.dir()),
                   "nothing was kept; please report this.");
   }
 }
@@ -62,15 +62,16 @@ void tell_left_out(const checkpoint::Source& source) {
   std::string others;
   size_t count = 0;
   for (const auto& [name, entry] : source.metadata().tensors) {
-    const bool ours = name.starts_with("model.") || name.starts_with("optim.") ||
-                      name.starts_with("extra.");
+    const bool ours =
+        name.starts_with("model.") || name.starts_with("optim.") || name.starts_with("extra.");
     if (ours) continue;
     ++count;
-    if (others.size() < 100) others += (others.empty() ? "\"" : ", \"") + name + "\"";
+    if (others.size() < 100) others += formatted("{}\"{}\"", others.empty() ? "" : ", ", name);
   }
   if (count > 0)
-    log::warn("left out " + std::to_string(count) + " tensors that aren't the model's: " + others +
-              ". A .pt file has everything.");
+    log::warn(
+        formatted("left out {} tensors that aren't the model's: {}. A .pt file has everything.",
+                  count, others));
 }
 
 int64_t write_safetensors_file(const ConsolidateFlags& flags, checkpoint::Source& source) {
@@ -105,7 +106,7 @@ int64_t write_torch(const ConsolidateFlags& flags, checkpoint::Source& source) {
   const checkpoint::TorchFile file(
       source, {.model_only = flags.model_only, .dtype = parse_dtype(flags.dtype)});
   for (const auto& name : file.left_out())
-    log::warn("left out \"" + name + "\": its Python type isn't supported.");
+    log::warn(formatted("left out \"{}\": its Python type isn't supported.", name));
   checkpoint::DraftFile draft(flags.out, flags.force);
   {
     Transfer transfer("writing " + flags.out, file.bytes());
@@ -119,7 +120,7 @@ int run_consolidate(const ConsolidateFlags& flags) {
   const std::string ending = std::filesystem::path(flags.out).extension().string();
   const bool safetensors = ending == ".safetensors";
   if (!safetensors && ending != ".pt" && ending != ".pth" && ending != ".bin")
-    throw Error("the extension of \"" + flags.out + "\" doesn't name a file format.",
+    throw Error(formatted("the extension of \"{}\" doesn't name a file format.", flags.out),
                 "use .safetensors, or .pt for torch.load.");
   CheckpointSource from = open_source(flags.where);
   const int64_t bytes =

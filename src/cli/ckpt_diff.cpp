@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/table.h"
 #include "checkpoint/compare.h"
@@ -80,22 +81,20 @@ std::string sides(const Difference& found) {
     case DifferenceKind::kOnlyInB:
       return shown(found.b);
     case DifferenceKind::kDtype:
-      return std::string(checkpoint::dtype_name(found.a.dtype)) + " → " +
-             checkpoint::dtype_name(found.b.dtype);
+      return formatted("{} → {}", checkpoint::dtype_name(found.a.dtype),
+                       checkpoint::dtype_name(found.b.dtype));
     case DifferenceKind::kElements:
       return "";
     case DifferenceKind::kPlain:
-      return shortened(differing_line(*found.a.value, *found.b.value), 24) + " → " +
-             shortened(differing_line(*found.b.value, *found.a.value), 24);
+      return formatted("{} → {}", shortened(differing_line(*found.a.value, *found.b.value), 24),
+                       shortened(differing_line(*found.b.value, *found.a.value), 24));
     default:
-      return shown(found.a) + " → " + shown(found.b);
+      return formatted("{} → {}", shown(found.a), shown(found.b));
   }
 }
 
 std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
+  return formatted("{:.3g}", value);
 }
 
 // Several tensors as one row: counts are added up, the largest difference keeps its index.
@@ -165,7 +164,7 @@ void print_table(const std::vector<Difference>& differences, bool every) {
       const Row joined = join(differences, folded.members);
       std::string at = joined.differing > 0 ? checkpoint::shape_text(joined.largest->at) : "";
       if (joined.differing > 0 && folded.members.size() > 1)
-        at = numbers_in(joined.largest->name) + " " + at;
+        at = formatted("{} {}", numbers_in(joined.largest->name), at);
       row.insert(row.end(),
                  {text(with_separators(joined.differing)), text(with_separators(joined.elements)),
                   text(short_number(joined.largest->largest)), text(at),

@@ -48,7 +48,7 @@ class Filter {
     try {
       if (!text.empty()) pattern_ = std::regex(text, std::regex::ECMAScript | std::regex::optimize);
     } catch (const std::regex_error&) {
-      throw Error("--filter \"" + text + "\" isn't a valid regular expression.",
+      throw Error(formatted("--filter \"{}\" isn't a valid regular expression.", text),
                   "plain text works, too; escape characters such as ( and [ with \\.");
     }
   }
@@ -171,7 +171,7 @@ void print_head(const Summary& summary) {
     const auto count =
         observe::human_count(static_cast<double>(model->second.elements)) + " parameters";
     const auto type = model_type(summary);
-    line("model", (type.empty() ? "" : visible(type) + ", ") + count);
+    line("model", type.empty() ? count : formatted("{}, {}", visible(type), count));
   }
   for (const char* key : {"step", "tokens"})
     if (const auto* value = plain(summary, std::string("extra.") + key)) {
@@ -193,8 +193,8 @@ void print_head(const Summary& summary) {
     if (kind == summary.kinds.end()) continue;
     std::string dtypes;
     for (const auto& [dtype, bytes] : kind->second.dtypes)
-      dtypes += (dtypes.empty() ? "" : ", ") + dtype +
-                (kind->second.dtypes.size() > 1 ? " " + human(bytes) : "");
+      dtypes += formatted("{}{}{}", dtypes.empty() ? "" : ", ", dtype,
+                          kind->second.dtypes.size() > 1 ? " " + human(bytes) : "");
     line(visible(name) + ".*", formatted("{} in {} tensors ({})", human(kind->second.bytes),
                                          with_separators(kind->second.tensors), dtypes));
   }
@@ -236,8 +236,7 @@ void print_tensors(const Summary& summary, const Filter& filter, bool every) {
       most = std::max(most, entries[i]->chunks.size());
       bytes = checkpoint::capped_sum(bytes, bytes_of(*entries[i]));
     }
-    const auto shards =
-        fewest == most ? std::to_string(most) : std::to_string(fewest) + "–" + std::to_string(most);
+    const auto shards = fewest == most ? formatted("{}", most) : formatted("{}–{}", fewest, most);
     table.add({text(visible(folded.name)), text(checkpoint::shape_text(first.sizes)),
                text(checkpoint::dtype_name(first.dtype)), text(shards), text(human(bytes))});
   }

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
+#include <iostream>
 #include <map>
 #include <set>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/manifest.h"
@@ -52,15 +53,15 @@ std::string text_of(const std::set<int64_t>& numbers) {
   const int64_t first = *numbers.begin(), last = *numbers.rbegin();
   if (first == last) return std::to_string(first);
   if (last - first + 1 == static_cast<int64_t>(numbers.size()))
-    return "{" + std::to_string(first) + ".." + std::to_string(last) + "}";
+    return formatted("{{{}..{}}}", first, last);
   constexpr size_t kShown = 6;
   std::string text;
   size_t count = 0;
   for (const int64_t number : numbers) {
-    if (++count > kShown) return "{" + text + ",…," + std::to_string(last) + "}";
-    text += (text.empty() ? "" : ",") + std::to_string(number);
+    if (++count > kShown) return formatted("{{{},…,{}}}", text, last);
+    text += formatted("{}{}", text.empty() ? "" : ",", number);
   }
-  return "{" + text + "}";
+  return formatted("{{{}}}", text);
 }
 
 // One name for all, if they are every combination of their numbers; else "".
@@ -102,7 +103,6 @@ fs::path newest_at(const std::string& dir) {
 
 std::string visible(std::string_view text) {
   std::string out;
-  char code[16];
   for (size_t at = 0; at < text.size();) {
     const auto step = data::utf8_step(text, at);
     if (step.valid) {
@@ -116,15 +116,12 @@ std::string visible(std::string_view text) {
       } else if (c == '\n' || c == '\t') {
         out += c == '\n' ? "\\n" : "\\t";
       } else {
-        std::snprintf(code, sizeof code, c < 0x80 ? "\\x%02x" : "\\u{%x}",
-                      static_cast<unsigned>(c));
-        out += code;
+        out += c < 0x80 ? formatted("\\x{:02x}", c) : formatted("\\u{{{:x}}}", c);
       }
       at = next;
       continue;
     }
-    std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned char>(text[at]));
-    out += code;
+    out += formatted("\\x{:02x}", static_cast<unsigned char>(text[at]));
     ++at;
   }
   return out;
@@ -189,14 +186,14 @@ std::string numbers_in(const std::string& name) {
 }
 
 std::string byte_range(int64_t begin, int64_t end) {
-  return "bytes " + with_separators(begin) + " to " + with_separators(end);
+  return formatted("bytes {} to {}", with_separators(begin), with_separators(end));
 }
 
 ByteProgress::ByteProgress(std::string what)
     : what_(std::move(what)), shown_(isatty(STDERR_FILENO) != 0) {}
 
 ByteProgress::~ByteProgress() {
-  if (printed_) std::fputs("\r\033[K", stderr);
+  if (printed_) std::cerr << "\r\033[K";
 }
 
 void ByteProgress::at(int64_t done, int64_t total) {
@@ -205,10 +202,10 @@ void ByteProgress::at(int64_t done, int64_t total) {
   last_ = now;
   printed_ = true;
   const double seconds = std::max(1e-3, std::chrono::duration<double>(now - begin_).count());
-  std::fprintf(stderr, "\r\033[K%s: %3.0f %% of %s, %.0f MB/s", what_.c_str(),
-               100.0 * static_cast<double>(done) / static_cast<double>(total),
-               human_bytes(static_cast<double>(total)).c_str(),
-               static_cast<double>(done) / 1e6 / seconds);
+  std::cerr << formatted("\r\033[K{}: {:3.0f} % of {}, {:.0f} MB/s", what_,
+                         100.0 * static_cast<double>(done) / static_cast<double>(total),
+                         human_bytes(static_cast<double>(total)),
+                         static_cast<double>(done) / 1e6 / seconds);
 }
 
 }  // namespace fsdp::cli

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/format.h"
 #include "checkpoint/files.h"
 #include "checkpoint/hugging_face.h"
 #include "fsdp/error.h"
@@ -105,16 +106,15 @@ void check_model(const CheckpointSource& from, const models::AnyConfig& config) 
     expected.insert(name);
     const checkpoint::TensorEntry* found = from.source->tensor("model." + name);
     if (!found && name == models::kHeadName && models::is_tied(config)) continue;
-    if (!found) throw Error(from.dir.string() + ": \"" + name + "\" is missing.", hint);
+    if (!found) throw Error(formatted("{}: \"{}\" is missing.", from.dir, name), hint);
     if (found->sizes != sizes)
-      throw Error(from.dir.string() + ": \"" + name + "\" has shape " +
-                      checkpoint::shape_text(found->sizes) + ", but the config needs " +
-                      checkpoint::shape_text(sizes) + ".",
+      throw Error(formatted("{}: \"{}\" has shape {}, but the config needs {}.", from.dir, name,
+                            checkpoint::shape_text(found->sizes), checkpoint::shape_text(sizes)),
                   hint);
   }
   for (const auto& name : model_names(*from.source))
     if (!expected.contains(name))
-      throw Error(from.dir.string() + ": \"" + name + "\" isn't a parameter of this model.", hint);
+      throw Error(formatted("{}: \"{}\" isn't a parameter of this model.", from.dir, name), hint);
 }
 
 fs::path tokenizer_folder(const CheckpointSource& from) {

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
 #include "cli/commands.h"
@@ -55,7 +56,7 @@ Finding look(const Probe& probe) {
     return {problem.message(), Finding::kProblem,
             problem.hint().empty() ? "docs/ says what this needs." : problem.hint()};
   } catch (const std::exception& surprise) {
-    return {std::string("the probe failed: ") + surprise.what(), Finding::kProblem,
+    return {formatted("the probe failed: {}", surprise.what()), Finding::kProblem,
             "this is a bug in fsdp doctor; please report it with this line."};
   }
 }
@@ -84,7 +85,7 @@ int run_doctor(bool json) {
                {shown.word, shown.word, shown.colour},
                text(hint)});
     if (!hint.empty())
-      hints += "\n" + paint(STDOUT, shown.colour, probe.item) + "\n  HINT: " + hint + "\n";
+      hints += formatted("\n{}\n  HINT: {}\n", paint(STDOUT, shown.colour, probe.item), hint);
     problem |= finding.status == Finding::kProblem;
   }
   table.print(std::cout, json);

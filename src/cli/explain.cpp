@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iostream>
 
+#include "base/format.h"
 #include "base/subprocess.h"
 #include "cli/commands.h"
 #include "cli/explain.h"
@@ -37,8 +38,7 @@ int run_parent(const ExplainOptions& options) {
     return a["rank"].get<int>() < b["rank"].get<int>();
   });
   if (static_cast<int>(accounts.size()) != options.ranks)
-    throw Error("only " + std::to_string(accounts.size()) + " of " + std::to_string(options.ranks) +
-                    " ranks reported.",
+    throw Error(formatted("only {} of {} ranks reported.", accounts.size(), options.ranks),
                 "their own errors are above.");
   if (options.json) {
     for (const Json& account : accounts) std::cout << account.dump() << "\n";

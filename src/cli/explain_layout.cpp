@@ -2,6 +2,7 @@
 // that keep them below.
 #include <ostream>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "cli/explain.h"
 #include "cli/explain_text.h"
@@ -61,7 +62,7 @@ std::string keepers(const std::vector<Json>& accounts, int index) {
   if (ranks.size() == accounts.size() && ranks.size() > 1) return "every rank";
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
+    text += formatted("{}{}", i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
   return text;
 }
 
@@ -76,8 +77,8 @@ std::string kept_by(const Json& unit, int index) {
     bool on_rows = first % row == 0 && numel % row == 0;
     int64_t step = on_rows ? row : 1;
     if (numel < all)
-      text += (on_rows ? "rows " : "elements ") + std::to_string(first / step) + "-" +
-              std::to_string((first + numel) / step - 1) + " of ";
+      text += formatted("{} {}-{} of ", on_rows ? "rows" : "elements", first / step,
+                        (first + numel) / step - 1);
     text += short_name(unit, parameter);
   }
   return text.empty() ? "padding only" : text;
@@ -119,21 +120,22 @@ void tell_layout(const std::vector<Json>& accounts, bool brief, std::ostream& ou
   if (!brief && shards > 1)
     paragraph(
         out,
-        "A unit is a set of parameters that are gathered and freed together: here each block, "
-        "and the root for the rest. A unit's parameters are packed into one buffer, which is "
-        "cut into " +
-            std::to_string(shards) + " equal shards. Each rank keeps one shard of every unit.");
+        formatted(
+            "A unit is a set of parameters that are gathered and freed together: here each block, "
+            "and the root for the rest. A unit's parameters are packed into one buffer, which is "
+            "cut into {} equal shards. Each rank keeps one shard of every unit.",
+            shards));
   if (!brief && shards == 1)
-    paragraph(out,
-              std::string("A unit is a set of parameters that are reduced together: here each "
-                          "block, and the root for the rest. Nothing is sharded: ") +
-                  (accounts.size() > 1 ? "every rank keeps everything." : "there is one rank."));
+    paragraph(out, formatted("A unit is a set of parameters that are reduced together: here each "
+                             "block, and the root for the rest. Nothing is sharded: {}",
+                             accounts.size() > 1 ? "every rank keeps everything."
+                                                 : "there is one rank."));
   const Json& units = account["units"];
   for (size_t i = 0; i < units.size();) {
     size_t last = i;
     while (last + 1 < units.size() && alike(units[i], units[last + 1])) ++last;
     std::string title = units[i]["name"];
-    if (last > i) title += " to " + units[last]["name"].get<std::string>() + ", each";
+    if (last > i) title += formatted(" to {}, each", units[last]["name"].get<std::string>());
     tell_unit(accounts, units[i], title, out);
     i = last + 1;
   }

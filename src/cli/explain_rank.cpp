@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/format.h"
 #include "cli/explain.h"
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
@@ -44,7 +45,7 @@ struct ToyBlockImpl : torch::nn::Module {
     gate = linear("gate", kDim, kWide);
     down = linear("down", kWide, kDim);
   }
-  at::Tensor forward(const at::Tensor& x) {  // [samples, kDim], as what it returns
+  at::Tensor forward(const at::Tensor& x) {  // [samples, kDim], like its result
     return x + down(at::silu(gate(x)) * up(x));
   }
   torch::nn::Linear up = nullptr, gate = nullptr, down = nullptr;
@@ -62,7 +63,7 @@ struct ToyImpl : torch::nn::Module {
     }
     out = register_module("out", torch::nn::Linear(options));
   }
-  at::Tensor forward(const at::Tensor& x) {  // [samples, kDim], as what it returns
+  at::Tensor forward(const at::Tensor& x) {  // [samples, kDim], like its result
     at::Tensor y = in(x);
     for (ToyBlock& block : blocks) y = block->forward(y);
     return out(y);
@@ -182,7 +183,8 @@ Json json_of(const std::vector<Event>& events, const Marks& marks, const shard::
     auto unit = std::find_if(units.begin(), units.end(),
                              [&](const auto& candidate) { return candidate->name == event.unit; });
     if (unit == units.end())
-      throw Error("there is an event of unit \"" + event.unit + "\", which doesn't exist.", "");
+      throw Error(formatted("there is an event of unit \"{}\", which doesn't exist.", event.unit),
+                  "");
     const char* phase = event.at <= marks.forward_end    ? "forward"
                         : event.at <= marks.backward_end ? "backward"
                                                          : "step";

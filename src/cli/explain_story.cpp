@@ -5,6 +5,7 @@
 #include <ostream>
 #include <set>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
 #include "cli/explain.h"
@@ -30,7 +31,7 @@ void tell_memory(const Json& account, bool brief, std::ostream& out) {
         "least that a rank with the whole model holds at the end of a step.");
     out << "\n";
   }
-  std::vector<std::pair<const char*, const char*>> columns = {
+  std::vector<std::pair<const char*, std::string>> columns = {
       {"parameters", "parameters"}, {"whole_units", "gathered units"},
       {"gradients", "gradients"},   {"on_their_way", "reduce buffers"},
       {"states", "states"},         {"total", "total"}};
@@ -43,14 +44,13 @@ void tell_memory(const Json& account, bool brief, std::ostream& out) {
                   {"on_their_way", 0},
                   {"states", 2 * all},
                   {"total", unsharded_bytes(account)}});
-  auto width = [](const std::string& title) { return std::max<size_t>(title.size(), 10); };
-  out << "  " << left("", 16);
-  for (const auto& [key, title] : columns) out << "  " << right(title, width(title));
+  out << formatted("  {:16}", "");
+  for (const auto& [key, title] : columns) out << formatted("  {:>10}", title);
   out << "\n";
   for (const Json& row : rows) {
-    out << "  " << left(row["when"], 16);
+    out << formatted("  {:16}", row["when"].get<std::string>());
     for (const auto& [key, title] : columns)
-      out << "  " << right(with_separators(row[key]), width(title));
+      out << formatted("  {:>{}}", with_separators(row[key]), std::max<size_t>(10, title.size()));
     out << "\n";
   }
   if (brief) return;
@@ -64,10 +64,11 @@ void tell_memory(const Json& account, bool brief, std::ostream& out) {
   else if (account["strategy"] == "SHARD_GRAD_OP")
     paragraph(out, "Every unit has its own buffer and stays gathered from forward to backward.");
   else
-    paragraph(out, "Gathered units take turns in " +
-                       (account["ring"] == 1 ? "one buffer" : account["ring"].dump() + " buffers") +
-                       " as large as the largest unit, however many units there are. The root has "
-                       "its own buffer.");
+    paragraph(
+        out, formatted(
+                 "Gathered units take turns in {} as large as the largest unit, however many units "
+                 "there are. The root has its own buffer.",
+                 account["ring"] == 1 ? "one buffer" : account["ring"].dump() + " buffers"));
 }
 
 // --- 3: the step ---
@@ -99,7 +100,7 @@ bool sends(const Json& account) {
 const Json& unit_named(const Json& account, const std::string& name) {
   for (const Json& unit : account["units"])
     if (unit["name"] == name) return unit;
-  throw Error("there is no unit \"" + name + "\".", "");
+  throw Error(formatted("there is no unit \"{}\".", name), "");
 }
 
 // Why an event happened. `next` is the event after it, or null.
@@ -123,10 +124,11 @@ std::string reason(const Json& account, const Json& event, const Json& next, con
   }
   if (kind == "reduce") {
     bool stayed = sends(account) && !told.gathered_in_backward.count(unit);
-    return std::string("its gradients are complete") + (stayed ? "; it was still gathered" : "");
+    return stayed ? "its gradients are complete; it was still gathered"
+                  : "its gradients are complete";
   }
   if (shards == 1) return account["ranks"] == 1 ? "there is one rank" : "each rank has the mean";
-  return "each rank has its 1/" + std::to_string(shards) + " of the mean";
+  return formatted("each rank has its 1/{} of the mean", shards);
 }
 
 void advance(const Json& account, const Json& event, Telling& told) {
@@ -144,9 +146,9 @@ std::string introduction(const Json& account, const std::string& phase) {
   std::string text;
   if (phase == "forward") {
     if (!sends(account))
-      return std::string("A unit opens when an operator first reads it. Nothing is sent: ") +
-             (cut ? "all shards are in memory that every rank can read."
-                  : "every rank has the whole unit.");
+      return formatted("A unit opens when an operator first reads it. Nothing is sent: {}",
+                       cut ? "all shards are in memory that every rank can read."
+                           : "every rank has the whole unit.");
     text =
         "A unit is gathered when an operator first reads it: every rank sends its shard to the "
         "others. ";
@@ -169,9 +171,10 @@ std::string introduction(const Json& account, const std::string& phase) {
   for (const Json& unit : account["units"])
     for (const Json& parameter : unit["parameters"])
       own += parameter["kept"][account["shard_rank"].get<int>()]["numel"].get<int64_t>();
-  return "Each rank updates its own shards with its part of the gradients and states: " +
-         with_separators(own) + " of " + count_of(account["numel"], "parameter") +
-         " on this rank. Nothing is sent.";
+  return formatted(
+      "Each rank updates its own shards with its part of the gradients and states: "
+      "{} of {} on this rank. Nothing is sent.",
+      with_separators(own), count_of(account["numel"], "parameter"));
 }
 
 int64_t tell_step(const Json& account, bool brief, std::ostream& out) {
@@ -179,20 +182,20 @@ int64_t tell_step(const Json& account, bool brief, std::ostream& out) {
   if (!brief)
     paragraph(
         out,
-        std::string("us: microseconds since the step began. sent: bytes that this rank ") +
-            (account["shared_memory"] ? "sends or that others read. " : "sends. ") +
+        formatted(
+            "us: microseconds since the step began. sent: bytes that this rank {}. "
             "gathered: bytes of units that are gathered or being gathered. The engine learned the "
-            "order of the units in the first two steps.");
+            "order of the units in the first two steps.",
+            account["shared_memory"] ? "sends or that others read" : "sends"));
   size_t unit_width = 4;
   for (const Json& unit : account["units"])
     unit_width = std::max(unit_width, unit["name"].get<std::string>().size());
   auto line = [&](const std::string& us, const std::string& event, const std::string& unit,
                   const std::string& sent, const std::string& whole, const std::string& why) {
-    std::string padded = left(event, 7);
-    out << "  " << right(us, 6) << "  "
-        << (us == "us" ? padded : paint(STDOUT, colour_of(event).c_str(), padded)) << "  "
-        << left(unit, unit_width) << "  " << right(sent, 6) << "  " << right(whole, 8) << "  "
-        << why << "\n";
+    std::string padded = formatted("{:7}", event);
+    if (us != "us") padded = paint(STDOUT, colour_of(event).c_str(), padded);
+    out << formatted("  {:>6}  {}  {:{}}  {:>6}  {:>8}  {}\n", us, padded, unit, unit_width, sent,
+                     whole, why);
   };
   auto at = [](double us) { return number(us, 0).text; };
   Telling told;
@@ -219,7 +222,7 @@ int64_t tell_step(const Json& account, bool brief, std::ostream& out) {
     const char* end = std::string(phase) == "forward"    ? "forward_us"
                       : std::string(phase) == "backward" ? "backward_us"
                                                          : "step_us";
-    out << "  " << right(at(account[end]), 6) << "  done\n";
+    out << formatted("  {:>6}  done\n", at(account[end]));
   }
   return told.most;
 }
@@ -242,11 +245,13 @@ void tell_sums(const std::vector<Json>& accounts, int64_t most, bool brief, std:
   int64_t reductions =
       traffic["reduce_scatter"].get<int64_t>() + traffic["all_reduce"].get<int64_t>();
   heading(out, "4. Totals of rank 0, in bytes");
-  out << "  " << left("", 34) << right(account["strategy"], 14) << right("unsharded", 14) << "\n";
-  auto row = [&](const char* what, int64_t here, int64_t otherwise) {
-    out << "  " << left(what, 34) << right(with_separators(here), 14)
-        << right(with_separators(otherwise), 14) << "\n";
+  auto line = [&](const char* what, const std::string& here, const std::string& otherwise) {
+    out << formatted("  {:34}{:>14}{:>14}\n", what, here, otherwise);
   };
+  auto row = [&](const char* what, int64_t here, int64_t otherwise) {
+    line(what, with_separators(here), with_separators(otherwise));
+  };
+  line("", account["strategy"], "unsharded");
   row("memory held between steps", account["first_step"].back()["total"], unsharded_bytes(account));
   row("gathered units, at most", account["shard_size"] == 1 ? all : most, all);
   row("sent by gathers", traffic["all_gather"], 0);
@@ -257,37 +262,35 @@ void tell_sums(const std::vector<Json>& accounts, int64_t most, bool brief, std:
     kept &= other["makes_no_memory"].get<bool>();
   }
   out << "\n";
-  paragraph(out, std::string(kept ? "The step allocated no buffers. "
-                                  : "The step allocated new buffers. ") +
-                     (ranks == 1 ? ""
-                      : same     ? "All ranks had the same events in the same order."
-                                 : "The ranks had events in different orders."));
+  paragraph(out, formatted("The step allocated {} buffers. {}", kept ? "no" : "new",
+                           ranks == 1 ? ""
+                           : same     ? "All ranks had the same events in the same order."
+                                      : "The ranks had events in different orders."));
   if (brief) return;
   if (account["shard_size"].get<int>() > 1)
-    paragraph(out, "A rank keeps 1/" + account["shard_size"].dump() +
-                       " of the parameters, gradients and states. " +
-                       (!sends(account) ? "It also needs memory for gradients being reduced."
-                        : account["strategy"] == "SHARD_GRAD_OP"
-                            ? "It also needs memory for the whole model."
-                            : "It also needs memory for a few gathered units, however many there "
-                              "are: a lot for this toy, little for a deep model."));
+    paragraph(out, formatted("A rank keeps 1/{} of the parameters, gradients and states. It also "
+                             "needs memory for {}",
+                             account["shard_size"].dump(),
+                             !sends(account) ? "gradients being reduced."
+                             : account["strategy"] == "SHARD_GRAD_OP"
+                                 ? "the whole model."
+                                 : "a few gathered units, however many there "
+                                   "are: a lot for this toy, little for a deep model."));
   out << "\n";
-  paragraph(out,
-            std::string("Next: try --strategy ") +
-                (account["strategy"] == "FULL_SHARD" ? "SHARD_GRAD_OP" : "FULL_SHARD") +
-                ", --prefetch 0, --ranks 4 or --shared. docs/how-it-works.md explains every line.");
+  paragraph(out, formatted("Next: try --strategy {}, --prefetch 0, --ranks 4 or --shared. "
+                           "docs/how-it-works.md explains every line.",
+                           account["strategy"] == "FULL_SHARD" ? "SHARD_GRAD_OP" : "FULL_SHARD"));
 }
 
 }  // namespace
 
 void tell(const std::vector<Json>& accounts, bool brief, std::ostream& out) {
   const Json& account = accounts.front();
-  out << "One step of a toy model (" << account["model"].get<std::string>() << ": "
-      << count_of(account["numel"], "parameter") << " in "
-      << count_of(account["units"].size(), "unit") << ", "
-      << with_separators(4 * account["numel"].get<int64_t>()) << " bytes) on "
-      << count_of(account["ranks"], "rank") << ", " << account["strategy"].get<std::string>()
-      << ".\n";
+  out << formatted("One step of a toy model ({}: {} in {}, {} bytes) on {}, {}.\n",
+                   account["model"].get<std::string>(), count_of(account["numel"], "parameter"),
+                   count_of(account["units"].size(), "unit"),
+                   with_separators(4 * account["numel"].get<int64_t>()),
+                   count_of(account["ranks"], "rank"), account["strategy"].get<std::string>());
   if (!brief) {
     out << "Everything below was recorded in this run; the lines of a step are the engine's own "
            "events.\n";

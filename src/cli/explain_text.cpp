@@ -3,21 +3,14 @@
 #include <ostream>
 #include <sstream>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
 
 namespace fsdp::cli {
 
 std::string count_of(int64_t count, const std::string& thing) {
-  return with_separators(count) + " " + thing + (count == 1 ? "" : "s");
-}
-
-std::string right(const std::string& text, size_t width) {
-  return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
-}
-
-std::string left(const std::string& text, size_t width) {
-  return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
+  return formatted("{} {}{}", with_separators(count), thing, count == 1 ? "" : "s");
 }
 
 void paragraph(std::ostream& out, const std::string& sentences) {

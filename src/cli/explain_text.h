@@ -1,4 +1,4 @@
-// Formatting for fsdp explain: columns, paragraphs, headings.
+// Formatting for fsdp explain: counts, paragraphs, headings.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,6 @@
 namespace fsdp::cli {
 
 std::string count_of(int64_t count, const std::string& thing);  // "1 rank", "2,048 parameters"
-std::string right(const std::string& text, size_t width);
-std::string left(const std::string& text, size_t width);
 void heading(std::ostream& out, const std::string& text);
 // Wraps sentences into lines of at most 92 characters, indented by 2.
 void paragraph(std::ostream& out, const std::string& sentences);

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
 #include "checkpoint/hugging_face.h"
@@ -124,9 +125,8 @@ int run_generate(const GenerateFlags& flags) {
   if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));
   for (int64_t id : prompt)
     if (id >= task.text->vocab())
-      throw Error("the prompt has token " + std::to_string(id) +
-                      ", but the model's vocabulary has " + std::to_string(task.text->vocab()) +
-                      ".",
+      throw Error(formatted("the prompt has token {}, but the model's vocabulary has {}.", id,
+                            task.text->vocab()),
                   "pass the tokenizer that the model was trained with: --tokenizer FILE.");
   data::StreamDecoder decoder(tokenizer);
   std::cout << paint(STDOUT, "2", text) << std::flush;

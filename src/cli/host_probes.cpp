@@ -20,6 +20,7 @@
 #include <sstream>
 
 #include "base/environment.h"
+#include "base/format.h"
 #include "base/hidden_sve.h"
 #include "base/table.h"
 #include "cli/probes.h"
@@ -120,15 +121,15 @@ bool changes_us(const std::string& name) {
 
 Finding probe_blas() {
   if (!this_machine_hides_sve()) return {"no workaround needed"};
-  Finding finding{std::string("this CPU's SVE is hidden; ") + kNvplVariable + "=" +
-                  environment::text(kNvplVariable).value_or("") +
-                  (nvpl_variable_was_set_by_us() ? " set by fsdp" : " in the environment")};
+  Finding finding{formatted("this CPU's SVE is hidden; {}={} {}", kNvplVariable,
+                            environment::text(kNvplVariable).value_or(""),
+                            nvpl_variable_was_set_by_us() ? "set by fsdp" : "in the environment")};
   if (nvpl_variable_was_set_by_us())
     finding.complain(
         Finding::kNote,
-        std::string("NVPL BLAS would hang in its first matrix product, so fsdp makes it "
-                    "use kernels without SVE. Python programs need the same: export ") +
-            kNvplVariable + "=1.");
+        formatted("NVPL BLAS would hang in its first matrix product, so fsdp makes it "
+                  "use kernels without SVE. Python programs need the same: export {}=1.",
+                  kNvplVariable));
   return finding;
 }
 
@@ -138,26 +139,30 @@ Finding probe_cores() {
   if (sched_getaffinity(0, sizeof mask, &mask) == 0) affinity = CPU_COUNT(&mask);
   int quota = launch::quota_cores("/sys/fs/cgroup", contents("/proc/self/cgroup"));
   int usable = launch::available_cores();
-  auto n = [](int64_t value) { return std::to_string(value); };
-  Finding finding{n(hardware) + " online, " + n(affinity) + " by affinity, " +
-                  (quota > 0 ? n(quota) + " by cgroup quota" : "no cgroup quota")};
+  Finding finding{
+      formatted("{} online, {} by affinity, {}", hardware, affinity,
+                quota > 0 ? formatted("{} by cgroup quota", quota) : "no cgroup quota")};
   if (quota > 0 && quota < affinity)
     finding.complain(
         Finding::kNote,
-        "threads beyond the quota are stopped, even in the middle of a collective: keep "
-        "ranks x OMP_NUM_THREADS at " +
-            n(quota) + " or less, or raise the quota.");
+        formatted("threads beyond the quota are stopped, even in the middle of a collective: keep "
+                  "ranks x OMP_NUM_THREADS at {} or less, or raise the quota.",
+                  quota));
   // OpenMP also takes a list ("4,2"); the first number counts here.
   auto asked = environment::text("OMP_NUM_THREADS");
   int threads = asked ? std::atoi(asked->c_str()) : 1;
   if (threads < 1)
-    finding.complain(Finding::kNote, "OMP_NUM_THREADS=" + *asked +
-                                         " isn't a number of threads and is ignored; unset it.");
+    finding.complain(
+        Finding::kNote,
+        formatted("OMP_NUM_THREADS={} isn't a number of threads and is ignored; unset it.",
+                  *asked));
   if (threads > usable)
-    finding.complain(Finding::kNote, "OMP_NUM_THREADS=" + n(threads) + " is more than the " +
-                                         n(usable) +
-                                         " usable cores, so threads would take turns. Set it "
-                                         "to cores / ranks, or unset it: fsdp run then sets it.");
+    finding.complain(
+        Finding::kNote,
+        formatted(
+            "OMP_NUM_THREADS={} is more than the {} usable cores, so threads would take turns. "
+            "Set it to cores / ranks, or unset it: fsdp run then sets it.",
+            threads, usable));
   return finding;
 }
 
@@ -167,13 +172,14 @@ Finding probe_memory() {
     return {"unknown", Finding::kNote, "can't read /proc/meminfo; is /proc mounted?"};
   double limit = cgroup_memory_limit(), usable = std::min(*available, limit);
   bool limited = limit < *total;  // old cgroups write "none" as a huge number
-  Finding finding{human_bytes(*total) + ", " + human_bytes(*available) + " available, " +
-                  (limited ? human_bytes(limit) + " by cgroup limit" : "no cgroup limit")};
+  Finding finding{formatted("{}, {} available, {}", human_bytes(*total), human_bytes(*available),
+                            limited ? human_bytes(limit) + " by cgroup limit" : "no cgroup limit")};
   if (usable < 2 * kGiB)
-    finding.complain(Finding::kNote,
-                     "only " + human_bytes(usable) +
-                         " are left for all ranks on this host; stop other programs or raise "
-                         "the container's limit.");
+    finding.complain(
+        Finding::kNote,
+        formatted("only {} are left for all ranks on this host; stop other programs or raise "
+                  "the container's limit.",
+                  human_bytes(usable)));
   return finding;
 }
 
@@ -225,8 +231,9 @@ Finding probe_limits() {
   };
   rlim_t space = limit_of(RLIMIT_AS), locked = limit_of(RLIMIT_MEMLOCK);
   rlim_t files = limit_of(RLIMIT_NOFILE);
-  Finding finding{"address space " + bytes(space) + ", locked memory " + bytes(locked) +
-                  ", open files " + (files == RLIM_INFINITY ? "unlimited" : std::to_string(files))};
+  Finding finding{formatted("address space {}, locked memory {}, open files {}", bytes(space),
+                            bytes(locked),
+                            files == RLIM_INFINITY ? "unlimited" : std::to_string(files))};
   if (space != RLIM_INFINITY)
     finding.complain(Finding::kNote,
                      "ranks map each other's memory, so they run out of address space long before "
@@ -251,8 +258,7 @@ Finding probe_huge_pages() {
   if (chosen == "never" || chosen == "deny")
     finding.complain(
         Finding::kNote,
-        std::string("they make gathers of large models faster: echo advise | sudo tee ") + kFile +
-            ".");
+        formatted("they make gathers of large models faster: echo advise | sudo tee {}.", kFile));
   return finding;
 }
 
@@ -271,10 +277,9 @@ Finding probe_launcher() {
   if (found.launcher == "none") return {"none (a world of one rank)"};
   std::string master = found.master_host.empty()
                            ? "unknown"
-                           : found.master_host + ":" + std::to_string(found.master_port);
-  return {found.launcher + ": rank " + std::to_string(found.rank) + " of " +
-          std::to_string(found.size) + " (local " + std::to_string(found.local_rank) + " of " +
-          std::to_string(found.local_size) + "), master " + master};
+                           : formatted("{}:{}", found.master_host, found.master_port);
+  return {formatted("{}: rank {} of {} (local {} of {}), master {}", found.launcher, found.rank,
+                    found.size, found.local_rank, found.local_size, master)};
 }
 
 Finding probe_environment() {
@@ -292,7 +297,7 @@ Finding probe_environment() {
     try {
       check();
     } catch (const Error& wrong) {
-      finding.complain(Finding::kProblem, wrong.message() + " " + wrong.hint());
+      finding.complain(Finding::kProblem, formatted("{} {}", wrong.message(), wrong.hint()));
     }
   }
   return finding;

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "cli/commands.h"
 #include "cli/plan_tables.h"
@@ -45,7 +46,7 @@ void add_short_flags(PlanFlags& flags) {
   for (const std::string& one : flags.set) {
     size_t equals = one.find('=');
     if (equals == std::string::npos)
-      throw Error("--set " + one + " has no value.", "write --set key=value.");
+      throw Error(formatted("--set {} has no value.", one), "write --set key=value.");
     given.emplace_back(one.substr(0, equals), one.substr(equals + 1));
   }
   if (!flags.recompute.empty()) given.emplace_back("activations.mode", flags.recompute);
@@ -57,7 +58,7 @@ void add_short_flags(PlanFlags& flags) {
 }
 
 std::string gpu_text(const Gpu& gpu) {
-  return gpu.name + " (" + human_bytes(static_cast<double>(gpu.memory)) + ")";
+  return formatted("{} ({})", gpu.name, human_bytes(static_cast<double>(gpu.memory)));
 }
 
 train::ConfigPlan plan_of(const PlanFlags& flags, const train::Config& config, const Gpu& gpu,
@@ -114,12 +115,10 @@ int plan_world(const PlanFlags& flags, const train::Config& config, const Gpu& g
     print_kinds(asked);
     print_verdict(asked, of.tokens_per_sample);
   } else {
-    std::cout << of.title << "\n"
-              << world << (world == 1 ? " rank on " : " ranks on ") << gpu_text(gpu) << ", "
-              << lower(name(of.options.shard.strategy)) << " in " << asked.units
-              << " units, micro-batches of " << asked.batch << "\n\n"
-              << asked.describe() << "\n"
-              << (asked.fits ? "It fits.\n" : "It doesn't fit.\n");
+    std::cout << formatted("{}\n{} rank{} on {}, {} in {} units, micro-batches of {}\n\n{}\n{}.\n",
+                           of.title, world, world == 1 ? "" : "s", gpu_text(gpu),
+                           lower(name(of.options.shard.strategy)), asked.units, asked.batch,
+                           asked.describe(), asked.fits ? "It fits" : "It doesn't fit");
     if (asked.fits && of.options.recompute.mode) tell_what_may_be_kept(of);
     std::cout << "\n";
   }

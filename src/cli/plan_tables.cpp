@@ -6,6 +6,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 #include "observe/throughput.h"
@@ -17,7 +18,7 @@ namespace {
 constexpr int kMostRanks = 65536;
 
 [[noreturn]] void refuse(const std::string& text, const std::string& why) {
-  throw Error("--world " + text + ": " + why,
+  throw Error(formatted("--world {}: {}", text, why),
               "give a number of ranks (8), a list (8,16,24), or a range that doubles (8..1024).");
 }
 
@@ -25,9 +26,9 @@ int ranks_of(const std::string& part, const std::string& text) {
   int ranks = 0;
   auto [end, problem] = std::from_chars(part.data(), part.data() + part.size(), ranks);
   if (problem != std::errc() || end != part.data() + part.size())
-    refuse(text, "\"" + part + "\" isn't a number of ranks.");
+    refuse(text, formatted("\"{}\" isn't a number of ranks.", part));
   if (ranks < 1 || ranks > kMostRanks)
-    refuse(text, "a world has 1 to " + std::to_string(kMostRanks) + " ranks, not " + part + ".");
+    refuse(text, formatted("a world has 1 to {} ranks, not {}.", kMostRanks, part));
   return ranks;
 }
 
@@ -127,7 +128,7 @@ void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sam
   Table table(columns);
   for (const WorldChoice& world : worlds) {
     bool fits = world.fitting > 0;
-    std::string of = std::to_string(world.fitting) + " of " + std::to_string(world.settings);
+    std::string of = formatted("{} of {}", world.fitting, world.settings);
     std::vector<Cell> row = {
         Cell{world.world, std::to_string(world.world)},
         Cell{world.largest_batch,

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <string_view>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/subprocess.h"
 #include "base/terminal.h"
@@ -29,8 +30,8 @@ void refuse_unknown_command(const CLI::App& app, int argc, char** argv) {
       if (command->check_name(word)) next = command;
     }
     if (!next)
-      throw Error("there is no command \"" + path + " " + word + "\".",
-                  path + " has: " + known + "; " + path + " --help describes them.");
+      throw Error(formatted("there is no command \"{} {}\".", path, word),
+                  formatted("{} has: {}; {} --help describes them.", path, known, path));
     path += " " + word;
     at = next;
   }

@@ -4,6 +4,7 @@
 
 #include <iostream>
 
+#include "base/format.h"
 #include "base/subprocess.h"
 #include "cli/program.h"
 #include "fsdp/error.h"
@@ -31,14 +32,12 @@ std::vector<Json> run_ranks(const Ranks& ranks, std::vector<std::string> launche
                                   {{"OMP_NUM_THREADS", std::to_string(ranks.threads)}});
   if (shown) std::cerr << "\r\033[K" << std::flush;
   if (finished.code == 124 && ranks.limit_s > 0)
-    throw Error(ranks.what + " took more than " + std::to_string(ranks.limit_s) + " s.",
-                "raise --limit.");
+    throw Error(formatted("{} took more than {} s.", ranks.what, ranks.limit_s), "raise --limit.");
   if (finished.code != 0)
-    throw Error(
-        "the ranks of " + ranks.what + " exited with code " + std::to_string(finished.code) + ".",
-        "their own errors are above.");
+    throw Error(formatted("the ranks of {} exited with code {}.", ranks.what, finished.code),
+                "their own errors are above.");
   if (lines.empty())
-    throw Error("the ranks of " + ranks.what + " printed no result.",
+    throw Error(formatted("the ranks of {} printed no result.", ranks.what),
                 "their own errors are above.");
   return lines;
 }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "base/format.h"
 #include "cli/commands.h"
 #include "fsdp/error.h"
 #include "launch/launcher.h"
@@ -59,10 +60,9 @@ std::vector<std::string> program_of(const CLI::App& run) {
 int parse_node_rank(const std::string& text) {
   char* end = nullptr;
   long value = std::strtol(text.c_str(), &end, 10);
-  if (text.empty() || *end || value < 0 || value > 65535) {
-    throw Error("--node-rank \"" + text + "\" isn't a node's number.",
+  if (text.empty() || *end || value < 0 || value > 65535)
+    throw Error(formatted("--node-rank \"{}\" isn't a node's number.", text),
                 "nodes are numbered from 0.");
-  }
   return static_cast<int>(value);
 }
 
@@ -103,7 +103,7 @@ std::string is_duration(const std::string& text) {
   char* end = nullptr;
   double value = std::strtod(text.c_str(), &end);
   bool good = !text.empty() && !*end && std::isfinite(value) && value >= 0 && value <= 1e6;
-  return good ? "" : "\"" + text + "\" isn't a number of seconds (0 or more)";
+  return good ? "" : formatted("\"{}\" isn't a number of seconds (0 or more)", text);
 }
 
 // CLI11 must leave the program's arguments alone, whatever they look like: prefix_command() stops

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "base/environment.h"
+#include "base/format.h"
 #include "base/subprocess.h"
 #include "cli/probes.h"
 #include "comm/modules.h"
@@ -35,15 +36,15 @@ bool backend_asked(const std::string& name) {
 bool module_built(const std::string& name) {
   Dl_info info{};
   if (!dladdr(reinterpret_cast<void*>(&comm::find_module), &info) || !info.dli_fname) return false;
-  return is_there(fs::path(info.dli_fname).parent_path() / ("libfsdp_" + name + ".so"));
+  return is_there(fs::path(info.dli_fname).parent_path() / formatted("libfsdp_{}.so", name));
 }
 
 const comm::Module* cuda_module(std::string* why = nullptr) {
   return comm::gpu_present() ? comm::find_module("cuda", why) : nullptr;
 }
 
-// The folder of the LibTorch that this process runs with: a package may hold another copy than the
-// one that it was built with.
+// The folder of the LibTorch that this process runs with: a package may hold a different copy from
+// the one it was built with.
 fs::path libtorch_folder() {
   void* handle = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
   link_map* library = nullptr;
@@ -96,7 +97,7 @@ Finding probe_libtorch() {
   bool cuda = cuda_flavour();
   std::string version = cuda ? cuda_version() : "";
   std::string flavour = !cuda ? "CPU only" : version.empty() ? "CUDA" : "CUDA " + version;
-  Finding finding{FSDP_TORCH_VERSION " (" + flavour + ") in " + libtorch_folder().string()};
+  Finding finding{formatted("{} ({}) in {}", FSDP_TORCH_VERSION, flavour, libtorch_folder())};
   if (comm::gpu_present() && !cuda)
     finding.complain(Finding::kNote,
                      "this LibTorch can't use the GPU of this host; run ./fsdp clean, and the next "
@@ -121,14 +122,17 @@ Finding probe_cuda_library() {
   if (!cuda)
     return {
         "built, but can't be loaded", Finding::kNote,
-        "GPUs can't be used: " + why + ". The LibTorch row says whether it has CUDA libraries."};
+        formatted("GPUs can't be used: {}. The LibTorch row says whether it has CUDA libraries.",
+                  why)};
   int devices = cuda->devices();
-  Finding finding{"loaded, finds " + std::to_string(devices) + (devices == 1 ? " GPU" : " GPUs")};
+  Finding finding{formatted("loaded, finds {} GPU{}", devices, devices == 1 ? "" : "s")};
   if (devices == 0 && !comm::gpus_hidden())
     finding.complain(
         Finding::kProblem,
-        "there is a GPU, but CUDA can't use it; usually the driver is too old for CUDA " +
-            cuda_version() + ": compare with nvidia-smi.");
+        formatted(
+            "there is a GPU, but CUDA can't use it; usually the driver is too old for CUDA {}: "
+            "compare with nvidia-smi.",
+            cuda_version()));
   return finding;
 }
 
@@ -141,7 +145,7 @@ Finding probe_gpus() {
     if (!comm::gpu_present()) return {"none"};
     std::string how = smi.code == 127   ? "there is no nvidia-smi"
                       : smi.code == 124 ? "nvidia-smi doesn't answer"
-                                        : "nvidia-smi fails with code " + std::to_string(smi.code);
+                                        : formatted("nvidia-smi fails with code {}", smi.code);
     return {"device files, but " + how, Finding::kProblem,
             "the driver and its tools don't match, or the container wasn't given the GPU; run "
             "nvidia-smi by hand, reinstall the driver, or start the container with --gpus all."};
@@ -153,8 +157,8 @@ Finding probe_gpus() {
   Finding finding;
   for (const auto& [kind, count] : kinds) {
     size_t driver = kind.rfind(", ");
-    finding.found += (finding.found.empty() ? "" : "; ") + std::to_string(count) + " x " +
-                     kind.substr(0, driver);
+    finding.found +=
+        formatted("{}{} x {}", finding.found.empty() ? "" : "; ", count, kind.substr(0, driver));
     if (driver != std::string::npos) finding.found += ", driver " + kind.substr(driver + 2);
   }
   if (comm::gpus_hidden())
@@ -182,9 +186,10 @@ Finding probe_mpi() {
     finding.found = mpi->describe();
   } else {
     finding.found = module_built("mpi") ? "built, but can't be loaded" : "not built";
-    finding.complain(how, (module_built("mpi") ? why + "; " : std::string()) +
-                              "the mpi backend needs it: install libopenmpi-dev and openmpi-bin, "
-                              "then run ./fsdp again.");
+    finding.complain(
+        how, formatted("{}the mpi backend needs it: install libopenmpi-dev and openmpi-bin, "
+                       "then run ./fsdp again.",
+                       module_built("mpi") ? why + "; " : ""));
   }
   if (run_program({"mpirun", "--version"}).code == 127) {
     finding.found += ", no mpirun on PATH";

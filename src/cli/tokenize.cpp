@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "cli/commands.h"
 #include "data/files.h"
@@ -70,16 +70,16 @@ class Progress {
  public:
   explicit Progress(int64_t total) : total_(total), shown_(isatty(STDERR_FILENO)) {}
   ~Progress() {
-    if (shown_ && printed_) std::fputs("\r\033[K", stderr);
+    if (shown_ && printed_) std::cerr << "\r\033[K";
   }
   void at(int64_t bytes) {
     if (!shown_ || (printed_ && seconds_since(last_) < 0.2)) return;
     last_ = Clock::now();
     printed_ = true;
-    std::fprintf(stderr, "\r\033[K%3.0f %% of %s, %.0f MB/s",
-                 100.0 * static_cast<double>(bytes) / static_cast<double>(total_),
-                 human_bytes(static_cast<double>(total_)).c_str(),
-                 static_cast<double>(bytes) / 1e6 / seconds_since(begin_));
+    std::cerr << formatted("\r\033[K{:3.0f} % of {}, {:.0f} MB/s",
+                           100.0 * static_cast<double>(bytes) / static_cast<double>(total_),
+                           human_bytes(static_cast<double>(total_)),
+                           static_cast<double>(bytes) / 1e6 / seconds_since(begin_));
   }
 
  private:
@@ -158,11 +158,10 @@ void tokenise(const TokenizeFlags& flags, const std::vector<data::FoundFile>& fi
   data::JsonlOptions fields = flags.fields;
   fields.threads = flags.threads;
   for (const data::FoundFile& file : files) {
-    if (data::has_prompts(file.path, fields) != mask) {
-      throw Error(file.path + (mask ? " has no prompts" : " has prompts") + ", unlike " +
-                      files[0].path + ".",
-                  "tokenize files with and without prompts separately.");
-    }
+    if (data::has_prompts(file.path, fields) != mask)
+      throw Error(
+          formatted("{} has {}prompts, unlike {}.", file.path, mask ? "no " : "", files[0].path),
+          "tokenize files with and without prompts separately.");
     data::tokenise_jsonl(file.path, tokenizer, fields, [&](data::JsonlDocument&& document) {
       if (!mask) document.counts.clear();
       output.add(document.ids, document.counts);
@@ -176,10 +175,9 @@ int write(const TokenizeFlags& flags) {
   if (flags.inputs.empty())
     throw Error("no input was given.", "name files or folders; fsdp tokenize --help has examples.");
   if (flags.out.empty()) throw Error("no output file was given.", "add --out FILE.bin.");
-  if (fs::path(flags.out).extension() != ".bin") {
-    throw Error("a token file's name must end in .bin, unlike " + flags.out + ".",
+  if (fs::path(flags.out).extension() != ".bin")
+    throw Error(formatted("a token file's name must end in .bin, unlike {}.", flags.out),
                 "fsdp train recognizes token files by that extension.");
-  }
   refuse_to_overwrite(flags);
   auto tokenizer = data::Tokenizer::load(flags.tokenizer);
   auto files = input_files(flags);
@@ -208,29 +206,24 @@ int write(const TokenizeFlags& flags) {
   int64_t tokens =
       output.training->tokens() + (output.validation ? output.validation->tokens() : 0);
   auto line = [](const char* name, const std::string& value) {
-    std::printf("%-10s %s\n", name, value.c_str());
+    std::cout << formatted("{:10} {}\n", name, value);
   };
-  char numbers[100];
   line("files", with_separators(static_cast<int64_t>(files.size())));
   line("text", human_bytes(static_cast<double>(bytes)));
-  std::snprintf(numbers, sizeof numbers, " (%.2f bytes per token)",
-                static_cast<double>(bytes) / static_cast<double>(tokens));
-  line("tokens", with_separators(tokens) + numbers);
-  std::snprintf(numbers, sizeof numbers, "%.1f s (%.1f MB/s)", seconds,
-                static_cast<double>(bytes) / 1e6 / seconds);
-  line("time", numbers);
+  line("tokens", formatted("{} ({:.2f} bytes per token)", with_separators(tokens),
+                           static_cast<double>(bytes) / static_cast<double>(tokens)));
+  line("time",
+       formatted("{:.1f} s ({:.1f} MB/s)", seconds, static_cast<double>(bytes) / 1e6 / seconds));
   line("wrote", flags.out + (mask ? ", " + data::sibling(flags.out, ".mask") : ""));
-  if (output.validation) {
-    line("",
-         valid_path(flags.out) + ", " + with_separators(output.validation->tokens()) + " tokens");
-  }
+  if (output.validation)
+    line("", formatted("{}, {} tokens", valid_path(flags.out),
+                       with_separators(output.validation->tokens())));
   return 0;
 }
 
 // Text on one line: control characters and invalid bytes are escaped.
 std::string spelled_out(std::string_view bytes) {
   std::string out;
-  char code[8];
   for (size_t at = 0; at < bytes.size();) {
     data::Utf8Step step = data::utf8_step(bytes, at);
     auto byte = static_cast<unsigned char>(bytes[at]);
@@ -239,8 +232,7 @@ std::string spelled_out(std::string_view bytes) {
       at += step.length;
       continue;
     }
-    std::snprintf(code, sizeof code, byte == '\n' ? "\\n" : byte == '\t' ? "\\t" : "\\x%02x", byte);
-    out += code;
+    out += byte == '\n' ? "\\n" : byte == '\t' ? "\\t" : formatted("\\x{:02x}", byte);
     ++at;
   }
   return out;
@@ -250,10 +242,9 @@ int show(const TokenizeFlags& flags) {
   auto tokenizer = data::Tokenizer::load(flags.tokenizer);
   Table table({{"id", "id"}, {"piece", "piece", Table::kLeft}});
   auto ids = tokenizer->encode(flags.show);
-  for (int32_t id : ids) {
-    std::string piece = spelled_out(tokenizer->piece(id));
-    table.add({{id, std::to_string(id)}, text("[" + piece + "]")});
-  }
+  for (int32_t id : ids)
+    table.add(
+        {{id, std::to_string(id)}, text(formatted("[{}]", spelled_out(tokenizer->piece(id))))});
   table.print(std::cout, false);
   std::cout << ids.size() << " tokens, " << flags.show.size() << " bytes; vocabulary of "
             << with_separators(tokenizer->vocab_size()) << "\n";
@@ -263,10 +254,9 @@ int show(const TokenizeFlags& flags) {
 int decode(const TokenizeFlags& flags) {
   auto tokenizer = data::Tokenizer::load(flags.tokenizer);
   auto file = data::TokenFile::open(flags.decode);
-  if (flags.skip >= file->tokens()) {
-    throw Error(flags.decode + " has only " + with_separators(file->tokens()) + " tokens.",
+  if (flags.skip >= file->tokens())
+    throw Error(formatted("{} has only {} tokens.", flags.decode, with_separators(file->tokens())),
                 "lower --skip.");
-  }
   int64_t count = std::min(flags.first, file->tokens() - flags.skip);
   std::vector<int64_t> ids(count);
   file->read(flags.skip, count, ids.data());

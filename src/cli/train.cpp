@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/subprocess.h"
 #include "cli/commands.h"
@@ -58,9 +59,8 @@ int ranks_for_this_machine(const train::TrainConfig& train) {
   int most = gpus > 0 ? gpus : cores >= 8 ? 4 : std::min(cores, 2), ranks = most;
   while (ranks > 1 && train.batch % (ranks * std::max<int64_t>(train.micro_batch, 1)) != 0) --ranks;
   if (ranks < most && gpus > 0)
-    log::info(std::to_string(ranks) + " of " + std::to_string(gpus) +
-              " GPUs are used: a batch of " + std::to_string(train.batch) +
-              " can't be divided among more.");
+    log::info(formatted("{} of {} GPUs are used: a batch of {} can't be divided among more.", ranks,
+                        gpus, train.batch));
   return ranks;
 }
 
@@ -109,8 +109,9 @@ int run_train(const TrainFlags& flags) {
   const comm::LaunchEnvironment around = comm::read_launch_environment();
   const bool launched = around.launcher != "none";
   if (launched && flags.ranks != "auto")
-    throw Error("--ranks " + flags.ranks + " was given, but a launcher already started the ranks.",
-                "leave out --ranks, or start fsdp train without a launcher.");
+    throw Error(
+        formatted("--ranks {} was given, but a launcher already started the ranks.", flags.ranks),
+        "leave out --ranks, or start fsdp train without a launcher.");
   if (launched) {
     // Before ranks connect: all report the same error, not lost connections.
     train::check(resolved.config, around.size);

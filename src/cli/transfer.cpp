@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
@@ -27,7 +28,7 @@ Transfer::~Transfer() {
 
 void Transfer::advance(int64_t bytes) {
   if (train::StopSignals::received() != 0)
-    throw Error("interrupted while " + verb_ + ".", "the partial output was removed.");
+    throw Error(formatted("interrupted while {}.", verb_), "the partial output was removed.");
   done_ += bytes;
   const auto now = steady_clock::now();
   if (width_ == 0 || now - shown_ < std::chrono::milliseconds(100)) return;
@@ -38,9 +39,9 @@ void Transfer::advance(int64_t bytes) {
 void Transfer::draw() {
   const double seconds = std::chrono::duration<double>(shown_ - begun_).count();
   const double share = total_ > 0 ? static_cast<double>(done_) / static_cast<double>(total_) : 1.0;
-  std::string line = verb_ + "  " + number(100 * share, 0).text + " % of " +
-                     human_bytes(static_cast<double>(total_)) + ", " +
-                     human_bytes(static_cast<double>(done_) / seconds) + "/s";
+  std::string line = formatted("{}  {:.0f} % of {}, {}/s", verb_, 100 * share,
+                               human_bytes(static_cast<double>(total_)),
+                               human_bytes(static_cast<double>(done_) / seconds));
   line.resize(std::min(line.size(), static_cast<size_t>(std::max(1, width_ - 1))));
   std::cerr << "\r\x1b[K" << line << std::flush;
   drawn_ = true;
@@ -60,7 +61,7 @@ int64_t parse_bytes(const std::string& text) {
   }
   const double bytes = value * scale;
   if (!std::isfinite(bytes) || bytes < 1 || bytes > 9e18)
-    throw Error("\"" + text + "\" isn't a size.", "write 5GB, 500MB or 64MiB.");
+    throw Error(formatted("\"{}\" isn't a size.", text), "write 5GB, 500MB or 64MiB.");
   return static_cast<int64_t>(bytes);
 }
 
