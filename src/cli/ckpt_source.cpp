@@ -140,7 +140,7 @@ fs::path origin_folder(const CheckpointSource& from) {
 }
 
 std::optional<at::ScalarType> parse_dtype(const std::string& name) {
-  const auto precision = parse_enum<Precision>(name);
+  const auto precision = parse_enum<shard::Precision>(name);
   return precision ? std::optional(train::dtype_of(*precision)) : std::nullopt;
 }
 

@@ -45,7 +45,7 @@ void append(Profiler::Pass& all, const Profiler::Pass& one) {
 }
 
 ProfileRow row_of(const std::string& unit, bool backward, const Profiler::Pass& pass) {
-  auto calls = [&](Profiler::Kind kind) {
+  auto calls = [&](Profiler::Work kind) {
     return summarised(pass.calls[kind].ms, pass.calls[kind].bytes);
   };
   return {.unit = unit,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "shard/deferred_tape.h"
+#include "shard/thread_state.h"
 
 namespace fsdp::shard::deferred {
 

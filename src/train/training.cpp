@@ -28,7 +28,7 @@ MixedPrecision mixed_precision(const shard::ShardConfig& shard) {
   return mixed;
 }
 
-ReshardAfterForward reshard_of(const OrNumber<Reshard>& reshard) {
+ReshardAfterForward reshard_of(const OrNumber<shard::Reshard>& reshard) {
   if (reshard.number > 0) return static_cast<int>(reshard.number);
   if (reshard == shard::Reshard::kAuto) return {};
   return reshard == shard::Reshard::kTrue;
