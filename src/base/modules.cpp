@@ -3,9 +3,9 @@
 #include <dlfcn.h>
 
 #include <map>
-#include <mutex>
 
 #include "base/format.h"
+#include "base/mutex.h"
 #include "fsdp/error.h"
 
 namespace fsdp::base {
@@ -33,9 +33,9 @@ Loaded load(const std::string& name) {
 }  // namespace
 
 void* find_library(const std::string& name, std::string* why) {
-  static std::mutex mutex;
-  static std::map<std::string, Loaded> loaded;
-  std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static std::map<std::string, Loaded> loaded FSDP_GUARDED_BY(mutex);
+  Lock lock(mutex);
   auto known = loaded.find(name);
   if (known == loaded.end()) known = loaded.emplace(name, load(name)).first;
   if (why) *why = known->second.why;

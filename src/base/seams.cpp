@@ -2,17 +2,18 @@
 
 #include <atomic>
 #include <list>
-#include <mutex>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace fsdp::base {
 namespace {
 
 // All seams are kept: a thread may still use them after their scope.
 const Seams* keep(Seams seams) {
-  static std::mutex mutex;
-  static auto* all = new std::list<Seams>;
-  std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static auto* all FSDP_PT_GUARDED_BY(mutex) = new std::list<Seams>;
+  Lock lock(mutex);
   return &all->emplace_back(std::move(seams));
 }
 

@@ -1,13 +1,12 @@
 // save and save_async: every rank writes its shards into a file of its own. Rank 0 also writes the
 // replicated tensors and the metadata, and publishes the checkpoint.
 #include <chrono>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <thread>
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
@@ -107,34 +106,35 @@ struct Save {
 
 struct AsyncSave::Job {
   std::chrono::nanoseconds blocked{};
-  std::mutex mutex;
-  std::condition_variable ended;
-  bool done = false, told = false;  // told: the failure was reported to the caller
-  std::exception_ptr error;
+  Mutex mutex;
+  Condition ended;
+  bool done FSDP_GUARDED_BY(mutex) = false;
+  bool told FSDP_GUARDED_BY(mutex) = false;  // the failure was reported to the caller
+  std::exception_ptr error FSDP_GUARDED_BY(mutex);
 
   void end(std::exception_ptr why) {
-    std::lock_guard lock(mutex);
+    Lock lock(mutex);
     error = std::move(why);
     done = true;
     ended.notify_all();
   }
   bool is_done() {
-    std::lock_guard lock(mutex);
+    Lock lock(mutex);
     return done;
   }
   bool untold_failure() {
-    std::lock_guard lock(mutex);
+    Lock lock(mutex);
     return error && !told;
   }
   void tell() {  // throws the error
-    std::lock_guard lock(mutex);
+    Lock lock(mutex);
     told = true;
     if (error) std::rethrow_exception(error);
   }
   void wait() {
     {
-      std::unique_lock lock(mutex);
-      ended.wait(lock, [&] { return done; });
+      Lock lock(mutex);
+      ended.wait(lock, [&]() FSDP_REQUIRES(mutex) { return done; });
     }
     tell();
   }

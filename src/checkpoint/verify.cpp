@@ -6,11 +6,11 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <thread>
 
 #include "base/format.h"
+#include "base/mutex.h"
 #include "checkpoint/cover.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/manifest.h"
@@ -66,11 +66,11 @@ class Verifier {
     for (const auto& [name, entry] : metadata_.tensors)
       if (auto what = cover_problem(entry); !what.empty())
         add({kMetadataName, -1, -1, what, {name}});
-    std::sort(result_.problems.begin(), result_.problems.end(),
-              [](const Problem& a, const Problem& b) {
-                return std::tie(a.file, a.begin, a.end, a.what) <
-                       std::tie(b.file, b.begin, b.end, b.what);
-              });
+    Lock lock(mutex_);
+    std::sort(problems_.begin(), problems_.end(), [](const Problem& a, const Problem& b) {
+      return std::tie(a.file, a.begin, a.end, a.what) < std::tie(b.file, b.begin, b.end, b.what);
+    });
+    result_.problems = std::move(problems_);
     return std::move(result_);
   }
 
@@ -91,12 +91,12 @@ class Verifier {
   };
 
   void add(Problem problem) {
-    std::lock_guard lock(mutex_);
-    result_.problems.push_back(std::move(problem));
+    Lock lock(mutex_);
+    problems_.push_back(std::move(problem));
   }
 
   void advance(int64_t bytes) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     done_ += bytes;
     if (options_.progress) options_.progress(done_, total_);
   }
@@ -236,11 +236,11 @@ class Verifier {
         stretches.push_back(
             {&name, &sums, opened.back().get(), at, std::min(kReadPiece, size - at)});
     }
-    std::map<std::string, std::vector<int64_t>> damaged;  // blocks
+    std::map<std::string, std::vector<int64_t>> damaged;  // blocks; under mutex_ while threads run
     in_threads(stretches.size(), threads_, [&](size_t i) {
       auto blocks = damaged_blocks(stretches[i]);
       if (!blocks.empty()) {
-        std::lock_guard lock(mutex_);
+        Lock lock(mutex_);
         auto& all = damaged[*stretches[i].name];
         all.insert(all.end(), blocks.begin(), blocks.end());
       }
@@ -256,7 +256,7 @@ class Verifier {
             std::min((blocks[next - 1] + 1) * kSumBlock, manifest_->files.at(name).size);
         add({name, begin, end, "differs from what was written: checksum mismatch",
              names_in(name, begin, end)});
-        damaged_[name].emplace_back(begin, end);
+        add_damage(name, begin, end);
         i = next;
       }
     }
@@ -352,8 +352,20 @@ class Verifier {
 
   void note_damage(const StoredItem& item, int64_t begin, int64_t end, const std::string& what) {
     add({item.place.file, begin, end, what, item.names()});
-    std::lock_guard lock(mutex_);
-    damaged_[item.place.file].emplace_back(item.place.offset, end_of(item.place));
+    add_damage(item.place.file, item.place.offset, end_of(item.place));
+  }
+
+  void add_damage(const std::string& file, int64_t begin, int64_t end) {
+    Lock lock(mutex_);
+    damaged_[file].emplace_back(begin, end);
+  }
+
+  bool is_damaged(const std::string& file, int64_t begin, int64_t end) {
+    Lock lock(mutex_);
+    const auto& bad = damaged_[file];
+    return std::any_of(bad.begin(), bad.end(), [&](const auto& range) {
+      return range.first < end && range.second > begin;
+    });
   }
 
   // --- contents of items ---
@@ -364,10 +376,7 @@ class Verifier {
       if (!file) continue;
       for (const auto& item : items) {
         const int64_t end = end_of(item.place);
-        const auto& bad = damaged_[name];
-        const bool told = std::any_of(bad.begin(), bad.end(), [&](const auto& range) {
-          return range.first < end && range.second > item.place.offset;
-        });
+        const bool told = is_damaged(name, item.place.offset, end);
         if (manifest_ && end > manifest_->files[name].size)
           add({name, item.place.offset, end, "is listed beyond the end of the file", item.names()});
         if (told || end > file->size()) continue;
@@ -410,10 +419,13 @@ class Verifier {
   bool listed_ = false;                                   // .metadata was read
   std::map<std::string, std::vector<StoredItem>> items_;  // by file, then by offset
   std::map<std::string, int64_t> sizes_;                  // of the files that exist
-  std::map<std::string, std::vector<std::pair<int64_t, int64_t>>> damaged_;  // bytes
-  std::mutex mutex_;  // guards what threads write: result_, damaged_, done_
-  int64_t done_ = 0, total_ = 0;
-  Verified result_;
+  int64_t total_ = 0;                                     // bytes to read
+  Verified result_;                                       // without its problems
+  Mutex mutex_;                                           // guards what threads write
+  std::vector<Problem> problems_ FSDP_GUARDED_BY(mutex_);
+  int64_t done_ FSDP_GUARDED_BY(mutex_) = 0;  // bytes read
+  std::map<std::string, std::vector<std::pair<int64_t, int64_t>>> damaged_
+      FSDP_GUARDED_BY(mutex_);  // bytes
 };
 
 Verified verify_hugging_face(const fs::path& dir) {

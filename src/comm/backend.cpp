@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <mutex>
 #include <numeric>
 
 #include "base/format.h"

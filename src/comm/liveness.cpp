@@ -26,7 +26,8 @@ Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bo
       rank_(rank),
       store_in_rank0_(store_in_rank0),
       timeout_(timeout),
-      peers_(size) {
+      peers_(size),
+      beats_(size) {
   std::string host = host_identity();
   store->set(key("process", rank), formatted("{} {}", getpid(), host));
   await_ranks(store, "process", size, timeout, formatted("rank {}: joining the world", rank));
@@ -35,7 +36,7 @@ Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bo
     Peer& peer = peers_[r];
     peer.here = text.substr(text.find(' ') + 1) == host;
     if (peer.here) peer.process = Process(std::stoi(text));
-    peer.changed = std::chrono::steady_clock::now();
+    beats_[r].changed = std::chrono::steady_clock::now();
     one_host_ &= peer.here;
   }
   if (!one_host_) heart_ = std::thread([this] { beat(); });
@@ -48,7 +49,7 @@ BoundedStore& Liveness::store() {
 
 Liveness::~Liveness() {
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     stopping_ = true;
   }
   stop_.notify_all();
@@ -75,7 +76,7 @@ void Liveness::hold_store() {
 }
 
 void Liveness::beat() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (uint64_t count = 1; !stopping_; ++count) {
     lock.unlock();
     try {
@@ -83,7 +84,7 @@ void Liveness::beat() {
     } catch (const std::exception&) {  // the store is gone or stopped; trouble() reports it
     }
     lock.lock();
-    stop_.wait_for(lock, kBeat, [&] { return stopping_; });
+    stop_.wait_for(lock, kBeat, [&]() FSDP_REQUIRES(mutex_) { return stopping_; });
   }
 }
 
@@ -100,14 +101,14 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
         if (r != rank_ && store().get(key("ended", r)))
           return formatted("rank {} left (an exception or a normal end)", r);
     for (int r : ranks) {
-      Peer& peer = peers_[r];
-      if (r == rank_ || peer.here) continue;
+      if (r == rank_ || peers_[r].here) continue;
       auto now = std::chrono::steady_clock::now();
       std::string beat = store().get(key("beat", r)).value_or("");
-      std::lock_guard lock(mutex_);
-      if (beat != peer.last_beat)
-        peer.last_beat = beat, peer.changed = now;
-      else if (now - peer.changed > kSilence)
+      Lock lock(mutex_);
+      Beat& known = beats_[r];
+      if (beat != known.last)
+        known = {beat, now};
+      else if (now - known.changed > kSilence)
         return formatted(
             "rank {} has given no sign of life for {} s (dead, stopped, or its host is cut off)", r,
             kSilence.count());

@@ -8,13 +8,12 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/process.h"
 #include "comm/store.h"
 
@@ -51,7 +50,9 @@ class Liveness {
   struct Peer {
     bool here = false;  // on this host
     Process process;
-    std::string last_beat;
+  };
+  struct Beat {
+    std::string last;
     std::chrono::steady_clock::time_point changed;
   };
   void beat();
@@ -64,9 +65,10 @@ class Liveness {
   std::chrono::milliseconds timeout_;
   std::vector<Peer> peers_;
   bool one_host_ = true;
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  std::vector<Beat> beats_ FSDP_GUARDED_BY(mutex_);  // of each rank
+  Condition stop_;
+  bool stopping_ FSDP_GUARDED_BY(mutex_) = false;
   std::thread heart_;  // runs only if ranks are on several hosts
 };
 

@@ -1,10 +1,10 @@
 #include "fsdp/mesh.h"
 
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "base/format.h"
+#include "base/mutex.h"
 #include "comm/next_number.h"
 
 namespace fsdp {
@@ -14,8 +14,9 @@ struct DeviceMesh::State {
   std::vector<MeshDimension> dimensions;
   std::vector<int> strides;
   int number = 0;  // tells meshes of one world apart
-  std::mutex mutex;
-  std::map<std::string, Communicator> communicators;  // by dimension and purpose
+  Mutex mutex;
+  // By dimension and purpose.
+  std::map<std::string, Communicator> communicators FSDP_GUARDED_BY(mutex);
 };
 
 DeviceMesh::DeviceMesh(World world, std::vector<MeshDimension> dimensions) {
@@ -89,7 +90,7 @@ std::vector<int> DeviceMesh::ranks(const std::string& dimension) const {
 
 const Communicator& DeviceMesh::comm(const std::string& dimension,
                                      const std::string& purpose) const {
-  std::lock_guard lock(state_->mutex);
+  Lock lock(state_->mutex);
   std::string key = dimension + (purpose.empty() ? "" : "." + purpose);
   Communicator& known = state_->communicators[key];
   if (!known) {

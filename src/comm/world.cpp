@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <numeric>
 #include <set>
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/process.h"
 #include "comm/fake_backend.h"
 #include "comm/liveness.h"
@@ -28,8 +28,8 @@ struct World::State {
   at::Device device = at::kCPU;
   comm::Store store;
   std::shared_ptr<comm::Liveness> liveness;
-  std::mutex mutex;
-  std::set<std::string> names;  // of communicators made so far
+  Mutex mutex;
+  std::set<std::string> names FSDP_GUARDED_BY(mutex);  // of communicators made so far
   Communicator comm;
   std::atomic<int> numbers{0};
 };
@@ -39,9 +39,9 @@ namespace {
 using std::chrono::milliseconds;
 
 // One world per process: a second init() would look for the first one's store.
-std::mutex g_mutex;
-bool g_joined = false;
-std::weak_ptr<void> g_current;  // its state
+Mutex g_mutex;
+bool g_joined FSDP_GUARDED_BY(g_mutex) = false;
+std::weak_ptr<void> g_current FSDP_GUARDED_BY(g_mutex);  // its state
 
 bool launched_by_mpi(const comm::LaunchEnvironment& launch) {
   return launch.launcher == "OpenMPI" || launch.launcher == "MPICH";
@@ -86,7 +86,7 @@ at::Device select_device(const comm::LaunchEnvironment& launch) {
 }  // namespace
 
 World World::current() {
-  std::lock_guard lock(g_mutex);
+  Lock lock(g_mutex);
   World world;
   world.state_ = std::static_pointer_cast<State>(g_current.lock());
   if (!world)
@@ -101,7 +101,7 @@ int comm::next_number(const World& world) {
 
 World init(InitOptions options) {
   {
-    std::lock_guard lock(g_mutex);
+    Lock lock(g_mutex);
     if (g_joined)
       throw Error("fsdp::init() has already been called in this process.",
                   "keep the World of the first call; it can be copied.");
@@ -110,7 +110,7 @@ World init(InitOptions options) {
   // Runs even if joining fails half-way, so that a later init() may try again.
   std::shared_ptr<World::State> state(new World::State, [](World::State* dying) {
     delete dying;
-    std::lock_guard lock(g_mutex);
+    Lock lock(g_mutex);
     g_joined = false;
   });
   state->launch = comm::read_launch_environment();
@@ -140,7 +140,7 @@ World init(InitOptions options) {
   World world;
   world.state_ = state;
   {
-    std::lock_guard lock(g_mutex);
+    Lock lock(g_mutex);
     g_current = state;
   }
   std::vector<int> everybody(launch.size);
@@ -216,7 +216,7 @@ Communicator World::communicator(const std::vector<int>& ranks, const std::strin
     throw Error(formatted("{}: this rank isn't one of its ranks.", what),
                 "only the ranks of a communicator may create it.");
   {
-    std::lock_guard lock(state_->mutex);
+    Lock lock(state_->mutex);
     if (!state_->names.insert(name).second)
       throw Error(formatted("{} already exists.", what), "give every communicator its own name.");
   }

@@ -7,14 +7,13 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "base/format.h"
+#include "base/mutex.h"
 #include "base/table.h"
 #include "data/order.h"
 #include "fsdp/error.h"
@@ -65,10 +64,10 @@ struct Batches::State {
     Batch batch;
     std::exception_ptr failure;
   };
-  std::mutex lock;
-  std::condition_variable changed;
-  std::deque<Loaded> ready;
-  bool stopping = false;
+  Mutex mutex;
+  Condition changed;
+  std::deque<Loaded> ready FSDP_GUARDED_BY(mutex);
+  bool stopping FSDP_GUARDED_BY(mutex) = false;
   std::thread loader;
 
   // The number, in the source, of the sample at a place of the stream.
@@ -151,9 +150,10 @@ void Batches::State::run() {
       loaded.failure = std::current_exception();
     }
     bool last = loaded.failure || loaded.batch.all_samples == 0;
-    std::unique_lock guard(lock);
-    changed.wait(guard,
-                 [&] { return stopping || static_cast<int64_t>(ready.size()) < options.prefetch; });
+    Lock lock(mutex);
+    changed.wait(lock, [&]() FSDP_REQUIRES(mutex) {
+      return stopping || static_cast<int64_t>(ready.size()) < options.prefetch;
+    });
     if (stopping) return;
     ready.push_back(std::move(loaded));
     changed.notify_all();
@@ -174,7 +174,7 @@ Batches::Batches(std::shared_ptr<TokenSource> source, BatchOptions options)
 
 Batches::~Batches() {
   {
-    std::lock_guard guard(state_->lock);
+    Lock lock(state_->mutex);
     state_->stopping = true;
   }
   state_->changed.notify_all();
@@ -188,8 +188,8 @@ Batch Batches::next() {
   if (state.options.prefetch == 0) {
     batch = state.load(state.position);
   } else {
-    std::unique_lock guard(state.lock);
-    state.changed.wait(guard, [&] { return !state.ready.empty(); });
+    Lock lock(state.mutex);
+    state.changed.wait(lock, [&]() FSDP_REQUIRES(state.mutex) { return !state.ready.empty(); });
     State::Loaded& front = state.ready.front();
     // A failure or the end stays in the queue: the loader has exited, and next() may be called
     // again.

@@ -81,7 +81,7 @@ struct BpeTokenizer::Work {
 class BpeTokenizer::Lease {
  public:
   explicit Lease(const BpeTokenizer& owner) : owner_(owner) {
-    std::lock_guard guard(owner.lock_);
+    Lock lock(owner.mutex_);
     if (owner.idle_.empty()) {
       scratch_ = std::make_unique<BpeScratch>();
     } else {
@@ -90,7 +90,7 @@ class BpeTokenizer::Lease {
     }
   }
   ~Lease() {
-    std::lock_guard guard(owner_.lock_);
+    Lock lock(owner_.mutex_);
     owner_.idle_.push_back(std::move(scratch_));
   }
   BpeScratch& operator*() { return *scratch_; }

@@ -3,10 +3,10 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "data/added_tokens.h"
 #include "data/tokenizer_json.h"
 #include "fsdp/tokenizer.h"
@@ -60,8 +60,8 @@ class BpeTokenizer : public Tokenizer {
   std::optional<int32_t> eos_, bos_;
   size_t chunk_ = size_t{1} << 18;
 
-  mutable std::mutex lock_;
-  mutable std::vector<std::unique_ptr<BpeScratch>> idle_;
+  mutable Mutex mutex_;
+  mutable std::vector<std::unique_ptr<BpeScratch>> idle_ FSDP_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp::data

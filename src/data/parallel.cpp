@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace fsdp::data {
 
@@ -21,14 +22,16 @@ void for_each_index(size_t count, int threads, const std::function<void(size_t)>
     return;
   }
   std::atomic<size_t> next = 0;
-  std::mutex lock;
-  std::exception_ptr failure;
+  struct {
+    Mutex mutex;
+    std::exception_ptr failure FSDP_GUARDED_BY(mutex);
+  } first;
   auto run = [&] {
     try {
       for (size_t i = next++; i < count; i = next++) work(i);
     } catch (...) {
-      std::lock_guard guard(lock);
-      if (!failure) failure = std::current_exception();
+      Lock lock(first.mutex);
+      if (!first.failure) first.failure = std::current_exception();
       next = count;
     }
   };
@@ -36,7 +39,8 @@ void for_each_index(size_t count, int threads, const std::function<void(size_t)>
   for (size_t i = 1; i < workers; ++i) others.emplace_back(run);
   run();
   for (auto& other : others) other.join();
-  if (failure) std::rethrow_exception(failure);
+  Lock lock(first.mutex);
+  if (first.failure) std::rethrow_exception(first.failure);
 }
 
 }  // namespace fsdp::data

@@ -20,7 +20,7 @@ const char* verb(Direction direction) {
 Ticket Engine::start(Direction direction, int64_t offset, char* memory, int64_t bytes) {
   auto ticket = std::make_shared<Transfer>(Transfer{direction, offset, bytes, bytes, 0, {}, {}});
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     for (int64_t at = 0; at < bytes; at += options_.piece, ++ticket->pieces)
       queue_.push_back({ticket, offset + at, memory + at, std::min(options_.piece, bytes - at)});
   }
@@ -29,16 +29,17 @@ Ticket Engine::start(Direction direction, int64_t offset, char* memory, int64_t 
 }
 
 bool Engine::done(const Ticket& ticket) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return ticket->pieces == 0;
 }
 
 void Engine::wait(const Ticket& ticket) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (ticket->pieces > 0) {
     const int64_t before = finished_;
-    if (ended_.wait_for(lock, options_.limit,
-                        [&] { return finished_ != before || ticket->pieces == 0; }))
+    if (ended_.wait_for(lock, options_.limit, [&]() FSDP_REQUIRES(mutex_) {
+          return finished_ != before || ticket->pieces == 0;
+        }))
       continue;
     throw Error(formatted("{}: {} {} bytes at {}: no progress for {} s; {} bytes are missing.",
                           file_.path(), verb(ticket->direction), with_separators(ticket->bytes),
@@ -51,7 +52,7 @@ void Engine::wait(const Ticket& ticket) {
 }
 
 bool Engine::take(Piece& piece) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (queue_.empty()) return false;
   piece = std::move(queue_.front());
   queue_.pop_front();
@@ -83,7 +84,7 @@ bool Engine::finish(Piece& piece, int64_t result) {
          "another program truncated the file, or the disk is failing (check dmesg).");
     return true;
   }
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   piece.ticket->left -= came;
   piece.offset += came;
   piece.memory += came;
@@ -96,7 +97,7 @@ bool Engine::finish(Piece& piece, int64_t result) {
 }
 
 void Engine::fail(Piece& piece, const std::string& why, const std::string& hint) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Transfer& transfer = *piece.ticket;
   if (transfer.problem.empty()) {
     transfer.problem = file_.path() + ": " + verb(transfer.direction) + " " +

@@ -11,15 +11,14 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "disk/file.h"
 
 namespace fsdp::disk {
@@ -34,7 +33,8 @@ struct EngineOptions {
   std::chrono::milliseconds limit{60000};  // wait() throws after this long without progress
 };
 
-// A read or write in flight. Made by Engine::start; only the engine touches its fields.
+// A read or write in flight. Made by Engine::start; only the engine touches its fields, all but the
+// first three under its mutex.
 struct Transfer {
   Direction direction;
   int64_t offset, bytes;
@@ -51,10 +51,12 @@ class Engine {
 
   // Reads or writes `bytes` at `offset`. Returns at once; the memory must stay valid until wait()
   // has returned or done() is true. Any thread may call it.
-  Ticket start(Direction direction, int64_t offset, char* memory, int64_t bytes);
+  Ticket start(Direction direction, int64_t offset, char* memory, int64_t bytes)
+      FSDP_EXCLUDES(mutex_);
   // Waits until the transfer has ended; throws if it failed. After a timeout the transfer goes on.
-  void wait(const Ticket& ticket);
-  bool done(const Ticket& ticket);  // also true on failure; wait() then throws at once
+  void wait(const Ticket& ticket) FSDP_EXCLUDES(mutex_);
+  // Also true on failure; wait() then throws at once.
+  bool done(const Ticket& ticket) FSDP_EXCLUDES(mutex_);
 
   virtual const char* name() const = 0;  // "io_uring" or "threads"
   const EngineOptions& options() const { return options_; }
@@ -69,23 +71,23 @@ class Engine {
 
   Engine(const ScratchFile& file, const EngineOptions& options) : file_(file), options_(options) {}
 
-  // Called without the lock after pieces were added to the queue.
-  virtual void wake() = 0;
+  // Called after pieces were added to the queue.
+  virtual void wake() FSDP_EXCLUDES(mutex_) = 0;
   // Records the result of a piece: bytes, or a negative errno. Returns false if part of the piece
-  // is left; `piece` is then that remainder and must be run again. Called without the lock.
-  bool finish(Piece& piece, int64_t result);
+  // is left; `piece` is then that remainder and must be run again.
+  bool finish(Piece& piece, int64_t result) FSDP_EXCLUDES(mutex_);
   // Pops the front of the queue; false if it is empty.
-  bool take(Piece& piece);
+  bool take(Piece& piece) FSDP_EXCLUDES(mutex_);
 
   const ScratchFile& file_;
   const EngineOptions options_;
-  std::mutex mutex_;
-  std::condition_variable ended_;  // a piece has ended
-  std::deque<Piece> queue_;
+  Mutex mutex_;
+  Condition ended_;  // a piece has ended
+  std::deque<Piece> queue_ FSDP_GUARDED_BY(mutex_);
 
  private:
-  void fail(Piece& piece, const std::string& why, const std::string& hint);
-  int64_t finished_ = 0;  // pieces; under the lock
+  void fail(Piece& piece, const std::string& why, const std::string& hint) FSDP_EXCLUDES(mutex_);
+  int64_t finished_ FSDP_GUARDED_BY(mutex_) = 0;  // pieces
 };
 
 // io_uring if it works, else threads. `memory` holds the buffers that most transfers use; they are

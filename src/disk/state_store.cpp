@@ -21,7 +21,7 @@ StateStore::StateStore(const std::string& directory, std::vector<std::vector<int
   if (options.buffers < 2)
     throw Error(formatted("state on disk needs at least 2 buffers, not {}.", options.buffers),
                 "set buffers to 2 or more: one is in use while another is read or written.");
-  int64_t total = 0;
+  int64_t total = 0, largest = 0;  // bytes of an entry
   for (const auto& tensors : entries) {
     Entry& entry = entries_.emplace_back();
     entry.offset = total;
@@ -31,38 +31,35 @@ StateStore::StateStore(const std::string& directory, std::vector<std::vector<int
     }
     entry.next = static_cast<int>(entries_.size() % entries.size());
     total += entry.bytes;
-    buffer_bytes_ = std::max(buffer_bytes_, entry.bytes);
+    largest = std::max(largest, entry.bytes);
   }
   file_ = std::make_unique<ScratchFile>(directory, std::max(total, kAlignment), options.direct);
   const auto count = static_cast<size_t>(options.buffers);
-  const auto wanted = static_cast<size_t>(std::max(buffer_bytes_, kAlignment)) * count;
+  const auto wanted = static_cast<size_t>(std::max(largest, kAlignment)) * count;
   const size_t bytes = (wanted + kHugePage - 1) / kHugePage * kHugePage;
   memory_.reset(static_cast<char*>(std::aligned_alloc(kHugePage, bytes)));
   if (!memory_)
     throw Error(formatted("not enough memory for {} buffers of {} for state on disk.", count,
-                          human_bytes(static_cast<double>(buffer_bytes_))),
+                          human_bytes(static_cast<double>(largest))),
                 "use smaller or fewer buffers.");
   ::madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // only advice
   std::vector<std::span<char>> parts;
   for (size_t i = 0; i < count; ++i) {
-    buffers_.emplace_back().memory = memory_.get() + i * static_cast<size_t>(buffer_bytes_);
-    parts.emplace_back(buffers_.back().memory, static_cast<size_t>(buffer_bytes_));
+    buffers_.emplace_back().memory = memory_.get() + i * static_cast<size_t>(largest);
+    parts.emplace_back(buffers_.back().memory, static_cast<size_t>(largest));
   }
+  memory_bytes_ = largest * options.buffers;
   engine_ = make_engine(*file_, options.engine, parts);
 }
 
-int64_t StateStore::bytes_in_memory() const {
-  return buffer_bytes_ * static_cast<int64_t>(buffers_.size());
-}
-
 StoreCounts StateStore::counts() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return counts_;
 }
 
 template <typename Work>
 auto StateStore::guarded(Work work) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (failure_) throw *failure_;
   try {
     return work();
@@ -73,7 +70,7 @@ auto StateStore::guarded(Work work) {
 }
 
 std::span<char* const> StateStore::get(int entry) {
-  return guarded([&] {
+  return guarded([&]() FSDP_REQUIRES(mutex_) {
     place(entry);
     ++counts_.gets;
     if (last_ >= 0) entries_[static_cast<size_t>(last_)].next = entry;
@@ -97,7 +94,7 @@ std::span<char* const> StateStore::get(int entry) {
 }
 
 void StateStore::put(int entry, bool changed) {
-  guarded([&] {
+  guarded([&]() FSDP_REQUIRES(mutex_) {
     Buffer* buffer = holding(entry);
     if (!buffer || buffer->state != State::kHeld)
       throw Error(formatted("entry {} of the state on disk is not held.", entry), "get it first.");
@@ -112,7 +109,7 @@ void StateStore::put(int entry, bool changed) {
 }
 
 void StateStore::flush() {
-  guarded([&] {
+  guarded([&]() FSDP_REQUIRES(mutex_) {
     for (Buffer& buffer : buffers_)
       if (buffer.state == State::kWriting) {
         await(buffer);
@@ -120,8 +117,6 @@ void StateStore::flush() {
       }
   });
 }
-
-// --- under the lock ---
 
 void StateStore::become(Buffer& buffer, State state) {
   buffer.state = state;

@@ -12,12 +12,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "disk/engine.h"
 #include "disk/file.h"
 #include "fsdp/error.h"
@@ -52,7 +52,7 @@ class StateStore {
   void flush();  // waits until everything that was put is in the file
 
   int64_t bytes_on_disk() const { return file_->bytes(); }
-  int64_t bytes_in_memory() const;
+  int64_t bytes_in_memory() const { return memory_bytes_; }
   const ScratchFile& file() const { return *file_; }
   const char* engine() const { return engine_->name(); }
   StoreCounts counts() const;
@@ -76,27 +76,27 @@ class StateStore {
 
   template <typename Work>
   auto guarded(Work work);  // runs `work` under the lock and remembers its failure
-  const Entry& place(int entry) const;
-  Buffer* holding(int entry);
-  Buffer* oldest(State state);
-  Buffer* free_one();        // nullptr if there is none
-  Buffer& claim(int entry);  // waits for one
-  void await(Buffer& buffer);
-  void collect();  // frees the buffers of finished writes
-  void read(Buffer& buffer, int entry);
-  void read_ahead(int entry);
-  void become(Buffer& buffer, State state);
+  const Entry& place(int entry) const FSDP_REQUIRES(mutex_);
+  Buffer* holding(int entry) FSDP_REQUIRES(mutex_);
+  Buffer* oldest(State state) FSDP_REQUIRES(mutex_);
+  Buffer* free_one() FSDP_REQUIRES(mutex_);        // nullptr if there is none
+  Buffer& claim(int entry) FSDP_REQUIRES(mutex_);  // waits for one
+  void await(Buffer& buffer) FSDP_REQUIRES(mutex_);
+  void collect() FSDP_REQUIRES(mutex_);  // frees the buffers of finished writes
+  void read(Buffer& buffer, int entry) FSDP_REQUIRES(mutex_);
+  void read_ahead(int entry) FSDP_REQUIRES(mutex_);
+  void become(Buffer& buffer, State state) FSDP_REQUIRES(mutex_);
 
-  std::vector<Entry> entries_;
-  int64_t buffer_bytes_ = 0;
+  int64_t memory_bytes_ = 0;                       // of all buffers
   std::unique_ptr<char, void (*)(char*)> memory_;  // backs all buffers
   std::unique_ptr<ScratchFile> file_;
-  std::vector<Buffer> buffers_;
-  mutable std::mutex mutex_;
-  int last_ = -1;      // the entry of the last get
-  int64_t clock_ = 0;  // counts changes of state
-  StoreCounts counts_;
-  std::optional<Error> failure_;
+  mutable Mutex mutex_;
+  std::vector<Entry> entries_ FSDP_GUARDED_BY(mutex_);
+  std::vector<Buffer> buffers_ FSDP_GUARDED_BY(mutex_);
+  int last_ FSDP_GUARDED_BY(mutex_) = -1;      // the entry of the last get
+  int64_t clock_ FSDP_GUARDED_BY(mutex_) = 0;  // counts changes of state
+  StoreCounts counts_ FSDP_GUARDED_BY(mutex_);
+  std::optional<Error> failure_ FSDP_GUARDED_BY(mutex_);
   std::unique_ptr<Engine> engine_;  // destroyed first: it uses the others
 };
 

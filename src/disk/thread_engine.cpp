@@ -32,7 +32,7 @@ class ThreadEngine final : public Engine {
   // Drops pieces that haven't started.
   ~ThreadEngine() override {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       stopping_ = true;
       queue_.clear();
     }
@@ -52,8 +52,8 @@ class ThreadEngine final : public Engine {
   void run() {
     for (Piece piece;;) {
       {
-        std::unique_lock lock(mutex_);
-        more_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+        Lock lock(mutex_);
+        more_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
         if (stopping_) return;
       }
       if (!take(piece)) continue;  // another thread was faster
@@ -62,8 +62,8 @@ class ThreadEngine final : public Engine {
     }
   }
 
-  std::condition_variable more_;
-  bool stopping_ = false;
+  Condition more_;
+  bool stopping_ FSDP_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // last: they use the other members
 };
 

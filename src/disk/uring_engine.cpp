@@ -49,11 +49,11 @@ class UringEngine final : public Engine {
   // memory.
   ~UringEngine() override {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       queue_.clear();
     }
     {
-      const std::lock_guard lock(ring_mutex_);
+      const Lock lock(ring_mutex_);
       stopping_ = true;
       if (io_uring_sqe* entry = io_uring_get_sqe(&ring_)) {
         io_uring_prep_nop(entry);
@@ -91,14 +91,12 @@ class UringEngine final : public Engine {
     return -1;
   }
 
-  void wake() override {
-    const std::lock_guard lock(ring_mutex_);
+  void wake() override FSDP_EXCLUDES(mutex_, ring_mutex_) {
+    const Lock lock(ring_mutex_);
     hand_over();
   }
 
-  // --- under ring_mutex_ ---
-
-  void hand_over() {
+  void hand_over() FSDP_REQUIRES(ring_mutex_) FSDP_EXCLUDES(mutex_) {
     for (Piece piece; !free_.empty() && take(piece);) {
       const size_t slot = free_.back();
       free_.pop_back();
@@ -108,7 +106,7 @@ class UringEngine final : public Engine {
     submit();
   }
 
-  void prepare(size_t slot) {
+  void prepare(size_t slot) FSDP_REQUIRES(ring_mutex_) {
     const Piece& piece = slots_[slot];
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // never null: there are more than slots
     const int fd = file_.descriptor(), buffer = registered(piece);
@@ -130,7 +128,7 @@ class UringEngine final : public Engine {
 
   // Retries while the kernel is briefly short of memory. If that lasts, wait() reaches its limit
   // and throws.
-  void submit() {
+  void submit() FSDP_REQUIRES(ring_mutex_) {
     for (int tries = 0; io_uring_sq_ready(&ring_) > 0 && tries < 1000;)
       if (io_uring_submit(&ring_) <= 0) {
         ++tries;
@@ -150,7 +148,7 @@ class UringEngine final : public Engine {
         io_uring_cqe_seen(&ring_, entry);
         if (slot != kWakeUp) ended(static_cast<size_t>(slot), result);
       } while (io_uring_peek_cqe(&ring_, &entry) == 0);
-      const std::lock_guard lock(ring_mutex_);
+      const Lock lock(ring_mutex_);
       hand_over();
       last = stopping_ && free_.size() == slots_.size();
     }
@@ -159,11 +157,11 @@ class UringEngine final : public Engine {
   void ended(size_t slot, int result) {
     Piece piece;
     {
-      const std::lock_guard lock(ring_mutex_);
+      const Lock lock(ring_mutex_);
       piece = slots_[slot];
     }
     const bool whole = finish(piece, result);
-    const std::lock_guard lock(ring_mutex_);
+    const Lock lock(ring_mutex_);
     slots_[slot] = whole ? Piece{} : piece;
     if (whole)
       free_.push_back(slot);
@@ -173,10 +171,10 @@ class UringEngine final : public Engine {
 
   io_uring ring_;
   std::vector<iovec> registered_;
-  std::mutex ring_mutex_;  // taken before mutex_
-  std::vector<Piece> slots_;
-  std::vector<size_t> free_;
-  bool stopping_ = false;
+  Mutex ring_mutex_;  // taken before mutex_; also guards the submission side of ring_
+  std::vector<Piece> slots_ FSDP_GUARDED_BY(ring_mutex_);
+  std::vector<size_t> free_ FSDP_GUARDED_BY(ring_mutex_);
+  bool stopping_ FSDP_GUARDED_BY(ring_mutex_) = false;
   std::thread reaper_;
 };
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/mutex.h"
 #include "base/seams.h"
 #include "fsdp/error.h"
 #include "memory/host_pool.h"
@@ -22,7 +23,6 @@
 namespace fsdp::memory {
 
 namespace {
-
 
 void plan_away(int64_t bytes) {
   auto& planned = shard::this_thread().dry_run.offloaded;
@@ -62,11 +62,11 @@ using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
 class Residents {
  public:
   bool has(const c10::StorageImpl* storage) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     return known_.count(storage) > 0;
   }
   void add(const Memory& memory) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     if (known_.size() >= most_) {
       std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
       most_ = std::max<size_t>(64, 2 * known_.size());
@@ -75,19 +75,20 @@ class Residents {
   }
 
  private:
-  std::mutex mutex_;
-  std::unordered_map<const c10::StorageImpl*, WeakMemory> known_;
-  size_t most_ = 64;
+  Mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, WeakMemory> known_ FSDP_GUARDED_BY(mutex_);
+  size_t most_ FSDP_GUARDED_BY(mutex_) = 64;
 };
 
 // What all threads share. Never destroyed: autograd graphs may outlive static destructors.
 struct Shared {
   std::atomic<int64_t> copies_out{0}, copies_in{0};
   Residents residents;
-  std::mutex mutex;  // of the rest
-  std::unordered_map<at::Device, std::unique_ptr<Lane>> lanes;
+  Mutex mutex;
+  std::unordered_map<at::Device, std::unique_ptr<Lane>> lanes FSDP_GUARDED_BY(mutex);
   // The newest copy of each storage.
-  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<AwayStorage>> away;
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<AwayStorage>> away
+      FSDP_GUARDED_BY(mutex);
 };
 
 Shared& shared() {
@@ -96,7 +97,7 @@ Shared& shared() {
 }
 
 Lane& lane_of(at::Device device) {
-  std::lock_guard lock(shared().mutex);
+  Lock lock(shared().mutex);
   std::unique_ptr<Lane>& lane = shared().lanes[device];
   if (!lane) lane = std::make_unique<Lane>(device);
   return *lane;
@@ -148,13 +149,13 @@ class AwayStorage {
   AwayStorage& operator=(const AwayStorage&) = delete;
 
   void leave() {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     if (!back_) drop();
   }
 
   // Starts the copy back to the device.
   void bring() {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     if (back_) return;
     back_ = true;
     if (memory_) return;  // still on the device
@@ -174,7 +175,7 @@ class AwayStorage {
 
   Memory here() {
     bring();
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     in_.wait(device_);
     return memory_;
   }
@@ -185,26 +186,26 @@ class AwayStorage {
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     std::shared_ptr<AwayStorage> away;  // declared here to be destroyed outside of the lock
     {
-      std::lock_guard lock(shared().mutex);
+      Lock lock(shared().mutex);
       auto known = shared().away.find(storage);
       if (known != shared().away.end()) away = known->second.lock();
     }
     if (away && away->holds(tensor)) return away;
     away = std::make_shared<AwayStorage>(tensor);
     *made = true;
-    std::lock_guard lock(shared().mutex);
+    Lock lock(shared().mutex);
     shared().away.insert_or_assign(storage, away);
     return away;
   }
 
  private:
   static void forget(const AwayStorage& away) {
-    std::lock_guard lock(shared().mutex);
+    Lock lock(shared().mutex);
     auto known = shared().away.find(away.weak_._unsafe_get_target());
     if (known != shared().away.end() && known->second.expired()) shared().away.erase(known);
   }
 
-  void fill(const at::Tensor& room) {
+  void fill(const at::Tensor& room) FSDP_REQUIRES(mutex_) {
     shard::StreamEvent free;  // earlier work of the compute stream in this memory is done
     free.record(device_);
     {
@@ -223,7 +224,7 @@ class AwayStorage {
     return identity_of(counter) == identity_of(counter_) && counter.current_version() == version_;
   }
 
-  void drop() {
+  void drop() FSDP_REQUIRES(mutex_) {
     if (!memory_) return;
     out_.wait(device_);
     in_.wait(device_);
@@ -231,26 +232,27 @@ class AwayStorage {
     memory_.reset();
   }
 
-  void count(bool on) {
+  void count(bool on) FSDP_REQUIRES(mutex_) {
     if (on && shard::saved_activations::counting())
       shard::saved_activations::add(counted_ = memory_.get(), static_cast<size_t>(bytes_));
     if (!on && counted_) shard::saved_activations::remove(counted_);
     if (!on) counted_ = nullptr;
   }
 
-  std::mutex mutex_;
-  Memory memory_;  // device memory; null while the contents are on the host only
+  Mutex mutex_;
+  // Device memory; null while the contents are on the host only.
+  Memory memory_ FSDP_GUARDED_BY(mutex_);
   const WeakMemory weak_;
   const at::Device device_;
   const int64_t bytes_;
   const c10::VariableVersion counter_;
   const uint32_t version_;
   Lane& lane_;
-  at::Tensor host_;
-  shard::StreamEvent out_, in_;
-  bool back_ = false;
-  int64_t planned_ = 0;  // bytes in host memory in a dry run
-  const void* counted_ = nullptr;
+  at::Tensor host_ FSDP_GUARDED_BY(mutex_);
+  shard::StreamEvent out_ FSDP_GUARDED_BY(mutex_), in_ FSDP_GUARDED_BY(mutex_);
+  bool back_ FSDP_GUARDED_BY(mutex_) = false;
+  int64_t planned_ FSDP_GUARDED_BY(mutex_) = 0;  // bytes in host memory in a dry run
+  const void* counted_ FSDP_GUARDED_BY(mutex_) = nullptr;
 };
 
 namespace {
@@ -308,19 +310,19 @@ std::unique_ptr<shard::SavedPlace> OffloadedRegion::place(const at::Tensor& tens
   bool made = false;
   std::shared_ptr<AwayStorage> away = AwayStorage::of(tensor, &made);
   if (made) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     storages_.push_back(away);
   }
   return std::make_unique<OffloadedPlace>(shared_from_this(), std::move(away), tensor);
 }
 
 bool OffloadedRegion::empty() const {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return storages_.empty();
 }
 
 void OffloadedRegion::leave() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (reached_) return;
   for (const auto& weak : storages_)
     if (auto away = weak.lock()) away->leave();
@@ -328,7 +330,7 @@ void OffloadedRegion::leave() {
 
 // In reverse order: backward needs the last ones first.
 void OffloadedRegion::bring() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (brought_) return;
   brought_ = true;
   for (auto weak = storages_.rbegin(); weak != storages_.rend(); ++weak)
@@ -337,7 +339,7 @@ void OffloadedRegion::bring() {
 
 void OffloadedRegion::come_back() {
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     if (reached_) return;
     reached_ = true;
   }

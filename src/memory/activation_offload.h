@@ -18,9 +18,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "shard/tape_hook.h"
 
 namespace fsdp::memory {
@@ -46,9 +46,10 @@ class OffloadedRegion : public std::enable_shared_from_this<OffloadedRegion> {
 
   const std::string name_;
   const std::weak_ptr<OffloadedRegion> before_;  // the one that backward reaches next
-  mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<AwayStorage>> storages_;  // places hold them
-  bool brought_ = false, reached_ = false;
+  mutable Mutex mutex_;
+  std::vector<std::weak_ptr<AwayStorage>> storages_ FSDP_GUARDED_BY(mutex_);  // places hold them
+  bool brought_ FSDP_GUARDED_BY(mutex_) = false;
+  bool reached_ FSDP_GUARDED_BY(mutex_) = false;
 };
 
 namespace offload {

@@ -27,7 +27,7 @@ HostPool::~HostPool() {
 at::Tensor HostPool::take(int64_t bytes) {
   shard::Unseen unseen;
   const int64_t whole = rounded(bytes);
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   at::Tensor block;
   if (auto same = free_.find(whole); same != free_.end() && !same->second.empty()) {
     block = std::move(same->second.back());
@@ -51,7 +51,7 @@ at::Tensor HostPool::take(int64_t bytes) {
 void HostPool::give(const at::Tensor& block) {
   shard::Unseen unseen;
   const int64_t whole = rounded(block.numel());
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   used_ -= whole;
   if (used_ > 0) {
     free_[whole].push_back(block.as_strided({whole}, {1}));
@@ -62,7 +62,7 @@ void HostPool::give(const at::Tensor& block) {
 }
 
 int64_t HostPool::used() const {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return used_;
 }
 
@@ -71,7 +71,7 @@ int64_t HostPool::size_for(int64_t most) {
 }
 
 int64_t HostPool::size() const {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   int64_t bytes = 0;
   for (const Slab& slab : slabs_) bytes += slab.memory.numel();
   return bytes;

@@ -11,8 +11,9 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace fsdp::memory {
 
@@ -34,10 +35,10 @@ class HostPool {
   };
 
   const at::Device device_;
-  mutable std::mutex mutex_;
-  std::vector<Slab> slabs_;
-  std::map<int64_t, std::vector<at::Tensor>> free_;  // by size
-  int64_t used_ = 0;
+  mutable Mutex mutex_;
+  std::vector<Slab> slabs_ FSDP_GUARDED_BY(mutex_);
+  std::map<int64_t, std::vector<at::Tensor>> free_ FSDP_GUARDED_BY(mutex_);  // by size
+  int64_t used_ FSDP_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace fsdp::memory

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <unordered_map>
+
+#include "base/mutex.h"
 
 namespace fsdp::memory {
 namespace {
@@ -128,13 +129,14 @@ bool draws(const OperatorFacts& facts, const torch::jit::Stack& stack) {
 }
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& op) {
-  static std::mutex mutex;
-  static auto* all = new std::unordered_map<c10::OperatorHandle, std::unique_ptr<OperatorFacts>>;
+  static Mutex mutex;
+  static auto* all FSDP_PT_GUARDED_BY(mutex) =
+      new std::unordered_map<c10::OperatorHandle, std::unique_ptr<OperatorFacts>>;
   // Per thread, so that an operator doesn't take the lock each time.
   static thread_local std::unordered_map<c10::OperatorHandle, const OperatorFacts*> known;
   const OperatorFacts*& facts = known[op];
   if (facts) return *facts;
-  std::lock_guard lock(mutex);
+  Lock lock(mutex);
   std::unique_ptr<OperatorFacts>& first = (*all)[op];
   if (!first) first = std::make_unique<OperatorFacts>(op);
   return *(facts = first.get());

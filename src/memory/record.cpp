@@ -26,15 +26,6 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, Visit visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
-  }
-}
-
 // Memory whose owner may free or refill it (from_blob).
 bool is_borrowed(const at::Tensor& tensor) {
   if (!tensor.is_cpu() || !is_plain(tensor) || shard::tag_of(tensor)) return false;
@@ -138,7 +129,7 @@ void Region::add_operand(size_t argument, Operand::List list, const at::Tensor& 
 }
 
 Region::Fit Region::begin(const OperatorFacts& facts, const torch::jit::Stack& stack) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   size_t count = facts.arguments.size(), first = stack.size() - count;
   pending_ = Step{&facts, static_cast<uint32_t>(values_.size()),
                   static_cast<uint32_t>(operands_.size()), static_cast<uint32_t>(outputs_.size())};
@@ -198,7 +189,7 @@ void Region::remember_random() {
 }
 
 void Region::drop() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   // The externals of this step are the last ones.
   for (size_t i = pending_.operands; i < operands_.size(); ++i)
     if (operands_[i].external >= 0) externals_.pop_back();
@@ -253,15 +244,16 @@ void Region::keep_sum(const at::Tensor& sum) {
 void Region::finish(const torch::jit::Stack& stack) {
   bool recorded;
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     uint32_t position = 0;
     size_t count = pending_.facts->op.schema().returns().size();
     size_t first = stack.size() - count;
     if (is_sum_of_inputs()) keep_sum(stack[first + 1].toTensor());
-    for (size_t i = first; i < stack.size(); ++i)
-      for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
-        add_output(tensor, position++);  // skips the sum, which is now an argument
-      });
+    for (size_t i = first; i < stack.size(); ++i) {  // but for the sum, which is now an argument
+      if (stack[i].isTensor()) add_output(stack[i].toTensor(), position++);
+      if (stack[i].isTensorList())
+        for (const at::Tensor& tensor : stack[i].toTensorVector()) add_output(tensor, position++);
+    }
     pending_.output_count = static_cast<uint32_t>(outputs_.size()) - pending_.outputs;
     recorded = writes_made_ || pending_.output_count > 0;
     if (recorded) {
@@ -284,7 +276,7 @@ void Region::finish(const torch::jit::Stack& stack) {
 // --- what autograd saves ---
 
 std::unique_ptr<shard::SavedPlace> Region::place(const at::Tensor& tensor) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   int32_t number = made_of(tensor);
   if (number < 0) return nullptr;
   if (made_[number].raw) {
@@ -298,12 +290,17 @@ std::unique_ptr<shard::SavedPlace> Region::place(const at::Tensor& tensor) {
 }
 
 bool Region::abandoned() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return places_made_ > 0 && places_alive_ == 0;
 }
 
+size_t Region::steps() {
+  Lock lock(mutex_);
+  return steps_.size();
+}
+
 void Region::close() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (closed_) return;
   closed_ = true;
   table_.clear();

@@ -22,10 +22,10 @@
 #include <c10/core/StorageImpl.h>
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "memory/operator_facts.h"
 #include "memory/storage_table.h"
 #include "shard/kept_tensor.h"
@@ -61,7 +61,6 @@ class Region : public std::enable_shared_from_this<Region> {
   Region& operator=(const Region&) = delete;
 
   const std::string& name() const { return name_; }
-  size_t steps() const { return steps_.size(); }
 
   // --- recording (record.cpp): by one thread, until close() ---
   // Whether an operator can be recorded.
@@ -77,6 +76,7 @@ class Region : public std::enable_shared_from_this<Region> {
   // Null: autograd must keep the tensor.
   std::unique_ptr<shard::SavedPlace> place(const at::Tensor& tensor);
   bool abandoned();  // autograd has forgotten everything that it saved
+  size_t steps();    // recorded so far
   void close();
 
   // --- afterwards (replay.cpp) ---
@@ -133,54 +133,57 @@ class Region : public std::enable_shared_from_this<Region> {
 
   // record.cpp
   void add_operand(size_t argument, Operand::List list, const at::Tensor& tensor,
-                   OperatorFacts::Effect effect);
-  void add_output(const at::Tensor& tensor, uint32_t position);
-  void remember_random();
-  bool is_sum_of_inputs() const;
-  void keep_sum(const at::Tensor& sum);
-  int32_t made_of(const at::Tensor& tensor) const;
-  Geometry geometry_of(const at::Tensor& tensor);
-  void keep(Made& made, const Memory& memory);
-  void forget(Made& made);
-  void prune();
-  void clear_tape();
+                   OperatorFacts::Effect effect) FSDP_REQUIRES(mutex_);
+  void add_output(const at::Tensor& tensor, uint32_t position) FSDP_REQUIRES(mutex_);
+  void remember_random() FSDP_REQUIRES(mutex_);
+  bool is_sum_of_inputs() const FSDP_REQUIRES(mutex_);
+  void keep_sum(const at::Tensor& sum) FSDP_REQUIRES(mutex_);
+  int32_t made_of(const at::Tensor& tensor) const FSDP_REQUIRES(mutex_);
+  Geometry geometry_of(const at::Tensor& tensor) FSDP_REQUIRES(mutex_);
+  void keep(Made& made, const Memory& memory) FSDP_REQUIRES(mutex_);
+  void forget(Made& made) FSDP_REQUIRES(mutex_);
+  void prune() FSDP_REQUIRES(mutex_);
+  void clear_tape() FSDP_REQUIRES(mutex_);
 
   // replay.cpp
   at::Tensor get(const class RecomputedPlace& place);
   void release(int32_t made);
-  bool alive(Made& made);
-  void mark(bool with_living);
-  void replay();
-  void run(const Step& step, size_t number);
-  torch::jit::Stack arguments_of(const Step& step);
-  void keep_results(const Step& step, const torch::jit::Stack& stack);
-  at::Tensor tensor_for(const Operand& operand, const Step& step);
-  at::Tensor over(const Memory& memory, const Geometry& geometry) const;
+  bool alive(Made& made) FSDP_REQUIRES(mutex_);
+  void mark(bool with_living) FSDP_REQUIRES(mutex_);
+  void replay() FSDP_REQUIRES(mutex_);
+  void run(const Step& step, size_t number) FSDP_REQUIRES(mutex_);
+  torch::jit::Stack arguments_of(const Step& step) FSDP_REQUIRES(mutex_);
+  void keep_results(const Step& step, const torch::jit::Stack& stack) FSDP_REQUIRES(mutex_);
+  at::Tensor tensor_for(const Operand& operand, const Step& step) FSDP_REQUIRES(mutex_);
+  at::Tensor over(const Memory& memory, const Geometry& geometry) const FSDP_REQUIRES(mutex_);
 
   const std::string name_;
   const bool selective_;
-  std::mutex mutex_;  // places are read and destroyed on other threads
-  StorageTable table_;
-  std::vector<Made> made_;
-  std::vector<shard::KeptTensor> externals_;
-  std::vector<int64_t> dims_;
-  torch::jit::Stack values_;  // arguments, without tensors
-  std::vector<Operand> operands_;
-  std::vector<Output> outputs_;
-  std::vector<Random> random_;
-  std::vector<Step> steps_;
-  Step pending_{};
-  size_t dims_before_ = 0;
-  bool writes_made_ = false, writes_outside_ = false;  // of the last begin()'s operator
-  int64_t places_made_ = 0, places_alive_ = 0;
-  bool closed_ = false;
+  Mutex mutex_;  // places are read and destroyed on other threads
+  StorageTable table_ FSDP_GUARDED_BY(mutex_);
+  std::vector<Made> made_ FSDP_GUARDED_BY(mutex_);
+  std::vector<shard::KeptTensor> externals_ FSDP_GUARDED_BY(mutex_);
+  std::vector<int64_t> dims_ FSDP_GUARDED_BY(mutex_);
+  torch::jit::Stack values_ FSDP_GUARDED_BY(mutex_);  // arguments, without tensors
+  std::vector<Operand> operands_ FSDP_GUARDED_BY(mutex_);
+  std::vector<Output> outputs_ FSDP_GUARDED_BY(mutex_);
+  std::vector<Random> random_ FSDP_GUARDED_BY(mutex_);
+  std::vector<Step> steps_ FSDP_GUARDED_BY(mutex_);
+  Step pending_ FSDP_GUARDED_BY(mutex_) = {};
+  size_t dims_before_ FSDP_GUARDED_BY(mutex_) = 0;
+  // Of the last begin()'s operator.
+  bool writes_made_ FSDP_GUARDED_BY(mutex_) = false;
+  bool writes_outside_ FSDP_GUARDED_BY(mutex_) = false;
+  int64_t places_made_ FSDP_GUARDED_BY(mutex_) = 0;
+  int64_t places_alive_ FSDP_GUARDED_BY(mutex_) = 0;
+  bool closed_ FSDP_GUARDED_BY(mutex_) = false;
 };
 
 // A saved tensor of autograd's, as a place on the tape.
 class RecomputedPlace final : public shard::SavedPlace {
  public:
   RecomputedPlace(std::shared_ptr<Region> region, int32_t made, const Geometry& geometry,
-        const at::Tensor& tensor);
+                  const at::Tensor& tensor);
   ~RecomputedPlace() override;
   at::Tensor get() override;
 

@@ -4,13 +4,13 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <unordered_map>
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "memory/activation_offload.h"
 #include "memory/region.h"
 #include "shard/deferred_tape.h"
@@ -44,21 +44,21 @@ class Recomputation final : public shard::TapeHooks {
   std::unique_ptr<shard::TapeHook> for_thread() override;
 
   bool watches(const at::Tensor& parameter) const override {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     return parameters_.contains(parameter.unsafeGetTensorImpl());
   }
 
   // The modules that a use of the parameter opens; nullopt: it isn't watched.
   std::optional<std::vector<std::shared_ptr<Chosen>>> modules_of(
       const c10::TensorImpl* parameter) const {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     auto known = parameters_.find(parameter);
     if (known == parameters_.end()) return std::nullopt;
     return known->second.modules;
   }
 
   void watch(const at::Tensor& parameter, std::vector<std::shared_ptr<Chosen>> modules) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     std::erase_if(parameters_, [](const auto& entry) { return entry.second.parameter.expired(); });
     Watched watched{WeakTensor(parameter.getIntrusivePtr()), std::move(modules)};
     for (const auto& module : watched.modules) module->parameters.push_back(watched.parameter);
@@ -66,19 +66,19 @@ class Recomputation final : public shard::TapeHooks {
   }
 
   void unwatch(const at::Tensor& parameter) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     parameters_.erase(parameter.unsafeGetTensorImpl());
   }
 
   void say_once(const std::string& text) {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     if (said_.insert(text).second) log::info(text);
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, Watched> parameters_;
-  std::set<std::string> said_;
+  mutable Mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, Watched> parameters_ FSDP_GUARDED_BY(mutex_);
+  std::set<std::string> said_ FSDP_GUARDED_BY(mutex_);
 };
 
 void say_once(const std::string& text) {

@@ -51,8 +51,8 @@ class Rewound {
 
 // --- places ---
 
-RecomputedPlace::RecomputedPlace(std::shared_ptr<Region> region, int32_t made, const Geometry& geometry,
-             const at::Tensor& tensor)
+RecomputedPlace::RecomputedPlace(std::shared_ptr<Region> region, int32_t made,
+                                 const Geometry& geometry, const at::Tensor& tensor)
     : region_(std::move(region)), made_(made), geometry_(geometry) {
   if (tensor.is_inference()) return;
   counter_ = tensor.unsafeGetTensorImpl()->version_counter();
@@ -68,7 +68,7 @@ at::Tensor RecomputedPlace::get() {
 }
 
 at::Tensor Region::get(const RecomputedPlace& place) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (place.counter_.enabled() && place.counter_.current_version() != place.version_)
     throw Error(
         formatted("a tensor that backward needs was changed in place after forward saved it "
@@ -81,7 +81,7 @@ at::Tensor Region::get(const RecomputedPlace& place) {
 }
 
 void Region::release(int32_t number) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   Made& made = made_[number];
   if (--made.wanted == 0 && closed_ && !made.source) forget(made);
   if (--places_alive_ == 0 && closed_) {
@@ -235,7 +235,7 @@ torch::jit::Stack Region::arguments_of(const Step& step) {
 void Region::keep_results(const Step& step, const torch::jit::Stack& stack) {
   uint32_t position = 0;
   size_t output = 0;
-  auto take = [&](const at::Tensor& tensor) {
+  auto take = [&](const at::Tensor& tensor) FSDP_REQUIRES(mutex_) {
     uint32_t at = position++;
     if (output == step.output_count || outputs_[step.outputs + output].position != at) return;
     Made& made = made_[outputs_[step.outputs + output++].made];
@@ -265,7 +265,7 @@ void Region::run(const Step& step, size_t number) {
   }
   keep_results(step, stack);
   // Frees storages after their last use.
-  auto done = [&](int32_t made) {
+  auto done = [&](int32_t made) FSDP_REQUIRES(mutex_) {
     if (made >= 0 && made_[made].wanted == 0 &&
         made_[made].last_use <= static_cast<int32_t>(number))
       forget(made_[made]);
@@ -298,7 +298,7 @@ void Region::replay() {
 }
 
 void Region::settle() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   closed_ = true;
   table_.clear();
   for (Made& made : made_)
@@ -309,7 +309,7 @@ void Region::settle() {
 // --- writes by others ---
 
 bool Region::before_write(c10::StorageImpl* storage) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (steps_.empty()) return false;
   Memory copy;
   auto copied = [&] {

@@ -1,8 +1,10 @@
 #include "shard/group.h"
 
-#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "base/format.h"
+#include "base/mutex.h"
 #include "comm/next_number.h"
 #include "fsdp/fully_shard.h"
 #include "shard/runtime.h"
@@ -82,11 +84,11 @@ std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options
                                  at::Device device) {
   std::string key = options.mesh ? "" : std::string(name(options.strategy)) + device.str();
   if (!key.empty() && !options.share_host_memory) key += " apart";
-  auto& known = runtime().groups.known;
-  std::lock_guard lock(runtime().groups.mutex);
-  std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
+  auto& groups = runtime().groups;
+  Lock lock(groups.mutex);
+  std::erase_if(groups.known, [](const auto& entry) { return entry.second.expired(); });
   if (!key.empty())
-    for (const auto& [other, weak] : known)
+    for (const auto& [other, weak] : groups.known)
       if (auto group = weak.lock(); group && other == key && group->mesh.world() == world)
         return group;
   auto group = std::make_shared<Group>();
@@ -94,19 +96,18 @@ std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options
   group->number = comm::next_number(world);
   group->text = text_of(group->mesh);
   join_communicators(*group, options, device);
-  if (!key.empty()) known.emplace_back(key, group);
+  if (!key.empty()) groups.known.emplace_back(key, group);
   return group;
 }
 
 const Communicator& Group::neighbours(int parts) {
-  for (const auto& [known, comm] : neighbours_)
-    if (known == parts) return comm;
+  Lock lock(mutex_);
+  if (auto known = neighbours_.find(parts); known != neighbours_.end()) return known->second;
   std::vector<int> row = mesh.ranks("shard"), ranks;
   int first = shard_rank / parts * parts;
   for (int i = 0; i < parts; ++i) ranks.push_back(row[first + i]);
   const std::string name = formatted("group{}.neighbours.{}@{}", number, parts, ranks[0]);
-  neighbours_.emplace_back(parts, mesh.world().communicator(ranks, name));
-  return neighbours_.back().second;
+  return neighbours_.emplace(parts, mesh.world().communicator(ranks, name)).first->second;
 }
 
 int parts_kept(const ReshardAfterForward& choice, bool keeps, const Group& group) {

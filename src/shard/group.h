@@ -1,11 +1,11 @@
 // Group: the ranks that units are sharded over and replicated across, and their communicators.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
+#include "base/mutex.h"
 #include "fsdp/communicator.h"
 #include "fsdp/mesh.h"
 #include "fsdp/sharding.h"
@@ -32,7 +32,8 @@ struct Group {
   const Communicator& neighbours(int parts);
 
  private:
-  std::vector<std::pair<int, Communicator>> neighbours_;
+  Mutex mutex_;  // models that share the group have locks of their own
+  std::map<int, Communicator> neighbours_ FSDP_GUARDED_BY(mutex_);
 };
 
 // The group for these options, or an Error if their mesh doesn't suit their strategy. Models with

@@ -20,15 +20,15 @@ void HostUpdate::run(const std::function<void()>& work) noexcept {
   } catch (...) {
     failure = std::current_exception();
   }
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   failure_ = failure;
   done_ = true;
   done_changed_.notify_all();
 }
 
 void HostUpdate::wait(const std::string& unit, std::chrono::milliseconds limit) {
-  std::unique_lock lock(mutex_);
-  if (!done_changed_.wait_for(lock, limit, [&] { return done_; }))
+  Lock lock(mutex_);
+  if (!done_changed_.wait_for(lock, limit, [&]() FSDP_REQUIRES(mutex_) { return done_; }))
     throw Error(formatted("unit \"{}\": its update on the CPU did not finish in {} s.", unit,
                           limit.count() / 1000),
                 "its gradient may not have arrived (docs/hangs.md), or FSDP_TIMEOUT is too short "
@@ -44,7 +44,7 @@ void HostUpdate::wait(const std::string& unit, std::chrono::milliseconds limit) 
 
 HostUpdates::~HostUpdates() {
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     closed_ = true;
     changed_.notify_all();
   }
@@ -53,7 +53,7 @@ HostUpdates::~HostUpdates() {
 
 std::shared_ptr<HostUpdate> HostUpdates::add(HostWork work) {
   auto update = std::make_shared<HostUpdate>();
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   waiting_.emplace_back(update, std::move(work));
   if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
   changed_.notify_all();
@@ -79,8 +79,8 @@ void HostUpdates::loop() {
   std::optional<c10::DeviceGuard> on;  // else querying an event creates a context on GPU 0
   if (has_streams(device_)) on.emplace(device_);
   while (true) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return closed_ || !waiting_.empty(); });
+    Lock lock(mutex_);
+    changed_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return closed_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
     auto next = waiting_.end();
     for (auto entry = waiting_.begin(); entry != waiting_.end(); ++entry) {

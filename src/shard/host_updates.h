@@ -4,16 +4,16 @@
 #include <c10/core/Device.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace fsdp::shard {
 
@@ -25,17 +25,18 @@ class HostUpdate {
   void run(const std::function<void()>& work) noexcept;
 
  private:
-  std::mutex mutex_;
-  std::condition_variable done_changed_;
-  bool done_ = false;
-  std::exception_ptr failure_;
+  Mutex mutex_;
+  Condition done_changed_;
+  bool done_ FSDP_GUARDED_BY(mutex_) = false;
+  std::exception_ptr failure_ FSDP_GUARDED_BY(mutex_);
 };
 
 struct HostWork {
   std::function<void()> run;
-  std::function<bool()> can_start = {};  // whether its inputs have arrived; empty: they have
-  uint64_t arrival = 0;                  // order in which gradients arrive
-  size_t wanted = 0;                     // order in which forward needs the flats
+  // Whether its inputs have arrived; empty: they have. Called with the mutex of HostUpdates held.
+  std::function<bool()> can_start = {};
+  uint64_t arrival = 0;  // order in which gradients arrive
+  size_t wanted = 0;     // order in which forward needs the flats
 };
 
 // Runs updates one after the other in a thread of its own, which starts with the first update. Of
@@ -54,11 +55,11 @@ class HostUpdates {
   void loop();
 
   const at::Device device_;  // of the events that updates wait for
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::pair<std::shared_ptr<HostUpdate>, HostWork>> waiting_;
-  bool closed_ = false;
-  std::thread thread_;
+  Mutex mutex_;
+  Condition changed_;
+  std::deque<std::pair<std::shared_ptr<HostUpdate>, HostWork>> waiting_ FSDP_GUARDED_BY(mutex_);
+  bool closed_ FSDP_GUARDED_BY(mutex_) = false;
+  std::thread thread_ FSDP_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp::shard

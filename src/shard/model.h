@@ -6,7 +6,8 @@
 //
 // Rules: The lock is recursive, because hooks of the user may call back. Never run a backward while
 // holding it: on a GPU gradients arrive in a thread of autograd's. Never hold it for two models at
-// once. An optimizer's own state is guarded by the lock of its model.
+// once. An optimizer's own state is guarded by the lock of its model. The rules for all locks are
+// in base/mutex.h.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -38,7 +38,10 @@ std::shared_ptr<Parked> make_parked(const Flat& flat, size_t states) {
   if (made->has_master) made->bytes.push_back(static_cast<int64_t>(master.nbytes()));
   const auto size = static_cast<int64_t>(c10::elementSize(flat.master_dtype()));
   made->bytes.resize(made->bytes.size() + states, flat.layout().shard_numel() * size);
-  made->memory.resize(made->bytes.size());
+  {
+    const Lock lock(made->mutex);
+    made->memory.resize(made->bytes.size());
+  }
   for (const int64_t bytes : made->bytes)
     made->storages.push_back(make_storage(
         static_cast<size_t>(bytes), at::kCPU, /*tag=*/nullptr,
@@ -53,11 +56,13 @@ std::shared_ptr<Parked> make_parked(const Flat& flat, size_t states) {
 void move_master(const Flat& flat, Parked& to) {
   if (!to.has_master) return;
   const at::Tensor& master = master_apart(flat);
-  to.memory[0] = master.alias();
+  at::Tensor values = master.alias();
   const at::Tensor moved =
       tensor_over(to.storages[0], master.scalar_type(), master.sizes(), master.strides(), 0);
-  point_at(*to.storages[0], to.memory[0].data_ptr());
+  point_at(*to.storages[0], values.data_ptr());
   become(master, moved);
+  const Lock lock(to.mutex);
+  to.memory[0] = std::move(values);
 }
 
 // Reserves disk space for every flat of the model that belongs on disk and has none yet.
@@ -85,17 +90,20 @@ void park(Engine& model, size_t states) {
   }
 }
 
+bool is_away(const Parked& flat, size_t i) FSDP_REQUIRES(flat.mutex) {
+  return !flat.memory[i].defined();
+}
+
 // Tensors [from, to) of a flat.
 void bring(Parked& flat, size_t from, size_t to) {
-  const std::lock_guard lock(flat.mutex);
-  const auto away = [&](size_t i) { return !flat.memory[i].defined(); };
+  const Lock lock(flat.mutex);
   bool any = false;
-  for (size_t i = from; i < to; ++i) any |= away(i);
+  for (size_t i = from; i < to; ++i) any |= is_away(flat, i);
   if (!any) return;
   Unseen unseen;
   const auto places = flat.store->get(flat.entry);
   for (size_t i = from; i < to; ++i) {
-    if (!away(i)) continue;
+    if (!is_away(flat, i)) continue;
     flat.memory[i] = at::empty({flat.bytes[i]}, at::kByte);
     copy(flat.memory[i].mutable_data_ptr(), places[i], flat.bytes[i]);
     point_at(*flat.storages[i], flat.memory[i].mutable_data_ptr());
@@ -103,14 +111,19 @@ void bring(Parked& flat, size_t from, size_t to) {
   flat.store->put(flat.entry, /*changed=*/false);
 }
 
+bool any_is_here(Parked& flat) {
+  const Lock lock(flat.mutex);
+  return std::any_of(flat.memory.begin(), flat.memory.end(),
+                     [](const at::Tensor& memory) { return memory.defined(); });
+}
+
 int64_t bytes_away(const Flat& flat, bool of_states) {
   Parked* const found = parked(flat);
   if (!found) return 0;
-  const std::lock_guard lock(found->mutex);
+  const Lock lock(found->mutex);
   int64_t sum = 0;
   for (size_t i = 0; i < found->bytes.size(); ++i)
-    if (!found->memory[i].defined() && of_states == (i > 0 || !found->has_master))
-      sum += found->bytes[i];
+    if (is_away(*found, i) && of_states == (i > 0 || !found->has_master)) sum += found->bytes[i];
   return sum;
 }
 
@@ -145,8 +158,10 @@ std::vector<at::Tensor> make_states(Engine& model, const Flat& flat, size_t coun
         "another of the same kind.");
   for (size_t i = first; i < found.bytes.size(); ++i) {
     if (again) {  // they belonged to an optimizer that is gone
-      found.memory[i] = at::zeros({found.bytes[i]}, at::kByte);
-      point_at(*found.storages[i], found.memory[i].mutable_data_ptr());
+      at::Tensor values = at::zeros({found.bytes[i]}, at::kByte);
+      point_at(*found.storages[i], values.mutable_data_ptr());
+      const Lock lock(found.mutex);
+      found.memory[i] = std::move(values);
     }
     states.push_back(tensor_over(found.storages[i], flat.master_dtype(), {numel}, {1}, 0));
   }
@@ -159,7 +174,7 @@ void with_states(HostState& host, const std::function<void()>& work) {
   Parked& flat = *host.parked;
   const auto places = flat.store->get(flat.entry);
   {
-    const std::lock_guard lock(flat.mutex);
+    const Lock lock(flat.mutex);
     for (size_t i = 0; i < places.size(); ++i) {
       if (flat.memory[i].defined()) copy(places[i], flat.memory[i].const_data_ptr(), flat.bytes[i]);
       point_at(*flat.storages[i], places[i]);
@@ -190,8 +205,7 @@ void bring_states(const Flat& flat) {
 void put_away(const Flat& flat) {
   Parked* const found = parked(flat);
   if (!found) return;
-  const auto here = [](const at::Tensor& memory) { return memory.defined(); };
-  if (std::any_of(found->memory.begin(), found->memory.end(), here)) with_states(*flat.host, [] {});
+  if (any_is_here(*found)) with_states(*flat.host, [] {});
 }
 
 StatesHere::StatesHere(const Flat& flat) : parked_(flat.host ? flat.host->parked : nullptr) {
@@ -204,7 +218,7 @@ StatesHere::StatesHere(const Flat& flat) : parked_(flat.host ? flat.host->parked
 
 StatesHere::~StatesHere() {
   if (!parked_) return;
-  const std::lock_guard lock(parked_->mutex);
+  const Lock lock(parked_->mutex);
   for (const size_t i : brought_) {
     take_away(*parked_->storages[i]);
     parked_->memory[i].reset();

@@ -16,9 +16,9 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "disk/state_store.h"
 #include "shard/flat.h"
 
@@ -37,8 +37,9 @@ struct Parked {
   bool handed_out = false;  // to an optimizer
   std::vector<int64_t> bytes;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages;
-  std::mutex mutex;
-  std::vector<at::Tensor> memory;  // its memory while it is read; undefined: it is on disk
+  Mutex mutex;
+  // Its memory while it is read; undefined: it is on disk.
+  std::vector<at::Tensor> memory FSDP_GUARDED_BY(mutex);
 };
 
 // `count` states of a flat, zeros: on disk if its host state has a directory, otherwise on the

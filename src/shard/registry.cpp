@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
 
+#include "base/mutex.h"
 #include "shard/background.h"
 #include "shard/engine.h"
 #include "shard/model.h"
@@ -31,7 +31,7 @@ bool in_use(Model& model) {
 }
 
 std::vector<std::shared_ptr<Model>> parked_models() {
-  std::lock_guard lock(known().mutex);
+  Lock lock(known().mutex);
   return known().parked;
 }
 
@@ -41,7 +41,7 @@ template <typename Done>
 void end_parked(Done done) {
   std::vector<std::shared_ptr<Model>> ended = parked_models();
   std::erase_if(ended, [&](const auto& model) { return !done(*model); });
-  std::lock_guard lock(known().mutex);
+  Lock lock(known().mutex);
   std::erase_if(known().parked, [&](const auto& model) {
     return std::find(ended.begin(), ended.end(), model) != ended.end();
   });
@@ -71,7 +71,7 @@ void leave_at_exit() {
 }
 
 // Runs before the exit handlers of the model's device and backend, which were registered earlier.
-void leave_at_exit_with(const Model& model) {
+void leave_at_exit_with(const Model& model) FSDP_REQUIRES(known().mutex) {
   if (known().leave_at_exit.insert(model.device().str() + " " + model.world().backend()).second)
     std::atexit(leave_at_exit);
 }
@@ -91,7 +91,7 @@ void park(std::shared_ptr<Model> model) {
     for (const auto& unit : engine->units) unit->modules.clear();
     if (!in_use(*model)) return;
   }
-  std::lock_guard lock(known().mutex);
+  Lock lock(known().mutex);
   leave_at_exit_with(*model);
   known().parked.push_back(std::move(model));
 }
@@ -102,13 +102,13 @@ void unpark(const Model* model) {
 
 void add(const std::shared_ptr<Model>& model) {
   end_parked([](Model& other) { return !in_use(other); });
-  std::lock_guard lock(known().mutex);
+  Lock lock(known().mutex);
   known().all.emplace_back(model.get(), model);
   ++known().count;
 }
 
 void remove(const Model* model) {
-  std::lock_guard lock(known().mutex);
+  Lock lock(known().mutex);
   known().count -= static_cast<int>(
       std::erase_if(known().all, [&](const auto& entry) { return entry.first == model; }));
 }
@@ -118,7 +118,7 @@ bool empty() {
 }
 
 std::vector<std::shared_ptr<Model>> models() {
-  std::lock_guard lock(known().mutex);
+  Lock lock(known().mutex);
   std::vector<std::shared_ptr<Model>> alive;
   for (const auto& [pointer, model] : known().all)
     if (auto held = model.lock()) alive.push_back(std::move(held));

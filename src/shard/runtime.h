@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
+
 namespace fsdp::shard {
 
 class Model;
@@ -23,17 +25,18 @@ struct Group;
 struct Runtime {
   // The sharded models; see registry.h.
   struct {
-    std::mutex mutex;
-    std::vector<std::pair<const Model*, std::weak_ptr<Model>>> all;
-    std::vector<std::shared_ptr<Model>> parked;
-    std::set<std::string> leave_at_exit;  // devices and backends whose exit handlers come later
-    std::atomic<int> count{0};            // of `all`; read without the mutex
+    Mutex mutex;
+    std::vector<std::pair<const Model*, std::weak_ptr<Model>>> all FSDP_GUARDED_BY(mutex);
+    std::vector<std::shared_ptr<Model>> parked FSDP_GUARDED_BY(mutex);
+    // Devices and backends whose exit handlers come later.
+    std::set<std::string> leave_at_exit FSDP_GUARDED_BY(mutex);
+    std::atomic<int> count{0};  // of `all`; read without the mutex
   } models;
 
   // Communicators that models with the same default mesh share; see build.cpp.
   struct {
-    std::mutex mutex;
-    std::vector<std::pair<std::string, std::weak_ptr<Group>>> known;
+    Mutex mutex;
+    std::vector<std::pair<std::string, std::weak_ptr<Group>>> known FSDP_GUARDED_BY(mutex);
   } groups;
 
   // Bytes that autograd keeps for backward; see saved_activations.h.
@@ -43,9 +46,10 @@ struct Runtime {
   struct {
     std::atomic<bool> counting{false};  // read without the mutex, like in_host
     std::atomic<int64_t> in_host{0};
-    std::mutex mutex;
-    std::unordered_map<const void*, Held> storages;
-    int64_t now = 0, most = 0;
+    Mutex mutex;
+    std::unordered_map<const void*, Held> storages FSDP_GUARDED_BY(mutex);
+    int64_t now FSDP_GUARDED_BY(mutex) = 0;
+    int64_t most FSDP_GUARDED_BY(mutex) = 0;
   } saved;
 
   // The tape of deferred_init; see deferred.cpp.

@@ -1,9 +1,9 @@
 #include "shard/saved_activations.h"
 
 #include <algorithm>
-#include <mutex>
 #include <unordered_map>
 
+#include "base/mutex.h"
 #include "shard/runtime.h"
 
 namespace fsdp::shard::saved_activations {
@@ -13,7 +13,7 @@ auto& saved() {
   return runtime().saved;
 }
 
-void begin(bool wanted) {
+void begin(bool wanted) FSDP_REQUIRES(saved().mutex) {
   saved().counting = wanted;
   saved().storages.clear();
   saved().now = saved().most = 0;
@@ -22,7 +22,7 @@ void begin(bool wanted) {
 }  // namespace
 
 void count(bool wanted) {
-  std::lock_guard lock(saved().mutex);
+  Lock lock(saved().mutex);
   begin(wanted);
 }
 
@@ -33,13 +33,13 @@ struct CountedApart::Before {
 };
 
 CountedApart::CountedApart() : before_(std::make_unique<Before>()) {
-  std::lock_guard lock(saved().mutex);
+  Lock lock(saved().mutex);
   *before_ = {saved().counting, std::move(saved().storages), saved().now, saved().most};
   begin(true);
 }
 
 CountedApart::~CountedApart() {
-  std::lock_guard lock(saved().mutex);
+  Lock lock(saved().mutex);
   saved().counting = before_->counting;
   saved().storages = std::move(before_->storages);
   saved().now = before_->now;
@@ -55,7 +55,7 @@ void add(const at::Tensor& tensor) {
 }
 
 void add(const void* storage, size_t bytes) {
-  std::lock_guard lock(saved().mutex);
+  Lock lock(saved().mutex);
   Runtime::Held& held = saved().storages[storage];
   if (held.times++ > 0) return;
   held.bytes = static_cast<int64_t>(bytes);
@@ -64,7 +64,7 @@ void add(const void* storage, size_t bytes) {
 }
 
 void remove(const void* storage) {
-  std::lock_guard lock(saved().mutex);
+  Lock lock(saved().mutex);
   auto known = saved().storages.find(storage);
   if (known == saved().storages.end() || --known->second.times > 0) return;
   saved().now -= known->second.bytes;
@@ -72,17 +72,17 @@ void remove(const void* storage) {
 }
 
 bool holds(const void* storage) {
-  std::lock_guard lock(saved().mutex);
+  Lock lock(saved().mutex);
   return saved().storages.contains(storage);
 }
 
 int64_t held() {
-  std::lock_guard lock(saved().mutex);
+  Lock lock(saved().mutex);
   return saved().now;
 }
 
 int64_t peak() {
-  std::lock_guard lock(saved().mutex);
+  Lock lock(saved().mutex);
   return saved().most;
 }
 

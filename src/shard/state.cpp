@@ -60,7 +60,8 @@ ShardInfo Sharded::shard_of(const std::string& parameter) const {
                    : p.sizes.empty() || !rows
                        ? (p.sizes.size() <= 1 ? "Shard(0)" : "Ragged")
                        : formatted("Shard({})", p.order.empty() ? 0 : p.order[0]);
-  auto shaped = [&](const at::Tensor& shard) {
+  // Copies of bindings: clang before 16 can't capture them.
+  auto shaped = [&, flat = flat, i = i](const at::Tensor& shard) {
     at::Tensor part = flat->part_of(i, shard).detach();
     if (info.rectangles.size() != 1) return part;
     std::vector<int64_t> in_memory, back(p.order.size());
@@ -186,7 +187,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
   if (strict) {
     for (const auto& [name, value] : state) {
       bool known = false;
-      shard::for_each_module(*model->tree, [&](const shard::ModuleTree& node) {
+      shard::for_each_module(*model->tree, [&, &name = name](const shard::ModuleTree& node) {
         for (const auto* tensors : {&node.parameters, &node.buffers})
           for (const auto& entry : *tensors) known |= entry.first == name;
       });

@@ -10,11 +10,11 @@ namespace fsdp::comm {
 using std::chrono::milliseconds;
 
 void Queue::close() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   stopping_ = true;
   changed_.notify_all();
   if (!thread_.joinable()) {
-    changed_.wait(lock, [&] { return !running_; });
+    changed_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return !running_; });
     return;
   }
   std::thread thread = std::move(thread_);
@@ -32,7 +32,7 @@ void Queue::start_thread() {
 }
 
 void Queue::add(std::shared_ptr<Item> item, bool background) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   waiting_.push_back(std::move(item));
   if (!background) return;
   start_thread();
@@ -40,7 +40,7 @@ void Queue::add(std::shared_ptr<Item> item, bool background) {
 }
 
 void Queue::wait(const std::shared_ptr<Item>& item, milliseconds limit) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   if (limit.count() > 0) {
     if (!item->finished) start_thread();
     changed_.notify_all();
@@ -52,7 +52,7 @@ void Queue::wait(const std::shared_ptr<Item>& item, milliseconds limit) {
   // A running item ends by its own timeout, so this wait is bounded by the timeouts before it.
   while (!item->finished) {
     if (!running_)
-      run_next(lock);
+      run_next();
     else
       changed_.wait(lock);
   }
@@ -60,46 +60,48 @@ void Queue::wait(const std::shared_ptr<Item>& item, milliseconds limit) {
 }
 
 bool Queue::finished(const Item& item) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return item.finished;
 }
 
 std::exception_ptr Queue::failure(const Item& item) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return item.failure;
 }
 
-void Queue::run_next(std::unique_lock<std::mutex>& lock) {
+void Queue::run_next() {
   std::shared_ptr<Item> item = std::move(waiting_.front());
   waiting_.pop_front();
   running_ = true;
-  lock.unlock();
   std::exception_ptr failure;
-  try {
-    item->run(item->timeout);
-  } catch (...) {
-    failure = std::current_exception();
+  std::function<void(std::exception_ptr)> done;
+  {
+    Unlocked unlocked(mutex_);
+    try {
+      item->run(item->timeout);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    item->run = nullptr;  // frees the tensors it held
+    done = std::exchange(item->done, nullptr);
   }
-  item->run = nullptr;  // frees the tensors it held
-  auto done = std::exchange(item->done, nullptr);
-  lock.lock();
   running_ = false;
   item->failure = failure;
   item->finished = true;
   if (waiting_.empty()) background_ = false;
   changed_.notify_all();
   // Last and unlocked: the callback may use this queue.
-  lock.unlock();
+  Unlocked unlocked(mutex_);
   if (done) done(failure);
-  lock.lock();
 }
 
 void Queue::work() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return !running_ && (stopping_ || background_); });
+    changed_.wait(lock,
+                  [&]() FSDP_REQUIRES(mutex_) { return !running_ && (stopping_ || background_); });
     if (!waiting_.empty())
-      run_next(lock);
+      run_next();
     else if (stopping_)
       return;
     else

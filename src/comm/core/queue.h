@@ -6,13 +6,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
+
+#include "base/mutex.h"
 
 namespace fsdp::comm {
 
@@ -40,17 +40,17 @@ class Queue : public std::enable_shared_from_this<Queue> {
   std::exception_ptr failure(const Item& item);
 
  private:
-  void run_next(std::unique_lock<std::mutex>& lock);  // mutex held, nothing running
-  void start_thread();                                // mutex held
+  void run_next() FSDP_REQUIRES(mutex_);  // nothing else is running; unlocks while the item runs
+  void start_thread() FSDP_REQUIRES(mutex_);
   void work();
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::shared_ptr<Item>> waiting_;
-  bool running_ = false;
-  bool background_ = false;  // the thread has something to do
-  bool stopping_ = false;
-  std::thread thread_;  // started with the first asynchronous item
+  Mutex mutex_;
+  Condition changed_;
+  std::deque<std::shared_ptr<Item>> waiting_ FSDP_GUARDED_BY(mutex_);
+  bool running_ FSDP_GUARDED_BY(mutex_) = false;
+  bool background_ FSDP_GUARDED_BY(mutex_) = false;  // the thread has something to do
+  bool stopping_ FSDP_GUARDED_BY(mutex_) = false;
+  std::thread thread_ FSDP_GUARDED_BY(mutex_);  // started with the first asynchronous item
 };
 
 }  // namespace fsdp::comm

@@ -93,8 +93,10 @@ NcclBackend::~NcclBackend() {
   bool unwinding = std::uncaught_exceptions() > 0;
   {
     // The watch ends what doesn't end by itself.
-    std::unique_lock lock(mutex_);
-    stop_.wait(lock, [&] { return unwinding || !failure_.empty() || pending_.empty(); });
+    Lock lock(mutex_);
+    stop_.wait(lock, [&]() FSDP_REQUIRES(mutex_) {
+      return unwinding || !failure_.empty() || pending_.empty();
+    });
     stopping_ = true;
   }
   stop_.notify_all();
@@ -117,7 +119,8 @@ void NcclBackend::shut_down() {
   }).detach();
   auto begun = steady_clock::now();
   while (end.wait_for(kSuspicious) != std::future_status::ready) {
-    if (liveness_->trouble(ranks_).empty() && steady_clock::now() - begun < timeout_) continue;
+    if (liveness_->trouble(ranks_).empty() && steady_clock::now() - begun < timeout_.load())
+      continue;
     group_->abort();
     end.wait_for(std::chrono::seconds(5));
     return;
@@ -125,7 +128,7 @@ void NcclBackend::shut_down() {
 }
 
 void NcclBackend::check() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (!failure_.empty()) throw Error(formatted("rank {}: {}", rank_, failure_), hint_);
 }
 
@@ -152,7 +155,7 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
   {
     // Watched before it is issued: NCCL connects at the first use of an algorithm, on this thread,
     // and waits there for peers that may never come.
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     std::string call = what.text(/*with_label=*/false);
     if (capturing) {
       captured_.push_back({what, std::move(call)});
@@ -173,7 +176,7 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
     check();  // throws this, or what the watch found first
   }
   if (!pending) return work;
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   pending->issued = steady_clock::now();
   if (async) {
     pending->work = work;
@@ -185,7 +188,7 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
 }
 
 std::vector<CapturedCall> NcclBackend::take_captured() {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   return std::exchange(captured_, {});
 }
 
@@ -194,7 +197,7 @@ void NcclBackend::replayed(const std::vector<CapturedCall>& calls) {
   check();
   auto event = std::make_shared<at::cuda::CUDAEvent>(cudaEventDisableTiming);
   event->record(c10::cuda::getCurrentCUDAStream(device_.index()));
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   uint64_t number = 0;
   for (const CapturedCall& call : calls) number = note(call.text);
   // One entry stands for all calls: a graph's progress can't be seen.
@@ -208,9 +211,9 @@ void NcclBackend::watch() {
   c10::cuda::CUDAGuard guard(device_);
   // Querying events must not disturb a graph that another thread captures.
   c10::cuda::CUDAStreamCaptureModeGuard capture(cudaStreamCaptureModeThreadLocal);
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (!stopping_) {
-    stop_.wait_for(lock, kTick, [&] { return stopping_; });
+    stop_.wait_for(lock, kTick, [&]() FSDP_REQUIRES(mutex_) { return stopping_; });
     if (!failure_.empty() || stopping_) continue;
     std::string why;
     std::optional<Pending> oldest;
@@ -264,8 +267,9 @@ std::string NcclBackend::look(const Pending& oldest) {
   if (age < kHanging) return "";
   std::string differs = compare_hanging(oldest);
   if (!differs.empty()) return call + differs;
-  if (age < timeout_) return "";
-  return formatted("{}no answer in {} s from {}.", call, timeout_.count() / 1000,
+  const milliseconds timeout = timeout_;
+  if (age < timeout) return "";
+  return formatted("{}no answer in {} s from {}.", call, timeout.count() / 1000,
                    liveness_->who_is_missing(name_, ranks_, numbered(oldest.what, oldest.number)));
 }
 
@@ -289,7 +293,7 @@ std::string NcclBackend::compare_calls() {
     std::string mine, block = formatted("calls/{}/", compared_);
     bool full;
     {
-      std::lock_guard lock(mutex_);
+      Lock lock(mutex_);
       full = !finished_.empty();
       mine = full ? finished_.front() : block_;
     }
@@ -308,21 +312,23 @@ std::string NcclBackend::compare_calls() {
     }
     compared_part_ = full ? "" : mine;
     if (!full) return "";
-    std::lock_guard lock(mutex_);
-    finished_.pop_front();
     ++compared_;
+    Lock lock(mutex_);
+    finished_.pop_front();
   }
 }
 
 // Compares the last calls with every rank's, on the host, before the device gets the barrier: no
 // earlier mismatch may get past it. The watch ends the wait if a rank doesn't come.
 void NcclBackend::meet() {
-  std::string mine, prefix;
+  std::string mine;
+  uint64_t barrier;
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     for (const auto& call : recent_) mine += call + "\n";
-    prefix = formatted("barrier/{}/", ++barriers_);
+    barrier = ++barriers_;
   }
+  const std::string prefix = formatted("barrier/{}/", barrier);
   // Asks until there is an answer; the watch deals with a store that stays silent.
   auto ask = [&](auto question) {
     for (milliseconds pause(0);; pause = std::min(pause + milliseconds(1), milliseconds(10))) {
@@ -348,15 +354,15 @@ void NcclBackend::meet() {
           "{}ranks made different calls: a different number of them before this barrier.", call));
     check();
   }
-  if (barriers_ > 2) {  // every rank has read those of two barriers ago
-    std::string old = formatted("barrier/{}/{}", barriers_ - 2, rank_);
+  if (barrier > 2) {  // every rank has read those of two barriers ago
+    std::string old = formatted("barrier/{}/{}", barrier - 2, rank_);
     ask([&] { return calls_.erase(old), true; });
   }
 }
 
 void NcclBackend::fail(const std::string& why) {
   {
-    std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
     if (!failure_.empty()) return;
     failure_ = why;
     hint_ = why.find("different calls") != std::string::npos ? kOrder

@@ -14,9 +14,11 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <atomic>
 #include <deque>
 #include <thread>
 
+#include "base/mutex.h"
 #include "comm/liveness.h"
 #include "comm/modules.h"
 
@@ -59,7 +61,7 @@ class NcclBackend : public Backend {
   };
   template <typename Issue>
   Work issue(Description what, bool async, Issue issue);
-  uint64_t note(const std::string& call);  // mutex held; returns the call's number
+  uint64_t note(const std::string& call) FSDP_REQUIRES(mutex_);  // returns the call's number
   void watch();
   std::string look(const Pending& oldest);  // what is wrong, or ""
   std::string compare_hanging(const Pending& oldest);
@@ -71,24 +73,25 @@ class NcclBackend : public Backend {
   const std::string name_;
   const std::vector<int> ranks_;
   const at::Device device_;
-  std::chrono::milliseconds timeout_;
+  std::atomic<std::chrono::milliseconds> timeout_;  // the watch reads it
   BoundedStore calls_;
   std::shared_ptr<Liveness> liveness_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
 
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;
-  std::string failure_, hint_;
-  std::deque<std::shared_ptr<Pending>> pending_;
-  std::vector<CapturedCall> captured_;  // not yet taken
-  uint64_t operations_ = 0;
-  std::string block_;                 // calls of the current block, one per line
-  std::deque<std::string> finished_;  // full blocks not yet compared
-  uint64_t compared_ = 0;             // full blocks compared, by the watch
-  std::string compared_part_;         // of the current block, by the watch
-  std::deque<std::string> recent_;    // the last calls, numbered
-  uint64_t barriers_ = 0;
+  Mutex mutex_;
+  Condition stop_;
+  bool stopping_ FSDP_GUARDED_BY(mutex_) = false;
+  std::string failure_ FSDP_GUARDED_BY(mutex_), hint_ FSDP_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Pending>> pending_ FSDP_GUARDED_BY(mutex_);  // also what they point to
+  std::vector<CapturedCall> captured_ FSDP_GUARDED_BY(mutex_);            // not yet taken
+  uint64_t operations_ FSDP_GUARDED_BY(mutex_) = 0;
+  std::string block_ FSDP_GUARDED_BY(mutex_);  // calls of the current block, one per line
+  std::deque<std::string> finished_ FSDP_GUARDED_BY(mutex_);  // full blocks not yet compared
+  std::deque<std::string> recent_ FSDP_GUARDED_BY(mutex_);    // the last calls, numbered
+  uint64_t barriers_ FSDP_GUARDED_BY(mutex_) = 0;
+  // The watch's own.
+  uint64_t compared_ = 0;      // full blocks
+  std::string compared_part_;  // of the current block
   std::thread watch_;
 };
 

@@ -327,9 +327,10 @@ std::shared_ptr<Mapping> Group::allocate(int64_t bytes) {
   publish();
   await_all();
   if (rank_ == 0) mapping->close();
-  std::lock_guard lock(windows_mutex_);
-  std::erase_if(windows_by_address_,
-                [&](const auto& entry) { return windows_[entry.second].expired(); });
+  Lock lock(windows_mutex_);
+  std::erase_if(windows_by_address_, [&](const auto& entry) FSDP_REQUIRES(windows_mutex_) {
+    return windows_[entry.second].expired();
+  });
   std::erase_if(windows_, [](const auto& entry) { return entry.second.expired(); });
   windows_by_address_[mapping->data()] = next_window_;
   windows_[next_window_++] = mapping;
@@ -338,7 +339,7 @@ std::shared_ptr<Mapping> Group::allocate(int64_t bytes) {
 
 Location Group::locate(const void* data, int64_t bytes) const {
   const char* begin = static_cast<const char*>(data);
-  std::lock_guard lock(windows_mutex_);
+  Lock lock(windows_mutex_);
   auto above = windows_by_address_.upper_bound(begin);
   if (above == windows_by_address_.begin()) return {};
   auto [base, id] = *std::prev(above);
@@ -363,7 +364,7 @@ bool Group::one_location() const {
 
 std::shared_ptr<char> Group::resolve(int peer) const {
   const Location& where = slot(peer).posted[operations_ % 2].location;
-  std::lock_guard lock(windows_mutex_);
+  Lock lock(windows_mutex_);
   auto found = windows_.find(where.window);
   auto window = found == windows_.end() ? nullptr : found->second.lock();
   if (!window)

@@ -16,10 +16,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/process.h"
 #include "comm/core/description.h"
 #include "comm/shm/mapping.h"
@@ -107,10 +107,10 @@ class Group {
   uint32_t released_[2];     // clock at which every rank has left staging buffer 0, 1
   bool yields_;              // while spinning
 
-  mutable std::mutex windows_mutex_;
-  int32_t next_window_ = 0;
-  std::map<int32_t, std::weak_ptr<Mapping>> windows_;
-  std::map<const char*, int32_t> windows_by_address_;
+  mutable Mutex windows_mutex_;
+  int32_t next_window_ FSDP_GUARDED_BY(windows_mutex_) = 0;
+  std::map<int32_t, std::weak_ptr<Mapping>> windows_ FSDP_GUARDED_BY(windows_mutex_);
+  std::map<const char*, int32_t> windows_by_address_ FSDP_GUARDED_BY(windows_mutex_);
 };
 
 }  // namespace fsdp::comm::shm

@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "base/format.h"
+#include "base/mutex.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -19,8 +19,8 @@ namespace {
 
 // This process's mappings, by the memory they map. Two addresses for one memory would also be
 // correct, but with one the thread sanitizer can follow ranks that are threads.
-std::mutex g_mutex;
-std::map<ino_t, std::weak_ptr<Mapping>> g_mappings;
+Mutex g_mutex;
+std::map<ino_t, std::weak_ptr<Mapping>> g_mappings FSDP_GUARDED_BY(g_mutex);
 
 ino_t inode_of(int descriptor) {
   struct stat info {};
@@ -52,7 +52,7 @@ Mapping::Mapping(int descriptor, int64_t bytes, const std::string& what)
 Mapping::~Mapping() {
   if (data_) munmap(data_, bytes_);
   close();
-  std::lock_guard lock(g_mutex);
+  Lock lock(g_mutex);
   auto known = g_mappings.find(inode_);
   if (known != g_mappings.end() && known->second.expired()) g_mappings.erase(known);
 }
@@ -72,7 +72,7 @@ std::shared_ptr<Mapping> Mapping::create(int64_t bytes, const std::string& what)
     fail(what, bytes, "free memory on this host, use more hosts, or a smaller model.");
   }
   std::shared_ptr<Mapping> mapping(new Mapping(descriptor, bytes, what));
-  std::lock_guard lock(g_mutex);
+  Lock lock(g_mutex);
   g_mappings[mapping->inode_] = mapping;
   return mapping;
 }
@@ -83,7 +83,7 @@ std::shared_ptr<Mapping> Mapping::open(const Address& address, const std::string
   if (descriptor < 0)
     fail(formatted("{} ({})", what, path), address.bytes,
          "ranks must run as one user in one PID namespace; otherwise use the mpi or nccl backend.");
-  std::lock_guard lock(g_mutex);
+  Lock lock(g_mutex);
   std::weak_ptr<Mapping>& known = g_mappings[inode_of(descriptor)];
   if (auto mapping = known.lock()) {
     ::close(descriptor);

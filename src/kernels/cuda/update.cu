@@ -383,7 +383,7 @@ void advance(double* counts, const int32_t* which, int64_t count, double* correc
   Which list;
   for (int64_t done = 0; done < count; done += kCounts) {
     list.count = static_cast<int32_t>(std::min<int64_t>(kCounts, count - done));
-    std::copy(which + done, which + done + list.count, list.pieces);
+    std::copy(which + done, which + done + list.count, list.places);
     advance_counts<<<static_cast<unsigned>(divide_up(list.count, 64)), 64, 0, stream>>>(
         list, counts, corrections, beta1, beta2, factor);
   }
