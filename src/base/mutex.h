@@ -32,6 +32,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/namespace.h"
+
 #ifdef __clang__
 #define FSDP_THREAD_SAFETY(attribute) __attribute__((attribute))
 #else
@@ -46,8 +48,6 @@
 #define FSDP_EXCLUDES(...) FSDP_THREAD_SAFETY(locks_excluded(__VA_ARGS__))  // the caller hasn't it
 #define FSDP_ACQUIRE(...) FSDP_THREAD_SAFETY(acquire_capability(__VA_ARGS__))
 #define FSDP_RELEASE(...) FSDP_THREAD_SAFETY(release_capability(__VA_ARGS__))
-
-#include "base/namespace.h"
 
 namespace fsdp::base {
 

@@ -291,7 +291,7 @@ TEST(TorchFiles, RefuseNamesThatContradictEachOther) {
   EXPECT_TRUE(has(problem("mixed", {{a, b}, {a, int64_t{0}}}), "item of a dict"));
   EXPECT_TRUE(has(problem("far", {{a, int64_t{1} << 60}}), "fewer values"));
   EXPECT_TRUE(has(problem("below", {{a, int64_t{-1}}}), "fewer values"));
-  EXPECT_TRUE(has(problem("deep", {KeyPath(100, Step(a))}), "too deeply"));
+  EXPECT_TRUE(has(problem("deep", {KeyPath(100, PathKey(a))}), "too deeply"));
 }
 
 TEST(Imports, AreCheckpointsWithAManifest) {

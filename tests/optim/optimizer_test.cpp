@@ -244,8 +244,8 @@ TEST(Optimizers, CapturableOnesGiveTheSame) {
   expect_alike();
   EXPECT_EQ(steps_of(device, two), steps_of(host, one));
   const auto* flat = shard::trainable_flats(*shard::lock(device.sharded)).front();
-  two.restore(*flat, 4);  // its current count
-  EXPECT_EQ(two.steps(*flat), 4);
+  optim::states_of(two).restore(*flat, 4);  // its current count
+  EXPECT_EQ(optim::states_of(two).steps(*flat), 4);
   two.set_capturable(false);
   EXPECT_FALSE(two.capturable());
   EXPECT_EQ(steps_of(device, two), steps_of(host, one));
@@ -357,7 +357,9 @@ TEST(Optimizers, RestoredStatesGoOnWithTheSameBits) {
   }
   AdamW resumed(two.sharded, {.lr = 1e-2});
   for (const auto* flat : shard::trainable_flats(*shard::lock(two.sharded))) {
-    auto from = second.state(*flat), to = resumed.restore(*flat, second.steps(*flat));
+    const optim::States& old = optim::states_of(second);
+    auto from = old.state(*flat);
+    auto to = optim::states_of(resumed).restore(*flat, old.steps(*flat));
     ASSERT_EQ(to.size(), 2u);
     for (const auto& [name, tensor] : from) to.at(name).copy_(tensor);
   }
