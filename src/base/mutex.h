@@ -1,6 +1,6 @@
 // Mutex, Lock, Condition: std::mutex, std::unique_lock and std::condition_variable with the
-// annotations of clang's thread-safety analysis. tests/structure/thread_safety_test.py runs the
-// analysis where clang is installed; other compilers see no annotations.
+// annotations of clang's thread-safety analysis. tools/check-alone runs the analysis where clang is
+// installed; other compilers see no annotations.
 //
 // The rules for locks in src:
 //

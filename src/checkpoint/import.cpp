@@ -20,7 +20,7 @@ void write_extra(Metadata& metadata, files::Output& out, const Extra& extra) {
                          {part.rectangle, write_tensor(out, part.memory)});
       continue;
     }
-    const auto put = [&](pickle::Writer& writer) { put_value(writer, value); };
+    const auto put = [&value = value](pickle::Writer& writer) { put_value(writer, value); };
     metadata.add_value(path, write_value(out, put));
   }
 }

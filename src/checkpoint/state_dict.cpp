@@ -70,7 +70,7 @@ class Making {
                  : std::vector<std::string>{};
     };
     for (const auto& [state, shard] : optim::states_of(*optimizer_).state(flat))
-      add_shards(flat, shard, [&](const auto& p) { return state_name(p, state); });
+      add_shards(flat, shard, [&, &state = state](const auto& p) { return state_name(p, state); });
     if (!kept_) return;
     for (const auto& p : flat.parameters())
       add(state_name(p, "step"), {},

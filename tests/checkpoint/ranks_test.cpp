@@ -371,7 +371,7 @@ TEST(Failures, AVanishedOrReadOnlyDirectoryIsNamed) {
   SharedFolder folder;
   auto saved = one_unit();
   checkpoint::save(folder / "step-1", saved.sharded, saved.optimizer.get());
-  for (const auto& [word, seam] : {std::pair("No such file", vanish), {"Read-only", read_only}}) {
+  for (const auto& [word, seam] : {std::pair("No such file", &vanish), {"Read-only", &read_only}}) {
     test_world().comm().barrier();
     const std::string error = error_of([&] {
       const WithSeams failing({.files = seam});

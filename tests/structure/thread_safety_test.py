@@ -1,19 +1,13 @@
 #!/usr/bin/env python3
 """thread_safety_test.py SOURCE_DIR BUILD_DIR [--self-test]: the rules of src/base/mutex.h hold.
 
-Every mutex in src is a Mutex, and something is FSDP_GUARDED_BY it. Clang's thread-safety analysis
-finds no access to guarded data, and no call of a function that FSDP_REQUIRES a mutex, without the
-lock. It looks at every source that includes base/mutex.h itself or through headers of its room. The
-sources of a room are compiled together, because reading LibTorch's headers takes longer than the
-analysis. Include paths and definitions are those of the build; a room that isn't part of it (CUDA or
-MPI is missing) is left out. src/bench is left out, too.
+Every mutex in src is a Mutex, and something is FSDP_GUARDED_BY it. src/bench is left out.
+tools/check-alone runs clang's thread-safety analysis, where there is a clang.
 
-Prints FILE:LINE and a sentence for each violation and exits with 1; with 77 if there is no clang.
---self-test plants violations in a copy and expects to find each.
+Prints FILE:LINE and a sentence for each violation and exits with 1. --self-test plants violations in
+a copy and expects this test and clang to find each; without clang it exits with 77.
 """
-import concurrent.futures
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -30,7 +24,6 @@ MUTEX = "base/mutex.h"
 STANDARD = {"src/base/mutex.h", "src/shard/model.h", "src/shard/runtime.h"}
 STANDARD_MUTEX = re.compile(r"std::(\w*mutex|condition_variable\w*)\b")
 DECLARED = re.compile(r"^\s*(?:static |mutable )*Mutex (\w+);", re.M)
-INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 LEFT_OUT = {"bench"}
 
 
@@ -58,89 +51,29 @@ def check_text(root):
 
 # --- by clang ---
 
-def find_compiler():
-    return next(filter(None, map(shutil.which, COMPILERS)), None)
+def flags_of(build, name):
+    """Include paths, definitions and the language of src/NAME in a build; paths of the tree: HERE."""
+    home = re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", (build / "CMakeCache.txt").read_text(),
+                     re.M)[1]
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        file = pathlib.Path(entry["directory"], entry["file"])
+        if str(file) != f"{home}/{name}" and f'"{home}/{name}"' not in file.read_text():
+            continue
+        words, flags = shlex.split(entry["command"])[1:], []
+        for i, word in enumerate(words):
+            if word.startswith(("-I", "-D", "-std=")):
+                flags.append(word.replace(f"-I{home}/", "-IHERE/"))
+            elif word == "-isystem":
+                flags += [word, words[i + 1]]
+        return flags
+    raise ValueError(f"{name} isn't part of {build}")
 
 
-def uses_mutex(root, path):
-    """Whether a file includes base/mutex.h, itself or through headers of its folder."""
-    seen, waiting = set(), [path]
-    while waiting:
-        current = waiting.pop()
-        for name in INCLUDE.findall(current.read_text()):
-            header = root / "src" / name
-            if name == MUTEX:
-                return True
-            if header.parent == path.parent and header not in seen and header.exists():
-                seen.add(header)
-                waiting.append(header)
-    return False
-
-
-def compiled_in(entry):
-    """The folders whose sources an entry of compile_commands.json compiles."""
-    file = pathlib.Path(entry["directory"], entry["file"])
-    if "/Unity/unity_" in str(file):
-        return {pathlib.Path(name).parent for name in INCLUDE.findall(file.read_text())}
-    return {file.parent}
-
-
-def flags_of(entry, home, root):
-    """Include paths, definitions and the language. Clang can't read g++'s precompiled header."""
-    words, flags = shlex.split(entry["command"])[1:], []
-    for i, word in enumerate(words):
-        if word in (f"-I{home}/src", f"-I{home}/include"):
-            flags.append(word.replace(str(home), str(root)))
-        elif word.startswith(("-I", "-D", "-std=")):
-            flags.append(word)
-        elif word == "-isystem":
-            flags += [word, words[i + 1]]
-    return flags
-
-
-class Rooms:
-    """The rooms of a tree that use a Mutex, with the flags of a build."""
-
-    def __init__(self, root, build):
-        self.root = root
-        cache = (build / "CMakeCache.txt").read_text()
-        home = pathlib.Path(re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", cache, re.M)[1])
-        self.flags = {}  # by folder, relative to src
-        for entry in json.loads((build / "compile_commands.json").read_text()):
-            for folder in compiled_in(entry):
-                if folder.is_relative_to(home / "src"):
-                    self.flags.setdefault(folder.relative_to(home / "src"),
-                                          flags_of(entry, home, root))
-        self.files = {}  # likewise
-        for path in sources(root, ".cpp"):
-            if uses_mutex(root, path):
-                self.files.setdefault(path.parent.relative_to(root / "src"), []).append(path)
-
-    def analyse(self, compiler, room):
-        """(exit status, what clang says) about all files of a room."""
-        together = "".join(f'#include "{path}"\n' for path in self.files[room])
-        result = subprocess.run([compiler, *ANALYSIS, *self.flags[room], "-x", "c++", "-"],
-                                input=together, capture_output=True, text=True)
-        return result.returncode, result.stderr.replace(f"{self.root}/", "")
-
-
-def analyse(root, build, compiler, only=None):
-    """The violations, and lines about what was done."""
-    rooms = Rooms(root, build)
-    wanted = [room for room in rooms.files if only is None or str(room) in only]
-    violations, done = [], []
-    with concurrent.futures.ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        running = {room: pool.submit(rooms.analyse, compiler, room)
-                   for room in wanted if room in rooms.flags}
-        for room in wanted:
-            if room not in running:
-                done.append(f"src/{room} isn't part of this build")
-                continue
-            status, said = running[room].result()
-            done.append(f"src/{room}: {len(rooms.files[room])} files")
-            if status != 0:
-                violations.append(said.strip() or f"src/{room}: {compiler} exited with {status}.")
-    return violations, done
+def analyse(root, build, compiler, name):
+    """What clang says about a file of the tree `root`, with the flags of the build."""
+    flags = [flag.replace("HERE", str(root)) for flag in flags_of(build, name)]
+    result = subprocess.run([compiler, *ANALYSIS, *flags, root / name], capture_output=True, text=True)
+    return [result.stderr] if result.returncode != 0 else []
 
 
 # --- the test of the test ---
@@ -179,8 +112,7 @@ def self_test(root, build, compiler):
             text = (copy / name).read_text()
             (copy / name).write_text(text.replace(old, new, 1))
             if by_clang:
-                room = str(pathlib.Path(name).parent.relative_to("src"))
-                found, _ = analyse(copy, build, compiler, only={room})
+                found = analyse(copy, build, compiler, name)
             else:
                 found = list(check_text(copy))
             (copy / name).write_text(text)
@@ -196,24 +128,14 @@ def main(arguments):
         print("usage: thread_safety_test.py SOURCE_DIR BUILD_DIR [--self-test]", file=sys.stderr)
         return 2
     root, build = (pathlib.Path(folder).resolve() for folder in folders)
-    compiler = find_compiler()
-    if "--self-test" in arguments:
-        failed = self_test(root, build, compiler)
-    else:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if "--self-test" not in arguments:
         violations = list(check_text(root))
-        if compiler:
-            found, done = analyse(root, build, compiler)
-            violations += found
-            print("\n".join(done))
-        for violation in violations:
-            print(violation)
-        failed = len(violations)
-    if failed:
+        print(*violations, sep="\n")
+        return 1 if violations else 0
+    if self_test(root, build, compiler):
         return 1
-    if not compiler:
-        print("there is no clang++")
-        return 77
-    return 0
+    return 0 if compiler else 77
 
 
 if __name__ == "__main__":
