@@ -131,7 +131,8 @@ def main(arguments):
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if "--self-test" not in arguments:
         violations = list(check_text(root))
-        print(*violations, sep="\n")
+        for violation in violations:
+            print(violation)
         return 1 if violations else 0
     if self_test(root, build, compiler):
         return 1
