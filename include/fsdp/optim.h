@@ -36,7 +36,7 @@ struct HostFactor;
 }  // namespace shard
 namespace optim {
 class States;
-States& states_of(const Optimizer& optimizer);
+States& states_of(const Optimizer& optimizer);  ///< Internal.
 }  // namespace optim
 
 /// Parameters with a learning rate or weight decay of their own.

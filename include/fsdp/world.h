@@ -25,7 +25,7 @@ namespace fsdp {
 
 class World;
 namespace comm {
-int next_number(const World& world);
+int next_number(const World& world);  ///< Internal.
 }
 
 /// Options of init().

@@ -93,6 +93,8 @@ TEST(Toml, RefusesTheRestWithItsLine) {
   check("[data]\ntrain = [\"a\",\n[optim]\nlr = 1",
         "my.toml:3: \"optim]\" isn't a quoted string. | the list that begins in line 2 contains");
   check("[data]\ntrain = [1]", "isn't a quoted string");
+  check("[model]\ndim = 0x1\"\u01C7\"", "a quote is in the middle of a word");  // UB in toml++ 3.3
+  check("[model]\ndim = 1.\"\u01C7\"", "a quote is in the middle of a word");
   check("[data]\ntrain = [[\"a\"]]", "isn't a quoted string");
   check("[data]\ntrain = [,]", "isn't a quoted string");
   check("[train]\nseed = 1\nbatch = 2\nseed = 3", "my.toml:4: \"seed\" is already set in line 2.");
