@@ -20,6 +20,20 @@ std::string fixed(double value, int digits) {
   return formatted("{:.{}f}", value, digits);
 }
 
+Cell cell_of(const nlohmann::ordered_json& line, const LineColumn& column) {
+  const auto found = line.find(column.key);
+  if (found == line.end()) return {nullptr, ""};
+  if (found->is_string()) return text(*found);
+  if (!found->is_number() || !std::isfinite(found->get<double>())) return {nullptr, "-"};
+  const double value = *found;
+  Cell cell{*found, fixed(value, std::max(0, column.digits))};
+  if (column.digits == kBytes) cell.text = value == 0 ? "-" : human_bytes(value);
+  cell.text = line.value(column.key + "_text", cell.text);
+  if (const auto good = line.find(column.key + "_good"); good != line.end())
+    cell.colour = *good ? "32" : "31";
+  return cell;
+}
+
 }  // namespace
 
 Cell number(double value, int digits) {
@@ -68,6 +82,21 @@ void Table::print(std::ostream& out, bool json) const {
   line([&](size_t c) { return columns_[c].title; }, [](size_t) { return "1"; });
   for (const auto& row : rows_)
     line([&](size_t c) { return row[c].text; }, [&](size_t c) { return row[c].colour.c_str(); });
+}
+
+Table table_of(const std::vector<LineColumn>& columns,
+               const std::vector<nlohmann::ordered_json>& lines) {
+  std::vector<Table::Column> heads;
+  for (const LineColumn& column : columns)
+    heads.push_back(
+        {column.key, column.title, column.digits == kWords ? Table::kLeft : Table::kRight});
+  Table table(heads);
+  for (const auto& line : lines) {
+    std::vector<Cell> cells;
+    for (const LineColumn& column : columns) cells.push_back(cell_of(line, column));
+    table.add(cells);
+  }
+  return table;
 }
 
 std::string human_bytes(double bytes) {

@@ -38,6 +38,17 @@ class Table {
   std::vector<std::vector<Cell>> rows_;
 };
 
+// A column of JSON lines. It is empty in a line without the key, and "-" where a number is null or
+// not finite. A line may have KEY_text, which is shown instead, and KEY_good, which colours it.
+struct LineColumn {
+  std::string key, title;  // as in Table::Column
+  int digits;              // of a number; or one of the following
+};
+inline constexpr int kWords = -1;  // aligned to the left
+inline constexpr int kBytes = -2;
+Table table_of(const std::vector<LineColumn>& columns,
+               const std::vector<nlohmann::ordered_json>& lines);
+
 std::string human_bytes(double bytes);        // "64 MiB", "1.5 GiB"
 std::string with_separators(int64_t number);  // "50,331,648"
 

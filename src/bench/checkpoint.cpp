@@ -4,8 +4,7 @@
 //
 // Everything is timed as the peer times itself: sync(2) and a barrier before and after each save;
 // medians over rounds. Our loads verify checksums.
-//
-// The command launches its own ranks, which run it again with --worker; rank 0 prints JSON.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randn.h>
 #include <fcntl.h>
@@ -19,13 +18,11 @@
 #include <filesystem>
 #include <iostream>
 
-#include "base/subprocess.h"
-#include "base/table.h"
 #include "bench/benchmarks.h"
 #include "bench/flags.h"
-#include "bench/workload.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
+#include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
 #include "train/device.h"
 
@@ -33,65 +30,44 @@ namespace fsdp::bench {
 namespace {
 
 namespace fs = std::filesystem;
-using std::chrono::steady_clock;
 
-struct CheckpointOptions {
-  std::string device = "cpu", backend, dir;
-  int ranks = 2;
-  int threads = 1;
+struct CheckpointRow {
+  Place on = {.ranks = 2};
+  std::string dir;
   int64_t width = 4096, layers = 8;
   int rounds = 5;
-  bool json = false, worker = false, alone = false;
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CheckpointRow, on, dir, width, layers, rounds)
 
 // --- a rank ---
 
-double seconds_on_disk(const std::function<void()>& work) {
-  const auto start = steady_clock::now();
-  work();
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
-
-// All ranks start together on an idle disk; the time ends when all are done and it is idle again.
-double seconds_with_sync(const World& world, const std::function<void()>& work) {
-  ::sync();
+// All ranks start together; the time ends when all are done. With `disk` it is idle before and
+// after.
+double seconds_together(const World& world, bool disk, const std::function<void()>& work) {
+  if (disk) ::sync();
   world.comm().barrier();
-  return seconds_on_disk([&] {
+  return seconds_of([&] {
     work();
-    ::sync();
+    if (disk) ::sync();
     world.comm().barrier();
   });
-}
-
-double seconds_together(const World& world, const std::function<void()>& work) {
-  world.comm().barrier();
-  return seconds_on_disk([&] {
-    work();
-    world.comm().barrier();
-  });
-}
-
-[[noreturn]] void throw_io(const fs::path& file) {
-  throw Error(file.string() + ": writing failed: " + std::strerror(errno) + ".",
-              "choose another directory with --dir.");
 }
 
 // The simplest way: large writes from memory, then fsync.
 void plain_write(const fs::path& file, const at::Tensor& bytes) {
   const int out = ::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   const auto* data = static_cast<const char*>(bytes.const_data_ptr());
-  for (int64_t at = 0; out >= 0 && at < bytes.numel();) {
+  bool well = out >= 0;
+  for (int64_t at = 0; well && at < bytes.numel();) {
     const auto part = std::min<int64_t>(bytes.numel() - at, 64 << 20);
     const ssize_t written = ::write(out, data + at, static_cast<size_t>(part));
-    if (written <= 0) throw_io(file);
+    well = written > 0;
     at += written;
   }
-  if (out < 0 || ::fsync(out) < 0 || ::close(out) < 0) throw_io(file);
+  if (!well || ::fsync(out) < 0 || ::close(out) < 0)
+    throw Error(file.string() + ": writing failed: " + std::strerror(errno) + ".",
+                "choose another directory with --dir.");
 }
-
-struct Timed {
-  std::vector<double> plain, save, load, blocked, first_blocked, whole, copy;
-};
 
 int64_t bytes_in(const fs::path& dir) {
   int64_t sum = 0;
@@ -100,73 +76,58 @@ int64_t bytes_in(const fs::path& dir) {
   return sum;
 }
 
-int run_checkpoint_worker(const CheckpointOptions& options) {
-  World world = init({.backend = options.backend});
+std::vector<Json> time_checkpoints(const CheckpointRow& row, const World& world) {
   torch::manual_seed(0);
   torch::nn::Sequential model;
-  for (int64_t i = 0; i < options.layers; ++i)
-    model->push_back(torch::nn::Linear(options.width, options.width));
-  auto sharded = fully_shard(
+  for (int64_t i = 0; i < row.layers; ++i)
+    model->push_back(torch::nn::Linear(row.width, row.width));
+  const auto sharded = fully_shard(
       model, {.wrap = wrap::modules<torch::nn::LinearImpl>(), .device = world.device()});
   AdamW optimizer(sharded, {});
   const auto device = at::TensorOptions().device(world.device());
-  model->forward(at::randn({1, options.width}, device)).sum().backward();
+  model->forward(at::randn({1, row.width}, device)).sum().backward();
   optimizer.step();
   optimizer.zero_grad();
   checkpoint::prepare_async(sharded, &optimizer);
 
-  const fs::path folder = fs::path(options.dir);
-  const auto dir = [&](const char* kind, int round) {
-    return folder / (kind + std::to_string(round));
-  };
-  Timed timed;
-  const auto save_async = [&](const fs::path& to, std::vector<double>& blocked) {
-    checkpoint::AsyncSave saving;
-    timed.whole.push_back(seconds_with_sync(world, [&] {
-      saving = checkpoint::save_async(to, sharded, &optimizer);
-      saving.wait();
-    }));
-    blocked.push_back(std::chrono::duration<double>(saving.blocked()).count());
+  const fs::path folder = row.dir, saved = folder / "save", later = folder / "async",
+                 plain = folder / ("plain-" + std::to_string(world.rank()));
+  Samples seconds;
+  const auto time = [&](const char* what, bool disk, const std::function<void()>& work) {
+    seconds.add(what, seconds_together(world, disk, work));
   };
   int64_t bytes = 0;
   at::Tensor source, target;
-  for (int round = -1; round < options.rounds; ++round) {  // the first is warm-up
-    if (round == 0) timed = {.first_blocked = timed.first_blocked};
-    timed.save.push_back(seconds_with_sync(
-        world, [&] { checkpoint::save(dir("save-", round), sharded, &optimizer); }));
-    bytes = bytes_in(dir("save-", round));
+  for (int round = -1; round < row.rounds; ++round) {  // the first is warm-up
+    if (round == 0) seconds = {{{"first_blocked_s", seconds.all["blocked_s"]}}};
+    time("save_s", true, [&] { checkpoint::save(saved, sharded, &optimizer); });
+    bytes = bytes_in(saved);
     if (!source.defined()) {
       source = at::empty({bytes / world.size()}, at::kByte).random_();
       target = at::empty_like(source).fill_(1);
     }
-    const auto file = folder / ("plain-" + std::to_string(world.rank()));
-    timed.plain.push_back(seconds_with_sync(world, [&] { plain_write(file, source); }));
-    fs::remove(file);
-    timed.copy.push_back(seconds_together(
-        world, [&] { std::memcpy(target.data_ptr(), source.const_data_ptr(), source.nbytes()); }));
-    save_async(dir("async-", round), round < 0 ? timed.first_blocked : timed.blocked);
-    timed.load.push_back(seconds_together(world, [&] {
-      checkpoint::load(dir("save-", round), sharded, &optimizer);
+    time("plain_s", true, [&] { plain_write(plain, source); });
+    fs::remove(plain);
+    time("copy_s", false,
+         [&] { std::memcpy(target.data_ptr(), source.const_data_ptr(), source.nbytes()); });
+    checkpoint::AsyncSave saving;
+    time("async_s", true, [&] {
+      saving = checkpoint::save_async(later, sharded, &optimizer);
+      saving.wait();
+    });
+    seconds.add("blocked_s", std::chrono::duration<double>(saving.blocked()).count());
+    time("load_s", false, [&] {
+      checkpoint::load(saved, sharded, &optimizer);
       train::synchronize(world.device());
-    }));
+    });
     world.comm().barrier();
-    if (world.rank() == 0)
-      for (const char* kind : {"save-", "async-"}) fs::remove_all(dir(kind, round));
+    for (const fs::path& dir : {saved, later})
+      if (world.rank() == 0) fs::remove_all(dir);
     world.comm().barrier();
   }
-  if (world.rank() == 0)
-    std::cout << Json{{"bytes", bytes},
-                      {"plain_s", median(timed.plain)},
-                      {"save_s", median(timed.save)},
-                      {"load_s", median(timed.load)},
-                      {"copy_s", median(timed.copy)},
-                      {"blocked_s", median(timed.blocked)},
-                      {"first_blocked_s", median(timed.first_blocked)},
-                      {"async_s", median(timed.whole)}}
-                     .dump()
-              << std::endl;
-  world.comm().barrier();
-  return 0;
+  Json line = {{"bytes", bytes}};
+  seconds.fill(line);
+  return {line};
 }
 
 // --- the parent ---
@@ -179,88 +140,78 @@ struct Folder {  // removed at the end
   }
 };
 
-std::optional<Json> run_peer(const CheckpointOptions& options) {
+// Null if no Python has torch.
+Json run_dcp(const CheckpointRow& row) {
   const auto python = python_with_torch("PyTorch's checkpoints are");
-  const std::string script = peer_script("peer_dcp.py");
-  if (!python || script.empty()) return std::nullopt;
-  return run_ranks({options.ranks,
-                    options.threads,
-                    {*python, script, "--width", std::to_string(options.width), "--layers",
-                     std::to_string(options.layers), "--dir", options.dir + "/peer"},
-                    "PyTorch's distributed checkpoint"})
+  if (!python) return nullptr;
+  const auto program = peer_program(*python, "peer_dcp.py",
+                                    {"--width", std::to_string(row.width), "--layers",
+                                     std::to_string(row.layers), "--dir", row.dir + "/peer"});
+  return run_ranks({row.on.ranks, row.on.threads, program, "PyTorch's distributed checkpoint"})
       .front();
 }
 
-int run_checkpoint_parent(CheckpointOptions options) {
-  fs::path where = options.dir.empty() ? fs::current_path() : fs::path(options.dir);
-  fs::create_directories(where);
+// One line per figure. Ratios with a goal: at least that much of the other's speed, or at most that
+// many times its duration.
+std::vector<Json> checkpoint_lines(const Json& ours, const Json& peer) {
+  std::vector<Json> lines;
+  const auto add = [&](const std::string& what, const Json& of, const char* key) {
+    const double seconds = of[key];
+    lines.push_back({{"what", what},
+                     {"seconds", seconds},
+                     {"gb_per_s", of["bytes"].get<double>() / seconds / 1e9}});
+  };
+  const auto ratio = [&](double value) { lines.back()["ratio"] = value; };
+  const auto goal = [&](double value, double goal, bool at_most, const std::string& of) {
+    ratio(value);
+    lines.back()["ratio_good"] = at_most ? value <= goal : value >= goal;
+    lines.back()["goal"] = goal;
+    lines.back()["goal_text"] = (at_most ? "<= " : ">= ") + number(goal, 1).text + of;
+  };
+  const auto second = [&](const char* key) { return ours[key].get<double>(); };
+  const auto times_dcp = [&](const char* key) {
+    return ours["bytes"].get<double>() / second(key) /
+           (peer["bytes"].get<double>() / peer[key].get<double>());
+  };
+  add("plain write and fsync", ours, "plain_s");
+  if (!peer.is_null()) add("save: PyTorch DCP", peer, "save_s");
+  add("save", ours, "save_s");
+  goal(second("plain_s") / second("save_s"), 0.9, false, " x the plain write");
+  if (!peer.is_null()) {
+    add("save", ours, "save_s");
+    goal(times_dcp("save_s"), 1.5, false, " x DCP");
+  }
+  add("save_async, until on disk", ours, "async_s");
+  add("plain copy in memory", ours, "copy_s");
+  add("save_async: training blocked", ours, "blocked_s");
+  goal(second("blocked_s") / second("copy_s"), 1.2, true, " x the copy");
+  add("  the first time", ours, "first_blocked_s");
+  ratio(second("first_blocked_s") / second("copy_s"));
+  if (!peer.is_null()) add("load: PyTorch DCP", peer, "load_s");
+  add("load, checksums verified", ours, "load_s");
+  if (!peer.is_null()) goal(times_dcp("load_s"), 1.0, false, " x DCP");
+  return lines;
+}
+
+int run_checkpoint(CheckpointRow row, bool alone, bool json) {
+  const fs::path where = row.dir.empty() ? fs::current_path() : fs::path(row.dir);
   const Folder folder{where / (".bench-checkpoint-" + std::to_string(::getpid()))};
   fs::create_directories(folder.path);
-  options.dir = folder.path.string();
-  const std::vector<std::string> program = {own_binary(),
-                                            "checkpoint",
-                                            "--worker",
-                                            "--backend",
-                                            options.backend,
-                                            "--dir",
-                                            options.dir,
-                                            "--width",
-                                            std::to_string(options.width),
-                                            "--layers",
-                                            std::to_string(options.layers),
-                                            "--rounds",
-                                            std::to_string(options.rounds)};
-  const Json ours =
-      run_ranks({options.ranks, options.threads, program, "saving and loading"}).front();
-  std::optional<Json> peer;
-  if (!options.alone) peer = run_peer(options);
-
-  Table table({{"what", "what", Table::kLeft},
-               {"seconds", "s"},
-               {"gb_per_s", "GB/s"},
-               {"ratio", "ratio"},
-               {"goal", "goal", Table::kLeft}});
-  const double bytes = ours["bytes"].get<double>();
-  const auto row = [&](const std::string& what, double seconds, double size,
-                       std::optional<double> ratio = {}, std::optional<double> goal = {},
-                       const std::string& against = "", bool at_most = false) {
-    Cell shown = ratio ? number(*ratio, 2) : Cell{nullptr, ""};
-    const bool met = goal && (at_most ? *ratio <= *goal : *ratio >= *goal);
-    if (goal) shown.colour = met ? "32" : "31";
-    Cell target{nullptr, against};
-    if (goal)
-      target = {*goal, std::string(at_most ? "<= " : ">= ") + number(*goal, 1).text + against};
-    table.add({text(what), number(seconds, 3), number(size / seconds / 1e9, 2), shown, target});
-  };
-  const auto of = [](const Json& json, const char* key) { return json[key].get<double>(); };
-  row("plain write and fsync", of(ours, "plain_s"), bytes);
-  if (peer) row("save: PyTorch DCP", of(*peer, "save_s"), of(*peer, "bytes"));
-  const double speed = bytes / of(ours, "save_s");
-  row("save", of(ours, "save_s"), bytes, of(ours, "plain_s") / of(ours, "save_s"), 0.9,
-      " x the plain write");
-  if (peer)
-    row("save", of(ours, "save_s"), bytes, speed / (of(*peer, "bytes") / of(*peer, "save_s")), 1.5,
-        " x DCP");
-  row("save_async, until on disk", of(ours, "async_s"), bytes);
-  row("plain copy in memory", of(ours, "copy_s"), bytes);
-  row("save_async: training blocked", of(ours, "blocked_s"), bytes,
-      of(ours, "blocked_s") / of(ours, "copy_s"), 1.2, " x the copy", /*at_most=*/true);
-  row("  the first time", of(ours, "first_blocked_s"), bytes,
-      of(ours, "first_blocked_s") / of(ours, "copy_s"));
-  if (peer) row("load: PyTorch DCP", of(*peer, "load_s"), of(*peer, "bytes"));
-  const double load = bytes / of(ours, "load_s");
-  if (peer)
-    row("load, checksums verified", of(ours, "load_s"), bytes,
-        load / (of(*peer, "bytes") / of(*peer, "load_s")), 1.0, " x DCP");
-  else
-    row("load, checksums verified", of(ours, "load_s"), bytes);
-  table.print(std::cout, options.json);
-  if (options.json) return 0;
+  row.dir = folder.path.string();
+  const Json ours = run_ours("checkpoint", row, "saving and loading").front();
+  table_of({{"what", "what", kWords},
+            {"seconds", "s", 3},
+            {"gb_per_s", "GB/s", 2},
+            {"ratio", "ratio", 2},
+            {"goal", "goal", kWords}},
+           checkpoint_lines(ours, alone ? Json() : run_dcp(row)))
+      .print(std::cout, json);
+  if (json) return 0;
   std::cout << "\n"
-            << options.ranks << " ranks (" << options.backend << ", " << options.threads
-            << " threads per rank), " << options.layers << " linears of " << options.width << " x "
-            << options.width << " with AdamW state, " << human_bytes(bytes) << "; medians of "
-            << options.rounds
+            << row.on.ranks << " ranks (" << row.on.backend << ", " << row.on.threads
+            << " threads per rank), " << row.layers << " linears of " << row.width << " x "
+            << row.width << " with AdamW state, " << human_bytes(ours["bytes"]) << "; medians of "
+            << row.rounds
             << " rounds.\nA save ends when sync(2) returns. Loads read from the page cache.\n";
   return 0;
 }
@@ -268,34 +219,30 @@ int run_checkpoint_parent(CheckpointOptions options) {
 }  // namespace
 
 void add_checkpoint(CLI::App& bench, Action& action) {
-  auto options = std::make_shared<CheckpointOptions>();
+  struct Flags {
+    CheckpointRow row;
+    bool alone = false, json = false;
+  };
+  auto flags = std::make_shared<Flags>();
+  CheckpointRow& row = flags->row;
   CLI::App* command = bench.add_subcommand(
       "checkpoint",
       "Time saves, async saves and loads, beside a plain write, a copy and PyTorch's DCP");
-  add_device(*command, options->device);
-  command->add_option("--backend", options->backend,
-                      "shm, mpi or nccl; default: shm on the CPU, nccl on a GPU");
+  add_place_flags(*command, row.on);
   command
-      ->add_option("--dir", options->dir,
-                   "Directory on the disk to measure; default: the current one")
+      ->add_option("--dir", row.dir, "Directory on the disk to measure; default: the current one")
       ->type_name("DIR");
-  add_count(*command, "--ranks", options->ranks, "Ranks on this host");
-  add_count(*command, "--threads", options->threads, "Threads per rank");
-  add_count(*command, "--width", options->width, "Width of each linear");
-  add_count(*command, "--layers", options->layers, "Number of linears");
-  add_count(*command, "--rounds", options->rounds, "Rounds; the table shows medians");
-  command->add_flag("--alone", options->alone, "Without PyTorch");
-  command->add_flag("--json", options->json, "One JSON object per line");
-  command->add_flag("--worker", options->worker, "")->group("");  // a rank of the above
+  add_count(*command, "--width", row.width, "Width of each linear");
+  add_count(*command, "--layers", row.layers, "Number of linears");
+  add_count(*command, "--rounds", row.rounds, "Rounds; the table shows medians");
+  command->add_flag("--alone", flags->alone, "Without PyTorch");
+  add_json(*command, flags->json);
   command->footer(
       "Examples:\n  fsdp bench checkpoint\n  fsdp bench checkpoint --dir /mnt/fast --layers 32\n"
       "  fsdp bench checkpoint --device cuda --ranks 1 --alone");
-  command->callback([options, &action] {
-    if (options->backend.empty()) options->backend = options->device == "cuda" ? "nccl" : "shm";
-    action = [options] {
-      return options->worker ? run_checkpoint_worker(*options) : run_checkpoint_parent(*options);
-    };
-  });
+  set_action<CheckpointRow>(
+      *command, action, row.on,
+      [flags] { return run_checkpoint(flags->row, flags->alone, flags->json); }, time_checkpoints);
 }
 
 }  // namespace fsdp::bench

@@ -2,250 +2,361 @@
 // sharded: as many independent processes side by side, in C++ (the same model code) and in Python.
 //
 // All run in one invocation, in alternating rounds, so that a slow period of the machine affects
-// each. The command launches its own ranks, which run it again with --worker (train_rank.cpp); rank
-// 0 prints one JSON object, and the parent makes the table. Named rows (--rows all), which have
-// goals on a GPU, are in train_rows.cpp.
+// each. Named rows (--rows) have goals on a GPU: eager, and as one CUDA graph per step, beside
+// FSDP2 in its best variant.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
-#include <map>
+#include <sstream>
 
+#include "base/format.h"
 #include "base/log.h"
-#include "base/subprocess.h"
-#include "base/table.h"
 #include "bench/benchmarks.h"
 #include "bench/flags.h"
-#include "bench/measured.h"
-#include "bench/train.h"
 #include "fsdp/error.h"
+#include "observe/throughput.h"
 #include "train/training.h"
 
 namespace fsdp::bench {
 namespace {
 
-struct TrainRow {
-  Shape shape;
-  double goal = 0;  // largest step time as a multiple of that without FSDP; 0: no goal
-};
+constexpr double kTapeGoal = 15;  // percent that recording may add to a forward
 
-// Who is measured, and the result of each round.
-struct Contender {
-  std::string key, title;
-  std::function<Json(const TrainRow& row, const std::string& what)> measure;
-  std::vector<Json> rounds = {};
-
-  double middle(const char* field) const {
-    std::vector<double> values;
-    for (const Json& round : rounds)
-      if (round.contains(field)) values.push_back(round[field].get<double>());
-    return values.empty() ? std::nan("") : median(values);
-  }
-  double extreme(bool largest) const {
-    std::vector<double> values;
-    for (const Json& round : rounds) values.push_back(round["step_ms"].get<double>());
-    auto [low, high] = std::minmax_element(values.begin(), values.end());
-    return largest ? *high : *low;
-  }
-};
-
-std::vector<TrainRow> train_rows_of(const TrainBench& options, bool model_given) {
-  if (model_given && options.rows.empty()) return {{options.shape}};
-  Shape llama, mlp;
-  mlp.model = "mlp";
-  mlp.batch = 8;
-  return {{llama, 1.0}, {mlp, 0.9}};
-}
-
-std::vector<std::string> train_common_flags(const TrainBench& options) {
-  return {"--device", options.device,
-          "--steps",  std::to_string(options.steps),
-          "--warmup", std::to_string(options.warmup),
-          "--clip",   std::to_string(options.clip)};
-}
-
-Json measure_cpp(const TrainBench& options, const std::string& worker, const TrainRow& row,
-                 const std::string& what) {
-  std::vector<std::string> program = {own_binary(), "train",
-                                      "--worker",   worker,
-                                      "--threads",  std::to_string(options.threads),
-                                      "--strategy", options.strategy};
-  append(program, train_common_flags(options));
-  append(program, flags_of(row.shape));
-  if (!options.activations.empty()) append(program, {"--activations", options.activations});
-  if (options.keep_last > 0) append(program, {"--keep-last", std::to_string(options.keep_last)});
-  if (!options.init.empty()) append(program, {"--init", options.init});
-  if (!options.backend.empty()) append(program, {"--backend", options.backend});
-  return run_ranks({options.ranks, options.threads, program, what}).front();
-}
-
-Json measure_python(const TrainBench& options, const std::string& python, const std::string& mode,
-                    const TrainRow& row, const std::string& what) {
-  bool keeps = train::parse_strategy(options.strategy) == ShardingStrategy::SHARD_GRAD_OP;
-  std::vector<std::string> program = {
-      python, peer_script("peer_fsdp2.py"), "--mode", mode, "--reshard", keeps ? "0" : "1"};
-  append(program, train_common_flags(options));
-  append(program, peer_flags_of(row.shape));
-  if (mode != "none") append(program, peer_recomputes(options.activations));
-  append(program, {"--init", options.init.empty() ? "cpu" : options.init});
-  Ranks ranks = {options.ranks, options.threads, program, what};
-  bool share = options.device == "cuda" && options.ranks > 1;
-  return (share ? run_peers_on_gpu(ranks) : run_ranks(ranks)).front();
-}
+// --- a model given by flags, or the rows of the CPU ---
 
 // In the order in which they run within a round.
-std::vector<Contender> contenders(const TrainBench& options) {
-  auto wanted = [&](const char* kind) { return options.only.empty() || options.only == kind; };
-  auto cpp = [&options](const char* worker) {
-    return [&options, worker](const TrainRow& row, const std::string& what) {
-      return measure_cpp(options, worker, row, what);
-    };
+std::vector<Contender> unnamed_contenders(const Options& options, const Row& row,
+                                          const std::optional<std::string>& python) {
+  const auto wanted = [&](const char* kind) {
+    return options.only.empty() || options.only == kind;
   };
-  ShardingStrategy strategy = train::parse_strategy(options.strategy);
+  const ShardingStrategy strategy = train::parse_strategy(row.strategy);
+  Row plain = row;
+  plain.mode = "plain";
   std::vector<Contender> all;
-  if (wanted("ours"))
-    all.push_back({"ours", std::string("fsdp.cpp, ") + name(strategy), cpp("ours")});
-  if (wanted("none")) all.push_back({"none_cpp", "no FSDP, C++", cpp("none")});
-  auto python = wanted("none") || wanted("peer")
-                    ? python_with_torch("FSDP2 and no FSDP in Python are")
-                    : std::nullopt;
+  if (wanted("ours")) all.push_back(ours("train", row, std::string("fsdp.cpp, ") + name(strategy)));
+  if (wanted("none")) all.push_back(ours("train", plain, "no FSDP, C++"));
   if (!python) return all;
-  auto python_in = [&options, python](const char* mode) {
-    return [&options, python, mode](const TrainRow& row, const std::string& what) {
-      return measure_python(options, *python, mode, row, what);
-    };
-  };
-  if (wanted("none")) all.push_back({"none_python", "no FSDP, Python", python_in("none")});
-  if (wanted("peer") && strategy == ShardingStrategy::NO_SHARD)
-    all.push_back({"ddp", "PyTorch's DDP", python_in("ddp")});
-  else if (wanted("peer") && strategy == ShardingStrategy::HYBRID_SHARD)
-    log::info("FSDP2 is left out: the peer script has no HYBRID_SHARD.");
-  else if (wanted("peer"))
-    all.push_back({"fsdp2", "PyTorch's FSDP2", python_in("fsdp2")});
+  if (wanted("none")) {
+    all.push_back(theirs(*python, plain, "no FSDP, Python", {"--mode", "none"}));
+    all.back().who = "plain";
+  }
+  if (!wanted("peer") || strategy == ShardingStrategy::HYBRID_SHARD) return all;
+  const bool ddp = strategy == ShardingStrategy::NO_SHARD;
+  std::vector<std::string> variant = {"--mode", ddp ? "ddp" : "fsdp2"};
+  append(variant, peer_recomputes(row));
+  all.push_back(theirs(*python, row, ddp ? "PyTorch's DDP" : "PyTorch's FSDP2", variant));
   return all;
 }
 
 // The faster of C++ and Python; NaN if neither ran.
-double without_fsdp(const std::vector<Contender>& all) {
+double without_fsdp(const Result& result) {
   double best = std::nan("");
-  for (const Contender& one : all)
-    if (one.key.starts_with("none")) best = std::fmin(best, one.middle("step_ms"));
+  for (const Contender& one : result.all)
+    if (one.who == "plain") best = std::fmin(best, one.ms());
   return best;
 }
 
-void add_train_rows(Table& table, const TrainBench& options, const TrainRow& row,
-                    const std::vector<Contender>& all) {
-  double none = without_fsdp(all);
-  for (const Contender& one : all) {
-    double ms = one.middle("step_ms"), ratio = ms / none;
-    bool has_goal = one.key == "ours" && row.goal > 0;
-    Cell times = maybe(ratio, 3);
-    if (has_goal && !std::isnan(ratio)) times.colour = ratio <= row.goal ? "32" : "31";
-    Cell range = text(number(one.extreme(false), 1).text + "-" + number(one.extreme(true), 1).text);
-    table.add(
-        {text(title(row.shape)),
-         text(one.title),
-         {options.ranks, std::to_string(options.ranks) + " x " + std::to_string(options.threads)},
-         {options.threads, ""},
-         number(ms, 1),
-         range,
-         times,
-         has_goal ? Cell{row.goal, "<= " + number(row.goal, 1).text} : Cell{nullptr, ""},
-         maybe(one.middle("forward_ms"), 1),
-         maybe(one.middle("backward_ms"), 1),
-         maybe(one.middle("clip_ms"), 1),
-         maybe(one.middle("update_ms"), 1),
-         maybe(one.middle("loss0"), 4),
-         maybe(one.middle("loss"), 4),
-         maybe(one.middle("maxrss_mb"), 0)});
-  }
+Json unnamed_line(const Result& result, const Contender& one) {
+  const Row& row = result.row;
+  const Place& on = row.on;
+  Json line = {{"model", row.title},
+               {"what", one.title},
+               {"ranks", on.ranks},
+               {"ranks_text", format("%d x %d", on.ranks, on.threads)},
+               {"threads", on.threads},
+               {"first_loss", one.value("loss0")},
+               {"last_loss", one.value("loss")},
+               {"peak_rss_mb", one.value("maxrss_mb")}};
+  for (const char* part : {"step_ms", "forward_ms", "backward_ms", "clip_ms", "update_ms"})
+    line[part] = one.value(part);
+  std::vector<double> ms;
+  for (const Json& round : one.rounds) ms.push_back(round["step_ms"]);
+  const auto [low, high] = std::minmax_element(ms.begin(), ms.end());
+  line["range"] = format("%.1f-%.1f", *low, *high);
+  const double goal = one.who == "eager" ? row.goal_times : 0;
+  set(line, "times_none", one.ms() / without_fsdp(result), goal);
+  if (goal > 0) line.update({{"goal", goal}, {"goal_text", format("<= %.1f", goal)}});
+  return line;
 }
 
-// Ours and FSDP2 start with the same weights and data, so their losses must agree.
-void compare_losses(const TrainBench& options, const TrainRow& row,
-                    const std::vector<Contender>& all) {
-  double ours = std::nan(""), peer = std::nan("");
-  for (const Contender& one : all) {
-    if (one.key == "ours") ours = one.middle("loss");
-    if (one.key == "fsdp2" || one.key == "ddp") peer = one.middle("loss");
+Report unnamed_report(const Options& options, bool goals, const std::vector<Result>& results) {
+  const Row& given = options.given;
+  const bool whole = options.only.empty(), cpu = given.on.device == "cpu";
+  Report report;
+  std::vector<Json> lines;
+  for (const Result& result : results) {
+    report.notes.push_back(description(result.row));
+    for (const Contender& one : result.all) lines.push_back(unnamed_line(result, one));
   }
-  double allowed = (row.shape.dtype == "fp32" ? 1e-3 : 2e-2) * std::abs(peer);
-  if (std::abs(ours - peer) > allowed)
-    log::warn("after " + std::to_string(options.warmup + options.steps) + " steps of " +
-              title(row.shape) + " the losses differ: ours " + number(ours, 6).text +
-              ", PyTorch's " + number(peer, 6).text + ".");
+  report.tables = {table_of({{"model", "model", kWords},
+                             {"what", "what", kWords},
+                             {"ranks", "ranks x threads", 0},
+                             {"threads", "", 0},
+                             {"step_ms", "step ms", 1},
+                             {"range", "over rounds", kWords},
+                             {"times_none", whole ? "x no FSDP" : "", 3},
+                             {"goal", whole && goals ? "goal" : "", kWords},
+                             {"forward_ms", "forward", 1},
+                             {"backward_ms", "backward", 1},
+                             {"clip_ms", "clip", 1},
+                             {"update_ms", "update", 1},
+                             {"first_loss", "first loss", 4},
+                             {"last_loss", "last loss", 4},
+                             {"peak_rss_mb", cpu ? "peak MiB" : "", 0}},
+                            lines)};
+  append<std::string>(
+      report.notes,
+      {format("step ms: rank 0's median of %d steps after %d for warm-up, then the median of %d "
+              "rounds; the same for the other columns.",
+              given.steps, given.warmup, options.rounds),
+       format(
+           "no FSDP: %d independent processes side by side; ratios are to the faster of the two.",
+           given.on.ranks),
+       std::string("A step: forward, backward, clip") + (given.clip > 0 ? "" : " (off)") +
+           ", AdamW, zero_grad" +
+           (cpu ? "." : "; the parts are host time, the step includes the device's time.")});
+  return report;
 }
 
-int run_train_parent(const TrainBench& options, bool model_given) {
-  train::parse_strategy(options.strategy);  // refuse before anything starts
-  std::vector<Contender> all = contenders(options);
-  if (all.empty()) throw Error("there is nothing to measure.", "leave out --only.");
-  bool cpu = options.device == "cpu";
-  Table table({{"model", "model", Table::kLeft},
-               {"what", "what", Table::kLeft},
-               {"ranks", "ranks x threads"},
-               {"threads", ""},
-               {"step_ms", "step ms"},
-               {"range", "over rounds", Table::kLeft},
-               {"times_none", options.only.empty() ? "x no FSDP" : ""},
-               {"goal", options.only.empty() && !model_given ? "goal" : "", Table::kLeft},
-               {"forward_ms", "forward"},
-               {"backward_ms", "backward"},
-               {"clip_ms", "clip"},
-               {"update_ms", "update"},
-               {"first_loss", "first loss"},
-               {"last_loss", "last loss"},
-               {"peak_rss_mb", cpu ? "peak MiB" : ""}});
-  std::vector<TrainRow> rows = train_rows_of(options, model_given);
-  for (const TrainRow& row : rows) {
-    for (Contender& one : all) one.rounds.clear();
-    for (int round = 1; round <= options.rounds; ++round)
-      for (Contender& one : all)
-        one.rounds.push_back(
-            one.measure(row, title(row.shape) + ", round " + std::to_string(round) + " of " +
-                                 std::to_string(options.rounds) + ", " + one.title));
-    add_train_rows(table, options, row, all);
-    compare_losses(options, row, all);
+int run_unnamed(const Options& options, bool cpu_goals) {
+  const bool hybrid =
+      train::parse_strategy(options.given.strategy) == ShardingStrategy::HYBRID_SHARD;
+  if (hybrid && (options.only.empty() || options.only == "peer"))
+    log::info("FSDP2 is left out: the peer script has no HYBRID_SHARD.");
+  const auto python =
+      options.only != "ours" ? python_with_torch("FSDP2 and no FSDP in Python are") : std::nullopt;
+  std::vector<Result> results;
+  for (const Row& model : cpu_goals ? cpu_rows() : std::vector<Row>{options.given}) {
+    Row row = with_flags(model, options);
+    row.on = options.given.on;
+    row.title = title_of(row);
+    results.push_back({row, unnamed_contenders(options, row, python)});
+    if (results.back().all.empty())
+      throw Error("there is nothing to measure.", "leave out --only.");
   }
-  table.print(std::cout, options.json);
-  if (options.json) return 0;
-  std::cout << "\n";
-  for (const TrainRow& row : rows) std::cout << description(row.shape) << "\n";
-  std::cout << "step ms: rank 0's median of " << options.steps << " steps after " << options.warmup
-            << " for warm-up, then the median of " << options.rounds
-            << " rounds; the same for the other columns.\nno FSDP: " << options.ranks
-            << " independent processes side by side; ratios are to the faster of the two.\nA step: "
-               "forward, backward, clip"
-            << (options.clip > 0 ? "" : " (off)") << ", AdamW, zero_grad"
-            << (cpu ? ".\n" : "; the parts are host time, the step includes the device's time.\n");
-  return 0;
+  return run_rows(options, results, [&](const auto& measured) {
+    return unnamed_report(options, cpu_goals, measured);
+  });
 }
 
-void add_train_row_flags(CLI::App& command, TrainBench& options) {
-  const char* group = "Named rows";
-  command.add_flag("--peer", options.peer, "Also measure FSDP2, in its best variant")->group(group);
-  command
-      .add_option(
-          "--mode", options.modes,
-          "How we train: eager, graph (one CUDA graph per step), plain (no FSDP), tape (the "
-          "cost of recording a forward for recomputation); default: the row's own")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"eager", "graph", "plain", "tape"}))
-      ->group(group);
-  command
-      .add_option("--grad-dtype", options.grad_dtype,
-                  "Dtype of gradients until the update: bf16 or fp32; default: the row's own")
-      ->check(CLI::IsMember({"bf16", "fp32"}))
-      ->group(group);
-  add_page_flags(command, options.page, options.keep, options.limit);
+// --- named rows ---
+
+// A row with other settings than its own has no goals.
+std::vector<Row> named_rows(const Options& options) {
+  const std::vector<Row> known = rows_named(options.rows, train_rows());
+  std::vector<Row> rows = chosen_rows(options, train_rows());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Row& row = rows[i];
+    const bool others =
+        row.activations != known[i].activations || row.keep_last != known[i].keep_last;
+    const bool other_ranks = row.on.ranks != known[i].on.ranks;
+    if (others)
+      row.title += ", " + row.activations +
+                   (row.keep_last > 0 ? " but last " + std::to_string(row.keep_last) : "");
+    if (other_ranks)
+      row.title =
+          row.title.substr(0, row.title.find(", 2 ranks")) + ", " + counted(row.on.ranks, "rank");
+    if (others || other_ranks) row.goal_ms = row.goal_gb = row.goal_times = 0;
+  }
+  return rows;
+}
+
+std::vector<Contender> named_contenders(const Options& options, const Row& row,
+                                        const std::optional<std::string>& python) {
+  std::vector<Contender> all;
+  for (const std::string& mode : options.modes.empty() ? row.modes : options.modes) {
+    const bool plain = mode == "plain";
+    if (!options.only.empty() && (options.only == "none") != plain) continue;
+    if (options.only == "peer") continue;
+    Row one = row;
+    one.mode = mode;
+    one.memory = mode == "eager";
+    all.push_back(ours("train", one, plain ? "no FSDP, C++ eager" : "fsdp.cpp, " + mode));
+  }
+  if (!python || options.only == "ours" || options.only == "none") return all;
+  const bool selective = row.activations == "selective";
+  const std::vector<std::string> again = peer_recomputes(row);
+  const std::string ac = again.empty() ? "" : selective ? " + selective ac" : " + ac";
+  const auto add = [&](const std::string& title, std::vector<std::string> variant,
+                       const std::vector<std::string>& more = {}) {
+    append(variant, more);
+    all.push_back(theirs(*python, row, "FSDP2" + title, variant));
+  };
+  if (row.on.device == "cpu") {
+    add(ac, again);
+  } else if (row.model == "mlp") {  // either may be faster
+    add("", {});
+    add(" + compile", {"--compile"});
+  } else {
+    const std::vector<std::string> best = {"--compile", "--attn", "cudnn"};
+    if (selective) add(" + compile + ac, cuDNN", best, {"--ac"});  // either may be faster
+    add(" + compile" + ac + ", cuDNN", best, again);
+  }
+  return all;
+}
+
+Json step_line(const Result& result, const Contender& one) {
+  const Row& row = result.row;
+  const bool graph = one.who == "graph", eager = one.who == "eager", ours = graph || eager;
+  const double goal_ms = row.goal_times > 0 ? row.goal_times * result.peer_ms() : row.goal_ms;
+  Json line = named_line(result, one, ours, graph ? goal_ms : 0, one.value("peak_alloc_mb") / 1000,
+                         ours ? row.goal_gb : 0);
+  line["host_ms"] = one.value("cpu_issue_ms");
+  if (ours) set(line, "times_plain", one.ms() / result.ms_of("plain"), eager ? 1.15 : 0);
+  if (ours && row.published_rate > 0) line["published_tokens_s"] = row.published_rate;
+  const double tflops = row.on.ranks * flops_of(row) / one.ms() / 1e9;
+  std::string gpu;
+  if (!one.rounds.empty()) gpu = one.rounds.front().value("gpu", "");
+  // The ranks of a row share one GPU if there is only one.
+  const double devices = std::isnan(one.value("devices")) ? 1 : one.value("devices");
+  const auto share = observe::mfu(tflops / devices, observe::peak_tflops(gpu, row.dtype));
+  line["tflops"] = tflops;
+  line["mfu"] = share ? *share * 100 : std::nan("");
+  return line;
+}
+
+Json tape_line(const Result& result, const Contender& one) {
+  Json line = {{"row", result.row.title + (one.failure.empty() ? "" : ": failed")},
+               {"goal_percent", kTapeGoal}};
+  for (const char* time :
+       {"forward_ms", "recorded_forward_ms", "forward_host_ms", "recorded_forward_host_ms"})
+    line[time] = one.value(time);
+  set(line, "more_percent", one.value("more_percent"), kTapeGoal);
+  return line;
+}
+
+// What the columns of the steps mean.
+std::vector<std::string> step_notes(const Options& options, const std::vector<Result>& results) {
+  const auto any = [&](const std::function<bool(const Row&)>& holds) {
+    return std::any_of(results.begin(), results.end(),
+                       [&](const Result& result) { return holds(result.row); });
+  };
+  std::vector<std::string> notes = {
+      "step ms: rank 0's median on the host's clock, waiting for each step; a step is forward, "
+      "backward, clip" +
+          std::string(options.given.clip > 0 ? "" : " (off)") +
+          ", AdamW. host ms: until the host has launched the step. FSDP2 is timed the same way.",
+      "TFLOP/s, the same count for all: 6 per token and weight in a matrix product, and the causal "
+      "half of attention. MFU is their share of the vendor's dense peak (H200: bf16 989, fp32 67). "
+      "FSDP2's own count, in its raw lines, includes the embedding and all of attention.",
+      "peak GB: the allocator's peak after warm-up, MiB / 1000; for a graph, from just before its "
+      "capture. planned GB: what `fsdp plan` expects for eager steps. On the CPU peak GB is the "
+      "whole process, and the plan counts tensors only.",
+      kApart};
+  const bool accumulates = any([](const Row& row) { return row.accumulate > 1; });
+  const bool shared = any([](const Row& row) { return row.on.ranks > 1; });
+  if (options.given.grad_dtype.empty() && any([](const Row& row) { return row.dtype == "bf16"; }))
+    notes.push_back(
+        std::string("gradients of bf16 rows on a GPU: bf16, as the matrix products give them, if "
+                    "nothing is reduced") +
+        (accumulates ? " or accumulated" : "") + "; else reduced and kept in float32" +
+        (shared ? " (2 ranks)" : "") + ". FSDP2's are bf16 and then cast to float32.");
+  if (any([](const Row& row) { return row.activations != "none"; }))
+    notes.push_back(
+        "selective: products and attention are kept. feed_forward: backward recomputes the product "
+        "of gate and up. full: backward recomputes whole blocks (except the last ones, if the row "
+        "says so). offload: nothing is recomputed; activations wait in host memory. TFLOP/s don't "
+        "count recomputation. FSDP2's ac recomputes whole blocks; its selective one keeps products "
+        "and attention.");
+  if (std::any_of(results.begin(), results.end(),
+                  [](const Result& result) { return result.find("plain"); }))
+    notes.push_back(
+        "plain: the same model code without FSDP, parameters in the row's dtype with float32 "
+        "masters, fused AdamW. The goal for eager is 1.15 of it.");
+  if (any([](const Row& row) { return row.published_rate > 0; }))
+    notes.push_back("published: tokens/s that llmq states for one H100, not for this machine.");
+  return notes;
+}
+
+// The page's first table: goal, result and peer.
+std::string summary(const std::vector<Result>& results) {
+  std::ostringstream out;
+  out << "| row | goal | reached (graph) | eager | FSDP2 in the same run | peak GB, FSDP2's |\n"
+         "|---|---|---|---|---|---|\n";
+  const auto ms = [](double value) {
+    return std::isnan(value) ? "-" : number(value, value < 100 ? 2 : 1).text + " ms";
+  };
+  const auto gb = [](const Contender* one) {
+    const double mb = one ? one->value("peak_alloc_mb") : std::nan("");
+    return std::isnan(mb) ? "-" : number(mb / 1000, 2).text;
+  };
+  for (const Result& result : results) {
+    const Row& row = result.row;
+    std::string goal = row.goal_ms > 0 ? format("<= %.0f ms", row.goal_ms) : "-";
+    if (row.goal_times > 0) goal = format("<= %.1f x FSDP2", row.goal_times);
+    if (row.goal_gb > 0) goal += format(", %.1f GB", row.goal_gb);
+    out << "| " << row.title << " | " << goal << " | " << ms(result.ms_of("graph")) << " | "
+        << ms(result.ms_of("eager")) << " | " << ms(result.peer_ms()) << " | "
+        << gb(result.find("graph")) << ", " << gb(result.peer()) << " |\n";
+  }
+  return out.str();
+}
+
+Report report_on(const Options& options, const std::vector<Result>& results) {
+  Report report{.heading = "Training"};
+  std::vector<Json> steps, tapes;
+  for (const Result& result : results) {
+    report.notes.push_back(description(result.row) + "; " + counted(result.row.on.ranks, "rank") +
+                           ".");
+    for (const Contender& one : result.all)
+      if (one.who == "tape")
+        tapes.push_back(tape_line(result, one));
+      else
+        steps.push_back(step_line(result, one));
+  }
+  if (!steps.empty())
+    report.tables.push_back(table_of(
+        named_columns(
+            /*digits=*/2, {{"times_plain", "x plain", 2}, {"host_ms", "host ms", 2}},
+            {{"published_tokens_s", "published", 0}, {"tflops", "TFLOP/s", 1}, {"mfu", "MFU %", 1}},
+            {}),
+        steps));
+  if (!tapes.empty()) {
+    report.tables.push_back(table_of({{"row", "forward of", kWords},
+                                      {"forward_ms", "ms", 2},
+                                      {"recorded_forward_ms", "recorded ms", 2},
+                                      {"more_percent", "more %", 1},
+                                      {"goal_percent", "goal %", 0},
+                                      {"forward_host_ms", "host ms", 2},
+                                      {"recorded_forward_host_ms", "recorded host ms", 2}},
+                                     tapes));
+    report.notes.push_back(
+        "recorded: with a policy that recomputes every block; only the forward is timed, "
+        "alternating with one without the policy.");
+  }
+  if (steps.empty()) return report;
+  append(report.notes, step_notes(options, results));
+  report.summary = summary(results);
+  return report;
+}
+
+int run_train(Options options) {
+  train::parse_strategy(options.given.strategy);  // refuse before anything starts
+  const bool cpu = options.rows == "cpu";
+  if (cpu) options.rows.clear();
+  require_rows(options);
+  if (options.rows.empty())
+    return run_unnamed(options, cpu || (!model_given(options) && options.given.on.device == "cpu"));
+  if (!given(options, "--rounds")) options.rounds = 1;
+  const auto python = python_for_peer(options);
+  std::vector<Result> results;
+  for (const Row& row : named_rows(options))
+    results.push_back({row, named_contenders(options, row, python)});
+  return run_rows(options, results,
+                  [&](const auto& measured) { return report_on(options, measured); });
 }
 
 }  // namespace
 
 void add_train(CLI::App& bench, Action& action) {
-  auto options = std::make_shared<TrainBench>();
+  auto options = std::make_shared<Options>();
+  Row& row = options->given;
+  row.on.ranks = 2;
+  options->rounds = 3;
+  options->write_all = true;
   CLI::App* command = bench.add_subcommand(
       "train", "Time training steps beside PyTorch's FSDP2, and beside no sharding");
-  add_device(*command, options->device);
   command
       ->add_option(
           "--rows", options->rows,
@@ -255,36 +366,28 @@ void add_train(CLI::App& bench, Action& action) {
           "3.6b-selective, 3.6b-feed_forward, 3.6b-full, 3.6b-keep8, 3.6b-offload")
       ->type_name("NAMES");
   command
-      ->add_option("--strategy", options->strategy,
+      ->add_option("--strategy", row.strategy,
                    "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (compared with DDP) or HYBRID_SHARD")
       ->capture_default_str();
-  command->add_option("--backend", options->backend,
-                      "shm, mpi or nccl; default: shm on the CPU, nccl on a GPU");
-  add_count(*command, "--ranks", options->ranks, "Ranks on this host; a named row has its own");
-  add_count(*command, "--threads", options->threads, "Threads per rank");
-  add_count(*command, "--steps", options->steps, "Timed steps");
-  add_count(*command, "--warmup", options->warmup, "Warm-up steps");
+  add_row_flags(*command, *options);
+  command->get_option("--ranks")->description("Ranks on this host; a named row has its own");
   add_count(*command, "--rounds", options->rounds, "Rounds; each runs everything once");
-  command->add_option("--clip", options->clip, "Clip gradients to this norm; 0: don't clip")
-      ->check(CLI::Range(0.0, 1e30).description(""))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--activations", options->activations,
-          "Recomputation, as activations.mode of fsdp train: none, selective, feed_forward, "
-          "full or offload; default: none, or the row's own")
-      ->check(CLI::IsMember({"none", "selective", "feed_forward", "full", "offload"}));
-  add_count(*command, "--keep-last", options->keep_last,
+  add_choice(*command, "--activations", row.activations,
+             {"none", "selective", "feed_forward", "full", "offload"},
+             "Recomputation, as activations.mode of fsdp train: none, selective, feed_forward, "
+             "full or offload; default: none, or the row's own");
+  add_count(*command, "--keep-last", row.keep_last,
             "Blocks at the end that --activations doesn't recompute", 0);
-  command
-      ->add_option("--only", options->only,
-                   "Measure only ours, only none (no FSDP), or only the peer (FSDP2)")
-      ->check(CLI::IsMember({"ours", "none", "peer"}));
-  command->add_flag("--json", options->json, "One JSON object per line");
-  command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
-  add_init(*command, options->init);
-  add_train_row_flags(*command, *options);
-  add_shape_flags(*command, options->shape);
+  add_choice(*command, "--only", options->only, {"ours", "none", "peer"},
+             "Measure only ours, only none (no FSDP), or only the peer (FSDP2)");
+  add_named_flags(*command, *options, "Also measure FSDP2, in its best variant", [&] {
+    add_choice(*command, "--mode", options->modes, {"eager", "graph", "plain", "tape"},
+               "How we train: eager, graph (one CUDA graph per step), plain (no FSDP), tape (the "
+               "cost of recording a forward for recomputation); default: the row's own")
+        ->delimiter(',');
+    add_choice(*command, "--grad-dtype", row.grad_dtype, {"bf16", "fp32"},
+               "Dtype of gradients until the update: bf16 or fp32; default: the row's own");
+  });
   command->footer(
       "Examples:\n  fsdp bench train\n  fsdp bench train --ranks 4 --threads 4\n"
       "  fsdp bench train --model mlp --width 4096 --batch 8 --only ours --rounds 1\n"
@@ -296,26 +399,8 @@ void add_train(CLI::App& bench, Action& action) {
       "  fsdp bench train --device cuda --rows 3.6b-selective,3.6b-full --peer\n"
       "FSDP2 needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one it is left "
       "out.");
-  command->callback([options, command, &action] {
-    if (options->backend.empty()) options->backend = options->device == "cuda" ? "nccl" : "shm";
-    auto in_model = [](const CLI::Option* option) {
-      return option->get_group() == "The model" && option->count() > 0;
-    };
-    auto given = command->get_options(in_model);
-    bool model_given = !given.empty() || options->device == "cuda";
-    options->steps_given = command->count("--steps") > 0;
-    options->warmup_given = command->count("--warmup") > 0;
-    options->rounds_given = command->count("--rounds") > 0;
-    options->keep_last_given = command->count("--keep-last") > 0;
-    options->ranks_given = command->count("--ranks") > 0;
-    options->write = command->count("--write") > 0;
-    action = [options, command, model_given] {
-      if (!options->worker.empty()) return run_rank(*options);
-      require_rows(*command, options->rows == "cpu" ? "" : options->rows);
-      if (!options->rows.empty() && options->rows != "cpu") return run_rows(*options);
-      return run_train_parent(*options, model_given);
-    };
-  });
+  set_action<Row>(
+      *command, action, row.on, [options] { return run_train(*options); }, train_row);
 }
 
 }  // namespace fsdp::bench

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <sstream>
 
 namespace fsdp {
@@ -18,6 +19,22 @@ TEST(Table, AlignsForPeopleAndKeepsKeysForPrograms) {
   EXPECT_EQ(programs.str(),
             "{\"name\":\"a\",\"time_ms\":1.234,\"raw\":7}\n"
             "{\"name\":\"größer\",\"time_ms\":100.0,\"raw\":8}\n");
+}
+
+TEST(Table, ShowsJsonLinesByTheirColumns) {
+  const double nan = std::nan("");
+  Table table = table_of(
+      {{"what", "what", kWords}, {"ms", "ms", 1}, {"bytes", "size", kBytes}, {"goal", "goal", 0}},
+      {{{"what", "a"}, {"ms", 1.25}, {"bytes", 2048}, {"goal", 2}, {"goal_text", "<= 2"}},
+       {{"what", "b"}, {"ms", nan}, {"bytes", 0}}});
+  std::ostringstream people, programs;
+  table.print(people, false);
+  table.print(programs, true);
+  EXPECT_EQ(people.str(),
+            "what   ms   size  goal\na     1.2  2 KiB  <= 2\nb       -      -      \n");
+  EXPECT_EQ(programs.str(),
+            "{\"what\":\"a\",\"ms\":1.25,\"bytes\":2048,\"goal\":2}\n"
+            "{\"what\":\"b\",\"ms\":null,\"bytes\":0,\"goal\":null}\n");
 }
 
 TEST(Table, WritesSizesAndLargeNumbers) {
