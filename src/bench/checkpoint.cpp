@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "base/format.h"
 #include "bench/benchmarks.h"
 #include "bench/flags.h"
 #include "fsdp/checkpoint.h"
@@ -65,7 +66,7 @@ void plain_write(const fs::path& file, const at::Tensor& bytes) {
     at += written;
   }
   if (!well || ::fsync(out) < 0 || ::close(out) < 0)
-    throw Error(file.string() + ": writing failed: " + std::strerror(errno) + ".",
+    throw Error(formatted("{}: writing failed: {}.", file, std::strerror(errno)),
                 "choose another directory with --dir.");
 }
 
@@ -166,7 +167,7 @@ std::vector<Json> checkpoint_lines(const Json& ours, const Json& peer) {
     ratio(value);
     lines.back()["ratio_good"] = at_most ? value <= goal : value >= goal;
     lines.back()["goal"] = goal;
-    lines.back()["goal_text"] = (at_most ? "<= " : ">= ") + number(goal, 1).text + of;
+    lines.back()["goal_text"] = formatted("{} {:.1f}{}", at_most ? "<=" : ">=", goal, of);
   };
   const auto second = [&](const char* key) { return ours[key].get<double>(); };
   const auto times_dcp = [&](const char* key) {
@@ -207,12 +208,12 @@ int run_checkpoint(CheckpointRow row, bool alone, bool json) {
            checkpoint_lines(ours, alone ? Json() : run_dcp(row)))
       .print(std::cout, json);
   if (json) return 0;
-  std::cout << "\n"
-            << row.on.ranks << " ranks (" << row.on.backend << ", " << row.on.threads
-            << " threads per rank), " << row.layers << " linears of " << row.width << " x "
-            << row.width << " with AdamW state, " << human_bytes(ours["bytes"]) << "; medians of "
-            << row.rounds
-            << " rounds.\nA save ends when sync(2) returns. Loads read from the page cache.\n";
+  std::cout << formatted(
+      "\n{} ranks ({}, {} threads per rank), {} linears of {} x {} with AdamW state, {}; medians "
+      "of "
+      "{} rounds.\nA save ends when sync(2) returns. Loads read from the page cache.\n",
+      row.on.ranks, row.on.backend, row.on.threads, row.layers, row.width, row.width,
+      human_bytes(ours["bytes"]), row.rounds);
   return 0;
 }
 

@@ -11,6 +11,7 @@
 #include <iostream>
 #include <map>
 
+#include "base/format.h"
 #include "bench/benchmarks.h"
 #include "bench/flags.h"
 #include "fsdp/communicator.h"
@@ -35,14 +36,15 @@ int64_t parse_size(const std::string& text) {
   const bool known =
       unit.empty() || (power > 0 && (unit == "B" || unit == "b" || unit == "iB" || unit == "ib"));
   if (!(value > 0) || power == std::string::npos || !known)
-    throw Error("\"" + text + "\" isn't a size.", "write bytes with K, M or G: 16K, 64M, 1G.");
+    throw Error(formatted("\"{}\" isn't a size.", text),
+                "write bytes with K, M or G: 16K, 64M, 1G.");
   return static_cast<int64_t>(value * static_cast<double>(int64_t{1} << (10 * power)));
 }
 
 std::vector<int64_t> sizes(const CommRow& row) {
   const int64_t from = parse_size(row.smallest), to = parse_size(row.largest);
   if (from > to || from < 64)
-    throw Error("--from " + row.smallest + " --to " + row.largest + " isn't a range.",
+    throw Error(formatted("--from {} --to {} isn't a range.", row.smallest, row.largest),
                 "--from must be at least 64 bytes and at most --to.");
   std::vector<int64_t> all;
   for (int64_t size = from; size <= to; size *= 4) all.push_back(size);
@@ -152,13 +154,13 @@ int run_comm(CommRow row, const std::vector<std::string>& backends, bool peer, b
   bool cpu = true;
   for (const std::string& backend : backends) {
     if (backend != "shm" && backend != "mpi" && backend != "nccl")
-      throw Error("there is no backend \"" + backend + "\" to measure.",
+      throw Error(formatted("there is no backend \"{}\" to measure.", backend),
                   "choose from shm, mpi and nccl, separated by commas.");
     cpu = cpu && backend != "nccl";
   }
   sizes(row);  // refuse before anything starts
   if (row.on.ranks < 1)
-    throw Error("--ranks " + std::to_string(row.on.ranks) + " is too few.", "give 1 or more.");
+    throw Error(formatted("--ranks {} is too few.", row.on.ranks), "give 1 or more.");
   std::map<std::string, double> gloo;
   if (peer && cpu && row.on.ranks > 1) gloo = measure_gloo(row);
   std::vector<Json> lines;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "fsdp/error.h"
 
 namespace fsdp::bench {
@@ -95,7 +96,7 @@ bool model_given(const Options& options) {
 void require_rows(const Options& options) {
   for (const CLI::Option* option : options.command->get_options())
     if (option->get_group() == kNamedRows && option->count() > 0 && options.rows.empty())
-      throw Error(option->get_name() + " is only for named rows.",
+      throw Error(formatted("{} is only for named rows.", option->get_name()),
                   "add --rows; --help lists them.");
 }
 

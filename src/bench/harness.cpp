@@ -50,7 +50,8 @@ void keep(const std::string& path, const std::string& key, const Json& line) {
   std::ofstream file(path, std::ios::app);
   file << Json{{"of", key}, {"line", line}}.dump() << std::endl;
   if (!file)
-    throw Error("can't write to " + path + ".", "pass a file in an existing folder: --keep FILE.");
+    throw Error(formatted("can't write to {}.", path),
+                "pass a file in an existing folder: --keep FILE.");
 }
 
 std::string peer_script(const std::string& name) {
@@ -68,16 +69,15 @@ Json run_contender(const Contender& one, const cli::Ranks& ranks, const Place& o
 
 // A command that two rows share is measured once.
 void measure_one(const Options& options, const Row& row, Contender& one, int round, Known& known) {
-  const std::string key =
-      format("%d ranks of %d threads, round %d: ", row.on.ranks, row.on.threads, round) +
-      one.command();
+  const std::string key = formatted("{} ranks of {} threads, round {}: {}", row.on.ranks,
+                                    row.on.threads, round, one.command());
   if (auto found = known.find(key); found != known.end()) {
     one.rounds.push_back(found->second);
     return;
   }
   const std::string title = (row.title.empty() ? "" : row.title + ", ") + one.title;
   const std::string turn =
-      options.rounds == 1 ? "" : format(", round %d of %d", round, options.rounds);
+      options.rounds == 1 ? "" : formatted(", round {} of {}", round, options.rounds);
   const cli::Ranks ranks = {.count = row.on.ranks,
                             .threads = row.on.threads,
                             .program = one.program,
@@ -90,7 +90,7 @@ void measure_one(const Options& options, const Row& row, Contender& one, int rou
     known[key] = line;
     keep(options.keep, key, line);
     if (!options.rows.empty())
-      log::info(title + ": " + number(line["step_ms"].get<double>(), 2).text + " ms");
+      log::info(formatted("{}: {:.2f} ms", title, line["step_ms"].get<double>()));
   } catch (const Error& error) {
     if (options.rows.empty()) throw;
     one.failure = error.what();
@@ -118,7 +118,8 @@ std::vector<std::string> rank_program(const char* benchmark, const nlohmann::jso
 std::optional<std::string> python_with_torch(const std::string& left_out) {
   std::string python = environment::text("FSDP_TEST_PYTHON").value_or("python3");
   if (run_program({python, "-c", "import torch"}).code == 0) return python;
-  log::info(left_out + " left out: " + python + " has no torch (set FSDP_TEST_PYTHON to one).");
+  log::info(
+      formatted("{} left out: {} has no torch (set FSDP_TEST_PYTHON to one).", left_out, python));
   return std::nullopt;
 }
 

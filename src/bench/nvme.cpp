@@ -15,6 +15,7 @@
 #include <iostream>
 #include <system_error>
 
+#include "base/format.h"
 #include "bench/benchmarks.h"
 #include "bench/flags.h"
 #include "disk/state_store.h"
@@ -55,10 +56,11 @@ void transfer(const disk::ScratchFile& file, Direction direction, int64_t offset
     const int64_t came = disk::transfer_once(file, direction, offset + at, memory + at, bytes - at);
     if (came == -EINTR) continue;
     if (came <= 0)
-      throw Error(file.path() + ": " +
-                      std::generic_category().message(came < 0 ? static_cast<int>(-came) : EIO) +
-                      " at " + with_separators(offset + at) + ".",
-                  "choose another directory with --dir.");
+      throw Error(
+          formatted("{}: {} at {}.", file.path(),
+                    std::generic_category().message(came < 0 ? static_cast<int>(-came) : EIO),
+                    with_separators(offset + at)),
+          "choose another directory with --dir.");
     at += came;
   }
 }
@@ -70,7 +72,7 @@ Memory make_memory(int64_t bytes) {
   const auto size = static_cast<size_t>(bytes);
   Memory memory(static_cast<char*>(std::aligned_alloc(2 << 20, size)), std::free);
   if (!memory)
-    throw Error("can't allocate " + human_bytes(static_cast<double>(bytes)) + ".",
+    throw Error(formatted("can't allocate {}.", human_bytes(static_cast<double>(bytes))),
                 "lower --depth.");
   ::madvise(memory.get(), size, MADV_HUGEPAGE);  // as the store's is
   at::from_blob(memory.get(), {bytes}, at::TensorOptions(at::kByte)).random_();
@@ -180,17 +182,15 @@ int run_nvme(const NvmeOptions& options) {
            lines)
       .print(std::cout, options.json);
   if (options.json) return 0;
-  std::cout << "\n"
-            << human_bytes(state) << " of state ("
-            << with_separators(static_cast<int64_t>(state) / kUnitBytes) << " parameters) in "
-            << options.dir << ", "
-            << (direct ? "past the page cache (O_DIRECT)"
-                       : "through the page cache, which is told to drop everything")
-            << "; pieces of " << options.piece << " MiB, " << options.depth
-            << " at a time; medians of " << options.rounds << " rounds.\nThe store held "
-            << human_bytes(memory) << " of memory. AdamW ran on "
-            << counted(at::get_num_threads(), "thread") << ".\n";
-  if (!why_not.empty()) std::cout << "io_uring isn't used: " << why_not << ".\n";
+  std::cout << formatted(
+      "\n{} of state ({} parameters) in {}, {}; pieces of {} MiB, {} at a time; medians of {} "
+      "rounds.\nThe store held {} of memory. AdamW ran on {}.\n",
+      human_bytes(state), with_separators(static_cast<int64_t>(state) / kUnitBytes), options.dir,
+      direct ? "past the page cache (O_DIRECT)"
+             : "through the page cache, which is told to drop everything",
+      options.piece, options.depth, options.rounds, human_bytes(memory),
+      counted(at::get_num_threads(), "thread"));
+  if (!why_not.empty()) std::cout << formatted("io_uring isn't used: {}.\n", why_not);
   return 0;
 }
 

@@ -62,11 +62,11 @@ Report unnamed_offload_report(const Row& row, const std::vector<Result>& results
                           lines),
                  parts_table("", results)},
       .notes = {place_note(row),
-                std::string(row.on.device == "cpu"
-                                ? "Memory: what the engine holds on rank 0 after backward"
-                                : "Memory: the allocator's peak on rank 0's device, and what is "
-                                  "on the host") +
-                    ". " + time_note(row),
+                formatted("Memory: {}. {}",
+                          row.on.device == "cpu"
+                              ? "what the engine holds on rank 0 after backward"
+                              : "the allocator's peak on rank 0's device, and what is on the host",
+                          time_note(row)),
                 "The parts are from the same number of further steps under the profiler, which "
                 "costs time itself."}};
 }
@@ -132,10 +132,10 @@ Report offload_report(const Options& options, const std::vector<Result>& results
     const Row& row = result.row;
     for (const Contender& one : result.all) lines.push_back(offload_line(result, one));
     report.notes.push_back(
-        description(row) + "; " + counted(row.on.ranks, "rank") +
-        format(" x %d threads, %d steps after %d, ", row.on.threads, row.steps, row.warmup) +
-        counted(row.prefetch, "unit") + " gathered ahead" +
-        (row.dtype == "bf16" ? ", gradients in " + row.grad_dtype : "") + ".");
+        formatted("{}; {} x {} threads, {} steps after {}, {} gathered ahead{}.", description(row),
+                  counted(row.on.ranks, "rank"), row.on.threads, row.steps, row.warmup,
+                  counted(row.prefetch, "unit"),
+                  row.dtype == "bf16" ? ", gradients in " + row.grad_dtype : ""));
   }
   report.tables = {
       table_of(

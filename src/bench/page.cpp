@@ -58,7 +58,7 @@ std::string software(const std::vector<Result>& results) {
   if (const std::string peer = said(results, "peer"); !peer.empty()) text += "; " + peer;
   for (const char* field : {"cuda", "cudnn", "nccl"})  // only the peer prints them
     if (const std::string found = said(results, field); !found.empty())
-      text += std::string(", ") + field + " " + found;
+      text += formatted(", {} {}", field, found);
   return text;
 }
 
@@ -70,7 +70,7 @@ std::string default_path(const std::string& gpu, const std::string& suffix) {
     const auto byte = static_cast<unsigned char>(letter);
     letter = std::isalnum(byte) ? static_cast<char>(std::tolower(byte)) : '-';
   }
-  return "bench/results/" + name + suffix + ".md";
+  return formatted("bench/results/{}{}.md", name, suffix);
 }
 
 std::string page_of(const Options& options, const Report& report,
@@ -93,8 +93,8 @@ std::string page_of(const Options& options, const Report& report,
   out << "\nThe command of each row and its raw lines (it ran --ranks processes):\n\n```\n";
   for (const Result& result : results)
     for (const Contender& one : result.all) {
-      out << "== " << result.row.title << ", " << one.title << ", "
-          << counted(result.row.on.ranks, "rank") << ": " << one.command() << "\n";
+      out << formatted("== {}, {}, {}: {}\n", result.row.title, one.title,
+                       counted(result.row.on.ranks, "rank"), one.command());
       for (const Json& line : one.rounds) out << line.dump() << "\n";
       if (!one.failure.empty()) out << "failed: " << one.failure << "\n";
     }
@@ -118,9 +118,9 @@ void compare_losses(const Result& result, std::vector<std::string>& notes) {
       if (std::abs(mine - theirs) <=
           share * std::abs(theirs) + 0.0001 * std::abs(peer->value("loss0")))
         continue;
-      notes.push_back(result.row.title + ", " + one.title + ": the " +
-                      (std::string(field) == "loss0" ? "first" : "last") + " loss is " +
-                      number(mine, 4).text + ", PyTorch's " + number(theirs, 4).text + ".");
+      notes.push_back(formatted("{}, {}: the {} loss is {:.4f}, PyTorch's {:.4f}.",
+                                result.row.title, one.title,
+                                field == std::string("loss0") ? "first" : "last", mine, theirs));
       log::warn(notes.back());
     }
 }
@@ -138,12 +138,13 @@ void print(const Options& options, const Report& report) {
 }  // namespace
 
 std::string place_note(const Row& row) {
-  return description(row) + format("; %d ranks x %d threads, ", row.on.ranks, row.on.threads) +
-         row.on.backend;
+  return formatted("{}; {} ranks x {} threads, {}", description(row), row.on.ranks, row.on.threads,
+                   row.on.backend);
 }
 
 std::string time_note(const Row& row) {
-  return format("Time: rank 0's median of %d steps after %d for warm-up.", row.steps, row.warmup);
+  return formatted("Time: rank 0's median of {} steps after {} for warm-up.", row.steps,
+                   row.warmup);
 }
 
 int run_rows(const Options& options, std::vector<Result> results,
@@ -166,7 +167,7 @@ int run_rows(const Options& options, std::vector<Result> results,
   std::ofstream file(path);
   file << page_of(options, report, results) << std::flush;
   if (!file)
-    throw Error("can't write to " + path + ".",
+    throw Error(formatted("can't write to {}.", path),
                 "run it in the root of the checkout, or name a file: --write FILE.");
   log::info("wrote " + path);
   return well ? 0 : 1;

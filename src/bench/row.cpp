@@ -3,7 +3,7 @@
 #include <iterator>
 #include <sstream>
 
-#include "base/table.h"
+#include "base/format.h"
 #include "train/model_shape.h"
 #include "train/training.h"
 
@@ -46,26 +46,23 @@ train::Config config_of(const Row& row) {
 
 std::string title_of(const Row& row) {
   const double millions = static_cast<double>(shapes_of(row).parameters) / 1e6;
-  return (row.model == "mlp" ? "MLP " : "Llama ") + number(millions, millions < 100 ? 1 : 0).text +
-         "M";
+  return formatted("{} {:.{}f}M", row.model == "mlp" ? "MLP" : "Llama", millions,
+                   millions < 100 ? 1 : 0);
 }
 
 std::string description(const Row& row) {
-  std::ostringstream out;
-  out << title_of(row);
-  if (row.model == "mlp") {
-    out << ": 8 linears of width " << row.width;
-  } else {
+  std::string sizes = formatted("8 linears of width {}", row.width);
+  if (row.model != "mlp") {
     const auto shape = models::checked(
         std::get<models::LlamaConfig>(train::model_shape(config_of(row), row.vocab)));
-    out << ": " << shape.layers << " layers, dim " << shape.dim << ", " << shape.heads << " heads ("
-        << shape.kv_heads << " of keys and values), ffn " << shape.ffn << ", vocabulary "
-        << shape.vocab << (shape.tied ? " (tied)" : "") << ", " << row.seq << " tokens";
+    sizes = formatted(
+        "{} layers, dim {}, {} heads ({} of keys and values), ffn {}, vocabulary {}{}, {} tokens",
+        shape.layers, shape.dim, shape.heads, shape.kv_heads, shape.ffn, shape.vocab,
+        shape.tied ? " (tied)" : "", row.seq);
   }
-  out << ", batch " << row.batch << " per rank";
-  if (row.accumulate > 1) out << ", " << row.accumulate << " of them per step";
-  out << ", " << row.dtype;
-  return out.str();
+  return formatted("{}: {}, batch {} per rank{}, {}", title_of(row), sizes, row.batch,
+                   row.accumulate > 1 ? formatted(", {} of them per step", row.accumulate) : "",
+                   row.dtype);
 }
 
 int64_t tokens_of(const Row& row) {
@@ -102,7 +99,7 @@ std::vector<std::string> peer_recomputes(const Row& row) {
 }
 
 std::string counted(int64_t number, const std::string& noun) {
-  return std::to_string(number) + " " + noun + (number == 1 ? "" : "s");
+  return formatted("{} {}{}", number, noun, number == 1 ? "" : "s");
 }
 
 }  // namespace fsdp::bench

@@ -1,6 +1,7 @@
 // The named rows: models with a goal on the CPU or a GPU, or with a published figure.
 #include <sstream>
 
+#include "base/format.h"
 #include "bench/row.h"
 #include "fsdp/error.h"
 
@@ -144,8 +145,8 @@ std::vector<Row> rows_named(const std::string& names, const std::vector<Row>& ro
     for (const Row& row : rows)
       if (row.name == name) chosen.push_back(row);
     if (chosen.size() == before)
-      throw Error("there is no row \"" + name + "\".",
-                  "--rows takes all, or some of these, separated by commas: " + known + ".");
+      throw Error(formatted("there is no row \"{}\".", name),
+                  formatted("--rows takes all, or some of these, separated by commas: {}.", known));
   }
   return chosen;
 }

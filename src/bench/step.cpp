@@ -90,10 +90,9 @@ Training make_training(const Row& row, const World& world) {
   training.optimizer = std::make_shared<AdamW>(training.sharded, kAdamW);
   if (row.mode == "graph") {
     training.settled = std::max(1, row.warmup - 2);  // one captures and one replays before timing
-    training.graph = std::make_shared<GraphedStep>(
-        training.sharded, *training.optimizer, work.loss,
-        GraphedStepOptions{
-            .clip = row.clip, .warmup = training.settled, .micro_batches = row.accumulate});
+    training.graph =
+        std::make_shared<TrainStep>(training.sharded, *training.optimizer, work.loss,
+                                    TrainStepOptions{.clip = row.clip, .warmup = training.settled});
   }
   if (offload_mode(row)) {
     training.settled = 0;

@@ -6,8 +6,6 @@
 // FSDP2 in its best variant.
 #include <algorithm>
 #include <cmath>
-#include <iostream>
-#include <sstream>
 
 #include "base/format.h"
 #include "base/log.h"
@@ -63,7 +61,7 @@ Json unnamed_line(const Result& result, const Contender& one) {
   Json line = {{"model", row.title},
                {"what", one.title},
                {"ranks", on.ranks},
-               {"ranks_text", format("%d x %d", on.ranks, on.threads)},
+               {"ranks_text", formatted("{} x {}", on.ranks, on.threads)},
                {"threads", on.threads},
                {"first_loss", one.value("loss0")},
                {"last_loss", one.value("loss")},
@@ -73,10 +71,10 @@ Json unnamed_line(const Result& result, const Contender& one) {
   std::vector<double> ms;
   for (const Json& round : one.rounds) ms.push_back(round["step_ms"]);
   const auto [low, high] = std::minmax_element(ms.begin(), ms.end());
-  line["range"] = format("%.1f-%.1f", *low, *high);
+  line["range"] = formatted("{:.1f}-{:.1f}", *low, *high);
   const double goal = one.who == "eager" ? row.goal_times : 0;
   set(line, "times_none", one.ms() / without_fsdp(result), goal);
-  if (goal > 0) line.update({{"goal", goal}, {"goal_text", format("<= %.1f", goal)}});
+  if (goal > 0) line.update({{"goal", goal}, {"goal_text", formatted("<= {:.1f}", goal)}});
   return line;
 }
 
@@ -107,15 +105,15 @@ Report unnamed_report(const Options& options, bool goals, const std::vector<Resu
                             lines)};
   append<std::string>(
       report.notes,
-      {format("step ms: rank 0's median of %d steps after %d for warm-up, then the median of %d "
-              "rounds; the same for the other columns.",
-              given.steps, given.warmup, options.rounds),
-       format(
-           "no FSDP: %d independent processes side by side; ratios are to the faster of the two.",
-           given.on.ranks),
-       std::string("A step: forward, backward, clip") + (given.clip > 0 ? "" : " (off)") +
-           ", AdamW, zero_grad" +
-           (cpu ? "." : "; the parts are host time, the step includes the device's time.")});
+      {formatted("step ms: rank 0's median of {} steps after {} for warm-up, then the median of {} "
+                 "rounds; the same for the other columns.",
+                 given.steps, given.warmup, options.rounds),
+       formatted("no FSDP: {} independent processes side by side; ratios are to the faster of the "
+                 "two.",
+                 given.on.ranks),
+       formatted("A step: forward, backward, clip{}, AdamW, zero_grad{}",
+                 given.clip > 0 ? "" : " (off)",
+                 cpu ? "." : "; the parts are host time, the step includes the device's time.")});
   return report;
 }
 
@@ -153,7 +151,7 @@ std::vector<Row> named_rows(const Options& options) {
     const bool other_ranks = row.on.ranks != known[i].on.ranks;
     if (others)
       row.title += ", " + row.activations +
-                   (row.keep_last > 0 ? " but last " + std::to_string(row.keep_last) : "");
+                   (row.keep_last > 0 ? formatted(" but last {}", row.keep_last) : "");
     if (other_ranks)
       row.title =
           row.title.substr(0, row.title.find(", 2 ranks")) + ", " + counted(row.on.ranks, "rank");
@@ -233,10 +231,10 @@ std::vector<std::string> step_notes(const Options& options, const std::vector<Re
                        [&](const Result& result) { return holds(result.row); });
   };
   std::vector<std::string> notes = {
-      "step ms: rank 0's median on the host's clock, waiting for each step; a step is forward, "
-      "backward, clip" +
-          std::string(options.given.clip > 0 ? "" : " (off)") +
-          ", AdamW. host ms: until the host has launched the step. FSDP2 is timed the same way.",
+      formatted("step ms: rank 0's median on the host's clock, waiting for each step; a step is "
+                "forward, backward, clip{}, AdamW. host ms: until the host has launched the step. "
+                "FSDP2 is timed the same way.",
+                options.given.clip > 0 ? "" : " (off)"),
       "TFLOP/s, the same count for all: 6 per token and weight in a matrix product, and the causal "
       "half of attention. MFU is their share of the vendor's dense peak (H200: bf16 989, fp32 67). "
       "FSDP2's own count, in its raw lines, includes the embedding and all of attention.",
@@ -247,11 +245,10 @@ std::vector<std::string> step_notes(const Options& options, const std::vector<Re
   const bool accumulates = any([](const Row& row) { return row.accumulate > 1; });
   const bool shared = any([](const Row& row) { return row.on.ranks > 1; });
   if (options.given.grad_dtype.empty() && any([](const Row& row) { return row.dtype == "bf16"; }))
-    notes.push_back(
-        std::string("gradients of bf16 rows on a GPU: bf16, as the matrix products give them, if "
-                    "nothing is reduced") +
-        (accumulates ? " or accumulated" : "") + "; else reduced and kept in float32" +
-        (shared ? " (2 ranks)" : "") + ". FSDP2's are bf16 and then cast to float32.");
+    notes.push_back(formatted(
+        "gradients of bf16 rows on a GPU: bf16, as the matrix products give them, if nothing is "
+        "reduced{}; else reduced and kept in float32{}. FSDP2's are bf16 and then cast to float32.",
+        accumulates ? " or accumulated" : "", shared ? " (2 ranks)" : ""));
   if (any([](const Row& row) { return row.activations != "none"; }))
     notes.push_back(
         "selective: products and attention are kept. feed_forward: backward recomputes the product "
@@ -271,34 +268,34 @@ std::vector<std::string> step_notes(const Options& options, const std::vector<Re
 
 // The page's first table: goal, result and peer.
 std::string summary(const std::vector<Result>& results) {
-  std::ostringstream out;
-  out << "| row | goal | reached (graph) | eager | FSDP2 in the same run | peak GB, FSDP2's |\n"
-         "|---|---|---|---|---|---|\n";
+  std::string text =
+      "| row | goal | reached (graph) | eager | FSDP2 in the same run | peak GB, FSDP2's |\n"
+      "|---|---|---|---|---|---|\n";
   const auto ms = [](double value) {
-    return std::isnan(value) ? "-" : number(value, value < 100 ? 2 : 1).text + " ms";
+    return std::isnan(value) ? "-" : formatted("{:.{}f} ms", value, value < 100 ? 2 : 1);
   };
   const auto gb = [](const Contender* one) {
     const double mb = one ? one->value("peak_alloc_mb") : std::nan("");
-    return std::isnan(mb) ? "-" : number(mb / 1000, 2).text;
+    return std::isnan(mb) ? "-" : formatted("{:.2f}", mb / 1000);
   };
   for (const Result& result : results) {
     const Row& row = result.row;
-    std::string goal = row.goal_ms > 0 ? format("<= %.0f ms", row.goal_ms) : "-";
-    if (row.goal_times > 0) goal = format("<= %.1f x FSDP2", row.goal_times);
-    if (row.goal_gb > 0) goal += format(", %.1f GB", row.goal_gb);
-    out << "| " << row.title << " | " << goal << " | " << ms(result.ms_of("graph")) << " | "
-        << ms(result.ms_of("eager")) << " | " << ms(result.peer_ms()) << " | "
-        << gb(result.find("graph")) << ", " << gb(result.peer()) << " |\n";
+    std::string goal = row.goal_ms > 0 ? formatted("<= {:.0f} ms", row.goal_ms) : "-";
+    if (row.goal_times > 0) goal = formatted("<= {:.1f} x FSDP2", row.goal_times);
+    if (row.goal_gb > 0) goal += formatted(", {:.1f} GB", row.goal_gb);
+    text += formatted("| {} | {} | {} | {} | {} | {}, {} |\n", row.title, goal,
+                      ms(result.ms_of("graph")), ms(result.ms_of("eager")), ms(result.peer_ms()),
+                      gb(result.find("graph")), gb(result.peer()));
   }
-  return out.str();
+  return text;
 }
 
 Report report_on(const Options& options, const std::vector<Result>& results) {
   Report report{.heading = "Training"};
   std::vector<Json> steps, tapes;
   for (const Result& result : results) {
-    report.notes.push_back(description(result.row) + "; " + counted(result.row.on.ranks, "rank") +
-                           ".");
+    report.notes.push_back(
+        formatted("{}; {}.", description(result.row), counted(result.row.on.ranks, "rank")));
     for (const Contender& one : result.all)
       if (one.who == "tape")
         tapes.push_back(tape_line(result, one));

@@ -10,8 +10,8 @@
 
 #include "bench/row.h"
 #include "fsdp/fully_shard.h"
-#include "fsdp/graphed_step.h"
 #include "fsdp/optim.h"
+#include "fsdp/train_step.h"
 #include "fsdp/world.h"
 
 namespace fsdp::bench {
@@ -45,10 +45,10 @@ class PlainAdamW;
 struct Training {
   Workload work;
   at::Device device;
-  Sharded sharded;                     // no model if it isn't sharded
-  std::shared_ptr<AdamW> optimizer;    // of the sharded model; null: it isn't updated
-  std::shared_ptr<GraphedStep> graph;  // if steps are graphs
-  std::shared_ptr<PlainAdamW> plain;   // of a model that isn't sharded
+  Sharded sharded;                    // no model if it isn't sharded
+  std::shared_ptr<AdamW> optimizer;   // of the sharded model; null: it isn't updated
+  std::shared_ptr<TrainStep> graph;   // if steps are graphs
+  std::shared_ptr<PlainAdamW> plain;  // of a model that isn't sharded
   // Steps before the memory peak counts. A graph allocates while it is captured and not when it is
   // replayed, so its peak counts from just before the capture.
   int settled = 0;

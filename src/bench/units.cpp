@@ -184,7 +184,7 @@ int run_units(const UnitsRow& row, bool json) {
     for (const std::string count : {"all_gathers", "reduce_scatters"})
       if (line[count] == 0) line[count + "_text"] = "-";
     set(line, "own_us", line["own_us"], kGoal);
-    line.update({{"goal_us", kGoal}, {"goal_us_text", format("<= %.0f", kGoal)}});
+    line.update({{"goal_us", kGoal}, {"goal_us_text", formatted("<= {:.0f}", kGoal)}});
   }
   table_of({{"event", "event", kWords},
             {"call_us", "host us", 1},
@@ -196,14 +196,13 @@ int run_units(const UnitsRow& row, bool json) {
            lines)
       .print(std::cout, json);
   if (json) return 0;
-  std::cout
-      << "\n"
-      << row.on.ranks << " ranks, " << row.on.backend << ", " << row.units << " units of "
-      << with_separators(row.numel)
-      << " float32. Medians of rank 0's host time in microseconds, minus the same call\n"
-         "without sharding. collective: time inside the communicators' calls. A unit's share "
-         "of a whole forward or\nbackward includes several events: touch, gather (of the next "
-         "unit), reshard, and in backward the gradient\nand its reduction.\n";
+  std::cout << formatted(
+      "\n{} ranks, {}, {} units of {} float32. Medians of rank 0's host time in microseconds, "
+      "minus "
+      "the same call\nwithout sharding. collective: time inside the communicators' calls. A unit's "
+      "share of a whole forward or\nbackward includes several events: touch, gather (of the next "
+      "unit), reshard, and in backward the gradient\nand its reduction.\n",
+      row.on.ranks, row.on.backend, row.units, with_separators(row.numel));
   return 0;
 }
 

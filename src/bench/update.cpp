@@ -11,6 +11,7 @@
 
 #include <iostream>
 
+#include "base/format.h"
 #include "bench/benchmarks.h"
 #include "bench/flags.h"
 #include "kernels/cpu/widths.h"
@@ -95,11 +96,10 @@ int run_update(const UpdateOptions& options) {
            lines)
       .print(std::cout, options.json);
   if (options.json) return 0;
-  std::cout << "\n"
-            << with_separators(numel) << " parameters, " << counted(at::get_num_threads(), "thread")
-            << "; medians of " << options.rounds
-            << " rounds. x LibTorch: speed relative to its fused AdamW. Training uses " << used
-            << "-byte registers (FSDP_CPU_WIDTH).\n";
+  std::cout << formatted(
+      "\n{} parameters, {}; medians of {} rounds. x LibTorch: speed relative to its fused AdamW. "
+      "Training uses {}-byte registers (FSDP_CPU_WIDTH).\n",
+      with_separators(numel), counted(at::get_num_threads(), "thread"), options.rounds, used);
   return 0;
 }
 

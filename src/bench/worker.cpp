@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "bench/benchmarks.h"
 #include "bench/training.h"
@@ -158,8 +159,8 @@ void add_parts(Json& line, const Training& training, const Row& row) {
     }
     for (const int64_t part : trace.split()) line["parts"].push_back(part / row.steps);
   } catch (const std::exception& problem) {  // keep what was timed
-    log::warn(std::string("the profiler failed, so the parts of a step are left out: ") +
-              problem.what());
+    log::warn(
+        formatted("the profiler failed, so the parts of a step are left out: {}", problem.what()));
   }
 }
 

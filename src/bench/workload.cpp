@@ -7,6 +7,7 @@
 
 #include <unordered_map>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "bench/training.h"
 #include "fsdp/error.h"
@@ -102,7 +103,7 @@ std::optional<double> planned_mb(const Row& row, const World& world) {
     planned.options.clip = row.clip;
     return static_cast<double>(plan(planned.model, planned.options).memory.peak()) / (1 << 20);
   } catch (const Error& problem) {
-    log::warn(title_of(row) + ": memory can't be planned: " + problem.what());
+    log::warn(formatted("{}: memory can't be planned: {}", title_of(row), problem.what()));
     return {};
   }
 }
