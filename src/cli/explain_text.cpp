@@ -3,14 +3,9 @@
 #include <ostream>
 #include <sstream>
 
-#include "base/table.h"
 #include "base/terminal.h"
 
 namespace fsdp::cli {
-
-std::string count_of(int64_t count, const std::string& thing) {
-  return with_separators(count) + " " + thing + (count == 1 ? "" : "s");
-}
 
 std::string right(const std::string& text, size_t width) {
   return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;

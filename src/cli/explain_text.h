@@ -7,7 +7,6 @@
 
 namespace fsdp::cli {
 
-std::string count_of(int64_t count, const std::string& thing);  // "1 rank", "2,048 parameters"
 std::string right(const std::string& text, size_t width);
 std::string left(const std::string& text, size_t width);
 void heading(std::ostream& out, const std::string& text);
