@@ -7,19 +7,16 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randn.h>
-#include <fcntl.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <iostream>
 
-#include "base/format.h"
-#include "bench/benchmarks.h"
 #include "bench/flags.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
@@ -37,6 +34,7 @@ struct CheckpointRow {
   std::string dir;
   int64_t width = 4096, layers = 8;
   int rounds = 5;
+  bool alone = false, json = false;  // for the parent only
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CheckpointRow, on, dir, width, layers, rounds)
 
@@ -44,7 +42,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CheckpointRow, on, dir, width, l
 
 // All ranks start together; the time ends when all are done. With `disk` it is idle before and
 // after.
-double seconds_together(const World& world, bool disk, const std::function<void()>& work) {
+double seconds_together(const World& world, bool disk, const Work& work) {
   if (disk) ::sync();
   world.comm().barrier();
   return seconds_of([&] {
@@ -54,30 +52,20 @@ double seconds_together(const World& world, bool disk, const std::function<void(
   });
 }
 
-// The simplest way: large writes from memory, then fsync.
-void plain_write(const fs::path& file, const at::Tensor& bytes) {
-  const int out = ::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  const auto* data = static_cast<const char*>(bytes.const_data_ptr());
-  bool well = out >= 0;
-  for (int64_t at = 0; well && at < bytes.numel();) {
-    const auto part = std::min<int64_t>(bytes.numel() - at, 64 << 20);
-    const ssize_t written = ::write(out, data + at, static_cast<size_t>(part));
-    well = written > 0;
-    at += written;
-  }
-  if (!well || ::fsync(out) < 0 || ::close(out) < 0)
-    throw Error(formatted("{}: writing failed: {}.", file, std::strerror(errno)),
+// The simplest way: one write from memory, then fsync.
+void plain_write(const fs::path& path, const at::Tensor& bytes) {
+  std::FILE* file = std::fopen(path.c_str(), "wbe");
+  const bool well = file && std::setvbuf(file, nullptr, _IONBF, 0) == 0 &&
+                    std::fwrite(bytes.const_data_ptr(), bytes.nbytes(), 1, file) == 1 &&
+                    ::fsync(::fileno(file)) == 0;
+  const int why = errno;
+  if (file) std::fclose(file);
+  if (!well)
+    throw Error(formatted("{}: writing failed: {}.", path, std::strerror(why)),
                 "choose another directory with --dir.");
 }
 
-int64_t bytes_in(const fs::path& dir) {
-  int64_t sum = 0;
-  for (const auto& entry : fs::directory_iterator(dir))
-    sum += static_cast<int64_t>(entry.file_size());
-  return sum;
-}
-
-std::vector<Json> time_checkpoints(const CheckpointRow& row, const World& world) {
+Lines time_checkpoints(const CheckpointRow& row, const World& world) {
   torch::manual_seed(0);
   torch::nn::Sequential model;
   for (int64_t i = 0; i < row.layers; ++i)
@@ -92,9 +80,9 @@ std::vector<Json> time_checkpoints(const CheckpointRow& row, const World& world)
   checkpoint::prepare_async(sharded, &optimizer);
 
   const fs::path folder = row.dir, saved = folder / "save", later = folder / "async",
-                 plain = folder / ("plain-" + std::to_string(world.rank()));
+                 plain = folder / formatted("plain-{}", world.rank());
   Samples seconds;
-  const auto time = [&](const char* what, bool disk, const std::function<void()>& work) {
+  const auto time = [&](const char* what, bool disk, const Work& work) {
     seconds.add(what, seconds_together(world, disk, work));
   };
   int64_t bytes = 0;
@@ -102,8 +90,9 @@ std::vector<Json> time_checkpoints(const CheckpointRow& row, const World& world)
   for (int round = -1; round < row.rounds; ++round) {  // the first is warm-up
     if (round == 0) seconds = {{{"first_blocked_s", seconds.all["blocked_s"]}}};
     time("save_s", true, [&] { checkpoint::save(saved, sharded, &optimizer); });
-    bytes = bytes_in(saved);
     if (!source.defined()) {
+      for (const auto& file : fs::directory_iterator(saved))
+        bytes += static_cast<int64_t>(file.file_size());
       source = at::empty({bytes / world.size()}, at::kByte).random_();
       target = at::empty_like(source).fill_(1);
     }
@@ -145,105 +134,83 @@ struct Folder {  // removed at the end
 Json run_dcp(const CheckpointRow& row) {
   const auto python = python_with_torch("PyTorch's checkpoints are");
   if (!python) return nullptr;
-  const auto program = peer_program(*python, "peer_dcp.py",
-                                    {"--width", std::to_string(row.width), "--layers",
-                                     std::to_string(row.layers), "--dir", row.dir + "/peer"});
+  Strings program = peer_program(*python, "peer_dcp.py",
+                                 formatted("--width {} --layers {} --dir", row.width, row.layers));
+  program.push_back(row.dir + "/peer");
   return run_ranks({row.on.ranks, row.on.threads, program, "PyTorch's distributed checkpoint"})
       .front();
 }
 
 // One line per figure. Ratios with a goal: at least that much of the other's speed, or at most that
 // many times its duration.
-std::vector<Json> checkpoint_lines(const Json& ours, const Json& peer) {
-  std::vector<Json> lines;
-  const auto add = [&](const std::string& what, const Json& of, const char* key) {
-    const double seconds = of[key];
-    lines.push_back({{"what", what},
-                     {"seconds", seconds},
-                     {"gb_per_s", of["bytes"].get<double>() / seconds / 1e9}});
+Lines checkpoint_lines(const Json& ours, const Json& peer) {
+  Lines lines;
+  const auto add = [&](const char* what, const Json& of, const char* key) {
+    const double seconds = of[key], rate = of["bytes"].get<double>() / seconds / 1e9;
+    lines.push_back({{"what", what}, {"seconds", seconds}, {"gb_per_s", rate}});
+    return rate;
   };
-  const auto ratio = [&](double value) { lines.back()["ratio"] = value; };
-  const auto goal = [&](double value, double goal, bool at_most, const std::string& of) {
-    ratio(value);
-    lines.back()["ratio_good"] = at_most ? value <= goal : value >= goal;
-    lines.back()["goal"] = goal;
-    lines.back()["goal_text"] = formatted("{} {:.1f}{}", at_most ? "<=" : ">=", goal, of);
+  const auto goal = [&](double ratio, double goal, bool at_most, const char* of) {
+    lines.back().update(
+        {{"ratio", ratio},
+         {"ratio_good", at_most ? ratio <= goal : ratio >= goal},
+         {"goal", goal},
+         {"goal_text", formatted("{} {:.1f} x {}", at_most ? "<=" : ">=", goal, of)}});
   };
-  const auto second = [&](const char* key) { return ours[key].get<double>(); };
-  const auto times_dcp = [&](const char* key) {
-    return ours["bytes"].get<double>() / second(key) /
-           (peer["bytes"].get<double>() / peer[key].get<double>());
-  };
-  add("plain write and fsync", ours, "plain_s");
-  if (!peer.is_null()) add("save: PyTorch DCP", peer, "save_s");
-  add("save", ours, "save_s");
-  goal(second("plain_s") / second("save_s"), 0.9, false, " x the plain write");
-  if (!peer.is_null()) {
+  const bool beside = !peer.is_null();
+  double theirs = 0;
+  const double plain = add("plain write and fsync", ours, "plain_s");
+  if (beside) theirs = add("save: PyTorch DCP", peer, "save_s");
+  const double save = add("save", ours, "save_s");
+  goal(save / plain, 0.9, /*at_most=*/false, "the plain write");
+  if (beside) {
     add("save", ours, "save_s");
-    goal(times_dcp("save_s"), 1.5, false, " x DCP");
+    goal(save / theirs, 1.5, /*at_most=*/false, "DCP");
   }
   add("save_async, until on disk", ours, "async_s");
-  add("plain copy in memory", ours, "copy_s");
-  add("save_async: training blocked", ours, "blocked_s");
-  goal(second("blocked_s") / second("copy_s"), 1.2, true, " x the copy");
-  add("  the first time", ours, "first_blocked_s");
-  ratio(second("first_blocked_s") / second("copy_s"));
-  if (!peer.is_null()) add("load: PyTorch DCP", peer, "load_s");
-  add("load, checksums verified", ours, "load_s");
-  if (!peer.is_null()) goal(times_dcp("load_s"), 1.0, false, " x DCP");
+  const double copy = add("plain copy in memory", ours, "copy_s");
+  const double blocked = add("save_async: training blocked", ours, "blocked_s");
+  goal(copy / blocked, 1.2, /*at_most=*/true, "the copy");
+  lines.back()["ratio"] = copy / add("  the first time", ours, "first_blocked_s");
+  if (beside) theirs = add("load: PyTorch DCP", peer, "load_s");
+  const double load = add("load, checksums verified", ours, "load_s");
+  if (beside) goal(load / theirs, 1.0, /*at_most=*/false, "DCP");
   return lines;
 }
 
-int run_checkpoint(CheckpointRow row, bool alone, bool json) {
+int run_checkpoint(CheckpointRow row) {
   const fs::path where = row.dir.empty() ? fs::current_path() : fs::path(row.dir);
-  const Folder folder{where / (".bench-checkpoint-" + std::to_string(::getpid()))};
+  const Folder folder{where / formatted(".bench-checkpoint-{}", ::getpid())};
   fs::create_directories(folder.path);
   row.dir = folder.path.string();
   const Json ours = run_ours("checkpoint", row, "saving and loading").front();
-  table_of({{"what", "what", kWords},
-            {"seconds", "s", 3},
-            {"gb_per_s", "GB/s", 2},
-            {"ratio", "ratio", 2},
-            {"goal", "goal", kWords}},
-           checkpoint_lines(ours, alone ? Json() : run_dcp(row)))
-      .print(std::cout, json);
-  if (json) return 0;
-  std::cout << formatted(
-      "\n{} ranks ({}, {} threads per rank), {} linears of {} x {} with AdamW state, {}; medians "
-      "of "
-      "{} rounds.\nA save ends when sync(2) returns. Loads read from the page cache.\n",
-      row.on.ranks, row.on.backend, row.on.threads, row.layers, row.width, row.width,
-      human_bytes(ours["bytes"]), row.rounds);
-  return 0;
+  return print("what; seconds=s .3; gb_per_s=GB/s .2; ratio .2; goal",
+               checkpoint_lines(ours, row.alone ? Json() : run_dcp(row)),
+               {formatted("{} ranks ({}, {} threads per rank), {} linears of {} x {} with AdamW "
+                          "state, {}; medians of {} rounds.",
+                          row.on.ranks, row.on.backend, row.on.threads, row.layers, row.width,
+                          row.width, human_bytes(ours["bytes"]), row.rounds),
+                "A save ends when sync(2) returns. Loads read from the page cache."},
+               row.json);
 }
 
 }  // namespace
 
-void add_checkpoint(CLI::App& bench, Action& action) {
-  struct Flags {
-    CheckpointRow row;
-    bool alone = false, json = false;
-  };
-  auto flags = std::make_shared<Flags>();
-  CheckpointRow& row = flags->row;
-  CLI::App* command = bench.add_subcommand(
-      "checkpoint",
-      "Time saves, async saves and loads, beside a plain write, a copy and PyTorch's DCP");
-  add_place_flags(*command, row.on);
-  command
-      ->add_option("--dir", row.dir, "Directory on the disk to measure; default: the current one")
-      ->type_name("DIR");
-  add_count(*command, "--width", row.width, "Width of each linear");
-  add_count(*command, "--layers", row.layers, "Number of linears");
-  add_count(*command, "--rounds", row.rounds, "Rounds; the table shows medians");
-  command->add_flag("--alone", flags->alone, "Without PyTorch");
-  add_json(*command, flags->json);
-  command->footer(
-      "Examples:\n  fsdp bench checkpoint\n  fsdp bench checkpoint --dir /mnt/fast --layers 32\n"
-      "  fsdp bench checkpoint --device cuda --ranks 1 --alone");
-  set_action<CheckpointRow>(
-      *command, action, row.on,
-      [flags] { return run_checkpoint(flags->row, flags->alone, flags->json); }, time_checkpoints);
+void add_checkpoint(CLI::App& bench, cli::Action& action) {
+  auto row = std::make_shared<CheckpointRow>();
+  Flags flags(bench, "checkpoint",
+              "Time saves, async saves and loads, beside a plain write, a copy and PyTorch's DCP",
+              row->json,
+              "  fsdp bench checkpoint\n  fsdp bench checkpoint --dir /mnt/fast --layers 32\n"
+              "  fsdp bench checkpoint --device cuda --ranks 1 --alone");
+  flags.place(row->on);
+  flags.number("--threads", row->on.threads, "Threads per rank");
+  flags.any("--dir", row->dir, "Directory on the disk to measure; default: the current one", "DIR");
+  flags.number("--width", row->width, "Width of each linear");
+  flags.number("--layers", row->layers, "Number of linears");
+  flags.number("--rounds", row->rounds, "Rounds; the table shows medians");
+  flags.flag("--alone", row->alone, "Without PyTorch");
+  flags.runs(action, row, *row, run_checkpoint, time_checkpoints);
 }
 
 }  // namespace fsdp::bench

@@ -4,15 +4,10 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
-#include <cctype>
-#include <cstdlib>
+#include <cmath>
 #include <cstring>
-#include <iostream>
-#include <map>
 
-#include "base/format.h"
-#include "bench/benchmarks.h"
+#include "base/subprocess.h"
 #include "bench/flags.h"
 #include "fsdp/communicator.h"
 #include "fsdp/error.h"
@@ -23,26 +18,19 @@ namespace {
 struct CommRow {
   Place on = {.ranks = 2};
   std::string smallest = "1K", largest = "256M";
+  // For the parent only:
+  Strings backends = {"shm"};
+  bool no_peer = false, json = false;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CommRow, on, smallest, largest)
 
-int64_t parse_size(const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  std::string unit = end;  // K, KB, KiB, …
-  const auto first = unit.empty() ? 'B' : std::toupper(static_cast<unsigned char>(unit[0]));
-  const size_t power = std::string("BKMG").find(static_cast<char>(first));
-  unit.erase(0, 1);
-  const bool known =
-      unit.empty() || (power > 0 && (unit == "B" || unit == "b" || unit == "iB" || unit == "ib"));
-  if (!(value > 0) || power == std::string::npos || !known)
-    throw Error(formatted("\"{}\" isn't a size.", text),
-                "write bytes with K, M or G: 16K, 64M, 1G.");
-  return static_cast<int64_t>(value * static_cast<double>(int64_t{1} << (10 * power)));
+int64_t size_of(const std::string& text) {
+  if (const auto bytes = parse_bytes(text, /*kilo=*/1024)) return *bytes;
+  throw Error(formatted("\"{}\" isn't a size.", text), "write bytes with K, M or G: 16K, 64M, 1G.");
 }
 
 std::vector<int64_t> sizes(const CommRow& row) {
-  const int64_t from = parse_size(row.smallest), to = parse_size(row.largest);
+  const int64_t from = size_of(row.smallest), to = size_of(row.largest);
   if (from > to || from < 64)
     throw Error(formatted("--from {} --to {} isn't a range.", row.smallest, row.largest),
                 "--from must be at least 64 bytes and at most --to.");
@@ -56,7 +44,7 @@ std::vector<int64_t> sizes(const CommRow& row) {
 
 // Seconds per call of `body`. On a GPU: by its events, over several calls in a row, so that the
 // launch of the first doesn't count.
-double seconds_per_call(const std::function<void()>& body, at::Device device) {
+double seconds_per_call(const Work& body, at::Device device) {
   if (device.is_cpu()) return seconds_of(body);
   const c10::impl::VirtualGuardImpl gpu(device.type());
   c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT);
@@ -70,25 +58,21 @@ double seconds_per_call(const std::function<void()>& body, at::Device device) {
   return begin.elapsedTime(end) / 1e3 / kInARow;
 }
 
-std::vector<Json> time_collectives(const CommRow& row, const World& world) {
+// Both collectives on full buffers of each size, beside a copy of one.
+Lines time_collectives(const CommRow& row, const World& world) {
   const Communicator& comm = world.comm();
   const bool cpu = world.device().is_cpu(), shared = world.backend() == "shm";
   const auto zeros = [&](int64_t numel) {
     return at::zeros({numel}, at::TensorOptions(at::kFloat).device(world.device()));
   };
-  std::vector<Json> lines;
+  Lines lines;
   for (const int64_t bytes : sizes(row)) {
     const int64_t part = std::max<int64_t>(1, bytes / 4 / world.size()), full = part * world.size();
-    const int repetitions = !cpu || bytes > (1 << 22) ? 11 : 101;
-    // The median over repetitions; all ranks start each together.
-    const auto time = [&](const std::function<void()>& body) {
-      std::vector<double> times;
-      for (int i = -3; i < repetitions; ++i) {
+    const auto time = [&](const Work& body) {
+      return median_of(/*rounds=*/!cpu || bytes > (1 << 22) ? 11 : 101, /*warmup=*/3, [&] {
         comm.barrier();
-        const double took = seconds_per_call(body, world.device());
-        if (i >= 0) times.push_back(took);
-      }
-      return median(times);
+        return seconds_per_call(body, world.device());
+      });
     };
     const at::Tensor from = zeros(full), to = zeros(full), own = zeros(part), sum = zeros(part);
     const double copy = time([&] {
@@ -97,8 +81,7 @@ std::vector<Json> time_collectives(const CommRow& row, const World& world) {
       else
         to.copy_(from);
     });
-    const auto report = [&](const char* operation, const char* buffers,
-                            const std::function<void()>& body) {
+    const auto report = [&](const char* operation, const char* buffers, const Work& body) {
       const double seconds = time(body);
       lines.push_back({{"backend", world.backend()},
                        {"ranks", world.size()},
@@ -127,7 +110,7 @@ std::vector<Json> time_collectives(const CommRow& row, const World& world) {
 
 // --- the parent ---
 
-std::vector<Json> run_comm_ranks(const CommRow& row) {
+Lines run_backend(const CommRow& row) {
   if (row.on.backend != "mpi") return run_ours("comm", row, row.on.backend);
   if (run_program({"mpirun", "--version"}).code == 127)
     throw Error("mpirun was not found.", "install openmpi-bin, or leave mpi out of --backend.");
@@ -140,8 +123,8 @@ std::vector<Json> run_comm_ranks(const CommRow& row) {
 std::map<std::string, double> measure_gloo(const CommRow& row) {
   const auto python = python_with_torch("Gloo is");
   if (!python) return {};
-  std::vector<std::string> bytes;
-  for (const int64_t size : sizes(row)) bytes.push_back(std::to_string(size));
+  std::string bytes;
+  for (const int64_t size : sizes(row)) bytes += std::to_string(size) + " ";
   std::map<std::string, double> times;
   for (const Json& line :
        run_ranks({row.on.ranks, 1, peer_program(*python, "peer_gloo.py", bytes), "gloo"}))
@@ -150,23 +133,23 @@ std::map<std::string, double> measure_gloo(const CommRow& row) {
   return times;
 }
 
-int run_comm(CommRow row, const std::vector<std::string>& backends, bool peer, bool json) {
-  bool cpu = true;
-  for (const std::string& backend : backends) {
+int run_comm(CommRow row) {
+  bool peer = !row.no_peer && row.on.ranks > 1;
+  for (const std::string& backend : row.backends) {
     if (backend != "shm" && backend != "mpi" && backend != "nccl")
       throw Error(formatted("there is no backend \"{}\" to measure.", backend),
                   "choose from shm, mpi and nccl, separated by commas.");
-    cpu = cpu && backend != "nccl";
+    peer = peer && backend != "nccl";
   }
   sizes(row);  // refuse before anything starts
   if (row.on.ranks < 1)
     throw Error(formatted("--ranks {} is too few.", row.on.ranks), "give 1 or more.");
   std::map<std::string, double> gloo;
-  if (peer && cpu && row.on.ranks > 1) gloo = measure_gloo(row);
-  std::vector<Json> lines;
-  for (const std::string& backend : backends) {
+  if (peer) gloo = measure_gloo(row);
+  Lines lines;
+  for (const std::string& backend : row.backends) {
     row.on.backend = backend;
-    append(lines, run_comm_ranks(row));
+    append(lines, run_backend(row));
   }
   for (Json& line : lines) {
     if (line["buffers"] == "shared" && line["operation"] == "all_gather")
@@ -175,53 +158,34 @@ int run_comm(CommRow row, const std::vector<std::string>& backends, bool peer, b
     const double us = found == gloo.end() ? std::nan("") : found->second;
     line.update({{"gloo_us", us}, {"times_gloo", us / line["time_us"].get<double>()}});
   }
-  table_of({{"backend", "backend", kWords},
-            {"ranks", "ranks", 0},
-            {"bytes", "size", kBytes},
-            {"operation", "operation", kWords},
-            {"buffers", "buffers", kWords},
-            {"time_us", "time us", 1},
-            {"gb_s", "GB/s", 2},
-            {"copy_us", "copy us", 1},
-            {"share_of_copy", "of copy", 2},
-            {"gloo_us", gloo.empty() ? "" : "gloo us", 1},
-            {"times_gloo", gloo.empty() ? "" : "x gloo", 1}},
-           lines)
-      .print(std::cout, json);
-  if (!json)
-    std::cout << "\nGB/s: bytes of the full buffer per second. copy: every rank copies the same "
-                 "number of bytes at once.\nshared: buffers that every rank has mapped "
-                 "(gather_buffer, reduce_buffer); an all-gather there waits but copies nothing.\n";
-  return 0;
+  return print(
+      formatted("backend; ranks .0; bytes=size B; operation; buffers; time_us .1; gb_s=GB/s .2; "
+                "copy_us .1; share_of_copy=of copy .2; gloo_us={} .1; times_gloo={} .1",
+                gloo.empty() ? "" : "gloo us", gloo.empty() ? "" : "x gloo"),
+      lines,
+      {"GB/s: bytes of the full buffer per second. copy: every rank copies the same number of "
+       "bytes at once.",
+       "shared: buffers that every rank has mapped (gather_buffer, reduce_buffer); an all-gather "
+       "there waits but copies nothing."},
+      row.json);
 }
 
 }  // namespace
 
-void add_comm(CLI::App& bench, Action& action) {
-  struct Flags {
-    CommRow row;
-    std::vector<std::string> backends;
-    bool no_peer = false, json = false;
-  };
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command = bench.add_subcommand(
-      "comm", "Time all-gather and reduce-scatter over sizes, beside a plain copy and Gloo");
-  command->add_option("--backend", flags->backends, "shm, mpi or nccl; several separated by commas")
-      ->delimiter(',')
-      ->default_val(std::vector<std::string>{"shm"});
-  command->add_option("--ranks", flags->row.on.ranks, "Ranks on this host")->capture_default_str();
-  command->add_option("--from", flags->row.smallest, "Smallest full buffer: 1K, 64M, 1G")
-      ->capture_default_str();
-  command->add_option("--to", flags->row.largest, "Largest full buffer")->capture_default_str();
-  command->add_flag("--no-peer", flags->no_peer, "Without Gloo");
-  add_json(*command, flags->json);
-  command->footer(
-      "Examples:\n  fsdp bench comm\n  fsdp bench comm --backend shm,mpi --ranks 4 --to 64M\n"
-      "  fsdp bench comm --backend nccl --ranks 2 --json");
-  set_action<CommRow>(
-      *command, action, flags->row.on,
-      [flags] { return run_comm(flags->row, flags->backends, !flags->no_peer, flags->json); },
-      time_collectives);
+void add_comm(CLI::App& bench, cli::Action& action) {
+  auto row = std::make_shared<CommRow>();
+  Flags flags(bench, "comm",
+              "Time all-gather and reduce-scatter over sizes, beside a plain copy and Gloo",
+              row->json,
+              "  fsdp bench comm\n  fsdp bench comm --backend shm,mpi --ranks 4 --to 64M\n"
+              "  fsdp bench comm --backend nccl --ranks 2 --json");
+  flags.any("--backend", row->backends, "shm, mpi or nccl; several separated by commas")
+      ->delimiter(',');
+  flags.any("--ranks", row->on.ranks, "Ranks on this host");
+  flags.any("--from", row->smallest, "Smallest full buffer: 1K, 64M, 1G");
+  flags.any("--to", row->largest, "Largest full buffer");
+  flags.flag("--no-peer", row->no_peer, "Without Gloo");
+  flags.runs(action, row, *row, run_comm, time_collectives);
 }
 
 }  // namespace fsdp::bench

@@ -3,41 +3,110 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
+#include <regex>
+#include <sstream>
 
 #include "base/environment.h"
-#include "base/format.h"
 #include "base/log.h"
+#include "base/subprocess.h"
+#include "bench/flags.h"
+#include "cli/probes.h"
 #include "fsdp/error.h"
+#include "fsdp/version.h"
 
 namespace fsdp::bench {
+
+// --- ranks and peers ---
+
+int run_rank(const Place& on, const std::function<Lines(const World&)>& work) {
+  World world = init({.backend = on.backend});
+  at::set_num_threads(on.threads);
+  for (const Json& line : work(world))
+    if (world.rank() == 0) std::cout << line.dump() << std::endl;
+  world.comm().barrier();
+  return 0;
+}
+
+Strings rank_program(const char* benchmark, const nlohmann::json& row) {
+  return {own_binary(), benchmark, "--worker", row.dump()};
+}
+
+Python python_with_torch(const std::string& left_out) {
+  std::string python = environment::text("FSDP_TEST_PYTHON").value_or("python3");
+  if (run_program({python, "-c", "import torch"}).code == 0) return python;
+  log::info(
+      formatted("{} left out: {} has no torch (set FSDP_TEST_PYTHON to one).", left_out, python));
+  return std::nullopt;
+}
+
+Strings peer_program(const Python& python, const std::string& script, const std::string& flags) {
+  Strings program = {python.value(), bench_file("peers/" + script)};
+  std::istringstream words(flags);
+  append(program, {std::istream_iterator<std::string>(words), {}});
+  return program;
+}
+
+// --- contenders on rows ---
+
+double Contender::value(const char* field) const {
+  std::vector<double> values;
+  for (const Json& line : rounds)
+    if (line.contains(field) && line[field].is_number()) values.push_back(line[field]);
+  return values.empty() ? std::nan("") : median(values);
+}
+
+std::string Contender::command() const {
+  std::string all = python ? "python3" : "fsdp bench";
+  for (size_t i = 1; i < program.size(); ++i) {
+    const std::string& word = program[i];
+    const std::string name = word.substr(word.rfind('/') + 1);  // without paths of this machine
+    const bool json = word.starts_with('{'), script = name.ends_with(".py");
+    all += json ? " '" + word + "'" : (script ? " bench/peers/" : " ") + name;
+  }
+  return all;
+}
+
+Contender ours(const char* benchmark, const Row& row, const std::string& title) {
+  return {.who = row.mode, .title = title, .program = rank_program(benchmark, for_rank(row))};
+}
+
+Contender theirs(const Python& python, const Row& row, const std::string& title,
+                 const std::string& variant) {
+  const std::string flags = peer_flags(row) + " " + variant;
+  return {"peer", title, peer_program(python, "peer_fsdp2.py", flags), /*python=*/true};
+}
+
+const Contender* Result::find(const std::string& who) const {
+  const Contender* best = nullptr;
+  for (const Contender& one : all)
+    if (one.who == who && !one.rounds.empty() && (!best || one.ms() < best->ms())) best = &one;
+  return best;
+}
+
+double Result::ms_of(const std::string& who) const {
+  const Contender* best = find(who);
+  return best ? best->ms() : std::nan("");
+}
+
+Python python_for_peer(const Options& options) {
+  return options.peer || options.only == "peer" ? python_with_torch("FSDP2 is") : std::nullopt;
+}
+
 namespace {
-
-std::vector<double> losses_of(const Contender* one) {
-  if (!one || one->rounds.empty() || !one->rounds.front().contains("losses")) return {};
-  return one->rounds.front()["losses"].get<std::vector<double>>();
-}
-
-// As a share of the first loss; NaN if unknown.
-double apart(const Contender& one, const Contender* peer) {
-  const std::vector<double> mine = losses_of(&one), theirs = losses_of(peer);
-  if (mine.empty() || mine.size() != theirs.size()) return std::nan("");
-  double most = 0;
-  for (size_t i = 0; i < mine.size(); ++i) most = std::max(most, std::abs(mine[i] - theirs[i]));
-  return most / std::abs(theirs.front());
-}
 
 using Known = std::map<std::string, Json>;  // what was measured, by command and round
 
 Known read_kept(const std::string& path) {
   Known known;
   std::ifstream file(path);
-  for (std::string line; !path.empty() && std::getline(file, line);) {
+  for (std::string line; std::getline(file, line);) {
     const Json entry = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (entry.is_object() && entry.contains("of") && entry.contains("line"))
       known[entry["of"].get<std::string>()] = entry["line"];
@@ -54,27 +123,19 @@ void keep(const std::string& path, const std::string& key, const Json& line) {
                 "pass a file in an existing folder: --keep FILE.");
 }
 
-std::string peer_script(const std::string& name) {
-  namespace fs = std::filesystem;
-  const fs::path source = FSDP_PEERS_DIR;
-  const fs::path installed = fs::path(own_binary()).parent_path() / "../share/fsdp/peers";
-  return (fs::exists(source / name) ? source / name : installed / name).string();
-}
-
 // PyTorch ranks that share one GPU need bench/peers/launch.sh.
 Json run_contender(const Contender& one, const cli::Ranks& ranks, const Place& on) {
   if (!one.python || on.device != "cuda" || on.ranks == 1) return run_ranks(ranks).front();
-  return run_ranks(ranks, {"bash", peer_script("launch.sh"), std::to_string(on.ranks)}).front();
+  const std::string launcher = bench_file("peers/launch.sh");
+  return run_ranks(ranks, {"bash", launcher, std::to_string(on.ranks)}).front();
 }
 
 // A command that two rows share is measured once.
 void measure_one(const Options& options, const Row& row, Contender& one, int round, Known& known) {
   const std::string key = formatted("{} ranks of {} threads, round {}: {}", row.on.ranks,
                                     row.on.threads, round, one.command());
-  if (auto found = known.find(key); found != known.end()) {
-    one.rounds.push_back(found->second);
-    return;
-  }
+  if (known.contains(key)) return one.rounds.push_back(known[key]);
+  const bool named = !options.rows.empty();
   const std::string title = (row.title.empty() ? "" : row.title + ", ") + one.title;
   const std::string turn =
       options.rounds == 1 ? "" : formatted(", round {} of {}", round, options.rounds);
@@ -82,142 +143,23 @@ void measure_one(const Options& options, const Row& row, Contender& one, int rou
                             .threads = row.on.threads,
                             .program = one.program,
                             .what = title + turn,
-                            .limit_s = !options.rows.empty() ? options.limit : 0};
+                            .limit_s = named ? options.limit : 0};
   try {
     const Json line = run_contender(one, ranks, row.on);
     if (!line.contains("step_ms")) throw Error("it printed no step_ms.", "");
-    one.rounds.push_back(line);
-    known[key] = line;
+    one.rounds.push_back(known[key] = line);
     keep(options.keep, key, line);
-    if (!options.rows.empty())
-      log::info(formatted("{}: {:.2f} ms", title, line["step_ms"].get<double>()));
+    if (named) log::info(formatted("{}: {:.2f} ms", title, line["step_ms"].get<double>()));
   } catch (const Error& error) {
-    if (options.rows.empty()) throw;
+    if (!named) throw;
     one.failure = error.what();
     log::warn(ranks.what + ": " + one.failure);
   }
 }
 
-}  // namespace
-
-// --- running ---
-
-int run_rank(const Place& on, const std::function<std::vector<Json>(const World&)>& work) {
-  World world = init({.backend = on.backend});
-  at::set_num_threads(on.threads);
-  for (const Json& line : work(world))
-    if (world.rank() == 0) std::cout << line.dump() << std::endl;
-  world.comm().barrier();
-  return 0;
-}
-
-std::vector<std::string> rank_program(const char* benchmark, const nlohmann::json& row) {
-  return {own_binary(), benchmark, "--worker", row.dump()};
-}
-
-std::optional<std::string> python_with_torch(const std::string& left_out) {
-  std::string python = environment::text("FSDP_TEST_PYTHON").value_or("python3");
-  if (run_program({python, "-c", "import torch"}).code == 0) return python;
-  log::info(
-      formatted("{} left out: {} has no torch (set FSDP_TEST_PYTHON to one).", left_out, python));
-  return std::nullopt;
-}
-
-std::vector<std::string> peer_program(const std::string& python, const std::string& script,
-                                      const std::vector<std::string>& flags) {
-  std::vector<std::string> program = {python, peer_script(script)};
-  append(program, flags);
-  return program;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double seconds_of(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return seconds_since(start);
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-double Samples::median(const std::string& name) const {
-  const auto found = all.find(name);
-  return found == all.end() ? 0 : bench::median(found->second);
-}
-
-void Samples::fill(Json& line) const {
-  for (const auto& [name, values] : all) line[name] = bench::median(values);
-}
-
-// --- rows and contenders ---
-
-std::optional<std::string> python_for_peer(const Options& options) {
-  return options.peer || options.only == "peer" ? python_with_torch("FSDP2 is") : std::nullopt;
-}
-
-double Contender::value(const char* field) const {
-  std::vector<double> values;
-  for (const Json& line : rounds)
-    if (line.contains(field) && line[field].is_number()) values.push_back(line[field]);
-  return values.empty() ? std::nan("") : median(values);
-}
-
-std::string Contender::command() const {
-  std::string all;
-  for (const std::string& word : program) {
-    const bool path = !word.starts_with('{') && word.find('/') != std::string::npos;
-    std::string name = path ? std::filesystem::path(word).filename().string() : word;
-    if (all.empty() && name.starts_with("python")) name = "python3";
-    if (all.empty() && name == "fsdp-bench") name = "fsdp bench";
-    if (name.ends_with(".py")) name = "bench/peers/" + name;
-    if (name.starts_with('{')) name = "'" + name + "'";
-    all += (all.empty() ? "" : " ") + name;
-  }
-  return all;
-}
-
-Contender ours(const char* benchmark, const Row& row, const std::string& title) {
-  return {.who = row.mode, .title = title, .program = rank_program(benchmark, row)};
-}
-
-Contender theirs(const std::string& python, const Row& row, const std::string& title,
-                 const std::vector<std::string>& variant) {
-  std::vector<std::string> flags = peer_flags(row);
-  append(flags, variant);
-  return {.who = "peer",
-          .title = title,
-          .program = peer_program(python, "peer_fsdp2.py", flags),
-          .python = true};
-}
-
-const Contender* Result::peer() const {
-  const Contender* best = nullptr;
-  for (const Contender& one : all)
-    if (one.who == "peer" && !one.rounds.empty() && (!best || one.ms() < best->ms())) best = &one;
-  return best;
-}
-
-const Contender* Result::find(const std::string& who) const {
-  for (const Contender& one : all)
-    if (one.who == who) return &one;
-  return nullptr;
-}
-
-double Result::ms_of(const std::string& who) const {
-  return find(who) ? find(who)->ms() : std::nan("");
-}
-
-double Result::peer_ms() const {
-  return peer() ? peer()->ms() : std::nan("");
-}
-
-bool measure(const Options& options, std::vector<Result>& results) {
+// Measures everything in turn, options.rounds times, except what --keep has. Returns false if one
+// of ours failed.
+bool measure(const Options& options, Results& results) {
   Known known = read_kept(options.keep);
   bool well = true;
   for (Result& result : results) {
@@ -229,17 +171,180 @@ bool measure(const Options& options, std::vector<Result>& results) {
   return well;
 }
 
-// --- tables ---
+// --- reports ---
+
+void print_tables(const Report& report, std::ostream& out, bool json) {
+  for (const Table& table : report.tables) {
+    if (!json && &table != &report.tables.front()) out << "\n";
+    table.print(out, json);
+  }
+}
+
+void print_report(const Report& report, bool json) {
+  print_tables(report, std::cout, json);
+  if (json) return;
+  for (const std::string& note : report.notes)
+    std::cout << (&note == &report.notes.front() ? "\n" : "") << note << "\n";
+}
+
+// --- the page ---
+
+// The first value printed under this name; empty if there is none.
+std::string said(const Results& results, const char* field) {
+  for (const Result& result : results)
+    for (const Contender& one : result.all)
+      for (const Json& line : one.rounds)
+        if (line.contains(field))
+          return line[field].is_string() ? line[field].get<std::string>() : line[field].dump();
+  return "";
+}
+
+std::string today() {
+  const std::chrono::year_month_day day(
+      std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now()));
+  return formatted("{}-{:02}-{:02}", static_cast<int>(day.year()),
+                   static_cast<unsigned>(day.month()), static_cast<unsigned>(day.day()));
+}
+
+// The command as typed: "./fsdp bench train …".
+std::string own_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string all, word;
+  while (std::getline(file, word, '\0')) {
+    if (word.starts_with('/')) word.erase(0, word.rfind('/') + 1);  // without paths of this machine
+    all += all.empty() ? "./fsdp bench" : " " + word;
+  }
+  return all;
+}
+
+std::string software(const Results& results) {
+  std::string text = "fsdp.cpp " FSDP_VERSION ", " + cli::probe_compiler().found + "; LibTorch " +
+                     cli::probe_libtorch().found;
+  text.erase(std::min(text.find(" in /"), text.size()));  // without paths of this machine
+  if (const std::string peer = said(results, "peer"); !peer.empty()) text += "; " + peer;
+  for (const char* field : {"cuda", "cudnn", "nccl"})  // only the peer prints them
+    if (const std::string found = said(results, field); !found.empty())
+      text += formatted(", {} {}", field, found);
+  return text;
+}
+
+std::string page_of(const Options& options, const Report& report, const Results& results) {
+  const std::string gpu = said(results, "gpu");
+  std::ostringstream out;
+  out << "# " << report.heading << " on " << (gpu.empty() ? "the CPU" : "an " + gpu)
+      << ", beside FSDP2\n\n| | |\n|---|---|\n| machine | "
+      << (options.row.on.device == "cuda" ? cli::probe_gpus().found + "; " : "")
+      << cli::probe_cores().found << " |\n| software | " << software(results) << " |\n| date | "
+      << today() << " |\n| command | `" << own_command() << "` |\n\n"
+      << report.summary << (report.summary.empty() ? "" : "\n") << "```\n";
+  print_tables(report, out, /*json=*/false);
+  out << "```\n\n";
+  for (const std::string& note : report.notes) out << "- " << note << "\n";
+  out << "\nThe command of each row and its raw lines (it ran --ranks processes):\n\n```\n";
+  for (const Result& result : results)
+    for (const Contender& one : result.all) {
+      out << formatted("== {}, {}, {}: {}\n", result.row.title, one.title,
+                       count_of(result.row.on.ranks, "rank"), one.command());
+      for (const Json& line : one.rounds) out << line.dump() << "\n";
+      if (!one.failure.empty()) out << "failed: " << one.failure << "\n";
+    }
+  out << "```\n";
+  static const std::regex colour("\033\\[[0-9;]*m");  // a page has no colours
+  return std::regex_replace(out.str(), colour, "");
+}
+
+// By default bench/results/h200.md for an "NVIDIA H200".
+void write_page(const Options& options, const Report& report, const Results& results) {
+  std::string name = said(results, "gpu");
+  if (name.empty()) name = "cpu";
+  if (name.starts_with("NVIDIA ")) name.erase(0, 7);
+  for (char& letter : name)
+    letter = std::isalnum(static_cast<unsigned char>(letter))
+                 ? static_cast<char>(std::tolower(static_cast<unsigned char>(letter)))
+                 : '-';
+  const std::string path =
+      options.page.empty() ? formatted("bench/results/{}{}.md", name, report.suffix) : options.page;
+  std::ofstream file(path);
+  file << page_of(options, report, results) << std::flush;
+  if (!file)
+    throw Error(formatted("can't write to {}.", path),
+                "run it in the root of the checkout, or name a file: --write FILE.");
+  log::info("wrote " + path);
+}
+
+// --- losses ---
+
+// Ours and the peer start with the same weights and data, so their losses must agree: by 0.1 % in
+// float32, by 1 % in bfloat16, and less if they are near zero.
+void compare_losses(const Result& result, Strings& notes) {
+  const Contender* peer = result.find("peer");
+  const double share = result.row.dtype == "fp32" ? 0.001 : 0.01;
+  for (const Contender& one : result.all)
+    for (const std::string when : {"first", "last"}) {
+      // Without FSDP, each of several ranks trains on its own data.
+      const bool alone = one.who == "plain" && result.row.on.ranks > 1;
+      if (!peer || one.python || alone || one.who == "tape" || one.rounds.empty()) continue;
+      const char* field = when == "first" ? "loss0" : "loss";
+      const double mine = one.value(field), theirs = peer->value(field);
+      const double allowed = share * std::abs(theirs) + 0.0001 * std::abs(peer->value("loss0"));
+      if (std::abs(mine - theirs) <= allowed) continue;
+      notes.push_back(formatted("{}, {}: the {} loss is {:.4f}, PyTorch's {:.4f}.",
+                                result.row.title, one.title, when, mine, theirs));
+      log::warn(notes.back());
+    }
+}
+
+// The largest difference between two losses of a step, as a share of the first; NaN if unknown.
+double apart(const Contender& one, const Contender* peer) {
+  const auto losses = [](const Contender* of) {
+    const Json line = of && !of->rounds.empty() ? of->rounds.front() : Json::object();
+    return line.value("losses", std::vector<double>());
+  };
+  const std::vector<double> mine = losses(&one), theirs = losses(peer);
+  if (mine.empty() || mine.size() != theirs.size()) return std::nan("");
+  double most = 0;
+  for (size_t i = 0; i < mine.size(); ++i) most = std::max(most, std::abs(mine[i] - theirs[i]));
+  return most / std::abs(theirs.front());
+}
+
+}  // namespace
+
+int print(const std::string& columns, const Lines& lines, const Strings& notes, bool json) {
+  print_report({.tables = {table_of(columns, lines)}, .notes = notes}, json);
+  return 0;
+}
+
+int run_rows(const Options& options, const std::vector<Row>& rows,
+             const std::function<Contenders(const Row&)>& contenders,
+             const std::function<Report(const Results&)>& report_on) {
+  Results results;
+  bool any = false, peer = false;
+  for (const Row& row : rows) {
+    results.push_back({row, contenders(row)});
+    for (const Contender& one : results.back().all) any = true, peer = peer || one.python;
+  }
+  if (!any) throw Error("there is nothing to measure.", "leave out --only.");
+  const bool well = measure(options, results);
+  Report report = report_on(results);
+  if (options.peer && options.only != "ours" && options.only != "none" && !peer)
+    report.notes.push_back(
+        "FSDP2 (--peer) is missing: there was no Python with torch (set FSDP_TEST_PYTHON to one).");
+  for (const Result& result : results) compare_losses(result, report.notes);
+  print_report(report, options.json);
+  const bool all = options.write_all && options.rows == "all" && options.peer && peer;
+  if (given(options, "--write") || all) write_page(options, report, results);
+  return well ? 0 : 1;
+}
 
 void set(Json& line, const std::string& key, double value, double goal) {
   line[key] = value;
   if (goal > 0) line[key + "_good"] = value <= goal;
 }
 
-Json named_line(const Result& result, const Contender& one, bool ours, double goal_ms,
-                double peak_gb, double goal_gb) {
+Json named_line(const Result& result, const Contender& one, double goal_ms, double peak_gb,
+                double goal_gb) {
   const Row& row = result.row;
-  const double ms = one.ms(), tokens = static_cast<double>(tokens_of(row)) * row.on.ranks;
+  const double ms = one.ms(), tokens = static_cast<double>(row.tokens()) * row.on.ranks;
   const bool stayed = one.who == "graph" && one.value("replayed") == 0;
   Json line = {{"row", row.title},
                {"what", one.title + (one.failure.empty() ? "" : ": failed") +
@@ -250,35 +355,18 @@ Json named_line(const Result& result, const Contender& one, bool ours, double go
                {"last_loss", one.value("loss")}};
   set(line, "step_ms", ms, goal_ms);
   set(line, "peak_gb", peak_gb, goal_gb);
+  if (goal_gb > 0) line["goal_gb"] = goal_gb;
   if (goal_ms > 0) {
     line["goal_ms"] = goal_ms;
-    line["goal_ms_text"] = number(goal_ms, goal_ms < 100 ? 1 : 0).text;
+    line["goal_ms_text"] = formatted("{:.{}f}", goal_ms, goal_ms < 100 ? 1 : 0);
     set(line, "times_goal", ms / goal_ms, 1);
   }
-  if (goal_gb > 0) line["goal_gb"] = goal_gb;
-  if (ours) line["times_peer"] = ms / result.peer_ms();
-  if (ours) line["planned_gb"] = one.value("planned_mb") / 1000;
-  if (!one.python) line["apart_percent"] = apart(one, result.peer()) * 100;
+  if (one.python) return line;
+  line["apart_percent"] = apart(one, result.find("peer")) * 100;
+  if (one.who == "plain") return line;
+  line["times_peer"] = ms / result.ms_of("peer");
+  line["planned_gb"] = one.value("planned_mb") / 1000;
   return line;
-}
-
-std::vector<LineColumn> named_columns(int digits, const std::vector<LineColumn>& before_tokens,
-                                      const std::vector<LineColumn>& after_tokens,
-                                      const std::vector<LineColumn>& after_memory) {
-  std::vector<LineColumn> all = {{"row", "model", kWords},    {"what", "what", kWords},
-                                 {"ranks", "ranks", 0},       {"step_ms", "step ms", digits},
-                                 {"goal_ms", "goal ms", 0},   {"times_goal", "x goal", 2},
-                                 {"times_peer", "x FSDP2", 3}};
-  append(all, before_tokens);
-  all.push_back({"tokens_s", "tokens/s", 0});
-  append(all, after_tokens);
-  append(all,
-         {{"peak_gb", "peak GB", 2}, {"planned_gb", "planned GB", 2}, {"goal_gb", "goal GB", 1}});
-  append(all, after_memory);
-  append(all, {{"first_loss", "first loss", 4},
-               {"last_loss", "last loss", 4},
-               {"apart_percent", "apart %", 2}});
-  return all;
 }
 
 }  // namespace fsdp::bench

@@ -1,7 +1,5 @@
 // fsdp-bench: measures us and, beside us in the same run, PyTorch. `fsdp bench` starts it.
-#include <CLI/CLI.hpp>
-
-#include "bench/benchmarks.h"
+#include "bench/flags.h"
 #include "cli/program.h"
 #include "fsdp/version.h"
 
@@ -17,7 +15,7 @@ int main(int argc, char** argv) {
       "  fsdp bench comm --ranks 4 --to 64M       collectives beside Gloo");
   app.require_subcommand(1);
   using namespace fsdp::bench;
-  Action action;
+  fsdp::cli::Action action;
   for (const auto add : {add_train, add_comm, add_units, add_strategies, add_offload, add_nvme,
                          add_update, add_checkpoint})
     add(app, action);

@@ -6,17 +6,15 @@
 // an update of state on a disk must do. An update through our store (12 bytes per parameter in, 12
 // out) is shown as a share of that.
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/rand.h>
 #include <sys/mman.h>
 
 #include <atomic>
 #include <future>
-#include <iostream>
 #include <system_error>
 
-#include "base/format.h"
-#include "bench/benchmarks.h"
 #include "bench/flags.h"
 #include "disk/state_store.h"
 #include "fsdp/error.h"
@@ -41,11 +39,9 @@ struct NvmeOptions {
   bool json = false, page_cache = false;
 };
 
-double median_of(int rounds, const std::function<void()>& work) {
-  work();  // not timed: the first write of a file's blocks costs more
-  std::vector<double> seconds;
-  for (int round = 0; round < rounds; ++round) seconds.push_back(seconds_of(work));
-  return median(seconds);
+// The first call isn't timed: the first write of a file's blocks costs more.
+double median_seconds(const NvmeOptions& options, const Work& work) {
+  return median_of(options.rounds, /*warmup=*/1, [&] { return seconds_of(work); });
 }
 
 // --- the plain loop ---
@@ -65,39 +61,38 @@ void transfer(const disk::ScratchFile& file, Direction direction, int64_t offset
   }
 }
 
-using Memory = std::unique_ptr<char, void (*)(void*)>;
-
-// A thread's memory, filled with noise: some disks compress.
-Memory make_memory(int64_t bytes) {
-  const auto size = static_cast<size_t>(bytes);
-  Memory memory(static_cast<char*>(std::aligned_alloc(2 << 20, size)), std::free);
-  if (!memory)
-    throw Error(formatted("can't allocate {}.", human_bytes(static_cast<double>(bytes))),
-                "lower --depth.");
-  ::madvise(memory.get(), size, MADV_HUGEPAGE);  // as the store's is
-  at::from_blob(memory.get(), {bytes}, at::TensorOptions(at::kByte)).random_();
-  return memory;
-}
-
-// Every thread reads the file or writes it, `writers` of them.
-void plain_loop(const disk::ScratchFile& file, size_t writers, const std::vector<Memory>& memory,
-                int64_t piece) {
-  std::atomic<int64_t> next[2] = {0, 0};  // next to read, next to write
-  std::vector<std::future<void>> threads;
-  for (size_t i = 0; i < memory.size(); ++i)
-    threads.push_back(std::async(std::launch::async, [&, i] {
-      const bool writes = i < writers;
-      const auto direction = writes ? Direction::kWrite : Direction::kRead;
-      for (int64_t at = 0; (at = next[writes].fetch_add(piece)) < file.bytes();)
-        transfer(file, direction, at, memory[i].get(), std::min(piece, file.bytes() - at));
-    }));
-  for (std::future<void>& thread : threads) thread.get();  // throws what a thread threw
+// Times threads that read the file or write it, one per piece in flight: a line for each form.
+Lines time_plain_loop(const NvmeOptions& options, const disk::ScratchFile& file) {
+  const int64_t piece = options.piece << 20, bytes = piece * options.depth, huge = 2 << 20;
+  const at::Tensor space = at::empty({bytes + huge}, at::kByte);
+  char* memory = static_cast<char*>(space.data_ptr());
+  memory += huge - reinterpret_cast<intptr_t>(memory) % huge;
+  ::madvise(memory, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // as the store's is
+  space.random_();                                               // noise: some disks compress
+  const auto seconds = [&](int writers) {
+    return median_seconds(options, [&] {
+      std::atomic<int64_t> next[2] = {0, 0};  // next to read, next to write
+      std::vector<std::future<void>> threads;
+      for (int i = 0; i < options.depth; ++i)
+        threads.push_back(std::async(std::launch::async, [&, i] {
+          const bool writes = i < writers;
+          for (int64_t at = 0; (at = next[writes].fetch_add(piece)) < file.bytes();)
+            transfer(file, writes ? Direction::kWrite : Direction::kRead, at, memory + i * piece,
+                     std::min(piece, file.bytes() - at));
+        }));
+      for (std::future<void>& thread : threads) thread.get();  // throws what a thread threw
+    });
+  };
+  const double write = seconds(options.depth);  // first: the file has no contents yet
+  return {{{"what", "plain loop: read"}, {"seconds", seconds(0)}},
+          {{"what", "plain loop: write"}, {"seconds", write}},
+          {{"what", "plain loop: both"}, {"seconds", seconds(options.depth / 2)}}};
 }
 
 // --- the store ---
 
 // Steps of the store that change nothing, and with AdamW: a line for each.
-std::vector<Json> time_updates(const NvmeOptions& options, bool uring, double& memory) {
+Lines time_updates(const NvmeOptions& options, bool uring, double& memory) {
   const int64_t parameters = static_cast<int64_t>(options.size * 1e9) / kUnitBytes;
   const int64_t unit = std::min(options.unit << 20, parameters);
   std::vector<std::vector<int64_t>> entries;
@@ -124,17 +119,17 @@ std::vector<Json> time_updates(const NvmeOptions& options, bool uring, double& m
     for (const at::Tensor& tensor : slices) tensor.uniform_();
   });
   memory = static_cast<double>(store.bytes_in_memory());
-  const double moved = median_of(options.rounds, [&] { step([](const Slices&) {}); });
+  const double moved = median_seconds(options, [&] { step([](const Slices&) {}); });
   const at::Tensor grad = at::rand({unit});
-  const double updated = median_of(options.rounds, [&] {
+  const double updated = median_seconds(options, [&] {
     step([&](const Slices& slices) {
       kernels::adamw(slices[0], grad.narrow(0, 0, slices[0].numel()), slices[1], slices[2], {}, {},
                      {});
     });
   });
   const std::string engine = store.engine();
-  const double ahead =
-      static_cast<double>(store.counts().ahead) / static_cast<double>(store.counts().gets);
+  const disk::StoreCounts counts = store.counts();
+  const double ahead = static_cast<double>(counts.ahead) / static_cast<double>(counts.gets);
   const auto line = [&](const char* what, double seconds) {
     return Json{
         {"what", what + engine}, {"seconds", seconds}, {"engine", engine}, {"ahead", ahead}};
@@ -142,25 +137,13 @@ std::vector<Json> time_updates(const NvmeOptions& options, bool uring, double& m
   return {line("read and write state, ", moved), line("with AdamW, ", updated)};
 }
 
-int run_nvme(const NvmeOptions& options) {
+int run_nvme(NvmeOptions options) {
   const double state = options.size * 1e9;
-  std::vector<Json> lines;
-  bool direct = false;
-  {
-    const disk::ScratchFile file(options.dir, static_cast<int64_t>(state), !options.page_cache);
-    direct = file.direct();
-    const int64_t piece = options.piece << 20;
-    std::vector<Memory> memory;
-    for (int i = 0; i < options.depth; ++i) memory.push_back(make_memory(piece));
-    const auto add = [&](const char* what, size_t writers) {
-      const auto loop = [&] { plain_loop(file, writers, memory, piece); };
-      lines.push_back({{"what", what}, {"seconds", median_of(options.rounds, loop)}});
-    };
-    add("plain loop: write", memory.size());
-    add("plain loop: read", 0);
-    add("plain loop: both", memory.size() / 2);
-    std::swap(lines[0], lines[1]);  // written first, shown second
-  }
+  auto file = std::make_unique<disk::ScratchFile>(options.dir, static_cast<int64_t>(state),
+                                                  !options.page_cache);
+  const bool direct = file->direct();
+  Lines lines = time_plain_loop(options, *file);
+  file.reset();
   const std::string why_not =
       direct ? disk::why_no_uring() : "the file goes through the page cache";
   double memory = 0;
@@ -173,52 +156,41 @@ int run_nvme(const NvmeOptions& options) {
     line["gb_per_s"] = (one_way ? 1 : 2) * state / seconds / 1e9;
     if (line.contains("engine")) line["share"] = both / seconds;
   }
-  table_of({{"what", "what", kWords},
-            {"seconds", "s", 3},
-            {"gb_per_s", "GB/s", 2},
-            {"share", "of plain loop", 2},
-            {"engine", "", kWords},
-            {"ahead", "", 2}},
-           lines)
-      .print(std::cout, options.json);
-  if (options.json) return 0;
-  std::cout << formatted(
-      "\n{} of state ({} parameters) in {}, {}; pieces of {} MiB, {} at a time; medians of {} "
-      "rounds.\nThe store held {} of memory. AdamW ran on {}.\n",
-      human_bytes(state), with_separators(static_cast<int64_t>(state) / kUnitBytes), options.dir,
-      direct ? "past the page cache (O_DIRECT)"
-             : "through the page cache, which is told to drop everything",
-      options.piece, options.depth, options.rounds, human_bytes(memory),
-      counted(at::get_num_threads(), "thread"));
-  if (!why_not.empty()) std::cout << formatted("io_uring isn't used: {}.\n", why_not);
-  return 0;
+  Strings notes = {
+      formatted("{} of state ({} parameters) in {}, {}; pieces of {} MiB, {} at a time; medians of "
+                "{} rounds.",
+                human_bytes(state), with_separators(static_cast<int64_t>(state) / kUnitBytes),
+                options.dir,
+                direct ? "past the page cache (O_DIRECT)"
+                       : "through the page cache, which is told to drop everything",
+                options.piece, options.depth, options.rounds),
+      formatted("The store held {} of memory. AdamW ran on {}.", human_bytes(memory),
+                count_of(at::get_num_threads(), "thread"))};
+  if (!why_not.empty()) notes.push_back(formatted("io_uring isn't used: {}.", why_not));
+  return print("what; seconds=s .3; gb_per_s=GB/s .2; share=of plain loop .2; engine=; ahead= .2",
+               lines, notes, options.json);
 }
 
 }  // namespace
 
-void add_nvme(CLI::App& bench, Action& action) {
+void add_nvme(CLI::App& bench, cli::Action& action) {
   auto options = std::make_shared<NvmeOptions>();
-  CLI::App* command = bench.add_subcommand(
-      "nvme", "Measure updates of optimizer state on a disk, as a share of the disk's bandwidth");
-  command->add_option("--dir", options->dir, "Directory on the disk to measure")
-      ->type_name("DIR")
-      ->capture_default_str();
-  command->add_option("--size", options->size, "GB of state; the disk needs as much free space")
-      ->check(CLI::Range(0.001, 100000.0).description(""))
-      ->type_name("GB")
-      ->capture_default_str();
-  add_count(*command, "--piece", options->piece, "MiB per read or write", 1, 64);
-  add_count(*command, "--depth", options->depth, "Pieces in flight", 2, 256);
-  add_count(*command, "--unit", options->unit,
-            "Parameters per unit, in Mi; a unit is in memory as a whole", 1, 4096);
-  add_count(*command, "--buffers", options->buffers, "Units in memory at once", 2, 64);
-  add_count(*command, "--rounds", options->rounds, "Rounds; the table shows medians", 1, 1000);
-  command->add_flag("--page-cache", options->page_cache, "Use the page cache instead of O_DIRECT");
-  add_json(*command, options->json);
-  command->footer(
-      "Examples:\n  fsdp bench nvme --dir /mnt/nvme --size 16\n"
-      "  fsdp bench nvme --dir /mnt/nvme --piece 4 --depth 64");
-  command->callback([options, &action] { action = [options] { return run_nvme(*options); }; });
+  Flags flags(bench, "nvme",
+              "Measure updates of optimizer state on a disk, as a share of the disk's bandwidth",
+              options->json,
+              "  fsdp bench nvme --dir /mnt/nvme --size 16\n"
+              "  fsdp bench nvme --dir /mnt/nvme --piece 4 --depth 64");
+  flags.any("--dir", options->dir, "Directory on the disk to measure", "DIR");
+  flags.number("--size", options->size, "GB of state; the disk needs as much free space", 0.001,
+               1e5, "GB");
+  flags.number("--piece", options->piece, "MiB per read or write", 1, 64);
+  flags.number("--depth", options->depth, "Pieces in flight", 2, 256);
+  flags.number("--unit", options->unit,
+               "Parameters per unit, in Mi; a unit is in memory as a whole", 1, 4096);
+  flags.number("--buffers", options->buffers, "Units in memory at once", 2, 64);
+  flags.number("--rounds", options->rounds, "Rounds; the table shows medians", 1, 1000);
+  flags.flag("--page-cache", options->page_cache, "Use the page cache instead of O_DIRECT");
+  flags.runs(action, options, run_nvme);
 }
 
 }  // namespace fsdp::bench

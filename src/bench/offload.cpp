@@ -8,8 +8,6 @@
 #include <cmath>
 #include <thread>
 
-#include "base/format.h"
-#include "bench/benchmarks.h"
 #include "bench/flags.h"
 #include "observe/step_split.h"
 
@@ -18,8 +16,8 @@ namespace {
 
 // How the time of a step splits into parts, one line per part. `title`: of the row column; empty:
 // there is only one row.
-Table parts_table(const std::string& title, const std::vector<Result>& results) {
-  std::vector<Json> lines;
+Table parts_table(const std::string& title, const Results& results) {
+  Lines lines;
   for (const Result& result : results)
     for (const Contender& one : result.all) {
       // Without parts, the profiler failed and logged why.
@@ -33,42 +31,27 @@ Table parts_table(const std::string& title, const std::vector<Result>& results) 
                          {"us", static_cast<double>(ns[i]) / 1e3},
                          {"percent", static_cast<double>(share[i]) / 100}});
     }
-  return table_of({{"row", title, kWords},
-                   {"offload", "offload", kWords},
-                   {"part", "of a step", kWords},
-                   {"us", "us", 0},
-                   {"percent", "%", 2}},
-                  lines);
+  return table_of("row=" + title + "; offload; part=of a step; us .0; percent=% .2", lines);
 }
 
-Contender with_offload(Row row, const std::string& which) {
-  row.mode = which;
-  row.memory = row.plan = true;
-  return ours("offload", row, "fsdp.cpp, " + (which == "off" ? "no offload" : which));
-}
+// --- a model given by flags ---
 
-Report unnamed_offload_report(const Row& row, const std::vector<Result>& results) {
-  std::vector<Json> lines;
+Report unnamed_offload_report(const Row& row, const Results& results) {
+  Lines lines;
   for (const Contender& one : results.front().all) {
     lines.push_back(one.rounds.front());
     lines.back()["offload"] = one.who;
   }
-  return {
-      .tables = {table_of({{"offload", "offload", kWords},
-                           {"device_bytes", "device", kBytes},
-                           {"host_bytes", "host", kBytes},
-                           {"step_ms", "step ms", 1},
-                           {"loss", "loss", 6}},
-                          lines),
-                 parts_table("", results)},
-      .notes = {place_note(row),
-                formatted("Memory: {}. {}",
-                          row.on.device == "cpu"
-                              ? "what the engine holds on rank 0 after backward"
-                              : "the allocator's peak on rank 0's device, and what is on the host",
-                          time_note(row)),
-                "The parts are from the same number of further steps under the profiler, which "
-                "costs time itself."}};
+  const char* memory = row.on.device == "cpu"
+                           ? "what the engine holds on rank 0 after backward"
+                           : "the allocator's peak on rank 0's device, and what is on the host";
+  return {.tables = {table_of("offload; device_bytes=device B; host_bytes=host B; step_ms .1; "
+                              "loss .6",
+                              lines),
+                     parts_table("", results)},
+          .notes = {place_note(row), formatted("Memory: {}. {}", memory, time_note(row)),
+                    "The parts are from the same number of further steps under the profiler, which "
+                    "costs time itself."}};
 }
 
 // --- named rows ---
@@ -76,40 +59,38 @@ Report unnamed_offload_report(const Row& row, const std::vector<Result>& results
 // With --clip, the rows of a name that clip accordingly; if there are none, the row without its
 // goal.
 std::vector<Row> named_offload_rows(const Options& options) {
-  const std::vector<Row> known = rows_named(options.rows, offload_rows());
-  const std::vector<Row> rows = chosen_rows(options, offload_rows());
-  const bool clips = options.given.clip > 0;
+  const std::vector<Row> known = rows_named(options.rows, "offload");
+  const std::vector<Row> rows = with_flags(known, options);
+  const bool clips = options.row.clip > 0;
   const auto fits = [&](const Row& row) {
     return !given(options, "--clip") || (row.clip > 0) == clips;
   };
   std::vector<Row> chosen;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const bool another = std::any_of(known.begin(), known.end(), [&](const Row& other) {
-      return other.name == rows[i].name && fits(other);
-    });
+    const bool another = std::ranges::any_of(
+        known, [&](const Row& other) { return other.name == rows[i].name && fits(other); });
     if (!fits(known[i]) && another) continue;
-    chosen.push_back(rows[i]);
+    Row& row = chosen.emplace_back(rows[i]);
     if (fits(known[i])) continue;
-    std::string& title = chosen.back().title;
-    title = title.substr(0, title.rfind(',')) + (clips ? ", clip" : ", no clip");
-    chosen.back().goal_ms = 0;
+    row.title = row.title.substr(0, row.title.rfind(',')) + (clips ? ", clip" : ", no clip");
+    row.goal_ms = 0;
   }
   return chosen;
 }
 
-std::vector<Contender> offload_contenders(const Options& options, Row row,
-                                          const std::optional<std::string>& python) {
-  std::vector<Contender> all;
-  if (options.only != "peer")
-    for (const std::string& which : options.modes) all.push_back(with_offload(row, which));
+Contenders offload_contenders(const Options& options, Row row, const Python& python) {
+  Contenders all;
+  row.memory = row.plan = true;
+  for (const std::string& mode : options.only != "peer" ? options.modes : Strings()) {
+    row.mode = mode;
+    all.push_back(ours("offload", row, "fsdp.cpp, " + (mode == "off" ? "no offload" : mode)));
+  }
   if (!python || options.only == "ours") return all;
   row.mode = "everything";
   const bool compiles = row.on.device == "cuda" && row.model == "llama";
-  std::vector<std::string> variant;
-  if (compiles) variant = {"--compile", "--attn", "cudnn"};
-  all.push_back(theirs(*python, row,
+  all.push_back(theirs(python, row,
                        compiles ? "FSDP2 + compile, CPUOffloadPolicy" : "FSDP2, CPUOffloadPolicy",
-                       variant));
+                       compiles ? "--compile --attn cudnn" : ""));
   return all;
 }
 
@@ -117,30 +98,33 @@ Json offload_line(const Result& result, const Contender& one) {
   const bool everything = one.who == "everything";
   const double held = one.value("device_bytes") / (1 << 20);  // of ours
   const double peak_mb = std::isnan(held) ? one.value("peak_alloc_mb") : held;
-  Json line = named_line(result, one, !one.python, everything ? result.row.goal_ms : 0,
-                         peak_mb / 1000, everything ? result.row.goal_gb : 0);
-  if (!one.python) line["times_off"] = one.ms() / result.ms_of("off");
-  if (!one.python) line["mean_ms"] = one.value("mean_ms");
+  Json line = named_line(result, one, everything ? result.row.goal_ms : 0, peak_mb / 1000,
+                         everything ? result.row.goal_gb : 0);
   line["host_gb"] = one.value("host_bytes") / (1 << 20) / 1000;
+  if (one.python) return line;
+  line["times_off"] = one.ms() / result.ms_of("off");
+  line["mean_ms"] = one.value("mean_ms");
   return line;
 }
 
-Report offload_report(const Options& options, const std::vector<Result>& results) {
+Report named_offload_report(const Options& options, const Results& results) {
   Report report{.heading = "Offload to host memory", .suffix = "-offload"};
-  std::vector<Json> lines;
+  Lines lines;
   for (const Result& result : results) {
     const Row& row = result.row;
     for (const Contender& one : result.all) lines.push_back(offload_line(result, one));
     report.notes.push_back(
         formatted("{}; {} x {} threads, {} steps after {}, {} gathered ahead{}.", description(row),
-                  counted(row.on.ranks, "rank"), row.on.threads, row.steps, row.warmup,
-                  counted(row.prefetch, "unit"),
+                  count_of(row.on.ranks, "rank"), row.on.threads, row.steps, row.warmup,
+                  count_of(row.prefetch, "unit"),
                   row.dtype == "bf16" ? ", gradients in " + row.grad_dtype : ""));
   }
   report.tables = {
       table_of(
-          named_columns(/*digits=*/1, {{"times_off", "x no offload", 2}, {"mean_ms", "mean ms", 1}},
-                        {}, {{"host_gb", "host GB", 2}}),
+          "row=model; what; ranks .0; step_ms .1; goal_ms .0; times_goal=x goal .2; "
+          "times_peer=x FSDP2 .3; times_off=x no offload .2; mean_ms .1; tokens_s=tokens/s .0; "
+          "peak_gb=peak GB .2; planned_gb=planned GB .2; goal_gb=goal GB .1; "
+          "host_gb=host GB .2; first_loss .4; last_loss .4; apart_percent=apart % .2",
           lines),
       parts_table("model", results)};
   append<std::string>(
@@ -148,7 +132,7 @@ Report offload_report(const Options& options, const std::vector<Result>& results
       {"step ms: rank 0's median on the host's clock, waiting for the device. Updates on the CPU "
        "continue during the next step, which waits for them. mean ms: over all steps, until the "
        "last update is done. FSDP2's step ends with its update.",
-       options.given.on.device == "cpu"
+       options.row.on.device == "cpu"
            ? "peak GB: what the engine holds on the device after backward, MiB / 1000; unknown for "
              "FSDP2 on the CPU."
            : "peak GB: the allocator's peak, MiB / 1000; ours with the warm-up, FSDP2's without. "
@@ -163,58 +147,51 @@ int run_offload(Options options) {
   require_rows(options);
   const bool named = !options.rows.empty();
   if (named && !given(options, "--threads"))
-    options.given.on.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    options.row.on.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto python = python_for_peer(options);
-  std::vector<Result> results;
-  for (const Row& row : named ? named_offload_rows(options) : std::vector<Row>{options.given})
-    results.push_back({row, offload_contenders(options, row, python)});
-  return run_rows(options, results, [&](const auto& measured) {
-    return named ? offload_report(options, measured)
-                 : unnamed_offload_report(options.given, measured);
-  });
+  return run_rows(
+      options, named ? named_offload_rows(options) : std::vector<Row>{options.row},
+      [&](const Row& row) { return offload_contenders(options, row, python); },
+      [&](const Results& results) {
+        return named ? named_offload_report(options, results)
+                     : unnamed_offload_report(options.row, results);
+      });
 }
 
 }  // namespace
 
-void add_offload(CLI::App& bench, Action& action) {
+void add_offload(CLI::App& bench, cli::Action& action) {
   auto options = std::make_shared<Options>();
-  Row& row = options->given;
-  row = small_row();
+  Row& row = options->row;
+  row = kSmallRow;
   options->modes = {"off", "optimizer", "everything"};
-  CLI::App* command = bench.add_subcommand(
-      "offload", "Time and memory of training steps, without and with offload to host memory");
-  add_row_flags(*command, *options);
-  command->get_option("--threads")->description("Threads per rank; they update what is offloaded");
-  add_count(*command, "--prefetch", row.prefetch, "Units to gather ahead; each takes memory", 0);
-  command->add_option("--fraction", row.fraction, "Share of the model to offload")
-      ->check(CLI::Range(0.0, 1.0).description(""))
-      ->capture_default_str();
-  add_choice(*command, "--which", options->modes, options->modes,
-             "Variants to measure: off, optimizer (masters, gradients and states in host memory), "
-             "everything")
-      ->delimiter(',')
-      ->capture_default_str();
-  add_choice(*command, "--grad-dtype", row.grad_dtype, {"bf16", "fp32"},
-             "Dtype of gradients until the update: bf16 or fp32; default: fp32, or the row's own");
-  add_named_flags(
-      *command, *options, "Also measure FSDP2 with CPUOffloadPolicy and fused AdamW on the CPU",
-      [&] {
-        command
-            ->add_option("--rows", options->rows,
-                         "Models with goals on a GPU, each with its own settings: all, or some of "
-                         "953m (with and without clipping), mlp")
-            ->type_name("NAMES");
-        add_choice(*command, "--only", options->only, {"ours", "peer"},
-                   "Measure only ours, or only the peer (FSDP2)");
-      });
-  command->footer(
-      "Examples:\n  fsdp bench offload\n  fsdp bench offload --device cuda --threads 16 --dtype "
-      "bf16\n  fsdp bench offload --model mlp --width 1024 --clip 0 --json\n"
-      "  fsdp bench offload --device cuda --rows 953m,mlp --peer --write\n"
-      "The peer needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one it is "
-      "left out.");
-  set_action<Row>(
-      *command, action, row.on, [options] { return run_offload(*options); }, train_row);
+  Flags flags(bench, "offload",
+              "Time and memory of training steps, without and with offload to host memory",
+              options->json, R"(  fsdp bench offload
+  fsdp bench offload --device cuda --threads 16 --dtype bf16
+  fsdp bench offload --model mlp --width 1024 --clip 0 --json
+  fsdp bench offload --device cuda --rows 953m,mlp --peer --write
+The peer needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one it is left out.)");
+  add_row_flags(flags, *options);
+  flags.command.get_option("--threads")
+      ->description("Threads per rank; they update what is offloaded");
+  flags.number("--prefetch", row.prefetch, "Units to gather ahead; each takes memory", 0);
+  flags.number("--fraction", row.fraction, "Share of the model to offload", 0, 1, "FLOAT");
+  flags.choice("--which", options->modes, options->modes,
+               "Variants to measure: off, optimizer (masters, gradients and states in host "
+               "memory), everything");
+  flags.choice("--grad-dtype", row.grad_dtype, {"bf16", "fp32"},
+               "Dtype of gradients until the update: bf16 or fp32; default: fp32, or the row's "
+               "own");
+  add_named_flags(flags, *options,
+                  "Also measure FSDP2 with CPUOffloadPolicy and fused AdamW on the CPU");
+  flags.any("--rows", options->rows,
+            "Models with goals on a GPU, each with its own settings: all, or some of 953m (with "
+            "and without clipping), mlp",
+            "NAMES");
+  flags.choice("--only", options->only, {"ours", "peer"},
+               "Measure only ours, or only the peer (FSDP2)");
+  flags.runs(action, options, row, run_offload, train_row);
 }
 
 }  // namespace fsdp::bench

@@ -1,6 +1,6 @@
 // Row: one measurement of training steps: the model, the step, and the ranks that take it.
 //
-// A row has a name (rows.cpp), or flags describe it. Our ranks get it as JSON, the peer
+// A row has a name (bench/rows.json), or flags describe it. Our ranks get it as JSON, the peer
 // (bench/peers/peer_fsdp2.py) as flags.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "train/trainee.h"
+#include "train/config.h"
 
 namespace fsdp::bench {
 
@@ -22,8 +22,6 @@ struct Place {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Place, device, backend, ranks, threads)
 
 struct Row {
-  std::string name = "";   // for --rows
-  std::string title = "";  // for tables
   Place on = {};
   // bench train: eager, graph (CUDA graphs), plain (no FSDP), or tape (forwards, recorded or not).
   // bench offload, with eager steps: off, optimizer or everything.
@@ -56,49 +54,52 @@ struct Row {
   double fraction = 1;  // share of the model to offload
 
   // --- what a rank also reports ---
+  bool stages = false;  // the time of forward, backward, clip and update
   bool memory = false;  // what the engine and autograd keep, in one more step
   bool plan = false;    // the peak that a plan expects
 
-  // --- what the parent knows of a named row ---
-  std::vector<std::string> modes = {"eager", "graph", "plain"};
-  double goal_ms = 0;         // largest step time; 0: no goal
+  // --- for the parent only ---
+  std::string name = "";                                         // for --rows
+  std::string title = "";                                        // for tables
+  std::vector<std::string> modes = {"eager", "graph", "plain"};  // unless --mode has others
+  double goal_ms = 0;                                            // largest step time; 0: no goal
   double goal_gb = 0;         // largest peak memory, MiB / 1000; 0: no goal
   double goal_times = 0;      // largest step time as a multiple of the peer's (on the CPU: of the
                               // time without FSDP); 0: no goal
   double published_rate = 0;  // tokens/s that others report, on another machine
   bool in_all = true;         // --rows all includes it
+
+  bool offloads() const { return mode == "off" || mode == "optimizer" || mode == "everything"; }
+  int64_t tokens() const { return batch * accumulate * (model == "mlp" ? 1 : seq); }  // or rows
+  double flops() const;  // of forward and backward, per rank and step as tokens()
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Row, on, mode, model, layers, dim, heads, kv_heads,
                                                 ffn, vocab, seq, tied, qkv_bias, width, dtype, init,
                                                 batch, accumulate, steps, warmup, clip, grad_dtype,
                                                 activations, keep_last, strategy, copies, reshard,
-                                                prefetch, fraction, memory, plan)
+                                                prefetch, fraction, stages, memory, plan, name,
+                                                title, modes, goal_ms, goal_gb, goal_times,
+                                                published_rate, in_all)
 
-std::vector<Row> cpu_rows();      // bench train --rows cpu
-std::vector<Row> train_rows();    // with goals on a GPU, or published figures
-std::vector<Row> offload_rows();  // two may share a name: with and without clipping
-Row small_row();                  // what bench offload and bench strategies have without flags
+// A list of bench/rows.json: cpu, train or offload. Two rows of offload may share a name: with and
+// without clipping.
+std::vector<Row> rows_of(const std::string& list);
+// The rows of a list that --rows chooses: "all", or names separated by commas. Throws an Error for
+// an unknown name.
+std::vector<Row> rows_named(const std::string& names, const std::string& list);
+std::string bench_file(const std::string& name);  // in bench of the source tree, or installed
 
-// `names`: "all", or names separated by commas. Throws an Error for an unknown name.
-std::vector<Row> rows_named(const std::string& names, const std::vector<Row>& rows);
-
-inline bool offload_mode(const Row& row) {
-  return row.mode == "off" || row.mode == "optimizer" || row.mode == "everything";
-}
+// What bench offload and bench strategies have without flags.
+inline const Row kSmallRow = {
+    .layers = 4, .dim = 256, .heads = 4, .vocab = 2048, .seq = 64, .batch = 2};
 
 train::Config config_of(const Row& row);
+nlohmann::json for_rank(const Row& row);
+std::string peer_flags(const Row& row);  // separated by spaces
+
 std::string title_of(const Row& row);     // "Llama 13.8M"
 std::string description(const Row& row);  // "Llama 13.8M: 6 layers, dim 384, …"
-int64_t tokens_of(const Row& row);        // per rank and step; for an mlp, rows
-double flops_of(const Row& row);          // likewise, of forward and backward
-std::vector<std::string> peer_flags(const Row& row);
-// The peer's flags for row.activations.
-std::vector<std::string> peer_recomputes(const Row& row);
-
-template <typename Item>
-void append(std::vector<Item>& to, const std::vector<Item>& more) {
-  to.insert(to.end(), more.begin(), more.end());
-}
-std::string counted(int64_t number, const std::string& noun);  // "1 rank", "2 ranks"
+std::string place_note(const Row& row);   // "Llama 13.8M: …; 2 ranks x 1 threads, shm"
+std::string time_note(const Row& row);    // how steps were timed
 
 }  // namespace fsdp::bench
