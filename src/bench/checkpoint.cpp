@@ -17,7 +17,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "bench/flags.h"
+#include "bench/harness.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
@@ -122,14 +122,6 @@ Lines time_checkpoints(const CheckpointRow& row, const World& world) {
 
 // --- the parent ---
 
-struct Folder {  // removed at the end
-  fs::path path;
-  ~Folder() {
-    std::error_code problem;
-    fs::remove_all(path, problem);
-  }
-};
-
 // Null if no Python has torch.
 Json run_dcp(const CheckpointRow& row) {
   const auto python = python_with_torch("PyTorch's checkpoints are");
@@ -180,9 +172,13 @@ Lines checkpoint_lines(const Json& ours, const Json& peer) {
 
 int run_checkpoint(CheckpointRow row) {
   const fs::path where = row.dir.empty() ? fs::current_path() : fs::path(row.dir);
-  const Folder folder{where / formatted(".bench-checkpoint-{}", ::getpid())};
-  fs::create_directories(folder.path);
-  row.dir = folder.path.string();
+  const fs::path folder = where / formatted(".bench-checkpoint-{}", ::getpid());
+  fs::create_directories(folder);
+  const std::shared_ptr<void> at_the_end(nullptr, [&](void*) {
+    std::error_code problem;
+    fs::remove_all(folder, problem);
+  });
+  row.dir = folder.string();
   const Json ours = run_ours("checkpoint", row, "saving and loading").front();
   return print("what; seconds=s .3; gb_per_s=GB/s .2; ratio .2; goal",
                checkpoint_lines(ours, row.alone ? Json() : run_dcp(row)),

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "base/subprocess.h"
-#include "bench/flags.h"
+#include "bench/harness.h"
 #include "fsdp/communicator.h"
 #include "fsdp/error.h"
 

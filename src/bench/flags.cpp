@@ -1,4 +1,4 @@
-#include "bench/flags.h"
+#include "bench/harness.h"
 
 #include <algorithm>
 

@@ -16,7 +16,6 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/subprocess.h"
-#include "bench/flags.h"
 #include "cli/probes.h"
 #include "fsdp/error.h"
 #include "fsdp/version.h"

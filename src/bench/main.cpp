@@ -1,5 +1,5 @@
 // fsdp-bench: measures us and, beside us in the same run, PyTorch. `fsdp bench` starts it.
-#include "bench/flags.h"
+#include "bench/harness.h"
 #include "cli/program.h"
 #include "fsdp/version.h"
 

@@ -15,7 +15,7 @@
 #include <future>
 #include <system_error>
 
-#include "bench/flags.h"
+#include "bench/harness.h"
 #include "disk/state_store.h"
 #include "fsdp/error.h"
 #include "kernels/update.h"

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <thread>
 
-#include "bench/flags.h"
+#include "bench/harness.h"
 #include "observe/step_split.h"
 
 namespace fsdp::bench {

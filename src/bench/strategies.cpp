@@ -1,7 +1,7 @@
 // fsdp bench strategies: memory, bytes sent and step time of each sharding strategy, on one model.
 // Memory is that of the rank that holds most.
 #include "base/log.h"
-#include "bench/flags.h"
+#include "bench/harness.h"
 
 namespace fsdp::bench {
 namespace {
@@ -29,31 +29,31 @@ std::vector<Row> strategy_rows(const Row& given) {
   return rows;
 }
 
-Report strategies_report(const Row& given, const Results& results) {
-  Lines lines;
-  for (const Result& result : results) {
-    lines.push_back(result.all.front().rounds.front());
-    lines.back()["strategy"] = result.row.title;
-  }
-  return {.tables = {table_of(
-              "strategy; parameters B; gathered_from= B; gradients B; optimizer=states B; "
-              "unsharded=gathered B; secondary=kept part B; reduce_buffers B; accumulated= B; "
-              "total B; all_gather=all-gather B; reduce_scatter=reduce-scatter B; "
-              "all_reduce=all-reduce B; step_ms .1; loss .6",
-              lines)},
-          .notes = {place_note(given),
-                    "Memory: after backward, on the rank that holds most. Collectives: bytes that "
-                    "a rank sends per step without\nshared memory: n (W-1) for an all-gather of n "
-                    "from each of W ranks and for a reduce-scatter to n, 2 n (W-1)/W\nfor an "
-                    "all-reduce of n. " +
-                        time_note(given)}};
-}
-
 int run_strategies(Options options) {
-  return run_rows(
-      options, strategy_rows(options.row),
-      [](const Row& row) { return Contenders{ours("strategies", row, "fsdp.cpp")}; },
-      [&](const Results& results) { return strategies_report(options.row, results); });
+  const auto contenders = [](const Row& row) {
+    return Contenders{ours("strategies", row, "fsdp.cpp")};
+  };
+  return run_rows(options, strategy_rows(options.row), contenders, [&](const Results& results) {
+    Lines lines;
+    for (const Result& result : results) {
+      lines.push_back(result.all.front().rounds.front());
+      lines.back()["strategy"] = result.row.title;
+    }
+    return Report{
+        .tables = {table_of(
+            "strategy; parameters B; gathered_from= B; gradients B; optimizer=states B; "
+            "unsharded=gathered B; secondary=kept part B; reduce_buffers B; accumulated= B; "
+            "total B; all_gather=all-gather B; reduce_scatter=reduce-scatter B; "
+            "all_reduce=all-reduce B; step_ms .1; loss .6",
+            lines)},
+        .notes = {
+            place_note(options.row),
+            "Memory: after backward, on the rank that holds most. Collectives: bytes that a "
+            "rank sends per step without\nshared memory: n (W-1) for an all-gather of n from "
+            "each of W ranks and for a reduce-scatter to n, 2 n (W-1)/W\nfor an all-reduce of "
+            "n. " +
+                time_note(options.row)}};
+  });
 }
 
 }  // namespace

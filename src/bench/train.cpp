@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "base/log.h"
-#include "bench/flags.h"
+#include "bench/harness.h"
 #include "observe/throughput.h"
 #include "train/training.h"
 

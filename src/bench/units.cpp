@@ -9,7 +9,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "bench/flags.h"
+#include "bench/harness.h"
 #include "fsdp/fully_shard.h"
 #include "train/device.h"
 

@@ -9,7 +9,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include "bench/flags.h"
+#include "bench/harness.h"
 #include "kernels/cpu/widths.h"
 #include "kernels/update.h"
 

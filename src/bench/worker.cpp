@@ -23,7 +23,6 @@
 #include <cmath>
 #include <unordered_map>
 
-#include "base/format.h"
 #include "base/log.h"
 #include "bench/harness.h"
 #include "fsdp/error.h"
