@@ -40,7 +40,8 @@ std::vector<Row> rows_of(const std::string& list) {
       json settings = entry.contains("like") ? known.at(entry["like"]) : json::object();
       settings.update(entry);
       for (const auto& [key, value] : entry.items())
-        if (key != "like" && !fields.contains(key)) throw std::out_of_range(key);
+        if (key != "like" && !fields.contains(key))
+          throw std::out_of_range("there is no setting " + key);
       known[settings.value("name", "")] = settings;
       rows.push_back(settings.get<Row>());
     }

@@ -59,10 +59,9 @@ struct Row {
   bool plan = false;    // the peak that a plan expects
 
   // --- for the parent only ---
-  std::string name = "";                                         // for --rows
-  std::string title = "";                                        // for tables
-  std::vector<std::string> modes = {"eager", "graph", "plain"};  // unless --mode has others
-  double goal_ms = 0;                                            // largest step time; 0: no goal
+  std::string name = "", title = "";  // for --rows; for tables
+  std::vector<std::string> modes = {"eager", "graph", "plain"};
+  double goal_ms = 0;         // largest step time; 0: no goal
   double goal_gb = 0;         // largest peak memory, MiB / 1000; 0: no goal
   double goal_times = 0;      // largest step time as a multiple of the peer's (on the CPU: of the
                               // time without FSDP); 0: no goal
