@@ -92,7 +92,7 @@ Lines time_plain_loop(const NvmeOptions& options, const disk::ScratchFile& file)
 // --- the store ---
 
 // Steps of the store that change nothing, and with AdamW: a line for each.
-Lines time_updates(const NvmeOptions& options, bool uring, double& memory) {
+Lines time_updates(const NvmeOptions& options, bool uring) {
   const int64_t parameters = static_cast<int64_t>(options.size * 1e9) / kUnitBytes;
   const int64_t unit = std::min(options.unit << 20, parameters);
   std::vector<std::vector<int64_t>> entries;
@@ -118,7 +118,6 @@ Lines time_updates(const NvmeOptions& options, bool uring, double& memory) {
   step([](const Slices& slices) {
     for (const at::Tensor& tensor : slices) tensor.uniform_();
   });
-  memory = static_cast<double>(store.bytes_in_memory());
   const double moved = median_seconds(options, [&] { step([](const Slices&) {}); });
   const at::Tensor grad = at::rand({unit});
   const double updated = median_seconds(options, [&] {
@@ -130,9 +129,13 @@ Lines time_updates(const NvmeOptions& options, bool uring, double& memory) {
   const std::string engine = store.engine();
   const disk::StoreCounts counts = store.counts();
   const double ahead = static_cast<double>(counts.ahead) / static_cast<double>(counts.gets);
+  const auto memory = static_cast<double>(store.bytes_in_memory());
   const auto line = [&](const char* what, double seconds) {
-    return Json{
-        {"what", what + engine}, {"seconds", seconds}, {"engine", engine}, {"ahead", ahead}};
+    return Json{{"what", what + engine},
+                {"seconds", seconds},
+                {"engine", engine},
+                {"ahead", ahead},
+                {"memory", memory}};
   };
   return {line("read and write state, ", moved), line("with AdamW, ", updated)};
 }
@@ -146,9 +149,8 @@ int run_nvme(NvmeOptions options) {
   file.reset();
   const std::string why_not =
       direct ? disk::why_no_uring() : "the file goes through the page cache";
-  double memory = 0;
-  if (why_not.empty()) append(lines, time_updates(options, /*uring=*/true, memory));
-  append(lines, time_updates(options, /*uring=*/false, memory));
+  if (why_not.empty()) append(lines, time_updates(options, /*uring=*/true));
+  append(lines, time_updates(options, /*uring=*/false));
   const double both = lines[2]["seconds"];
   for (Json& line : lines) {
     const double seconds = line["seconds"];
@@ -164,8 +166,8 @@ int run_nvme(NvmeOptions options) {
                 direct ? "past the page cache (O_DIRECT)"
                        : "through the page cache, which is told to drop everything",
                 options.piece, options.depth, options.rounds),
-      formatted("The store held {} of memory. AdamW ran on {}.", human_bytes(memory),
-                count_of(at::get_num_threads(), "thread"))};
+      formatted("The store held {} of memory. AdamW ran on {}.",
+                human_bytes(lines.back()["memory"]), count_of(at::get_num_threads(), "thread"))};
   if (!why_not.empty()) notes.push_back(formatted("io_uring isn't used: {}.", why_not));
   return print("what; seconds=s .3; gb_per_s=GB/s .2; share=of plain loop .2; engine=; ahead= .2",
                lines, notes, options.json);

@@ -225,12 +225,12 @@ std::string summary(const Results& results) {
   std::string text =
       "| row | goal | reached (graph) | eager | FSDP2 in the same run | peak GB, FSDP2's |\n"
       "|---|---|---|---|---|---|\n";
-  const auto ms = [](double value) {
-    return std::isnan(value) ? "-" : formatted("{:.{}f} ms", value, value < 100 ? 2 : 1);
+  const auto shown = [](double value, int digits, const char* unit) {
+    return std::isnan(value) ? "-" : formatted("{:.{}f}{}", value, digits, unit);
   };
-  const auto gb = [](const Contender* one) {
-    const double mb = one ? one->value("peak_alloc_mb") : std::nan("");
-    return std::isnan(mb) ? "-" : formatted("{:.2f}", mb / 1000);
+  const auto ms = [&](double value) { return shown(value, value < 100 ? 2 : 1, " ms"); };
+  const auto gb = [&](const Contender* one) {
+    return one ? shown(one->value("peak_alloc_mb") / 1000, 2, "") : "-";
   };
   for (const Result& result : results) {
     const Row& row = result.row;
