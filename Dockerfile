@@ -24,6 +24,7 @@ COPY cmake cmake/
 COPY configs configs/
 COPY include include/
 COPY bench/peers bench/peers/
+COPY bench/rows.json bench/
 COPY src src/
 RUN ./fsdp doctor && cmake --install build/release && install -d -m 1777 /work
 

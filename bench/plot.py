@@ -233,9 +233,10 @@ def shown(field, value, beside):
     return f"{digits(value)} ms" if min(value, beside) < 1000 else f"{digits(value / 1000)} s"
 
 
-def note(row, raw):
-    batch, seq = int(raw.flag("batch", 1)), int(raw.flag("seq", 1))
-    tokens = batch * seq * int(raw.flag("accumulate", 1)) * raw.values["world"]
+def note(row, peer):
+    """The batch, from FSDP2's flags: our command has it as JSON."""
+    batch, seq = int(peer.flag("batch", 1)), int(peer.flag("seq", 1))
+    tokens = batch * seq * int(peer.flag("accumulate", 1)) * peer.values["world"]
     return row.note.format(tokens=f"{tokens:,}", batch=batch)
 
 
@@ -265,7 +266,7 @@ def draw(chart, page, palette):
         return " and ".join(shown(field, raw.values[field], other.values[field])
                             for field in fields)
 
-    summary = "; ".join(f"{row.title}, {note(row, ours)}: fsdp.cpp {told(ours, peer)}, "
+    summary = "; ".join(f"{row.title}, {note(row, peer)}: fsdp.cpp {told(ours, peer)}, "
                         f"FSDP2 {told(peer, ours)}" for row, ours, peer in pairs)
     full = min([FULL] + [LONGEST * peer.values[field] / ours.values[field]
                          for _, ours, peer in pairs for field in fields])
@@ -282,7 +283,7 @@ def draw(chart, page, palette):
     for index, (row, ours, peer) in enumerate(pairs):
         top = TOP + ROW * index
         out.text(0, top + 10.5, row.title, weight=600)
-        out.text(0, top + 26, note(row, ours), color="muted", size=12)
+        out.text(0, top + 26, note(row, peer), color="muted", size=12)
         for field, _, left in PANELS:
             draw_pair(out, row, field, ours.values[field], peer.values[field], left, top, full)
 

@@ -1,8 +1,11 @@
 #include "base/table.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <ostream>
+#include <sstream>
 
 #include "base/format.h"
 #include "base/terminal.h"
@@ -18,6 +21,45 @@ size_t width(const std::string& text) {
 
 std::string fixed(double value, int digits) {
   return formatted("{:.{}f}", value, digits);
+}
+
+constexpr int kWords = -1, kBytes = -2;
+
+struct LineColumn {
+  Table::Column head;
+  int digits;  // of a number, or one of the above
+};
+
+// "KEY=TITLE FORMAT"
+LineColumn line_column(std::string spec) {
+  LineColumn column{{}, kWords};
+  spec.erase(0, spec.find_first_not_of(' '));
+  if (const size_t format = spec.rfind(' '); format != std::string::npos) {
+    if (spec[format + 1] == '.') column.digits = std::stoi(spec.substr(format + 2));
+    if (spec.substr(format + 1) == "B") column.digits = kBytes;
+    if (column.digits != kWords) spec.erase(format);
+  }
+  const size_t title = spec.find('=');
+  column.head.key = spec.substr(0, title);
+  column.head.title = title == std::string::npos ? spec : spec.substr(title + 1);
+  if (title == std::string::npos) std::ranges::replace(column.head.title, '_', ' ');
+  column.head.align = column.digits == kWords ? Table::kLeft : Table::kRight;
+  return column;
+}
+
+Cell cell_of(const nlohmann::ordered_json& line, const LineColumn& column) {
+  const std::string& key = column.head.key;
+  const auto found = line.find(key);
+  if (found == line.end()) return {nullptr, ""};
+  if (found->is_string()) return text(*found);
+  if (!found->is_number() || !std::isfinite(found->get<double>())) return {nullptr, "-"};
+  const double value = *found;
+  Cell cell{*found, fixed(value, std::max(0, column.digits))};
+  if (column.digits == kBytes) cell.text = value == 0 ? "-" : human_bytes(value);
+  cell.text = line.value(key + "_text", cell.text);
+  if (const auto good = line.find(key + "_good"); good != line.end())
+    cell.colour = *good ? "32" : "31";
+  return cell;
 }
 
 }  // namespace
@@ -78,6 +120,40 @@ void Table::print_columns(std::ostream& out, bool headings) const {
     line([&](size_t c) { return row[c].text; }, [&](size_t c) { return row[c].colour.c_str(); });
 }
 
+Table table_of(const std::string& columns, const std::vector<nlohmann::ordered_json>& lines) {
+  std::vector<LineColumn> all;
+  std::vector<Table::Column> heads;
+  std::istringstream parts(columns);
+  for (std::string part; std::getline(parts, part, ';');) {
+    all.push_back(line_column(part));
+    heads.push_back(all.back().head);
+  }
+  Table table(heads);
+  for (const auto& line : lines) {
+    std::vector<Cell> cells;
+    for (const LineColumn& column : all) cells.push_back(cell_of(line, column));
+    table.add(cells);
+  }
+  return table;
+}
+
+std::optional<int64_t> parse_bytes(const std::string& text, int kilo) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  std::string unit;
+  for (; *end; ++end) unit += static_cast<char>(std::toupper(static_cast<unsigned char>(*end)));
+  constexpr const char* kPrefixes = "KMGT";
+  double scale = unit.empty() || unit == "B" ? 1 : 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::string prefix(1, kPrefixes[i]);
+    if (unit == prefix || unit == prefix + "B") scale = std::pow(kilo, i + 1);
+    if (unit == prefix + "IB") scale = std::pow(1024.0, i + 1);
+  }
+  const double bytes = value * scale;
+  if (!std::isfinite(bytes) || bytes < 1 || bytes > 9e18) return std::nullopt;
+  return static_cast<int64_t>(bytes);
+}
+
 std::string human_bytes(double bytes) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;
@@ -94,6 +170,10 @@ std::string with_separators(int64_t number) {
     out += digits[i];
   }
   return number < 0 ? "-" + out : out;
+}
+
+std::string count_of(int64_t count, const std::string& noun) {
+  return formatted("{} {}{}", with_separators(count), noun, count == 1 ? "" : "s");
 }
 
 }  // namespace fsdp::base

@@ -4,6 +4,7 @@
 
 #include <iosfwd>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,20 @@ class Table {
   std::vector<std::vector<Cell>> rows_;
 };
 
-std::string human_bytes(double bytes);        // "64 MiB", "1.5 GiB"
-std::string with_separators(int64_t number);  // "50,331,648"
+// A table of JSON lines. `columns` are separated by semicolons, each "KEY=TITLE FORMAT": the title
+// is the key with spaces by default, and empty for JSON only; the format is .3 for three decimal
+// places, B for bytes, and nothing for words, which are aligned to the left.
+//
+//   table_of("what; time_us=us .1; size B; threads= .0", lines)
+//
+// A cell is empty in a line without the key, and "-" where a number is null or not finite. A line
+// may have KEY_text, which is shown instead, and KEY_good, which colours it.
+Table table_of(const std::string& columns, const std::vector<nlohmann::ordered_json>& lines);
+
+// Bytes: "64K", "5GB", "64MiB", "1048576". `kilo` is the factor of K; with an i it is always 1024.
+std::optional<int64_t> parse_bytes(const std::string& text, int kilo);
+std::string human_bytes(double bytes);                         // "64 MiB", "1.5 GiB"
+std::string with_separators(int64_t number);                   // "50,331,648"
+std::string count_of(int64_t count, const std::string& noun);  // "1 rank", "2,048 parameters"
 
 }  // namespace fsdp::base

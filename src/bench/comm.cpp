@@ -1,66 +1,38 @@
 // fsdp bench comm: times all-gather and reduce-scatter over sizes for each backend, compared with a
 // plain copy of the same bytes, and with torch's Gloo if a Python has torch.
-//
-// The command launches its own ranks (fsdp run for shm and nccl, mpirun for mpi), which run it
-// again with --worker. Rank 0 prints one JSON object per measurement; the parent makes the table.
-#include <ATen/Functions.h>
-#include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <unistd.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
+#include <cmath>
 #include <cstring>
-#include <iostream>
 
-#include "base/log.h"
 #include "base/subprocess.h"
-#include "base/table.h"
-#include "bench/benchmarks.h"
-#include "bench/peers.h"
-#include "cli/program.h"
-#include "fsdp/fsdp.h"
+#include "bench/harness.h"
+#include "fsdp/communicator.h"
+#include "fsdp/error.h"
 
 namespace fsdp::bench {
 namespace {
 
-using std::chrono::steady_clock;
-
-struct CollectiveOptions {
-  std::vector<std::string> backends;
-  int ranks = 2;
+struct CommRow {
+  Machine on = {.ranks = 2};
   std::string smallest = "1K", largest = "256M";
-  bool no_peer = false;
-  bool json = false;
-  bool worker = false;
+  // For the parent only:
+  Strings backends = {"shm"};
+  bool no_peer = false, json = false;
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CommRow, on, smallest, largest)
 
-int64_t parse_size(const std::string& text) {
-  size_t used = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-  }
-  std::string unit = text.substr(used);
-  for (const char* suffix : {"iB", "B", "b", "ib"})
-    if (unit.size() > 1 && unit.ends_with(suffix)) unit.resize(unit.size() - std::strlen(suffix));
-  int64_t scale = unit.empty() || unit == "B"  ? 1
-                  : unit == "K" || unit == "k" ? 1 << 10
-                  : unit == "M" || unit == "m" ? 1 << 20
-                  : unit == "G" || unit == "g" ? 1 << 30
-                                               : 0;
-  if (used == 0 || scale == 0 || value <= 0)
-    throw Error("\"" + text + "\" isn't a size.", "write bytes with K, M or G: 16K, 64M, 1G.");
-  return static_cast<int64_t>(value * static_cast<double>(scale));
+int64_t size_of(const std::string& text) {
+  if (const auto bytes = parse_bytes(text, /*kilo=*/1024)) return *bytes;
+  throw Error(formatted("\"{}\" isn't a size.", text), "write bytes with K, M or G: 16K, 64M, 1G.");
 }
 
-std::vector<int64_t> sizes(const CollectiveOptions& options) {
-  int64_t from = parse_size(options.smallest), to = parse_size(options.largest);
+std::vector<int64_t> sizes(const CommRow& row) {
+  const int64_t from = size_of(row.smallest), to = size_of(row.largest);
   if (from > to || from < 64)
-    throw Error("--from " + options.smallest + " --to " + options.largest + " isn't a range.",
+    throw Error(formatted("--from {} --to {} isn't a range.", row.smallest, row.largest),
                 "--from must be at least 64 bytes and at most --to.");
   std::vector<int64_t> all;
   for (int64_t size = from; size <= to; size *= 4) all.push_back(size);
@@ -72,13 +44,9 @@ std::vector<int64_t> sizes(const CollectiveOptions& options) {
 
 // Seconds per call of `body`. On a GPU: by its events, over several calls in a row, so that the
 // launch of the first doesn't count.
-double seconds_per_call(const std::function<void()>& body, at::Device device) {
-  if (device.is_cpu()) {
-    auto start = steady_clock::now();
-    body();
-    return std::chrono::duration<double>(steady_clock::now() - start).count();
-  }
-  c10::impl::VirtualGuardImpl gpu(device.type());
+double seconds_per_call(const Work& body, at::Device device) {
+  if (device.is_cpu()) return seconds_of(body);
+  const c10::impl::VirtualGuardImpl gpu(device.type());
   c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   c10::Event end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   constexpr int kInARow = 8;
@@ -90,208 +58,134 @@ double seconds_per_call(const std::function<void()>& body, at::Device device) {
   return begin.elapsedTime(end) / 1e3 / kInARow;
 }
 
-// The median over repetitions; all ranks start each together.
-double median_seconds(const World& world, int repetitions, const std::function<void()>& body) {
-  std::vector<double> times;
-  for (int i = -3; i < repetitions; ++i) {
-    world.comm().barrier();
-    double took = seconds_per_call(body, world.device());
-    if (i >= 0) times.push_back(took);
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
-int run_comm_worker(const CollectiveOptions& options) {
-  World world = init({.backend = options.backends.at(0)});
+// Both collectives on full buffers of each size, beside a copy of one.
+Lines time_collectives(const CommRow& row, const World& world) {
   const Communicator& comm = world.comm();
-  at::set_num_threads(1);
-  bool cpu = world.device().is_cpu();
-  auto plain = at::TensorOptions().dtype(at::kFloat).device(world.device());
-  for (int64_t bytes : sizes(options)) {
-    int64_t part = std::max<int64_t>(1, bytes / 4 / world.size()), full = part * world.size();
-    int repetitions = !cpu || bytes > (1 << 22) ? 11 : 101;
-    at::Tensor from = at::zeros({full}, plain), to = at::zeros({full}, plain);
-    auto time = [&](const std::function<void()>& body) {
-      return median_seconds(world, repetitions, body);
+  const bool cpu = world.device().is_cpu(), shared = world.backend() == "shm";
+  const auto zeros = [&](int64_t numel) {
+    return at::zeros({numel}, at::TensorOptions(at::kFloat).device(world.device()));
+  };
+  Lines lines;
+  for (const int64_t bytes : sizes(row)) {
+    const int64_t part = std::max<int64_t>(1, bytes / 4 / world.size()), full = part * world.size();
+    const auto time = [&](const Work& body) {
+      return median_of(/*rounds=*/!cpu || bytes > (1 << 22) ? 11 : 101, /*warmup=*/3, [&] {
+        comm.barrier();
+        return seconds_per_call(body, world.device());
+      });
     };
-    double copy = time([&] {
+    const at::Tensor from = zeros(full), to = zeros(full), own = zeros(part), sum = zeros(part);
+    const double copy = time([&] {
       if (cpu)
-        std::memcpy(to.data_ptr(), from.data_ptr(), full * 4);
+        std::memcpy(to.data_ptr(), from.data_ptr(), from.nbytes());
       else
         to.copy_(from);
     });
-    auto report = [&](const char* operation, const char* buffers, double seconds) {
-      if (world.rank() != 0) return;
-      double moved = static_cast<double>(full * 4);
-      std::cout << Json{{"backend", world.backend()},
-                        {"ranks", world.size()},
-                        {"bytes", full * 4},
-                        {"operation", operation},
-                        {"buffers", buffers},
-                        {"time_us", seconds * 1e6},
-                        {"gb_s", moved / seconds / 1e9},
-                        {"copy_us", copy * 1e6},
-                        {"share_of_copy", copy / seconds}}
-                       .dump()
-                << std::endl;
+    const auto report = [&](const char* operation, const char* buffers, const Work& body) {
+      const double seconds = time(body);
+      lines.push_back({{"backend", world.backend()},
+                       {"ranks", world.size()},
+                       {"bytes", full * 4},
+                       {"operation", operation},
+                       {"buffers", buffers},
+                       {"time_us", seconds * 1e6},
+                       {"gb_s", static_cast<double>(full * 4) / seconds / 1e9},
+                       {"copy_us", copy * 1e6},
+                       {"share_of_copy", copy / seconds}});
     };
-    bool shared = world.backend() == "shm";
-    at::Tensor own = at::zeros({part}, plain), sum = at::zeros({part}, plain);
-    report("all_gather", "private", time([&] { comm.all_gather(to, own); }));
+    report("all_gather", "private", [&] { comm.all_gather(to, own); });
     if (shared) {
-      at::Tensor window = comm.gather_buffer(full, at::kFloat, world.device());
-      at::Tensor mine = window.narrow(0, world.rank() * part, part);
-      report("all_gather", "shared", time([&] { comm.all_gather(window, mine); }));
+      const at::Tensor window = comm.gather_buffer(full, at::kFloat, world.device());
+      const at::Tensor mine = window.narrow(0, world.rank() * part, part);
+      report("all_gather", "shared", [&] { comm.all_gather(window, mine); });
     }
-    report("reduce_scatter", "private", time([&] { comm.reduce_scatter(sum, from); }));
+    report("reduce_scatter", "private", [&] { comm.reduce_scatter(sum, from); });
     if (shared) {
-      at::Tensor gradients = comm.reduce_buffer(full, at::kFloat, world.device());
-      report("reduce_scatter", "shared", time([&] { comm.reduce_scatter(sum, gradients); }));
+      const at::Tensor gradients = comm.reduce_buffer(full, at::kFloat, world.device());
+      report("reduce_scatter", "shared", [&] { comm.reduce_scatter(sum, gradients); });
     }
   }
-  world.comm().barrier();
-  return 0;
+  return lines;
 }
 
 // --- the parent ---
 
-std::vector<std::string> worker_command(const CollectiveOptions& options,
-                                        const std::string& backend) {
-  std::string n = std::to_string(options.ranks);
-  std::vector<std::string> command;
-  if (backend == "mpi")
-    command = {"mpirun", "-n", n, "--oversubscribe"};
-  else
-    command = {cli::beside("fsdp"), "run", "-n", n, "--no-prefix", "--"};
-  for (const std::string& word :
-       {own_binary(), std::string("comm"), std::string("--worker"), std::string("--backend"),
-        backend, std::string("--from"), options.smallest, std::string("--to"), options.largest})
-    command.push_back(word);
-  return command;
-}
-
-std::vector<Json> measure_comm(const std::vector<std::string>& command, const std::string& what) {
-  std::vector<Json> lines;
-  bool shown = isatty(2);
-  auto on_line = [&](const std::string& line) {
-    Json parsed = Json::parse(line, nullptr, false);
-    if (!parsed.is_object()) return;
-    lines.push_back(parsed);
-    if (shown)
-      std::cerr << "\r" << what << ": " << human_bytes(parsed["bytes"].get<double>()) << "        ";
-  };
-  Finished finished =
-      run_program(command, /*quiet=*/false, on_line,
-                  {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
-  if (shown) std::cerr << "\r" << std::string(40, ' ') << "\r";
-  if (finished.code == 127 && command[0] == "mpirun")
+Lines run_backend(const CommRow& row) {
+  if (row.on.backend != "mpi") return run_ours("comm", row, row.on.backend);
+  if (run_program({"mpirun", "--version"}).code == 127)
     throw Error("mpirun was not found.", "install openmpi-bin, or leave mpi out of --backend.");
-  if (finished.code != 0)
-    throw Error("the ranks of " + what + " exited with code " + std::to_string(finished.code) + ".",
-                "their own errors are above.");
-  return lines;
+  return run_ranks({row.on.ranks, 1, rank_program("comm", row), "mpi"},
+                   {"env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun",
+                    "-n", std::to_string(row.on.ranks), "--oversubscribe"});
 }
 
-// Gloo's microseconds by "operation bytes"; empty if no Python has torch.
-std::map<std::string, double> measure_gloo(const CollectiveOptions& options) {
-  const std::string script = peer_script("peer_gloo.py");
-  const auto python = script.empty() ? std::nullopt : python_with_torch("Gloo is");
+// Gloo's microseconds by operation and bytes; empty if no Python has torch.
+std::map<std::string, double> measure_gloo(const CommRow& row) {
+  const auto python = python_with_torch("Gloo is");
   if (!python) return {};
-  const std::string n = std::to_string(options.ranks);
-  std::vector<std::string> command = {cli::beside("fsdp"), "run", "-n",    n,
-                                      "--no-prefix",       "--",  *python, script};
-  for (int64_t bytes : sizes(options)) command.push_back(std::to_string(bytes));
+  std::string bytes;
+  for (const int64_t size : sizes(row)) bytes += std::to_string(size) + " ";
   std::map<std::string, double> times;
-  for (const Json& line : measure_comm(command, "gloo"))
-    for (const char* operation : {"all_gather", "reduce_scatter"})
-      times[operation + std::to_string(line["bytes"].get<int64_t>())] =
-          line[std::string(operation) + "_us"].get<double>();
+  for (const Json& line :
+       run_ranks({row.on.ranks, 1, peer_program(*python, "peer_gloo.py", bytes), "gloo"}))
+    for (const std::string operation : {"all_gather", "reduce_scatter"})
+      times[operation + line["bytes"].dump()] = line[operation + "_us"];
   return times;
 }
 
-int run_comm_parent(CollectiveOptions options) {
-  for (const std::string& backend : options.backends)
+int run_comm(CommRow row) {
+  bool peer = !row.no_peer && row.on.ranks > 1;
+  for (const std::string& backend : row.backends) {
     if (backend != "shm" && backend != "mpi" && backend != "nccl")
-      throw Error("there is no backend \"" + backend + "\" to measure.",
+      throw Error(formatted("there is no backend \"{}\" to measure.", backend),
                   "choose from shm, mpi and nccl, separated by commas.");
-  sizes(options);  // refuse before anything starts
-  if (options.ranks < 1)
-    throw Error("--ranks " + std::to_string(options.ranks) + " is too few.", "give 1 or more.");
-  bool cpu =
-      std::find(options.backends.begin(), options.backends.end(), "nccl") == options.backends.end();
-  auto gloo = !options.no_peer && cpu && options.ranks > 1 ? measure_gloo(options)
-                                                           : std::map<std::string, double>{};
-  Table table({{"backend", "backend", Table::kLeft},
-               {"ranks", "ranks"},
-               {"bytes", "size"},
-               {"operation", "operation", Table::kLeft},
-               {"buffers", "buffers", Table::kLeft},
-               {"time_us", "time us"},
-               {"gb_s", "GB/s"},
-               {"copy_us", "copy us"},
-               {"share_of_copy", "of copy"},
-               {"gloo_us", gloo.empty() ? "" : "gloo us"},
-               {"times_gloo", gloo.empty() ? "" : "x gloo"}});
-  for (const std::string& backend : options.backends) {
-    for (const Json& row : measure_comm(worker_command(options, backend), backend)) {
-      auto real = [&](const char* key, int digits) {
-        return number(row[key].get<double>(), digits);
-      };
-      double us = row["time_us"].get<double>();
-      int64_t bytes = row["bytes"].get<int64_t>();
-      auto peer = gloo.find(row["operation"].get<std::string>() + std::to_string(bytes));
-      bool beside = peer != gloo.end();
-      bool free = row["buffers"] == "shared" && row["operation"] == "all_gather";
-      Cell share = free ? Cell{row["share_of_copy"], "no copy"} : real("share_of_copy", 2);
-      Cell rate = free ? Cell{row["gb_s"], "-"} : real("gb_s", 2);
-      table.add({text(row["backend"]),
-                 {row["ranks"], std::to_string(row["ranks"].get<int>())},
-                 {bytes, human_bytes(static_cast<double>(bytes))},
-                 text(row["operation"]),
-                 text(row["buffers"]),
-                 real("time_us", 1),
-                 rate,
-                 real("copy_us", 1),
-                 share,
-                 beside ? number(peer->second, 1) : Cell{nullptr, "-"},
-                 beside ? number(peer->second / us, 1) : Cell{nullptr, "-"}});
-    }
+    peer = peer && backend != "nccl";
   }
-  table.print(std::cout, options.json);
-  if (!options.json)
-    std::cout << "\nGB/s: bytes of the full buffer per second. copy: every rank copies the same "
-                 "number of "
-                 "bytes at once.\nshared: buffers that every rank has mapped (gather_buffer, "
-                 "reduce_buffer); an all-gather there waits but copies nothing.\n";
-  return 0;
+  sizes(row);  // refuse before anything starts
+  if (row.on.ranks < 1)
+    throw Error(formatted("--ranks {} is too few.", row.on.ranks), "give 1 or more.");
+  std::map<std::string, double> gloo;
+  if (peer) gloo = measure_gloo(row);
+  Lines lines;
+  for (const std::string& backend : row.backends) {
+    row.on.backend = backend;
+    append(lines, run_backend(row));
+  }
+  for (Json& line : lines) {
+    if (line["buffers"] == "shared" && line["operation"] == "all_gather")
+      line.update({{"share_of_copy_text", "no copy"}, {"gb_s_text", "-"}});
+    const auto found = gloo.find(line["operation"].get<std::string>() + line["bytes"].dump());
+    const double us = found == gloo.end() ? std::nan("") : found->second;
+    line.update({{"gloo_us", us}, {"times_gloo", us / line["time_us"].get<double>()}});
+  }
+  return print(
+      formatted("backend; ranks .0; bytes=size B; operation; buffers; time_us .1; gb_s=GB/s .2; "
+                "copy_us .1; share_of_copy=of copy .2; gloo_us={} .1; times_gloo={} .1",
+                gloo.empty() ? "" : "gloo us", gloo.empty() ? "" : "x gloo"),
+      lines,
+      {"GB/s: bytes of the full buffer per second. copy: every rank copies the same number of "
+       "bytes at once.",
+       "shared: buffers that every rank has mapped (gather_buffer, reduce_buffer); an all-gather "
+       "there waits but copies nothing."},
+      row.json);
 }
 
 }  // namespace
 
-void add_comm(CLI::App& bench, Action& action) {
-  auto options = std::make_shared<CollectiveOptions>();
-  CLI::App* command = bench.add_subcommand(
-      "comm", "Time all-gather and reduce-scatter over sizes, beside a plain copy and Gloo");
-  command
-      ->add_option("--backend", options->backends, "shm, mpi or nccl; several separated by commas")
-      ->delimiter(',')
-      ->default_val(std::vector<std::string>{"shm"});
-  command->add_option("--ranks", options->ranks, "Ranks on this host")->capture_default_str();
-  command->add_option("--from", options->smallest, "Smallest full buffer: 1K, 64M, 1G")
-      ->capture_default_str();
-  command->add_option("--to", options->largest, "Largest full buffer")->capture_default_str();
-  command->add_flag("--no-peer", options->no_peer, "Without Gloo");
-  command->add_flag("--json", options->json, "One JSON object per line");
-  command->add_flag("--worker", options->worker, "")->group("");  // a rank of the above
-  command->footer(
-      "Examples:\n  fsdp bench comm\n  fsdp bench comm --backend shm,mpi --ranks 4 --to 64M\n"
-      "  fsdp bench comm --backend nccl --ranks 2 --json");
-  command->callback([options, &action] {
-    action = [options] {
-      return options->worker ? run_comm_worker(*options) : run_comm_parent(*options);
-    };
-  });
+void add_comm(CLI::App& bench, cli::Action& action) {
+  auto row = std::make_shared<CommRow>();
+  Flags flags(bench, "comm",
+              "Time all-gather and reduce-scatter over sizes, beside a plain copy and Gloo",
+              row->json,
+              "  fsdp bench comm\n  fsdp bench comm --backend shm,mpi --ranks 4 --to 64M\n"
+              "  fsdp bench comm --backend nccl --ranks 2 --json");
+  flags.any("--backend", row->backends, "shm, mpi or nccl; several separated by commas")
+      ->delimiter(',');
+  flags.any("--ranks", row->on.ranks, "Ranks on this host");
+  flags.any("--from", row->smallest, "Smallest full buffer: 1K, 64M, 1G");
+  flags.any("--to", row->largest, "Largest full buffer");
+  flags.flag("--no-peer", row->no_peer, "Without Gloo");
+  flags.runs(action, row, *row, run_comm, time_collectives);
 }
 
 }  // namespace fsdp::bench

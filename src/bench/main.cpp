@@ -1,7 +1,5 @@
 // fsdp-bench: measures us and, beside us in the same run, PyTorch. `fsdp bench` starts it.
-#include <CLI/CLI.hpp>
-
-#include "bench/benchmarks.h"
+#include "bench/harness.h"
 #include "cli/program.h"
 #include "fsdp/version.h"
 
@@ -16,14 +14,10 @@ int main(int argc, char** argv) {
       "  fsdp bench train --device cuda --rows all --peer\n"
       "  fsdp bench comm --ranks 4 --to 64M       collectives beside Gloo");
   app.require_subcommand(1);
+  using namespace fsdp::bench;
   fsdp::cli::Action action;
-  fsdp::bench::add_train(app, action);
-  fsdp::bench::add_comm(app, action);
-  fsdp::bench::add_units(app, action);
-  fsdp::bench::add_strategies(app, action);
-  fsdp::bench::add_offload(app, action);
-  fsdp::bench::add_nvme(app, action);
-  fsdp::bench::add_update(app, action);
-  fsdp::bench::add_checkpoint(app, action);
+  for (const auto add : {add_train, add_comm, add_units, add_strategies, add_offload, add_nvme,
+                         add_update, add_checkpoint})
+    add(app, action);
   return fsdp::cli::run_command(app, action, argc, argv);
 }

@@ -6,22 +6,16 @@
 // an update of state on a disk must do. An update through our store (12 bytes per parameter in, 12
 // out) is shown as a share of that.
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/rand.h>
 #include <sys/mman.h>
 
 #include <atomic>
-#include <chrono>
-#include <cstring>
-#include <iostream>
-#include <random>
+#include <future>
 #include <system_error>
-#include <thread>
 
-#include "base/table.h"
-#include "bench/benchmarks.h"
-#include "bench/flags.h"
-#include "bench/workload.h"
+#include "bench/harness.h"
 #include "disk/state_store.h"
 #include "fsdp/error.h"
 #include "kernels/update.h"
@@ -30,7 +24,6 @@ namespace fsdp::bench {
 namespace {
 
 using disk::Direction;
-using std::chrono::steady_clock;
 
 constexpr int kTensors = 3;         // master, exp_avg, exp_avg_sq
 constexpr int64_t kUnitBytes = 12;  // per parameter
@@ -46,22 +39,12 @@ struct NvmeOptions {
   bool json = false, page_cache = false;
 };
 
-double seconds_of_pass(const std::function<void()>& work) {
-  const auto start = steady_clock::now();
-  work();
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
-
-double median_of(int rounds, const std::function<void()>& work) {
-  work();  // not timed: the first write of a file's blocks costs more
-  std::vector<double> seconds;
-  for (int round = 0; round < rounds; ++round) seconds.push_back(seconds_of_pass(work));
-  return median(seconds);
+// The first call isn't timed: the first write of a file's blocks costs more.
+double median_seconds(const NvmeOptions& options, const Work& work) {
+  return median_of(options.rounds, /*warmup=*/1, [&] { return seconds_of(work); });
 }
 
 // --- the plain loop ---
-
-enum class PlainLoop { kRead, kWrite, kBoth };
 
 void transfer(const disk::ScratchFile& file, Direction direction, int64_t offset, char* memory,
               int64_t bytes) {
@@ -69,64 +52,47 @@ void transfer(const disk::ScratchFile& file, Direction direction, int64_t offset
     const int64_t came = disk::transfer_once(file, direction, offset + at, memory + at, bytes - at);
     if (came == -EINTR) continue;
     if (came <= 0)
-      throw Error(file.path() + ": " +
-                      std::generic_category().message(came < 0 ? static_cast<int>(-came) : EIO) +
-                      " at " + with_separators(offset + at) + ".",
-                  "choose another directory with --dir.");
+      throw Error(
+          formatted("{}: {} at {}.", file.path(),
+                    std::generic_category().message(came < 0 ? static_cast<int>(-came) : EIO),
+                    with_separators(offset + at)),
+          "choose another directory with --dir.");
     at += came;
   }
 }
 
-using Memory = std::unique_ptr<char, void (*)(void*)>;
-
-// A thread's memory, filled with noise: some disks compress.
-Memory make_memory(int64_t bytes) {
-  const auto size = static_cast<size_t>(bytes);
-  Memory memory(static_cast<char*>(std::aligned_alloc(2 << 20, size)), std::free);
-  if (!memory)
-    throw Error("can't allocate " + human_bytes(static_cast<double>(bytes)) + ".",
-                "lower --depth.");
-  ::madvise(memory.get(), size, MADV_HUGEPAGE);  // as the store's is
-  std::minstd_rand random;
-  for (int64_t at = 0; at + 4 <= bytes; at += 4) {
-    const auto noise = static_cast<uint32_t>(random());
-    std::memcpy(memory.get() + at, &noise, 4);
-  }
-  return memory;
-}
-
-void plain_loop(const disk::ScratchFile& file, PlainLoop plain, const std::vector<Memory>& memory,
-                int64_t piece) {
-  std::atomic<int64_t> next[2] = {0, 0};  // next to read, next to write
-  std::vector<std::exception_ptr> problems(memory.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < memory.size(); ++i)
-    threads.emplace_back([&, i] {
-      const bool writes = plain == PlainLoop::kBoth ? i % 2 == 1 : plain == PlainLoop::kWrite;
-      const auto direction = writes ? Direction::kWrite : Direction::kRead;
-      try {
-        for (int64_t at = 0; (at = next[writes].fetch_add(piece)) < file.bytes();)
-          transfer(file, direction, at, memory[i].get(), std::min(piece, file.bytes() - at));
-      } catch (...) {
-        problems[i] = std::current_exception();
-      }
+// Times threads that read the file or write it, one per piece in flight: a line for each form.
+Lines time_plain_loop(const NvmeOptions& options, const disk::ScratchFile& file) {
+  const int64_t piece = options.piece << 20, bytes = piece * options.depth, huge = 2 << 20;
+  const at::Tensor space = at::empty({bytes + huge}, at::kByte);
+  char* memory = static_cast<char*>(space.data_ptr());
+  memory += huge - reinterpret_cast<intptr_t>(memory) % huge;
+  ::madvise(memory, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // as the store's is
+  space.random_();                                               // noise: some disks compress
+  const auto seconds = [&](int writers) {
+    return median_seconds(options, [&] {
+      std::atomic<int64_t> next[2] = {0, 0};  // next to read, next to write
+      std::vector<std::future<void>> threads;
+      for (int i = 0; i < options.depth; ++i)
+        threads.push_back(std::async(std::launch::async, [&, i] {
+          const bool writes = i < writers;
+          for (int64_t at = 0; (at = next[writes].fetch_add(piece)) < file.bytes();)
+            transfer(file, writes ? Direction::kWrite : Direction::kRead, at, memory + i * piece,
+                     std::min(piece, file.bytes() - at));
+        }));
+      for (std::future<void>& thread : threads) thread.get();  // throws what a thread threw
     });
-  for (std::thread& thread : threads) thread.join();
-  for (const auto& problem : problems)
-    if (problem) std::rethrow_exception(problem);
+  };
+  const double write = seconds(options.depth);  // first: the file has no contents yet
+  return {{{"what", "plain loop: read"}, {"seconds", seconds(0)}},
+          {{"what", "plain loop: write"}, {"seconds", write}},
+          {{"what", "plain loop: both"}, {"seconds", seconds(options.depth / 2)}}};
 }
 
 // --- the store ---
 
-struct Updates {
-  double move = 0;   // seconds per step that changes nothing
-  double adamw = 0;  // seconds per step with AdamW
-  std::string engine;
-  double memory = 0;  // bytes
-  double ahead = 0;   // share of units that were read ahead
-};
-
-Updates time_updates(const NvmeOptions& options, bool uring) {
+// Steps of the store that change nothing, and with AdamW: a line for each.
+Lines time_updates(const NvmeOptions& options, bool uring) {
   const int64_t parameters = static_cast<int64_t>(options.size * 1e9) / kUnitBytes;
   const int64_t unit = std::min(options.unit << 20, parameters);
   std::vector<std::vector<int64_t>> entries;
@@ -134,9 +100,8 @@ Updates time_updates(const NvmeOptions& options, bool uring) {
     entries.emplace_back(kTensors, std::min(unit, parameters - begin) * 4);
   disk::StoreOptions chosen{.buffers = options.buffers, .direct = !options.page_cache};
   chosen.engine.piece = options.piece << 20;
-  chosen.engine.depth = options.depth;
+  chosen.engine.depth = chosen.engine.threads = options.depth;
   chosen.engine.uring = uring;
-  chosen.engine.threads = options.depth;
   disk::StateStore store(options.dir, entries, chosen);
 
   using Slices = std::vector<at::Tensor>;  // master, exp_avg, exp_avg_sq
@@ -153,105 +118,81 @@ Updates time_updates(const NvmeOptions& options, bool uring) {
   step([](const Slices& slices) {
     for (const at::Tensor& tensor : slices) tensor.uniform_();
   });
-  Updates timed{.engine = store.engine(), .memory = static_cast<double>(store.bytes_in_memory())};
-  timed.move = median_of(options.rounds, [&] { step([](const Slices&) {}); });
+  const double moved = median_seconds(options, [&] { step([](const Slices&) {}); });
   const at::Tensor grad = at::rand({unit});
-  timed.adamw = median_of(options.rounds, [&] {
+  const double updated = median_seconds(options, [&] {
     step([&](const Slices& slices) {
       kernels::adamw(slices[0], grad.narrow(0, 0, slices[0].numel()), slices[1], slices[2], {}, {},
                      {});
     });
   });
-  const auto counts = store.counts();
-  timed.ahead = static_cast<double>(counts.ahead) / static_cast<double>(counts.gets);
-  return timed;
+  const std::string engine = store.engine();
+  const disk::StoreCounts counts = store.counts();
+  const double ahead = static_cast<double>(counts.ahead) / static_cast<double>(counts.gets);
+  const auto memory = static_cast<double>(store.bytes_in_memory());
+  const auto line = [&](const char* what, double seconds) {
+    return Json{{"what", what + engine},
+                {"seconds", seconds},
+                {"engine", engine},
+                {"ahead", ahead},
+                {"memory", memory}};
+  };
+  return {line("read and write state, ", moved), line("with AdamW, ", updated)};
 }
 
-int run_nvme(const NvmeOptions& options) {
-  const double bytes = options.size * 1e9;
-  double read = 0, write = 0, both = 0;
-  bool direct = false;
-  {
-    const disk::ScratchFile file(options.dir, static_cast<int64_t>(bytes), !options.page_cache);
-    direct = file.direct();
-    const int64_t piece = options.piece << 20;
-    std::vector<Memory> memory;
-    for (int i = 0; i < options.depth; ++i) memory.push_back(make_memory(piece));
-    const auto timed = [&](PlainLoop plain) {
-      return median_of(options.rounds, [&] { plain_loop(file, plain, memory, piece); });
-    };
-    write = timed(PlainLoop::kWrite);
-    read = timed(PlainLoop::kRead);
-    both = timed(PlainLoop::kBoth);
-  }
-  Table table({{"what", "what", Table::kLeft},
-               {"seconds", "s"},
-               {"gb_per_s", "GB/s"},
-               {"share", "of plain loop"},
-               {"engine", "", Table::kLeft},
-               {"ahead", ""}});
-  const auto row = [&](const std::string& what, double seconds, double moved,
-                       const Updates* of = nullptr) {
-    table.add({text(what), number(seconds, 3), number(moved / seconds / 1e9, 2),
-               of ? number(both / seconds, 2) : Cell{nullptr, ""},
-               of ? text(of->engine) : Cell{nullptr, ""},
-               of ? number(of->ahead, 2) : Cell{nullptr, ""}});
-  };
-  row("plain loop: read", read, bytes);
-  row("plain loop: write", write, bytes);
-  row("plain loop: both", both, 2 * bytes);
-  std::vector<bool> engines = {false};
+int run_nvme(NvmeOptions options) {
+  const double state = options.size * 1e9;
+  auto file = std::make_unique<disk::ScratchFile>(options.dir, static_cast<int64_t>(state),
+                                                  !options.page_cache);
+  const bool direct = file->direct();
+  Lines lines = time_plain_loop(options, *file);
+  file.reset();
   const std::string why_not =
       direct ? disk::why_no_uring() : "the file goes through the page cache";
-  if (why_not.empty()) engines = {true, false};
-  double memory = 0;
-  for (const bool uring : engines) {
-    const Updates timed = time_updates(options, uring);
-    memory = timed.memory;
-    row("read and write state, " + timed.engine, timed.move, 2 * bytes, &timed);
-    row("with AdamW, " + timed.engine, timed.adamw, 2 * bytes, &timed);
+  if (why_not.empty()) append(lines, time_updates(options, /*uring=*/true));
+  append(lines, time_updates(options, /*uring=*/false));
+  const double both = lines[2]["seconds"];
+  for (Json& line : lines) {
+    const double seconds = line["seconds"];
+    const bool one_way = &line < &lines[2];
+    line["gb_per_s"] = (one_way ? 1 : 2) * state / seconds / 1e9;
+    if (line.contains("engine")) line["share"] = both / seconds;
   }
-  table.print(std::cout, options.json);
-  if (options.json) return 0;
-  std::cout << "\n"
-            << human_bytes(bytes) << " of state ("
-            << with_separators(static_cast<int64_t>(bytes) / kUnitBytes) << " parameters) in "
-            << options.dir << ", "
-            << (direct ? "past the page cache (O_DIRECT)"
-                       : "through the page cache, which is told to drop everything")
-            << "; pieces of " << options.piece << " MiB, " << options.depth
-            << " at a time; medians of " << options.rounds << " rounds.\nThe store held "
-            << human_bytes(memory) << " of memory. AdamW ran on " << at::get_num_threads()
-            << (at::get_num_threads() == 1 ? " thread.\n" : " threads.\n");
-  if (!why_not.empty()) std::cout << "io_uring isn't used: " << why_not << ".\n";
-  return 0;
+  Strings notes = {
+      formatted("{} of state ({} parameters) in {}, {}; pieces of {} MiB, {} at a time; medians of "
+                "{} rounds.",
+                human_bytes(state), with_separators(static_cast<int64_t>(state) / kUnitBytes),
+                options.dir,
+                direct ? "past the page cache (O_DIRECT)"
+                       : "through the page cache, which is told to drop everything",
+                options.piece, options.depth, options.rounds),
+      formatted("The store held {} of memory. AdamW ran on {}.",
+                human_bytes(lines.back()["memory"]), count_of(at::get_num_threads(), "thread"))};
+  if (!why_not.empty()) notes.push_back(formatted("io_uring isn't used: {}.", why_not));
+  return print("what; seconds=s .3; gb_per_s=GB/s .2; share=of plain loop .2; engine=; ahead= .2",
+               lines, notes, options.json);
 }
 
 }  // namespace
 
-void add_nvme(CLI::App& bench, Action& action) {
+void add_nvme(CLI::App& bench, cli::Action& action) {
   auto options = std::make_shared<NvmeOptions>();
-  CLI::App* command = bench.add_subcommand(
-      "nvme", "Measure updates of optimizer state on a disk, as a share of the disk's bandwidth");
-  command->add_option("--dir", options->dir, "Directory on the disk to measure")
-      ->type_name("DIR")
-      ->capture_default_str();
-  command->add_option("--size", options->size, "GB of state; the disk needs as much free space")
-      ->check(CLI::Range(0.001, 100000.0).description(""))
-      ->type_name("GB")
-      ->capture_default_str();
-  add_count(*command, "--piece", options->piece, "MiB per read or write", 1, 64);
-  add_count(*command, "--depth", options->depth, "Pieces in flight", 2, 256);
-  add_count(*command, "--unit", options->unit,
-            "Parameters per unit, in Mi; a unit is in memory as a whole", 1, 4096);
-  add_count(*command, "--buffers", options->buffers, "Units in memory at once", 2, 64);
-  add_count(*command, "--rounds", options->rounds, "Rounds; the table shows medians", 1, 1000);
-  command->add_flag("--page-cache", options->page_cache, "Use the page cache instead of O_DIRECT");
-  command->add_flag("--json", options->json, "One JSON object per line");
-  command->footer(
-      "Examples:\n  fsdp bench nvme --dir /mnt/nvme --size 16\n"
-      "  fsdp bench nvme --dir /mnt/nvme --piece 4 --depth 64");
-  command->callback([options, &action] { action = [options] { return run_nvme(*options); }; });
+  Flags flags(bench, "nvme",
+              "Measure updates of optimizer state on a disk, as a share of the disk's bandwidth",
+              options->json,
+              "  fsdp bench nvme --dir /mnt/nvme --size 16\n"
+              "  fsdp bench nvme --dir /mnt/nvme --piece 4 --depth 64");
+  flags.any("--dir", options->dir, "Directory on the disk to measure", "DIR");
+  flags.number("--size", options->size, "GB of state; the disk needs as much free space", 0.001,
+               1e5, "GB");
+  flags.number("--piece", options->piece, "MiB per read or write", 1, 64);
+  flags.number("--depth", options->depth, "Pieces in flight", 2, 256);
+  flags.number("--unit", options->unit,
+               "Parameters per unit, in Mi; a unit is in memory as a whole", 1, 4096);
+  flags.number("--buffers", options->buffers, "Units in memory at once", 2, 64);
+  flags.number("--rounds", options->rounds, "Rounds; the table shows medians", 1, 1000);
+  flags.flag("--page-cache", options->page_cache, "Use the page cache instead of O_DIRECT");
+  flags.runs(action, options, run_nvme);
 }
 
 }  // namespace fsdp::bench

@@ -1,179 +1,197 @@
 // fsdp bench offload: the time that offload costs and the memory it saves, on one model: without
-// it, with optimizer state in host memory, and with everything there.
+// it, with optimizer state in host memory, and with everything there. Steps are timed first; then
+// LibTorch's profiler splits more steps into parts.
 //
-// Each variant gets its own ranks, which run this command again with --worker (offload_rank.cpp);
-// rank 0 prints one JSON object. Steps are timed first; then LibTorch's profiler splits more steps
-// into parts. Named rows, which have goals on a GPU, are in offload_rows.cpp.
-#include "bench/offload.h"
+// Named rows (--rows) have goals on a GPU and stand beside FSDP2 with CPUOffloadPolicy and fused
+// AdamW on the CPU.
+#include <algorithm>
+#include <cmath>
+#include <thread>
 
-#include <iostream>
-#include <sstream>
-
-#include "base/subprocess.h"
-#include "bench/benchmarks.h"
-#include "bench/flags.h"
+#include "bench/harness.h"
+#include "observe/step_split.h"
 
 namespace fsdp::bench {
 namespace {
 
-std::string percent(int64_t hundredths) {
-  const std::string rest = std::to_string(hundredths % 100);
-  return std::to_string(hundredths / 100) + "." + (rest.size() < 2 ? "0" : "") + rest;
+// How the time of a step splits into parts, one line per part. `title`: of the row column; empty:
+// there is only one row.
+Table parts_table(const std::string& title, const Results& results) {
+  Lines lines;
+  for (const Result& result : results)
+    for (const Contender& one : result.all) {
+      // Without parts, the profiler failed and logged why.
+      if (one.rounds.empty() || !one.rounds.front().contains("parts")) continue;
+      const auto ns = one.rounds.front()["parts"].get<std::array<int64_t, observe::kParts>>();
+      const auto share = observe::shares(ns);
+      for (size_t i = 0; i < observe::kParts; ++i)
+        lines.push_back({{"row", result.row.title},
+                         {"offload", one.who},
+                         {"part", observe::part_name(i)},
+                         {"us", static_cast<double>(ns[i]) / 1e3},
+                         {"percent", static_cast<double>(share[i]) / 100}});
+    }
+  return table_of("row=" + title + "; offload; part=of a step; us .0; percent=% .2", lines);
 }
 
-Json measure_offload(const OffloadBench& options, const std::string& which) {
-  std::vector<std::string> program = worker_flags(options, which);
-  for (const std::string& flag : flags_of(options.shape)) program.push_back(flag);
-  return run_ranks({options.ranks, options.threads, program, which}).front();
-}
+// --- a model given by flags ---
 
-int run_offload_parent(const OffloadBench& options) {
-  Table table({{"offload", "offload", Table::kLeft},
-               {"device_bytes", "device"},
-               {"host_bytes", "host"},
-               {"step_ms", "step ms"},
-               {"loss", "loss"}});
-  Table parts = parts_table();
-  for (const std::string& which : options.which) {
-    Json found = measure_offload(options, which);
-    auto bytes = [&](const char* key) {
-      const double value = found[key].get<double>();
-      return Cell{static_cast<int64_t>(value), value == 0 ? "-" : human_bytes(value)};
-    };
-    table.add({text(which), bytes("device_bytes"), bytes("host_bytes"),
-               number(found["step_ms"].get<double>(), 1), number(found["loss"].get<double>(), 6)});
-    add_parts(parts, "", which, found);
+Report unnamed_offload_report(const Row& row, const Results& results) {
+  Lines lines;
+  for (const Contender& one : results.front().all) {
+    lines.push_back(one.rounds.front());
+    lines.back()["offload"] = one.who;
   }
-  table.print(std::cout, options.json);
-  if (!options.json) std::cout << "\n";
-  parts.print(std::cout, options.json);
-  if (options.json) return 0;
-  std::cout << "\n"
-            << description(options.shape) << "; " << options.ranks << " ranks x " << options.threads
-            << " threads, " << options.backend << "\n"
-            << (options.device == "cpu"
-                    ? "Memory: what the engine holds on rank 0 after backward"
-                    : "Memory: the allocator's peak on rank 0's device, and what is on the host")
-            << ". Time: rank 0's median of " << options.steps << " steps after " << options.warmup
-            << " for warm-up.\nThe parts are from the same number of further steps under the "
-               "profiler, which costs time itself.\n";
-  return 0;
+  const char* memory = row.on.device == "cpu"
+                           ? "what the engine holds on rank 0 after backward"
+                           : "the allocator's peak on rank 0's device, and what is on the host";
+  return {.tables = {table_of("offload; device_bytes=device B; host_bytes=host B; step_ms .1; "
+                              "loss .6",
+                              lines),
+                     parts_table("", results)},
+          .notes = {place_note(row), formatted("Memory: {}. {}", memory, time_note(row)),
+                    "The parts are from the same number of further steps under the profiler, which "
+                    "costs time itself."}};
 }
 
-void add_offload_row_flags(CLI::App& command, OffloadBench& options) {
-  const char* group = "Named rows";
-  command
-      .add_option("--rows", options.rows,
-                  "Models with goals on a GPU, each with its own settings: all, or some of 953m "
-                  "(with and without clipping), mlp")
-      ->type_name("NAMES")
-      ->group(group);
-  command
-      .add_flag("--peer", options.peer,
-                "Also measure FSDP2 with CPUOffloadPolicy and fused AdamW on the CPU")
-      ->group(group);
-  command.add_option("--only", options.only, "Measure only ours, or only the peer (FSDP2)")
-      ->check(CLI::IsMember({"ours", "peer"}))
-      ->group(group);
-  add_page_flags(command, options.page, options.keep, options.limit);
+// --- named rows ---
+
+// With --clip, the rows of a name that clip accordingly; if there are none, the row without its
+// goal.
+std::vector<Row> named_offload_rows(const Options& options) {
+  const std::vector<Row> known = rows_named(options.rows, "offload");
+  const std::vector<Row> rows = with_flags(known, options);
+  const bool clips = options.row.clip > 0;
+  const auto fits = [&](const Row& row) {
+    return !given(options, "--clip") || (row.clip > 0) == clips;
+  };
+  std::vector<Row> chosen;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool another = std::ranges::any_of(
+        known, [&](const Row& other) { return other.name == rows[i].name && fits(other); });
+    if (!fits(known[i]) && another) continue;
+    Row& row = chosen.emplace_back(rows[i]);
+    if (fits(known[i])) continue;
+    row.title = row.title.substr(0, row.title.rfind(',')) + (clips ? ", clip" : ", no clip");
+    row.goal_ms = 0;
+  }
+  return chosen;
+}
+
+Contenders offload_contenders(const Options& options, Row row, const Python& python) {
+  Contenders all;
+  row.memory = row.plan = true;
+  for (const std::string& mode : options.only != "peer" ? options.modes : Strings()) {
+    row.mode = mode;
+    all.push_back(ours("offload", row, "fsdp.cpp, " + (mode == "off" ? "no offload" : mode)));
+  }
+  if (!python || options.only == "ours") return all;
+  row.mode = "everything";
+  const bool compiles = row.on.device == "cuda" && row.model == "llama";
+  all.push_back(theirs(python, row,
+                       compiles ? "FSDP2 + compile, CPUOffloadPolicy" : "FSDP2, CPUOffloadPolicy",
+                       compiles ? "--compile --attn cudnn" : ""));
+  return all;
+}
+
+Json offload_line(const Result& result, const Contender& one) {
+  const bool everything = one.who == "everything";
+  const double held = one.value("device_bytes") / (1 << 20);  // of ours
+  const double peak_mb = std::isnan(held) ? one.value("peak_alloc_mb") : held;
+  Json line = named_line(result, one, everything ? result.row.goal_ms : 0, peak_mb / 1000,
+                         everything ? result.row.goal_gb : 0);
+  line["host_gb"] = one.value("host_bytes") / (1 << 20) / 1000;
+  if (one.python) return line;
+  line["times_off"] = one.ms() / result.ms_of("off");
+  line["mean_ms"] = one.value("mean_ms");
+  return line;
+}
+
+Report named_offload_report(const Options& options, const Results& results) {
+  Report report{.heading = "Offload to host memory", .suffix = "-offload"};
+  Lines lines;
+  for (const Result& result : results) {
+    const Row& row = result.row;
+    for (const Contender& one : result.all) lines.push_back(offload_line(result, one));
+    report.notes.push_back(
+        formatted("{}; {} x {} threads, {} steps after {}, {} gathered ahead{}.", description(row),
+                  count_of(row.on.ranks, "rank"), row.on.threads, row.steps, row.warmup,
+                  count_of(row.prefetch, "unit"),
+                  row.dtype == "bf16" ? ", gradients in " + row.grad_dtype : ""));
+  }
+  report.tables = {
+      table_of(
+          "row=model; what; ranks .0; step_ms .1; goal_ms .0; times_goal=x goal .2; "
+          "times_peer=x FSDP2 .3; times_off=x no offload .2; mean_ms .1; tokens_s=tokens/s .0; "
+          "peak_gb=peak GB .2; planned_gb=planned GB .2; goal_gb=goal GB .1; "
+          "host_gb=host GB .2; first_loss .4; last_loss .4; apart_percent=apart % .2",
+          lines),
+      parts_table("model", results)};
+  append<std::string>(
+      report.notes,
+      {"step ms: rank 0's median on the host's clock, waiting for the device. Updates on the CPU "
+       "continue during the next step, which waits for them. mean ms: over all steps, until the "
+       "last update is done. FSDP2's step ends with its update.",
+       options.row.on.device == "cpu"
+           ? "peak GB: what the engine holds on the device after backward, MiB / 1000; unknown for "
+             "FSDP2 on the CPU."
+           : "peak GB: the allocator's peak, MiB / 1000; ours with the warm-up, FSDP2's without. "
+             "planned GB: what `fsdp plan` expects. host GB: what the engine holds in host memory.",
+       kApart,
+       "The parts are from the same number of further steps under the profiler, which costs time "
+       "itself. Each instant counts for the first part that was active."});
+  return report;
+}
+
+int run_offload(Options options) {
+  require_rows(options);
+  const bool named = !options.rows.empty();
+  if (named && !given(options, "--threads"))
+    options.row.on.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const auto python = python_for_peer(options);
+  return run_rows(
+      options, named ? named_offload_rows(options) : std::vector<Row>{options.row},
+      [&](const Row& row) { return offload_contenders(options, row, python); },
+      [&](const Results& results) {
+        return named ? named_offload_report(options, results)
+                     : unnamed_offload_report(options.row, results);
+      });
 }
 
 }  // namespace
 
-std::vector<std::string> worker_flags(const OffloadBench& options, const std::string& worker) {
-  std::ostringstream clip, fraction;
-  clip << options.clip;
-  fraction << options.fraction;
-  std::vector<std::string> flags = {own_binary(), "offload",
-                                    "--worker",   worker,
-                                    "--backend",  options.backend,
-                                    "--threads",  std::to_string(options.threads),
-                                    "--steps",    std::to_string(options.steps),
-                                    "--warmup",   std::to_string(options.warmup),
-                                    "--prefetch", std::to_string(options.prefetch),
-                                    "--clip",     clip.str(),
-                                    "--fraction", fraction.str()};
-  if (!options.grad_dtype.empty()) flags.insert(flags.end(), {"--grad-dtype", options.grad_dtype});
-  if (!options.init.empty()) flags.insert(flags.end(), {"--init", options.init});
-  return flags;
-}
-
-Table parts_table(const std::string& of) {
-  return Table({{"row", of, Table::kLeft},
-                {"offload", "offload", Table::kLeft},
-                {"part", "of a step", Table::kLeft},
-                {"us", "us"},
-                {"percent", "%"}});
-}
-
-void add_parts(Table& table, const std::string& row, const std::string& what, const Json& line) {
-  if (!line.contains("parts")) return;  // the profiler failed and logged why
-  std::array<int64_t, kParts> ns{};
-  for (size_t i = 0; i < kParts; ++i) ns[i] = line["parts"][i].get<int64_t>();
-  const auto share = shares(ns);
-  for (size_t i = 0; i < kParts; ++i)
-    table.add({text(row), text(what), text(part_name(i)),
-               number(static_cast<double>(ns[i]) / 1e3, 0),
-               Cell{static_cast<double>(share[i]) / 100, percent(share[i])}});
-}
-
-void add_offload(CLI::App& bench, Action& action) {
-  auto options = std::make_shared<OffloadBench>();
-  CLI::App* command = bench.add_subcommand(
-      "offload", "Time and memory of training steps, without and with offload to host memory");
-  add_device(*command, options->device);
-  command->add_option("--backend", options->backend,
-                      "shm, mpi or nccl; default: shm on the CPU, nccl on a GPU");
-  add_count(*command, "--ranks", options->ranks, "Ranks on this host");
-  add_count(*command, "--threads", options->threads,
-            "Threads per rank; they update what is offloaded");
-  add_count(*command, "--steps", options->steps, "Timed steps");
-  add_count(*command, "--warmup", options->warmup, "Warm-up steps");
-  add_count(*command, "--prefetch", options->prefetch, "Units to gather ahead; each takes memory",
-            0);
-  command->add_option("--clip", options->clip, "Clip gradients to this norm; 0: don't clip")
-      ->capture_default_str();
-  command->add_option("--fraction", options->fraction, "Share of the model to offload")
-      ->check(CLI::Range(0.0, 1.0).description(""))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--which", options->which,
-          "Variants to measure: off, optimizer (masters, gradients and states in host memory), "
-          "everything")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"off", "optimizer", "everything"}))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--grad-dtype", options->grad_dtype,
-          "Dtype of gradients until the update: bf16 or fp32; default: fp32, or the row's own")
-      ->check(CLI::IsMember({"bf16", "fp32"}));
-  command->add_flag("--json", options->json, "One JSON object per line");
-  command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
-  add_init(*command, options->init);
-  add_offload_row_flags(*command, *options);
-  add_shape_flags(*command, options->shape);
-  command->footer(
-      "Examples:\n  fsdp bench offload\n  fsdp bench offload --device cuda --threads 16 --dtype "
-      "bf16\n  fsdp bench offload --model mlp --width 1024 --clip 0 --json\n"
-      "  fsdp bench offload --device cuda --rows 953m,mlp --peer --write\n"
-      "The peer needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one it is "
-      "left out.");
-  command->callback([options, command, &action] {
-    options->steps_given = command->count("--steps") > 0;
-    options->warmup_given = command->count("--warmup") > 0;
-    options->prefetch_given = command->count("--prefetch") > 0;
-    options->clip_given = command->count("--clip") > 0;
-    options->threads_given = command->count("--threads") > 0;
-    options->write = command->count("--write") > 0;
-    if (options->backend.empty()) options->backend = options->device == "cuda" ? "nccl" : "shm";
-    action = [options, command] {
-      if (!options->worker.empty()) return run_offload_rank(*options);
-      require_rows(*command, options->rows);
-      return options->rows.empty() ? run_offload_parent(*options) : run_offload_rows(*options);
-    };
-  });
+void add_offload(CLI::App& bench, cli::Action& action) {
+  auto options = std::make_shared<Options>();
+  Row& row = options->row;
+  row = kSmallRow;
+  options->modes = {"off", "optimizer", "everything"};
+  Flags flags(bench, "offload",
+              "Time and memory of training steps, without and with offload to host memory",
+              options->json, R"(  fsdp bench offload
+  fsdp bench offload --device cuda --threads 16 --dtype bf16
+  fsdp bench offload --model mlp --width 1024 --clip 0 --json
+  fsdp bench offload --device cuda --rows 953m,mlp --peer --write
+The peer needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one it is left out.)");
+  add_row_flags(flags, *options);
+  flags.command.get_option("--threads")
+      ->description("Threads per rank; they update what is offloaded");
+  flags.number("--prefetch", row.prefetch, "Units to gather ahead; each takes memory", 0);
+  flags.number("--fraction", row.fraction, "Share of the model to offload", 0, 1, "FLOAT");
+  flags.choice("--which", options->modes, options->modes,
+               "Variants to measure: off, optimizer (masters, gradients and states in host "
+               "memory), everything");
+  flags.choice("--grad-dtype", row.grad_dtype, {"bf16", "fp32"},
+               "Dtype of gradients until the update: bf16 or fp32; default: fp32, or the row's "
+               "own");
+  add_named_flags(flags, *options,
+                  "Also measure FSDP2 with CPUOffloadPolicy and fused AdamW on the CPU");
+  flags.any("--rows", options->rows,
+            "Models with goals on a GPU, each with its own settings: all, or some of 953m (with "
+            "and without clipping), mlp",
+            "NAMES");
+  flags.choice("--only", options->only, {"ours", "peer"},
+               "Measure only ours, or only the peer (FSDP2)");
+  flags.runs(action, options, row, run_offload, train_row);
 }
 
 }  // namespace fsdp::bench

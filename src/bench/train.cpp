@@ -2,320 +2,353 @@
 // sharded: as many independent processes side by side, in C++ (the same model code) and in Python.
 //
 // All run in one invocation, in alternating rounds, so that a slow period of the machine affects
-// each. The command launches its own ranks, which run it again with --worker (train_rank.cpp); rank
-// 0 prints one JSON object, and the parent makes the table. Named rows (--rows all), which have
-// goals on a GPU, are in train_rows.cpp.
+// each. Named rows (--rows) have goals on a GPU: eager, and as one CUDA graph per step, beside
+// FSDP2 in its best variant.
 #include <algorithm>
 #include <cmath>
-#include <iostream>
-#include <map>
 
 #include "base/log.h"
-#include "base/subprocess.h"
-#include "base/table.h"
-#include "bench/benchmarks.h"
-#include "bench/flags.h"
-#include "bench/measured.h"
-#include "bench/train.h"
-#include "fsdp/error.h"
+#include "bench/harness.h"
+#include "observe/throughput.h"
 #include "train/training.h"
 
 namespace fsdp::bench {
 namespace {
 
-struct TrainRow {
-  Shape shape;
-  double goal = 0;  // largest step time as a multiple of that without FSDP; 0: no goal
-};
-
-// Who is measured, and the result of each round.
-struct Contender {
-  std::string key, title;
-  std::function<Json(const TrainRow& row, const std::string& what)> measure;
-  std::vector<Json> rounds = {};
-
-  double middle(const char* field) const {
-    std::vector<double> values;
-    for (const Json& round : rounds)
-      if (round.contains(field)) values.push_back(round[field].get<double>());
-    return values.empty() ? std::nan("") : median(values);
-  }
-  double extreme(bool largest) const {
-    std::vector<double> values;
-    for (const Json& round : rounds) values.push_back(round["step_ms"].get<double>());
-    auto [low, high] = std::minmax_element(values.begin(), values.end());
-    return largest ? *high : *low;
-  }
-};
-
-std::vector<TrainRow> train_rows_of(const TrainBench& options, bool model_given) {
-  if (model_given && options.rows.empty()) return {{options.shape}};
-  Shape llama, mlp;
-  mlp.model = "mlp";
-  mlp.batch = 8;
-  return {{llama, 1.0}, {mlp, 0.9}};
-}
-
-std::vector<std::string> train_common_flags(const TrainBench& options) {
-  return {"--device", options.device,
-          "--steps",  std::to_string(options.steps),
-          "--warmup", std::to_string(options.warmup),
-          "--clip",   std::to_string(options.clip)};
-}
-
-Json measure_cpp(const TrainBench& options, const std::string& worker, const TrainRow& row,
-                 const std::string& what) {
-  std::vector<std::string> program = {own_binary(), "train",
-                                      "--worker",   worker,
-                                      "--threads",  std::to_string(options.threads),
-                                      "--strategy", options.strategy};
-  append(program, train_common_flags(options));
-  append(program, flags_of(row.shape));
-  if (!options.activations.empty()) append(program, {"--activations", options.activations});
-  if (options.keep_last > 0) append(program, {"--keep-last", std::to_string(options.keep_last)});
-  if (!options.init.empty()) append(program, {"--init", options.init});
-  if (!options.backend.empty()) append(program, {"--backend", options.backend});
-  return run_ranks({options.ranks, options.threads, program, what}).front();
-}
-
-Json measure_python(const TrainBench& options, const std::string& python, const std::string& mode,
-                    const TrainRow& row, const std::string& what) {
-  bool keeps = train::parse_strategy(options.strategy) == ShardingStrategy::SHARD_GRAD_OP;
-  std::vector<std::string> program = {
-      python, peer_script("peer_fsdp2.py"), "--mode", mode, "--reshard", keeps ? "0" : "1"};
-  append(program, train_common_flags(options));
-  append(program, peer_flags_of(row.shape));
-  if (mode != "none") append(program, peer_recomputes(options.activations));
-  append(program, {"--init", options.init.empty() ? "cpu" : options.init});
-  Ranks ranks = {options.ranks, options.threads, program, what};
-  bool share = options.device == "cuda" && options.ranks > 1;
-  return (share ? run_peers_on_gpu(ranks) : run_ranks(ranks)).front();
-}
+constexpr double kTapeGoal = 15;  // percent that recording may add to a forward
 
 // In the order in which they run within a round.
-std::vector<Contender> contenders(const TrainBench& options) {
-  auto wanted = [&](const char* kind) { return options.only.empty() || options.only == kind; };
-  auto cpp = [&options](const char* worker) {
-    return [&options, worker](const TrainRow& row, const std::string& what) {
-      return measure_cpp(options, worker, row, what);
-    };
+Contenders train_contenders(const Options& options, Row row, const Python& python) {
+  const bool named = !row.stages;
+  const auto wanted = [&](const std::string& kind) {
+    return options.only.empty() || options.only == kind;
   };
-  ShardingStrategy strategy = train::parse_strategy(options.strategy);
-  std::vector<Contender> all;
-  if (wanted("ours"))
-    all.push_back({"ours", std::string("fsdp.cpp, ") + name(strategy), cpp("ours")});
-  if (wanted("none")) all.push_back({"none_cpp", "no FSDP, C++", cpp("none")});
-  auto python = wanted("none") || wanted("peer")
-                    ? python_with_torch("FSDP2 and no FSDP in Python are")
-                    : std::nullopt;
-  if (!python) return all;
-  auto python_in = [&options, python](const char* mode) {
-    return [&options, python, mode](const TrainRow& row, const std::string& what) {
-      return measure_python(options, *python, mode, row, what);
-    };
+  const ShardingStrategy strategy = train::parse_strategy(row.strategy);
+  Contenders all;
+  for (const std::string& mode : options.modes.empty() ? row.modes : options.modes) {
+    const std::string title = named ? mode : name(strategy), none = named ? " eager" : "";
+    row.mode = mode;
+    row.memory = named && mode == "eager";
+    if (mode == "plain" && wanted("none")) all.push_back(ours("train", row, "no FSDP, C++" + none));
+    if (mode != "plain" && wanted("ours")) all.push_back(ours("train", row, "fsdp.cpp, " + title));
+  }
+  const auto add = [&](const std::string& title, const std::string& variant) {
+    all.push_back(theirs(python, row, title, variant));
   };
-  if (wanted("none")) all.push_back({"none_python", "no FSDP, Python", python_in("none")});
-  if (wanted("peer") && strategy == ShardingStrategy::NO_SHARD)
-    all.push_back({"ddp", "PyTorch's DDP", python_in("ddp")});
-  else if (wanted("peer") && strategy == ShardingStrategy::HYBRID_SHARD)
+  if (python && !named && wanted("none")) {
+    add("no FSDP, Python", "--mode none");
+    all.back().who = "plain";
+  }
+  if (!python || !wanted("peer")) return all;
+  const bool selective = row.activations == "selective";
+  const std::string again = row.activations == "none" ? ""
+                            : selective               ? "--ac=selective"
+                                                      : "--ac",
+                    best = "--compile --attn cudnn ";
+  const std::string ac = again.empty() ? "" : selective ? " + selective ac" : " + ac";
+  if (!named && strategy == ShardingStrategy::NO_SHARD) {
+    add("PyTorch's DDP", "--mode ddp " + again);
+  } else if (!named && strategy == ShardingStrategy::HYBRID_SHARD) {
     log::info("FSDP2 is left out: the peer script has no HYBRID_SHARD.");
-  else if (wanted("peer"))
-    all.push_back({"fsdp2", "PyTorch's FSDP2", python_in("fsdp2")});
+  } else if (!named) {
+    add("PyTorch's FSDP2", "--mode fsdp2 " + again);
+  } else if (row.on.device == "cpu") {
+    add("FSDP2" + ac, again);
+  } else if (row.model == "mlp") {  // either may be faster
+    add("FSDP2", "");
+    add("FSDP2 + compile", "--compile");
+  } else {
+    if (selective) add("FSDP2 + compile + ac, cuDNN", best + "--ac");  // either may be faster
+    add("FSDP2 + compile" + ac + ", cuDNN", best + again);
+  }
   return all;
 }
 
-// The faster of C++ and Python; NaN if neither ran.
-double without_fsdp(const std::vector<Contender>& all) {
-  double best = std::nan("");
-  for (const Contender& one : all)
-    if (one.key.starts_with("none")) best = std::fmin(best, one.middle("step_ms"));
-  return best;
-}
+// --- a model given by flags, or the rows of the CPU ---
 
-void add_train_rows(Table& table, const TrainBench& options, const TrainRow& row,
-                    const std::vector<Contender>& all) {
-  double none = without_fsdp(all);
-  for (const Contender& one : all) {
-    double ms = one.middle("step_ms"), ratio = ms / none;
-    bool has_goal = one.key == "ours" && row.goal > 0;
-    Cell times = maybe(ratio, 3);
-    if (has_goal && !std::isnan(ratio)) times.colour = ratio <= row.goal ? "32" : "31";
-    Cell range = text(number(one.extreme(false), 1).text + "-" + number(one.extreme(true), 1).text);
-    table.add(
-        {text(title(row.shape)),
-         text(one.title),
-         {options.ranks, std::to_string(options.ranks) + " x " + std::to_string(options.threads)},
-         {options.threads, ""},
-         number(ms, 1),
-         range,
-         times,
-         has_goal ? Cell{row.goal, "<= " + number(row.goal, 1).text} : Cell{nullptr, ""},
-         maybe(one.middle("forward_ms"), 1),
-         maybe(one.middle("backward_ms"), 1),
-         maybe(one.middle("clip_ms"), 1),
-         maybe(one.middle("update_ms"), 1),
-         maybe(one.middle("loss0"), 4),
-         maybe(one.middle("loss"), 4),
-         maybe(one.middle("maxrss_mb"), 0)});
+std::vector<Row> unnamed_rows(const Options& options, bool goals) {
+  std::vector<Row> rows = goals ? rows_of("cpu") : std::vector<Row>{options.row};
+  for (Row& row : rows) {
+    row = with_flags(row, options);
+    row.on = options.row.on;
+    row.title = title_of(row);
+    row.modes = {"eager", "plain"};
+    row.stages = true;
   }
+  return rows;
 }
 
-// Ours and FSDP2 start with the same weights and data, so their losses must agree.
-void compare_losses(const TrainBench& options, const TrainRow& row,
-                    const std::vector<Contender>& all) {
-  double ours = std::nan(""), peer = std::nan("");
-  for (const Contender& one : all) {
-    if (one.key == "ours") ours = one.middle("loss");
-    if (one.key == "fsdp2" || one.key == "ddp") peer = one.middle("loss");
+Json unnamed_line(const Result& result, const Contender& one) {
+  const Row& row = result.row;
+  Json line = {{"model", row.title},
+               {"what", one.title},
+               {"ranks", row.on.ranks},
+               {"ranks_text", formatted("{} x {}", row.on.ranks, row.on.threads)},
+               {"threads", row.on.threads},
+               {"first_loss", one.value("loss0")},
+               {"last_loss", one.value("loss")},
+               {"peak_rss_mb", one.value("maxrss_mb")}};
+  for (const char* part : {"step_ms", "forward_ms", "backward_ms", "clip_ms", "update_ms"})
+    line[part] = one.value(part);
+  std::vector<double> ms;
+  for (const Json& round : one.rounds) ms.push_back(round["step_ms"]);
+  line["range"] = formatted("{:.1f}-{:.1f}", std::ranges::min(ms), std::ranges::max(ms));
+  const double goal = one.who == "eager" ? row.goal_times : 0;
+  set(line, "times_none", one.ms() / result.ms_of("plain"), goal);
+  if (goal > 0) line.update({{"goal", goal}, {"goal_text", formatted("<= {:.1f}", goal)}});
+  return line;
+}
+
+Report unnamed_report(const Options& options, bool goals, const Results& results) {
+  const Row& row = options.row;
+  const bool whole = options.only.empty(), cpu = row.on.device == "cpu";
+  Report report;
+  Lines lines;
+  for (const Result& result : results) {
+    report.notes.push_back(description(result.row));
+    for (const Contender& one : result.all) lines.push_back(unnamed_line(result, one));
   }
-  double allowed = (row.shape.dtype == "fp32" ? 1e-3 : 2e-2) * std::abs(peer);
-  if (std::abs(ours - peer) > allowed)
-    log::warn("after " + std::to_string(options.warmup + options.steps) + " steps of " +
-              title(row.shape) + " the losses differ: ours " + number(ours, 6).text +
-              ", PyTorch's " + number(peer, 6).text + ".");
+  report.tables = {table_of(
+      formatted(
+          "model; what; ranks=ranks x threads .0; threads= .0; step_ms .1; range=over rounds; "
+          "times_none={} .3; goal={}; forward_ms=forward .1; backward_ms=backward .1; "
+          "clip_ms=clip .1; update_ms=update .1; first_loss .4; last_loss .4; "
+          "peak_rss_mb={} .0",
+          whole ? "x no FSDP" : "", whole && goals ? "goal" : "", cpu ? "peak MiB" : ""),
+      lines)};
+  append<std::string>(
+      report.notes,
+      {formatted("step ms: rank 0's median of {} steps after {} for warm-up, then the median of {} "
+                 "rounds; the same for the other columns.",
+                 row.steps, row.warmup, options.rounds),
+       formatted("no FSDP: {} independent processes side by side; ratios are to the faster of the "
+                 "two.",
+                 row.on.ranks),
+       formatted("A step: forward, backward, clip{}, AdamW, zero_grad{}",
+                 row.clip > 0 ? "" : " (off)",
+                 cpu ? "." : "; the parts are host time, the step includes the device's time.")});
+  return report;
 }
 
-int run_train_parent(const TrainBench& options, bool model_given) {
-  train::parse_strategy(options.strategy);  // refuse before anything starts
-  std::vector<Contender> all = contenders(options);
-  if (all.empty()) throw Error("there is nothing to measure.", "leave out --only.");
-  bool cpu = options.device == "cpu";
-  Table table({{"model", "model", Table::kLeft},
-               {"what", "what", Table::kLeft},
-               {"ranks", "ranks x threads"},
-               {"threads", ""},
-               {"step_ms", "step ms"},
-               {"range", "over rounds", Table::kLeft},
-               {"times_none", options.only.empty() ? "x no FSDP" : ""},
-               {"goal", options.only.empty() && !model_given ? "goal" : "", Table::kLeft},
-               {"forward_ms", "forward"},
-               {"backward_ms", "backward"},
-               {"clip_ms", "clip"},
-               {"update_ms", "update"},
-               {"first_loss", "first loss"},
-               {"last_loss", "last loss"},
-               {"peak_rss_mb", cpu ? "peak MiB" : ""}});
-  std::vector<TrainRow> rows = train_rows_of(options, model_given);
-  for (const TrainRow& row : rows) {
-    for (Contender& one : all) one.rounds.clear();
-    for (int round = 1; round <= options.rounds; ++round)
-      for (Contender& one : all)
-        one.rounds.push_back(
-            one.measure(row, title(row.shape) + ", round " + std::to_string(round) + " of " +
-                                 std::to_string(options.rounds) + ", " + one.title));
-    add_train_rows(table, options, row, all);
-    compare_losses(options, row, all);
+// --- named rows ---
+
+// A row with other settings than its own has no goals.
+std::vector<Row> named_rows(const Options& options) {
+  const std::vector<Row> known = rows_named(options.rows, "train");
+  std::vector<Row> rows = with_flags(known, options);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Row& row = rows[i];
+    const bool others =
+        row.activations != known[i].activations || row.keep_last != known[i].keep_last;
+    const bool other_ranks = row.on.ranks != known[i].on.ranks;
+    if (others)
+      row.title += ", " + row.activations +
+                   (row.keep_last > 0 ? formatted(" but last {}", row.keep_last) : "");
+    if (other_ranks)
+      row.title =
+          row.title.substr(0, row.title.find(", 2 ranks")) + ", " + count_of(row.on.ranks, "rank");
+    if (others || other_ranks) row.goal_ms = row.goal_gb = row.goal_times = 0;
   }
-  table.print(std::cout, options.json);
-  if (options.json) return 0;
-  std::cout << "\n";
-  for (const TrainRow& row : rows) std::cout << description(row.shape) << "\n";
-  std::cout << "step ms: rank 0's median of " << options.steps << " steps after " << options.warmup
-            << " for warm-up, then the median of " << options.rounds
-            << " rounds; the same for the other columns.\nno FSDP: " << options.ranks
-            << " independent processes side by side; ratios are to the faster of the two.\nA step: "
-               "forward, backward, clip"
-            << (options.clip > 0 ? "" : " (off)") << ", AdamW, zero_grad"
-            << (cpu ? ".\n" : "; the parts are host time, the step includes the device's time.\n");
-  return 0;
+  return rows;
 }
 
-void add_train_row_flags(CLI::App& command, TrainBench& options) {
-  const char* group = "Named rows";
-  command.add_flag("--peer", options.peer, "Also measure FSDP2, in its best variant")->group(group);
-  command
-      .add_option(
-          "--mode", options.modes,
-          "How we train: eager, graph (one CUDA graph per step), plain (no FSDP), tape (the "
-          "cost of recording a forward for recomputation); default: the row's own")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"eager", "graph", "plain", "tape"}))
-      ->group(group);
-  command
-      .add_option("--grad-dtype", options.grad_dtype,
-                  "Dtype of gradients until the update: bf16 or fp32; default: the row's own")
-      ->check(CLI::IsMember({"bf16", "fp32"}))
-      ->group(group);
-  add_page_flags(command, options.page, options.keep, options.limit);
+Json step_line(const Result& result, const Contender& one) {
+  const Row& row = result.row;
+  const bool graph = one.who == "graph", eager = one.who == "eager", ours = graph || eager;
+  const double goal_ms = row.goal_times > 0 ? row.goal_times * result.ms_of("peer") : row.goal_ms;
+  Json line = named_line(result, one, graph ? goal_ms : 0, one.value("peak_alloc_mb") / 1000,
+                         ours ? row.goal_gb : 0);
+  line["host_ms"] = one.value("cpu_issue_ms");
+  if (ours) set(line, "times_plain", one.ms() / result.ms_of("plain"), eager ? 1.15 : 0);
+  if (ours && row.published_rate > 0) line["published_tokens_s"] = row.published_rate;
+  const double tflops = row.on.ranks * row.flops() / one.ms() / 1e9;
+  const std::string gpu = one.rounds.empty() ? "" : one.rounds.front().value("gpu", "");
+  // The ranks of a row share one GPU if there is only one.
+  const double devices = std::isnan(one.value("devices")) ? 1 : one.value("devices");
+  const auto share = observe::mfu(tflops / devices, observe::peak_tflops(gpu, row.dtype));
+  line["tflops"] = tflops;
+  line["mfu"] = share ? *share * 100 : std::nan("");
+  return line;
+}
+
+Json tape_line(const Result& result, const Contender& one) {
+  Json line = {{"row", result.row.title + (one.failure.empty() ? "" : ": failed")},
+               {"goal_percent", kTapeGoal}};
+  for (const char* time :
+       {"forward_ms", "recorded_forward_ms", "forward_host_ms", "recorded_forward_host_ms"})
+    line[time] = one.value(time);
+  set(line, "more_percent", one.value("more_percent"), kTapeGoal);
+  return line;
+}
+
+// What the columns of the steps mean.
+Strings step_notes(const Options& options, const Results& results) {
+  const auto any = [&](const auto& holds) { return std::ranges::any_of(results, holds); };
+  Strings notes = {
+      formatted("step ms: rank 0's median on the host's clock, waiting for each step; a step is "
+                "forward, backward, clip{}, AdamW. host ms: until the host has launched the step. "
+                "FSDP2 is timed the same way.",
+                options.row.clip > 0 ? "" : " (off)"),
+      "TFLOP/s, the same count for all: 6 per token and weight in a matrix product, and the causal "
+      "half of attention. MFU is their share of the vendor's dense peak (H200: bf16 989, fp32 67). "
+      "FSDP2's own count, in its raw lines, includes the embedding and all of attention.",
+      "peak GB: the allocator's peak after warm-up, MiB / 1000; for a graph, from just before its "
+      "capture. planned GB: what `fsdp plan` expects for eager steps. On the CPU peak GB is the "
+      "whole process, and the plan counts tensors only.",
+      kApart};
+  const bool accumulates = any([](const Result& result) { return result.row.accumulate > 1; });
+  const bool shared = any([](const Result& result) { return result.row.on.ranks > 1; });
+  const bool bf16 = any([](const Result& result) { return result.row.dtype == "bf16"; });
+  if (options.row.grad_dtype.empty() && bf16)
+    notes.push_back(formatted(
+        "gradients of bf16 rows on a GPU: bf16, as the matrix products give them, if nothing is "
+        "reduced{}; else reduced and kept in float32{}. FSDP2's are bf16 and then cast to float32.",
+        accumulates ? " or accumulated" : "", shared ? " (2 ranks)" : ""));
+  if (any([](const Result& result) { return result.row.activations != "none"; }))
+    notes.push_back(
+        "selective: products and attention are kept. feed_forward: backward recomputes the product "
+        "of gate and up. full: backward recomputes whole blocks (except the last ones, if the row "
+        "says so). offload: nothing is recomputed; activations wait in host memory. TFLOP/s don't "
+        "count recomputation. FSDP2's ac recomputes whole blocks; its selective one keeps products "
+        "and attention.");
+  if (any([](const Result& result) { return result.find("plain"); }))
+    notes.push_back(
+        "plain: the same model code without FSDP, parameters in the row's dtype with float32 "
+        "masters, fused AdamW. The goal for eager is 1.15 of it.");
+  if (any([](const Result& result) { return result.row.published_rate > 0; }))
+    notes.push_back("published: tokens/s that llmq states for one H100, not for this machine.");
+  return notes;
+}
+
+// The page's first table: goal, result and peer.
+std::string summary(const Results& results) {
+  std::string text =
+      "| row | goal | reached (graph) | eager | FSDP2 in the same run | peak GB, FSDP2's |\n"
+      "|---|---|---|---|---|---|\n";
+  const auto shown = [](double value, int digits, const char* unit) {
+    return std::isnan(value) ? "-" : formatted("{:.{}f}{}", value, digits, unit);
+  };
+  const auto ms = [&](double value) { return shown(value, value < 100 ? 2 : 1, " ms"); };
+  const auto gb = [&](const Contender* one) {
+    return one ? shown(one->value("peak_alloc_mb") / 1000, 2, "") : "-";
+  };
+  for (const Result& result : results) {
+    const Row& row = result.row;
+    std::string goal = row.goal_ms > 0 ? formatted("<= {:.0f} ms", row.goal_ms) : "-";
+    if (row.goal_times > 0) goal = formatted("<= {:.1f} x FSDP2", row.goal_times);
+    if (row.goal_gb > 0) goal += formatted(", {:.1f} GB", row.goal_gb);
+    text += formatted("| {} | {} | {} | {} | {} | {}, {} |\n", row.title, goal,
+                      ms(result.ms_of("graph")), ms(result.ms_of("eager")),
+                      ms(result.ms_of("peer")), gb(result.find("graph")), gb(result.find("peer")));
+  }
+  return text;
+}
+
+Report named_report(const Options& options, const Results& results) {
+  Report report{.heading = "Training"};
+  Lines steps, tapes;
+  for (const Result& result : results) {
+    report.notes.push_back(
+        formatted("{}; {}.", description(result.row), count_of(result.row.on.ranks, "rank")));
+    for (const Contender& one : result.all)
+      if (one.who == "tape")
+        tapes.push_back(tape_line(result, one));
+      else
+        steps.push_back(step_line(result, one));
+  }
+  if (!steps.empty())
+    report.tables.push_back(table_of(
+        "row=model; what; ranks .0; step_ms .2; goal_ms .0; times_goal=x goal .2; "
+        "times_peer=x FSDP2 .3; times_plain=x plain .2; host_ms .2; tokens_s=tokens/s .0; "
+        "published_tokens_s=published .0; tflops=TFLOP/s .1; mfu=MFU % .1; peak_gb=peak GB .2; "
+        "planned_gb=planned GB .2; goal_gb=goal GB .1; first_loss .4; last_loss .4; "
+        "apart_percent=apart % .2",
+        steps));
+  if (!tapes.empty()) {
+    report.tables.push_back(
+        table_of("row=forward of; forward_ms=ms .2; recorded_forward_ms=recorded ms .2; "
+                 "more_percent=more % .1; goal_percent=goal % .0; forward_host_ms=host ms .2; "
+                 "recorded_forward_host_ms=recorded host ms .2",
+                 tapes));
+    report.notes.push_back(
+        "recorded: with a policy that recomputes every block; only the forward is timed, "
+        "alternating with one without the policy.");
+  }
+  if (steps.empty()) return report;
+  append(report.notes, step_notes(options, results));
+  report.summary = summary(results);
+  return report;
+}
+
+int run_train(Options options) {
+  train::parse_strategy(options.row.strategy);  // refuse before anything starts
+  const bool cpu = options.row.on.device == "cpu";
+  const bool goals =
+      options.rows == "cpu" || (options.rows.empty() && cpu && !model_given(options));
+  if (goals) options.rows.clear();
+  require_rows(options);
+  const bool named = !options.rows.empty();
+  if (named && !given(options, "--rounds")) options.rounds = 1;
+  Python python;
+  if (named || options.only == "ours")
+    python = python_for_peer(options);
+  else
+    python = python_with_torch("FSDP2 and no FSDP in Python are");
+  std::vector<Row> rows = named ? named_rows(options) : unnamed_rows(options, goals);
+  return run_rows(
+      options, rows, [&](const Row& row) { return train_contenders(options, row, python); },
+      [&](const Results& results) {
+        return named ? named_report(options, results) : unnamed_report(options, goals, results);
+      });
 }
 
 }  // namespace
 
-void add_train(CLI::App& bench, Action& action) {
-  auto options = std::make_shared<TrainBench>();
-  CLI::App* command = bench.add_subcommand(
-      "train", "Time training steps beside PyTorch's FSDP2, and beside no sharding");
-  add_device(*command, options->device);
-  command
-      ->add_option(
-          "--rows", options->rows,
-          "cpu: a Llama of 13.8M and an MLP of 8 x 2048, which have goals on the CPU (the default "
-          "if no flag of the model is given); all: every row with a goal on a GPU; or some of "
-          "these: 182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b, 3.6b, "
-          "3.6b-selective, 3.6b-feed_forward, 3.6b-full, 3.6b-keep8, 3.6b-offload")
-      ->type_name("NAMES");
-  command
-      ->add_option("--strategy", options->strategy,
-                   "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (compared with DDP) or HYBRID_SHARD")
-      ->capture_default_str();
-  command->add_option("--backend", options->backend,
-                      "shm, mpi or nccl; default: shm on the CPU, nccl on a GPU");
-  add_count(*command, "--ranks", options->ranks, "Ranks on this host; a named row has its own");
-  add_count(*command, "--threads", options->threads, "Threads per rank");
-  add_count(*command, "--steps", options->steps, "Timed steps");
-  add_count(*command, "--warmup", options->warmup, "Warm-up steps");
-  add_count(*command, "--rounds", options->rounds, "Rounds; each runs everything once");
-  command->add_option("--clip", options->clip, "Clip gradients to this norm; 0: don't clip")
-      ->check(CLI::Range(0.0, 1e30).description(""))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--activations", options->activations,
-          "Recomputation, as activations.mode of fsdp train: none, selective, feed_forward, "
-          "full or offload; default: none, or the row's own")
-      ->check(CLI::IsMember({"none", "selective", "feed_forward", "full", "offload"}));
-  add_count(*command, "--keep-last", options->keep_last,
-            "Blocks at the end that --activations doesn't recompute", 0);
-  command
-      ->add_option("--only", options->only,
-                   "Measure only ours, only none (no FSDP), or only the peer (FSDP2)")
-      ->check(CLI::IsMember({"ours", "none", "peer"}));
-  command->add_flag("--json", options->json, "One JSON object per line");
-  command->add_option("--worker", options->worker, "")->group("");  // a rank of the above
-  add_init(*command, options->init);
-  add_train_row_flags(*command, *options);
-  add_shape_flags(*command, options->shape);
-  command->footer(
-      "Examples:\n  fsdp bench train\n  fsdp bench train --ranks 4 --threads 4\n"
-      "  fsdp bench train --model mlp --width 4096 --batch 8 --only ours --rounds 1\n"
-      "  fsdp bench train --device cuda --ranks 1 --model llama --layers 24 --dim 768 --heads 12 "
-      "\\\n"
-      "    --seq 256 --batch 1 --vocab 8192 --dtype bf16\n"
-      "  fsdp bench train --device cuda --rows all --peer --write\n"
-      "  fsdp bench train --device cuda --rows 182m,953m --mode graph\n"
-      "  fsdp bench train --device cuda --rows 3.6b-selective,3.6b-full --peer\n"
-      "FSDP2 needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one it is left "
-      "out.");
-  command->callback([options, command, &action] {
-    if (options->backend.empty()) options->backend = options->device == "cuda" ? "nccl" : "shm";
-    auto in_model = [](const CLI::Option* option) {
-      return option->get_group() == "The model" && option->count() > 0;
-    };
-    auto given = command->get_options(in_model);
-    bool model_given = !given.empty() || options->device == "cuda";
-    options->steps_given = command->count("--steps") > 0;
-    options->warmup_given = command->count("--warmup") > 0;
-    options->rounds_given = command->count("--rounds") > 0;
-    options->keep_last_given = command->count("--keep-last") > 0;
-    options->ranks_given = command->count("--ranks") > 0;
-    options->write = command->count("--write") > 0;
-    action = [options, command, model_given] {
-      if (!options->worker.empty()) return run_rank(*options);
-      require_rows(*command, options->rows == "cpu" ? "" : options->rows);
-      if (!options->rows.empty() && options->rows != "cpu") return run_rows(*options);
-      return run_train_parent(*options, model_given);
-    };
-  });
+void add_train(CLI::App& bench, cli::Action& action) {
+  auto options = std::make_shared<Options>();
+  Row& row = options->row;
+  row.on.ranks = 2;
+  options->rounds = 3;
+  options->write_all = true;
+  Flags flags(bench, "train", "Time training steps beside PyTorch's FSDP2, and beside no sharding",
+              options->json,
+              R"(  fsdp bench train
+  fsdp bench train --ranks 4 --threads 4
+  fsdp bench train --model mlp --width 4096 --batch 8 --only ours --rounds 1
+  fsdp bench train --device cuda --ranks 1 --model llama --layers 24 --dim 768 --heads 12 \
+    --seq 256 --batch 1 --vocab 8192 --dtype bf16
+  fsdp bench train --device cuda --rows all --peer --write
+  fsdp bench train --device cuda --rows 182m,953m --mode graph
+  fsdp bench train --device cuda --rows 3.6b-selective,3.6b-full --peer
+FSDP2 needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one it is left out.)");
+  flags.any("--rows", options->rows,
+            "cpu: a Llama of 13.8M and an MLP of 8 x 2048, which have goals on the CPU (the "
+            "default if no flag of the model is given); all: every row with a goal on a GPU; or "
+            "some of these: 182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b, 3.6b, "
+            "3.6b-selective, 3.6b-feed_forward, 3.6b-full, 3.6b-keep8, 3.6b-offload",
+            "NAMES");
+  flags.any("--strategy", row.strategy,
+            "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (compared with DDP) or HYBRID_SHARD");
+  add_row_flags(flags, *options);
+  flags.command.get_option("--ranks")->description("Ranks on this host; a named row has its own");
+  flags.number("--rounds", options->rounds, "Rounds; each runs everything once");
+  flags
+      .choice("--activations", row.activations,
+              {"none", "selective", "feed_forward", "full", "offload"},
+              "Recomputation, as activations.mode of fsdp train: none, selective, feed_forward, "
+              "full or offload; default: none, or the row's own")
+      ->default_str("");
+  flags.number("--keep-last", row.keep_last,
+               "Blocks at the end that --activations doesn't recompute", 0);
+  flags.choice("--only", options->only, {"ours", "none", "peer"},
+               "Measure only ours, only none (no FSDP), or only the peer (FSDP2)");
+  add_named_flags(flags, *options, "Also measure FSDP2, in its best variant");
+  flags.choice("--mode", options->modes, {"eager", "graph", "plain", "tape"},
+               "How we train: eager, graph (one CUDA graph per step), plain (no FSDP), tape (the "
+               "cost of recording a forward for recomputation); default: the row's own");
+  flags.choice("--grad-dtype", row.grad_dtype, {"bf16", "fp32"},
+               "Dtype of gradients until the update: bf16 or fp32; default: the row's own");
+  flags.runs(action, options, row, run_train, train_row);
 }
 
 }  // namespace fsdp::bench

@@ -6,17 +6,10 @@
 // each.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <chrono>
-#include <iostream>
-
-#include "base/table.h"
-#include "bench/benchmarks.h"
-#include "bench/flags.h"
-#include "bench/workload.h"
+#include "bench/harness.h"
 #include "kernels/cpu/widths.h"
 #include "kernels/update.h"
 
@@ -31,116 +24,91 @@ struct UpdateOptions {
 };
 
 struct Case {
-  std::string what, gradient;
-  int width = 0;  // 0: LibTorch's own choice
-  int bytes = 0;  // per element, read and written
+  Json line;
+  int bytes;  // per element, read and written
   std::function<void()> work;
   std::vector<double> seconds = {};
 };
 
-// The arrays of all cases. Each case overwrites them or leaves them usable.
-struct Arrays {
-  explicit Arrays(int64_t numel) {
-    const auto full = [&](double value, at::ScalarType type) {
-      return at::full({numel}, value, at::TensorOptions(type));
-    };
-    master = full(1, at::kFloat);
-    exp_avg = full(0.01, at::kFloat);
-    exp_avg_sq = full(0.01, at::kFloat);
-    grad = full(0.01, at::kFloat);
-    short_grad = full(0.01, at::kBFloat16);
-    low = full(1, at::kBFloat16);
-    rest = at::zeros({numel}, at::kShort);
-    step = at::full({}, 1, at::TensorOptions(at::kFloat));
-  }
-  at::Tensor master, exp_avg, exp_avg_sq, grad, short_grad, low, rest, step;
-};
-
-std::vector<Case> make_cases(const Arrays& arrays) {
+// All cases share their arrays; each overwrites them or leaves them usable.
+std::vector<Case> make_cases(int64_t numel) {
+  const auto full = [&](double value, at::ScalarType type) {
+    return at::full({numel}, value, at::TensorOptions(type));
+  };
+  const at::Tensor master = full(1, at::kFloat), low = full(1, at::kBFloat16),
+                   rest = at::zeros({numel}, at::kShort);
+  const at::Tensor exp_avg = full(0.01, at::kFloat), exp_avg_sq = full(0.01, at::kFloat);
+  const at::Tensor grad = full(0.01, at::kFloat), short_grad = full(0.01, at::kBFloat16);
   std::vector<Case> cases;
-  const kernels::AdamWStep step{.lr = 1e-5, .step = 10};
   for (const int width : kernels::cpu::widths())
     for (const bool split : {true, false})
       for (const bool is_short : {true, false}) {
-        kernels::AdamWTensors t{arrays.master, is_short ? arrays.short_grad : arrays.grad,
-                                arrays.exp_avg, arrays.exp_avg_sq, arrays.low};
-        if (split) t.master = at::Tensor(), t.rest = arrays.rest;
-        cases.push_back({split ? "split master" : "master and copy", is_short ? "bf16" : "fp32",
-                         width, (split ? 24 : 26) + (is_short ? 2 : 4),
-                         [=] { kernels::cpu::adamw(t, step, 1.0f, width); }});
+        kernels::AdamWTensors t{master, is_short ? short_grad : grad, exp_avg, exp_avg_sq, low};
+        if (split) t.master = at::Tensor(), t.rest = rest;
+        const Json line = {{"what", split ? "split master" : "master and copy"},
+                           {"gradient", is_short ? "bf16" : "fp32"},
+                           {"width", width}};
+        cases.push_back({line, (split ? 24 : 26) + (is_short ? 2 : 4),
+                         [=] { kernels::cpu::adamw(t, {.lr = 1e-5, .step = 10}, 1.0f, width); }});
       }
-  const auto fused = [&arrays] {
-    at::_fused_adamw_({arrays.master}, {arrays.grad}, {arrays.exp_avg}, {arrays.exp_avg_sq}, {},
-                      {arrays.step}, 1e-5, 0.9, 0.999, 0.0, 1e-8, false, false);
+  const auto fused = [=, count = at::full({}, 1, at::TensorOptions(at::kFloat))] {
+    at::_fused_adamw_({master}, {grad}, {exp_avg}, {exp_avg_sq}, {}, {count}, 1e-5, 0.9, 0.999, 0.0,
+                      1e-8, false, false);
   };
-  cases.push_back({"LibTorch, fused, and copy", "fp32", 0, 34, [=, &arrays] {
-                     fused();
-                     arrays.low.copy_(arrays.master);
-                   }});
-  cases.push_back({"LibTorch, fused", "fp32", 0, 28, fused});
+  const auto fused_and_copy = [=] {
+    fused();
+    low.copy_(master);
+  };
+  cases.push_back(
+      {{{"what", "LibTorch, fused, and copy"}, {"gradient", "fp32"}}, 34, fused_and_copy});
+  cases.push_back({{{"what", "LibTorch, fused"}, {"gradient", "fp32"}}, 28, fused});
   return cases;
 }
 
-int run_update(const UpdateOptions& options) {
+int run_update(UpdateOptions options) {
   const int used = kernels::cpu::width();
   if (options.threads > 0) at::set_num_threads(options.threads);
   const auto numel = static_cast<int64_t>(options.millions * 1e6);
-  const Arrays arrays(numel);
-  std::vector<Case> cases = make_cases(arrays);
+  std::vector<Case> cases = make_cases(numel);
   for (int round = -1; round < options.rounds; ++round)  // the first is warm-up
     for (Case& one : cases) {
-      const auto start = std::chrono::steady_clock::now();
-      one.work();
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      if (round >= 0) one.seconds.push_back(took.count());
+      const double took = seconds_of(one.work);
+      if (round >= 0) one.seconds.push_back(took);
     }
-  const double bar = median(cases.back().seconds);
-  Table table({{"what", "AdamW", Table::kLeft},
-               {"gradient", "gradient", Table::kLeft},
-               {"width", "register bytes"},
-               {"ms", "ms"},
-               {"gb_per_s", "GB/s"},
-               {"speedup", "x LibTorch"}});
+  Lines lines;
   for (const Case& one : cases) {
     const double seconds = median(one.seconds);
-    table.add({text(one.what), text(one.gradient),
-               one.width ? Cell{one.width, std::to_string(one.width)} : Cell{nullptr, ""},
-               number(1e3 * seconds, 2),
-               number(static_cast<double>(one.bytes * numel) / seconds / 1e9, 1),
-               number(bar / seconds, 2)});
+    Json& line = lines.emplace_back(one.line);
+    line["ms"] = 1e3 * seconds;
+    line["gb_per_s"] = static_cast<double>(one.bytes * numel) / seconds / 1e9;
+    line["speedup"] = median(cases.back().seconds) / seconds;
   }
-  table.print(std::cout, options.json);
-  if (options.json) return 0;
-  std::cout << "\n"
-            << with_separators(numel) << " parameters, " << at::get_num_threads()
-            << (at::get_num_threads() == 1 ? " thread" : " threads") << "; medians of "
-            << options.rounds
-            << " rounds. x LibTorch: speed relative to its fused AdamW. Training uses " << used
-            << "-byte registers (FSDP_CPU_WIDTH).\n";
-  return 0;
+  return print(
+      "what=AdamW; gradient; width=register bytes .0; ms .2; gb_per_s=GB/s .1; "
+      "speedup=x LibTorch .2",
+      lines,
+      {formatted("{} parameters, {}; medians of {} rounds. x LibTorch: speed relative to "
+                 "its fused AdamW. Training uses {}-byte registers (FSDP_CPU_WIDTH).",
+                 with_separators(numel), count_of(at::get_num_threads(), "thread"), options.rounds,
+                 used)},
+      options.json);
 }
 
 }  // namespace
 
-void add_update(CLI::App& bench, Action& action) {
+void add_update(CLI::App& bench, cli::Action& action) {
   auto options = std::make_shared<UpdateOptions>();
-  CLI::App* command = bench.add_subcommand(
-      "update",
-      "Time AdamW on the CPU with registers of every width, beside LibTorch's fused AdamW");
-  command
-      ->add_option("--millions", options->millions, "Parameters in millions; each takes 22 bytes")
-      ->check(CLI::Range(0.001, 1e6).description(""))
-      ->type_name("N")
-      ->capture_default_str();
-  command->add_option("--threads", options->threads, "CPU threads; default: LibTorch's number")
-      ->check(CLI::Range(1, 4096).description(""))
-      ->type_name("N");
-  add_count(*command, "--rounds", options->rounds, "Rounds; the table shows medians", 1, 1000);
-  command->add_flag("--json", options->json, "One JSON object per line");
-  command->footer(
-      "Examples:\n  fsdp bench update --millions 953 --threads 16\n"
-      "  fsdp bench update --threads 1 --json");
-  command->callback([options, &action] { action = [options] { return run_update(*options); }; });
+  Flags flags(bench, "update",
+              "Time AdamW on the CPU with registers of every width, beside LibTorch's fused AdamW",
+              options->json,
+              "  fsdp bench update --millions 953 --threads 16\n"
+              "  fsdp bench update --threads 1 --json");
+  flags.number("--millions", options->millions, "Parameters in millions; each takes 22 bytes", 1e-3,
+               1e6);
+  flags.number("--threads", options->threads, "CPU threads; default: LibTorch's number", 1, 4096)
+      ->default_str("");
+  flags.number("--rounds", options->rounds, "Rounds; the table shows medians", 1, 1000);
+  flags.runs(action, options, run_update);
 }
 
 }  // namespace fsdp::bench

@@ -1,6 +1,5 @@
 // fsdp explain: takes a training step of a toy model on a few ranks and explains what the engine
 // did, event by event. The command launches its own ranks, which run it again with --worker.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
 
@@ -8,6 +7,7 @@
 #include "base/subprocess.h"
 #include "cli/commands.h"
 #include "cli/explain.h"
+#include "cli/flags.h"
 #include "fsdp/error.h"
 
 namespace fsdp::cli {
@@ -52,42 +52,28 @@ int run_parent(const ExplainOptions& options) {
 
 void add_explain(CLI::App& app, Action& action) {
   auto options = std::make_shared<ExplainOptions>();
-  CLI::App* command = app.add_subcommand(
-      "explain", "Take one sharded training step of a toy model and explain every event");
-  command->add_option("--ranks", options->ranks, "Ranks on this host, 1 to 8")
-      ->check(CLI::Range(1, 8).description(""))
-      ->type_name("N")
-      ->capture_default_str();
-  command
-      ->add_option("--strategy", options->strategy,
-                   "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD")
+  Flags flags(app, "explain",
+              "Take one sharded training step of a toy model and explain every event",
+              "Examples:\n  fsdp explain\n  fsdp explain --strategy SHARD_GRAD_OP\n"
+              "  fsdp explain --ranks 4 --prefetch 0 --brief");
+  flags.number("--ranks", options->ranks, "Ranks on this host, 1 to 8", 1, 8);
+  flags
+      .any("--strategy", options->strategy, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD",
+           "S")
       ->transform(CLI::IsMember({"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"},
                                 CLI::ignore_case)
-                      .description(""))
-      ->type_name("S")
-      ->capture_default_str();
-  command->add_option("--prefetch", options->prefetch, "Units to gather ahead: 0 or 1")
-      ->check(CLI::Range(0, 1).description(""))
-      ->type_name("N")
-      ->capture_default_str();
-  command->add_option("--model", options->model, "mlp or llama-tiny")
-      ->check(CLI::IsMember({"mlp", "llama-tiny"}).description(""))
-      ->type_name("M")
-      ->capture_default_str();
-  command->add_option("--blocks", options->blocks, "Blocks in the model, 1 to 16")
-      ->check(CLI::Range(1, 16).description(""))
-      ->type_name("N")
-      ->capture_default_str();
-  command->add_flag("--shared", options->shared,
-                    "Share shards in host memory, as ranks of one host do by default, instead of "
-                    "sending them");
-  command->add_flag("--brief", options->brief, "Numbers only, no explanations");
-  command->add_flag("--json", options->json, "The measurements, one JSON object per rank");
-  command->add_flag("--worker", options->worker, "")->group("");  // a rank of the above
-  command->footer(
-      "Examples:\n  fsdp explain\n  fsdp explain --strategy SHARD_GRAD_OP\n"
-      "  fsdp explain --ranks 4 --prefetch 0 --brief");
-  command->callback([options, &action] {
+                      .description(""));
+  flags.number("--prefetch", options->prefetch, "Units to gather ahead: 0 or 1", 0, 1);
+  flags.any("--model", options->model, "mlp or llama-tiny", "M")
+      ->check(CLI::IsMember({"mlp", "llama-tiny"}).description(""));
+  flags.number("--blocks", options->blocks, "Blocks in the model, 1 to 16", 1, 16);
+  flags.flag("--shared", options->shared,
+             "Share shards in host memory, as ranks of one host do by default, instead of sending "
+             "them");
+  flags.flag("--brief", options->brief, "Numbers only, no explanations");
+  flags.flag("--json", options->json, "The measurements, one JSON object per rank");
+  flags.command.add_flag("--worker", options->worker, "")->group("");  // a rank of the above
+  flags.command.callback([options, &action] {
     action = [options] { return options->worker ? run_worker(*options) : run_parent(*options); };
   });
 }

@@ -3,15 +3,9 @@
 #include <ostream>
 #include <sstream>
 
-#include "base/format.h"
-#include "base/table.h"
 #include "base/terminal.h"
 
 namespace fsdp::cli {
-
-std::string count_of(int64_t count, const std::string& thing) {
-  return formatted("{} {}{}", with_separators(count), thing, count == 1 ? "" : "s");
-}
 
 void paragraph(std::ostream& out, const std::string& sentences) {
   std::istringstream words(sentences);

@@ -7,7 +7,6 @@
 
 namespace fsdp::cli {
 
-std::string count_of(int64_t count, const std::string& thing);  // "1 rank", "2,048 parameters"
 void heading(std::ostream& out, const std::string& text);
 // Wraps sentences into lines of at most 92 characters, indented by 2.
 void paragraph(std::ostream& out, const std::string& sentences);

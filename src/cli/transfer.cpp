@@ -1,9 +1,7 @@
 #include "cli/transfer.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
-#include <cstdlib>
 #include <iostream>
 
 #include "base/format.h"
@@ -48,21 +46,8 @@ void Transfer::draw() {
 }
 
 int64_t parse_bytes(const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  std::string unit;
-  for (; *end; ++end) unit += static_cast<char>(std::toupper(static_cast<unsigned char>(*end)));
-  constexpr const char* kPrefixes = "KMGT";
-  double scale = unit.empty() || unit == "B" ? 1 : 0;
-  for (int i = 0; i < 4; ++i) {
-    const std::string prefix(1, kPrefixes[i]);
-    if (unit == prefix || unit == prefix + "B") scale = std::pow(1000.0, i + 1);
-    if (unit == prefix + "IB") scale = std::pow(1024.0, i + 1);
-  }
-  const double bytes = value * scale;
-  if (!std::isfinite(bytes) || bytes < 1 || bytes > 9e18)
-    throw Error(formatted("\"{}\" isn't a size.", text), "write 5GB, 500MB or 64MiB.");
-  return static_cast<int64_t>(bytes);
+  if (const auto bytes = base::parse_bytes(text, /*kilo=*/1000)) return *bytes;
+  throw Error(formatted("\"{}\" isn't a size.", text), "write 5GB, 500MB or 64MiB.");
 }
 
 }  // namespace fsdp::cli

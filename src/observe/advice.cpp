@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/format.h"
+#include "base/samples.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -79,12 +80,6 @@ Found bf16_reduction(const RunFacts& facts) {
           "gradients of {} ranks are summed in bf16, which keeps 8 bits of every partial sum.",
           facts.reduce_ranks),
       "set shard.reduce to fp32; only the bytes of reductions double."};
-}
-
-double median(std::vector<double> values) {
-  auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 Found loss_spike(const RunFacts& facts) {

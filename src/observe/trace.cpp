@@ -2,15 +2,19 @@
 
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <set>
+#include <vector>
 
 #include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/profile.h"
+#include "shard/update.h"
 
 namespace fsdp::observe {
 namespace {
@@ -18,9 +22,32 @@ namespace {
 namespace kineto = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 
+std::optional<Activity> activity_of(const kineto::KinetoEvent& event) {
+  using Type = libkineto::ActivityType;
+  switch (static_cast<Type>(event.activityType())) {
+    case Type::CONCURRENT_KERNEL:
+      return Activity::kKernel;
+    case Type::GPU_MEMCPY:
+      return Activity::kMemcpy;
+    case Type::GPU_MEMSET:
+      return Activity::kMemset;
+    case Type::CUDA_RUNTIME:
+    case Type::CUDA_DRIVER:
+      return Activity::kRuntime;
+    case Type::CPU_OP:
+      return Activity::kCpu;
+    case Type::USER_ANNOTATION:
+      if (event.name() == kLoadingScope) return Activity::kLoading;
+      if (event.name().ends_with(shard::kUpdateLabel)) return Activity::kCpu;
+      return {};
+    default:
+      return {};
+  }
+}
+
 }  // namespace
 
-void Trace::start() {
+void Trace::start(bool all_threads) {
   if (torch::profiler::impl::profilerType() != torch::profiler::impl::ActiveProfilerType::NONE)
     throw Error("a trace is already being recorded in this process.",
                 "save it first: LibTorch has only one profiler.");
@@ -29,7 +56,10 @@ void Trace::start() {
     activities.insert(ActivityType::CUDA);
   else
     setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // else it prints that there is no GPU
-  torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  torch::profiler::impl::ExperimentalConfig experimental;
+  experimental.profile_all_threads = all_threads;
+  torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO, false,
+                                               false, false, false, false, experimental);
   kineto::prepareProfiler(config, activities);
   kineto::enableProfiler(config, activities);
   on_ = true;
@@ -46,6 +76,21 @@ void Trace::save(const std::string& path) {
     throw Error(formatted("can't write the trace to {}.", path),
                 "check that the directory exists, and its permissions.");
   result->save(path);
+}
+
+std::array<int64_t, kParts> Trace::split() {
+  on_ = false;
+  const auto result = kineto::disableProfiler();
+  std::vector<Span> spans;
+  int64_t begin = 0, end = 0;
+  for (const auto& event : result->events()) {
+    const auto from = static_cast<int64_t>(event.startNs());
+    const auto to = static_cast<int64_t>(event.endNs());
+    if (event.name() == kSplitScope) begin = from, end = to;
+    if (const auto activity = activity_of(event)) spans.push_back({*activity, from, to});
+  }
+  if (begin == end) throw Error("the profiler recorded no steps.", "run it again.");
+  return observe::split(spans, begin, end);
 }
 
 Trace::~Trace() {

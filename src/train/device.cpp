@@ -17,11 +17,23 @@ std::string device_name(at::Device device) {
   return cuda && cuda->device_name ? cuda->device_name(device.index()) : "";
 }
 
+namespace {
+
+constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+c10::CachingDeviceAllocator::DeviceStats stats_of(at::Device device) {
+  return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+}
+
+}  // namespace
+
 int64_t peak_memory(at::Device device) {
-  if (device.is_cpu()) return 0;
-  auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-  constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return stats.allocated_bytes[kAll].peak;
+  return device.is_cpu() ? 0 : stats_of(device).allocated_bytes[kAll].peak;
+}
+
+double peak_reserved_mb(at::Device device) {
+  if (device.is_cpu()) return peak_memory_mb(device);
+  return static_cast<double>(stats_of(device).reserved_bytes[kAll].peak) / (1 << 20);
 }
 
 void reset_peak_memory(at::Device device) {

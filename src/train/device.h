@@ -10,7 +10,8 @@ namespace fsdp::train {
 
 std::string device_name(at::Device device);  // "NVIDIA H200"; empty for the CPU
 double peak_memory_mb(at::Device device);    // MiB: peak allocation of a GPU, else of the process
-int64_t peak_memory(at::Device device);      // bytes: of a GPU since reset_peak_memory; 0 on the CPU
+double peak_reserved_mb(at::Device device);  // MiB: what a GPU's allocator took
+int64_t peak_memory(at::Device device);  // bytes: of a GPU since reset_peak_memory; 0 on the CPU
 void reset_peak_memory(at::Device device);
 // Peak allocation as a share of the GPU's memory; nullopt on the CPU.
 std::optional<double> memory_share(at::Device device);

@@ -1,7 +1,9 @@
-// fsdp-bench as a program: fsdp bench starts it, and every benchmark has help.
+// fsdp-bench as a program: fsdp bench starts it, every benchmark has help, and ranks get a row.
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "bench/said.h"
 
@@ -34,6 +36,25 @@ TEST(Bench, EveryBenchmarkHasHelp) {
     EXPECT_NE(said.out.find("Usage: fsdp bench " + std::string(name)), std::string::npos)
         << said.out;
   }
+}
+
+TEST(Bench, ARankGetsItsRowAsJsonWithDefaults) {
+  const std::string model =
+      R"("on":{"backend":"shm"},"layers":1,"dim":32,"heads":2,"vocab":64,"seq":8,"batch":1)";
+  std::map<std::string, nlohmann::json> lines;
+  for (const std::string mode : {"eager", "plain"}) {
+    Said said =
+        said_by({FSDP_BENCH, "train", "--worker",
+                 "{" + model + R"(,"steps":1,"warmup":1,"accumulate":2,"mode":")" + mode + "\"}"});
+    ASSERT_EQ(said.code, 0) << said.err;
+    const nlohmann::json line = nlohmann::json::parse(said.out);
+    EXPECT_EQ(line["ours"], mode);
+    EXPECT_EQ(line["losses"].size(), 2U);
+    const double tokens = line["tok_s_rank"].get<double>() * line["step_ms"].get<double>() / 1e3;
+    EXPECT_NEAR(tokens, 2 * 8, 1e-6) << "both micro-batches count";
+    lines[mode] = line;
+  }
+  EXPECT_NEAR(lines["eager"]["loss"].get<double>(), lines["plain"]["loss"].get<double>(), 1e-4);
 }
 
 TEST(Bench, AnUnknownBenchmarkIsRefused) {

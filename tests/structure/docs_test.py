@@ -100,6 +100,7 @@ class Check:
 
     def check_commands(self):
         made = re.findall(r'(\w+)(?:\.|->)add_subcommand\(\s*"([a-z]+)"', self.code)
+        made += re.findall(r'Flags flags\(\s*(\w+), "([a-z]+)"', self.code)
         scripts = re.findall(r"^  ([a-z]+)\) \w+ \"\$\{@:2\}\"", self.wrapper, re.M)
         known = {name for _, name in made} | set(scripts)
         page = self.root / "docs/commands.md"

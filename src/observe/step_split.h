@@ -7,10 +7,9 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
 
-namespace fsdp::bench {
+namespace fsdp::observe {
 
 enum class Activity { kKernel, kMemcpy, kMemset, kRuntime, kLoading, kCpu };
 inline constexpr size_t kParts = 7;  // the activities in order, then "other"
@@ -27,4 +26,4 @@ std::array<int64_t, kParts> split(const std::vector<Span>& spans, int64_t begin,
 // In hundredths of a percent, rounded so that they add up to 10000 (to 0 if all parts are 0).
 std::array<int64_t, kParts> shares(const std::array<int64_t, kParts>& parts);
 
-}  // namespace fsdp::bench
+}  // namespace fsdp::observe

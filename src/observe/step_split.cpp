@@ -1,9 +1,9 @@
-#include "bench/step_split.h"
+#include "observe/step_split.h"
 
 #include <algorithm>
 #include <numeric>
 
-namespace fsdp::bench {
+namespace fsdp::observe {
 
 const char* part_name(size_t part) {
   constexpr const char* kNames[kParts] = {"kernel",       "memcpy",        "memset", "runtime",
@@ -63,4 +63,4 @@ std::array<int64_t, kParts> shares(const std::array<int64_t, kParts>& parts) {
   return found;
 }
 
-}  // namespace fsdp::bench
+}  // namespace fsdp::observe
