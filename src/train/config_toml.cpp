@@ -96,12 +96,13 @@ void scan(std::string_view text, Visit visit) {
   }
 }
 
-// Whether a quote at this place can begin a string. After a dot it can in a key.
-bool may_begin_string(std::string_view text, size_t quote) {
-  const char before = text[quote - 1];
-  const size_t line = text.rfind('\n', quote) + 1;  // 0 in the first
-  if (before == '.') return text.substr(line, quote - line).find('=') == std::string_view::npos;
-  return std::string_view(" \t\r\n=[]{},\"'").find(before) != std::string_view::npos;
+// Whether a quote stands behind a letter or a number, and something that isn't ASCII behind it.
+bool is_quote_in_word(std::string_view text, size_t quote) {
+  if (quote == 0 ||
+      std::string_view(" \t\r\n=[]{},\"'").find(text[quote - 1]) != std::string_view::npos)
+    return false;
+  const std::string_view rest = text.substr(quote, text.find('\n', quote) - quote);
+  return std::any_of(rest.begin(), rest.end(), [](char c) { return c & 0x80; });
 }
 
 // Refuses what toml++ 3.3 can't handle: keys of very many parts, whose tables it frees
@@ -120,7 +121,7 @@ void check_letters(const TomlSource& source) {
            "a key is section.name; strings need quotes.");
     if ((c == '"' || c == '\'') && text.substr(at, 3) == std::string(3, c))
       fail("multi-line strings aren't supported.", "write one line, with \\n for each newline.");
-    if ((c == '"' || c == '\'') && at > 0 && !may_begin_string(text, at))
+    if ((c == '"' || c == '\'') && is_quote_in_word(text, at))
       fail("a quote is in the middle of a word.", "a string begins and ends with a quote.");
     if (c & 0x80) {
       const std::string word = source.between(at, text.find_first_of(kAroundWords, at));
