@@ -31,7 +31,6 @@ class Sharded;
 namespace shard {
 struct Engine;
 class Flat;
-class Model;
 struct HostFactor;
 }  // namespace shard
 namespace optim {

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -23,10 +22,12 @@ constexpr size_t kMostSteps = 1 << 20;  // bounds the memory of a region that ne
 
 // --- the modules ---
 
+using Modules = std::vector<std::shared_ptr<Chosen>>;
+
 struct Watched {
   // A weak reference keeps the address from being reused by another tensor.
   WeakTensor parameter;
-  std::vector<std::shared_ptr<Chosen>> modules;
+  std::shared_ptr<const Modules> modules;
 };
 
 class Recomputation final : public shard::TapeHooks {
@@ -48,20 +49,19 @@ class Recomputation final : public shard::TapeHooks {
     return parameters_.contains(parameter.unsafeGetTensorImpl());
   }
 
-  // The modules that a use of the parameter opens; nullopt: it isn't watched.
-  std::optional<std::vector<std::shared_ptr<Chosen>>> modules_of(
-      const c10::TensorImpl* parameter) const {
+  // The modules that a use of the parameter opens; null: it isn't watched.
+  std::shared_ptr<const Modules> modules_of(const c10::TensorImpl* parameter) const {
     Lock lock(mutex_);
     auto known = parameters_.find(parameter);
-    if (known == parameters_.end()) return std::nullopt;
-    return known->second.modules;
+    return known == parameters_.end() ? nullptr : known->second.modules;
   }
 
-  void watch(const at::Tensor& parameter, std::vector<std::shared_ptr<Chosen>> modules) {
+  void watch(const at::Tensor& parameter, Modules modules) {
     Lock lock(mutex_);
     std::erase_if(parameters_, [](const auto& entry) { return entry.second.parameter.expired(); });
-    Watched watched{WeakTensor(parameter.getIntrusivePtr()), std::move(modules)};
-    for (const auto& module : watched.modules) module->parameters.push_back(watched.parameter);
+    Watched watched{WeakTensor(parameter.getIntrusivePtr()),
+                    std::make_shared<const Modules>(std::move(modules))};
+    for (const auto& module : *watched.modules) module->parameters.push_back(watched.parameter);
     parameters_.insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(watched));
   }
 

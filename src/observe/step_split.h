@@ -6,14 +6,15 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace fsdp::observe {
 
 enum class Activity { kKernel, kMemcpy, kMemset, kRuntime, kLoading, kCpu };
-inline constexpr size_t kParts = 7;  // the activities in order, then "other"
-const char* part_name(size_t part);
+inline constexpr std::size_t kParts = 7;  // the activities in order, then "other"
+const char* part_name(std::size_t part);
 
 struct Span {  // when an activity ran, in nanoseconds of any clock
   Activity activity;

@@ -14,6 +14,10 @@
 
 #include "fsdp/optim.h"
 
+namespace fsdp::shard {
+class Model;
+}
+
 namespace fsdp::optim {
 
 class States {

@@ -1,6 +1,5 @@
 #include "train/loop.h"
 
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>

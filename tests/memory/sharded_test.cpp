@@ -10,7 +10,6 @@
 #include "fsdp/models/llama.h"
 #include "fsdp/optim.h"
 #include "fsdp/recompute.h"
-#include "memory/activation_offload.h"
 #include "shard/oracle.h"
 #include "shard/saved_activations.h"
 

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "base/seams.h"
-#include "memory/activation_offload.h"
 #include "optim/graphed_trial.h"
 #include "shard/capture.h"
 #include "shard/told.h"
