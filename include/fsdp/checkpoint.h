@@ -45,6 +45,15 @@ using Extra = std::map<std::string, Value>;
 enum class IfBusy {
   WAIT,    ///< Wait for it.
   REFUSE,  ///< Throw Error, on every rank.
+  SKIP,    ///< Save nothing; AsyncSave::skipped() is true.
+  QUEUE,   ///< Copy now and write later, if the pools have room for another copy; otherwise SKIP.
+};
+
+/// How far a save in the background is, on this rank.
+struct SaveProgress {
+  int64_t bytes = 0;    ///< To be written.
+  int64_t written = 0;  ///< Of them, so far.
+  double seconds = 0;   ///< Since save_async(), until now or until its end.
 };
 
 /// Options of save() and save_async().
@@ -74,8 +83,12 @@ class AsyncSave {
   bool done() const;
   /// Waits until then. Throws the Error that it failed with.
   void wait() const;
-  /// How long save_async() blocked its caller.
+  /// How long the host was blocked: by save_async(), and by updates that waited for the copy.
   std::chrono::nanoseconds blocked() const;
+  /// Nothing is saved: the save before was still running (IfBusy).
+  bool skipped() const;
+  /// How far it is.
+  SaveProgress progress() const;
 
   struct Job;
 
@@ -85,20 +98,37 @@ class AsyncSave {
   std::shared_ptr<Job> job_;
 };
 
-/// Like save(), but returns once everything is copied to host memory, and writes in a thread.
+/// Like save(), but copies and writes in the background.
 ///
-/// The copy's memory (pinned for a GPU) is kept for the next save. The checkpoint exists, and
-/// `latest` names it, when AsyncSave::wait() returns. wait() throws a failure; if it isn't called,
-/// the optimizer's next step() or the next save throws; if neither comes, the failure is logged
-/// when the model is destroyed, which waits for the save. If a host lacks memory for the copy, all
-/// ranks save synchronously, and rank 0 logs it. Collective over the world until it returns. Waits
-/// for the device.
+/// The state is that of the call. What fits into the device's free memory is copied there at once.
+/// The rest is copied to host memory while the next forward and backward run, and the next change
+/// of parameters or states through this library (step(), load(), …) waits for that. Wait for the
+/// save before you change tensors from Sharded::shards() yourself.
+///
+/// Copies in host memory are in a pool (prepare_async()). A state that is larger than the pool
+/// flows through it as the file is written, and the next step() waits until the last of it is
+/// copied.
+///
+/// The checkpoint exists, and `latest` names it, when AsyncSave::wait() returns. wait() throws a
+/// failure; if it isn't called, the optimizer's next step() or the next save throws; if neither
+/// comes, the failure is logged when the model is destroyed, which waits for the save. If a host
+/// has no memory for a pool, all ranks save synchronously, and rank 0 logs it. Collective over the
+/// world until it returns.
 AsyncSave save_async(const std::filesystem::path& dir, const Sharded& model,
                      const Optimizer* optimizer, const SaveOptions& options = {});
 
-/// Allocates the memory for save_async() in a thread, so that the first save blocks no longer than
-/// later ones. Call it after the first step(), when the optimizer has its states.
-void prepare_async(const Sharded& model, const Optimizer* optimizer);
+/// What prepare_async() found, on this rank.
+struct PoolRoom {
+  int64_t bytes = 0;  ///< Of a save.
+  int64_t pool = 0;   ///< Largest size of the pool. Smaller: updates wait for part of the writing.
+};
+
+/// Allocates the pool for save_async() in a thread, so that the first save is as fast as later
+/// ones. Call it after the first step(), when the optimizer has its states. `pool`: its largest
+/// size in bytes on this rank; 0: half of the host memory that is available (in a container, below
+/// its limit), divided by the ranks on the host. Only the first call, before any save_async(), sets
+/// it.
+PoolRoom prepare_async(const Sharded& model, const Optimizer* optimizer, int64_t pool = 0);
 
 /// Options of load() and load_state_dict().
 struct LoadOptions {

@@ -74,9 +74,12 @@ Lines time_checkpoints(const CheckpointRow& row, const World& world) {
       model, {.wrap = wrap::modules<torch::nn::LinearImpl>(), .device = world.device()});
   AdamW optimizer(sharded, {});
   const auto device = at::TensorOptions().device(world.device());
-  model->forward(at::randn({1, row.width}, device)).sum().backward();
-  optimizer.step();
-  optimizer.zero_grad();
+  const auto step = [&] {
+    model->forward(at::randn({1, row.width}, device)).sum().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  step();
   checkpoint::prepare_async(sharded, &optimizer);
 
   const fs::path folder = row.dir, saved = folder / "save", later = folder / "async",
@@ -103,6 +106,7 @@ Lines time_checkpoints(const CheckpointRow& row, const World& world) {
     checkpoint::AsyncSave saving;
     time("async_s", true, [&] {
       saving = checkpoint::save_async(later, sharded, &optimizer);
+      step();  // its update waits for the copy
       saving.wait();
     });
     seconds.add("blocked_s", std::chrono::duration<double>(saving.blocked()).count());

@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -22,10 +23,9 @@
 namespace fsdp::checkpoint::files {
 namespace {
 
-constexpr size_t kCollected = 8 << 20;      // bytes of small pieces collected before a write
-constexpr size_t kLarge = 1 << 20;          // pieces from this size on are written in place
+constexpr int64_t kBlock = 4 << 20;         // bytes
+constexpr int kBlocks = 16;                 // on their way to the disk at a time
 constexpr size_t kMostInACall = 256 << 20;  // below the kernel's 2 GiB, so that errors come early
-constexpr int64_t kStarted = 16 << 20;      // bytes after which writeback is started
 
 std::string hint_for(int code) {
   switch (code) {
@@ -74,36 +74,55 @@ int ask_seam(const char* call, const Path& path) {
 // --- Output ---
 
 Output::Output(Path path, int64_t expected) : path_(std::move(path)) {
-  file_ = change("create", path_, [&] {
-    return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  });
-  if (file_ < 0) fail(path_, "cannot be created", errno);
-  if (expected <= 0) return;
-  const int result = change("reserve", path_,
-                            [&] { return ::fallocate(file_, FALLOC_FL_KEEP_SIZE, 0, expected); });
-  reserved_ = result == 0;
+  open(/*direct=*/expected >= kBlock);
+  if (expected > 0) reserve(expected);
+}
+
+void Output::open(bool direct) {
+  const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | (direct ? O_DIRECT : 0);
+  const int file = change("create", path_, [&] { return ::open(path_.c_str(), flags, 0666); });
+  if (file < 0 && errno == EINVAL && direct) return open(false);  // not on this file system
+  if (file < 0) fail(path_, "cannot be created", errno);
+  file_ = {file, direct, path_};
+}
+
+void Output::reserve(int64_t bytes) {
+  const auto call = [&] { return ::fallocate(file_.descriptor, 0, 0, bytes); };
   // Many file systems don't support this; only a full disk is an error.
-  if (result == 0 || (errno != ENOSPC && errno != EDQUOT)) return;
+  if (change("reserve", path_, call) == 0 || (errno != ENOSPC && errno != EDQUOT)) return;
   const int code = errno;
-  ::close(std::exchange(file_, -1));
-  fail(path_, formatted("no room for {} bytes", expected), code);
+  ::close(std::exchange(file_.descriptor, -1));
+  fail(path_, formatted("no room for {} bytes", bytes), code);
 }
 
 Output::~Output() {
-  if (file_ >= 0) ::close(file_);
+  engine_.reset();
+  if (file_.descriptor >= 0) ::close(file_.descriptor);
+}
+
+Output::Block& Output::block() {
+  if (current_ == blocks_.size()) {
+    void* memory = std::aligned_alloc(disk::kAlignment, kBlock);
+    if (!memory) throw std::bad_alloc();
+    blocks_.push_back({{static_cast<char*>(memory), std::free}, nullptr});
+  }
+  Block& block = blocks_[current_];
+  if (block.writing) engine_->wait(std::exchange(block.writing, nullptr));
+  return block;
 }
 
 void Output::append(const void* data, size_t size) {
-  position_ += static_cast<int64_t>(size);
   summing_.append(data, size);
-  if (size >= kLarge) {
-    flush();
-    write(static_cast<const char*>(data), size);
-    return;
-  }
   const auto* bytes = static_cast<const char*>(data);
-  pending_.insert(pending_.end(), bytes, bytes + size);
-  if (pending_.size() >= kCollected) flush();
+  while (size > 0) {
+    const int64_t filled = position_ - written_;
+    const size_t part = std::min(size, static_cast<size_t>(kBlock - filled));
+    std::memcpy(block().memory.get() + filled, bytes, part);
+    bytes += part;
+    size -= part;
+    position_ += static_cast<int64_t>(part);
+    if (position_ - written_ == kBlock) write_block();
+  }
 }
 
 void Output::align(int64_t boundary) {
@@ -111,35 +130,30 @@ void Output::align(int64_t boundary) {
   append(std::string(missing, '\0'));
 }
 
-void Output::flush() {
-  write(pending_.data(), pending_.size());
-  pending_.clear();
-}
-
-void Output::write(const char* data, size_t size) {
-  while (size > 0) {
-    const size_t part = std::min(size, kMostInACall);
-    const ssize_t written = change("write", path_, [&] { return ::write(file_, data, part); });
-    if (written < 0) fail(path_, "writing failed", errno);
-    data += written;
-    size -= static_cast<size_t>(written);
-    written_ += written;
-  }
-  // Starts writeback. Otherwise the kernel would keep everything until fsync while the disk idles.
-  // Failures are ignored: fsync does the work then.
-  if (written_ - started_ < kStarted) return;
-  change("start", path_, [&] {
-    return ::sync_file_range(file_, started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
-  });
-  started_ = written_;
+void Output::write_block() {
+  if (position_ == written_) return;
+  if (const int code = ask_seam("write", path_)) fail(path_, "writing failed", code);
+  if (!engine_)
+    engine_ = disk::make_engine(file_, {.piece = kBlock, .depth = kBlocks, .threads = kBlocks}, {});
+  Block& full = block();
+  const int64_t bytes = position_ - written_, whole = disk::aligned(bytes);
+  if (file_.direct) std::memset(full.memory.get() + bytes, 0, static_cast<size_t>(whole - bytes));
+  full.writing = engine_->start(disk::Direction::kWrite, written_, full.memory.get(),
+                                file_.direct ? whole : bytes);
+  written_ = position_;
+  current_ = (current_ + 1) % kBlocks;
 }
 
 FileSums Output::close() {
-  flush();
-  if (reserved_)  // frees what was reserved and not used
-    change_or_fail("truncate", path_, [&] { return ::ftruncate(file_, position_); });
-  change_or_fail("fsync", path_, [&] { return ::fsync(file_); });
-  if (::close(std::exchange(file_, -1)) < 0) fail(path_, "closing failed", errno);
+  write_block();
+  for (Block& block : blocks_)
+    if (block.writing) engine_->wait(std::exchange(block.writing, nullptr));
+  engine_.reset();
+  const int file = file_.descriptor;
+  // Cuts off what was reserved or written to fill the last block.
+  change_or_fail("truncate", path_, [&] { return ::ftruncate(file, position_); });
+  change_or_fail("fsync", path_, [&] { return ::fsync(file); });
+  if (::close(std::exchange(file_.descriptor, -1)) < 0) fail(path_, "closing failed", errno);
   return summing_.finish();
 }
 

@@ -8,11 +8,13 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/sums.h"
+#include "disk/engine.h"
 
 namespace fsdp::checkpoint::files {
 
@@ -21,8 +23,9 @@ using Path = std::filesystem::path;
 // Asks the seam for tests (base/seams.h) whether a call fails: 0, or its errno.
 int ask_seam(const char* call, const Path& path);
 
-// A file that is written sequentially. Small pieces are collected; large ones are written without a
-// copy. Writeback starts early, so that close() has little left to wait for.
+// A file that is written sequentially. Bytes are collected in blocks, several of which are on their
+// way to the disk at a time: a fast disk needs that. Large files bypass the page cache where the
+// file system allows it.
 class Output {
  public:
   // Reserves `expected` bytes, so that a full disk fails before the work starts.
@@ -39,17 +42,24 @@ class Output {
   FileSums close();              // makes the file durable; returns the sums of its blocks
 
  private:
-  void write(const char* data, size_t size);
-  void flush();
+  struct Block {
+    std::unique_ptr<char, void (*)(void*)> memory;
+    disk::Ticket writing;  // null: not since it was last filled
+  };
+
+  void open(bool direct);
+  void reserve(int64_t bytes);
+  Block& block();  // the one that is filled
+  void write_block();
 
   Path path_;
-  int file_ = -1;
-  bool reserved_ = false;
+  disk::OpenFile file_;
   int64_t position_ = 0;
-  int64_t written_ = 0;  // bytes handed to the kernel
-  int64_t started_ = 0;  // bytes whose writeback has started
-  std::vector<char> pending_;
+  int64_t written_ = 0;  // bytes whose writing has started
+  std::vector<Block> blocks_;
+  size_t current_ = 0;  // of blocks_
   Summing summing_;
+  std::unique_ptr<disk::Engine> engine_;  // null: no block was full yet. Last: it uses the others
 };
 
 // A file that is read in ranges, by any number of threads. With sums, every block that is read from

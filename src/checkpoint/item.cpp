@@ -24,7 +24,9 @@ void put_sizes(pickle::Writer& writer, at::IntArrayRef sizes) {
 }
 
 // The records around the data are those of torch.save, in its order.
-ItemPlace write_item(files::Output& out, std::string pickled, const at::Tensor* tensor) {
+// `data`: how many bytes of a tensor follow, and they.
+ItemPlace write_item(files::Output& out, const std::string& pickled, int64_t size = 0,
+                     const Bytes& data = nullptr) {
   out.align(kRecordAlignment);
   ItemPlace place{out.path().filename().string(), out.position(), 0};
   ArchiveWriter archive(out);
@@ -33,9 +35,9 @@ ItemPlace write_item(files::Output& out, std::string pickled, const at::Tensor* 
   archive.add(".format_version", "1");
   archive.add(".storage_alignment", std::to_string(kRecordAlignment));
   archive.add("byteorder", "little");
-  if (tensor) {
-    archive.begin("data/0", static_cast<int64_t>(tensor->nbytes()));
-    for_each_piece(*tensor, [&](const void* bytes, size_t size) { archive.data(bytes, size); });
+  if (data) {
+    archive.begin("data/0", size);
+    data([&](const void* bytes, size_t count) { archive.data(bytes, count); });
     archive.end();
     identity = identity << 32 | archive.last_sum();
   }
@@ -143,16 +145,20 @@ void put_value(pickle::Writer& writer, const Value& value) {
   writer.string(std::get<std::string>(value));
 }
 
-ItemPlace write_tensor(files::Output& out, const at::Tensor& tensor) {
+ItemPlace write_tensor(files::Output& out, const at::Tensor& like, const Bytes& bytes) {
   pickle::Writer writer;
-  put_tensor(writer, tensor.scalar_type(), tensor.sizes(), tensor.strides(), "0");
-  return write_item(out, writer.finish(), &tensor);
+  put_tensor(writer, like.scalar_type(), like.sizes(), like.strides(), "0");
+  return write_item(out, writer.finish(), static_cast<int64_t>(like.nbytes()), bytes);
+}
+
+ItemPlace write_tensor(files::Output& out, const at::Tensor& tensor) {
+  return write_tensor(out, tensor, [&](const auto& use) { for_each_piece(tensor, use); });
 }
 
 ItemPlace write_value(files::Output& out, const std::function<void(pickle::Writer&)>& put) {
   pickle::Writer writer;
   put(writer);
-  return write_item(out, writer.finish(), nullptr);
+  return write_item(out, writer.finish());
 }
 
 StoredTensor find_tensor(const files::Input& file, const ItemPlace& place,

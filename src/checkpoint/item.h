@@ -22,8 +22,12 @@ struct ItemPlace {  // of an item
   int64_t length = 0;
 };
 
-// Appends `tensor`, which must be dense in some order of its dimensions; its bytes are written in
-// memory order. Returns its place.
+// Passes bytes on to `use` in pieces.
+using Bytes = std::function<void(const std::function<void(const void* bytes, size_t size)>& use)>;
+
+// Appends a tensor of the type, sizes and strides of `like`, which must be dense in some order of
+// its dimensions; `bytes` passes on its elements in memory order. Returns its place.
+ItemPlace write_tensor(files::Output& out, const at::Tensor& like, const Bytes& bytes);
 ItemPlace write_tensor(files::Output& out, const at::Tensor& tensor);
 
 // Appends a plain value; `put` writes it.

@@ -1,67 +1,39 @@
 #include "checkpoint/staging.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <sys/mman.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
+#include <map>
+#include <utility>
 
-#include "shard/device_stream.h"
+#include "kernels/split.h"
+#include "optim/states.h"
+#include "shard/contents.h"
+#include "shard/offload.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr int64_t kSlabAlignment = 64;
-constexpr int64_t kCopyPiece = 2 << 20;  // bytes per copy of one thread
-constexpr int64_t kSlab = 1 << 30;       // bytes, but for tensors that are larger
+constexpr int64_t kAlignment = 64;               // of a tensor in a slot
+constexpr int64_t kCopyPiece = 2 << 20;          // bytes per copy of one thread
+constexpr int64_t kKeptFree = int64_t{2} << 30;  // bytes of the device that copies there don't use
 
 int64_t aligned(int64_t bytes) {
-  return (bytes + kSlabAlignment - 1) / kSlabAlignment * kSlabAlignment;
-}
-
-struct Spot {
-  size_t slab;
-  int64_t begin;
-
-  // The place of the next `bytes`: at the end of the last slab, or in a new one if they don't fit.
-  // `slabs` are the bytes used in each.
-  static Spot next(std::vector<int64_t>& slabs, int64_t bytes) {
-    if (slabs.empty() || slabs.back() + bytes > kSlab) slabs.push_back(0);
-    const Spot place{slabs.size() - 1, slabs.back()};
-    slabs.back() += aligned(bytes);
-    return place;
-  }
-};
-
-// A little more, so that a plan with a few more values needs no new slab.
-int64_t with_room(int64_t bytes) {
-  constexpr int64_t kRoom = 1 << 20;
-  return bytes > kSlab ? bytes : std::min((bytes / kRoom + 2) * kRoom, kSlab);
-}
-
-// Touches every page of fresh memory, with huge pages if the kernel provides them.
-void make_present(const at::Tensor& memory) {
-  constexpr uintptr_t kLargePage = 2 << 20;
-  constexpr int64_t kPage = 4096;
-  auto* bytes = static_cast<char*>(memory.data_ptr());
-  const auto begin = reinterpret_cast<uintptr_t>(bytes), end = begin + memory.nbytes();
-  const auto first = (begin + kLargePage - 1) / kLargePage * kLargePage;
-  const auto last = end / kLargePage * kLargePage;
-  if (last > first) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-  for (int64_t at = 0; at < memory.numel(); at += kPage) bytes[at] = 0;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 // Like memcpy, but bypasses the caches: memcpy would first read the memory that it overwrites.
 void copy_through(char* to, const char* from, int64_t bytes) {
   int64_t at = 0;
 #if defined(__SSE2__)
-  for (; at + kSlabAlignment <= bytes; at += kSlabAlignment)
-    for (int64_t word = at; word < at + kSlabAlignment; word += 16)
+  for (; at + kAlignment <= bytes; at += kAlignment)
+    for (int64_t word = at; word < at + kAlignment; word += 16)
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + word),
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + word)));
   _mm_sfence();
@@ -69,82 +41,230 @@ void copy_through(char* to, const char* from, int64_t bytes) {
   std::memcpy(to + at, from + at, static_cast<size_t>(bytes - at));
 }
 
-struct Copy {
-  char* to;
-  at::Tensor from;  // dense, on the host
-};
-
-void copy_on_host(const std::vector<Copy>& copies) {
-  struct Piece {
-    char* to;
-    const char* from;
-    int64_t bytes;
-  };
-  std::vector<Piece> pieces;
-  for (const auto& copy : copies) {
-    const auto* from = static_cast<const char*>(copy.from.const_data_ptr());
-    const auto bytes = static_cast<int64_t>(copy.from.nbytes());
-    for (int64_t at = 0; at < bytes; at += kCopyPiece)
-      pieces.push_back({copy.to + at, from + at, std::min(kCopyPiece, bytes - at)});
-  }
-  at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      copy_through(pieces[i].to, pieces[i].from, pieces[i].bytes);
+void copy_on_host(char* to, const char* from, int64_t bytes) {
+  const int64_t pieces = (bytes + kCopyPiece - 1) / kCopyPiece;
+  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kCopyPiece, last = std::min(end * kCopyPiece, bytes);
+    copy_through(to + first, from + first, last - first);
   });
 }
 
+bool on_disk(const PlannedChunk& chunk) {
+  return chunk.source && chunk.source->flat->host && chunk.source->flat->host->parked;
+}
+
+// What copies on the device may take of its free memory.
+int64_t free_on(at::Device device) {
+  if (!shard::has_streams(device)) return 0;
+  const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+  return std::max<int64_t>(static_cast<int64_t>(free) - kKeptFree, 0);
+}
+
+struct Cancelled {};
+
 }  // namespace
 
-Staging::Size Staging::size_of(const SavePlan& plan) {
-  Size size;
+Staging::Staging(std::shared_ptr<SavePool> pool, at::Device device)
+    : pool_(std::move(pool)), device_(device) {}
+
+Staging::~Staging() {
+  cancel();
+  if (copier_.joinable()) copier_.join();
+  if (filling_.memory) pool_->give(filling_.memory);
+  if (reading_.memory) pool_->give(reading_.memory);
+  Lock lock(mutex_);
+  for (const Slot& slot : slots_) {
+    slot.copied->synchronize();
+    pool_->give(slot.memory);
+  }
+}
+
+at::Tensor Staging::Captured::read() const {
+  return rest.defined() ? kernels::join_float(whole.to(rest.device()), rest) : whole;
+}
+
+void Staging::start(const SavePlan& plan) {
+  int64_t room = 0;
   for (const auto& chunk : plan.chunks) {
-    Spot::next(size.slabs, static_cast<int64_t>(chunk.part.memory.nbytes()));
-    size.pinned |= !chunk.device().is_cpu();
+    const auto bytes = static_cast<int64_t>(chunk.part.memory.nbytes());
+    bytes_ += bytes;
+    room += aligned(bytes);
   }
-  return size;
+  pool_->expect(room);
+  filling_.memory = pool_->take([] { return false; });  // throws if there is no memory at all
+  if (std::any_of(plan.chunks.begin(), plan.chunks.end(), on_disk)) {
+    ChunkReader reader(plan);
+    for (const auto& chunk : plan.chunks) put(reader.read(chunk));
+    return finish();
+  }
+  capture(plan);
+  begun_.record(device_);
+  stream_ = shard::SideStream(device_);
+  copier_ = std::thread([this] { copy_items(std::move(items_)); });
 }
 
-void Staging::reserve(const Size& size) {
-  for (size_t i = 0; i < size.slabs.size(); ++i) {
-    if (i == slabs_.size()) slabs_.emplace_back();
-    at::Tensor& slab = slabs_[i];
-    const bool enough = slab.defined() && slab.numel() >= size.slabs[i];
-    if (enough && (slab.is_pinned() || !size.pinned)) continue;
-    slab = at::Tensor();  // before the new one is allocated
-    slab = at::empty({with_room(size.slabs[i])},
-                     at::TensorOptions(at::kByte).pinned_memory(size.pinned));
-    if (!size.pinned) make_present(slab);
+// --- what is copied ---
+
+// Copies it on the device if there is room.
+bool Staging::copy_on_device(Captured& captured, int64_t& room) {
+  const at::Tensor& resident = captured.rest.defined() ? captured.rest : captured.whole;
+  if (resident.device() != device_ || !shard::has_streams(device_)) return false;
+  const int64_t bytes = captured.rest.defined() ? captured.rest.numel() * 4
+                                                : static_cast<int64_t>(captured.whole.nbytes());
+  if (bytes > room) return false;
+  room -= bytes;
+  captured.whole = captured.rest.defined() ? captured.read() : captured.whole.clone();
+  captured.rest.reset();
+  return true;
+}
+
+void Staging::capture(const SavePlan& plan) {
+  int64_t room = free_on(device_);
+  std::map<std::pair<const shard::Flat*, std::string>, std::shared_ptr<Captured>> known;
+  for (const auto& chunk : plan.chunks) {
+    const at::Tensor& part = chunk.part.memory;
+    if (!chunk.source) {  // its owner may write to it at any time
+      items_.push_back({std::make_shared<Captured>(part.clone(), at::Tensor()), 0, part.numel()});
+      continue;
+    }
+    const shard::Flat& flat = *chunk.source->flat;
+    auto& captured = known[{&flat, chunk.source->state}];
+    if (!captured) {
+      flat.settle();
+      captured = std::make_shared<Captured>();
+      if (!chunk.source->state.empty())
+        captured->whole = optim::states_of(*plan.optimizer).state(flat).at(chunk.source->state);
+      else if (flat.rest.defined())
+        *captured = {flat.shard, flat.rest};
+      else
+        captured->whole = flat.master;
+      awaited_ |= !copy_on_device(*captured, room);
+    }
+    items_.push_back({captured, part.storage_offset(), part.numel()});
   }
 }
 
-void Staging::take(SavePlan& plan) {
-  reserve(size_of(plan));
-  std::optional<at::Device> device;  // other than the host
-  std::vector<Copy> copies;
-  std::vector<int64_t> filled;  // of each slab
-  ChunkReader reader(plan);
-  for (auto& chunk : plan.chunks) {
-    if (!reader.is_at(chunk)) {  // reading the next flat frees the last one
-      copy_on_host(copies);
-      copies.clear();
+// --- copying ---
+
+void Staging::copy_items(std::vector<Item> items) {
+  try {
+    const shard::Unseen unseen;
+    const shard::OnStream beside(stream_);
+    begun_.wait(device_);
+    std::shared_ptr<Captured> last;
+    at::Tensor whole;
+    for (Item& item : items) {
+      if (item.from != last) whole = item.from->read();
+      last = std::move(item.from);
+      put(whole.as_strided({item.count}, {1}, whole.storage_offset() + item.begin));
     }
-    const at::Tensor memory = reader.read(chunk);
-    const auto size = static_cast<int64_t>(memory.nbytes());
-    const Spot place = Spot::next(filled, size);
-    const at::Tensor staged =
-        slabs_[place.slab].narrow(0, place.begin, size).view(memory.scalar_type());
-    const at::Tensor flat = memory.as_strided({memory.numel()}, {1});
-    if (!flat.is_cpu()) {
-      device = flat.device();
-      staged.copy_(flat, /*non_blocking=*/true);
-    } else if (size > 0) {
-      copies.push_back({static_cast<char*>(staged.data_ptr()), flat});
-    }
-    chunk.part.memory = staged.as_strided(memory.sizes(), memory.strides());
-    chunk.source.reset();
+    finish();
+    copied_.synchronize();  // the memory of the copies on the device may be reused only then
+  } catch (const Cancelled&) {
+    fail(nullptr);
+  } catch (...) {
+    fail(std::current_exception());
   }
-  copy_on_host(copies);
-  if (device) shard::current_stream(*device).synchronize();
+}
+
+void Staging::fail(std::exception_ptr why) {
+  try {
+    if (stream_.get()) stream_.get()->synchronize();  // copies into slots may be under way
+  } catch (const std::exception&) {                   // the device is lost
+  }
+  Lock lock(mutex_);
+  error_ = std::move(why);
+  done_ = true;
+  changed_.notify_all();
+}
+
+void Staging::put(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return;
+  const at::Tensor bytes = tensor.as_strided({tensor.numel()}, {1}).view(at::kByte);
+  for (int64_t at = 0; at < bytes.numel();) {
+    if (!filling_.memory) filling_.memory = pool_->take([this] { return cancelled_.load(); });
+    if (!filling_.memory) throw Cancelled();
+    const int64_t count = std::min(bytes.numel() - at, SavePool::kSlot - filled_);
+    put_piece(bytes.narrow(0, at, count));
+    at += count;
+    filled_ = aligned(filled_ + count);
+    if (filled_ == SavePool::kSlot) pass_on_slot();
+  }
+}
+
+void Staging::put_piece(const at::Tensor& bytes) {
+  char* to = filling_.memory + filled_;
+  if (bytes.is_cpu())
+    copy_on_host(to, static_cast<const char*>(bytes.const_data_ptr()), bytes.numel());
+  else
+    at::from_blob(to, {bytes.numel()}, at::kByte).copy_(bytes, /*non_blocking=*/true);
+}
+
+void Staging::pass_on_slot() {
+  filling_.bytes = std::exchange(filled_, 0);
+  filling_.copied = std::make_shared<shard::StreamEvent>();
+  filling_.copied->record(device_);
+  Lock lock(mutex_);
+  slots_.push_back(std::exchange(filling_, {}));
+  changed_.notify_all();
+}
+
+void Staging::finish() {
+  if (filled_ > 0) pass_on_slot();
+  copied_.record(device_);
+  Lock lock(mutex_);
+  done_ = true;
+  changed_.notify_all();
+}
+
+void Staging::cancel() {
+  cancelled_ = true;
+  pool_->wake();
+  Lock lock(mutex_);
+  changed_.notify_all();
+}
+
+void Staging::await_copies() {
+  if (!awaited_) return;
+  const auto begun = std::chrono::steady_clock::now();
+  {
+    Lock lock(mutex_);
+    changed_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return done_; });
+  }
+  copied_.wait(device_);
+  held_ += std::chrono::steady_clock::now() - begun;
+}
+
+// --- writing ---
+
+Staging::Slot Staging::next_slot() {
+  Slot slot;
+  {
+    Lock lock(mutex_);
+    changed_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return done_ || !slots_.empty(); });
+    if (slots_.empty()) {
+      if (error_) std::rethrow_exception(error_);
+      TORCH_INTERNAL_ASSERT(false, "a save reads more than was copied");
+    }
+    slot = std::move(slots_.front());
+    slots_.pop_front();
+  }
+  slot.copied->synchronize();
+  return slot;
+}
+
+void Staging::read(int64_t bytes, const std::function<void(const void* bytes, size_t size)>& use) {
+  while (bytes > 0) {
+    if (!reading_.memory) reading_ = next_slot();
+    const int64_t count = std::min(bytes, reading_.bytes - at_);
+    use(reading_.memory + at_, static_cast<size_t>(count));
+    bytes -= count;
+    read_so_far_ += count;
+    at_ = aligned(at_ + count);
+    if (at_ < reading_.bytes) continue;
+    pool_->give(std::exchange(reading_, {}).memory);
+    at_ = 0;
+  }
 }
 
 }  // namespace fsdp::checkpoint

@@ -22,6 +22,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/hidden_sve.h"
+#include "base/host_memory.h"
 #include "base/table.h"
 #include "cli/probes.h"
 #include "comm/launch_environment.h"
@@ -43,46 +44,6 @@ constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
 std::string contents(const fs::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// The number a file starts with; nullopt if it is missing or says "max".
-std::optional<double> number_in(const fs::path& path) {
-  std::ifstream file(path);
-  double value = 0;
-  if (file >> value) return value;
-  return std::nullopt;
-}
-
-// The bytes of a line "MemTotal:  16384 kB".
-std::optional<double> meminfo(const std::string& name) {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string key;
-    double kilobytes = 0;
-    if (words >> key >> kilobytes && key == name + ":") return kilobytes * 1024;
-  }
-  return std::nullopt;
-}
-
-// The lowest memory limit of our cgroup and its parents; infinity if none has one. In a container
-// the path may be the host's and missing here; then only the parents count.
-double cgroup_memory_limit() {
-  double least = std::numeric_limits<double>::infinity();
-  std::istringstream lines(contents("/proc/self/cgroup"));
-  for (std::string line; std::getline(lines, line);) {  // "0::/path" or "4:memory:/path"
-    bool second = line.starts_with("0::");
-    size_t memory = line.find(":memory:");
-    if (!second && memory == std::string::npos) continue;
-    fs::path base = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-    fs::path path = fs::path(line.substr(second ? 3 : memory + 8)).relative_path();
-    for (bool more = true; more; path = path.parent_path()) {
-      auto limit = number_in(base / path / (second ? "memory.max" : "memory.limit_in_bytes"));
-      least = std::min(least, limit.value_or(least));
-      more = !path.empty();
-    }
-  }
-  return least;
 }
 
 rlim_t limit_of(int resource) {
@@ -167,13 +128,14 @@ Finding probe_cores() {
 }
 
 Finding probe_memory() {
-  auto total = meminfo("MemTotal"), available = meminfo("MemAvailable");
-  if (!total || !available)
-    return {"unknown", Finding::kNote, "can't read /proc/meminfo; is /proc mounted?"};
-  double limit = cgroup_memory_limit(), usable = std::min(*available, limit);
-  bool limited = limit < *total;  // old cgroups write "none" as a huge number
-  Finding finding{formatted("{}, {} available, {}", human_bytes(*total), human_bytes(*available),
-                            limited ? human_bytes(limit) + " by cgroup limit" : "no cgroup limit")};
+  const auto memory = host_memory();
+  if (!memory) return {"unknown", Finding::kNote, "can't read /proc/meminfo; is /proc mounted?"};
+  const bool limited = memory->limit < memory->total;  // old cgroups write "none" as a huge number
+  const auto bytes = [](int64_t count) { return human_bytes(static_cast<double>(count)); };
+  const auto usable = static_cast<double>(memory->usable());
+  Finding finding{
+      formatted("{}, {} available, {}", bytes(memory->total), bytes(memory->available),
+                limited ? bytes(memory->limit) + " by cgroup limit" : "no cgroup limit")};
   if (usable < 2 * kGiB)
     finding.complain(
         Finding::kNote,

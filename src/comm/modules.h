@@ -38,6 +38,9 @@ struct Module {
   std::string (*device_name)(int device);  // as the driver reports it (cuda)
   // A graph, in the memory pool of `sibling` if there is one (cuda).
   std::unique_ptr<DeviceGraph> (*make_graph)(const DeviceGraph* sibling);
+  // Pins host memory for copies by any GPU; false if the driver refuses (cuda).
+  bool (*pin)(void* memory, size_t bytes);
+  void (*unpin)(void* memory);
 };
 
 // "mpi" or "cuda". find_module() returns null if the module wasn't built or can't be loaded, and

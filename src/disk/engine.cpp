@@ -42,7 +42,7 @@ void Engine::wait(const Ticket& ticket) {
         }))
       continue;
     throw Error(formatted("{}: {} {} bytes at {}: no progress for {} s; {} bytes are missing.",
-                          file_.path(), verb(ticket->direction), with_separators(ticket->bytes),
+                          file_.path, verb(ticket->direction), with_separators(ticket->bytes),
                           with_separators(ticket->offset), options_.limit.count() / 1000,
                           with_separators(ticket->left)),
                 "check the kernel log (dmesg) for disk errors; a network file system may have lost "
@@ -77,7 +77,7 @@ bool Engine::finish(Piece& piece, int64_t result) {
   }
   // With O_DIRECT the remainder must start at a block boundary.
   int64_t came = std::min(result, piece.bytes);
-  if (came < piece.bytes && file_.direct()) came -= came % kAlignment;
+  if (came < piece.bytes && file_.direct) came -= came % kAlignment;
   if (came == 0) {
     fail(piece,
          direction == Direction::kRead ? "the file ends there" : "the disk accepted no bytes",
@@ -100,7 +100,7 @@ void Engine::fail(Piece& piece, const std::string& why, const std::string& hint)
   const Lock lock(mutex_);
   Transfer& transfer = *piece.ticket;
   if (transfer.problem.empty()) {
-    transfer.problem = file_.path() + ": " + verb(transfer.direction) + " " +
+    transfer.problem = file_.path + ": " + verb(transfer.direction) + " " +
                        with_separators(piece.bytes) + " bytes at " + with_separators(piece.offset) +
                        " failed: " + why + ".";
     transfer.hint = hint;
@@ -110,9 +110,9 @@ void Engine::fail(Piece& piece, const std::string& why, const std::string& hint)
   ended_.notify_all();
 }
 
-std::unique_ptr<Engine> make_engine(const ScratchFile& file, const EngineOptions& options,
+std::unique_ptr<Engine> make_engine(const OpenFile& file, const EngineOptions& options,
                                     std::span<const std::span<char>> memory) {
-  if (options.uring && file.direct())
+  if (options.uring && file.direct)
     if (auto engine = make_uring_engine(file, options, memory)) return engine;
   return make_thread_engine(file, options);
 }

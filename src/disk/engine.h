@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -69,7 +70,7 @@ class Engine {
     int64_t bytes;
   };
 
-  Engine(const ScratchFile& file, const EngineOptions& options) : file_(file), options_(options) {}
+  Engine(OpenFile file, const EngineOptions& options) : file_(std::move(file)), options_(options) {}
 
   // Called after pieces were added to the queue.
   virtual void wake() FSDP_EXCLUDES(mutex_) = 0;
@@ -79,7 +80,7 @@ class Engine {
   // Pops the front of the queue; false if it is empty.
   bool take(Piece& piece) FSDP_EXCLUDES(mutex_);
 
-  const ScratchFile& file_;
+  const OpenFile file_;
   const EngineOptions options_;
   Mutex mutex_;
   Condition ended_;  // a piece has ended
@@ -91,21 +92,21 @@ class Engine {
 };
 
 // io_uring if it works, else threads. `memory` holds the buffers that most transfers use; they are
-// registered with the kernel once. The file must outlive the engine.
-std::unique_ptr<Engine> make_engine(const ScratchFile& file, const EngineOptions& options,
+// registered with the kernel once. The file must stay open while the engine lives.
+std::unique_ptr<Engine> make_engine(const OpenFile& file, const EngineOptions& options,
                                     std::span<const std::span<char>> memory);
 
 // One call of pread or pwrite that leaves nothing in the page cache. Returns bytes, or a negative
 // errno.
-int64_t transfer_once(const ScratchFile& file, Direction direction, int64_t offset, char* memory,
+int64_t transfer_once(const OpenFile& file, Direction direction, int64_t offset, char* memory,
                       int64_t bytes);
 
 // Why io_uring can't be used here; empty if it can.
 std::string why_no_uring();
 
 // For make_engine. make_uring_engine returns nullptr if io_uring doesn't work.
-std::unique_ptr<Engine> make_uring_engine(const ScratchFile& file, const EngineOptions& options,
+std::unique_ptr<Engine> make_uring_engine(const OpenFile& file, const EngineOptions& options,
                                           std::span<const std::span<char>> memory);
-std::unique_ptr<Engine> make_thread_engine(const ScratchFile& file, const EngineOptions& options);
+std::unique_ptr<Engine> make_thread_engine(const OpenFile& file, const EngineOptions& options);
 
 }  // namespace fsdp::disk

@@ -17,6 +17,13 @@ constexpr int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+// A file that an engine reads and writes. Whoever opened it closes it.
+struct OpenFile {
+  int descriptor = -1;
+  bool direct = false;  // bypasses the page cache
+  std::string path;     // for messages
+};
+
 class ScratchFile {
  public:
   // `direct` = false uses the page cache even where O_DIRECT works.
@@ -25,6 +32,7 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
+  operator OpenFile() const { return {descriptor_, direct_, path_}; }
   int descriptor() const { return descriptor_; }
   int64_t bytes() const { return bytes_; }
   bool direct() const { return direct_; }

@@ -25,7 +25,7 @@ bool forget(int file, bool reading, int64_t offset, int64_t bytes) {
 
 class ThreadEngine final : public Engine {
  public:
-  ThreadEngine(const ScratchFile& file, const EngineOptions& options) : Engine(file, options) {
+  ThreadEngine(const OpenFile& file, const EngineOptions& options) : Engine(file, options) {
     for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { run(); });
   }
 
@@ -69,17 +69,17 @@ class ThreadEngine final : public Engine {
 
 }  // namespace
 
-int64_t transfer_once(const ScratchFile& file, Direction direction, int64_t offset, char* memory,
+int64_t transfer_once(const OpenFile& file, Direction direction, int64_t offset, char* memory,
                       int64_t bytes) {
   const bool reading = direction == Direction::kRead;
   const auto size = static_cast<size_t>(bytes);
-  const ssize_t result = reading ? ::pread(file.descriptor(), memory, size, offset)
-                                 : ::pwrite(file.descriptor(), memory, size, offset);
+  const ssize_t result = reading ? ::pread(file.descriptor, memory, size, offset)
+                                 : ::pwrite(file.descriptor, memory, size, offset);
   if (result < 0) return -errno;
-  return file.direct() || forget(file.descriptor(), reading, offset, result) ? result : -errno;
+  return file.direct || forget(file.descriptor, reading, offset, result) ? result : -errno;
 }
 
-std::unique_ptr<Engine> make_thread_engine(const ScratchFile& file, const EngineOptions& options) {
+std::unique_ptr<Engine> make_thread_engine(const OpenFile& file, const EngineOptions& options) {
   return std::make_unique<ThreadEngine>(file, options);
 }
 

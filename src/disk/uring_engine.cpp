@@ -37,7 +37,7 @@ int open_ring(io_uring& ring, unsigned entries) {
 
 class UringEngine final : public Engine {
  public:
-  UringEngine(const ScratchFile& file, const EngineOptions& options, const io_uring& ring,
+  UringEngine(const OpenFile& file, const EngineOptions& options, const io_uring& ring,
               std::span<const std::span<char>> memory)
       : Engine(file, options), ring_(ring), slots_(static_cast<size_t>(options.depth)) {
     for (size_t i = 0; i < slots_.size(); ++i) free_.push_back(i);
@@ -109,7 +109,7 @@ class UringEngine final : public Engine {
   void prepare(size_t slot) FSDP_REQUIRES(ring_mutex_) {
     const Piece& piece = slots_[slot];
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // never null: there are more than slots
-    const int fd = file_.descriptor(), buffer = registered(piece);
+    const int fd = file_.descriptor, buffer = registered(piece);
     const auto bytes = static_cast<unsigned>(piece.bytes);
     const auto offset = static_cast<uint64_t>(piece.offset);
     if (piece.ticket->direction == Direction::kRead) {
@@ -198,7 +198,7 @@ std::string why_no_uring() {
   }
 }
 
-std::unique_ptr<Engine> make_uring_engine(const ScratchFile& file, const EngineOptions& options,
+std::unique_ptr<Engine> make_uring_engine(const OpenFile& file, const EngineOptions& options,
                                           std::span<const std::span<char>> memory) {
   io_uring ring{};
   if (open_ring(ring, static_cast<unsigned>(options.depth) + 1) < 0) return nullptr;
@@ -214,7 +214,7 @@ std::string why_no_uring() {
   return "fsdp was built without liburing";
 }
 
-std::unique_ptr<Engine> make_uring_engine(const ScratchFile&, const EngineOptions&,
+std::unique_ptr<Engine> make_uring_engine(const OpenFile&, const EngineOptions&,
                                           std::span<const std::span<char>>) {
   return nullptr;
 }

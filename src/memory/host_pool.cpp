@@ -1,17 +1,14 @@
 #include "memory/host_pool.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
-#include "shard/device_stream.h"
+#include "shard/pinned_memory.h"
 #include "shard/saved_activations.h"
 #include "shard/tensor_access.h"
 
 namespace fsdp::memory {
 namespace {
 
-// LibTorch rounds pinned memory up to a power of two.
 constexpr int64_t kSlab = int64_t{1} << 28, kGrain = 4096;
 
 int64_t rounded(int64_t bytes) {
@@ -35,8 +32,7 @@ at::Tensor HostPool::take(int64_t bytes) {
   }
   for (size_t i = 0; !block.defined(); ++i) {
     if (i == slabs_.size()) {
-      auto options = at::TensorOptions(at::kByte).pinned_memory(shard::has_streams(device_));
-      slabs_.push_back({at::empty({std::max(kSlab, whole)}, options)});
+      slabs_.push_back({shard::pinned_memory(std::max(kSlab, whole), device_)});
       shard::saved_activations::add_host(slabs_.back().memory.numel());
     }
     Slab& slab = slabs_[i];

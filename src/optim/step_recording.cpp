@@ -67,6 +67,7 @@ bool TrainStep::State::record(Recording& shape, const Inputs& like) {
     shape.last = graph([this, &shape, count] {
       add_gradients(shape.inputs, count, /*last=*/true);
       shape.result = update();
+      shape.numbers = numbers;
     });
   } catch (const std::exception& problem) {
     total.reset();
@@ -94,6 +95,7 @@ void TrainStep::State::forget_one_recording() {
   }
   if (kept < options.shapes) return;
   oldest->result = {};
+  oldest->numbers.reset();
   oldest->first.reset();
   oldest->middle.reset();
   oldest->last.reset();
@@ -154,11 +156,13 @@ StepResult TrainStep::State::replay(Recording& shape, const std::vector<Inputs>&
       if (batches[i][j].defined())
         shape.inputs[j].copy_(optim::ready_for(device, batches[i][j]).detach(),
                               /*non_blocking=*/true);
-    bool last = i + 1 == batches.size();
+    const bool last = i + 1 == batches.size();
+    if (last) shard::before_replayed_update(*model);
     (last ? shape.last : i == 0 ? shape.first : shape.middle)->replay();
   }
   shard::end_replays(*model);
   replayed = true;
+  numbers = shape.numbers;
   return shape.result;
 }
 

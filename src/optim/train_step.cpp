@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -163,6 +164,7 @@ StepResult TrainStep::State::update() {
                 "resume from the last checkpoint without step_in_backward, which skips such a "
                 "step.");
   optimizer.zero_grad();
+  numbers = at::stack({result.loss, result.norm.to(at::kDouble), result.skipped.to(at::kDouble)});
   return result;
 }
 
@@ -198,19 +200,17 @@ StepResult TrainStep::State::take(const std::vector<Inputs>& batches, double wei
 
 TrainStep::State::Numbers::Numbers(at::Device device) {
   auto host = at::TensorOptions().pinned_memory(shard::has_streams(device));
-  loss = at::empty({}, host.dtype(at::kDouble));
-  norm = at::empty({}, host.dtype(at::kFloat));
-  skipped = at::empty({}, host.dtype(at::kBool));
+  result = at::empty({3}, host.dtype(at::kDouble));
   stop = at::zeros({1}, host.dtype(at::kInt));
 }
 
-void TrainStep::State::launched(const StepResult& result) {
+void TrainStep::State::launched() {
   if (device.is_meta()) return;
   Taken taken{.number = steps, .begun = steady_clock::now()};
   if (spare.empty()) spare.push_back(std::make_unique<Numbers>(device));
   taken.numbers = std::move(spare.back());
   spare.pop_back();
-  Numbers& numbers = *taken.numbers;
+  Numbers& host = *taken.numbers;
   if (options.wants_to_stop) {
     const World& world = model->world();
     const int wants = options.wants_to_stop() ? 1 : 0;
@@ -218,14 +218,12 @@ void TrainStep::State::launched(const StepResult& result) {
       if (!stops.defined()) stops = at::zeros({1}, at::TensorOptions(at::kInt).device(device));
       stops.fill_(wants);
       world.comm().all_reduce(stops, ReduceOp::SUM, {.label = "signals to stop"});
-      numbers.stop.copy_(stops, /*non_blocking=*/true);
+      host.stop.copy_(stops, /*non_blocking=*/true);
     } else {
-      numbers.stop.fill_(wants);
+      host.stop.fill_(wants);
     }
   }
-  numbers.loss.copy_(result.loss, /*non_blocking=*/true);
-  numbers.norm.copy_(result.norm, /*non_blocking=*/true);
-  numbers.skipped.copy_(result.skipped, /*non_blocking=*/true);
+  host.result.copy_(numbers, /*non_blocking=*/true);
   taken.outcome.weight = options.weighted ? divisor : 0;
   if (shard::has_streams(device)) {
     taken.done.emplace(device.type());
@@ -241,9 +239,10 @@ void TrainStep::State::launched(const StepResult& result) {
 void TrainStep::State::settle_oldest() {
   Taken& taken = queue[known++];
   progress = steady_clock::now();
-  taken.outcome.loss = taken.numbers->loss.item<double>();
-  taken.outcome.norm = taken.numbers->norm.item<float>();
-  taken.outcome.updated = !taken.numbers->skipped.item<bool>();
+  const double* result = taken.numbers->result.const_data_ptr<double>();
+  taken.outcome.loss = result[0];
+  taken.outcome.norm = result[1];
+  taken.outcome.updated = result[2] == 0;
   taken.outcome.stop = taken.numbers->stop.item<int>() > 0;
   taken.outcome.known = progress;
   spare.push_back(std::move(taken.numbers));
@@ -313,7 +312,7 @@ StepResult TrainStep::operator()(const Inputs& inputs, double weight) {
 
 StepResult TrainStep::operator()(const std::vector<Inputs>& micro_batches, double weight) {
   StepResult result = state_->take(micro_batches, weight);
-  state_->launched(result);
+  state_->launched();
   return result;
 }
 

@@ -49,12 +49,14 @@ struct TrainStep::State {
     uint64_t last_use = 0;
     Inputs inputs;  // the graphs read these
     std::unique_ptr<shard::StepGraph> first, middle, last;
-    StepResult result;  // the graphs write this, in their own memory
+    StepResult result;  // the graphs write this and `numbers`, in their own memory
+    at::Tensor numbers;
   };
   // A step's numbers, copied asynchronously from the device.
   struct Numbers {
     explicit Numbers(at::Device device);
-    at::Tensor loss, norm, skipped, stop;
+    at::Tensor result;  // loss, norm, skipped
+    at::Tensor stop;
   };
   struct Taken {  // a step, from its launch until its outcome is asked for
     int64_t number;
@@ -79,6 +81,7 @@ struct TrainStep::State {
   int64_t steps = 0;
   double divisor = 1;  // of the current step's losses
   at::Tensor total;    // the loss of the current step
+  at::Tensor numbers;  // [3] double: the loss, norm and skipped of the current step
 
   // --- the step (train_step.cpp) ---
   StepResult take(const std::vector<Inputs>& batches, double weight);
@@ -89,7 +92,7 @@ struct TrainStep::State {
   bool update_by_scaler(const StepResult& result);
 
   // --- outcomes (train_step.cpp) ---
-  void launched(const StepResult& result);
+  void launched();
   void settle_oldest();
   void wait(size_t count);
   void look(const Taken& oldest, std::chrono::steady_clock::time_point& looked) const;

@@ -234,6 +234,10 @@ void begin_replays(Model& model) {
   for (const auto& other : registry::models()) reshard_all(*other);
 }
 
+void before_replayed_update(Model& model) {
+  before_change(*model.lock());
+}
+
 void end_replays(Model& model) {
   model.lock()->gatherer.shards_written();
   for (const auto& other : registry::models())

@@ -57,7 +57,9 @@ uint64_t state_of_recordings(Model& model);
 
 // The beginning and end of a replayed step, on the stream of the replays. begin_replays throws
 // failures of background work and reshards all units; end_replays marks the parameters as changed.
+// before_replayed_update comes before the graph with the update: a save may still read the masters.
 void begin_replays(Model& model);
+void before_replayed_update(Model& model);
 void end_replays(Model& model);
 
 // Whether there are gradients, reduced or not.

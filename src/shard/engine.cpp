@@ -59,6 +59,7 @@ void Engine::use(Unit& unit, const char* by, bool backward) {
 
 void Engine::before_write(Unit& unit, const char* by) {
   masters.check_write(unit, by);
+  shard::before_change(*this);
   gatherer.reshard(unit);  // what is gathered is older than the masters from now on
   for (const auto& flat : unit.flats) {
     flat->settle();
@@ -206,6 +207,7 @@ at::Tensor gather_shard(Engine& model, Flat& flat, const at::Tensor& shard, cons
 void begin_load(Engine& model, const char* why) {
   model.gatherer.reshard_all();
   model.gatherer.synchronize_readers(why);
+  before_change(model);
 }
 
 void loaded(Engine& model, Unit& unit) {
@@ -214,6 +216,10 @@ void loaded(Engine& model, Unit& unit) {
 
 const std::shared_ptr<Background>& background_of(const Engine& engine) {
   return engine.background;
+}
+
+void before_change(const Engine& engine) {
+  if (engine.background) engine.background->before_change();
 }
 
 void set_background(Engine& engine, std::shared_ptr<Background> work) {

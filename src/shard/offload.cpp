@@ -11,6 +11,7 @@
 #include "fsdp/error.h"
 #include "kernels/update.h"
 #include "shard/comm_context.h"
+#include "shard/pinned_memory.h"
 #include "shard/unit.h"
 
 namespace fsdp::shard {
@@ -30,9 +31,11 @@ bool updated_on_host(const Flat& flat) {
 }
 
 at::Tensor host_zeros(int64_t numel, at::ScalarType type, at::Device device, bool pinned) {
-  at::TensorOptions on = at::TensorOptions().dtype(type);
-  if (device.is_meta()) return at::zeros({numel}, on.device(device));
-  return at::zeros({numel}, on.pinned_memory(pinned && has_streams(device)));
+  const auto options = at::TensorOptions(type);
+  if (device.is_meta()) return at::zeros({numel}, options.device(device));
+  if (!pinned || !has_streams(device)) return at::zeros({numel}, options);
+  const auto bytes = numel * static_cast<int64_t>(c10::elementSize(type));
+  return pinned_memory(bytes, device).view(type);
 }
 
 // --- options ---

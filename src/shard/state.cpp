@@ -10,6 +10,7 @@
 
 #include "base/format.h"
 #include "fsdp/fully_shard.h"
+#include "shard/background.h"
 #include "shard/engine.h"
 #include "shard/model.h"
 #include "shard/rectangles.h"
@@ -201,6 +202,7 @@ void Sharded::load_full_state_dict(const StateDict& state, bool strict) const {
   Unseen unseen;
   model->gatherer.reshard_all();
   model->gatherer.synchronize_readers("load_full_state_dict");
+  shard::before_change(*model);
   for (auto& [tensor, value] : found) {
     shard::StorageTag* tag = shard::tag_of(tensor);
     if (!tag || tag->kind != shard::StorageTag::kParameters) {
@@ -265,6 +267,7 @@ FullParams::~FullParams() noexcept(false) {
       if (changed) written.push_back({&flat, i, value.detach().clone()});
     });
     model->gatherer.synchronize_readers("summon_full_params");
+    shard::before_change(*model);
   }
   for (const auto& unit : model->units) model->gatherer.unpin(*unit);
   for (auto& [flat, i, value] : written) {

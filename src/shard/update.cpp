@@ -64,6 +64,7 @@ at::Tensor begin_update(Engine& model) {
   model.reducer.forget_cleared();
   model.gatherer.reshard_all();
   model.gatherer.synchronize_readers("an update");
+  if (!RecordsStep::now()) before_change(model);
   return model.reducer.take_factor();
 }
 
@@ -152,6 +153,7 @@ void update_on_host(Engine& model, Flat& flat, size_t wanted, const HostFactor& 
 
 void update_in_backward(Engine& model, std::function<void(Engine& model, Flat& flat)> update) {
   model.offload.end_early_updates();
+  before_change(model);
   if (!host_flats(model).empty())
     model.offload.update_early(
         [&model, update = std::move(update)](Flat& flat) { update(model, flat); });

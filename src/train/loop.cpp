@@ -9,6 +9,7 @@
 
 #include "base/format.h"
 #include "base/rank_status.h"
+#include "base/table.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
 #include "fsdp/out_of_memory.h"
@@ -234,7 +235,7 @@ class Loop {
       if (samples) sample_now(report_, training_, state_, signals_);
       if (saves) {
         report_.settle();  // a run killed later then has all lines up to its checkpoint
-        save_now();
+        save_now(/*must=*/false);
       }
     }
   }
@@ -247,7 +248,7 @@ class Loop {
     if (stopped) report_.line(formatted("stopping after step {}, as requested", state_.step));
     // Save first: what follows may fail or be killed.
     const bool wanted = config_.checkpoint.at_end || due(config_.checkpoint.every, state_.step);
-    if (wanted && saved_at_ != state_.step) save_now();
+    if (wanted && saved_at_ != state_.step) save_now(/*must=*/true);
     signals_.begin_part("save", kSaveSeconds);
     report_.timed(Report::kCheckpoint, [&] { training_.saving.wait(); });
     if (!stopped) {
@@ -301,6 +302,8 @@ class Loop {
       state_.skipped += outcome->updated ? 0 : 1;
       stop_ = stop_ || outcome->stop;
       report_.step(done.state, *outcome, done.cost);
+      step_seconds_ =
+          step_seconds_ > 0 ? 0.9 * step_seconds_ + 0.1 * done.cost.seconds : done.cost.seconds;
       not_finite_.saw(done.state, *outcome, report_);
     }
   }
@@ -309,25 +312,50 @@ class Loop {
   void prepare_saves() {
     if (prepared_) return;
     prepared_ = true;
-    if (config_.checkpoint.async && config_.checkpoint.every > 0)
-      checkpoint::prepare_async(training_.sharded, training_.optimizer.get());
+    if (!config_.checkpoint.async || config_.checkpoint.every == 0) return;
+    const auto pool = static_cast<int64_t>(config_.checkpoint.pool * (1 << 30));
+    const auto room = checkpoint::prepare_async(training_.sharded, training_.optimizer.get(), pool);
+    if (room.pool < room.bytes)
+      report_.line(formatted(
+          "checkpoints of {} per rank pass through {} of host memory: after a save, the next "
+          "update "
+          "waits until the last {} of it are copied (checkpoint.pool)",
+          human_bytes(static_cast<double>(room.bytes)), human_bytes(static_cast<double>(room.pool)),
+          human_bytes(static_cast<double>(room.pool))));
   }
 
-  void save_now() {
+  void save_now(bool must) {
     signals_.begin_part("save", kSaveSeconds);
-    const double held = report_.timed(Report::kCheckpoint, [&] { save(training_, state_); });
+    const std::string name = directory_.checkpoint(state_.step).filename().string();
+    bool saved = false;
+    const double held =
+        report_.timed(Report::kCheckpoint, [&] { saved = save(training_, state_, must); });
+    if (!saved) return report_.line(skipped(name));
     saved_at_ = state_.step;
-    report_.line(formatted("checkpoint {}: training waited {}",
-                           directory_.checkpoint(saved_at_).filename().string(),
-                           milliseconds(held)));
+    report_.line(formatted("checkpoint {}: training waited {}", name, milliseconds(held)));
+  }
+
+  // Says why a save was skipped, and how often saves may come.
+  std::string skipped(const std::string& name) const {
+    const auto before = training_.saving.progress();
+    std::string line =
+        formatted("checkpoint {} skipped: the one before is still being written", name);
+    if (before.written == 0 || step_seconds_ <= 0) return line;
+    const double rate = static_cast<double>(before.written) / before.seconds;
+    const double all = static_cast<double>(before.bytes) / rate;
+    return line +
+           formatted(" ({} at {:.2f} GB/s); none would be with checkpoint.every = {} or more",
+                     human_bytes(static_cast<double>(before.bytes)), rate / 1e9,
+                     static_cast<int64_t>(std::ceil(all / step_seconds_)) + 1);
   }
 
   Training& training_;
   const Config& config_;
   StopSignals& signals_;
   const RunDirectory& directory_;
-  RunState state_;    // after the last step
-  int64_t saved_at_;  // step
+  RunState state_;           // after the last step
+  int64_t saved_at_;         // step
+  double step_seconds_ = 0;  // a running average
   const bool graphed_;
   Report report_;
   NotFinite not_finite_;

@@ -246,7 +246,23 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   return training;
 }
 
-void save(Training& training, const RunState& state) {
+namespace {
+
+checkpoint::IfBusy if_busy(checkpoint::WhenBusy when) {
+  switch (when) {
+    case checkpoint::WhenBusy::kSkip:
+      return checkpoint::IfBusy::SKIP;
+    case checkpoint::WhenBusy::kWait:
+      return checkpoint::IfBusy::WAIT;
+    case checkpoint::WhenBusy::kQueue:
+      return checkpoint::IfBusy::QUEUE;
+  }
+  return checkpoint::IfBusy::WAIT;
+}
+
+}  // namespace
+
+bool save(Training& training, const RunState& state, bool must) {
   auto tokenizer = training.corpus->tokenizer();
   checkpoint::SaveOptions options;
   options.extra = {{"step", state.step},
@@ -267,12 +283,16 @@ void save(Training& training, const RunState& state) {
   options.per_rank["random_cpu"] = random.cpu;
   if (random.device.defined()) options.per_rank["random_device"] = random.device;
   options.keep_last = training.config.checkpoint.keep_last;
+  if (!must) options.if_busy = if_busy(training.config.checkpoint.when_busy);
   auto dir = training.directory.checkpoint(state.step);
-  if (training.config.checkpoint.async)
-    training.saving =
-        checkpoint::save_async(dir, training.sharded, training.optimizer.get(), options);
-  else
+  if (!training.config.checkpoint.async) {
     checkpoint::save(dir, training.sharded, training.optimizer.get(), options);
+    return true;
+  }
+  auto saving = checkpoint::save_async(dir, training.sharded, training.optimizer.get(), options);
+  if (saving.skipped()) return false;
+  training.saving = std::move(saving);
+  return true;
 }
 
 RunState restore(Training& training, const std::filesystem::path& from) {

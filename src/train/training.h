@@ -63,8 +63,9 @@ RandomState random_state(at::Device device);
 void set_random_state(at::Device device, const RandomState& state);
 
 // Collective. With checkpoint.async the checkpoint is written in the background after save()
-// returns; training.saving tracks it, and the next step throws its failure.
-void save(Training& training, const RunState& state);
+// returns; training.saving tracks it, and the next step throws its failure. False: nothing is
+// saved, because the save before is still being written (checkpoint.when_busy; never with `must`).
+bool save(Training& training, const RunState& state, bool must);
 RunState restore(Training& training, const std::filesystem::path& checkpoint);
 
 }  // namespace fsdp::train

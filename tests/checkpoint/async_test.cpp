@@ -1,11 +1,15 @@
 // Saves in the background. The seam blocks the writing thread until a test releases it, so nothing
 // here depends on the speed of a disk.
 #include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 #include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/seams.h"
 #include "checkpoint/files.h"
@@ -113,6 +117,85 @@ TEST(Async, ASecondSaveWaitsOrIsRefused) {
   EXPECT_EQ(checkpoint::list(folder.path()).size(), 2u);
   EXPECT_EQ(checkpoint::latest(folder.path()), folder / "step-4");
   test_world().comm().barrier();
+}
+
+TEST(Async, ASecondSaveIsSkippedOrQueued) {
+  SharedFolder folder;
+  auto trained = make_trained("mlp", {});
+  trained.train(1);
+  const auto first_state = snapshot(trained);
+  Gate gate;
+  const AsyncSave first = save_async(folder / "step-1", trained);
+  trained.train(1);
+  const AsyncSave skipped = save_async(folder / "step-2", trained, {.if_busy = IfBusy::SKIP});
+  EXPECT_TRUE(skipped.skipped() && skipped.done());
+  const auto third_state = snapshot(trained);
+  const AsyncSave third = save_async(folder / "step-3", trained, {.if_busy = IfBusy::QUEUE});
+  EXPECT_FALSE(third.skipped() || third.done() || first.done());
+  trained.train(1);
+  gate.open();
+  third.wait();
+  EXPECT_TRUE(first.done());
+  EXPECT_EQ(third.progress().written, third.progress().bytes);
+  EXPECT_EQ(checkpoint::list(folder.path()), (std::vector{folder / "step-1", folder / "step-3"}));
+  for (const auto& [name, state] : {std::pair("step-1", first_state), {"step-3", third_state}}) {
+    auto loaded = make_trained("mlp", {}, Rule::kAdamW, 8);
+    checkpoint::load(folder / name, loaded.sharded, loaded.optimizer.get());
+    expect_equal(snapshot(loaded), state);
+  }
+  test_world().comm().barrier();
+}
+
+TEST(Async, NothingIsQueuedWithoutRoomInThePool) {
+  SharedFolder folder;
+  auto trained = make_trained("mlp", {});
+  trained.train(1);
+  const auto room = checkpoint::prepare_async(trained.sharded, trained.optimizer.get(), 1);
+  EXPECT_EQ(room.pool, 8 << 20);  // one slot
+  EXPECT_GT(room.bytes, 0);
+  Gate gate;
+  const AsyncSave first = save_async(folder / "step-1", trained);
+  EXPECT_TRUE(save_async(folder / "step-2", trained, {.if_busy = IfBusy::QUEUE}).skipped());
+  gate.open();
+  first.wait();
+}
+
+// Three linears with 12 bytes per parameter: more than one slot, also on four ranks.
+TEST(Async, AStateLargerThanThePoolFlowsThroughIt) {
+  SharedFolder folder;
+  torch::manual_seed(1);
+  const auto make = [] {
+    torch::nn::Sequential model;
+    for (int i = 0; i < 3; ++i) model->push_back(torch::nn::Linear(1024, 1024));
+    return model;
+  };
+  auto module = make(), fresh = make();
+  const ShardOptions options{.wrap = wrap::modules<torch::nn::LinearImpl>(),
+                             .device = test_device()};
+  const Sharded sharded = fully_shard(module, options), loaded = fully_shard(fresh, options);
+  AdamW optimizer(sharded, {}), other(loaded, {});
+  const auto train = [&] {
+    module->forward(at::ones({1, 1024}, at::TensorOptions().device(test_device())))
+        .square()
+        .sum()
+        .backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  train();
+  const auto room = checkpoint::prepare_async(sharded, &optimizer, 1);
+  EXPECT_LT(room.pool, room.bytes);
+  for (int round = 0; round < 2; ++round) {
+    const auto expected = sharded.full_state_dict();
+    const auto saving = checkpoint::save_async(folder / "step", sharded, &optimizer);
+    train();
+    saving.wait();
+    EXPECT_EQ(saving.progress().written, saving.progress().bytes);
+    checkpoint::load(folder / "step", loaded, &other);
+    for (const auto& [name, tensor] : loaded.full_state_dict())
+      EXPECT_TRUE(at::equal(tensor, expected.at(name))) << name;
+    test_world().comm().barrier();
+  }
 }
 
 int failing_rank = 0;

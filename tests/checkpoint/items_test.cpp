@@ -148,6 +148,26 @@ TEST(Items, PartsOfLargeTensorsAreReadInPieces) {
   expect(0, 3000, 7, 1, at::kFloat);     // a column
 }
 
+// More than all blocks of a file that are written at a time.
+TEST(Items, ALargeFileHoldsEveryByteInOrder) {
+  Folder folder;
+  const auto path = folder.path / "large";
+  const int64_t size = (70 << 20) + 12345;
+  const auto bytes = at::randint(256, {size}, at::kByte);
+  const auto* data = static_cast<const char*>(bytes.const_data_ptr());
+  for (const int64_t expected : {size, int64_t{0}}) {  // past the page cache, and through it
+    files::Output out(path, expected);
+    for (int64_t at = 0, step = 1; at < size; at += step, step = std::min(step * 3, size - at))
+      out.append(data + at, static_cast<size_t>(step));
+    const FileSums sums = out.close();
+    EXPECT_EQ(sums.size, size);
+    const files::Input in(path, &sums);
+    at::Tensor back = at::empty_like(bytes);
+    in.read(0, back.data_ptr(), static_cast<size_t>(size));
+    EXPECT_TRUE(at::equal(back, bytes));
+  }
+}
+
 TEST(Items, UnusedReservedSpaceIsFreed) {
   Folder folder;
   files::Output out(folder.path / "items", 10 << 20);

@@ -40,7 +40,7 @@ class SplitOfARun : public ::testing::Test {
   }
   // A checkpoint after 3 steps, without the keys of `missing`.
   fs::path saved(Training& training, const std::string& missing) {
-    save(training, {.step = 3, .position = 12, .tokens = 192});
+    save(training, {.step = 3, .position = 12, .tokens = 192}, /*must=*/true);
     fs::path first = training.directory.checkpoint(3);
     checkpoint::SaveOptions options;
     options.extra = checkpoint::read_extra(first);

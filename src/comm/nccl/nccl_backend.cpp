@@ -470,7 +470,18 @@ std::string device_name(int device) {
   return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device))->name;
 }
 
-constexpr Module kModule{make, devices, select, nullptr, describe_nccl, device_name, make_graph};
+bool pin(void* memory, size_t bytes) {
+  if (cudaHostRegister(memory, bytes, cudaHostRegisterPortable) == cudaSuccess) return true;
+  (void)cudaGetLastError();  // or the next call would report it
+  return false;
+}
+
+void unpin(void* memory) {
+  if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError();
+}
+
+constexpr Module kModule{make,        devices,    select, nullptr, describe_nccl,
+                         device_name, make_graph, pin,    unpin};
 
 }  // namespace
 }  // namespace fsdp::comm
