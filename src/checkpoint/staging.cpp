@@ -20,7 +20,10 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr int64_t kAlignment = 64;               // of a tensor in a slot
+constexpr int64_t kAlignment = 64;  // of a tensor in a slot
+// Slots that are copied at a time. The device copies in the order of the calls, so the few bytes
+// that a training step reads back wait for all of them.
+constexpr size_t kInFlight = 4;
 constexpr int64_t kCopyPiece = 2 << 20;          // bytes per copy of one thread
 constexpr int64_t kKeptFree = int64_t{2} << 30;  // bytes of the device that copies there don't use
 
@@ -204,6 +207,11 @@ void Staging::pass_on_slot() {
   filling_.bytes = std::exchange(filled_, 0);
   filling_.copied = std::make_shared<shard::StreamEvent>();
   filling_.copied->record(device_);
+  in_flight_.push_back(filling_.copied);
+  if (in_flight_.size() > kInFlight) {
+    in_flight_.front()->synchronize();
+    in_flight_.pop_front();
+  }
   Lock lock(mutex_);
   slots_.push_back(std::exchange(filling_, {}));
   changed_.notify_all();

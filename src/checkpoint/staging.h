@@ -87,6 +87,7 @@ class Staging {
   // --- the copying thread ---
   Slot filling_;
   int64_t filled_ = 0;
+  std::deque<std::shared_ptr<shard::StreamEvent>> in_flight_;  // of the last slots
 
   // --- the writing thread ---
   Slot reading_;

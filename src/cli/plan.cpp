@@ -111,15 +111,18 @@ void tell_what_may_be_kept(const train::ConfigPlan& of) {
 int plan_world(const PlanFlags& flags, const train::Config& config, const Gpu& gpu, int world) {
   train::ConfigPlan of = plan_of(flags, config, gpu, world);
   Plan asked = plan(of.model, of.options);
+  const PlannedSaves saves =
+      saves_of(asked, of.options, std::min(world, flags.per_host), config.checkpoint.pool);
   if (flags.json) {
     print_kinds(asked);
-    print_verdict(asked, of.tokens_per_sample);
+    print_verdict(asked, of.tokens_per_sample, saves);
   } else {
     std::cout << formatted("{}\n{} rank{} on {}, {} in {} units, micro-batches of {}\n\n{}\n{}.\n",
                            of.title, world, world == 1 ? "" : "s", gpu_text(gpu),
                            lower(name(of.options.shard.strategy)), asked.units, asked.batch,
                            asked.describe(), asked.fits ? "It fits" : "It doesn't fit");
     if (asked.fits && of.options.recompute.mode) tell_what_may_be_kept(of);
+    std::cout << describe(saves, flags.disk_speed);
     std::cout << "\n";
   }
   if (flags.no_survey) return 0;
@@ -171,8 +174,8 @@ void add_plan(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--disk-speed", flags->disk_speed,
-                   "GB/s of a host's disk, reads and writes together, for offload.directory (fsdp "
-                   "bench nvme measures it)")
+                   "GB/s of a host's disk, for checkpoints and offload.directory (fsdp bench nvme "
+                   "measures it)")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   command

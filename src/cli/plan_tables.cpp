@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -166,7 +167,38 @@ void print_kinds(const Plan& plan) {
   table.print(std::cout, /*json=*/true);
 }
 
-void print_verdict(const Plan& plan, int64_t tokens_per_sample) {
+PlannedSaves saves_of(const Plan& plan, const PlanOptions& options, int ranks_on_host,
+                      double pool_gib) {
+  const PlannedMemory& memory = plan.memory;
+  PlannedSaves saves;
+  saves.bytes = static_cast<double>(memory.parameters + memory.master + memory.states +
+                                    memory.host + memory.disk);
+  const double rate = options.disk_speed * 1e9 / ranks_on_host;
+  saves.seconds = saves.bytes / rate;
+  if (const double step = plan.time.total(); step > 0)
+    saves.every = std::max<int64_t>(static_cast<int64_t>(std::ceil(saves.seconds / step)), 1);
+  const auto on_host = static_cast<double>(options.host_memory) / ranks_on_host;
+  saves.pool = pool_gib > 0 ? pool_gib * (1 << 30)
+                            : std::max(on_host - static_cast<double>(memory.host), 0.0) / 2;
+  if (options.host_memory > 0 || pool_gib > 0)
+    saves.held = std::max(saves.bytes - saves.pool, 0.0) / rate;
+  return saves;
+}
+
+std::string describe(const PlannedSaves& saves, double disk_speed) {
+  std::string text = formatted(
+      "A checkpoint has {} per rank. At {:g} GB/s per host (--disk-speed) it takes {:.3g} s to "
+      "write in the background; with checkpoint.every = {} or more, none is skipped.",
+      human_bytes(saves.bytes), disk_speed, saves.seconds, saves.every);
+  if (saves.held > 0)
+    text += formatted(
+        " It passes through {} of host memory per rank (checkpoint.pool), so the "
+        "update after it waits {:.3g} s.",
+        human_bytes(saves.pool), saves.held);
+  return text + "\n";
+}
+
+void print_verdict(const Plan& plan, int64_t tokens_per_sample, const PlannedSaves& saves) {
   const double seconds = plan.time.total();
   const nlohmann::ordered_json verdict = {
       {"fits", plan.fits},
@@ -181,6 +213,10 @@ void print_verdict(const Plan& plan, int64_t tokens_per_sample) {
       {"offload_ms", 1e3 * plan.time.offload},
       {"tokens_per_second",
        seconds > 0 ? static_cast<double>(plan.samples * tokens_per_sample) / seconds : 0},
+      {"checkpoint_bytes", saves.bytes},
+      {"checkpoint_s", saves.seconds},
+      {"checkpoint_every", saves.every},
+      {"checkpoint_held_s", saves.held},
       {"advice", plan.advice}};
   std::cout << verdict.dump() << "\n";
 }

@@ -19,9 +19,21 @@ void print_choices(const std::vector<PlanChoice>& choices, int64_t tokens_per_sa
 // One row per world size: how many settings fit, and the fastest.
 void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sample, bool json);
 
-// JSON: the kinds of memory; then whether it fits, and the times.
+// Saves of a planned run.
+struct PlannedSaves {
+  double bytes = 0;    // of a rank
+  double seconds = 0;  // until the disk of the host has those of all its ranks
+  int64_t every = 1;   // steps; saves that come sooner find the one before unfinished
+  double pool = 0;     // bytes of host memory per rank that copies may take
+  double held = 0;     // seconds that the update after a save waits, because the pool is smaller
+};
+PlannedSaves saves_of(const Plan& plan, const PlanOptions& options, int ranks_on_host,
+                      double pool_gib);
+std::string describe(const PlannedSaves& saves, double disk_speed);
+
+// JSON: the kinds of memory; then whether it fits, the times, and saves.
 void print_kinds(const Plan& plan);
-void print_verdict(const Plan& plan, int64_t tokens_per_sample);
+void print_verdict(const Plan& plan, int64_t tokens_per_sample, const PlannedSaves& saves);
 
 // `host_lacks`: with offload the GPUs have enough memory, but the hosts don't.
 std::string nothing_fits(bool host_lacks);

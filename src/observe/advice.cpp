@@ -121,6 +121,16 @@ Found small_micro_batch(const RunFacts& facts) {
       "double train.micro_batch: fewer, larger operators are faster, and the result is the same."};
 }
 
+Found allocator_retries(const RunFacts& facts) {
+  if (facts.allocator_retries == 0) return {};
+  return Advice{
+      "allocator-retries",
+      formatted("the GPU ran out of memory {} times since the first steps; each time it stopped "
+                "until cached memory had been freed.",
+                facts.allocator_retries),
+      "halve train.micro_batch or set activations.mode to full; fsdp plan shows what fits."};
+}
+
 Found steps_skipped(const RunFacts& facts) {
   constexpr double kOften = 0.05;
   constexpr int64_t kEnough = 20;
@@ -147,6 +157,7 @@ constexpr Rule kRules[] = {
     {"exposed-communication", exposed_communication},
     {"data-wait", data_wait},
     {"small-micro-batch", small_micro_batch},
+    {"allocator-retries", allocator_retries},
     {"loss-spike-without-clipping", loss_spike},
     {"steps-skipped", steps_skipped},
 };

@@ -47,6 +47,7 @@ struct RunFacts {
   int64_t skipped = 0;                 // steps whose loss or gradient wasn't finite
   std::vector<double> losses;          // of the latest steps, oldest first
   std::optional<double> memory_share;  // peak so far, as a share of the device's memory
+  int64_t allocator_retries = 0;       // since the first steps of the run
 };
 
 struct Advice {

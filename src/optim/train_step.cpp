@@ -204,9 +204,17 @@ TrainStep::State::Numbers::Numbers(at::Device device) {
   stop = at::zeros({1}, host.dtype(at::kInt));
 }
 
-void TrainStep::State::launched() {
+TrainStep::State::Taken TrainStep::State::begin() {
+  Taken taken{.number = steps + 1, .begun = steady_clock::now()};
+  if (shard::has_streams(device) && queue.size() == known) {
+    taken.start.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    taken.start->record(shard::current_stream(device));
+  }
+  return taken;
+}
+
+void TrainStep::State::launched(Taken taken) {
   if (device.is_meta()) return;
-  Taken taken{.number = steps, .begun = steady_clock::now()};
   if (spare.empty()) spare.push_back(std::make_unique<Numbers>(device));
   taken.numbers = std::move(spare.back());
   spare.pop_back();
@@ -226,7 +234,7 @@ void TrainStep::State::launched() {
   host.result.copy_(numbers, /*non_blocking=*/true);
   taken.outcome.weight = options.weighted ? divisor : 0;
   if (shard::has_streams(device)) {
-    taken.done.emplace(device.type());
+    taken.done.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     taken.done->record(shard::current_stream(device));
   }
   const bool taken_async = taken.done.has_value();
@@ -244,7 +252,13 @@ void TrainStep::State::settle_oldest() {
   taken.outcome.norm = result[1];
   taken.outcome.updated = result[2] == 0;
   taken.outcome.stop = taken.numbers->stop.item<int>() > 0;
-  taken.outcome.known = progress;
+  if (taken.done) {
+    const c10::Event& from = taken.start ? *taken.start : *previous;
+    taken.outcome.seconds = from.elapsedTime(*taken.done) / 1e3;
+    previous = std::move(taken.done);
+  } else {
+    taken.outcome.seconds = std::chrono::duration<double>(progress - taken.begun).count();
+  }
   spare.push_back(std::move(taken.numbers));
   if (queue.size() <= kOutcomes) return;
   queue.pop_front();
@@ -311,8 +325,9 @@ StepResult TrainStep::operator()(const Inputs& inputs, double weight) {
 }
 
 StepResult TrainStep::operator()(const std::vector<Inputs>& micro_batches, double weight) {
+  auto taken = state_->begin();
   StepResult result = state_->take(micro_batches, weight);
-  state_->launched();
+  state_->launched(std::move(taken));
   return result;
 }
 

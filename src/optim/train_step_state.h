@@ -62,6 +62,7 @@ struct TrainStep::State {
     int64_t number;
     std::chrono::steady_clock::time_point begun;
     std::unique_ptr<Numbers> numbers;
+    std::optional<c10::Event> start;  // of a step that found the device idle
     std::optional<c10::Event> done;
     StepOutcome outcome;
   };
@@ -92,14 +93,16 @@ struct TrainStep::State {
   bool update_by_scaler(const StepResult& result);
 
   // --- outcomes (train_step.cpp) ---
-  void launched();
+  Taken begin();
+  void launched(Taken taken);
   void settle_oldest();
   void wait(size_t count);
   void look(const Taken& oldest, std::chrono::steady_clock::time_point& looked) const;
   std::deque<Taken> queue;  // in order; the outcomes of the first `known` are known
   size_t known = 0;
   std::vector<std::unique_ptr<Numbers>> spare;
-  at::Tensor stops;                                  // [1] int32: ranks that want to stop
+  std::optional<c10::Event> previous;  // the end of the last step whose outcome is known
+  at::Tensor stops;                    // [1] int32: ranks that want to stop
   std::chrono::steady_clock::time_point progress{};  // when the last step was seen to finish
 
   // --- recordings (step_recording.cpp) ---

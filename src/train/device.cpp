@@ -54,6 +54,10 @@ std::optional<double> memory_share(at::Device device) {
   return peak_memory_mb(device) * (1 << 20) / static_cast<double>(total);
 }
 
+int64_t allocator_retries(at::Device device) {
+  return device.is_cpu() ? 0 : stats_of(device).num_alloc_retries;
+}
+
 void synchronize(at::Device device) {
   if (!device.is_cpu())
     c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());

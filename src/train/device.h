@@ -15,6 +15,8 @@ int64_t peak_memory(at::Device device);  // bytes: of a GPU since reset_peak_mem
 void reset_peak_memory(at::Device device);
 // Peak allocation as a share of the GPU's memory; nullopt on the CPU.
 std::optional<double> memory_share(at::Device device);
+// How often the device's allocator had to free its cache to go on, so far.
+int64_t allocator_retries(at::Device device);
 void synchronize(at::Device device);
 
 // Makes operators give the same bits every time, or fail. On the CPU they always do.

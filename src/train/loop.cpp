@@ -261,12 +261,9 @@ class Loop {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   struct UnderWay {  // a step without a known outcome
     RunState state;
     StepCost cost;
-    Clock::time_point begun;
   };
 
   // Takes or launches a step. Returns what its profile says, if anything.
@@ -277,14 +274,12 @@ class Loop {
     memory_plan_.before_step();
     signals_.begin_part("step");
     rank_status::set_step(state_.step + 1);
-    const auto begun = Clock::now();
     report_.timed(Report::kStep, [&] { steps_.take(feed_->next(), eager); });
     std::string profiled = profile_.after_step();
     ++state_.step;
     state_.position = feed_->position();
     state_.tokens += config_.train.batch * training_.task.tokens_per_sample;
-    under_way_.push_back(
-        {state_, report_.cost(feed_->waited() - waited, steps_.host_is_ahead()), begun});
+    under_way_.push_back({state_, report_.cost(feed_->waited() - waited, steps_.host_is_ahead())});
     training_.scheduler->set_steps(state_.step);
     return profiled;
   }
@@ -293,12 +288,7 @@ class Loop {
     while (std::optional<StepOutcome> outcome = steps_.outcome()) {
       UnderWay done = under_way_.front();
       under_way_.pop_front();
-      // If the host ran ahead, a step lasts from the end of the previous one to its own.
-      if (!done.cost.comm_s)
-        done.cost.seconds =
-            std::chrono::duration<double>(outcome->known - std::max(last_known_, done.begun))
-                .count();
-      last_known_ = outcome->known;
+      if (!done.cost.comm_s) done.cost.seconds = outcome->seconds;  // the host ran ahead
       state_.skipped += outcome->updated ? 0 : 1;
       stop_ = stop_ || outcome->stop;
       report_.step(done.state, *outcome, done.cost);
@@ -364,7 +354,6 @@ class Loop {
   StepProfile profile_;
   MemoryPlan memory_plan_;
   std::deque<UnderWay> under_way_;
-  Clock::time_point last_known_;
   bool stop_ = false, prepared_ = false;
 };
 

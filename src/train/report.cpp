@@ -253,6 +253,9 @@ void Report::advise(const observe::StepRecord& record) {
     facts.step_s += record.step_ms / 1e3;
     facts.data_s += record.data_ms / 1e3;
     facts.exposed_comm_s += record.comm_ms.value_or(0) / 1e3;
+    facts.allocator_retries = allocator_retries(training_.world.device()) - first_retries_;
+  } else {
+    first_retries_ = allocator_retries(training_.world.device());
   }
   facts.memory_share = memory_share(training_.world.device());
   observe::RunFacts seen = facts;

@@ -52,6 +52,7 @@ class Report {
   std::unique_ptr<Screen> screen_;
   std::chrono::steady_clock::time_point begin_;
   double last_step_s_ = 0, exposed_before_s_ = 0;
+  int64_t first_retries_ = 0;  // of the allocator, in the first steps
   observe::RunSummary summary_;
 };
 

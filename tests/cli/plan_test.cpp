@@ -47,6 +47,8 @@ bool has(const std::string& text, const std::string& word) {
 TEST(PlanCommand, AProgramLearnsWhetherItFits) {
   const Json verdict = rows_of({"demo", "--world", "2", "--no-survey"}).back();
   EXPECT_TRUE(verdict["fits"].get<bool>());
+  EXPECT_GT(verdict["checkpoint_bytes"].get<double>(), 0);
+  EXPECT_GE(verdict["checkpoint_every"].get<int64_t>(), 1);
   EXPECT_GT(verdict["bytes"], verdict["peak_bytes"]);
   EXPECT_GT(verdict["step_ms"], 0);
   EXPECT_GT(verdict["tokens_per_second"], 0);

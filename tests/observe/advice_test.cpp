@@ -45,7 +45,7 @@ std::map<std::string, std::vector<Reason>> reasons() {
   RunFacts omp{.ranks_on_host = 2, .cores = 16, .torchrun = true, .omp_threads = 1};
   RunFacts micro{
       .gpu = true, .micro_batch = 1, .accumulation = 8, .steps = 10, .memory_share = 0.49};
-  RunFacts skipped{.steps = 20, .skipped = 2};
+  RunFacts skipped{.steps = 20, .skipped = 2}, retries{.allocator_retries = 3};
   return {
       {"exposed-communication",
        {{comm, [](RunFacts& f) { f.exposed_comm_s = 2.0; }, "21 %"},
@@ -83,6 +83,8 @@ std::map<std::string, std::vector<Reason>> reasons() {
        {{micro, [](RunFacts& f) { f.memory_share = 0.5; }, "8 micro-batches of 1"},
         {micro, [](RunFacts& f) { f.memory_share.reset(); }, ""},
         {micro, [](RunFacts& f) { f.accumulation = 1; }, ""}}},
+      {"allocator-retries",
+       {{retries, [](RunFacts& f) { f.allocator_retries = 0; }, "out of memory 3 times"}}},
       {"steps-skipped",
        {{skipped, [](RunFacts& f) { f.skipped = 1; }, "2 of the last 20 steps"},
         {skipped, [](RunFacts& f) { f.steps = 19; }, ""}}},
