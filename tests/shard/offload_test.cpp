@@ -79,8 +79,9 @@ void clipped_step(Training& run, int step, Numbers& seen) {
 
 Numbers parameters_of(const Training& run) {
   Numbers seen;
+  const StateDict full = run.sharded.full_state_dict();
   for (const auto& item : run.model->named_parameters())
-    note(seen, item.key(), run.sharded.full_tensor(item.key()));
+    note(seen, item.key(), full.at(item.key()).full());
   return seen;
 }
 
