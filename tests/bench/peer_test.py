@@ -1,7 +1,8 @@
 """The peer of the benchmarks, on the CPU: every variant trains the same model to the same loss, so all
 variants do the same work. Needs a Python with torch; without one the test is skipped."""
-import json, os, socket, subprocess, sys
+import json, os, runpy, socket, sys, tempfile, traceback
 
+os.environ["OMP_NUM_THREADS"] = "1"
 try:
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard  # noqa: F401
 except ImportError:
@@ -13,14 +14,33 @@ llama = "--layers 2 --dim 32 --heads 4 --kv-heads 2 --vocab 64 --seq 16 --batch 
 common = "--device cpu --dtype fp32 --init cpu --steps 1 --warmup 2".split()
 
 
-def losses(*flags):
+def run(flags):
+    """Runs the script in a forked process, which needn't import torch; returns what it printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    env = dict(os.environ, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    done = subprocess.run([sys.executable, script, *common, *flags], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, f"{flags}: {done.stderr[-2000:]}"
-    line = json.loads(done.stdout.strip().splitlines()[-1])
+    with tempfile.TemporaryFile("w+") as printed:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+                sys.argv, sys.stdout = [script, *common, *flags], printed
+                runpy.run_path(script, run_name="__main__")
+                printed.flush()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status == 0, f"{flags}: exit {status}, see above"
+        printed.seek(0)
+        return printed.read()
+
+
+def losses(*flags):
+    line = json.loads(run(flags).strip().splitlines()[-1])
     assert line["threads"] == 1, line
     return line["loss0"], line["loss"], line["peer"]
 

@@ -199,12 +199,24 @@ def check_export(folder, name, run):
         if flags:
             check_logits(folder, out, model)
             exact = model
-    # An existing directory is replaced only with --force.
-    said = fsdp("ckpt", "export", run, folder / f"{name}-bfloat16", code=1)
-    assert "already exists" in said and "--force" in said, said
-    fsdp("ckpt", "export", run / "checkpoints", folder / f"{name}-bfloat16", "--force")
-    assert not list(folder.glob("*.partial")) and not list(folder.glob("*.replaced"))
     return exact
+
+
+def check_replacement(folder, run):
+    """Files and directories are replaced only with --force."""
+    said = fsdp("ckpt", "export", run, folder / "llama-bfloat16", code=1)
+    assert "already exists" in said and "--force" in said, said
+    fsdp("ckpt", "export", run / "checkpoints", folder / "llama-bfloat16", "--force")
+    assert not list(folder.glob("*.partial")) and not list(folder.glob("*.replaced"))
+    assert "already exists" in fsdp("ckpt", "consolidate", run, folder / "llama-model.pt", code=1)
+    assert "doesn't name a file format" in fsdp("ckpt", "consolidate", run, folder / "model.txt", code=1)
+    start, out = folder / "llama-hf", folder / "llama-imported"
+    weights = rounded(load(start, torch.float32).state_dict(), torch.bfloat16)
+    assert "already exists" in fsdp("ckpt", "import", start, out, code=1)
+    fsdp("ckpt", "import", start, out, "--force", "--dtype", "bf16")
+    expect_same(everything(out)["model"], weights)
+    assert not (folder / "latest").is_symlink()
+    print("replaced only with --force")
 
 
 def check_text(folder, run, model):
@@ -280,7 +292,6 @@ def check_consolidate(folder, name, run):
     bare = folder / f"{name}-model.pt"
     fsdp("ckpt", "consolidate", run, bare, "--model-only", "--dtype", "bf16")
     expect_same(torch.load(bare, weights_only=True), rounded(weights, torch.bfloat16))
-    assert "already exists" in fsdp("ckpt", "consolidate", run, bare, code=1)
     fsdp("ckpt", "consolidate", run, bare, "--force", "--model-only")
     model = load(folder / f"{name}-float32", torch.float32)
     model.load_state_dict(torch.load(bare, weights_only=True, mmap=True), strict=True)
@@ -294,7 +305,6 @@ def check_consolidate(folder, name, run):
         assert opened.metadata() == {"format": "pt", **note}, opened.metadata()
     missing, unexpected = safetensors.torch.load_model(model, single)
     assert not missing and not unexpected, (missing, unexpected)
-    assert "doesn't name a file format" in fsdp("ckpt", "consolidate", run, folder / "model.txt", code=1)
 
 
 def check_python(folder):
@@ -403,10 +413,6 @@ def check_import(folder, name, model):
     expect_same(rounded_model.state_dict(), rounded(weights, torch.bfloat16))
     fsdp("ckpt", "import", folder / f"{name}-rounded", folder / f"{name}-half")
     expect_same(everything(folder / f"{name}-half")["model"], rounded(weights, torch.bfloat16))
-    assert "already exists" in fsdp("ckpt", "import", start, out, code=1)
-    fsdp("ckpt", "import", start, out, "--force", "--dtype", "bf16")
-    expect_same(everything(out)["model"], rounded(weights, torch.bfloat16))
-    assert not (folder / "latest").is_symlink()
 
 
 def check_damage(folder):
@@ -453,6 +459,7 @@ def main():
         for name, model in theirs():
             check_import(folder, name, model)
             print(f"{name}: imported", flush=True)
+        check_replacement(folder, folder / "llama")
         check_python(folder)
         check_flat(folder)
         check_damage(folder)

@@ -1,5 +1,5 @@
-// hf_logits DIR IDS OUT: computes the logits of a Hugging Face model with our code. IDS is a file
-// of int64, one sequence; OUT gets float32 [tokens, vocab].
+// hf_logits DIR IDS OUT [DIR IDS OUT ...]: computes the logits of Hugging Face models with our
+// code. IDS is a file of int64, one sequence; OUT gets float32 [tokens, vocab].
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
@@ -43,12 +43,14 @@ int run(const std::string& dir, const std::string& ids_file, const std::string& 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::fprintf(stderr, "usage: hf_logits DIR IDS OUT\n");
+  if (argc < 4 || argc % 3 != 1) {
+    std::fprintf(stderr, "usage: hf_logits DIR IDS OUT [DIR IDS OUT ...]\n");
     return 2;
   }
   try {
-    return run(argv[1], argv[2], argv[3]);
+    for (int i = 1; i < argc; i += 3)
+      if (int code = run(argv[i], argv[i + 1], argv[i + 2])) return code;
+    return 0;
   } catch (const std::exception& problem) {
     std::fprintf(stderr, "%s\n", problem.what());
     return 1;

@@ -87,7 +87,7 @@ def reference(folder):
 class Tests:
     def __init__(self, fsdp, hf_logits, folder):
         self.fsdp, self.hf_logits, self.folder = fsdp, hf_logits, folder
-        self.worst = 0.0
+        self.noted, self.worst = [], 0.0
 
     def run(self, *command, fails=False):
         environment = dict(os.environ, OMP_NUM_THREADS="1", FSDP_BACKEND="shm")
@@ -99,24 +99,29 @@ class Tests:
 
     # --- logits ---
 
-    def ours(self, folder, ids):
-        ids.numpy().tofile(self.folder / "ids")
-        self.run(self.hf_logits, folder, self.folder / "ids", self.folder / "logits")
-        read = torch.from_file(str(self.folder / "logits"), dtype=torch.float32,
-                               size=ids.numel() * VOCAB)
-        return read.view(ids.numel(), VOCAB).clone()
-
     def compare(self, name, folder, model=None):
+        """Notes a comparison of a directory's logits with those of transformers."""
         model = model or reference(folder)
         ids = torch.randint(0, VOCAB, (40,))
         with torch.no_grad():
-            theirs = model(ids.unsqueeze(0)).logits[0]
-        difference = ((self.ours(folder, ids) - theirs).abs().max() / theirs.abs().max()).item()
-        self.worst = max(self.worst, difference)
-        print(f"{name:24} {len(list(folder.glob('*.safetensors')))} files, logits differ by "
-              f"{difference:.1e} of the largest")
-        if not difference <= TOLERANCE:
-            sys.exit(f"{name}: logits differ")
+            self.noted.append((name, folder, ids, model(ids.unsqueeze(0)).logits[0]))
+
+    def compare_noted(self):
+        """Makes the comparisons. One process computes all of ours: starting one takes longer."""
+        words = []
+        for number, (_, folder, ids, _) in enumerate(self.noted):
+            ids.numpy().tofile(self.folder / f"ids-{number}")
+            words += [folder, self.folder / f"ids-{number}", self.folder / f"logits-{number}"]
+        self.run(self.hf_logits, *words)
+        for number, (name, folder, ids, theirs) in enumerate(self.noted):
+            ours = torch.from_file(str(self.folder / f"logits-{number}"), dtype=torch.float32,
+                                   size=ids.numel() * VOCAB).view(ids.numel(), VOCAB)
+            difference = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+            self.worst = max(self.worst, difference)
+            print(f"{name:24} {len(list(folder.glob('*.safetensors')))} files, logits differ by "
+                  f"{difference:.1e} of the largest")
+            if not difference <= TOLERANCE:
+                sys.exit(f"{name}: logits differ")
 
     def test_models(self):
         for number, (name, make) in enumerate(MODELS.items()):
@@ -342,7 +347,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         tests = Tests(sys.argv[1], sys.argv[2], pathlib.Path(folder))
         for test in (tests.test_models, tests.test_files_of_other_ages,
-                     tests.test_configs_of_transformers_4, tests.test_training,
+                     tests.test_configs_of_transformers_4, tests.compare_noted, tests.test_training,
                      tests.test_resume_without_the_origin, tests.test_text, tests.test_refusals):
             test()
         print(f"passed; logits differ by at most {tests.worst:.1e}")

@@ -6,14 +6,18 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
+#include <set>
 
 #include "base/seams.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/trained.h"
+#include "comm/ranks.h"
 #include "shard/world.h"
 
 namespace fsdp::testing {
@@ -63,7 +67,7 @@ int64_t value_of_latest(const fs::path& folder) {
 
 // Kills a forked child, which is fast enough to do at every call.
 void kill_at_every_call(const std::string& second, How how = How::kSave) {
-  if (world_size() != 1) GTEST_SKIP() << "for one rank; kill.sh kills ranks of a larger world";
+  if (world_size() != 1) GTEST_SKIP() << "for one rank; KillRanks kills one of two";
   auto trained = make_trained("mlp", {});
   int killed = 0;
   for (bool finished = false; !finished; ++killed) {
@@ -133,31 +137,85 @@ TEST(Kill, AtEveryCallOfADeletionLeavesTheNewest) {
   }
 }
 
-// --- several ranks: kill.sh chooses the rank, the call and the kind of save ---
+// --- two ranks ---
 
-int from_environment(const char* name) {
-  const char* text = std::getenv(name);
-  return text ? std::atoi(text) : -1;
-}
-
-TEST(KillRanks, Save) {
-  if (from_environment("FSDP_TEST_CALL") < 0) GTEST_SKIP() << "kill.sh sets FSDP_TEST_CALL";
-  const fs::path folder = std::getenv("FSDP_TEST_FOLDER");
-  const std::string who = std::getenv("FSDP_TEST_RANK");
-  auto trained = make_trained("mlp", {.wrap = wrap::names({})});
-  save_filled(folder / "step-1", trained, 1);
-  std::optional<WithSeams> killed_there;
-  if (who == "every" || who == std::to_string(rank())) {
-    calls_left = from_environment("FSDP_TEST_CALL");
-    killed_there.emplace(Seams{.files = kill_at_zero});
+// A rank of two, in a forked process: saves, and is killed at a call of the second save. It ends
+// with 0 if both saves succeed.
+[[noreturn]] void save_as(int rank, int port, const fs::path& folder, std::optional<int> call,
+                          How how) {
+  const std::string number = std::to_string(rank);
+  ::setenv("RANK", number.c_str(), 1);
+  ::setenv("LOCAL_RANK", number.c_str(), 1);
+  ::setenv("WORLD_SIZE", "2", 1);
+  ::setenv("LOCAL_WORLD_SIZE", "2", 1);
+  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+  try {
+    auto trained = make_trained("mlp", {.wrap = wrap::names({})});
+    save_filled(folder / "step-1", trained, 1);
+    std::optional<WithSeams> killed_there;
+    if (call) {
+      calls_left = *call;
+      killed_there.emplace(Seams{.files = kill_at_zero});
+    }
+    save_filled(folder / "step-2", trained, 2, how);
+    test_world().comm().barrier();  // rank 0 has the store, which the other may still need
+    ::_exit(0);
+  } catch (const std::exception& error) {  // the other one is gone
+    std::fprintf(stderr, "%s\n", error.what());
+    ::_exit(1);
   }
-  save_filled(folder / "step-2", trained, 2,
-              std::getenv("FSDP_TEST_ASYNC") ? How::kSaveAsync : How::kSave);
 }
 
-TEST(KillRanks, Check) {
-  if (!std::getenv("FSDP_TEST_FOLDER")) GTEST_SKIP() << "kill.sh sets FSDP_TEST_FOLDER";
-  EXPECT_GE(value_of_latest(std::getenv("FSDP_TEST_FOLDER")), 1);
+// Whether both ranks finish. `victims`: those that are killed. If one fails, the other is ended, as
+// by fsdp run.
+bool save_by_two(const fs::path& folder, const std::vector<int>& victims, int call, How how) {
+  const int port = free_port();
+  std::set<pid_t> running;
+  for (int rank : {0, 1}) {
+    const bool victim = std::find(victims.begin(), victims.end(), rank) != victims.end();
+    const pid_t pid = fork();
+    if (pid == 0) save_as(rank, port, folder, victim ? std::optional(call) : std::nullopt, how);
+    running.insert(pid);
+  }
+  bool finished = true;
+  while (!running.empty()) {
+    int status = 0;
+    running.erase(waitpid(-1, &status, 0));
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+    finished = false;
+    for (pid_t pid : running) ::kill(pid, SIGTERM);
+  }
+  return finished;
+}
+
+// One rank or both are killed at each call. The ranks are forked: starting programs that load
+// LibTorch would take most of the time.
+void kill_ranks_at_every_call(How how) {
+  if (world_size() != 1) GTEST_SKIP() << "forks a world of two";
+  for (const std::vector<int>& victims : std::vector<std::vector<int>>{{0}, {1}, {0, 1}}) {
+    int call = 0;
+    for (bool finished = false; !finished; ++call) {
+      SCOPED_TRACE("rank " + std::to_string(victims[0]) +
+                   (victims.size() == 2 ? " and the other" : "") + ", call " +
+                   std::to_string(call));
+      SharedFolder folder;
+      leave_world();  // the forked ranks join another
+      finished = save_by_two(folder.path(), victims, call, how);
+      const auto value = value_of_latest(folder.path());
+      EXPECT_TRUE(finished ? value == 2 : value == 1 || value == 2) << value;
+      ASSERT_LT(call, 100) << "the save never succeeds";
+    }
+    EXPECT_GT(call, 4);
+  }
+}
+
+TEST(KillRanks, AtEveryCallOfASaveLeavesOneThatLoads) {
+  kill_ranks_at_every_call(How::kSave);
+}
+
+TEST(KillRanks, AtEveryCallOfABackgroundSaveLeavesOneThatLoads) {
+  kill_ranks_at_every_call(How::kSaveAsync);
 }
 
 // --- the folder ---

@@ -159,7 +159,7 @@ def strings(rng, lexicon):
 def main(folder):
     rng = random.Random(5)
     lexicon = words(rng, 4000)
-    corpus = text(rng, lexicon, 10_000_000)
+    corpus = text(rng, lexicon, 3_000_000)
     with open(os.path.join(folder, "corpus.bin"), "wb") as out:
         out.write(corpus)
     readable = corpus.decode("utf-8", "replace")

@@ -75,13 +75,13 @@ void expect_same(const std::vector<int32_t>& ours, const std::vector<int32_t>& t
       << (b == theirs.end() ? -1 : *b);
 }
 
-TEST_F(Package, TenMegabytesOfMixedAndBrokenTextGiveTheSameIds) {
+TEST_F(Package, MegabytesOfMixedAndBrokenTextGiveTheSameIds) {
   std::string text = corpus();
-  ASSERT_GT(text.size(), 9'900'000u);
+  ASSERT_GT(text.size(), 2'900'000u);
   ASSERT_LT(valid_prefix(text), text.size());
   for (const char* name : {"gpt2", "llama3", "qwen2"}) {
     auto ids = tokenizer(name)->encode(text);
-    ASSERT_GT(ids.size(), 1'000'000u);
+    ASSERT_GT(ids.size(), 300'000u);
     expect_same(ids, corpus_ids(name), name);
   }
 }
@@ -108,7 +108,7 @@ TEST_F(Package, SingleStringsGiveTheSameIdsAndDecodeToTheSameText) {
 }
 
 TEST_F(Package, CutsAndThreadsDoNotChangeTheIds) {
-  std::string text = corpus().substr(3'000'000, 100'000) + std::string(900, ' ') + "x" +
+  std::string text = corpus().substr(1'000'000, 100'000) + std::string(900, ' ') + "x" +
                      std::string(900, '\n') + std::string(700, 'q');
   for (const char* name : {"gpt2", "gaps", "cased", "llama3", "qwen2"}) {
     BpeTokenizer cut(name, test::read_file(*folder_ / (std::string(name) + "/tokenizer.json")), "");
@@ -129,7 +129,7 @@ TEST_F(Package, CutsAndThreadsDoNotChangeTheIds) {
 TEST_F(Package, BatchesAreTheSameAsSingleTexts) {
   auto ours = tokenizer("llama3");
   std::string text = corpus();
-  std::vector<std::string_view> texts = {"", "a", std::string_view(text).substr(0, 3'000'000)};
+  std::vector<std::string_view> texts = {"", "a", std::string_view(text).substr(0, 2'500'000)};
   for (size_t at = 0; at < 100'000; at += 997)
     texts.push_back(std::string_view(text).substr(at, 997));
   auto batch = ours->encode_batch(texts);

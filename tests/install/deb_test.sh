@@ -22,6 +22,9 @@ fact() {
   printf 'NOT: %s\n%s\n' "$1" "$out" | head -n 60
 }
 value() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
+# What ccache knows from an earlier run isn't compiled again; to it, paths below $top are relative.
+launcher=$(value CMAKE_CXX_COMPILER_LAUNCHER)
+[[ -z $launcher ]] || export CMAKE_CXX_COMPILER_LAUNCHER=$launcher CCACHE_BASEDIR=$top
 pack() {  # COMPONENT
   cpack --config "$build/CPackConfig.cmake" -D "CPACK_COMPONENTS_ALL=$1" -B "$top/made" 2>&1
 }

@@ -23,6 +23,9 @@ configure() {  # EXAMPLE FOLDER ARGUMENTS...
   cmake -S "$top/examples/$1" -B "$top/$2" -G Ninja "-DCMAKE_PREFIX_PATH=$prefix" "${@:3}" 2>&1
 }
 value() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
+# What ccache knows from an earlier run isn't compiled again; to it, paths below $top are relative.
+launcher=$(value CMAKE_CXX_COMPILER_LAUNCHER)
+[[ -z $launcher ]] || export CMAKE_CXX_COMPILER_LAUNCHER=$launcher CCACHE_BASEDIR=$top
 libtorch=$(realpath "$build/package/torch")
 compiler=-DCMAKE_CXX_COMPILER=$(value CMAKE_CXX_COMPILER)
 

@@ -18,6 +18,9 @@ fact() {
   printf 'NOT: %s\n%s\n' "$1" "$out" | head -n 60
 }
 value() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
+# What ccache knows from an earlier run isn't compiled again; to it, paths below $top are relative.
+launcher=$(value CMAKE_CXX_COMPILER_LAUNCHER)
+[[ -z $launcher ]] || export CMAKE_CXX_COMPILER_LAUNCHER=$launcher CCACHE_BASEDIR=$top
 libtorch=$(realpath "$build/package/torch")
 same=("-DCMAKE_CXX_COMPILER=$(value CMAKE_CXX_COMPILER)"
   "-DCMAKE_PREFIX_PATH=$(value CMAKE_PREFIX_PATH)")

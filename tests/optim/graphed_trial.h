@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "fsdp/fully_shard.h"
-#include "fsdp/train_step.h"
 #include "fsdp/optim.h"
 #include "fsdp/recompute.h"
+#include "fsdp/train_step.h"
 #include "optim/states.h"
 #include "optim/work_again.h"
 #include "shard/engine.h"
@@ -112,8 +112,9 @@ class Trial {
   }
 
   Outcome finish(Outcome outcome) {
+    const StateDict full = sharded.full_state_dict();
     for (const auto& [name, parameter] : built.parameters)
-      outcome.parameters.emplace_back(name, sharded.full_tensor(name).clone());
+      outcome.parameters.emplace_back(name, full.at(name).full());
     for (const auto& [name, buffer] : built.module->named_buffers().pairs())
       outcome.buffers.emplace_back(name, buffer.clone());
     for (const auto* flat : shard::trainable_flats(*shard::lock(sharded)))

@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "fsdp/deferred_init.h"
-#include "fsdp/train_step.h"
 #include "fsdp/nn.h"
 #include "fsdp/optim.h"
+#include "fsdp/train_step.h"
 #include "optim/work_again.h"
 #include "shard/engine.h"
 #include "shard/model.h"
@@ -34,8 +34,9 @@ void expect_same(const NamedTensors& seen, const NamedTensors& expected) {
 
 NamedTensors parameters_of(const Built& built, const Sharded& sharded) {
   NamedTensors values;
+  const StateDict full = sharded.full_state_dict();
   for (const auto& [name, tensor] : built.parameters)
-    values.emplace_back(name, sharded.full_tensor(name).cpu());
+    values.emplace_back(name, full.at(name).full());
   return values;
 }
 

@@ -79,8 +79,9 @@ void clipped_step(Training& run, int step, Numbers& seen) {
 
 Numbers parameters_of(const Training& run) {
   Numbers seen;
+  const StateDict full = run.sharded.full_state_dict();
   for (const auto& item : run.model->named_parameters())
-    note(seen, item.key(), run.sharded.full_tensor(item.key()));
+    note(seen, item.key(), full.at(item.key()).full());
   return seen;
 }
 
@@ -173,17 +174,14 @@ TEST(Offloads, ChangeNoBitInAnyPrecision) {
 TEST(Offloads, ChangeNoBitHoweverUnitsAreGathered) {
   std::vector<ReshardAfterForward> choices = {true, false};
   if (world_size() % 2 == 0 && world_size() > 2) choices.push_back(2);
-  for (bool share : {true, false}) {
-    if (share && !test_device().is_cpu()) continue;  // GPUs don't share memory
-    for (int depth : {0, 2})
-      for (const auto& choice : choices) {
-        auto options = by_block();
-        options.share_host_memory = share;
-        options.forward_prefetch = options.backward_prefetch = depth;
-        options.reshard_after_forward = choice;
-        expect_same_with_offload(options);
-      }
-  }
+  for (size_t depth : {0, 2})
+    for (size_t i = 0; i < choices.size(); ++i) {  // any two of the three settings together
+      auto options = by_block();
+      options.share_host_memory = test_device().is_cpu() && (depth / 2 + i) % 2 == 0;
+      options.forward_prefetch = options.backward_prefetch = static_cast<int>(depth);
+      options.reshard_after_forward = choices[i];
+      expect_same_with_offload(options);
+    }
 }
 
 TEST(Offloads, OfAFractionChangeNoBitAndMoveItsBytes) {
@@ -465,9 +463,11 @@ TEST(Offloads, CheckpointsGoBetweenRunsWithAndWithout) {
   Numbers seen, expected;
   Training straight = start(by_block());
   for (int i = 0; i < kSteps; ++i) clipped_step(straight, i, expected);
-  for (const Offload& from : {Offload{}, kOptimizer, kAll, kDisk, kBoth})
-    for (const Offload& to : {kOptimizer, kAll, kDisk, kBoth, Offload{}}) {
-      Training first = start(by_block(from)), second = start(by_block(to));
+  const std::vector<Offload> ways = {{}, kOptimizer, kAll, kDisk, kBoth};
+  for (size_t from = 0; from < ways.size(); ++from)
+    for (size_t to = 0; to < ways.size(); ++to) {
+      if (from != 0 && to != 0 && from != to) continue;  // each saves and loads; files are the same
+      Training first = start(by_block(ways[from])), second = start(by_block(ways[to]));
       clipped_step(first, 0, seen);
       checkpoint::save(folder / "a", first.sharded, first.optimizer.get());
       clipped_step(second, 9, seen);  // must be replaced

@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+
+#include "shard/engine.h"
+#include "shard/model.h"
 
 namespace fsdp::testing {
 namespace {
@@ -209,11 +213,41 @@ void SideBySide::expect_same_loss(const at::Tensor& loss) {
   EXPECT_NEAR(value, expected, tolerance() * std::abs(expected)) << "loss of rank " << rank();
 }
 
+// full_tensor and full_grad gather all of a flat for one parameter. Here each flat is gathered
+// once, which saves most of the collectives, and `full` is asked for one parameter, another one
+// each time.
+std::vector<at::Tensor> SideBySide::gathered(const FullOf& full, const ShardOf& shard_of) {
+  const NamedTensors& masters = oracle_.masters();
+  const size_t chosen = static_cast<size_t>(compared_++) % masters.size();
+  const at::Tensor asked = full(masters[chosen].first);
+  std::vector<at::Tensor> all;
+  const auto model = shard::lock(sharded_);
+  shard::Unseen unseen;
+  std::map<shard::Flat*, at::Tensor> flats;
+  for (const auto& [name, master] : masters) {
+    auto [flat, i] = model->find(name);
+    if (!flats.contains(flat)) {
+      const at::Tensor shard = shard_of(*flat);
+      flats[flat] =
+          shard.defined() ? model->gatherer.gather_shard(*flat, shard, "a comparison") : shard;
+    }
+    all.push_back(flats[flat].defined() ? flat->view_of(i, flats[flat]) : at::Tensor());
+  }
+  EXPECT_EQ(asked.defined(), all[chosen].defined()) << masters[chosen].first;
+  EXPECT_TRUE(!asked.defined() || at::equal(asked, all[chosen])) << masters[chosen].first;
+  return all;
+}
+
 void SideBySide::expect_same_gradients() {
   double limit = tolerance() * oracle_.gradient_norm();
+  const auto gradients = gathered([&](const std::string& name) { return sharded_.full_grad(name); },
+                                  [](shard::Flat& flat) {
+                                    if (flat.grad.defined()) flat.await_gradient();
+                                    return flat.grad;
+                                  });
   for (size_t i = 0; i < oracle_.masters().size(); ++i) {
     const auto& [name, master] = oracle_.masters()[i];
-    auto gradient = sharded_.full_grad(name);
+    const at::Tensor& gradient = gradients[i];
     auto expected = oracle_.gradient(i);
     if (!gradient.defined()) {
       EXPECT_EQ(norm_of(expected), 0) << "no gradient of " << name;
@@ -227,8 +261,11 @@ void SideBySide::expect_same_gradients() {
 }
 
 void SideBySide::expect_same_parameters() {
-  for (const auto& [name, master] : oracle_.masters()) {
-    auto value = sharded_.full_tensor(name);
+  const auto values = gathered([&](const std::string& name) { return sharded_.full_tensor(name); },
+                               [](shard::Flat& flat) { return flat.read_master(); });
+  for (size_t i = 0; i < oracle_.masters().size(); ++i) {
+    const auto& [name, master] = oracle_.masters()[i];
+    const at::Tensor& value = values[i];
     ASSERT_EQ(value.sizes(), master.sizes()) << name;
     auto expected = in_double(master);
     double difference = norm_of(in_double(value) - expected);

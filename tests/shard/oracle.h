@@ -15,6 +15,10 @@
 #include "shard/models.h"
 #include "shard/world.h"
 
+namespace fsdp::shard {
+class Flat;
+}
+
 namespace fsdp::testing {
 
 inline constexpr uint64_t kSeed = 7;
@@ -88,7 +92,13 @@ class SideBySide {
   void expect_same_buffers();
 
  private:
+  using FullOf = std::function<at::Tensor(const std::string& parameter)>;
+  using ShardOf = std::function<at::Tensor(shard::Flat& flat)>;
+
   double tolerance() const;
+  // The sharded model's full tensors, in the order of the oracle's masters; undefined where
+  // `shard_of` is. Collective.
+  std::vector<at::Tensor> gathered(const FullOf& full, const ShardOf& shard_of);
 
   const ModelCase& model_;
   Built mine_;
@@ -97,6 +107,7 @@ class SideBySide {
   std::unique_ptr<torch::optim::SGD> optimizer_;
   double drift_ = 0;  // allowed difference of the parameters, from the gradients' tolerance
   int runs_ = 0;
+  int compared_ = 0;
 };
 
 torch::optim::SGDOptions sgd_options(const ModelCase& model);

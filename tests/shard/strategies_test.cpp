@@ -77,8 +77,9 @@ Trace train(const MakeSharded& shard, const MakeOptimizer& make_optimizer = torc
     optimizer.step();
     sharded.zero_grad();
   }
+  const StateDict full = sharded.full_state_dict();
   for (const auto& item : model->named_parameters())
-    trace.add(item.key(), sharded.full_tensor(item.key()));
+    trace.add(item.key(), full.at(item.key()).full());
   return trace;
 }
 

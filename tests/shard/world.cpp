@@ -91,6 +91,12 @@ const World& test_world() {
   return *world;
 }
 
+void leave_world() {
+  kept.clear();
+  mesh.reset();
+  world.reset();
+}
+
 at::Device test_device() {
   return test_world().backend() == "nccl" ? test_world().device() : at::Device(at::kCPU);
 }
@@ -163,9 +169,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "no test has such a name.\n");
       result = 1;
     }
-    fsdp::testing::kept.clear();
-    fsdp::testing::mesh.reset();
-    fsdp::testing::world.reset();
+    fsdp::testing::leave_world();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

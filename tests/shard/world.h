@@ -24,6 +24,8 @@ inline int rank() {
 inline int world_size() {
   return test_world().size();
 }
+// Leaves the world; the next use of it joins one again. Nothing may use it any more.
+void leave_world();
 at::Device test_device();  // a GPU with nccl, else the CPU
 
 // replicate = 2 × shard = W / 2; created once. W must be even.
