@@ -9,7 +9,6 @@
 #include "base/format.h"
 #include "fsdp/deferred_init.h"
 #include "observe/throughput.h"
-#include "shard/deferred_trial.h"
 #include "train/model_shape.h"
 
 namespace fsdp::train {
@@ -103,8 +102,7 @@ TrainTask make_task(const Config& config, int64_t vocab) {
 }
 
 TrainTask make_unfilled_task(const Config& config, int64_t vocab) {
-  shard::deferred::ShapesOnly shapes_only;
-  return deferred_init([&] { return make_task(config, vocab); });
+  return deferred_init([&] { return make_task(config, vocab); }, {.random = false});
 }
 
 }  // namespace fsdp::train
