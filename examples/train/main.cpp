@@ -122,6 +122,20 @@ void train_large() {
   fit(world, sharded, [&](Tensor x) { return sharded.forward(x); });
 }
 
+fsdp::Distribution start_of(const std::string& name, at::IntArrayRef sizes) {
+  if (sizes.size() > 1) return fsdp::Distribution::normal(0, 0.1);
+  return fsdp::Distribution::constant(name.ends_with("bias") ? 0 : 1);
+}
+
+void train_by_rule() {
+  fsdp::World world = fsdp::init();
+  Net model = fsdp::deferred_init([] { return Net(64, 4); }, {.random = false});
+  auto sharded =
+      fsdp::fully_shard(model, {.wrap = fsdp::wrap::min_params(10'000), .initialize = false});
+  fsdp::init_parameters(sharded, /*seed=*/1, start_of);
+  fit(world, sharded, [&](Tensor x) { return sharded.forward(x); });
+}
+
 void train_script(const std::string& file) {
   fsdp::World world = fsdp::init();
   torch::jit::Module model = torch::jit::load(file, world.device());
@@ -136,10 +150,12 @@ int main(int argc, char** argv) {
       train();
     else if (argc == 2 && what == "large")
       train_large();
+    else if (argc == 2 && what == "by-rule")
+      train_by_rule();
     else if (argc == 3 && what == "script")
       train_script(argv[2]);
     else
-      throw std::runtime_error("usage: train [large | script FILE]");
+      throw std::runtime_error("usage: train [large | by-rule | script FILE]");
   } catch (const std::exception& error) {  // fsdp::Error names the rank, the problem and the remedy
     std::cerr << error.what() << std::endl;
     return 1;

@@ -84,7 +84,8 @@ struct ShardOptions {
   Offload offload = {};
   /// Backend shm: the ranks of a host read one copy of the parameters. False: each gathers its own.
   bool share_host_memory = true;
-  /// False: a module from deferred_init() isn't initialized, because its values will be loaded.
+  /// False: a module from deferred_init() isn't initialized. Its values will be loaded, or set by
+  /// init_parameters().
   bool initialize = true;
   /// Some ranks may use a unit in a step and others not: experts, stochastic depth, early exit. For
   /// all units other than the root. Ranks agree before each backward on the units that take part,

@@ -77,14 +77,21 @@ Draw draw_of(const train::TrainTask& task) {
     return [](torch::nn::Module& one) {
       if (auto* linear = one.as<torch::nn::LinearImpl>()) linear->reset_parameters();
     };
-  std::unordered_map<const c10::TensorImpl*, uint64_t> seeds;
-  for (const at::Tensor& parameter : task.module->parameters())  // tied ones share a seed
-    seeds.try_emplace(parameter.unsafeGetTensorImpl(), seeds.size());
-  return [seeds](torch::nn::Module& one) {
-    for (const at::Tensor& parameter : one.parameters(/*recurse=*/false))
-      if (parameter.dim() > 1)  // no module has two matrices
-        torch::manual_seed(seeds.at(parameter.unsafeGetTensorImpl()));
-    models::init_weights(one);
+  struct Start {
+    uint64_t seed;
+    Distribution distribution;
+  };
+  std::unordered_map<const c10::TensorImpl*, Start> starts;
+  for (const auto& parameter : task.module->named_parameters())  // tied ones share a seed
+    starts.try_emplace(
+        parameter.value().unsafeGetTensorImpl(),
+        Start{starts.size(), task.initial(parameter.key(), parameter.value().sizes())});
+  return [starts](torch::nn::Module& one) {
+    for (const at::Tensor& parameter : one.parameters(/*recurse=*/false)) {
+      const Start& start = starts.at(parameter.unsafeGetTensorImpl());
+      if (parameter.dim() > 1) torch::manual_seed(start.seed);
+      init_tensor_(parameter, start.distribution);
+    }
   };
 }
 

@@ -83,6 +83,8 @@ LogitSizes check_cross_entropy_backward(const at::Tensor& grad, const at::Tensor
 RowSizes check_embedding_backward(const at::Tensor& grad, const at::Tensor& ids,
                                   const at::Tensor& grad_weight, int64_t padding_idx,
                                   bool accumulate);
+int64_t check_fill_random_(const at::Tensor& out, bool normal, double a, double b, int64_t key,
+                           int64_t first);  // elements
 int64_t check_scale_into(const at::Tensor& target, const at::Tensor& source,
                          const std::optional<at::Tensor>& scale, bool accumulate);  // elements
 

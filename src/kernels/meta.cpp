@@ -94,6 +94,10 @@ void embedding_backward(const Tensor& grad, const Tensor& ids, const Tensor& gra
   check_embedding_backward(grad, ids, grad_weight, padding_idx, accumulate);
 }
 
+void fill_random_(const Tensor& out, bool normal, double a, double b, int64_t key, int64_t first) {
+  check_fill_random_(out, normal, a, b, key, first);
+}
+
 void scale_into(const Tensor& target, const Tensor& source, const Optional& scale,
                 bool accumulate) {
   check_scale_into(target, source, scale, accumulate);
@@ -116,6 +120,7 @@ TORCH_LIBRARY_IMPL(fsdp, Meta, m) {
   m.impl("cross_entropy_", cross_entropy_);
   m.impl("cross_entropy_backward", cross_entropy_backward);
   m.impl("embedding_backward", embedding_backward);
+  m.impl("fill_random_", fill_random_);
   m.impl("scale_into", scale_into);
 }
 

@@ -93,6 +93,7 @@ TORCH_LIBRARY(fsdp, m) {
   m.def(
       "embedding_backward(Tensor grad, Tensor ids, Tensor(a!) grad_weight, int padding_idx,"
       " bool accumulate) -> ()");
+  m.def("fill_random_(Tensor(a!) out, bool normal, float a, float b, int key, int first) -> ()");
   m.def("scale_into(Tensor(a!) target, Tensor source, Tensor? scale, bool accumulate) -> ()");
 }
 
@@ -100,7 +101,7 @@ TORCH_LIBRARY_IMPL(fsdp, Autograd, m) {
   for (const char* name :
        {"rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward", "rope_", "rope_pack",
         "swiglu", "swiglu_backward", "gelu", "gelu_backward", "cross_entropy", "cross_entropy_",
-        "cross_entropy_backward", "embedding_backward", "scale_into"})
+        "cross_entropy_backward", "embedding_backward", "fill_random_", "scale_into"})
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
 }
 
@@ -224,6 +225,19 @@ void embedding_backward(const Tensor& grad, const Tensor& ids, const Tensor& gra
   const Call call(grad);
   op.call(grad, ids, grad_weight, padding_idx, accumulate);
   written(grad_weight);
+}
+
+void fill_random_(const Tensor& out, const Distribution& distribution, uint64_t key,
+                  int64_t first) {
+  static const auto op =
+      find<void(const Tensor&, bool, double, double, int64_t, int64_t)>("fsdp::fill_random_");
+  const Call call(out);
+  if (distribution.kind == Distribution::Kind::kConstant)
+    out.fill_(distribution.a);
+  else
+    op.call(out, distribution.kind == Distribution::Kind::kNormal, distribution.a, distribution.b,
+            static_cast<int64_t>(key), first);
+  written(out);
 }
 
 void scale_into(const Tensor& target, const Tensor& source, const Tensor& scale, bool accumulate) {

@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <tuple>
 
+#include "fsdp/init_parameters.h"
+
 namespace fsdp::kernels {
 
 // --- normalisation ---
@@ -104,6 +106,16 @@ at::Tensor cross_entropy_backward(const at::Tensor& grad, const at::Tensor& logi
 // `padding_idx` (-1: none) are skipped.
 void embedding_backward(const at::Tensor& grad, const at::Tensor& ids,
                         const at::Tensor& grad_weight, int64_t padding_idx, bool accumulate);
+
+// --- random numbers ---
+
+// Element i of `out` becomes number first + i of a sequence that `key` chooses, distributed as
+// described, computed in float32 and rounded to the dtype of out (float64 as well). The same bits
+// on every device, so a tensor may be filled in parts and anywhere.
+void fill_random_(const at::Tensor& out, const Distribution& distribution, uint64_t key,
+                  int64_t first);
+
+// --- copies ---
 
 // target = source * scale, or target += source * scale; `scale` is one float32 on the device, or
 // undefined for 1. Dtypes may differ; sizes are equal.

@@ -12,7 +12,6 @@
 #include "memory/plan_meter.h"
 #include "memory/plan_operators.h"
 #include "shard/contents.h"
-#include "shard/deferred_trial.h"
 #include "shard/dry_run.h"
 #include "shard/model.h"
 #include "shard/offload.h"
@@ -119,10 +118,7 @@ RecomputePolicy policy_of(const PlanOptions& options) {
 }
 
 DryRun run_steps(const PlanModel& build, const PlanOptions& options) {
-  PlanSubject subject = [&] {
-    shard::deferred::ShapesOnly shapes_only;
-    return deferred_init(build);
-  }();
+  PlanSubject subject = deferred_init(build, {.random = false});
   Meter meter(/*blocks=*/options.gpu.has_value());
   World world = fake_world(options.world, options.ranks_per_node);
   Sharded sharded(shard::shard_modules({subject.module}, shard_options(world, options)));

@@ -2,12 +2,11 @@
 #include "fsdp/models/causal_lm.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
+#include <set>
 
-#include "fsdp/models/gpt2.h"
 #include "fsdp/nn/functional.h"
 
 namespace fsdp::models {
@@ -23,6 +22,13 @@ at::Tensor CausalLMImpl::forward(const at::Tensor& ids, const at::Tensor& target
 at::Tensor CausalLMImpl::loss_sum(const TextInputs& inputs, const at::Tensor& targets) {
   return nn::linear_cross_entropy(hidden(inputs), head(), targets,
                                   {.reduction = nn::Reduction::kSum});
+}
+
+void CausalLMImpl::init_weights() {
+  std::set<const c10::TensorImpl*> filled;  // tied parameters have two names
+  for (const auto& parameter : named_parameters())
+    if (filled.insert(parameter.value().unsafeGetTensorImpl()).second)
+      init_tensor_(parameter.value(), initial(parameter.key(), parameter.value().sizes()));
 }
 
 LMHeadImpl::LMHeadImpl(int64_t dim, int64_t vocab) : tied_(false) {
@@ -42,20 +48,6 @@ void LMHeadImpl::reset_parameters() {
 
 at::Tensor LMHeadImpl::forward(const at::Tensor& x) {
   return nn::linear(x, weight);
-}
-
-void init_weights(torch::nn::Module& module, double std) {
-  if (auto* head = dynamic_cast<LMHeadImpl*>(&module); head && head->tied()) return;
-  if (auto* conv = dynamic_cast<Conv1DImpl*>(&module)) std *= conv->init_scale();
-  torch::NoGradGuard no_grad;
-  for (auto& parameter : module.named_parameters(/*recurse=*/false)) {
-    if (parameter.value().dim() > 1)
-      torch::nn::init::normal_(parameter.value(), 0.0, std);
-    else if (parameter.key() == "bias")
-      torch::nn::init::zeros_(parameter.value());
-    else
-      torch::nn::init::ones_(parameter.value());
-  }
 }
 
 }  // namespace fsdp::models

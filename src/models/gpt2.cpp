@@ -21,11 +21,6 @@ at::Tensor dropped(const at::Tensor& x, double share, bool training) {
   return training && share > 0 ? at::dropout(x, share, /*train=*/true) : x;
 }
 
-// Initial scale of the two matrices per block whose outputs add to the residual stream.
-double residual_scale(const GPT2Config& config) {
-  return 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
-}
-
 nn::LayerNorm norm(const GPT2Config& config) {
   return nn::LayerNorm(torch::nn::LayerNormOptions({config.dim}).eps(config.norm_eps));
 }
@@ -78,10 +73,11 @@ int64_t parameter_count(const GPT2Config& config) {
 
 // --- the parts ---
 
-Conv1DImpl::Conv1DImpl(int64_t in, int64_t out, double init_scale) : init_scale_(init_scale) {
+Conv1DImpl::Conv1DImpl(int64_t in, int64_t out) {
   weight = register_parameter("weight", at::empty({in, out}));
   bias = register_parameter("bias", at::empty({out}));
-  init_weights(*this);
+  torch::nn::init::normal_(weight, 0.0, 0.02);
+  torch::nn::init::zeros_(bias);
 }
 
 at::Tensor Conv1DImpl::forward(const at::Tensor& x) {
@@ -94,7 +90,7 @@ GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
       attn_dropout_(config.attn_dropout),
       resid_dropout_(config.resid_dropout) {
   c_attn = register_module("c_attn", Conv1D(config.dim, 3 * config.dim));
-  c_proj = register_module("c_proj", Conv1D(config.dim, config.dim, residual_scale(config)));
+  c_proj = register_module("c_proj", Conv1D(config.dim, config.dim));
 }
 
 at::Tensor GPT2AttentionImpl::forward(const at::Tensor& qkv, const Attending& attending) {
@@ -109,7 +105,7 @@ at::Tensor GPT2AttentionImpl::forward(const at::Tensor& qkv, const Attending& at
 
 GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : dropout_(config.resid_dropout) {
   c_fc = register_module("c_fc", Conv1D(config.dim, config.ffn));
-  c_proj = register_module("c_proj", Conv1D(config.ffn, config.dim, residual_scale(config)));
+  c_proj = register_module("c_proj", Conv1D(config.ffn, config.dim));
 }
 
 at::Tensor GPT2MLPImpl::forward(const at::Tensor& x) {
@@ -156,7 +152,7 @@ GPT2Impl::GPT2Impl(const GPT2Config& config) : config_(checked(config)) {
   transformer = register_module("transformer", GPT2Model(config_));
   lm_head = register_module("lm_head", config_.tied ? LMHead(transformer->wte->weight)
                                                     : LMHead(config_.dim, config_.vocab));
-  apply([this](torch::nn::Module& module) { init_weights(module, config_.init_std); });
+  init_weights();
 }
 
 at::Tensor GPT2Impl::hidden(const TextInputs& inputs) {
@@ -169,6 +165,16 @@ double GPT2Impl::flops_per_token(int64_t tokens) const {
   double attention =
       static_cast<double>(config_.layers) * config_.dim * static_cast<double>(tokens);
   return 6 * products + 6 * attention;
+}
+
+// Matrices are normal; biases start at zero and norms at one. The two matrices per block whose
+// outputs add to the residual stream are smaller, so that the stream's variance doesn't grow with
+// depth.
+Distribution GPT2Impl::initial(const std::string& name, at::IntArrayRef sizes) const {
+  if (sizes.size() < 2) return Distribution::constant(name.ends_with("bias") ? 0 : 1);
+  const double adds = 2.0 * static_cast<double>(config_.layers);
+  const double scale = name.ends_with("c_proj.weight") ? 1.0 / std::sqrt(adds) : 1.0;
+  return Distribution::normal(0, config_.init_std * scale);
 }
 
 }  // namespace fsdp::models

@@ -199,7 +199,7 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(checked(config)) {
   model = register_module("model", LlamaModel(config_));
   lm_head = register_module("lm_head", config_.tied ? LMHead(model->embed_tokens->weight)
                                                     : LMHead(config_.dim, config_.vocab));
-  apply([this](torch::nn::Module& module) { init_weights(module, config_.init_std); });
+  init_weights();
 }
 
 at::Tensor LlamaImpl::hidden(const TextInputs& inputs) {
@@ -212,6 +212,12 @@ double LlamaImpl::flops_per_token(int64_t tokens) const {
   double attention = static_cast<double>(config_.layers) * config_.heads * config_.head_dim *
                      static_cast<double>(tokens);
   return 6 * products + 6 * attention;
+}
+
+// Matrices are normal; biases start at zero and norms at one.
+Distribution LlamaImpl::initial(const std::string& name, at::IntArrayRef sizes) const {
+  if (sizes.size() > 1) return Distribution::normal(0, config_.init_std);
+  return Distribution::constant(name.ends_with("bias") ? 0 : 1);
 }
 
 }  // namespace fsdp::models

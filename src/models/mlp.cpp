@@ -5,6 +5,8 @@
 #include <ATen/ops/mse_loss.h>
 #include <torch/nn/modules/activation.h>
 
+#include <cmath>
+
 #include "fsdp/error.h"
 #include "fsdp/nn/modules.h"
 
@@ -39,6 +41,12 @@ at::Tensor MLPImpl::predict(const at::Tensor& x) {
 double MLPImpl::flops_per_row() const {
   auto width = static_cast<double>(config_.width);
   return 6 * static_cast<double>(config_.layers) * width * width;
+}
+
+// torch::nn::Linear's own, which the constructor leaves as they are.
+Distribution MLPImpl::initial(const std::string&, at::IntArrayRef) const {
+  const double bound = 1 / std::sqrt(static_cast<double>(config_.width));
+  return Distribution::uniform(-bound, bound);
 }
 
 }  // namespace fsdp::models

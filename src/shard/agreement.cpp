@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "fsdp/error.h"
 #include "shard/deferred.h"
+#include "shard/deferred_draw.h"
 
 namespace fsdp::shard {
 namespace {
@@ -82,6 +83,25 @@ at::Tensor InitialValues::value(const std::string& name, const at::Tensor& tenso
   if (sent.is_same(whole) && world_.rank() != 0) sent = sent.clone();
   if (sent.numel() > 0) world_.comm().broadcast(sent, 0, {.label = name});
   return sent;
+}
+
+bool InitialValues::draw(const std::string& name, const at::Tensor& tensor, const at::Tensor& part,
+                         int64_t first) {
+  if (broadcast_ && world_.size() > 1) return false;
+  const std::shared_ptr<const deferred::Draw> draw = deferred::draw_behind(tensor);
+  if (!draw) return false;
+  if (world_.size() > 1) {
+    names_.push_back(name);
+    checksums_.push_back(draw->fingerprint());
+  }
+  if (part.device().is_cpu() && part.scalar_type() == draw->type) {
+    draw->fill(part, first);
+  } else {
+    const at::Tensor drawn = at::empty({part.numel()}, draw->type);
+    draw->fill(drawn, first);
+    part.copy_(drawn);
+  }
+  return true;
 }
 
 void InitialValues::compare() const {

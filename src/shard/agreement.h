@@ -24,6 +24,10 @@ class InitialValues {
 
   // The full value of a parameter or buffer that this rank shall have; undefined on meta.
   at::Tensor value(const std::string& name, const at::Tensor& tensor);
+  // Draws this rank's part of a parameter into `part` instead (1-d, elements from `first` on), if
+  // its values are nothing but random. False: use value().
+  bool draw(const std::string& name, const at::Tensor& tensor, const at::Tensor& part,
+            int64_t first);
   void compare() const;  // warns if ranks built different models
 
  private:

@@ -1,5 +1,5 @@
 // fully_shard: plans the units, fills each rank's shards, and leaves the module's parameters
-// without memory. At most one parameter is whole at a time.
+// without memory. At most one parameter is whole at a time, and none whose values are only drawn.
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
@@ -155,6 +155,18 @@ void allocate(Flat& flat, const Group& group) {
   flat.allocate_master();
 }
 
+// Gives this rank's part of a parameter its initial values, if it has any yet.
+void keep_value(Unit& unit, Flat& flat, size_t parameter, InitialValues& values) {
+  const Parameter& p = flat.parameters()[parameter];
+  const int64_t first = flat.layout().slice(parameter, flat.rank()).begin;
+  if (values.draw(p.name(), p.handle, flat.part_of(parameter, flat.edit_master()), first)) return;
+  const at::Tensor whole = values.value(p.name(), p.handle);
+  if (whole.defined())
+    flat.keep_part(parameter, whole, flat.edit_master());
+  else
+    unit.meta = !dry_run::on();
+}
+
 // Without `initialize`, parameters of a deferred model get no values.
 void fill(const std::shared_ptr<Unit>& unit, bool initialize, InitialValues& values) {
   Unseen unseen;
@@ -163,13 +175,10 @@ void fill(const std::shared_ptr<Unit>& unit, bool initialize, InitialValues& val
     allocate(flat, *unit->group);
     for (size_t i = 0; i < flat.parameters().size(); ++i) {
       const Parameter& p = flat.parameters()[i];
-      at::Tensor whole;
-      if (initialize || !deferred::is_deferred(p.handle)) whole = values.value(p.name(), p.handle);
-      if (whole.defined()) {
-        flat.keep_part(i, whole, flat.edit_master());
-      } else {
+      if (!initialize && deferred::is_deferred(p.handle))
         unit->meta = !dry_run::on();
-      }
+      else
+        keep_value(*unit, flat, i, values);
       p.handle.mutable_grad() = at::Tensor();
       flat.bind(i);
       watch_gradient(unit, f, i);

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <unordered_map>
 
@@ -25,6 +26,9 @@ constexpr size_t kSmallBytes = 64 << 10;
 
 // Whether it decomposes into other operators, which are recorded one by one.
 bool is_composite(const c10::OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 4> kFilled = {"rand", "randn", "rand_like",
+                                                              "randn_like"};  // empty and a draw
+  if (std::ranges::find(kFilled, name_of(op)) != kFilled.end()) return true;
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
@@ -150,6 +154,7 @@ class Commit {
   Commit(Call& call, Trial& trial)
       : call_(call), trial_(trial), device_(device_of(call)), record_(record_of(call)) {
     record_->random = std::move(trial.random);
+    record_->draw = std::move(trial.draw);
   }
 
   void run() {
@@ -267,6 +272,15 @@ at::Tensor value(const at::Tensor& tensor) {
   return at::clone(tensor);
 }
 
+std::shared_ptr<const Draw> draw_behind(const at::Tensor& tensor) {
+  std::lock_guard lock(runtime().tape.mutex);
+  const Storage* storage = storage_of(tensor);
+  if (!storage || !storage->last || !storage->last->draw) return nullptr;
+  const Operand& drawn = storage->last->operands[0];
+  const bool all = same_layout(tensor, drawn.geometry) && tensor.nbytes() == storage->nbytes();
+  return all ? storage->last->draw : nullptr;
+}
+
 void materialize(const at::Tensor& tensor) {
   std::lock_guard lock(runtime().tape.mutex);
   if (Storage* storage = storage_of(tensor)) storage->give(contents(*storage));
@@ -277,13 +291,16 @@ void materialize(const at::Tensor& tensor) {
 
 namespace fsdp {
 
-DeferredScope::DeferredScope() {
+DeferredScope::DeferredScope(DeferredOptions options)
+    : shapes_only_before_(shard::this_thread().shapes_only) {
   ++shard::this_thread().deferring;
+  shard::this_thread().shapes_only |= !options.random;
   c10::impl::tls_set_dispatch_key_included(shard::deferred::kRecordKey, true);
   shard::check_in_debug();
 }
 
 DeferredScope::~DeferredScope() {
+  shard::this_thread().shapes_only = shapes_only_before_;
   if (--shard::this_thread().deferring == 0)
     c10::impl::tls_set_dispatch_key_included(shard::deferred::kRecordKey, shard::taping());
 }

@@ -11,6 +11,7 @@
 
 #include "base/format.h"
 #include "fsdp/error.h"
+#include "shard/deferred_draw.h"
 #include "shard/runtime.h"
 
 namespace fsdp::shard::deferred {
@@ -100,6 +101,7 @@ class Replay {
 
  private:
   void run(const Record& record) {
+    if (record.draw) return record.draw->fill(tensor_for(record, record.operands[0]).view(-1), 0);
     std::vector<at::Tensor> given, returned;
     torch::jit::Stack stack;
     for (const c10::IValue& value : record.arguments)

@@ -21,6 +21,8 @@
 
 namespace fsdp::shard::deferred {
 
+struct Draw;  // deferred_draw.h
+
 // The key that catches operators while recording: below autograd, which works on tensors without
 // memory as on any other, and above the backends. Included per thread, never set on a tensor.
 inline constexpr c10::DispatchKey kRecordKey = c10::DispatchKey::Fake;
@@ -72,7 +74,8 @@ struct Record {
   std::vector<Operand> operands;
   std::vector<Output> outputs;
   std::vector<RandomState> random;
-  caffe2::TypeMeta default_dtype;                    // the meaning of an omitted dtype argument
+  std::shared_ptr<const Draw> draw;  // what it does to its operand, if that is a Draw; else null
+  caffe2::TypeMeta default_dtype;    // the meaning of an omitted dtype argument
   std::vector<std::shared_ptr<const Record>> needs;  // records that must run before
 
   explicit Record(const c10::OperatorHandle& op);

@@ -7,6 +7,8 @@
 #include <array>
 #include <mutex>
 
+#include "shard/deferred_draw.h"
+
 namespace fsdp::shard::deferred {
 namespace {
 
@@ -134,6 +136,32 @@ Trial try_on_meta(const Call& call) {
   return trial;
 }
 
+// uniform_ or normal_ of a tensor in deferred memory, if its numbers can be skipped.
+std::shared_ptr<Draw> draw_of(const Call& call) {
+  const bool normal = name_of(call.op) == "normal_";
+  if (!normal && name_of(call.op) != "uniform_") return nullptr;
+  const Argument& target = call.arguments[0];
+  const at::Tensor& tensor = target.tensor;
+  if (!target.deferred || !tensor.device().is_cpu() || !tensor.is_contiguous()) return nullptr;
+  auto draw = std::make_shared<Draw>();
+  draw->normal = normal;
+  draw->a = call.values[1].toDouble();
+  draw->b = call.values[2].toDouble();
+  draw->type = tensor.scalar_type();
+  draw->numel = tensor.numel();
+  return draw->is_known() ? draw : nullptr;
+}
+
+Trial skip_draw(const Call& call, const std::shared_ptr<Draw>& draw) {
+  Trial trial = try_on_meta(call);  // throws for arguments that the operator refuses
+  at::Generator generator = call.values[3].isGenerator()
+                                ? call.values[3].toGenerator()
+                                : at::globalContext().defaultGenerator(at::kCPU);
+  draw->skip(generator);
+  trial.draw = draw;
+  return trial;
+}
+
 }  // namespace
 
 bool Call::any(bool (*is)(const Argument&)) const {
@@ -197,8 +225,10 @@ at::Device device_of(const Call& call) {
 }
 
 Trial try_out(const Call& call) {
-  // The generator must advance as in plain construction.
-  if (is_random(call.op) && !this_thread().shapes_only) return try_for_real(call);
+  if (is_random(call.op) && !this_thread().shapes_only) {
+    const std::shared_ptr<Draw> draw = draw_of(call);
+    return draw ? skip_draw(call, draw) : try_for_real(call);
+  }
   try {
     return try_on_meta(call);
   } catch (const std::exception&) {  // the shape depends on contents, or the call is wrong; then

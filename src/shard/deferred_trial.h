@@ -1,9 +1,9 @@
 // Trials: find out what an operator would return, without keeping anything.
 //
 // An operator under recording is tried on stand-ins for its arguments: meta tensors, which give
-// shapes and aliases for free, or, if that isn't possible, memory that is freed right after. Random
-// operators run for real, so that the generator advances as in plain construction, unless only
-// shapes are wanted.
+// shapes and aliases for free, or, if that isn't possible, memory that is freed right after. The
+// generator must advance as in plain construction. For the usual initialisers it is moved ahead
+// (deferred_draw.h); other random operators run for real, unless only shapes are wanted.
 #pragma once
 
 #include <string_view>
@@ -42,6 +42,7 @@ bool is_plain(const at::Tensor& tensor);                  // nothing but a geome
 struct Trial {
   bool real = false;
   std::vector<RandomState> random;    // states before the trial
+  std::shared_ptr<const Draw> draw;   // the operator, if it is one; else null
   std::vector<at::Tensor> arguments;  // stand-ins, in order
   torch::jit::Stack returned;
   std::vector<at::Tensor> results;                            // the tensors in `returned`, in order
@@ -52,11 +53,5 @@ struct Trial {
 };
 // Throws the operator's exception.
 Trial try_out(const Call& call);
-
-// While one is alive, only the shapes of what this thread records are wanted: random operators draw
-// nothing, and the values they fill in differ from plain construction.
-struct ShapesOnly : ThreadScope<&ThreadState::shapes_only> {
-  ShapesOnly() : ThreadScope(true) {}
-};
 
 }  // namespace fsdp::shard::deferred

@@ -1,15 +1,16 @@
 // ThreadState: what a thread is doing, as far as that decides how its operators are treated. The
 // functions that LibTorch calls (touch.cpp, deferred.cpp) read it; guards change it for a scope.
 //
-//   field           changed by              the thread's operators …
-//   deferring       DeferredScope           go on the tape of deferred_init, and nothing else sees
-//   them shapes_only     deferred::ShapesOnly    … where random ones draw nothing inside the
-//   fallback            are part of an operator that was seen taping          regions (src/memory)
-//   are recorded, to be recomputed in backward packing         regions (src/memory)    save places
-//   instead of tensors, where regions have one graph_wanted    GraphWanted             get nodes in
-//   autograd's graph although grad mode is off in_graph        InGraph                 become part
-//   of a CUDA graph records_step    RecordsStep             belong to a step that becomes one or
-//   more CUDA graphs dry_run         dry_run::Scope          run on the meta device, without values
+//   field         changed by            the thread's operators …
+//   deferring     DeferredScope         go on the tape of deferred_init, which nothing else sees
+//   shapes_only   DeferredOptions       … where random ones draw nothing
+//   inside        the fallback          are part of an operator that was seen
+//   taping        regions (src/memory)  are recorded, to be recomputed in backward
+//   packing       regions (src/memory)  save places instead of tensors, where regions have one
+//   graph_wanted  GraphWanted           get nodes in autograd's graph although grad mode is off
+//   in_graph      InGraph               become part of a CUDA graph
+//   records_step  RecordsStep           belong to a step that becomes one or more CUDA graphs
+//   dry_run       dry_run::Scope        run on the meta device, without values
 //
 // Any of these may meet, with three exceptions, which debug builds check at every change:
 //   1. in_graph, records_step and deferring: what a graph uses must have memory.

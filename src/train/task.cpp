@@ -9,7 +9,6 @@
 #include "base/format.h"
 #include "fsdp/deferred_init.h"
 #include "observe/throughput.h"
-#include "shard/deferred_trial.h"
 #include "train/model_shape.h"
 
 namespace fsdp::train {
@@ -22,6 +21,9 @@ TrainTask language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy
   task.text = model;
   task.blocks = std::move(blocks);
   task.feed_forwards = std::move(feed_forwards);
+  task.initial = [model](const std::string& name, at::IntArrayRef sizes) {
+    return model->initial(name, sizes);
+  };
   task.loss_sum = [model](const Samples& samples) {
     return model->loss_sum({.ids = samples.inputs, .documents = samples.documents},
                            samples.targets);
@@ -36,6 +38,9 @@ TrainTask mlp(const models::ModelConfig& model) {
   TrainTask task;
   task.module = module.ptr();
   task.blocks = wrap::modules<torch::nn::Linear>();
+  task.initial = [module](const std::string& name, at::IntArrayRef sizes) {
+    return module->initial(name, sizes);
+  };
   task.loss_sum = [module](const Samples& samples) mutable {
     at::Tensor out = module->predict(samples.inputs).to(at::kFloat);
     return at::mse_loss(out, samples.targets, at::Reduction::Sum);
@@ -103,8 +108,7 @@ TrainTask make_task(const Config& config, int64_t vocab) {
 }
 
 TrainTask make_unfilled_task(const Config& config, int64_t vocab) {
-  shard::deferred::ShapesOnly shapes_only;
-  return deferred_init([&] { return make_task(config, vocab); });
+  return deferred_init([&] { return make_task(config, vocab); }, {.random = false});
 }
 
 }  // namespace fsdp::train

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/init_parameters.h"
 #include "fsdp/models.h"
 #include "fsdp/wrap.h"
 #include "train/config.h"
@@ -33,6 +34,7 @@ struct TrainTask {
   std::shared_ptr<models::CausalLMImpl> text;  // the same; null if it isn't a language model
   WrapPolicy blocks;
   WrapPolicy feed_forwards;  // of the blocks; empty if they have none
+  InitRule initial;          // how its parameters start
   std::function<at::Tensor(const Samples&)> loss_sum;
   double flops_per_sample = 0;  // forward and backward
   int64_t tokens_per_sample = 0;
@@ -43,7 +45,8 @@ struct TrainTask {
 // Parameters follow from torch::manual_seed. `vocab`: the tokenizer's size.
 TrainTask make_task(const Config& config, int64_t vocab);
 
-// The same if all values will be loaded: deferred, and without drawing random numbers.
+// The same without values, which will be loaded or set by init_parameters: deferred, and without
+// drawing random numbers.
 TrainTask make_unfilled_task(const Config& config, int64_t vocab);
 
 }  // namespace fsdp::train

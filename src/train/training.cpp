@@ -11,7 +11,6 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "fsdp/checkpoint.h"
-#include "fsdp/deferred_init.h"
 #include "fsdp/error.h"
 #include "fsdp/mesh.h"
 #include "train/config_write.h"
@@ -222,19 +221,19 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
                     : "the weights have no rows for the other tokens: pass the --data.tokenizer "
                       "that the model was trained with, or add the rows in Python.");
 
-  torch::manual_seed(static_cast<uint64_t>(chosen.train.seed));
-  const bool loads = chosen.resume || !chosen.init_from.empty();
-  training.task = loads ? make_unfilled_task(chosen, chosen.model.vocab)
-                        : deferred_init([&] { return make_task(chosen, chosen.model.vocab); });
+  training.task = make_unfilled_task(chosen, chosen.model.vocab);
   ShardOptions options = shard_options(world, chosen, training.task);
-  options.initialize = !loads;
+  options.initialize = false;
   training.sharded = fully_shard(training.task.module, options);
+  if (!chosen.resume && chosen.init_from.empty())
+    init_parameters(training.sharded, static_cast<uint64_t>(chosen.train.seed),
+                    training.task.initial);
   if (world.size() > 1)  // losses are already divided by the number of targets over all ranks
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
   if (auto policy = activation_policy(chosen.activations, training.task))
     apply_activation_checkpointing(training.sharded, *policy);
-  if (loads && !chosen.resume)  // a resumed run loads its own checkpoint later
+  if (!chosen.init_from.empty() && !chosen.resume)  // a resumed run loads its own checkpoint later
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);
   if (chosen.shard.precision == shard::Precision::kFp16 && chosen.optim.grad_scaler)

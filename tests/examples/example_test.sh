@@ -93,6 +93,10 @@ END
     fact "train ends well"
     falls 2
     fact "its loss falls"
+    run by-rule
+    fact "train by-rule ends well"
+    falls 2
+    fact "its loss falls"
     run large
     fact "train large ends well"
     falls 2

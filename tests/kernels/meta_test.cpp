@@ -72,6 +72,7 @@ std::map<std::string, std::vector<at::Tensor>> run_all(const Made& m) {
       cross_entropy_backward(m["row"], m["x"], m["ids"], m["row"], -100)};
   results["cross_entropy_"] = {cross_entropy_(m["y"], m["ids"], m["scale"], -100)};
   embedding_backward(m["x"], m["ids"], m["table"], -1, true);
+  fill_random_(m["table"], Distribution::normal(0, 1), 5, 3);
   scale_into(m["half"], m["half"], m["scale"], false);
   return results;
 }

@@ -103,6 +103,29 @@ TEST_P(Construction, BiasesStartAtZeroNormsAtOneMatricesWithInitStd) {
   }
 }
 
+// The constructor draws what initial() says, in the order of the parameters, after its layers have
+// drawn their own.
+TEST_P(Construction, StartsAsItsDescriptionSays) {
+  Model model = GetParam().build(), described = GetParam().build();
+  std::set<void*> seen;
+  torch::manual_seed(9);
+  for (const auto& item : described->named_parameters())
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second)
+      init_tensor_(item.value(), described->initial(item.key(), item.value().sizes()));
+  for (const auto& item : described->named_parameters()) {
+    const Distribution start = described->initial(item.key(), item.value().sizes());
+    const double spread = start.kind == Distribution::Kind::kNormal ? start.b : 0;
+    const at::Tensor& built = model->named_parameters()[item.key()];
+    const auto count = static_cast<double>(built.numel());
+    for (const at::Tensor& value : {built, item.value()}) {
+      EXPECT_NEAR(value.mean().item<double>(), start.a, 4 * spread / std::sqrt(count))
+          << item.key();
+      EXPECT_NEAR(value.std().item<double>(), spread, 4 * spread / std::sqrt(2 * count))
+          << item.key();
+    }
+  }
+}
+
 TEST_P(Construction, StartsAtTheLossOfGuessing) {
   torch::manual_seed(5);
   Model model = GetParam().build();
@@ -191,6 +214,20 @@ TEST(Construction, PublishedModelsHaveTheirPublishedSizes) {
           {.vocab = 152064, .dim = 3584, .layers = 28, .heads = 28, .kv_heads = 4, .ffn = 18944})),
       7'615'616'512);
   EXPECT_EQ(parameter_count(GPT2Config{}), 124'439'808);
+}
+
+TEST(Construction, AnMlpStartsAsItsLinearsDo) {
+  const MLPConfig config{.width = 24, .layers = 3};
+  torch::manual_seed(8);
+  MLP plain(config);
+  torch::manual_seed(8);
+  MLP described(config);
+  torch::manual_seed(8);
+  for (const auto& item : described->named_parameters())
+    init_tensor_(item.value(), described->initial(item.key(), item.value().sizes()));
+  for (const auto& item : plain->named_parameters())
+    EXPECT_TRUE(at::allclose(item.value(), described->named_parameters()[item.key()], 1e-5, 1e-7))
+        << item.key();
 }
 
 // --- dropout ---

@@ -17,8 +17,11 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "fsdp/init_parameters.h"
 
 /// Models to train.
 namespace fsdp::models {
@@ -127,9 +130,14 @@ class CausalLMImpl : public torch::nn::Module {
   /// in a matrix product (the head counts, the embedding doesn't), and attention over the causal
   /// half of all pairs.
   virtual double flops_per_token(int64_t tokens) const = 0;
+  /// How a parameter starts: an InitRule for init_parameters(). The constructor draws from the same
+  /// distributions with torch's generator.
+  virtual Distribution initial(const std::string& name, at::IntArrayRef sizes) const = 0;
 
  protected:
   CausalLMImpl() = default;
+  /// Fills every parameter as initial() says; a tied one once.
+  void init_weights();
 };
 
 /// The matrix that gives the scores: its own, or the embedding's.
@@ -154,10 +162,5 @@ class LMHeadImpl : public torch::nn::Module {
 };
 /// Holder of LMHeadImpl.
 TORCH_MODULE(LMHead);
-
-/// Fills a module's own parameters (not those of its children) with initial weights: matrices from
-/// a normal distribution, biases with zero, norms with one. The constructors use it, and
-/// Sharded::materialize() can.
-void init_weights(torch::nn::Module& module, double std = 0.02);
 
 }  // namespace fsdp::models

@@ -40,19 +40,13 @@ int64_t parameter_count(const GPT2Config& config);
 /// A linear with a transposed weight, as in GPT-2's files.
 class Conv1DImpl : public torch::nn::Module {
  public:
-  /// init_weights() multiplies the standard deviation by `init_scale`.
-  Conv1DImpl(int64_t in, int64_t out, double init_scale = 1.0);
+  /// Draws the weight from a normal distribution with a deviation of 0.02.
+  Conv1DImpl(int64_t in, int64_t out);
   /// [.., in] → [.., out].
   at::Tensor forward(const at::Tensor& x);
 
-  /// As given to the constructor.
-  double init_scale() const { return init_scale_; }
-
   at::Tensor weight;  ///< [in, out].
   at::Tensor bias;    ///< [out].
-
- private:
-  double init_scale_;
 };
 /// Holder of Conv1DImpl.
 TORCH_MODULE(Conv1D);
@@ -139,6 +133,7 @@ class GPT2Impl : public CausalLMImpl {
   int64_t layers() const override { return config_.layers; }
   int64_t max_tokens() const override { return config_.max_tokens; }
   double flops_per_token(int64_t tokens) const override;
+  Distribution initial(const std::string& name, at::IntArrayRef sizes) const override;
 
   /// The checked configuration.
   const GPT2Config& config() const { return config_; }

@@ -162,6 +162,7 @@ class LlamaImpl : public CausalLMImpl {
   int64_t vocab() const override { return config_.vocab; }
   int64_t layers() const override { return config_.layers; }
   double flops_per_token(int64_t tokens) const override;
+  Distribution initial(const std::string& name, at::IntArrayRef sizes) const override;
 
   /// The checked configuration.
   const LlamaConfig& config() const { return config_; }

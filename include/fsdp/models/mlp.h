@@ -10,6 +10,9 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <string>
+
+#include "fsdp/init_parameters.h"
 
 namespace fsdp::models {
 
@@ -38,6 +41,8 @@ class MLPImpl : public torch::nn::Module {
   const MLPConfig& config() const { return config_; }
   /// Floating-point operations of forward and backward: 6 per weight.
   double flops_per_row() const;
+  /// How a parameter starts: an InitRule for init_parameters().
+  Distribution initial(const std::string& name, at::IntArrayRef sizes) const;
 
   torch::nn::Sequential layers;  ///< The linears and ReLUs.
 

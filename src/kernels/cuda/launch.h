@@ -119,6 +119,20 @@ void gelu_backward(const void* grad, const void* x, void* grad_x, void* out, int
 void scale_into(void* target, Dtype target_dtype, const void* source, Dtype source_dtype,
                 const float* scale, bool accumulate, int64_t numel, cudaStream_t stream);
 
+// --- random numbers ---
+
+struct FillRandom {
+  void* out = nullptr;  // [numel]
+  int64_t numel = 0;
+  int64_t first = 0;  // number of the sequence at out[0]
+  uint64_t key = 0;
+  bool normal = false;
+  float a = 0;  // mean, or the least value
+  float b = 0;  // deviation, or the width of the range
+  Dtype dtype = Dtype::kFloat32;
+};
+void fill_random(const FillRandom& fill, cudaStream_t stream);
+
 // --- loss and embedding ---
 
 struct CrossEntropy {

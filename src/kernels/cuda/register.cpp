@@ -374,6 +374,24 @@ void embedding_backward(const Tensor& grad, const Tensor& ids, const Tensor& gra
   on_device(grad, [&](cudaStream_t stream) { cuda::embedding_backward(embedding, stream); });
 }
 
+void fill_random_(const Tensor& out, bool normal, double a, double b, int64_t key, int64_t first) {
+  check_fill_random_(out, normal, a, b, key, first);
+  const bool whole = out.scalar_type() == at::ScalarType::Double;
+  const Tensor target =
+      whole ? at::empty(out.sizes(), out.options().dtype(at::ScalarType::Float)) : out;
+  cuda::FillRandom fill;
+  fill.out = write(target);
+  fill.numel = target.numel();
+  fill.first = first;
+  fill.key = static_cast<uint64_t>(key);
+  fill.normal = normal;
+  fill.a = static_cast<float>(a);
+  fill.b = static_cast<float>(normal ? b : b - a);
+  fill.dtype = dtype_of(target);
+  on_device(target, [&](cudaStream_t stream) { cuda::fill_random(fill, stream); });
+  if (whole) out.copy_(target);
+}
+
 void scale_into(const Tensor& target, const Tensor& source, const Optional& scale,
                 bool accumulate) {
   const int64_t numel = check_scale_into(target, source, scale, accumulate);
@@ -400,6 +418,7 @@ TORCH_LIBRARY_IMPL(fsdp, CUDA, m) {
   m.impl("cross_entropy_", cross_entropy_);
   m.impl("cross_entropy_backward", cross_entropy_backward);
   m.impl("embedding_backward", embedding_backward);
+  m.impl("fill_random_", fill_random_);
   m.impl("scale_into", scale_into);
 }
 
