@@ -2,6 +2,7 @@
 // one C function that returns its table of functions.
 #pragma once
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
@@ -38,6 +39,9 @@ struct Module {
   std::string (*device_name)(int device);  // as the driver reports it (cuda)
   // A graph, in the memory pool of `sibling` if there is one (cuda).
   std::unique_ptr<DeviceGraph> (*make_graph)(const DeviceGraph* sibling);
+  // nccl/memory_segments.h (cuda)
+  void (*watch_memory)();
+  std::vector<c10::CachingDeviceAllocator::SegmentInfo> (*memory_segments)();
 };
 
 // "mpi" or "cuda". find_module() returns null if the module wasn't built or can't be loaded, and

@@ -15,6 +15,7 @@
 #include "base/format.h"
 #include "base/rank_status.h"
 #include "comm/nccl/graph.h"
+#include "comm/nccl/memory_segments.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
 
@@ -470,7 +471,8 @@ std::string device_name(int device) {
   return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device))->name;
 }
 
-constexpr Module kModule{make, devices, select, nullptr, describe_nccl, device_name, make_graph};
+constexpr Module kModule{make,        devices,    select,       nullptr,        describe_nccl,
+                         device_name, make_graph, watch_memory, memory_segments};
 
 }  // namespace
 }  // namespace fsdp::comm
