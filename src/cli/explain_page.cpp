@@ -69,7 +69,10 @@ class RingPicture {
 
   Json chart() const {
     Json lanes = Json::array(), phases = Json::array();
-    for (const auto& [name, bars] : lanes_) lanes.push_back({{"name", name}, {"bars", bars}});
+    for (const auto& [name, bars] : lanes_)
+      if (name != kReductions) lanes.push_back({{"name", name}, {"bars", bars}});
+    if (const auto last = lanes_.find(kReductions); last != lanes_.end())
+      lanes.push_back({{"name", last->first}, {"bars", last->second}});
     const double forward = account_["forward_us"], backward = account_["backward_us"],
                  end = account_["step_us"];
     phases.push_back({{"name", "forward"}, {"begin", 0}, {"end", forward}});
@@ -86,6 +89,7 @@ class RingPicture {
   }
 
  private:
+  static constexpr const char* kReductions = "reductions";  // the last lane
   struct Open {
     std::string lane;
     double begun = 0, ready = -1;
@@ -137,7 +141,7 @@ class RingPicture {
     } else if (kind == "reduce") {
       reducing_[unit] = at;
     } else if (kind == "reduced" && reducing_.count(unit)) {
-      bar("reductions", unit, "gradients being reduced", reducing_[unit], at, report::kPink);
+      bar(kReductions, unit, "gradients being reduced", reducing_[unit], at, report::kPink);
       reducing_.erase(unit);
     }
   }

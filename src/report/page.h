@@ -22,7 +22,7 @@ namespace fsdp::report {
 using Json = nlohmann::ordered_json;
 
 // Colours of charts, which page.css defines.
-enum Colour { kBlue, kOrange, kGreen, kPink, kPurple, kTeal, kBrown, kGrey, kRed, kPale };
+enum Colour { kBlue, kOrange, kGreen, kPink, kPurple, kTeal, kBrown, kGrey, kRed, kPale, kYellow };
 
 struct PageCell {
   PageCell(std::string value) : text(std::move(value)) {}  // NOLINT: meant to convert

@@ -20,7 +20,8 @@
     if (text !== undefined) element.textContent = text;
     return element;
   };
-  const colour = index => `var(--c${index % 10})`;
+  const colour = index => `var(--c${index % 11})`;
+  const PALE = 9;  // needs dark text in light pages, and light text in dark ones
 
   // --- numbers ---
 
@@ -41,14 +42,14 @@
     return significant(value, 3) + " " + units[unit];
   }
   const written = (value, unit) =>
-    unit === "bytes" ? bytes(value) : unit ? `${short(value)} ${unit}` : short(value);
+    unit === "bytes" ? bytes(value) : unit ? `${significant(value, 5)} ${unit}` : short(value);
 
   function ticks(low, high, count, unit) {
     const base = unit === "bytes" ? 2 : 10;
     const rough = (high - low) / count;
     if (!(rough > 0) || !isFinite(rough)) return [low];
     const power = Math.pow(base, Math.floor(Math.log(rough) / Math.log(base)));
-    const factor = base === 2 ? 1 : [1, 2, 5, 10].find(f => f * power >= rough) || 10;
+    const factor = base === 2 ? 1 : [1, 2, 5, 10].find(f => f * power >= rough * 0.7) || 10;
     const step = factor * power * (base === 2 && power < rough ? 2 : 1);
     const all = [];
     for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; ++i) all.push(i * step);
@@ -351,7 +352,7 @@
         drawing.append(box);
         const inside = part.inside === undefined ? part.name : part.inside;
         if (long > 34)
-          drawing.append(svg("text", { class: "inside", x: x + 5, y: y + 15 }, fitting(inside, long - 8)));
+          drawing.append(svg("text", { class: part.colour === PALE ? "over" : "inside", x: x + 5, y: y + 15 }, fitting(inside, long - 8)));
         x += long;
       }
       if (!chart.plain)

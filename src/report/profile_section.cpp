@@ -13,12 +13,17 @@ namespace {
 constexpr size_t kRanksSplit = 32;
 
 Colour colour_of(const std::string& family) {
-  static const std::map<std::string, Colour> colours = {
-      {"products", kBlue},  {"attention", kPurple},
-      {"norms", kTeal},     {"element-wise", kGreen},
-      {"loss", kPink},      {"optimizer", kBrown},
-      {"copies", kOrange},  {"communication, exposed", kRed},
-      {"host gaps", kPale}, {"between operators", kPale}};
+  static const std::map<std::string, Colour> colours = {{"products", kBlue},
+                                                        {"attention", kPurple},
+                                                        {"norms", kTeal},
+                                                        {"element-wise", kGreen},
+                                                        {"loss", kPink},
+                                                        {"optimizer", kBrown},
+                                                        {"copies", kOrange},
+                                                        {"communication, exposed", kRed},
+                                                        {"waiting for data", kYellow},
+                                                        {"host gaps", kPale},
+                                                        {"between operators", kPale}};
   const auto found = colours.find(family);
   return found == colours.end() ? kGrey : found->second;
 }
