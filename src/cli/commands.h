@@ -17,6 +17,7 @@ void add_train(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_ckpt(CLI::App& app, Action& action);
+void add_report(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);
 void add_run(CLI::App& app, Action& action);

@@ -40,7 +40,10 @@ int run_parent(const ExplainOptions& options) {
   if (static_cast<int>(accounts.size()) != options.ranks)
     throw Error(formatted("only {} of {} ranks reported.", accounts.size(), options.ranks),
                 "their own errors are above.");
-  if (options.json) {
+  if (!options.html.empty()) {
+    report::write_page(explain_page(accounts), options.html);
+    std::cout << options.html << "\n";
+  } else if (options.json) {
     for (const Json& account : accounts) std::cout << account.dump() << "\n";
   } else {
     tell(accounts, options.brief, std::cout);
@@ -55,7 +58,7 @@ void add_explain(CLI::App& app, Action& action) {
   Flags flags(app, "explain",
               "Take one sharded training step of a toy model and explain every event",
               "Examples:\n  fsdp explain\n  fsdp explain --strategy SHARD_GRAD_OP\n"
-              "  fsdp explain --ranks 4 --prefetch 0 --brief");
+              "  fsdp explain --ranks 4 --prefetch 0 --brief\n  fsdp explain --html step.html");
   flags.number("--ranks", options->ranks, "Ranks on this host, 1 to 8", 1, 8);
   flags
       .any("--strategy", options->strategy, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD",
@@ -72,6 +75,7 @@ void add_explain(CLI::App& app, Action& action) {
              "them");
   flags.flag("--brief", options->brief, "Numbers only, no explanations");
   flags.flag("--json", options->json, "The measurements, one JSON object per rank");
+  flags.any("--html", options->html, "Write the step as a page for a browser instead", "FILE");
   flags.command.add_flag("--worker", options->worker, "")->group("");  // a rank of the above
   flags.command.callback([options, &action] {
     action = [options] { return options->worker ? run_worker(*options) : run_parent(*options); };

@@ -284,6 +284,21 @@ void tell_sums(const std::vector<Json>& accounts, int64_t most, bool brief, std:
 
 }  // namespace
 
+std::string introduction_of(const Json& account, const std::string& phase) {
+  return introduction(account, phase);
+}
+
+std::vector<std::string> reasons_of(const Json& account) {
+  std::vector<std::string> all;
+  Telling told;
+  const Json& events = account["events"];
+  for (size_t i = 0; i < events.size(); ++i) {
+    all.push_back(reason(account, events[i], i + 1 < events.size() ? events[i + 1] : Json(), told));
+    advance(account, events[i], told);
+  }
+  return all;
+}
+
 void tell(const std::vector<Json>& accounts, bool brief, std::ostream& out) {
   const Json& account = accounts.front();
   out << formatted("One step of a toy model ({}: {} in {}, {} bytes) on {}, {}.\n",

@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   fsdp::cli::add_generate(app, action);
   fsdp::cli::add_tokenize(app, action);
   fsdp::cli::add_ckpt(app, action);
+  fsdp::cli::add_report(app, action);
   fsdp::cli::add_plan(app, action);
   fsdp::cli::add_explain(app, action);
   fsdp::cli::add_run(app, action);

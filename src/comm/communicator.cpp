@@ -1,6 +1,7 @@
 #include "fsdp/communicator.h"
 
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include "comm/backend.h"
 
@@ -61,6 +62,7 @@ c10::intrusive_ptr<c10d::Work> finish(c10::intrusive_ptr<c10d::Work> work, bool 
 }  // namespace
 
 Work Communicator::all_gather(at::Tensor out, at::Tensor in, CallOptions options) const {
+  RECORD_USER_SCOPE("comm all_gather");
   comm::ScopedLabel label(options.label, options.identity);
   c10d::AllgatherOptions c10d_options;
   c10d_options.asyncOp = options.async;
@@ -69,6 +71,7 @@ Work Communicator::all_gather(at::Tensor out, at::Tensor in, CallOptions options
 
 Work Communicator::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op,
                                   CallOptions options) const {
+  RECORD_USER_SCOPE("comm reduce_scatter");
   comm::ScopedLabel label(options.label, options.identity);
   c10d::ReduceScatterOptions c10d_options;
   c10d_options.asyncOp = options.async;
@@ -77,6 +80,7 @@ Work Communicator::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op,
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, CallOptions options) const {
+  RECORD_USER_SCOPE("comm all_reduce");
   comm::ScopedLabel label(options.label, options.identity);
   c10d::AllreduceOptions c10d_options;
   c10d_options.asyncOp = options.async;
@@ -86,6 +90,7 @@ Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, CallOptions option
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, CallOptions options) const {
+  RECORD_USER_SCOPE("comm broadcast");
   comm::ScopedLabel label(options.label, options.identity);
   c10d::BroadcastOptions c10d_options;
   c10d_options.asyncOp = options.async;
@@ -96,6 +101,7 @@ Work Communicator::broadcast(at::Tensor tensor, int root, CallOptions options) c
 
 Work Communicator::all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t> out_splits,
                               std::vector<int64_t> in_splits, CallOptions options) const {
+  RECORD_USER_SCOPE("comm all_to_all");
   comm::ScopedLabel label(options.label, options.identity);
   c10d::AllToAllOptions c10d_options;
   c10d_options.asyncOp = options.async;
@@ -104,6 +110,7 @@ Work Communicator::all_to_all(at::Tensor out, at::Tensor in, std::vector<int64_t
 }
 
 void Communicator::barrier(CallOptions options) const {
+  RECORD_USER_SCOPE("comm barrier");
   comm::ScopedLabel label(options.label, options.identity);
   c10d::BarrierOptions c10d_options;
   c10d_options.asyncOp = false;

@@ -2,6 +2,7 @@
 // one C function that returns its table of functions.
 #pragma once
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
@@ -41,6 +42,9 @@ struct Module {
   // Pins host memory for copies by any GPU; false if the driver refuses (cuda).
   bool (*pin)(void* memory, size_t bytes);
   void (*unpin)(void* memory);
+  // nccl/memory_segments.h (cuda)
+  void (*watch_memory)();
+  std::vector<c10::CachingDeviceAllocator::SegmentInfo> (*memory_segments)();
 };
 
 // "mpi" or "cuda". find_module() returns null if the module wasn't built or can't be loaded, and

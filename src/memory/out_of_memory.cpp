@@ -10,10 +10,13 @@
 
 #include "base/format.h"
 #include "base/table.h"
+#include "memory/shortage.h"
 #include "shard/model.h"
 
 namespace fsdp {
 namespace {
+
+constexpr size_t kSavings = 3;  // that are told
 
 std::string size(int64_t bytes) {
   return human_bytes(static_cast<double>(bytes));
@@ -38,13 +41,8 @@ int64_t most_allocated(at::Device device) {
       .peak;
 }
 
-std::string held_by(const Sharded& sharded) {
-  MemoryReport held;
-  int64_t allocated = 0;
-  if (sharded) {
-    held = sharded.memory();
-    allocated = most_allocated(shard::model_of(sharded)->device());
-  }
+std::string held_by(const memory::Shortage& shortage) {
+  const MemoryReport& held = shortage.held;
   std::string text;
   auto add = [&](const char* kind, int64_t bytes) {
     if (bytes > 0) text += formatted("{}{} {}", text.empty() ? "" : ", ", size(bytes), kind);
@@ -59,13 +57,12 @@ std::string held_by(const Sharded& sharded) {
   if (held.host > 0) text += formatted(" (of these {} in host memory)", size(held.host));
   // The error has already freed memory, but the allocator remembers its peak.
   const int64_t ours = held.total() - held.host + held.activations;
-  if (allocated > ours) {
-    const bool cpu = shard::model_of(sharded)->device().is_cpu();
+  const bool cpu = shortage.cpu;
+  if (shortage.allocated > ours)
     text += formatted("; the {} peaked at {}, the other {} for {}{}", cpu ? "process" : "allocator",
-                      size(allocated), size(allocated - ours),
+                      size(shortage.allocated), size(shortage.allocated - ours),
                       held.activations > 0 ? "temporaries" : "activations and temporaries",
                       cpu ? " and the program itself" : "");
-  }
   return text;
 }
 
@@ -190,18 +187,9 @@ std::string effect(const Plan& before, const Plan& after, bool host) {
   return line;
 }
 
-// The plan, and the three changes that save the most device (or host) memory.
-std::string advice(const PlanModel& model, const PlanOptions& options, bool host) {
-  Plan now = plan(model, options);
-  const auto& memory = now.memory;
-  std::string text = formatted(
-      "\n  planned: {} at the peak ({} parameters and masters, {} gradients, {} states, {} "
-      "buffers, {} activations, {} logits, {} temporaries)",
-      size(memory.peak()), size(memory.parameters + memory.master), size(memory.gradients),
-      size(memory.states), size(memory.gather_buffers + memory.communication),
-      size(memory.activations), size(memory.logits), size(memory.temporaries));
-  if (memory.host > 0) text += formatted(", and {} in host memory", size(memory.host));
-  if (host) text += "\n  host memory ran out, not device memory";
+// The three changes that save the most device (or host) memory.
+std::vector<memory::Saving> savings_of(const PlanModel& model, const PlanOptions& options,
+                                       const Plan& now, bool host) {
   std::vector<std::pair<std::string, Plan>> plans;
   for (const Change& change : changes_of(options)) {
     try {
@@ -213,11 +201,28 @@ std::string advice(const PlanModel& model, const PlanOptions& options, bool host
   std::stable_sort(plans.begin(), plans.end(), [&](const auto& a, const auto& b) {
     return planned_bytes(a.second, host) < planned_bytes(b.second, host);
   });
-  int told = 0;
+  std::vector<memory::Saving> savings;
   for (const auto& [what, after] : plans) {
-    if (told == 3 || planned_bytes(after, host) >= planned_bytes(now, host)) break;
-    text += formatted("\n  {}. {} {}", ++told, what, effect(now, after, host));
+    const int64_t bytes = planned_bytes(now, host) - planned_bytes(after, host);
+    if (savings.size() == kSavings || bytes <= 0) break;
+    savings.push_back({what, effect(now, after, host), bytes});
   }
+  return savings;
+}
+
+std::string planned_text(const memory::Shortage& shortage) {
+  const PlannedMemory& planned = shortage.plan->memory;
+  std::string text = formatted(
+      "\n  planned: {} at the peak ({} parameters and masters, {} gradients, {} states, {} "
+      "buffers, {} activations, {} logits, {} temporaries)",
+      size(planned.peak()), size(planned.parameters + planned.master), size(planned.gradients),
+      size(planned.states), size(planned.gather_buffers + planned.communication),
+      size(planned.activations), size(planned.logits), size(planned.temporaries));
+  if (planned.host > 0) text += formatted(", and {} in host memory", size(planned.host));
+  if (shortage.of_host) text += "\n  host memory ran out, not device memory";
+  int told = 0;
+  for (const memory::Saving& saving : shortage.savings)
+    text += formatted("\n  {}. {} {}", ++told, saving.what, saving.effect);
   return text;
 }
 
@@ -232,20 +237,41 @@ bool is_out_of_memory(const std::exception& problem) {
           std::strstr(what, "out of memory"));
 }
 
+memory::Shortage memory::find_shortage(const Sharded& sharded, const std::exception& problem,
+                                       const PlanModel& model, const PlanOptions& options) {
+  Shortage shortage{.problem = first_line(problem), .held = {}};
+  try {
+    if (sharded) {
+      const at::Device device = shard::model_of(sharded)->device();
+      shortage.held = sharded.memory();
+      shortage.allocated = most_allocated(device);
+      shortage.cpu = device.is_cpu();
+    }
+    if (!model) return shortage;
+    shortage.of_host = lacks_host(problem, options);
+    shortage.plan = plan(model, options);
+    shortage.savings = savings_of(model, options, *shortage.plan, shortage.of_host);
+  } catch (const std::exception& further) {
+    shortage.no_plan = first_line(further);
+  }
+  return shortage;
+}
+
+Error memory::to_error(const Shortage& shortage, bool has_model) {
+  std::string what =
+      formatted("out of memory: {}\n  held: {}", shortage.problem, held_by(shortage));
+  if (shortage.plan) what += planned_text(shortage);
+  if (!shortage.no_plan.empty()) what += formatted("\n  (no plan: {})", shortage.no_plan);
+  return Error(what, has_model
+                         ? "the flags are those of fsdp train; fsdp plan shows more settings and "
+                           "which fit; see docs/memory.md."
+                         : "pass a model to explain_out_of_memory to see what would help; see "
+                           "docs/memory.md.");
+}
+
 Error explain_out_of_memory(const Sharded& sharded, const std::exception& problem,
                             const PlanModel& model, const PlanOptions& options) {
-  std::string what = "out of memory: " + first_line(problem);
-  try {
-    what += "\n  held: " + held_by(sharded);
-    if (model) what += advice(model, options, lacks_host(problem, options));
-  } catch (const std::exception& further) {
-    what += formatted("\n  (no plan: {})", first_line(further));
-  }
-  return Error(what,
-               model ? "the flags are those of fsdp train; fsdp plan shows more settings and which "
-                       "fit; see docs/memory.md."
-                     : "pass a model to explain_out_of_memory to see what would help; see "
-                       "docs/memory.md.");
+  return to_error(memory::find_shortage(sharded, problem, model, options), bool(model));
 }
 
 }  // namespace fsdp

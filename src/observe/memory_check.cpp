@@ -1,11 +1,11 @@
 #include "observe/memory_check.h"
 
-#include <algorithm>
 #include <cmath>
 #include <sstream>
 
 #include "base/format.h"
 #include "base/table.h"
+#include "observe/memory_record.h"
 
 namespace fsdp::observe {
 namespace {
@@ -57,34 +57,13 @@ Compared compare(const PlannedMemory& planned, const MemoryReport& held,
     auto size = static_cast<double>(bytes);
     return Cell{size, bytes > 0 ? human_bytes(size) : "-"};
   };
-  auto add = [&](const char* kind, int64_t expected, int64_t found) {
-    if (expected > 0 || found > 0) table.add({text(kind), cell(expected), cell(found)});
-  };
-  // Offloaded bytes aren't known by kind, so with offload these kinds are compared together.
-  const int64_t planned_host = planned.host, held_host = held.host + held.host_activations;
-  int64_t parameters = held.parameters + held.gathered_from;
-  if (held.host > 0 || planned_host > 0) {
-    add("parameters, masters, gradients, states",
-        planned.parameters + planned.master + planned.gradients + planned.states,
-        parameters + held.gradients + held.optimizer - held.host);
-  } else {
-    add("parameters and masters", planned.parameters + planned.master, parameters);
-    add("gradients", planned.gradients, held.gradients);
-    add("optimizer states", planned.states, held.optimizer);
-  }
-  add("gather buffers", planned.gather_buffers, held.unsharded + held.secondary);
-  add("communication", planned.communication, held.reduce_buffers + held.accumulated);
-  add("activations", planned.activations, held.activations);
-  // These are only known as the rest of the peak.
-  add("logits, temporaries, workspaces", planned.logits + planned.temporaries + planned.workspaces,
-      std::max<int64_t>(0, peak.value_or(0) - known(held)));
-  add("peak", planned.peak(), peak.value_or(0));
-  add("in host memory", planned_host, held_host);
+  for (const ComparedKind& kind : compared_kinds({.held = held, .planned = planned, .peak = peak}))
+    table.add({text(kind.name), cell(kind.planned), cell(kind.measured)});
   Compared compared;
   int64_t expected = planned.parameters + planned.master + planned.states;
-  int64_t found = parameters + held.optimizer;
-  if (held.host > 0 || planned_host > 0) {
-    expected += planned.gradients + planned_host;
+  int64_t found = held.parameters + held.gathered_from + held.optimizer;
+  if (held.host > 0 || planned.host > 0) {
+    expected += planned.gradients + planned.host;
     found += held.gradients + held.host_activations;
   }
   if (peak) expected = planned.peak(), found = *peak;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "observe/intervals.h"
+
 namespace fsdp::observe {
 
 const char* part_name(size_t part) {
@@ -12,32 +14,12 @@ const char* part_name(size_t part) {
 }
 
 std::array<int64_t, kParts> split(const std::vector<Span>& spans, int64_t begin, int64_t end) {
-  struct Edge {
-    int64_t at;
-    size_t activity;
-    int change;
-  };
-  std::vector<Edge> edges;
-  for (const Span& span : spans) {
-    int64_t from = std::clamp(span.begin, begin, end), to = std::clamp(span.end, begin, end);
-    if (from == to) continue;
-    edges.push_back({from, static_cast<size_t>(span.activity), 1});
-    edges.push_back({to, static_cast<size_t>(span.activity), -1});
-  }
-  std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
-  std::array<int64_t, kParts> parts{}, open{};
-  int64_t at = begin;
-  const auto pass = [&](int64_t until) {
-    size_t first = 0;
-    while (first + 1 < kParts && open[first] == 0) ++first;
-    parts[first] += until - at;
-    at = until;
-  };
-  for (const Edge& edge : edges) {
-    pass(edge.at);
-    open[edge.activity] += edge.change;
-  }
-  pass(end);
+  std::vector<Labelled> labelled;
+  for (const Span& span : spans)
+    labelled.push_back({static_cast<size_t>(span.activity), span.begin, span.end});
+  std::array<int64_t, kParts> parts{};
+  const std::vector<int64_t> found = divided(labelled, kParts - 1, begin, end);
+  std::copy(found.begin(), found.end(), parts.begin());
   return parts;
 }
 

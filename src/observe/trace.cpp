@@ -5,6 +5,7 @@
 #include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
@@ -45,6 +46,32 @@ std::optional<Activity> activity_of(const kineto::KinetoEvent& event) {
   }
 }
 
+std::optional<TraceSpan::Kind> kind_of(const kineto::KinetoEvent& event) {
+  using Type = libkineto::ActivityType;
+  switch (static_cast<Type>(event.activityType())) {
+    case Type::CONCURRENT_KERNEL:
+      return TraceSpan::kKernel;
+    case Type::GPU_MEMCPY:
+    case Type::GPU_MEMSET:
+      return TraceSpan::kCopy;
+    case Type::CUDA_RUNTIME:
+    case Type::CUDA_DRIVER:
+      return TraceSpan::kRuntime;
+    case Type::CPU_OP:
+      return TraceSpan::kOperator;
+    case Type::USER_ANNOTATION:
+      return TraceSpan::kScope;
+    default:
+      return {};
+  }
+}
+
+void wait_for_gpu() {  // the last kernels would be missing otherwise
+  if (!at::hasCUDA()) return;
+  c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
+  cuda.synchronizeDevice(cuda.getDevice().index());
+}
+
 }  // namespace
 
 void Trace::start(bool all_threads) {
@@ -67,10 +94,7 @@ void Trace::start(bool all_threads) {
 
 void Trace::save(const std::string& path) {
   on_ = false;
-  if (at::hasCUDA()) {  // the last kernels would be missing otherwise
-    c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
-    cuda.synchronizeDevice(cuda.getDevice().index());
-  }
+  wait_for_gpu();
   auto result = kineto::disableProfiler();
   if (!std::ofstream(path))  // kineto would only log it
     throw Error(formatted("can't write the trace to {}.", path),
@@ -91,6 +115,34 @@ std::array<int64_t, kParts> Trace::split() {
   }
   if (begin == end) throw Error("the profiler recorded no steps.", "run it again.");
   return observe::split(spans, begin, end);
+}
+
+std::vector<TraceSpan> Trace::spans() {
+  on_ = false;
+  wait_for_gpu();
+  const auto result = kineto::disableProfiler();
+  std::vector<TraceSpan> spans;
+  for (const auto& event : result->events()) {
+    const auto kind = kind_of(event);
+    if (!kind || event.isHiddenEvent()) continue;
+    TraceSpan span{.kind = *kind,
+                   .name = event.name(),
+                   .begin = static_cast<int64_t>(event.startNs()),
+                   .end = static_cast<int64_t>(event.endNs())};
+    const auto own = static_cast<int64_t>(event.correlationId());
+    if (span.on_device()) {
+      span.lane = event.deviceResourceId();
+      span.from = static_cast<int64_t>(event.linkedCorrelationId());
+      span.launch = own;
+    } else {
+      span.lane = static_cast<int64_t>(event.startThreadId());
+      span.id = own;
+    }
+    spans.push_back(std::move(span));
+  }
+  std::stable_sort(spans.begin(), spans.end(),
+                   [](const TraceSpan& a, const TraceSpan& b) { return a.begin < b.begin; });
+  return spans;
 }
 
 Trace::~Trace() {

@@ -1,16 +1,17 @@
-// Trace: a recording of LibTorch's profiler between start() and save() or split(), which must be
-// called on the same thread. A process can have one at a time.
+// Trace: a recording of LibTorch's profiler between start() and save(), split() or spans(), which
+// must be called on the same thread. A process can have one at a time.
 #pragma once
 
 #include <array>
 #include <string>
+#include <vector>
 
 #include "observe/step_split.h"
+#include "observe/step_trace.h"
 
 namespace fsdp::observe {
 
 inline constexpr const char* kSplitScope = "fsdp: split";
-inline constexpr const char* kLoadingScope = "fsdp: data loading";  // counts as Activity::kLoading
 
 class Trace {
  public:
@@ -24,6 +25,8 @@ class Trace {
   void save(const std::string& path);
   // The nanoseconds of each part of what ran within RECORD_USER_SCOPE(kSplitScope).
   std::array<int64_t, kParts> split();
+  // All that was seen, by begin. Waits for the device.
+  std::vector<TraceSpan> spans();
 
  private:
   bool on_ = false;

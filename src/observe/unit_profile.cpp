@@ -218,17 +218,24 @@ class UnitTable {
 
 std::string Profile::describe() const {
   UnitTable table(steps());
+  // Reshards alone say nothing: where nothing is sent, they cost nothing.
+  auto sends = [](const ProfileRow& row) {
+    return row.gathers.count > 0 || row.reductions.count > 0 || row.exposed_ms > 0;
+  };
   for (const ProfileRow& row : rows())
-    table.add(row, row.unit == kMeetings ? "update" : row.backward ? "backward" : "forward");
+    if (sends(row))
+      table.add(row, row.unit == kMeetings ? "update" : row.backward ? "backward" : "forward");
   ProfileRow all = total();
-  table.add(all, "");
+  if (sends(all)) table.add(all, "");
   const double exposed_ms = all.exposed_ms / static_cast<double>(std::max<int64_t>(steps(), 1));
+  const std::string title = formatted(
+      "{} step{} of {:.3f} ms ({}): {:.3f} ms per step ({:.1f} %) exposed\n", steps(),
+      steps() == 1 ? "" : "s", step_ms(), state_->where, exposed_ms, 100 * exposed_share());
+  if (!sends(all)) return title;
   return formatted(
-      "{} step{} of {:.3f} ms ({}): {:.3f} ms per step ({:.1f} %) exposed\n"
-      "calls, bytes sent and exposed time are per step; times in ms, median and max over all "
+      "{}calls, bytes sent and exposed time are per step; times in ms, median and max over all "
       "calls\n{}",
-      steps(), steps() == 1 ? "" : "s", step_ms(), state_->where, exposed_ms, 100 * exposed_share(),
-      table.print());
+      title, table.print());
 }
 
 }  // namespace fsdp

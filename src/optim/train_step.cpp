@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -124,7 +125,11 @@ void TrainStep::State::set_divisor(double weight) {
 
 void TrainStep::State::add_gradients(const Inputs& inputs, size_t micro_batches, bool last) {
   rank_status::set_phase("forward");
-  at::Tensor value = loss(inputs);
+  at::Tensor value;
+  {
+    RECORD_USER_SCOPE("forward");
+    value = loss(inputs);
+  }
   if (!value.defined() || value.numel() != 1)
     throw Error("TrainStep: the loss isn't a single number.", "return the mean over the batch.");
   value = value.reshape({});
@@ -139,11 +144,13 @@ void TrainStep::State::add_gradients(const Inputs& inputs, size_t micro_batches,
   std::optional<NoSync> no_sync;
   if (options.reduce_once && !last) no_sync.emplace(sharded.no_sync());
   rank_status::set_phase("backward");
+  RECORD_USER_SCOPE("backward");
   (options.scaler ? options.scaler->scale(value) : value).backward();
 }
 
 StepResult TrainStep::State::update() {
   rank_status::set_phase("optimizer");
+  RECORD_USER_SCOPE("update");
   const auto engine = model->lock();
   at::NoGradGuard no_grad;
   if (options.scaler) options.scaler->unscale_(sharded);

@@ -1,6 +1,8 @@
 #include "shard/profile.h"
 
 #include "shard/engine.h"
+#include "shard/flat.h"
+#include "shard/tensor_access.h"
 #include "shard/unit.h"
 
 namespace fsdp::shard {
@@ -148,6 +150,12 @@ HostWait::~HostWait() {
   auto [backward, index] = gather->second;
   profiler->pass(unit_.name, backward).calls[Profiler::kGather].ms[index] += ms;
   profiler->last_gathers_.erase(gather);
+}
+
+const std::string* unit_of_parameter(const at::Tensor& tensor) {
+  const StorageTag* tag = tag_of(tensor);
+  if (!tag || tag->kind != StorageTag::kParameters) return nullptr;
+  return &static_cast<const Flat*>(tag->owner)->unit().name;
 }
 
 void exposed_wait(CommContext& comm, const StreamEvent& event, bool backward) {

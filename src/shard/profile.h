@@ -146,6 +146,9 @@ class HostWait {
   std::chrono::nanoseconds host_time_;
 };
 
+// The name of the unit whose parameter, gathered or not, `tensor` is a view of; null: none.
+const std::string* unit_of_parameter(const at::Tensor& tensor);
+
 // The current stream, which must be the compute stream, waits for the event.
 void exposed_wait(CommContext& comm, const StreamEvent& event, bool backward);
 

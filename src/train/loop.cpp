@@ -1,11 +1,13 @@
 #include "train/loop.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <cmath>
 #include <deque>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "base/format.h"
 #include "base/rank_status.h"
@@ -13,12 +15,14 @@
 #include "base/terminal.h"
 #include "fsdp/error.h"
 #include "fsdp/out_of_memory.h"
+#include "observe/step_trace.h"
 #include "train/config_check.h"
 #include "train/config_write.h"
 #include "train/device.h"
 #include "train/init_from.h"
 #include "train/looks.h"
 #include "train/memory_plan.h"
+#include "train/memory_snapshot.h"
 #include "train/report.h"
 #include "train/shell.h"
 #include "train/step_profile.h"
@@ -34,6 +38,7 @@ namespace fs = std::filesystem;
 // Expected length of a save: after a signal it gets three times as long (ten minutes) unless
 // train.grace is set.
 constexpr double kSaveSeconds = 200;
+constexpr size_t kFailureLength = 2000;  // characters of an error that are recorded
 
 // The string that `say` returns on rank 0, on all ranks; throws if it throws there.
 std::string from_rank_0(const World& world, const std::string& key,
@@ -117,6 +122,7 @@ class NotFinite {
       throw Error(formatted("{}: not finite, {} times in a row.", what, in_a_row_),
                   "the run has diverged: resume from its last checkpoint with a lower --optim.lr.");
     report.line(what + ": not finite, the step is skipped");
+    report.event("skip", {{"text", what + ": not finite, the step is skipped"}});
   }
 
  private:
@@ -124,7 +130,7 @@ class NotFinite {
   int64_t in_a_row_ = 0;
 };
 
-// Prints three commands to try next.
+// Prints a few commands to try next.
 void suggest_next(const Training& training) {
   std::string fsdp = fsdp_command(), run = shell_word(training.directory.root.string());
   auto row = [&](const std::string& command, const std::string& what) {
@@ -139,6 +145,7 @@ void suggest_next(const Training& training) {
   }
   row(formatted("train --dir {} --resume --steps {}", run, 2 * training.steps),
       "train on from the last checkpoint");
+  row(formatted("report {}", run), "see the run as a page in a browser");
   row("explain", "follow one sharded step, line by line");
 }
 
@@ -191,8 +198,8 @@ RunState first_state(Training& training, const Begun& begun) {
   return state;
 }
 
-// The run, from its beginning or its checkpoint to its end: the constructor sets up, steps() loops,
-// finish() ends it.
+// The run, from its beginning or its checkpoint to its end: the constructor sets up, run() loops
+// and ends it.
 class Loop {
  public:
   Loop(const RunRequest& request, const Begun& begun, Training& training, StopSignals& signals)
@@ -218,6 +225,31 @@ class Loop {
       report_.line("graph      after a few steps, the GPU replays the step as a CUDA graph");
   }
 
+  void run() {
+    try {
+      steps();
+      finish();
+    } catch (const std::exception& problem) {
+      note_failure(problem);
+      throw;
+    }
+  }
+
+ private:
+  struct UnderWay {  // a step without a known outcome
+    RunState state;
+    StepCost cost;
+  };
+
+  // The last event of a run that an error ends.
+  void note_failure(const std::exception& problem) noexcept {
+    try {
+      const std::string text = std::string(problem.what()).substr(0, kFailureLength);
+      report_.event(is_out_of_memory(problem) ? "out_of_memory" : "error", {{"text", text}});
+    } catch (const std::exception&) {  // the failure itself is what matters
+    }
+  }
+
   void steps() {
     while (state_.step < training_.steps && !stop_) {
       const std::string profiled = step();
@@ -228,9 +260,10 @@ class Loop {
       if (last || evaluates || samples || saves) steps_.finish();
       read_outcomes();
       if (!profiled.empty()) report_.line(profiled);
-      if (std::string memory = memory_plan_.after_step(); !memory.empty()) report_.line(memory);
+      memory_plan_.after_step(report_);
       prepare_saves();
       if (last || stop_) continue;  // finish() does the rest
+      if (evaluates || saves) report_.compare_ranks();
       if (evaluates) evaluate_now(report_, training_, state_, signals_);
       if (samples) sample_now(report_, training_, state_, signals_);
       if (saves) {
@@ -245,7 +278,11 @@ class Loop {
     read_outcomes();
     if (std::string text = profile_.finish(); !text.empty()) report_.line(text);
     const bool stopped = stop_ && state_.step < training_.steps;
-    if (stopped) report_.line(formatted("stopping after step {}, as requested", state_.step));
+    if (stopped) {
+      const std::string text = formatted("stopping after step {}, as requested", state_.step);
+      report_.line(text);
+      report_.event("stop", {{"text", text}});
+    }
     // Save first: what follows may fail or be killed.
     const bool wanted = config_.checkpoint.at_end || due(config_.checkpoint.every, state_.step);
     if (wanted && saved_at_ != state_.step) save_now(/*must=*/true);
@@ -255,26 +292,27 @@ class Loop {
       evaluate_now(report_, training_, state_, signals_);
       sample_now(report_, training_, state_, signals_);
     }
-    report_.finish();
+    report_.finish(stopped);
     if (training_.world.rank() == 0)
       say_what_is_next(training_, directory_.checkpoint(saved_at_), stopped);
   }
-
- private:
-  struct UnderWay {  // a step without a known outcome
-    RunState state;
-    StepCost cost;
-  };
 
   // Takes or launches a step. Returns what its profile says, if anything.
   std::string step() {
     const std::chrono::nanoseconds waited = feed_->waited();
     const bool eager = profile_.active();
-    profile_.before_step();
+    profile_.before_step(state_.step + 1);
     memory_plan_.before_step();
     signals_.begin_part("step");
     rank_status::set_step(state_.step + 1);
-    report_.timed(Report::kStep, [&] { steps_.take(feed_->next(), eager); });
+    report_.timed(Report::kStep, [&] {
+      Samples batch;
+      {
+        RECORD_USER_SCOPE(observe::kLoadingScope);
+        batch = feed_->next();
+      }
+      steps_.take(batch, eager);
+    });
     std::string profiled = profile_.after_step();
     ++state_.step;
     state_.position = feed_->position();
@@ -308,8 +346,7 @@ class Loop {
     if (room.pool < room.bytes)
       report_.line(formatted(
           "checkpoints of {} per rank pass through {} of host memory: after a save, the next "
-          "update "
-          "waits until the last {} of it are copied (checkpoint.pool)",
+          "update waits until the last {} of it are copied (checkpoint.pool)",
           human_bytes(static_cast<double>(room.bytes)), human_bytes(static_cast<double>(room.pool)),
           human_bytes(static_cast<double>(room.pool))));
   }
@@ -320,9 +357,14 @@ class Loop {
     bool saved = false;
     const double held =
         report_.timed(Report::kCheckpoint, [&] { saved = save(training_, state_, must); });
-    if (!saved) return report_.line(skipped(name));
+    if (!saved) {
+      const std::string text = skipped(name);
+      report_.line(text);
+      return report_.event("checkpoint_skipped", {{"text", text}});
+    }
     saved_at_ = state_.step;
     report_.line(formatted("checkpoint {}: training waited {}", name, milliseconds(held)));
+    report_.event("checkpoint", {{"name", name}, {"waited_ms", 1e3 * held}});
   }
 
   // Says why a save was skipped, and how often saves may come.
@@ -359,12 +401,13 @@ class Loop {
 
 // Runs work(), and explains an out-of-memory error.
 template <typename Work>
-auto with_memory(const World& world, const Config& config, const Sharded& sharded, Work work) {
+auto with_memory(const World& world, const Config& config, const Sharded& sharded,
+                 const RunDirectory& directory, Work work) {
   try {
     return work();
   } catch (const std::exception& problem) {
     if (!is_out_of_memory(problem)) throw;
-    throw explain_out_of_memory(world, config, sharded, problem);
+    throw explain_out_of_memory(world, config, sharded, directory, problem);
   }
 }
 
@@ -381,12 +424,13 @@ void train(const World& world, RunRequest request) {
     request.config.init_from = from_rank_0(world, "fsdp/train/origin", [&] {
       return find_origin(request.config.init_from).weights.string();
     });
-  Training training = with_memory(world, request.config, Sharded(),
-                                  [&] { return assemble(world, request.config, begun.directory); });
-  with_memory(world, training.config, training.sharded, [&] {
+  watch_memory(world.device());
+  const RunDirectory& directory = begun.directory;
+  Training training = with_memory(world, request.config, Sharded(), directory,
+                                  [&] { return assemble(world, request.config, directory); });
+  with_memory(world, training.config, training.sharded, directory, [&] {
     Loop loop(request, begun, training, signals);
-    loop.steps();
-    loop.finish();
+    loop.run();
   });
 }
 

@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/terminal.h"
-#include "observe/advice.h"
+#include "fsdp/version.h"
+#include "observe/event_log.h"
 #include "observe/loss_history.h"
 #include "observe/progress.h"
 #include "observe/tensorboard.h"
 #include "observe/throughput.h"
 #include "train/device.h"
+#include "train/rank_figures.h"
 
 namespace fsdp::train {
 namespace {
@@ -78,6 +81,7 @@ observe::RunFacts facts_of(const Training& training) {
 struct Report::Screen {
   Screen(const Training& training, const RunState& start)
       : metrics(training.directory.metrics().string(), start.step),
+        happened(training.directory.events().string()),
         plot{.width = terminal_width(STDOUT) > 0 ? terminal_width(STDOUT) : kPlainWidth,
              .unicode = terminal_width(STDOUT) > 0 && observe::locale_is_utf8(),
              .colour = has_colour(STDOUT)},
@@ -99,6 +103,7 @@ struct Report::Screen {
   }
 
   observe::MetricsLog metrics;
+  observe::EventLog happened;
   observe::PlotOptions plot;
   observe::Progress progress;
   observe::LossHistory losses;
@@ -111,12 +116,32 @@ struct Report::Screen {
 };
 
 Report::Report(const Training& training, const RunState& start)
-    : training_(training), begin_(Clock::now()) {
+    : training_(training), begin_(Clock::now()), step_(start.step) {
   if (training.world.rank() == 0) screen_ = std::make_unique<Screen>(training, start);
-  if (screen_)
-    for (const observe::Advice& advice : screen_->adviser.news(screen_->facts))
-      line(observe::describe(advice));
+  if (screen_) {
+    event(start.step > 0 ? "resume" : "start", start_facts());
+    for (const observe::Advice& advice : screen_->adviser.news(screen_->facts)) warn(advice);
+  }
   training.sharded.reset_traffic();
+}
+
+nlohmann::ordered_json Report::start_facts() const {
+  const World& world = training_.world;
+  int64_t parameters = 0;
+  const std::vector<Unit> units = training_.sharded.units();
+  for (const Unit& unit : units) parameters += unit.numel();
+  const std::string device = device_name(world.device());
+  return {{"version", FSDP_VERSION},
+          {"model", training_.task.title},
+          {"parameters", parameters},
+          {"units", units.size()},
+          {"steps", training_.steps},
+          {"ranks", world.size()},
+          {"ranks_on_host", world.local_size()},
+          {"device", device.empty() ? "CPU" : device},
+          {"backend", world.backend()},
+          {"precision", enum_name(training_.config.shard.precision)},
+          {"strategy", enum_name(training_.config.shard.strategy)}};
 }
 
 Report::~Report() {
@@ -154,6 +179,7 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
   double tflops = flops / cost.seconds / 1e12 / training_.world.size();
   double comm = cost.comm_s.value_or(0);
 
+  step_ = state.step;
   ++summary_.steps;
   summary_.skipped += outcome.updated ? 0 : 1;
   summary_.tokens += tokens;
@@ -213,6 +239,29 @@ void Report::line(const std::string& text) {
   if (screen_) screen_->progress.line(text);
 }
 
+void Report::event(const std::string& kind, const nlohmann::ordered_json& facts) {
+  if (screen_) screen_->happened.write(kind, step_, facts);
+}
+
+void Report::warn(const observe::Advice& advice) {
+  line(observe::describe(advice));
+  event("warning", {{"name", advice.name}, {"text", advice.text}, {"hint", advice.hint}});
+}
+
+void Report::compare_ranks(bool now) {
+  ++compared_;
+  const bool rare = (compared_ & (compared_ - 1)) == 0;  // 1, 2, 4, 8, …
+  if (summary_.steps == 0 || (!now && !rare)) return;
+  const auto steps = static_cast<double>(summary_.steps);
+  const double all_s = summary_.compute_s + summary_.comm_s + summary_.data_s;
+  const std::vector<RankFigures> ranks =
+      gather_figures(training_.world, {.step_ms = 1e3 * all_s / steps,
+                                       .data_ms = 1e3 * summary_.data_s / steps,
+                                       .comm_ms = 1e3 * summary_.comm_s / steps,
+                                       .memory_mb = summary_.peak_memory_mb});
+  if (screen_) event("ranks", {{"steps", summary_.steps}, {"ranks", to_json(ranks)}});
+}
+
 void Report::settle() {
   if (!screen_ || !screen_->held) return;
   observe::StepRecord record = *screen_->held;
@@ -264,13 +313,24 @@ void Report::advise(const observe::StepRecord& record) {
     seen.skipped = 0;
     seen.step_s = seen.data_s = seen.exposed_comm_s = 0;
   }
-  for (const observe::Advice& advice : screen_->adviser.news(seen)) line(observe::describe(advice));
+  for (const observe::Advice& advice : screen_->adviser.news(seen)) warn(advice);
 }
 
-void Report::finish() {
+void Report::finish(bool stopped) {
+  compare_ranks(/*now=*/true);
   summary_.total_s = seconds(Clock::now() - begin_);
   if (!screen_) return;
   settle();
+  const double known_s = summary_.compute_s + summary_.comm_s + summary_.data_s +
+                         summary_.checkpoint_s + summary_.evaluation_s;
+  event("end", {{"stopped", stopped},
+                {"seconds",
+                 {{"compute", summary_.compute_s},
+                  {"exposed communication", summary_.comm_s},
+                  {"data", summary_.data_s},
+                  {"checkpoints", summary_.checkpoint_s},
+                  {"evaluation", summary_.evaluation_s},
+                  {"other", std::max(0.0, summary_.total_s - known_s)}}}});
   screen_->progress.finish();
   if (summary_.steps > 0) {
     double steps_s = summary_.compute_s + summary_.comm_s + summary_.data_s;

@@ -1,14 +1,16 @@
-// Report: the output of a run. Rank 0's goes to the screen, to metrics.jsonl and to TensorBoard.
-// The other ranks only measure time.
+// Report: the output of a run. Rank 0's goes to the screen, to metrics.jsonl, to events.jsonl and
+// to TensorBoard. The other ranks only measure time.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
 #include "fsdp/train_step.h"
+#include "observe/advice.h"
 #include "observe/metrics.h"
 #include "observe/summary.h"
 #include "train/evaluate.h"
@@ -40,19 +42,29 @@ class Report {
   // After the last step, finish() shows it.
   void sample(const RunState& state, const std::string& text);
   void line(const std::string& text);  // one or more lines of text
-  void settle();                       // writes the last step's record to the files
-  void finish();                       // shows the loss curve, the summary and the last sample
+  // A line of events.jsonl (observe/event_log.h), of the last step.
+  void event(const std::string& kind, const nlohmann::ordered_json& facts);
+  // Records the figures of every rank, the first time and then ever more rarely; `now`: in any
+  // case. Collective.
+  void compare_ranks(bool now = false);
+  void settle();  // writes the last step's record to the files
+  // Shows the loss curve, the summary and the last sample. Collective.
+  void finish(bool stopped);
 
  private:
   struct Screen;  // rank 0 only
   void write(const observe::StepRecord& record);
   void advise(const observe::StepRecord& record);
+  void warn(const observe::Advice& advice);
+  nlohmann::ordered_json start_facts() const;
 
   const Training& training_;
   std::unique_ptr<Screen> screen_;
   std::chrono::steady_clock::time_point begin_;
   double last_step_s_ = 0, exposed_before_s_ = 0;
   int64_t first_retries_ = 0;  // of the allocator, in the first steps
+  int64_t step_ = 0;      // the last one
+  int64_t compared_ = 0;  // calls of compare_ranks()
   observe::RunSummary summary_;
 };
 

@@ -1,6 +1,7 @@
-// RunDirectory: the files of a run. config.toml (resolved), metrics.jsonl, tensorboard/,
-// checkpoints/step-N and the link checkpoints/latest, a copy of the tokenizer if there is one, and
-// origin/ if the run started from a Hugging Face directory.
+// RunDirectory: the files of a run. config.toml (resolved), metrics.jsonl, events.jsonl,
+// tensorboard/, checkpoints/step-N and the link checkpoints/latest, a copy of the tokenizer if
+// there is one, origin/ if the run started from a Hugging Face directory, and what --profile and an
+// out-of-memory error leave.
 #pragma once
 
 #include <filesystem>
@@ -17,9 +18,22 @@ struct RunDirectory {
 
   std::filesystem::path config() const { return root / "config.toml"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
+  std::filesystem::path events() const { return root / "events.jsonl"; }
   std::filesystem::path tensorboard() const { return root / "tensorboard"; }
-  std::filesystem::path trace(int rank) const {  // of --profile
-    return root / formatted("trace-rank{}.json", rank);
+  // Of --profile: a trace of all ranks, each rank's part of it until they are merged, and where the
+  // time went, as JSON and as a page.
+  std::filesystem::path trace() const { return root / "trace.json"; }
+  std::filesystem::path trace_part(int rank) const {
+    return root / formatted("trace-rank{}.part", rank);
+  }
+  std::filesystem::path profile() const { return root / "profile.json"; }
+  std::filesystem::path profile_page() const { return root / "profile.html"; }
+  // Of an out-of-memory error on a rank: a page, and a GPU's memory for PyTorch's viewer.
+  std::filesystem::path shortage_page(int rank) const {
+    return root / formatted("out-of-memory-rank{}.html", rank);
+  }
+  std::filesystem::path memory_snapshot(int rank) const {
+    return root / formatted("memory-rank{}.pickle", rank);
   }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path checkpoint(int64_t step) const {

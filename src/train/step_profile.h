@@ -1,11 +1,17 @@
 // StepProfile: fsdp train --profile N. After a few warm-up steps, profiles N steps unit by unit and
-// traces one more. All ranks do; rank 0's table is shown.
+// traces one more. All ranks do; rank 0 shows its tables and writes a trace of all ranks,
+// profile.json and a page.
 #pragma once
 
+#include <ATen/record_function.h>
+
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "fsdp/profile.h"
+#include "observe/step_time.h"
+#include "observe/step_watch.h"
 #include "observe/trace.h"
 #include "train/training.h"
 
@@ -21,7 +27,8 @@ class StepProfile {
   bool active() const { return taken_ < wanted(); }
 
   // Called around each step, on every rank. after_step() returns the report once, otherwise "".
-  void before_step();
+  // Collective.
+  void before_step(int64_t step);
   std::string after_step();
   // The report so far, if the run ends before the profile is complete; otherwise "".
   std::string finish();
@@ -30,15 +37,23 @@ class StepProfile {
   static constexpr int64_t kWarmup = 3;
   int64_t wanted() const { return steps_ > 0 ? kWarmup + steps_ + 1 : 0; }
   bool traces_now() const { return taken_ == wanted() - 1; }
-  std::string text(const std::string& trace) const;
+  observe::StepSettings settings() const;
+  void begin_trace();
+  observe::StepTime end_trace();
+  void merge(const observe::StepTime& time) const;
+  std::string text(const observe::StepTime* traced) const;
 
   const Training& training_;
   bool graphed_;
   int64_t steps_;
   int64_t taken_ = 0;
+  int64_t step_ = 0;      // that is being taken
   int64_t measured_ = 0;  // bytes, peak of a GPU
+  int64_t met_ = 0;       // ns, when ranks left the barrier before the traced step
   Profile profile_;
   observe::Trace trace_;
+  std::optional<observe::StepWatch> watch_;
+  std::optional<at::RecordFunction> scope_;  // "step N"
 };
 
 }  // namespace fsdp::train

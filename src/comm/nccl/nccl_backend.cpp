@@ -15,6 +15,7 @@
 #include "base/format.h"
 #include "base/rank_status.h"
 #include "comm/nccl/graph.h"
+#include "comm/nccl/memory_segments.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
 
@@ -480,8 +481,8 @@ void unpin(void* memory) {
   if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError();
 }
 
-constexpr Module kModule{make,        devices,    select, nullptr, describe_nccl,
-                         device_name, make_graph, pin,    unpin};
+constexpr Module kModule{make,       devices, select, nullptr,      describe_nccl,  device_name,
+                         make_graph, pin,     unpin,  watch_memory, memory_segments};
 
 }  // namespace
 }  // namespace fsdp::comm
