@@ -114,9 +114,9 @@ Lines run_backend(const CommRow& row) {
   if (row.on.backend != "mpi") return run_ours("comm", row, row.on.backend);
   if (run_program({"mpirun", "--version"}).code == 127)
     throw Error("mpirun was not found.", "install openmpi-bin, or leave mpi out of --backend.");
-  return run_ranks({row.on.ranks, 1, rank_program("comm", row), "mpi"},
-                   {"env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun",
-                    "-n", std::to_string(row.on.ranks), "--oversubscribe"});
+  return run_ours("comm", row, "mpi",
+                  {"env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun",
+                   "-n", std::to_string(row.on.ranks), "--oversubscribe"});
 }
 
 // Gloo's microseconds by operation and bytes; empty if no Python has torch.

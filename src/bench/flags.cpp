@@ -102,21 +102,16 @@ Row with_flags(const Row& row, const Options& options) {
     if (given(options, flag)) settings[key] = value;
   }
   if (given(options, "--activations")) settings["keep_last"] = options.row.keep_last;
-  return settings.get<Row>();
-}
-
-std::vector<Row> with_flags(std::vector<Row> named, const Options& options) {
-  for (Row& row : named) {
-    const int ranks = given(options, "--ranks") ? options.row.on.ranks : row.on.ranks;
-    row = with_flags(row, options);
-    row.on = options.row.on;
-    row.on.ranks = ranks;
-    // Gradients stay as the matrix products give them if nothing is reduced or accumulated.
-    const bool alone = ranks == 1 && row.accumulate == 1 && row.on.device != "cpu";
-    if (row.grad_dtype.empty()) row.grad_dtype = alone && row.dtype == "bf16" ? "bf16" : "fp32";
-    row.plan = true;
-  }
-  return named;
+  Row changed = settings.get<Row>();
+  changed.on = options.row.on;
+  if (options.rows.empty()) return changed;
+  if (!given(options, "--ranks")) changed.on.ranks = row.on.ranks;
+  // Gradients stay as the matrix products give them if nothing is reduced or accumulated.
+  const bool alone = changed.on.ranks == 1 && row.accumulate == 1 && changed.on.device != "cpu";
+  if (changed.grad_dtype.empty())
+    changed.grad_dtype = alone && row.dtype == "bf16" ? "bf16" : "fp32";
+  changed.plan = true;
+  return changed;
 }
 
 }  // namespace fsdp::bench

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <fstream>
+#include <iomanip>
 #include <iostream>
 #include <iterator>
 #include <map>
@@ -82,16 +83,11 @@ Contender theirs(const Python& python, const Row& row, const std::string& title,
   return {"peer", title, peer_program(python, "peer_fsdp2.py", flags), /*python=*/true};
 }
 
-const Contender* Result::find(const std::string& who) const {
-  const Contender* best = nullptr;
+Contender Result::fastest(const std::string& who) const {
+  Contender best;
   for (const Contender& one : all)
-    if (one.who == who && !one.rounds.empty() && (!best || one.ms() < best->ms())) best = &one;
+    if (one.who == who && one.ran() && !(best.ms() <= one.ms())) best = one;
   return best;
-}
-
-double Result::ms_of(const std::string& who) const {
-  const Contender* best = find(who);
-  return best ? best->ms() : std::nan("");
 }
 
 Python python_for_peer(const Options& options) {
@@ -122,29 +118,19 @@ void keep(const std::string& path, const std::string& key, const Json& line) {
                 "pass a file in an existing folder: --keep FILE.");
 }
 
-// PyTorch ranks that share one GPU need bench/peers/launch.sh.
-Json run_contender(const Contender& one, const cli::Ranks& ranks, const Machine& on) {
-  if (!one.python || on.device != "cuda" || on.ranks == 1) return run_ranks(ranks).front();
-  const std::string launcher = bench_file("peers/launch.sh");
-  return run_ranks(ranks, {"bash", launcher, std::to_string(on.ranks)}).front();
-}
-
 // A command that two rows share is measured once.
-void measure_one(const Options& options, const Row& row, Contender& one, int round, Known& known) {
+void measure(const Options& options, const Row& row, Contender& one, int round, Known& known) {
   const std::string key = formatted("{} ranks of {} threads, round {}: {}", row.on.ranks,
                                     row.on.threads, round, one.command());
   if (known.contains(key)) return one.rounds.push_back(known[key]);
   const bool named = !options.rows.empty();
   const std::string title = (row.title.empty() ? "" : row.title + ", ") + one.title;
-  const std::string turn =
-      options.rounds == 1 ? "" : formatted(", round {} of {}", round, options.rounds);
-  const cli::Ranks ranks = {.count = row.on.ranks,
-                            .threads = row.on.threads,
-                            .program = one.program,
-                            .what = title + turn,
-                            .limit_s = named ? options.limit : 0};
+  cli::Ranks ranks = {row.on.ranks, row.on.threads, one.program, title, named ? options.limit : 0};
+  if (options.rounds > 1) ranks.what += formatted(", round {} of {}", round, options.rounds);
+  if (one.python && row.on.device == "cuda" && row.on.ranks > 1)  // they share one GPU
+    ranks.launcher = {"bash", bench_file("peers/launch.sh"), std::to_string(row.on.ranks)};
   try {
-    const Json line = run_contender(one, ranks, row.on);
+    const Json line = run_ranks(ranks).front();
     if (!line.contains("step_ms")) throw Error("it printed no step_ms.", "");
     one.rounds.push_back(known[key] = line);
     keep(options.keep, key, line);
@@ -154,20 +140,6 @@ void measure_one(const Options& options, const Row& row, Contender& one, int rou
     one.failure = error.what();
     log::warn(ranks.what + ": " + one.failure);
   }
-}
-
-// Measures everything in turn, options.rounds times, except what --keep has. Returns false if one
-// of ours failed.
-bool measure(const Options& options, Results& results) {
-  Known known = read_kept(options.keep);
-  bool well = true;
-  for (Result& result : results) {
-    for (int round = 1; round <= options.rounds; ++round)
-      for (Contender& one : result.all)
-        if (one.failure.empty()) measure_one(options, result.row, one, round, known);
-    for (const Contender& one : result.all) well = well && (one.python || one.failure.empty());
-  }
-  return well;
 }
 
 // --- reports ---
@@ -198,13 +170,6 @@ std::string said(const Results& results, const char* field) {
   return "";
 }
 
-std::string today() {
-  const std::chrono::year_month_day day(
-      std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now()));
-  return formatted("{}-{:02}-{:02}", static_cast<int>(day.year()),
-                   static_cast<unsigned>(day.month()), static_cast<unsigned>(day.day()));
-}
-
 // The command as typed: "./fsdp bench train …".
 std::string own_command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -229,12 +194,13 @@ std::string software(const Results& results) {
 
 std::string page_of(const Options& options, const Report& report, const Results& results) {
   const std::string gpu = said(results, "gpu");
+  const std::time_t now = std::time(nullptr);
   std::ostringstream out;
   out << "# " << report.heading << " on " << (gpu.empty() ? "the CPU" : "an " + gpu)
       << ", beside FSDP2\n\n| | |\n|---|---|\n| machine | "
       << (options.row.on.device == "cuda" ? cli::probe_gpus().found + "; " : "")
       << cli::probe_cores().found << " |\n| software | " << software(results) << " |\n| date | "
-      << today() << " |\n| command | `" << own_command() << "` |\n\n"
+      << std::put_time(std::gmtime(&now), "%F") << " |\n| command | `" << own_command() << "` |\n\n"
       << report.summary << (report.summary.empty() ? "" : "\n") << "```\n";
   print_tables(report, out, /*json=*/false);
   out << "```\n\n";
@@ -257,10 +223,9 @@ void write_page(const Options& options, const Report& report, const Results& res
   std::string name = said(results, "gpu");
   if (name.empty()) name = "cpu";
   if (name.starts_with("NVIDIA ")) name.erase(0, 7);
-  for (char& letter : name)
-    letter = std::isalnum(static_cast<unsigned char>(letter))
-                 ? static_cast<char>(std::tolower(static_cast<unsigned char>(letter)))
-                 : '-';
+  std::ranges::transform(name, name.begin(), [](unsigned char letter) {
+    return std::isalnum(letter) ? std::tolower(letter) : '-';
+  });
   const std::string path =
       options.page.empty() ? formatted("bench/results/{}{}.md", name, report.suffix) : options.page;
   std::ofstream file(path);
@@ -276,16 +241,16 @@ void write_page(const Options& options, const Report& report, const Results& res
 // Ours and the peer start with the same weights and data, so their losses must agree: by 0.1 % in
 // float32, by 1 % in bfloat16, and less if they are near zero.
 void compare_losses(const Result& result, Strings& notes) {
-  const Contender* peer = result.find("peer");
+  const Contender peer = result.fastest("peer");
   const double share = result.row.dtype == "fp32" ? 0.001 : 0.01;
   for (const Contender& one : result.all)
     for (const std::string when : {"first", "last"}) {
       // Without FSDP, each of several ranks trains on its own data.
       const bool alone = one.who == "plain" && result.row.on.ranks > 1;
-      if (!peer || one.python || alone || one.who == "tape" || one.rounds.empty()) continue;
+      if (!peer.ran() || one.python || alone || one.who == "tape" || !one.ran()) continue;
       const char* field = when == "first" ? "loss0" : "loss";
-      const double mine = one.value(field), theirs = peer->value(field);
-      const double allowed = share * std::abs(theirs) + 0.0001 * std::abs(peer->value("loss0"));
+      const double mine = one.value(field), theirs = peer.value(field);
+      const double allowed = share * std::abs(theirs) + 0.0001 * std::abs(peer.value("loss0"));
       if (std::abs(mine - theirs) <= allowed) continue;
       notes.push_back(formatted("{}, {}: the {} loss is {:.4f}, PyTorch's {:.4f}.",
                                 result.row.title, one.title, when, mine, theirs));
@@ -294,12 +259,12 @@ void compare_losses(const Result& result, Strings& notes) {
 }
 
 // The largest difference between two losses of a step, as a share of the first; NaN if unknown.
-double apart(const Contender& one, const Contender* peer) {
-  const auto losses = [](const Contender* of) {
-    const Json line = of && !of->rounds.empty() ? of->rounds.front() : Json::object();
-    return line.value("losses", std::vector<double>());
+double apart(const Contender& one, const Contender& peer) {
+  const auto losses = [](const Contender& of) {
+    return of.ran() ? of.rounds.front().value("losses", std::vector<double>())
+                    : std::vector<double>();
   };
-  const std::vector<double> mine = losses(&one), theirs = losses(peer);
+  const std::vector<double> mine = losses(one), theirs = losses(peer);
   if (mine.empty() || mine.size() != theirs.size()) return std::nan("");
   double most = 0;
   for (size_t i = 0; i < mine.size(); ++i) most = std::max(most, std::abs(mine[i] - theirs[i]));
@@ -313,18 +278,24 @@ int print(const std::string& columns, const Lines& lines, const Strings& notes, 
   return 0;
 }
 
-int run_rows(const Options& options, const std::vector<Row>& rows,
-             const std::function<Contenders(const Row&)>& contenders,
-             const std::function<Report(const Results&)>& report_on) {
+int run_rows(const Options& options, const std::vector<Row>& rows, const Python& python,
+             ContendersOf* contenders_of, ReportOn* report_on) {
   Results results;
-  bool any = false, peer = false;
-  for (const Row& row : rows) {
-    results.push_back({row, contenders(row)});
-    for (const Contender& one : results.back().all) any = true, peer = peer || one.python;
+  for (const Row& row : rows) results.push_back({row, contenders_of(options, row, python)});
+  Known known = read_kept(options.keep);
+  bool any = false, peer = false, well = true;
+  for (auto& [row, all] : results) {
+    for (int round = 1; round <= options.rounds; ++round)
+      for (Contender& one : all)
+        if (one.failure.empty()) measure(options, row, one, round, known);
+    for (const Contender& one : all) {
+      any = true;
+      peer = peer || one.python;
+      well = well && (one.python || one.failure.empty());
+    }
   }
   if (!any) throw Error("there is nothing to measure.", "leave out --only.");
-  const bool well = measure(options, results);
-  Report report = report_on(results);
+  Report report = report_on(options, results);
   if (options.peer && options.only != "ours" && options.only != "none" && !peer)
     report.notes.push_back(
         "FSDP2 (--peer) is missing: there was no Python with torch (set FSDP_TEST_PYTHON to one).");
@@ -340,8 +311,7 @@ void set(Json& line, const std::string& key, double value, double goal) {
   if (goal > 0) line[key + "_good"] = value <= goal;
 }
 
-Json named_line(const Result& result, const Contender& one, double goal_ms, double peak_gb,
-                double goal_gb) {
+Json line_of(const Result& result, const Contender& one, double goal_ms, double goal_gb) {
   const Row& row = result.row;
   const double ms = one.ms(), tokens = static_cast<double>(row.tokens()) * row.on.ranks;
   const bool stayed = one.who == "graph" && one.value("replayed") == 0;
@@ -353,7 +323,7 @@ Json named_line(const Result& result, const Contender& one, double goal_ms, doub
                {"first_loss", one.value("loss0")},
                {"last_loss", one.value("loss")}};
   set(line, "step_ms", ms, goal_ms);
-  set(line, "peak_gb", peak_gb, goal_gb);
+  set(line, "peak_gb", one.value("peak_alloc_mb") / 1000, goal_gb);
   if (goal_gb > 0) line["goal_gb"] = goal_gb;
   if (goal_ms > 0) {
     line["goal_ms"] = goal_ms;
@@ -361,9 +331,9 @@ Json named_line(const Result& result, const Contender& one, double goal_ms, doub
     set(line, "times_goal", ms / goal_ms, 1);
   }
   if (one.python) return line;
-  line["apart_percent"] = apart(one, result.find("peer")) * 100;
+  line["apart_percent"] = apart(one, result.fastest("peer")) * 100;
   if (one.who == "plain") return line;
-  line["times_peer"] = ms / result.ms_of("peer");
+  line["times_peer"] = ms / result.fastest("peer").ms();
   line["planned_gb"] = one.value("planned_mb") / 1000;
   return line;
 }

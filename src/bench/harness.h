@@ -46,10 +46,13 @@ void append(std::vector<Item>& to, const std::vector<Item>& more) {
 int run_rank(const Machine& on, const std::function<Lines(const World&)>& work);
 // The program of a rank that runs `row`.
 Strings rank_program(const char* benchmark, const nlohmann::json& row);
-// Runs the ranks of one row to completion and returns what they printed.
+// Runs the ranks of one row to completion and returns what they printed. `launcher`: instead of
+// `fsdp run`.
 template <typename AnyRow>
-Lines run_ours(const char* benchmark, const AnyRow& row, const std::string& what) {
-  return run_ranks({row.on.ranks, row.on.threads, rank_program(benchmark, row), what});
+Lines run_ours(const char* benchmark, const AnyRow& row, const std::string& what,
+               const Strings& launcher = {}) {
+  return run_ranks({row.on.ranks, row.on.threads, rank_program(benchmark, row), what,
+                    /*limit_s=*/0, launcher});
 }
 
 // A Python that has torch: FSDP_TEST_PYTHON, or python3. nullopt, with a line in the log, if it has
@@ -101,6 +104,7 @@ struct Contender {
   Lines rounds = {};         // the line that each round printed
   std::string failure = "";  // why a round failed; empty: none did
 
+  bool ran() const { return !rounds.empty(); }
   double value(const char* field) const;  // the median over rounds; NaN if it is missing
   double ms() const { return value("step_ms"); }
   std::string command() const;  // as a page shows it; the row says on how many ranks
@@ -117,8 +121,7 @@ struct Result {
   Row row;
   Contenders all;
 
-  const Contender* find(const std::string& who) const;  // the fastest that ran; null if none did
-  double ms_of(const std::string& who) const;           // NaN if none ran
+  Contender fastest(const std::string& who) const;  // of those that ran; without rounds: none did
 };
 using Results = std::vector<Result>;
 
@@ -152,11 +155,9 @@ bool given(const Options& options, const std::string& flag);  // not for flags o
 bool model_given(const Options& options);                     // by any of its flags
 void require_rows(const Options& options);  // throws if a flag of named rows has no --rows
 
-// `row` with the flags that were given instead of its own settings, except those of the model and
-// of the place.
+// `row` with the flags that were given instead of its own settings, except those of the model, and
+// at the place of the flags. A named row has its own number of ranks unless --ranks is given.
 Row with_flags(const Row& row, const Options& options);
-// `named` with these flags, at the place of the flags.
-std::vector<Row> with_flags(std::vector<Row> named, const Options& options);
 
 // --- reports ---
 
@@ -172,17 +173,18 @@ struct Report {
   std::string summary = "";  // Markdown, above the tables
 };
 
-// Measures `contenders` of all rows, prints the report, and writes its page if asked to. Warns of
-// losses that differ from the peer's. Returns the exit code.
-int run_rows(const Options& options, const std::vector<Row>& rows,
-             const std::function<Contenders(const Row&)>& contenders,
-             const std::function<Report(const Results&)>& report_on);
+using ContendersOf = Contenders(const Options&, Row, const Python&);  // in the order of a round
+using ReportOn = Report(const Options&, const Results&);
+// Measures the contenders of all rows in turn, options.rounds times, except what --keep has. Prints
+// the report, and writes its page if asked to. Warns of losses that differ from the peer's. Returns
+// the exit code: 1 if one of ours failed.
+int run_rows(const Options& options, const std::vector<Row>& rows, const Python& python,
+             ContendersOf* contenders_of, ReportOn* report_on);
 
 // Sets line[key], and KEY_good if there is a goal (the largest good value; 0: none).
 void set(Json& line, const std::string& key, double value, double goal = 0);
-// What the lines of all named rows have.
-Json named_line(const Result& result, const Contender& one, double goal_ms, double peak_gb,
-                double goal_gb);
+// What the lines of all tables of contenders have.
+Json line_of(const Result& result, const Contender& one, double goal_ms = 0, double goal_gb = 0);
 constexpr const char* kApart =  // apart_percent of those lines
     "apart %: the largest difference between a step's loss and FSDP2's over all steps, relative to "
     "the first loss.";

@@ -6,14 +6,8 @@
 // an update of state on a disk must do. An update through our store (12 bytes per parameter in, 12
 // out) is shown as a share of that.
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/rand.h>
-#include <sys/mman.h>
-
-#include <atomic>
-#include <future>
-#include <system_error>
 
 #include "bench/harness.h"
 #include "disk/state_store.h"
@@ -44,49 +38,40 @@ double median_seconds(const NvmeOptions& options, const Work& work) {
   return median_of(options.rounds, /*warmup=*/1, [&] { return seconds_of(work); });
 }
 
-// --- the plain loop ---
-
-void transfer(const disk::ScratchFile& file, Direction direction, int64_t offset, char* memory,
-              int64_t bytes) {
-  for (int64_t at = 0; at < bytes;) {
-    const int64_t came = disk::transfer_once(file, direction, offset + at, memory + at, bytes - at);
-    if (came == -EINTR) continue;
-    if (came <= 0)
-      throw Error(
-          formatted("{}: {} at {}.", file.path(),
-                    std::generic_category().message(came < 0 ? static_cast<int>(-came) : EIO),
-                    with_separators(offset + at)),
-          "choose another directory with --dir.");
-    at += came;
-  }
+disk::EngineOptions engine_options(const NvmeOptions& options, bool uring) {
+  return {.piece = options.piece << 20,
+          .depth = options.depth,
+          .uring = uring,
+          .threads = options.depth};
 }
 
-// Times threads that read the file or write it, one per piece in flight: a line for each form.
+// --- the plain loop ---
+
+// A line for each form.
 Lines time_plain_loop(const NvmeOptions& options, const disk::ScratchFile& file) {
-  const int64_t piece = options.piece << 20, bytes = piece * options.depth, huge = 2 << 20;
-  const at::Tensor space = at::empty({bytes + huge}, at::kByte);
-  char* memory = static_cast<char*>(space.data_ptr());
-  memory += huge - reinterpret_cast<intptr_t>(memory) % huge;
-  ::madvise(memory, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // as the store's is
-  space.random_();                                               // noise: some disks compress
-  const auto seconds = [&](int writers) {
+  const disk::EngineOptions how = engine_options(options, /*uring=*/false);
+  const disk::Memory memory = disk::huge_pages(how.piece * how.depth);
+  if (!memory) throw Error("there is no memory for the pieces.", "lower --piece or --depth.");
+  at::from_blob(memory.get(), how.piece * how.depth, at::kByte).random_();  // some disks compress
+  const auto engine = disk::make_thread_engine(file, how);
+  const auto seconds = [&](const std::vector<Direction>& directions) {
     return median_seconds(options, [&] {
-      std::atomic<int64_t> next[2] = {0, 0};  // next to read, next to write
-      std::vector<std::future<void>> threads;
-      for (int i = 0; i < options.depth; ++i)
-        threads.push_back(std::async(std::launch::async, [&, i] {
-          const bool writes = i < writers;
-          for (int64_t at = 0; (at = next[writes].fetch_add(piece)) < file.bytes();)
-            transfer(file, writes ? Direction::kWrite : Direction::kRead, at, memory + i * piece,
-                     std::min(piece, file.bytes() - at));
-        }));
-      for (std::future<void>& thread : threads) thread.get();  // throws what a thread threw
+      std::vector<disk::Ticket> tickets;
+      for (int64_t at = 0; at < file.bytes(); at += how.piece)
+        for (const Direction direction : directions) {
+          const int64_t slot = static_cast<int64_t>(tickets.size()) % how.depth;
+          tickets.push_back(engine->start(direction, at, memory.get() + slot * how.piece,
+                                          std::min(how.piece, file.bytes() - at)));
+        }
+      for (const disk::Ticket& ticket : tickets) engine->wait(ticket);
     });
   };
-  const double write = seconds(options.depth);  // first: the file has no contents yet
-  return {{{"what", "plain loop: read"}, {"seconds", seconds(0)}},
+  const double write = seconds({Direction::kWrite});  // first: the file has no contents yet
+  const double read = seconds({Direction::kRead});
+  const double both = seconds({Direction::kRead, Direction::kWrite});
+  return {{{"what", "plain loop: read"}, {"seconds", read}},
           {{"what", "plain loop: write"}, {"seconds", write}},
-          {{"what", "plain loop: both"}, {"seconds", seconds(options.depth / 2)}}};
+          {{"what", "plain loop: both"}, {"seconds", both}}};
 }
 
 // --- the store ---
@@ -98,11 +83,10 @@ Lines time_updates(const NvmeOptions& options, bool uring) {
   std::vector<std::vector<int64_t>> entries;
   for (int64_t begin = 0; begin < parameters; begin += unit)
     entries.emplace_back(kTensors, std::min(unit, parameters - begin) * 4);
-  disk::StoreOptions chosen{.buffers = options.buffers, .direct = !options.page_cache};
-  chosen.engine.piece = options.piece << 20;
-  chosen.engine.depth = chosen.engine.threads = options.depth;
-  chosen.engine.uring = uring;
-  disk::StateStore store(options.dir, entries, chosen);
+  disk::StateStore store(options.dir, entries,
+                         {.buffers = options.buffers,
+                          .direct = !options.page_cache,
+                          .engine = engine_options(options, uring)});
 
   using Slices = std::vector<at::Tensor>;  // master, exp_avg, exp_avg_sq
   const auto step = [&](const std::function<void(const Slices&)>& work) {

@@ -14,6 +14,10 @@
 namespace fsdp::bench {
 namespace {
 
+const std::string kParts =
+    "The parts are from the same number of further steps under the profiler, which costs time "
+    "itself.";
+
 // How the time of a step splits into parts, one line per part. `title`: of the row column; empty:
 // there is only one row.
 Table parts_table(const std::string& title, const Results& results) {
@@ -36,7 +40,8 @@ Table parts_table(const std::string& title, const Results& results) {
 
 // --- a model given by flags ---
 
-Report unnamed_offload_report(const Row& row, const Results& results) {
+Report unnamed_offload_report(const Options& options, const Results& results) {
+  const Row& row = options.row;
   Lines lines;
   for (const Contender& one : results.front().all) {
     lines.push_back(one.rounds.front());
@@ -49,9 +54,7 @@ Report unnamed_offload_report(const Row& row, const Results& results) {
                               "loss .6",
                               lines),
                      parts_table("", results)},
-          .notes = {place_note(row), formatted("Memory: {}. {}", memory, time_note(row)),
-                    "The parts are from the same number of further steps under the profiler, which "
-                    "costs time itself."}};
+          .notes = {place_note(row), formatted("Memory: {}. {}", memory, time_note(row)), kParts}};
 }
 
 // --- named rows ---
@@ -60,18 +63,17 @@ Report unnamed_offload_report(const Row& row, const Results& results) {
 // goal.
 std::vector<Row> named_offload_rows(const Options& options) {
   const std::vector<Row> known = rows_named(options.rows, "offload");
-  const std::vector<Row> rows = with_flags(known, options);
   const bool clips = options.row.clip > 0;
   const auto fits = [&](const Row& row) {
     return !given(options, "--clip") || (row.clip > 0) == clips;
   };
   std::vector<Row> chosen;
-  for (size_t i = 0; i < rows.size(); ++i) {
+  for (const Row& own : known) {
     const bool another = std::ranges::any_of(
-        known, [&](const Row& other) { return other.name == rows[i].name && fits(other); });
-    if (!fits(known[i]) && another) continue;
-    Row& row = chosen.emplace_back(rows[i]);
-    if (fits(known[i])) continue;
+        known, [&](const Row& other) { return other.name == own.name && fits(other); });
+    if (!fits(own) && another) continue;
+    Row& row = chosen.emplace_back(with_flags(own, options));
+    if (fits(own)) continue;
     row.title = row.title.substr(0, row.title.rfind(',')) + (clips ? ", clip" : ", no clip");
     row.goal_ms = 0;
   }
@@ -96,13 +98,12 @@ Contenders offload_contenders(const Options& options, Row row, const Python& pyt
 
 Json offload_line(const Result& result, const Contender& one) {
   const bool everything = one.who == "everything";
-  const double held = one.value("device_bytes") / (1 << 20);  // of ours
-  const double peak_mb = std::isnan(held) ? one.value("peak_alloc_mb") : held;
-  Json line = named_line(result, one, everything ? result.row.goal_ms : 0, peak_mb / 1000,
-                         everything ? result.row.goal_gb : 0);
+  const double goal_gb = everything ? result.row.goal_gb : 0;
+  Json line = line_of(result, one, everything ? result.row.goal_ms : 0, goal_gb);
   line["host_gb"] = one.value("host_bytes") / (1 << 20) / 1000;
   if (one.python) return line;
-  line["times_off"] = one.ms() / result.ms_of("off");
+  set(line, "peak_gb", one.value("device_bytes") / (1 << 20) / 1000, goal_gb);
+  line["times_off"] = one.ms() / result.fastest("off").ms();
   line["mean_ms"] = one.value("mean_ms");
   return line;
 }
@@ -137,9 +138,7 @@ Report named_offload_report(const Options& options, const Results& results) {
              "FSDP2 on the CPU."
            : "peak GB: the allocator's peak, MiB / 1000; ours with the warm-up, FSDP2's without. "
              "planned GB: what `fsdp plan` expects. host GB: what the engine holds in host memory.",
-       kApart,
-       "The parts are from the same number of further steps under the profiler, which costs time "
-       "itself. Each instant counts for the first part that was active."});
+       kApart, kParts + " Each instant counts for the first part that was active."});
   return report;
 }
 
@@ -148,14 +147,9 @@ int run_offload(Options options) {
   const bool named = !options.rows.empty();
   if (named && !given(options, "--threads"))
     options.row.on.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const auto python = python_for_peer(options);
-  return run_rows(
-      options, named ? named_offload_rows(options) : std::vector<Row>{options.row},
-      [&](const Row& row) { return offload_contenders(options, row, python); },
-      [&](const Results& results) {
-        return named ? named_offload_report(options, results)
-                     : unnamed_offload_report(options.row, results);
-      });
+  return run_rows(options, named ? named_offload_rows(options) : std::vector<Row>{options.row},
+                  python_for_peer(options), offload_contenders,
+                  named ? named_offload_report : unnamed_offload_report);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "bench/row.h"
 
-#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -18,11 +17,6 @@ namespace {
 
 train::TrainTask shapes_of(const Row& row) {
   return train::make_unfilled_task(config_of(row), row.vocab);
-}
-
-std::string lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
 }
 
 template <typename Enum>
@@ -103,7 +97,7 @@ train::Config config_of(const Row& row) {
   config.data.seq = row.seq;
   config.train.batch = row.batch * row.accumulate * row.on.ranks;
   config.train.micro_batch = row.batch;
-  config.shard.strategy = setting<ShardingStrategy>("strategy", lower(row.strategy));
+  config.shard.strategy = train::parse_strategy(row.strategy);
   config.shard.shard_ranks = row.copies > 0 ? row.on.ranks / row.copies : 0;
   config.shard.precision = setting<shard::Precision>("dtype", row.dtype);
   config.shard.reduce = config.shard.gradients =

@@ -29,31 +29,33 @@ std::vector<Row> strategy_rows(const Row& given) {
   return rows;
 }
 
+Contenders strategy_contenders(const Options&, Row row, const Python&) {
+  return {ours("strategies", row, "fsdp.cpp")};
+}
+
+Report strategy_report(const Options& options, const Results& results) {
+  Lines lines;
+  for (const Result& result : results) {
+    lines.push_back(result.all.front().rounds.front());
+    lines.back()["strategy"] = result.row.title;
+  }
+  return {.tables = {table_of(
+              "strategy; parameters B; gathered_from= B; gradients B; optimizer=states B; "
+              "unsharded=gathered B; secondary=kept part B; reduce_buffers B; accumulated= B; "
+              "total B; all_gather=all-gather B; reduce_scatter=reduce-scatter B; "
+              "all_reduce=all-reduce B; step_ms .1; loss .6",
+              lines)},
+          .notes = {place_note(options.row),
+                    "Memory: after backward, on the rank that holds most. Collectives: bytes that "
+                    "a rank sends per step without\nshared memory: n (W-1) for an all-gather of n "
+                    "from each of W ranks and for a reduce-scatter to n, 2 n (W-1)/W\nfor an "
+                    "all-reduce of n. " +
+                        time_note(options.row)}};
+}
+
 int run_strategies(Options options) {
-  const auto contenders = [](const Row& row) {
-    return Contenders{ours("strategies", row, "fsdp.cpp")};
-  };
-  return run_rows(options, strategy_rows(options.row), contenders, [&](const Results& results) {
-    Lines lines;
-    for (const Result& result : results) {
-      lines.push_back(result.all.front().rounds.front());
-      lines.back()["strategy"] = result.row.title;
-    }
-    return Report{
-        .tables = {table_of(
-            "strategy; parameters B; gathered_from= B; gradients B; optimizer=states B; "
-            "unsharded=gathered B; secondary=kept part B; reduce_buffers B; accumulated= B; "
-            "total B; all_gather=all-gather B; reduce_scatter=reduce-scatter B; "
-            "all_reduce=all-reduce B; step_ms .1; loss .6",
-            lines)},
-        .notes = {
-            place_note(options.row),
-            "Memory: after backward, on the rank that holds most. Collectives: bytes that a "
-            "rank sends per step without\nshared memory: n (W-1) for an all-gather of n from "
-            "each of W ranks and for a reduce-scatter to n, 2 n (W-1)/W\nfor an all-reduce of "
-            "n. " +
-                time_note(options.row)}};
-  });
+  return run_rows(options, strategy_rows(options.row), /*python=*/{}, strategy_contenders,
+                  strategy_report);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 // FSDP2 in its best variant.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/log.h"
 #include "bench/harness.h"
@@ -17,7 +18,6 @@ namespace {
 
 constexpr double kTapeGoal = 15;  // percent that recording may add to a forward
 
-// In the order in which they run within a round.
 Contenders train_contenders(const Options& options, Row row, const Python& python) {
   const bool named = !row.stages;
   const auto wanted = [&](const std::string& kind) {
@@ -40,12 +40,10 @@ Contenders train_contenders(const Options& options, Row row, const Python& pytho
     all.back().who = "plain";
   }
   if (!python || !wanted("peer")) return all;
-  const bool selective = row.activations == "selective";
-  const std::string again = row.activations == "none" ? ""
-                            : selective               ? "--ac=selective"
-                                                      : "--ac",
-                    best = "--compile --attn cudnn ";
-  const std::string ac = again.empty() ? "" : selective ? " + selective ac" : " + ac";
+  const bool selective = row.activations == "selective", recomputes = row.activations != "none";
+  const std::string again = selective ? "--ac=selective" : recomputes ? "--ac" : "";
+  const std::string ac = selective ? " + selective ac" : recomputes ? " + ac" : "";
+  const std::string best = "--compile --attn cudnn ";
   if (!named && strategy == ShardingStrategy::NO_SHARD) {
     add("PyTorch's DDP", "--mode ddp " + again);
   } else if (!named && strategy == ShardingStrategy::HYBRID_SHARD) {
@@ -70,7 +68,6 @@ std::vector<Row> unnamed_rows(const Options& options, bool goals) {
   std::vector<Row> rows = goals ? rows_of("cpu") : std::vector<Row>{options.row};
   for (Row& row : rows) {
     row = with_flags(row, options);
-    row.on = options.row.on;
     row.title = title_of(row);
     row.modes = {"eager", "plain"};
     row.stages = true;
@@ -80,28 +77,26 @@ std::vector<Row> unnamed_rows(const Options& options, bool goals) {
 
 Json unnamed_line(const Result& result, const Contender& one) {
   const Row& row = result.row;
-  Json line = {{"model", row.title},
-               {"what", one.title},
-               {"ranks", row.on.ranks},
+  Json line = line_of(result, one);
+  line.update({{"model", row.title},
                {"ranks_text", formatted("{} x {}", row.on.ranks, row.on.threads)},
                {"threads", row.on.threads},
-               {"first_loss", one.value("loss0")},
-               {"last_loss", one.value("loss")},
-               {"peak_rss_mb", one.value("maxrss_mb")}};
-  for (const char* part : {"step_ms", "forward_ms", "backward_ms", "clip_ms", "update_ms"})
+               {"peak_rss_mb", one.value("maxrss_mb")}});
+  for (const char* part : {"forward_ms", "backward_ms", "clip_ms", "update_ms"})
     line[part] = one.value(part);
   std::vector<double> ms;
   for (const Json& round : one.rounds) ms.push_back(round["step_ms"]);
   line["range"] = formatted("{:.1f}-{:.1f}", std::ranges::min(ms), std::ranges::max(ms));
   const double goal = one.who == "eager" ? row.goal_times : 0;
-  set(line, "times_none", one.ms() / result.ms_of("plain"), goal);
+  set(line, "times_none", one.ms() / result.fastest("plain").ms(), goal);
   if (goal > 0) line.update({{"goal", goal}, {"goal_text", formatted("<= {:.1f}", goal)}});
   return line;
 }
 
-Report unnamed_report(const Options& options, bool goals, const Results& results) {
+Report unnamed_report(const Options& options, const Results& results) {
   const Row& row = options.row;
   const bool whole = options.only.empty(), cpu = row.on.device == "cpu";
+  const bool goals = results.front().row.goal_times > 0;
   Report report;
   Lines lines;
   for (const Result& result : results) {
@@ -134,13 +129,11 @@ Report unnamed_report(const Options& options, bool goals, const Results& results
 
 // A row with other settings than its own has no goals.
 std::vector<Row> named_rows(const Options& options) {
-  const std::vector<Row> known = rows_named(options.rows, "train");
-  std::vector<Row> rows = with_flags(known, options);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    Row& row = rows[i];
-    const bool others =
-        row.activations != known[i].activations || row.keep_last != known[i].keep_last;
-    const bool other_ranks = row.on.ranks != known[i].on.ranks;
+  std::vector<Row> rows = rows_named(options.rows, "train");
+  for (Row& row : rows) {
+    const Row own = std::exchange(row, with_flags(row, options));
+    const bool others = row.activations != own.activations || row.keep_last != own.keep_last;
+    const bool other_ranks = row.on.ranks != own.on.ranks;
     if (others)
       row.title += ", " + row.activations +
                    (row.keep_last > 0 ? formatted(" but last {}", row.keep_last) : "");
@@ -155,11 +148,11 @@ std::vector<Row> named_rows(const Options& options) {
 Json step_line(const Result& result, const Contender& one) {
   const Row& row = result.row;
   const bool graph = one.who == "graph", eager = one.who == "eager", ours = graph || eager;
-  const double goal_ms = row.goal_times > 0 ? row.goal_times * result.ms_of("peer") : row.goal_ms;
-  Json line = named_line(result, one, graph ? goal_ms : 0, one.value("peak_alloc_mb") / 1000,
-                         ours ? row.goal_gb : 0);
+  const double goal_ms =
+      row.goal_times > 0 ? row.goal_times * result.fastest("peer").ms() : row.goal_ms;
+  Json line = line_of(result, one, graph ? goal_ms : 0, ours ? row.goal_gb : 0);
   line["host_ms"] = one.value("cpu_issue_ms");
-  if (ours) set(line, "times_plain", one.ms() / result.ms_of("plain"), eager ? 1.15 : 0);
+  if (ours) set(line, "times_plain", one.ms() / result.fastest("plain").ms(), eager ? 1.15 : 0);
   if (ours && row.published_rate > 0) line["published_tokens_s"] = row.published_rate;
   const double tflops = row.on.ranks * row.flops() / one.ms() / 1e9;
   const std::string gpu = one.rounds.empty() ? "" : one.rounds.front().value("gpu", "");
@@ -183,7 +176,9 @@ Json tape_line(const Result& result, const Contender& one) {
 
 // What the columns of the steps mean.
 Strings step_notes(const Options& options, const Results& results) {
-  const auto any = [&](const auto& holds) { return std::ranges::any_of(results, holds); };
+  const auto any = [&](const auto& holds) {
+    return std::ranges::any_of(results, [&](const Result& result) { return holds(result.row); });
+  };
   Strings notes = {
       formatted("step ms: rank 0's median on the host's clock, waiting for each step; a step is "
                 "forward, backward, clip{}, AdamW. host ms: until the host has launched the step. "
@@ -196,26 +191,24 @@ Strings step_notes(const Options& options, const Results& results) {
       "capture. planned GB: what `fsdp plan` expects for eager steps. On the CPU peak GB is the "
       "whole process, and the plan counts tensors only.",
       kApart};
-  const bool accumulates = any([](const Result& result) { return result.row.accumulate > 1; });
-  const bool shared = any([](const Result& result) { return result.row.on.ranks > 1; });
-  const bool bf16 = any([](const Result& result) { return result.row.dtype == "bf16"; });
-  if (options.row.grad_dtype.empty() && bf16)
+  if (options.row.grad_dtype.empty() && any([](const Row& row) { return row.dtype == "bf16"; }))
     notes.push_back(formatted(
         "gradients of bf16 rows on a GPU: bf16, as the matrix products give them, if nothing is "
         "reduced{}; else reduced and kept in float32{}. FSDP2's are bf16 and then cast to float32.",
-        accumulates ? " or accumulated" : "", shared ? " (2 ranks)" : ""));
-  if (any([](const Result& result) { return result.row.activations != "none"; }))
+        any([](const Row& row) { return row.accumulate > 1; }) ? " or accumulated" : "",
+        any([](const Row& row) { return row.on.ranks > 1; }) ? " (2 ranks)" : ""));
+  if (any([](const Row& row) { return row.activations != "none"; }))
     notes.push_back(
         "selective: products and attention are kept. feed_forward: backward recomputes the product "
         "of gate and up. full: backward recomputes whole blocks (except the last ones, if the row "
         "says so). offload: nothing is recomputed; activations wait in host memory. TFLOP/s don't "
         "count recomputation. FSDP2's ac recomputes whole blocks; its selective one keeps products "
         "and attention.");
-  if (any([](const Result& result) { return result.find("plain"); }))
+  if (std::ranges::any_of(results, [](const Result& one) { return one.fastest("plain").ran(); }))
     notes.push_back(
         "plain: the same model code without FSDP, parameters in the row's dtype with float32 "
         "masters, fused AdamW. The goal for eager is 1.15 of it.");
-  if (any([](const Result& result) { return result.row.published_rate > 0; }))
+  if (any([](const Row& row) { return row.published_rate > 0; }))
     notes.push_back("published: tokens/s that llmq states for one H100, not for this machine.");
   return notes;
 }
@@ -228,18 +221,18 @@ std::string summary(const Results& results) {
   const auto shown = [](double value, int digits, const char* unit) {
     return std::isnan(value) ? "-" : formatted("{:.{}f}{}", value, digits, unit);
   };
-  const auto ms = [&](double value) { return shown(value, value < 100 ? 2 : 1, " ms"); };
-  const auto gb = [&](const Contender* one) {
-    return one ? shown(one->value("peak_alloc_mb") / 1000, 2, "") : "-";
+  const auto ms = [&](const Contender& of) { return shown(of.ms(), of.ms() < 100 ? 2 : 1, " ms"); };
+  const auto gb = [&](const Contender& of) {
+    return shown(of.value("peak_alloc_mb") / 1000, 2, "");
   };
   for (const Result& result : results) {
     const Row& row = result.row;
     std::string goal = row.goal_ms > 0 ? formatted("<= {:.0f} ms", row.goal_ms) : "-";
     if (row.goal_times > 0) goal = formatted("<= {:.1f} x FSDP2", row.goal_times);
     if (row.goal_gb > 0) goal += formatted(", {:.1f} GB", row.goal_gb);
-    text += formatted("| {} | {} | {} | {} | {} | {}, {} |\n", row.title, goal,
-                      ms(result.ms_of("graph")), ms(result.ms_of("eager")),
-                      ms(result.ms_of("peer")), gb(result.find("graph")), gb(result.find("peer")));
+    const Contender graph = result.fastest("graph"), peer = result.fastest("peer");
+    text += formatted("| {} | {} | {} | {} | {} | {}, {} |\n", row.title, goal, ms(graph),
+                      ms(result.fastest("eager")), ms(peer), gb(graph), gb(peer));
   }
   return text;
 }
@@ -294,12 +287,8 @@ int run_train(Options options) {
     python = python_for_peer(options);
   else
     python = python_with_torch("FSDP2 and no FSDP in Python are");
-  std::vector<Row> rows = named ? named_rows(options) : unnamed_rows(options, goals);
-  return run_rows(
-      options, rows, [&](const Row& row) { return train_contenders(options, row, python); },
-      [&](const Results& results) {
-        return named ? named_report(options, results) : unnamed_report(options, goals, results);
-      });
+  return run_rows(options, named ? named_rows(options) : unnamed_rows(options, goals), python,
+                  train_contenders, named ? named_report : unnamed_report);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 // bfloat16 that training would need. All take turns, so that other load on the machine affects
 // each.
 #include <ATen/Parallel.h>
-#include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -39,6 +38,7 @@ std::vector<Case> make_cases(int64_t numel) {
                    rest = at::zeros({numel}, at::kShort);
   const at::Tensor exp_avg = full(0.01, at::kFloat), exp_avg_sq = full(0.01, at::kFloat);
   const at::Tensor grad = full(0.01, at::kFloat), short_grad = full(0.01, at::kBFloat16);
+  const kernels::AdamWStep step = {.lr = 1e-5, .step = 10};
   std::vector<Case> cases;
   for (const int width : kernels::cpu::widths())
     for (const bool split : {true, false})
@@ -49,19 +49,15 @@ std::vector<Case> make_cases(int64_t numel) {
                            {"gradient", is_short ? "bf16" : "fp32"},
                            {"width", width}};
         cases.push_back({line, (split ? 24 : 26) + (is_short ? 2 : 4),
-                         [=] { kernels::cpu::adamw(t, {.lr = 1e-5, .step = 10}, 1.0f, width); }});
+                         [=] { kernels::cpu::adamw(t, step, 1.0f, width); }});
       }
-  const auto fused = [=, count = at::full({}, 1, at::TensorOptions(at::kFloat))] {
-    at::_fused_adamw_({master}, {grad}, {exp_avg}, {exp_avg_sq}, {}, {count}, 1e-5, 0.9, 0.999, 0.0,
-                      1e-8, false, false);
-  };
-  const auto fused_and_copy = [=] {
-    fused();
-    low.copy_(master);
-  };
-  cases.push_back(
-      {{{"what", "LibTorch, fused, and copy"}, {"gradient", "fp32"}}, 34, fused_and_copy});
-  cases.push_back({{{"what", "LibTorch, fused"}, {"gradient", "fp32"}}, 28, fused});
+  for (const bool copies : {true, false}) {
+    const kernels::AdamWTensors t{master, grad, exp_avg, exp_avg_sq, copies ? low : at::Tensor()};
+    const Json line = {{"what", copies ? "LibTorch, fused, and copy" : "LibTorch, fused"},
+                       {"gradient", "fp32"}};
+    const auto fused = [=] { kernels::aten::adamw({&t, 1}, {&step, 1}, /*factor=*/{}); };
+    cases.push_back({line, copies ? 34 : 28, fused});
+  }
   return cases;
 }
 

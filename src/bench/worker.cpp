@@ -1,18 +1,14 @@
 // A rank of a benchmark of training steps: the model of a row with a batch of random data, the same
 // weights and data as in bench/peers/peer_fsdp2.py; its step, sharded or not; and its measurements.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -22,6 +18,7 @@
 #include <algorithm>
 #include <cmath>
 #include <unordered_map>
+#include <utility>
 
 #include "base/log.h"
 #include "bench/harness.h"
@@ -30,6 +27,7 @@
 #include "fsdp/plan.h"
 #include "fsdp/recompute.h"
 #include "fsdp/train_step.h"
+#include "kernels/update.h"
 #include "observe/trace.h"
 #include "shard/deferred.h"
 #include "shard/model.h"
@@ -44,7 +42,6 @@ namespace {
 
 using Inputs = TrainStep::Inputs;
 using Draw = std::function<void(torch::nn::Module& one)>;
-using Tensors = std::vector<at::Tensor>;
 
 constexpr double kMiB = 1 << 20;
 const AdamWOptions kAdamW = {.lr = 1e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1};  // the peer's
@@ -106,19 +103,6 @@ void place_whole(torch::nn::Module& model, const Draw& draw, at::Device device) 
   model.to(device);
 }
 
-// As `fsdp train` does, with its units and its activation checkpointing.
-Sharded shard_whole(const Row& row, const train::TrainTask& task, const Draw& draw,
-                    const World& world) {
-  const train::Config config = config_of(row);
-  ShardOptions how = train::shard_options(world, config, task);
-  how.initialize = !draw;
-  Sharded sharded = fully_shard(task.module, how);
-  if (draw) sharded.materialize(world.device(), draw);
-  if (auto policy = train::activation_policy(config.activations, task))
-    apply_activation_checkpointing(sharded, *policy);
-  return sharded;
-}
-
 // torch.optim.AdamW(fused=True) and torch.nn.utils.clip_grad_norm_, over whole parameters. This is
 // as fast as plain C++ on LibTorch gets.
 class PlainAdamW {
@@ -129,40 +113,37 @@ class PlainAdamW {
       const auto same = [&](const at::Tensor& other) { return other.is_same(parameter); };
       if (std::ranges::any_of(parameters_, same)) continue;  // tied
       parameters_.push_back(parameter);
-      masters_.push_back(bf16 ? parameter.detach().clone() : parameter);
-      averages_.push_back(at::zeros_like(masters_.back()));
-      squares_.push_back(at::zeros_like(masters_.back()));
-      steps_.push_back(at::zeros({}, parameter.options().dtype(at::kFloat)));
+      const at::Tensor values = parameter.detach().view(-1),
+                       master = bf16 ? values.clone() : values;
+      states_.push_back({master, {}, at::zeros_like(master), at::zeros_like(master)});
     }
-    if (bf16) model.to(at::kBFloat16);
+    if (!bf16) return;
+    model.to(at::kBFloat16);
+    for (size_t i = 0; i < states_.size(); ++i) states_[i].low = parameters_[i].detach().view(-1);
   }
 
   void clip(double max_norm) {
     torch::NoGradGuard no_grad;
-    const Tensors all = gradients(/*as_float=*/false);
-    const at::Tensor total = at::linalg_vector_norm(at::stack(at::_foreach_norm(all)));
-    at::_foreach_mul_(all, (max_norm / (total + 1e-6)).clamp_max(1.0));
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& parameter : parameters_) gradients.push_back(parameter.grad());
+    const at::Tensor total = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
+    at::_foreach_mul_(gradients, (max_norm / (total + 1e-6)).clamp_max(1.0));
   }
 
   void step() {
     torch::NoGradGuard no_grad;
-    at::_foreach_add_(steps_, 1);
-    at::_fused_adamw_(masters_, gradients(/*as_float=*/true), averages_, squares_, {}, steps_,
-                      kAdamW.lr, kAdamW.betas.first, kAdamW.betas.second, kAdamW.weight_decay,
-                      kAdamW.eps, /*amsgrad=*/false, /*maximize=*/false);
-    if (!masters_.front().is_same(parameters_.front())) at::_foreach_copy_(parameters_, masters_);
-    for (at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
+    for (size_t i = 0; i < states_.size(); ++i)
+      states_[i].grad = std::exchange(parameters_[i].mutable_grad(), {}).view(-1);
+    ++how_.step;
+    kernels::aten::adamw(states_, {&how_, 1}, /*factor=*/{});
+    for (kernels::AdamWTensors& state : states_) state.grad.reset();
   }
 
  private:
-  Tensors gradients(bool as_float) const {  // without a copy if they are float
-    Tensors all;
-    for (const at::Tensor& parameter : parameters_)
-      all.push_back(as_float ? parameter.grad().to(at::kFloat) : parameter.grad());
-    return all;
-  }
-
-  Tensors parameters_, masters_, averages_, squares_, steps_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<kernels::AdamWTensors> states_;  // of each parameter, flat
+  kernels::AdamWStep how_ = {kAdamW.lr,  kAdamW.betas.first,  kAdamW.betas.second,
+                             kAdamW.eps, kAdamW.weight_decay, /*step=*/0};
 };
 
 // --- the step ---
@@ -171,9 +152,10 @@ struct Training {
   Row row;
   at::Device device;
   train::TrainTask task;
-  Inputs inputs;                      // this rank's batch
-  Sharded sharded;                    // no model if row.mode is plain
-  std::shared_ptr<AdamW> optimizer;   // of the sharded model; null: it isn't updated
+  Inputs inputs;                     // this rank's batch
+  Sharded sharded;                   // no model if row.mode is plain
+  std::shared_ptr<AdamW> optimizer;  // of the sharded model; null: it isn't updated
+  TrainStepOptions how;
   std::shared_ptr<TrainStep> step;    // null: steps are taken stage by stage
   std::shared_ptr<PlainAdamW> plain;  // of a model that isn't sharded
   // Steps before the memory peak counts. A graph allocates while it is captured and not when it is
@@ -181,18 +163,15 @@ struct Training {
   int settled = 0;
 };
 
-bool updates_in_backward(const Row& row) {
-  return row.offloads() && row.mode != "off" && row.clip <= 0;
-}
-
 Training make_training(const Row& row, const World& world) {
   const bool unfilled = row.init == "device", bf16 = row.dtype == "bf16",
              graph = row.mode == "graph", offload = row.offloads();
+  const train::Config config = config_of(row);
   torch::manual_seed(0);
   Training training{.row = row,
                     .device = world.device(),
-                    .task = unfilled ? train::make_unfilled_task(config_of(row), row.vocab)
-                                     : train::make_task(config_of(row), row.vocab),
+                    .task = unfilled ? train::make_unfilled_task(config, row.vocab)
+                                     : train::make_task(config, row.vocab),
                     .inputs = draw_inputs(row, world),
                     .settled = offload ? 0 : row.warmup};
   const Draw draw = unfilled ? draw_of(training.task) : Draw();
@@ -203,21 +182,21 @@ Training make_training(const Row& row, const World& world) {
       if (bf16 && input.is_floating_point()) input = input.to(at::kBFloat16);
     return training;
   }
-  training.sharded = shard_whole(row, training.task, draw, world);
+  training.sharded = train::shard_task(world, config, training.task, /*initialize=*/!unfilled);
+  if (draw) training.sharded.materialize(world.device(), draw);
   if (row.mode == "tape") return training;
   training.optimizer = std::make_shared<AdamW>(training.sharded, kAdamW);
   for (at::Tensor& input : training.inputs)
     if (offload) input = input.cpu();  // as a data loader provides it
-  if (row.stages) return training;
-  const int eager = std::max(1, row.warmup - 2);  // one captures and one replays before timing
-  if (graph) training.settled = eager;
-  training.step = std::make_shared<TrainStep>(
-      training.sharded, *training.optimizer, loss_of(training.task),
-      TrainStepOptions{.clip = row.clip,
-                       .graph = graph,
-                       .warmup = eager,
-                       .reduce_once = !graph && !offload && row.on.ranks > 1,
-                       .step_in_backward = updates_in_backward(row)});
+  training.how = {.clip = row.clip,
+                  .graph = graph,
+                  .warmup = std::max(1, row.warmup - 2),  // then one step captures and one replays
+                  .reduce_once = !graph && !offload && row.on.ranks > 1,
+                  .step_in_backward = offload && row.mode != "off" && row.clip <= 0};
+  if (graph) training.settled = training.how.warmup;
+  if (!row.stages)
+    training.step = std::make_shared<TrainStep>(training.sharded, *training.optimizer,
+                                                loss_of(training.task), training.how);
   return training;
 }
 
@@ -235,20 +214,19 @@ at::Tensor take_step(const Training& training) {
   return (*training.step)(std::vector<Inputs>(count, loaded(training))).loss;
 }
 
-// Takes a step stage by stage and returns the loss of the last micro-batch on this rank. `passed`
-// is called when the host has passed forward, backward, clip and update.
+// Called when the host has passed forward, backward, clip or update.
+using Passed = std::function<void(const std::string& stage)>;
+
+// Takes a step stage by stage and returns the loss of the last micro-batch on this rank.
 at::Tensor take_stages(
-    const Training& training,
-    const std::function<void(const std::string& stage)>& passed = [](const std::string&) {}) {
+    const Training& training, const Passed& passed = [](const auto&) {}) {
   const Row& row = training.row;
   const Inputs inputs = loaded(training);
   at::Tensor loss;
   for (int64_t i = 1; i <= row.accumulate; ++i) {
     const bool last = i == row.accumulate;
-    if (training.optimizer && row.on.ranks > 1 && !row.offloads())
-      training.sharded.set_requires_gradient_sync(last);
-    if (training.optimizer && last && updates_in_backward(row))
-      training.optimizer->step_in_backward();
+    if (training.how.reduce_once) training.sharded.set_requires_gradient_sync(last);
+    if (training.how.step_in_backward && last) training.optimizer->step_in_backward();
     loss = loss_of(training.task)(inputs);
     passed("forward");
     (row.accumulate > 1 ? loss / static_cast<double>(row.accumulate) : loss).backward();
@@ -266,7 +244,7 @@ at::Tensor take_stages(
 
 // --- measurements ---
 
-// Sums or maxima over ranks of each value.
+// Means or maxima over ranks of each value.
 std::vector<double> reduced(const std::vector<double>& values, ReduceOp how, const World& world) {
   at::Tensor all = at::tensor(values, at::kDouble).to(world.device());
   world.comm().all_reduce(all, how);
@@ -275,10 +253,7 @@ std::vector<double> reduced(const std::vector<double>& values, ReduceOp how, con
 }
 
 void add_losses(Json& line, std::vector<double> losses, bool of_all_ranks, const World& world) {
-  if (!of_all_ranks && world.size() > 1) {
-    losses = reduced(losses, ReduceOp::SUM, world);
-    for (double& loss : losses) loss /= world.size();
-  }
+  if (!of_all_ranks) losses = reduced(losses, ReduceOp::AVG, world);
   line["loss0"] = losses.front();
   line["loss"] = losses.back();
   for (double& loss : losses) loss = std::round(loss * 1e4) / 1e4;  // as the peer rounds them

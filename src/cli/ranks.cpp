@@ -12,15 +12,13 @@
 namespace fsdp::cli {
 
 std::vector<Json> run_ranks(const Ranks& ranks) {
-  return run_ranks(ranks,
-                   {beside("fsdp"), "run", "-n", std::to_string(ranks.count), "--no-prefix", "--"});
-}
-
-std::vector<Json> run_ranks(const Ranks& ranks, std::vector<std::string> launcher) {
-  launcher.insert(launcher.end(), ranks.program.begin(), ranks.program.end());
+  std::vector<std::string> words = ranks.launcher;
+  if (words.empty())
+    words = {beside("fsdp"), "run", "-n", std::to_string(ranks.count), "--no-prefix", "--"};
+  words.insert(words.end(), ranks.program.begin(), ranks.program.end());
   if (ranks.limit_s > 0)
-    launcher.insert(launcher.begin(),
-                    {"timeout", "--foreground", "-k", "10", std::to_string(ranks.limit_s)});
+    words.insert(words.begin(),
+                 {"timeout", "--foreground", "-k", "10", std::to_string(ranks.limit_s)});
   bool shown = isatty(2);
   if (shown) std::cerr << "\r" << ranks.what << " …\033[K" << std::flush;
   std::vector<Json> lines;
@@ -28,7 +26,7 @@ std::vector<Json> run_ranks(const Ranks& ranks, std::vector<std::string> launche
     Json parsed = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (parsed.is_object()) lines.push_back(parsed);
   };
-  Finished finished = run_program(launcher, /*quiet=*/false, on_line,
+  Finished finished = run_program(words, /*quiet=*/false, on_line,
                                   {{"OMP_NUM_THREADS", std::to_string(ranks.threads)}});
   if (shown) std::cerr << "\r\033[K" << std::flush;
   if (finished.code == 124 && ranks.limit_s > 0)

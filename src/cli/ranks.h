@@ -12,17 +12,15 @@ using Json = nlohmann::ordered_json;
 
 struct Ranks {
   int count = 1;
-  int threads = 1;                   // per rank
-  std::vector<std::string> program;  // what each rank runs
-  std::string what;                  // for messages: "FSDP2, round 2 of 3"
-  int limit_s = 0;                   // time limit in seconds; 0: none
+  int threads = 1;                         // per rank
+  std::vector<std::string> program;        // what each rank runs
+  std::string what;                        // for messages: "FSDP2, round 2 of 3"
+  int limit_s = 0;                         // time limit in seconds; 0: none
+  std::vector<std::string> launcher = {};  // its words come before the program's; empty: fsdp run
 };
 
-// Runs the ranks to completion under `fsdp run` and returns the JSON objects they printed. Throws
-// an Error if they fail, exceed the time limit or print none.
+// Runs the ranks to completion and returns the JSON objects they printed. Throws an Error if they
+// fail, exceed the time limit or print none.
 std::vector<Json> run_ranks(const Ranks& ranks);
-
-// As run_ranks, with another launcher: its words come before the program's.
-std::vector<Json> run_ranks(const Ranks& ranks, std::vector<std::string> launcher);
 
 }  // namespace fsdp::cli

@@ -1,7 +1,10 @@
 #include "disk/engine.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <system_error>
 
 #include "base/format.h"
@@ -110,7 +113,20 @@ void Engine::fail(Piece& piece, const std::string& why, const std::string& hint)
   ended_.notify_all();
 }
 
+<<<<<<< HEAD
 std::unique_ptr<Engine> make_engine(const OpenFile& file, const EngineOptions& options,
+=======
+Memory huge_pages(int64_t bytes) {
+  constexpr size_t kHugePage = 2 << 20;
+  const size_t whole = (static_cast<size_t>(bytes) + kHugePage - 1) / kHugePage * kHugePage;
+  Memory memory(static_cast<char*>(std::aligned_alloc(kHugePage, whole)),
+                [](char* all) { std::free(all); });
+  if (memory) ::madvise(memory.get(), whole, MADV_HUGEPAGE);  // only advice
+  return memory;
+}
+
+std::unique_ptr<Engine> make_engine(const ScratchFile& file, const EngineOptions& options,
+>>>>>>> 1d964dd6abb54fe55496bf70ed3294db4b0bfc91
                                     std::span<const std::span<char>> memory) {
   if (options.uring && file.direct)
     if (auto engine = make_uring_engine(file, options, memory)) return engine;

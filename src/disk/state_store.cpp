@@ -1,23 +1,15 @@
 #include "disk/state_store.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/format.h"
 #include "base/table.h"
 
 namespace fsdp::disk {
-namespace {
-
-constexpr size_t kHugePage = 2 << 20;  // disk throughput is twice that of small pages
-
-}  // namespace
 
 StateStore::StateStore(const std::string& directory, std::vector<std::vector<int64_t>> entries,
                        const StoreOptions& options)
-    : memory_(nullptr, [](char* memory) { std::free(memory); }) {
+    : memory_(nullptr, nullptr) {
   if (options.buffers < 2)
     throw Error(formatted("state on disk needs at least 2 buffers, not {}.", options.buffers),
                 "set buffers to 2 or more: one is in use while another is read or written.");
@@ -35,14 +27,11 @@ StateStore::StateStore(const std::string& directory, std::vector<std::vector<int
   }
   file_ = std::make_unique<ScratchFile>(directory, std::max(total, kAlignment), options.direct);
   const auto count = static_cast<size_t>(options.buffers);
-  const auto wanted = static_cast<size_t>(std::max(largest, kAlignment)) * count;
-  const size_t bytes = (wanted + kHugePage - 1) / kHugePage * kHugePage;
-  memory_.reset(static_cast<char*>(std::aligned_alloc(kHugePage, bytes)));
+  memory_ = huge_pages(std::max(largest, kAlignment) * options.buffers);
   if (!memory_)
     throw Error(formatted("not enough memory for {} buffers of {} for state on disk.", count,
                           human_bytes(static_cast<double>(largest))),
                 "use smaller or fewer buffers.");
-  ::madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // only advice
   std::vector<std::span<char>> parts;
   for (size_t i = 0; i < count; ++i) {
     buffers_.emplace_back().memory = memory_.get() + i * static_cast<size_t>(largest);

@@ -87,8 +87,8 @@ class StateStore {
   void read_ahead(int entry) FSDP_REQUIRES(mutex_);
   void become(Buffer& buffer, State state) FSDP_REQUIRES(mutex_);
 
-  int64_t memory_bytes_ = 0;                       // of all buffers
-  std::unique_ptr<char, void (*)(char*)> memory_;  // backs all buffers
+  int64_t memory_bytes_ = 0;  // of all buffers
+  Memory memory_;             // backs all buffers
   std::unique_ptr<ScratchFile> file_;
   mutable Mutex mutex_;
   std::vector<Entry> entries_ FSDP_GUARDED_BY(mutex_);

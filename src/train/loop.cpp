@@ -360,7 +360,7 @@ class Loop {
     if (!saved) {
       const std::string text = skipped(name);
       report_.line(text);
-      return report_.event("checkpoint_skipped", {{"text", text}});
+      return report_.event("skip", {{"text", text}});
     }
     saved_at_ = state_.step;
     report_.line(formatted("checkpoint {}: training waited {}", name, milliseconds(held)));

@@ -87,6 +87,16 @@ std::optional<RecomputePolicy> activation_policy(const memory::ActivationsConfig
   return RecomputePolicy(task.blocks, options);
 }
 
+Sharded shard_task(const World& world, const Config& config, const TrainTask& task,
+                   bool initialize) {
+  ShardOptions options = shard_options(world, config, task);
+  options.initialize = initialize;
+  Sharded sharded = fully_shard(task.module, options);
+  if (auto policy = activation_policy(config.activations, task))
+    apply_activation_checkpointing(sharded, *policy);
+  return sharded;
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const optim::OptimConfig& optim, const Sharded& sharded) {
   if (optim.type == optim::OptimizerType::kSgd)
     return std::make_unique<SGD>(sharded, SGDOptions{.lr = optim.lr,
@@ -222,17 +232,13 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
                       "that the model was trained with, or add the rows in Python.");
 
   training.task = make_unfilled_task(chosen, chosen.model.vocab);
-  ShardOptions options = shard_options(world, chosen, training.task);
-  options.initialize = false;
-  training.sharded = fully_shard(training.task.module, options);
+  training.sharded = shard_task(world, chosen, training.task, /*initialize=*/false);
   if (!chosen.resume && chosen.init_from.empty())
     init_parameters(training.sharded, static_cast<uint64_t>(chosen.train.seed),
                     training.task.initial);
   if (world.size() > 1)  // losses are already divided by the number of targets over all ranks
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
-  if (auto policy = activation_policy(chosen.activations, training.task))
-    apply_activation_checkpointing(training.sharded, *policy);
   if (!chosen.init_from.empty() && !chosen.resume)  // a resumed run loads its own checkpoint later
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);

@@ -41,6 +41,10 @@ ShardOptions shard_options(const World& world, const Config& config, const Train
 // nullopt: activations.mode is none.
 std::optional<RecomputePolicy> activation_policy(const memory::ActivationsConfig& activations,
                                                  const TrainTask& task);
+// Shards the task's model, and recomputes what activations.mode says. Collective. `initialize` =
+// false: values are loaded or drawn later.
+Sharded shard_task(const World& world, const Config& config, const TrainTask& task,
+                   bool initialize);
 std::unique_ptr<Optimizer> make_optimizer(const optim::OptimConfig& optim, const Sharded& sharded);
 
 // Collective. The directory must exist.
