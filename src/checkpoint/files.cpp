@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -102,9 +101,9 @@ Output::~Output() {
 
 Output::Block& Output::block() {
   if (current_ == blocks_.size()) {
-    void* memory = std::aligned_alloc(disk::kAlignment, kBlock);
+    disk::Memory memory = disk::huge_pages(kBlock);
     if (!memory) throw std::bad_alloc();
-    blocks_.push_back({{static_cast<char*>(memory), std::free}, nullptr});
+    blocks_.push_back({std::move(memory), nullptr});
   }
   Block& block = blocks_[current_];
   if (block.writing) engine_->wait(std::exchange(block.writing, nullptr));

@@ -43,7 +43,7 @@ class Output {
 
  private:
   struct Block {
-    std::unique_ptr<char, void (*)(void*)> memory;
+    disk::Memory memory;
     disk::Ticket writing;  // null: not since it was last filled
   };
 

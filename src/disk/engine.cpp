@@ -113,9 +113,6 @@ void Engine::fail(Piece& piece, const std::string& why, const std::string& hint)
   ended_.notify_all();
 }
 
-<<<<<<< HEAD
-std::unique_ptr<Engine> make_engine(const OpenFile& file, const EngineOptions& options,
-=======
 Memory huge_pages(int64_t bytes) {
   constexpr size_t kHugePage = 2 << 20;
   const size_t whole = (static_cast<size_t>(bytes) + kHugePage - 1) / kHugePage * kHugePage;
@@ -125,8 +122,7 @@ Memory huge_pages(int64_t bytes) {
   return memory;
 }
 
-std::unique_ptr<Engine> make_engine(const ScratchFile& file, const EngineOptions& options,
->>>>>>> 1d964dd6abb54fe55496bf70ed3294db4b0bfc91
+std::unique_ptr<Engine> make_engine(const OpenFile& file, const EngineOptions& options,
                                     std::span<const std::span<char>> memory) {
   if (options.uring && file.direct)
     if (auto engine = make_uring_engine(file, options, memory)) return engine;
