@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "bench/harness.h"
 #include "fsdp/error.h"
+#include "fsdp/init_parameters.h"
 #include "fsdp/models.h"
 #include "fsdp/plan.h"
 #include "fsdp/recompute.h"

@@ -101,16 +101,16 @@ int run_report(const ReportFlags& flags) {
 }  // namespace
 
 void add_report(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<ReportFlags>();
-  Flags declared(app, "report", "Write an HTML page about a run, or about several side by side",
-                 kReportExamples);
-  declared.command.add_option("run", flags->runs, "Directories of runs (runs/NAME)")
+  auto given = std::make_shared<ReportFlags>();
+  Flags flags(app, "report", "Write an HTML page about a run, or about several side by side",
+              kReportExamples);
+  flags.command.add_option("run", given->runs, "Directories of runs (runs/NAME)")
       ->required()
       ->type_name("RUN");
-  declared.command
-      .add_option("-o,--out", flags->out, "File to write; default: report.html in the first run")
+  flags.command
+      .add_option("-o,--out", given->out, "File to write; default: report.html in the first run")
       ->type_name("FILE");
-  declared.command.callback([flags, &action] { action = [flags] { return run_report(*flags); }; });
+  flags.command.callback([given, &action] { action = [given] { return run_report(*given); }; });
 }
 
 }  // namespace fsdp::cli

@@ -11,21 +11,23 @@ namespace {
 struct UnitScope {
   std::string unit;
   bool communicates = false, gather = false;
+  bool call = false;  // of a communicator: "comm all_reduce"; the unit is that of a scope around it
 };
 
 bool reads_scope(const std::string& name, UnitScope& scope) {
   struct Verb {
     const char* text;
-    bool communicates, gather;
+    bool communicates, gather, call = false;
   };
   constexpr Verb kVerbs[] = {{"gather ", true, true},
                              {"wait for ", true, true},
                              {"reduce ", true, false},
-                             {"comm ", true, false},
+                             {"comm ", true, false, true},
                              {"reshard ", false, false}};
   for (const Verb& verb : kVerbs) {
     if (!name.starts_with(verb.text)) continue;
-    scope = {name.substr(std::string_view(verb.text).size()), verb.communicates, verb.gather};
+    scope = {name.substr(std::string_view(verb.text).size()), verb.communicates, verb.gather,
+             verb.call};
     return true;
   }
   return false;
@@ -43,6 +45,7 @@ struct Surroundings {
   StepPass pass = StepPass::kNone;
   std::string unit;
   std::string name;  // of the operator that its time counts for
+  bool own = false;  // which is itself
   bool communicates = false, gather = false;
 };
 
@@ -124,7 +127,7 @@ class HostSweep {
                             .family = top.around.family,
                             .pass = top.around.pass,
                             .gather = top.around.gather,
-                            .first = !top.counted && top.around.name == top.span->name,
+                            .first = !top.counted && top.around.own,
                             .unit = top.around.unit,
                             .name = top.around.name});
     top.counted = true;
@@ -133,25 +136,30 @@ class HostSweep {
   Surroundings surroundings(const TraceSpan& span, const std::vector<Open>& stack) const {
     Surroundings around = stack.empty() ? Surroundings() : stack.back().around;
     around.pass = pass_at(span.begin);
+    around.own = false;
     const bool outermost = around.name.empty() && !around.communicates;
     if (span.kind == TraceSpan::kScope) {
       UnitScope scope;
       if (reads_scope(span.name, scope)) {
-        if (span.name.starts_with("comm ")) {  // a call, by the operation's name
+        if (scope.call) {
           scope.unit = around.unit;
           scope.gather = around.gather;
         }
         around.unit = scope.unit;
         around.communicates = scope.communicates && trace_.world > 1;
         around.gather = scope.gather;
-        around.name = span.name.substr(0, span.name.find(' ')) + " (engine)";
+        around.name =
+            scope.call ? span.name : span.name.substr(0, span.name.find(' ')) + " (engine)";
+        around.own = true;
         around.family = around.communicates ? Family::kCommunication : Family::kOther;
       } else if (span.name == kLoadingScope) {
         around.family = Family::kData;
         around.name = span.name;
+        around.own = true;
       } else if (family_of(span.name) == Family::kOptimizer) {
         around.family = Family::kOptimizer;
         around.name = span.name;
+        around.own = true;
       }
       return around;
     }
@@ -163,6 +171,7 @@ class HostSweep {
     if (inherits) return around;
     around.family = own;
     around.name = span.name;
+    around.own = true;
     const bool small = own != Family::kCommunication && own != Family::kProducts;
     if (around.pass == StepPass::kUpdate && small) around.family = Family::kOptimizer;
     return around;

@@ -228,7 +228,8 @@ void add_events(Page& page, const Runs& runs) {
   page.section("Warnings, skips and restarts");
   for (const ReportedRun& run : runs) {
     name_run(page, runs, run);
-    PageTable table{.columns = {"when", {"step", "number"}, "event", "what"}, .rows = {}};
+    PageTable table{.columns = {{"when", "short"}, {"step", "number"}, "event", "what"},
+                    .rows = {}};
     size_t more = 0;
     for (const Json& event : run.files.events) {
       const std::string what = said(event), kind = event["event"];

@@ -54,10 +54,11 @@ void describe_rest(TrainConfig& train, OptionList& list, const OnlyWith& languag
            {.alias = "--deterministic"});
   list.add("graph", train.graph,
            "Replay the whole step as one CUDA graph, recorded after the first steps");
-  list.add("profile", train.profile,
-           "Number of steps to profile, after the first three: prints a table per unit and writes "
-           "trace-rankN.json to dir",
-           {.least = 0, .most = 1e6, .alias = "--profile"});
+  list.add(
+      "profile", train.profile,
+      "Number of steps to profile, after the first three: prints where the time went, and writes "
+      "profile.html and trace.json to dir",
+      {.least = 0, .most = 1e6, .alias = "--profile"});
   list.add("grace", train.grace,
            "Seconds to finish the step and save after SIGTERM or SIGINT, before all ranks are "
            "killed; 0: the larger of 30 and three recent steps",

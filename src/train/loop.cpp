@@ -244,7 +244,8 @@ class Loop {
   // The last event of a run that an error ends.
   void note_failure(const std::exception& problem) noexcept {
     try {
-      const std::string text = std::string(problem.what()).substr(0, kFailureLength);
+      std::string text = problem.what();
+      text = text.substr(0, text.find("\nframe #")).substr(0, kFailureLength);  // no backtrace
       report_.event(is_out_of_memory(problem) ? "out_of_memory" : "error", {{"text", text}});
     } catch (const std::exception&) {  // the failure itself is what matters
     }

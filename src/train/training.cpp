@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
+#include "fsdp/init_parameters.h"
 #include "fsdp/mesh.h"
 #include "train/config_write.h"
 #include "train/init_from.h"

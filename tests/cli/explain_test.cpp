@@ -251,5 +251,22 @@ TEST(ExplainText, IsWhatHowItWorksShows) {
   EXPECT_EQ(shown.size(), printed.size());
 }
 
+TEST(ExplainPage, DrawsTheShardsAndTheRing) {
+  launch::Folder folder;
+  for (const Case& one : {Case{"FULL_SHARD", 2, 1}, Case{"SHARD_GRAD_OP", 2, 0},
+                          Case{"NO_SHARD", 1, 1}, Case{"FULL_SHARD", 2, 1, true}}) {
+    std::vector<std::string> arguments = one.flags();
+    arguments.insert(arguments.end(), {"--html", folder / "step.html"});
+    const launch::Ended said = explain(arguments);
+    ASSERT_EQ(said.code, 0) << said.err;
+    EXPECT_EQ(said.out, folder / "step.html" + "\n");
+    const std::string page = folder.read("step.html");
+    EXPECT_NE(page.find("Who is in which buffer"), std::string::npos);
+    const bool ring = one.strategy == "FULL_SHARD" && !one.shared;
+    EXPECT_EQ(page.find("ring buffer 3") != std::string::npos, ring) << one.strategy;
+    EXPECT_EQ(page.find("ring buffer 4"), std::string::npos) << "as many as the engine has";
+  }
+}
+
 }  // namespace
 }  // namespace fsdp

@@ -20,12 +20,24 @@ Words operator+(Words a, const Words& b) {
   return a;
 }
 
-std::set<std::string> names_in(const fs::path& trace) {
+// The names of a rank's events, and of its process.
+std::set<std::string> names_in(const fs::path& trace, int rank) {
   std::ifstream file(trace);
   nlohmann::json json = nlohmann::json::parse(file);
   std::set<std::string> names;
-  for (const auto& event : json.at("traceEvents")) names.insert(event.value("name", ""));
+  for (const auto& event : json.at("traceEvents")) {
+    if (event.at("pid") != rank) continue;
+    const std::string name = event.value("name", "");
+    names.insert(name == "process_name" ? event.at("args").at("name").get<std::string>() : name);
+  }
   return names;
+}
+
+// Milliseconds by family, and the step's.
+std::pair<double, double> sum_and_step(const nlohmann::json& profile) {
+  double sum = 0;
+  for (const auto& family : profile.at("families")) sum += family.at("ms").get<double>();
+  return {sum, profile.at("traced_ms").get<double>()};
 }
 
 // The words of the line that begins with `unit` and `pass`.
@@ -59,19 +71,56 @@ TEST(TrainProfile, ATableAndATraceOfEveryRank) {
     EXPECT_EQ(forward[2], "1") << unit << " is gathered once in forward";
   }
   for (int rank : {0, 1}) {
-    fs::path trace = folder / ("run/trace-rank" + std::to_string(rank) + ".json");
-    ASSERT_TRUE(fs::exists(trace));
-    std::set<std::string> names = names_in(trace);
+    std::set<std::string> names = names_in(folder / "run/trace.json", rank);
     for (const char* name :
          {"gather model.layers.1", "reduce model.layers.1", "reshard model.layers.1",
-          "wait for model.layers.1", "gather root", "reduce root"})
+          "wait for model.layers.1", "gather root", "reduce root", "step 6", "forward", "backward",
+          "update", "model.layers.1"})
       EXPECT_TRUE(names.count(name)) << name << ", rank " << rank;
+    const std::string process = *names.lower_bound("rank ");
+    EXPECT_TRUE(process.starts_with("rank " + std::to_string(rank) + " (")) << process;
+    EXPECT_FALSE(fs::exists(folder / ("run/trace-rank" + std::to_string(rank) + ".part")));
   }
+  EXPECT_FALSE(has(said.err, "RecordFunction")) << said.err;
+  const nlohmann::json profile = nlohmann::json::parse(folder.read("run/profile.json"));
+  ASSERT_EQ(profile.at("ranks").size(), 2u);
+  for (const auto& part : {profile, profile["ranks"][0], profile["ranks"][1]}) {
+    const auto [sum, step] = sum_and_step(part);
+    EXPECT_NEAR(sum, step, 1e-3 * step);
+  }
+  EXPECT_TRUE(has(folder.read("run/profile.html"), "Where the time goes"));
   // A resumed run isn't profiled again.
   std::ifstream config(folder / "run/config.toml");
   std::stringstream text;
   text << config.rdbuf();
   EXPECT_TRUE(has(text.str(), "profile = 0")) << text.str();
+}
+
+TEST(TrainProfile, OneRankSeesWhereItsTimeWent) {
+  Folder folder;
+  Said said = train(1, tiny_run(folder, "run", 8) + Words{"--profile", "2"});
+  ASSERT_EQ(said.code, 0) << said.err;
+  EXPECT_TRUE(row(said.out, "root", "forward").empty()) << "nothing is sent\n" << said.out;
+  EXPECT_FALSE(has(said.out, "all units")) << said.out;
+  EXPECT_FALSE(has(said.out, "communication, exposed")) << said.out;
+  for (const char* text : {"products", "attention", "norms", "loss", "optimizer",
+                           "longest operators", "aten::mm", "model.layers.1"})
+    EXPECT_TRUE(has(said.out, text)) << text << "\n" << said.out;
+  const nlohmann::json profile = nlohmann::json::parse(folder.read("run/profile.json"));
+  EXPECT_EQ(profile["kernels"].size(), 10u);
+  for (const auto& family : profile["families"]) {
+    EXPECT_GT(family["ms"].get<double>(), 0) << family;
+    if (family["name"] == "products") {
+      EXPECT_GT(family["tflops"].get<double>(), 0) << family;
+    }
+  }
+  double forward = 0, backward = 0;
+  for (const auto& unit : profile["units"]) {
+    forward += unit["forward_ms"].get<double>();
+    backward += unit["backward_ms"].get<double>();
+  }
+  EXPECT_GT(forward, 0);
+  EXPECT_GT(backward, 0);
 }
 
 TEST(TrainProfile, ChangesNoLoss) {
@@ -86,7 +135,7 @@ TEST(TrainProfile, ARunThatIsTooShortSaysWhatIsMissing) {
   Said short_run = train(1, tiny_run(folder, "short", 5) + Words{"--profile", "10"});
   ASSERT_EQ(short_run.code, 0) << short_run.err;
   EXPECT_TRUE(has(short_run.out, "2 of the 10 steps")) << short_run.out;
-  EXPECT_FALSE(fs::exists(folder / "short/trace-rank0.json"));
+  EXPECT_FALSE(fs::exists(folder / "short/trace.json"));
   Said untraced = train(1, tiny_run(folder, "untraced", 5) + Words{"--profile", "2"});
   EXPECT_TRUE(has(untraced.out, "before a step was traced")) << untraced.out;
   Said nothing = train(1, tiny_run(folder, "nothing", 3) + Words{"--profile", "1"});

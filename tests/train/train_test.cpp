@@ -1,4 +1,5 @@
-// Real runs of `fsdp train`: interrupted, resumed, on other numbers of ranks, under other launchers.
+// Real runs of `fsdp train`: interrupted, resumed, on other numbers of ranks, under other
+// launchers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -158,7 +159,8 @@ TEST(Train, OnlySoManyCheckpointsAreKept) {
 
 TEST(Train, ResumingGivesTheBitsOfTheRunThatNeverStopped) {
   Folder folder;
-  Words dropout = {"--model.type", "gpt2", "--model.dropout", "0.1"};  // so random state matters, too
+  Words dropout = {"--model.type", "gpt2", "--model.dropout",
+                   "0.1"};  // so random state matters, too
   for (int ranks : {1, 2}) {
     std::string whole = "whole-" + std::to_string(ranks), parts = "parts-" + std::to_string(ranks);
     auto gpt2 = [&](const std::string& run, int steps) {
@@ -333,7 +335,8 @@ TEST(Train, EveryModelLearns) {
   }
 }
 
-// Prompts don't count, so ranks have different numbers of targets, and the mean is over all of them.
+// Prompts don't count, so ranks have different numbers of targets, and the mean is over all of
+// them.
 TEST(Train, AMaskedLossIsTheSameOnAnyNumberOfRanks) {
   Folder folder;
   {
@@ -452,6 +455,11 @@ TEST(Train, ThatMemoryRunsOutIsExplained) {
   for (const char* part :
        {"out of memory", "held:", "planned:", "1. ", "micro-batches of 100000", "HINT:"})
     EXPECT_TRUE(has(said.err, part)) << part << " in\n" << said.err;
+  EXPECT_TRUE(has(said.err, "The same as a page: ")) << said.err;
+  const std::string page = folder.read("run/out-of-memory-rank0.html");
+  for (const char* part : {"What would help", "micro-batches of 100000", "activations"})
+    EXPECT_TRUE(has(page, part)) << part;
+  EXPECT_TRUE(has(folder.read("run/events.jsonl"), "\"event\":\"out_of_memory\""));
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ new_machine() {
   local tool
   for tool in bash cat chmod cksum cp cut df dirname du env find flock grep head ln mkdir mv nproc \
     readlink rm sed sort tail touch; do ln -s "$(command -v "$tool")" "$bin/$tool"; done
-  for tool in g++ ccache mpicc mpirun ip git doxygen file dpkg-shlibdeps; do
+  for tool in g++ ccache mpicc mpirun ip git chromium doxygen file dpkg-shlibdeps; do
     stand_in "$tool" <<< '#!/bin/bash'
   done
   tools_that_work
