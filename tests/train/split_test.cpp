@@ -17,7 +17,11 @@ namespace fs = std::filesystem;
 
 class SplitOfARun : public ::testing::Test {
  protected:
-  SplitOfARun() : world_(init({.backend = "shm"})) {
+  // One world for all cases: it lasts until the memory of the last model in it is freed.
+  static void SetUpTestSuite() { world_ = init({.backend = "shm"}); }
+  static void TearDownTestSuite() { world_ = {}; }
+
+  SplitOfARun() {
     std::string name = (fs::temp_directory_path() / "fsdp-split-XXXXXX").string();
     if (!mkdtemp(name.data())) throw std::runtime_error("no temporary folder");
     top_ = name;
@@ -49,7 +53,7 @@ class SplitOfARun : public ::testing::Test {
     return top_ / "old";
   }
 
-  World world_;
+  static inline World world_;
   fs::path top_;
 };
 
