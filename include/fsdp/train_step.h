@@ -87,8 +87,7 @@ struct StepOutcome {
   double weight = 0;     ///< Targets of all ranks (weighted).
   bool updated = false;  ///< False: loss or norm wasn't finite, and nothing was updated.
   bool stop = false;     ///< Some rank wanted to stop.
-  /// How long it took. On a GPU: since the end of the step before, unless the device had been idle.
-  double seconds = 0;
+  double seconds = 0;    ///< How long it took. On a GPU: since the end of the step before.
 };
 
 /// Takes training steps.
