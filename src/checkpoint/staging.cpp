@@ -127,7 +127,7 @@ void Staging::capture(const SavePlan& plan) {
   for (const auto& chunk : plan.chunks) {
     const at::Tensor& part = chunk.part.memory;
     if (!chunk.source) {  // its owner may write to it at any time
-      items_.push_back({std::make_shared<Captured>(part.clone(), at::Tensor()), 0, part.numel()});
+      items_.push_back({std::make_shared<Captured>(Captured{part.clone(), {}}), 0, part.numel()});
       continue;
     }
     const shard::Flat& flat = *chunk.source->flat;
