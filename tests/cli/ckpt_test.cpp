@@ -20,7 +20,8 @@ class Ckpt : public testing::Test {
   // A run on two ranks with the checkpoints step-1 and step-2.
   void train_run(const std::string& name) {
     auto words = train::tiny_run(folder, name, 2);
-    words.insert(words.end(), {"--checkpoint.every", "1", "--checkpoint.keep_last", "0"});
+    words.insert(words.end(), {"--checkpoint.every", "1", "--checkpoint.when_busy", "wait",
+                               "--checkpoint.keep_last", "0"});
     const auto said = train::train(2, words);
     ASSERT_EQ(said.code, 0) << said.err;
   }

@@ -31,7 +31,8 @@ std::vector<nlohmann::json> events(const Folder& folder, const std::string& run,
 
 TEST(RunEvents, TellWhatHappenedAndSurviveARestart) {
   Folder folder;
-  const Words saves = {"--checkpoint.every", "4", "--train.eval_every", "4"};
+  const Words saves = {"--checkpoint.every", "4", "--checkpoint.when_busy", "wait",
+                       "--train.eval_every", "4"};
   Said said = train(2, with(tiny_run(folder, "run", 8), saves));
   ASSERT_EQ(said.code, 0) << said.err;
   ASSERT_EQ(events(folder, "run", "start").size(), 1u);

@@ -111,9 +111,9 @@ TEST(Train, GraphsAreForGpus) {
 
 TEST(Train, ARunIsADirectory) {
   Folder folder;
-  Said said = train(
-      2, tiny_run(folder, "run", 4) + Words{"--checkpoint.every", "2", "--checkpoint.keep_last",
-                                            "0", "--train.eval_every", "2"});
+  Said said = train(2, tiny_run(folder, "run", 4) +
+                           Words{"--checkpoint.every", "2", "--checkpoint.when_busy", "wait",
+                                 "--checkpoint.keep_last", "0", "--train.eval_every", "2"});
   ASSERT_EQ(said.code, 0) << said.err;
   for (const char* name : {"config.toml", "metrics.jsonl", "tensorboard", "checkpoints/step-2",
                            "checkpoints/step-4/.metadata", "checkpoints/latest"})
@@ -145,8 +145,9 @@ TEST(Train, ADirectoryThatHoldsARunIsNotOverwritten) {
 
 TEST(Train, OnlySoManyCheckpointsAreKept) {
   Folder folder;
-  Said said = train(1, tiny_run(folder, "run", 5) +
-                           Words{"--checkpoint.every", "1", "--checkpoint.keep_last", "2"});
+  Said said = train(
+      1, tiny_run(folder, "run", 5) + Words{"--checkpoint.every", "1", "--checkpoint.when_busy",
+                                            "wait", "--checkpoint.keep_last", "2"});
   ASSERT_EQ(said.code, 0) << said.err;
   std::vector<std::string> left;
   for (const auto& entry : fs::directory_iterator(folder / "run/checkpoints"))
@@ -181,7 +182,8 @@ TEST(Train, ResumingGivesTheBitsOfTheRunThatNeverStopped) {
 TEST(Train, ARunMayBeResumedOnAnotherNumberOfRanks) {
   Folder folder;
   ASSERT_EQ(train(1, tiny_run(folder, "whole", 12)).code, 0);
-  Words often = {"--checkpoint.every", "3", "--checkpoint.keep_last", "0"};
+  Words often = {"--checkpoint.every",     "3", "--checkpoint.when_busy", "wait",
+                 "--checkpoint.keep_last", "0"};
   ASSERT_EQ(train(4, tiny_run(folder, "parts", 12) + often).code, 0);
   // Go back to step 3, as after a crash.
   for (const char* later : {"step-6", "step-9", "step-12"})
@@ -199,7 +201,8 @@ TEST(Train, ARunMayBeResumedOnAnotherNumberOfRanks) {
 TEST(Train, OnFourThenTwoThenThreeThenOneRankIsTheRunThatNeverStopped) {
   Folder folder;
   ASSERT_EQ(train(1, tiny_run(folder, "whole", 20)).code, 0);
-  Words often = {"--checkpoint.every", "5", "--checkpoint.keep_last", "0"};
+  Words often = {"--checkpoint.every",     "5", "--checkpoint.when_busy", "wait",
+                 "--checkpoint.keep_last", "0"};
   ASSERT_EQ(train(4, tiny_run(folder, "parts", 20) + often).code, 0);
   fs::path checkpoints = folder / "parts/checkpoints";
   for (auto [ranks, from] : {std::pair(2, 5), std::pair(3, 10), std::pair(1, 15)}) {
@@ -252,7 +255,7 @@ TEST(Train, AKilledRunGoesOnFromItsLastCheckpoint) {
   ASSERT_EQ(train(2, tiny_run(folder, "whole", 60)).code, 0);
   {
     Launched program(Words{FSDP_BINARY, "train", "--ranks", "2"} + tiny_run(folder, "parts", 60) +
-                         Words{"--checkpoint.every", "4"},
+                         Words{"--checkpoint.every", "4", "--checkpoint.when_busy", "wait"},
                      {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "RANK", "WORLD_SIZE"});
     ASSERT_TRUE(
         launch::eventually([&] { return fs::exists(folder / "parts/checkpoints/step-8"); }));
