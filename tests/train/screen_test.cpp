@@ -226,16 +226,20 @@ TEST(Next, SuggestsCommandsThatWorkFromHere) {
   Words commands;
   for (std::string line; std::getline(in, line);)
     if (line.starts_with("  ") && line[2] != ' ') commands.push_back(line.substr(2));
-  ASSERT_EQ(commands.size(), 3u) << said.out;
+  ASSERT_EQ(commands.size(), 4u) << said.out;
   EXPECT_EQ(commands[0], "fsdp generate 'my run' --prompt 'it'\\''s '");
   EXPECT_EQ(commands[1], "fsdp train --dir 'my run' --resume --steps 6");
-  EXPECT_EQ(commands[2], "fsdp explain");
+  EXPECT_EQ(commands[2], "fsdp report 'my run'");
+  EXPECT_EQ(commands[3], "fsdp explain");
   Said written = in_shell(commands[0] + " --tokens 5");
   EXPECT_EQ(written.code, 0) << written.err;
   EXPECT_TRUE(written.out.starts_with("it's ")) << written.out;
   Said resumed = in_shell(commands[1]);
   EXPECT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_TRUE(has(resumed.out, "resumed    after step 3"));
+  Said shown = in_shell(commands[2]);
+  EXPECT_EQ(shown.code, 0) << shown.err;
+  EXPECT_TRUE(fs::exists(here + "/my run/report.html"));
 }
 
 }  // namespace
