@@ -23,7 +23,7 @@ namespace fsdp::checkpoint::files {
 namespace {
 
 constexpr int64_t kBlock = 4 << 20;         // bytes
-constexpr int kBlocks = 16;                 // on their way to the disk at a time
+constexpr int kBlocks = 8;                  // on their way to the disk at a time
 constexpr size_t kMostInACall = 256 << 20;  // below the kernel's 2 GiB, so that errors come early
 
 std::string hint_for(int code) {
@@ -102,8 +102,11 @@ Output::~Output() {
 Output::Block& Output::block() {
   if (current_ == blocks_.size()) {
     disk::Memory memory = disk::huge_pages(kBlock);
-    if (!memory) throw std::bad_alloc();
-    blocks_.push_back({std::move(memory), nullptr});
+    if (!memory && blocks_.empty()) throw std::bad_alloc();
+    if (memory)
+      blocks_.push_back({std::move(memory), nullptr});
+    else
+      current_ = 0;  // make do with those that there are
   }
   Block& block = blocks_[current_];
   if (block.writing) engine_->wait(std::exchange(block.writing, nullptr));
@@ -140,7 +143,7 @@ void Output::write_block() {
   full.writing = engine_->start(disk::Direction::kWrite, written_, full.memory.get(),
                                 file_.direct ? whole : bytes);
   written_ = position_;
-  current_ = (current_ + 1) % kBlocks;
+  current_ = current_ + 1 < size_t{kBlocks} ? current_ + 1 : 0;
 }
 
 FileSums Output::close() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # demo_test.sh BINARY SEED BOUND: `fsdp train` without arguments starts without a warning and learns:
 # the evaluation ends below BOUND and near the training loss. It leaves a checkpoint, shows the loss
-# curve and some text, and suggests three commands.
+# curve and some text, and suggests four commands.
 set -euo pipefail
 binary=$1 seed=$2 bound=$3
 folder=$(mktemp -d)
@@ -20,4 +20,4 @@ awk -v loss="$loss" -v trained="$trained" 'BEGIN { exit !(loss - trained < 0.2 &
 [[ -e runs/demo/checkpoints/latest/.metadata ]]
 grep -q '^Loss (' out
 grep -q '^The model writes:' out
-[[ $(sed -n '/^Next:/,$p' out | grep -c '^  [^ ]') == 3 ]]
+[[ $(sed -n '/^Next:/,$p' out | grep -c '^  [^ ]') == 4 ]]
