@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -56,12 +57,35 @@ struct SaveProgress {
   double seconds = 0;   ///< Since save_async(), until now or until its end.
 };
 
+/// The right of a process to write into a folder, if another one may take it away. `fsdp train` uses
+/// it for the directory of a run. Only rank 0's counts.
+struct Ownership {
+  /// Part of the name of unfinished checkpoints: "step-100.partial.EPOCH". Letters, digits and "-",
+  /// and never the same in two processes. Empty: a random one for each save.
+  std::string epoch = {};
+  /// Called before anything in the folder changes: as the save begins, right before the checkpoint
+  /// gets its name, before `latest` moves and before old ones are deleted. Throws if this process
+  /// isn't the owner anymore; the save then fails. In the background, another thread calls it.
+  std::function<void()> check = {};
+};
+
 /// Options of save() and save_async().
 struct SaveOptions {
   Extra extra = {};       ///< The same on every rank. Rank 0 writes it as `extra.<key>`.
   Extra per_rank = {};    ///< Each rank's own. Rank k writes it as `extra.rank<k>.<key>`.
   int64_t keep_last = 0;  ///< After the save, delete all but this many (keep_last()). 0: keep all.
   IfBusy if_busy = IfBusy::WAIT;  ///< For save_async().
+
+  /// Empty: none. Of two processes that save the same checkpoint at the same time, one then gets an
+  /// Error, and the other's is whole.
+  Ownership owner = {};
+  /// For save_async(): only AsyncSave::wait() throws a failure, not the next step() or save; without
+  /// memory for a pool, it saves nothing.
+  bool may_fail = false;
+  /// `dir` is in the memory of each host: every host gets the files of its ranks, and the metadata.
+  /// If every host has whole copies of the model (HYBRID_SHARD, NO_SHARD), it gets all files, but not
+  /// per_rank.
+  bool on_each_host = false;
 };
 
 /// Writes the checkpoint `dir` ("run/step-100") and points the link `latest` next to it there.
@@ -85,7 +109,7 @@ class AsyncSave {
   void wait() const;
   /// How long the host was blocked: by save_async(), and by updates that waited for the copy.
   std::chrono::nanoseconds blocked() const;
-  /// Nothing is saved: the save before was still running (IfBusy).
+  /// Nothing is saved: the save before was still running (IfBusy), or SaveOptions::may_fail.
   bool skipped() const;
   /// How far it is.
   SaveProgress progress() const;
@@ -168,8 +192,8 @@ Extra read_extra(const std::filesystem::path& dir);
 /// @{
 
 /// The checkpoint that the link `latest` in `folder` names. If the link is missing or broken, or
-/// files of the checkpoint are missing or cut off, the newest one that is complete; if all are
-/// damaged, the newest. nullopt if there is none.
+/// files of the checkpoint are missing, cut off or mixed up, the newest one that is whole; if all are
+/// damaged, the newest. nullopt if there is none. Only load() reads all bytes.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& folder);
 
 /// The finished checkpoints in a folder, oldest first by the number at the end of their names

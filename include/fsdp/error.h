@@ -10,11 +10,9 @@ namespace fsdp {
 /// A failure: a message and a hint. what() has both.
 class Error : public std::runtime_error {
  public:
-  /// Both are plain sentences.
-  Error(std::string message, std::string hint)
-      : std::runtime_error(hint.empty() ? message : message + "\n  HINT: " + hint),
-        message_(std::move(message)),
-        hint_(std::move(hint)) {}
+  /// Both are plain sentences. What could act on a terminal is escaped, and very long lines lose
+  /// their middle: a name in them may come from a hostile file.
+  Error(const std::string& message, const std::string& hint);
 
   /// What happened, and to which rank, operation, tensor or file.
   const std::string& message() const { return message_; }
@@ -22,6 +20,9 @@ class Error : public std::runtime_error {
   const std::string& hint() const { return hint_; }
 
  private:
+  struct Printable;
+  explicit Error(Printable text);
+
   std::string message_;
   std::string hint_;
 };

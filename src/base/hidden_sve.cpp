@@ -1,9 +1,9 @@
 #include "base/hidden_sve.h"
 
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <string>
+
+#include "base/regular_file.h"
 
 namespace fsdp::base {
 namespace {
@@ -43,8 +43,7 @@ bool hides_sve(std::string_view cpuinfo) {
 
 bool this_machine_hides_sve() {
 #ifdef __aarch64__
-  std::ifstream file("/proc/cpuinfo");
-  return hides_sve(std::string(std::istreambuf_iterator<char>(file), {}));
+  return hides_sve(read_if_there("/proc/cpuinfo"));
 #else
   return false;
 #endif

@@ -1,9 +1,10 @@
 #include "base/host_memory.h"
 
 #include <algorithm>
-#include <fstream>
 #include <sstream>
 #include <string>
+
+#include "base/regular_file.h"
 
 namespace fsdp::base {
 namespace {
@@ -12,7 +13,7 @@ using Path = std::filesystem::path;
 
 // The number a file starts with; nullopt if it is missing or says "max".
 std::optional<int64_t> number_in(const Path& path) {
-  std::ifstream file(path);
+  std::istringstream file(read_if_there(path));
   int64_t value = 0;
   if (file >> value) return value;
   return std::nullopt;
@@ -20,7 +21,7 @@ std::optional<int64_t> number_in(const Path& path) {
 
 // The number behind a word at the beginning of a line, with or without a colon.
 std::optional<int64_t> number_after(const Path& path, const std::string& name) {
-  std::ifstream file(path);
+  std::istringstream file(read_if_there(path));
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string key;
@@ -50,7 +51,7 @@ std::optional<HostMemory> host_memory(const Path& root) {
   if (!total || !available) return std::nullopt;
   HostMemory memory{.total = *total * 1024, .available = *available * 1024};
   // In a container the path may be the host's and missing here; then only the parents count.
-  std::ifstream lines(root / "proc/self/cgroup");
+  std::istringstream lines(read_if_there(root / "proc/self/cgroup"));
   for (std::string line; std::getline(lines, line);) {  // "0::/path" or "4:memory:/path"
     const bool second = line.starts_with("0::");
     const size_t v1 = line.find(":memory:");

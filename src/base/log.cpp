@@ -1,10 +1,15 @@
 #include "base/log.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <exception>
+#include <utility>
 
 #include "base/format.h"
+#include "base/mutex.h"
+#include "base/printable.h"
+#include "base/rank_status.h"
 #include "base/terminal.h"
 
 namespace fsdp::log {
@@ -12,12 +17,14 @@ namespace {
 
 std::atomic<int> g_rank{-1};
 std::atomic<bool> g_live_line{false};
+Mutex g_mutex;
+std::string g_printed FSDP_GUARDED_BY(g_mutex);  // by error()
 
 void write(const char* colour, const char* kind, const std::string& text) {
   std::string line = has_live_line() && terminal_width(STDERR) > 0 ? "\r\x1b[Kfsdp: " : "fsdp: ";
   if (int rank = g_rank.load(); rank >= 0) line += formatted("rank {}: ", rank);
   if (*kind) line += paint(STDERR, colour, kind) + ": ";
-  line += text + "\n";
+  line += printable(text) + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);  // one write: lines of ranks don't interleave
 }
 
@@ -44,7 +51,18 @@ bool has_live_line() {
 }
 
 void error(const std::exception& failure) {
-  write("31", "error", failure.what());
+  rank_status::set_failing();  // the launcher reads what follows, even if nobody reads the launcher
+  const std::string text = plain(failure);
+  {
+    Lock lock(g_mutex);
+    if (std::exchange(g_printed, text) == text) return;
+  }
+  write("31", "error", text);
+}
+
+std::string plain(const std::exception& failure) {
+  const std::string text = failure.what();
+  return text.substr(0, std::min(text.find("\nException raised from "), text.find("\nframe #")));
 }
 
 }  // namespace fsdp::log

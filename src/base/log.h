@@ -9,8 +9,11 @@ namespace fsdp::log {
 void set_rank(int rank, int world);  // called by init()
 void info(const std::string& text);
 void warn(const std::string& text);
-// Prints an exception that reached `main`.
+// Prints an exception, once: whoever catches it where the run fails prints it before destructors
+// run, which may wait for other ranks, and rethrows; `main` prints what nobody has printed.
 void error(const std::exception& failure);
+// what() without the stack that LibTorch appends to it.
+std::string plain(const std::exception& failure);
 
 // A live line stands on the terminal (observe/progress.h): log lines clear it before they print.
 void set_live_line(bool drawn);

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 
 #include "base/namespace.h"
@@ -14,6 +15,13 @@ namespace fsdp::base {
 // the same boot of the same kernel, in one PID namespace. FSDP_HOST_ID overrides it, to simulate
 // several hosts on one.
 std::string host_identity();
+
+// The host's name, for people; "this host" if it has none.
+std::string host_name();
+
+// When a process began, in the kernel's ticks since boot: together with its PID, this tells it from
+// all others of this boot. 0 if there is no such process.
+int64_t start_of(pid_t pid);
 
 // A handle on a running process. It stays valid when the kernel reuses the PID.
 class Process {
@@ -27,6 +35,7 @@ class Process {
   pid_t pid() const { return pid_; }
   bool alive() const;    // false once it has exited or was killed; a zombie isn't alive
   bool stopped() const;  // by SIGSTOP, the terminal or a debugger
+  bool ending() const;   // it was killed, and its memory and files are being released
 
  private:
   pid_t pid_ = 0;

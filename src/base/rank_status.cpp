@@ -12,18 +12,18 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 #include <utility>
 
 #include "base/environment.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "base/table.h"
 
 namespace fsdp::rank_status {
 namespace {
 
-constexpr uint64_t kMagic = 0x3173757461747366;  // "fstatus1"
+constexpr uint64_t kMagic = 0x3373757461747366;  // "fstatus3"
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr double kMostGrace = 1e6;  // seconds
 
@@ -59,32 +59,46 @@ struct SharedText {
     version.store(before + 2, std::memory_order_release);
   }
 
-  std::string load() const {
-    char bytes[8 * kWords + 1] = {};
+  void load_into(char (&bytes)[8 * kWords + 1]) const {
     for (int attempt = 0; attempt < 1000; ++attempt) {
       uint32_t before = version.load(std::memory_order_acquire);
       for (size_t i = 0; i < kWords; ++i) {
         uint64_t word = words[i].load(std::memory_order_acquire);
         std::memcpy(bytes + 8 * i, &word, sizeof word);
       }
-      if (before % 2 == 0 && version.load(std::memory_order_relaxed) == before) return bytes;
+      bytes[8 * kWords] = 0;
+      if (before % 2 == 0 && version.load(std::memory_order_relaxed) == before) return;
     }
-    return {};  // the writer was stopped in the middle of it
+    bytes[0] = 0;  // the writer was stopped in the middle of it
+  }
+
+  std::string load() const {
+    char bytes[8 * kWords + 1] = {};
+    load_into(bytes);
+    return bytes;
   }
 };
 
 struct Page {
   std::atomic<uint64_t> magic;
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> stopping;  // written by the launcher
+  std::atomic<uint32_t> stopping;  // written by the launcher, like the next two
+  std::atomic<int32_t> announced;  // attempt; after its variables
+  SharedText<128> variables;
+  std::atomic<uint32_t> recovers;
+  std::atomic<int32_t> waits_for, joined;  // attempts
   std::atomic<int64_t> reported_ns;
   std::atomic<int64_t> step;
   std::atomic<double> grace_s;
+  std::atomic<uint32_t> failing;
   std::atomic<uint64_t> collectives_begun;
   std::atomic<uint64_t> collective_ended;  // number of the last one begun, once it has ended
   SharedText<8> phase;
   SharedText<16> unit;
   SharedText<20> collective;
+  std::atomic<uint32_t> answers;
+  std::atomic<uint32_t> reports;
+  SharedText<64> report_folder;
 };
 
 namespace {
@@ -138,18 +152,24 @@ Status read_page(const Page& page) {
   status.unit = page.unit.load();
   status.in_collective = page.collectives_begun.load() != page.collective_ended.load();
   status.collective = page.collective.load();
+  status.answers = page.answers.load() != 0;
+  status.reports = page.reports.load();
+  status.report_folder = page.report_folder.load();
   double grace = page.grace_s.load(std::memory_order_relaxed);
   if (std::isfinite(grace)) status.grace_s = std::clamp(grace, 0.0, kMostGrace);
+  status.failing = page.failing.load(std::memory_order_relaxed) != 0;
   int64_t age_ns = now_ns() - page.reported_ns.load(std::memory_order_relaxed);
   status.age_s = std::max(0.0, static_cast<double>(age_ns) * 1e-9);
+  status.recovers = page.recovers.load() != 0;
+  status.waits_for = page.waits_for.load();
+  status.joined = page.joined.load();
   return status;
 }
 
 // The fields of /proc/PID/stat after the command's name, which may hold anything; empty: no such
 // process.
 std::string stat_fields(pid_t pid) {
-  std::ifstream file(formatted("/proc/{}/stat", pid));
-  std::string line{std::istreambuf_iterator<char>(file), {}};
+  const std::string line = read_if_there(formatted("/proc/{}/stat", pid));
   size_t name_end = line.rfind(')');
   return name_end == std::string::npos || name_end + 2 > line.size() ? ""
                                                                      : line.substr(name_end + 2);
@@ -179,6 +199,20 @@ void set_grace(double seconds) {
   report().grace_s.store(seconds, std::memory_order_relaxed);
 }
 
+void set_answers(bool answers) {
+  report().answers.store(answers);
+}
+
+void add_report(const char* folder) noexcept {
+  Page& page = own_page();
+  if (*folder) page.report_folder.store({folder});
+  page.reports.fetch_add(1);
+}
+
+void set_failing() {
+  report().failing.store(1, std::memory_order_relaxed);
+}
+
 Collective::Collective(std::string_view operation, int64_t elements, std::string_view label) {
   Page& page = report();
   number_ = page.collectives_begun.fetch_add(1) + 1;
@@ -192,8 +226,43 @@ Collective::~Collective() {
   if (page.collectives_begun.load() == number_) page.collective_ended.store(number_);
 }
 
+void set_recovers(bool recovers) {
+  report().recovers.store(recovers);
+}
+
+void set_waits_for(int attempt) {
+  report().waits_for.store(attempt);
+}
+
+void set_joined(int attempt) {
+  report().joined.store(attempt);
+}
+
+Start announced() {
+  const Page& page = own_page();
+  Start start;
+  start.attempt = page.announced.load();
+  if (start.attempt > 0) start.variables = page.variables.load();
+  return start;
+}
+
 Status current() {
   return read_page(own_page());
+}
+
+int64_t step() {
+  return own_page().step.load(std::memory_order_relaxed);
+}
+
+Snapshot snapshot() noexcept {
+  const Page& page = own_page();
+  Snapshot status;
+  status.step = page.step.load(std::memory_order_relaxed);
+  page.phase.load_into(status.phase);
+  page.unit.load_into(status.unit);
+  page.collective.load_into(status.collective);
+  status.in_collective = page.collectives_begun.load() != page.collective_ended.load();
+  return status;
 }
 
 bool launcher_is_stopping() {
@@ -238,6 +307,12 @@ void SharedPage::announce_stop() {
   if (page_) page_->stopping.store(1);
 }
 
+void SharedPage::announce(const Start& start) {
+  if (!page_) return;
+  page_->variables.store({start.variables});
+  page_->announced.store(start.attempt);
+}
+
 double default_grace(double slowest_step_s) {
   return std::max(kLeastGrace, 3 * slowest_step_s);
 }
@@ -250,9 +325,8 @@ std::string thread_state(pid_t pid) {
   if (state == 'T' || state == 't') return "stopped";
   if (state == 'Z' || state == 'X') return "gone";
   text = state == 'D' ? "blocked in the kernel" : "sleeping";
-  std::ifstream file(formatted("/proc/{}/wchan", pid));
-  std::string place;
-  if (std::getline(file, place) && !place.empty() && place != "0") text += " in " + place;
+  const std::string place = read_if_there(formatted("/proc/{}/wchan", pid));
+  if (!place.empty() && place != "0") text += " in " + place;
   return text;
 }
 

@@ -29,6 +29,28 @@ struct Status {
   bool in_collective = false;  // it hasn't finished
   double grace_s = 0;          // what the rank asks for after a signal; 0: nothing
   double age_s = 0;            // since the last report
+  bool failing = false;        // it prints why it fails
+  bool recovers = false;       // see set_recovers()
+  int waits_for = 0, joined = 0;
+  bool answers = false;       // SIGUSR2 makes it write what it has recorded
+  uint32_t reports = 0;       // how often it has
+  std::string report_folder;  // where; empty: nowhere yet
+};
+
+// A start of all ranks. The first one is in a rank's environment; one that survives the death of
+// others is told the next by the launcher.
+struct Start {
+  int attempt = 0;        // 0: the first
+  std::string variables;  // that differ from the rank's environment, as lines NAME=VALUE
+};
+
+// The Status of this process, in memory of the caller's: for signal handlers.
+struct Snapshot {
+  int64_t step = 0;
+  char phase[65] = {};
+  char unit[129] = {};
+  char collective[161] = {};
+  bool in_collective = false;
 };
 
 // --- for the rank ---
@@ -38,6 +60,13 @@ void set_phase(std::string_view phase);  // also clears the unit
 void set_unit(std::string_view unit, std::string_view used_by);
 // Seconds that the launcher should wait for this rank after a signal.
 void set_grace(double seconds);
+void set_answers(bool answers);
+// A report about this rank is in `folder`; empty: it was asked for one and has no other. May be
+// called in a signal handler.
+void add_report(const char* folder) noexcept;
+
+// This rank fails and prints why; the launcher reads that in any case.
+void set_failing();
 
 // A collective, from its begin to its end on this thread.
 class Collective {
@@ -51,8 +80,17 @@ class Collective {
   uint64_t number_;
 };
 
-Status current();             // this process's own
-bool launcher_is_stopping();  // the launcher is ending this rank and kills it after the grace
+// When other ranks die, this one doesn't end: it lets go of the world, says that it waits for an
+// attempt, and joins that when it is announced.
+void set_recovers(bool recovers);
+void set_waits_for(int attempt);
+void set_joined(int attempt);
+Start announced();  // the last one
+
+Status current();              // this process's own
+int64_t step();                // likewise
+Snapshot snapshot() noexcept;  // may be called in a signal handler
+bool launcher_is_stopping();   // the launcher is ending this rank and kills it after the grace
 
 // --- for the launcher ---
 
@@ -68,6 +106,7 @@ class SharedPage {
   void close_fd();                // once the rank has inherited it
   Status read() const;
   void announce_stop();  // see launcher_is_stopping()
+  void announce(const Start& start);
 
  private:
   int fd_ = -1;

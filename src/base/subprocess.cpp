@@ -50,6 +50,7 @@ Finished run_program(const std::vector<std::string>& arguments, bool quiet,
         on_line(finished.output.substr(shown, end - shown));
     }
     int status = 0;
+    // Ends: it has closed its output. Programs that may hang are started with `timeout`.
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
     }
     finished.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);

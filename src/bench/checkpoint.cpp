@@ -16,7 +16,9 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 
+#include "base/regular_file.h"
 #include "bench/harness.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
@@ -38,23 +40,9 @@ struct CheckpointRow {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(CheckpointRow, on, dir, width, layers, rounds)
 
-// --- a rank ---
-
-// All ranks start together; the time ends when all are done. With `disk` it is idle before and
-// after.
-double seconds_together(const World& world, bool disk, const Work& work) {
-  if (disk) ::sync();
-  world.comm().barrier();
-  return seconds_of([&] {
-    work();
-    if (disk) ::sync();
-    world.comm().barrier();
-  });
-}
-
 // The simplest way: one write from memory, then fsync.
 void plain_write(const fs::path& path, const at::Tensor& bytes) {
-  std::FILE* file = std::fopen(path.c_str(), "wbe");
+  std::FILE* file = std::fopen(place_of_file(path).c_str(), "wbe");
   const bool well = file && std::setvbuf(file, nullptr, _IONBF, 0) == 0 &&
                     std::fwrite(bytes.const_data_ptr(), bytes.nbytes(), 1, file) == 1 &&
                     ::fsync(::fileno(file)) == 0;
@@ -65,11 +53,17 @@ void plain_write(const fs::path& path, const at::Tensor& bytes) {
                 "choose another directory with --dir.");
 }
 
+void remove_round(const World& world, std::initializer_list<fs::path> dirs) {
+  world.comm().barrier();
+  for (const fs::path& dir : dirs)
+    if (world.rank() == 0) fs::remove_all(dir);
+  world.comm().barrier();
+}
+
 Lines time_checkpoints(const CheckpointRow& row, const World& world) {
   torch::manual_seed(0);
   torch::nn::Sequential model;
-  for (int64_t i = 0; i < row.layers; ++i)
-    model->push_back(torch::nn::Linear(row.width, row.width));
+  for (int i = 0; i < row.layers; ++i) model->push_back(torch::nn::Linear(row.width, row.width));
   const auto sharded = fully_shard(
       model, {.wrap = wrap::modules<torch::nn::LinearImpl>(), .device = world.device()});
   AdamW optimizer(sharded, {});
@@ -85,8 +79,15 @@ Lines time_checkpoints(const CheckpointRow& row, const World& world) {
   const fs::path folder = row.dir, saved = folder / "save", later = folder / "async",
                  plain = folder / formatted("plain-{}", world.rank());
   Samples seconds;
+  // Of all ranks. With `disk`, it is idle before and after.
   const auto time = [&](const char* what, bool disk, const Work& work) {
-    seconds.add(what, seconds_together(world, disk, work));
+    if (disk) ::sync();
+    world.comm().barrier();
+    const Stopwatch watch;
+    work();
+    if (disk) ::sync();
+    world.comm().barrier();
+    seconds.add(what, watch.seconds());
   };
   int64_t bytes = 0;
   at::Tensor source, target;
@@ -94,8 +95,7 @@ Lines time_checkpoints(const CheckpointRow& row, const World& world) {
     if (round == 0) seconds = {{{"first_blocked_s", seconds.all["blocked_s"]}}};
     time("save_s", true, [&] { checkpoint::save(saved, sharded, &optimizer); });
     if (!source.defined()) {
-      for (const auto& file : fs::directory_iterator(saved))
-        bytes += static_cast<int64_t>(file.file_size());
+      for (const auto& file : fs::directory_iterator(saved)) bytes += file.file_size();
       source = at::empty({bytes / world.size()}, at::kByte).random_();
       target = at::empty_like(source).fill_(1);
     }
@@ -114,17 +114,12 @@ Lines time_checkpoints(const CheckpointRow& row, const World& world) {
       checkpoint::load(saved, sharded, &optimizer);
       train::synchronize(world.device());
     });
-    world.comm().barrier();
-    for (const fs::path& dir : {saved, later})
-      if (world.rank() == 0) fs::remove_all(dir);
-    world.comm().barrier();
+    remove_round(world, {saved, later});
   }
   Json line = {{"bytes", bytes}};
   seconds.fill(line);
   return {line};
 }
-
-// --- the parent ---
 
 // Null if no Python has torch.
 Json run_dcp(const CheckpointRow& row) {
@@ -210,7 +205,7 @@ void add_checkpoint(CLI::App& bench, cli::Action& action) {
   flags.number("--layers", row->layers, "Number of linears");
   flags.number("--rounds", row->rounds, "Rounds; the table shows medians");
   flags.flag("--alone", row->alone, "Without PyTorch");
-  flags.runs(action, row, *row, run_checkpoint, time_checkpoints);
+  flags.runs(action, row, run_checkpoint, time_checkpoints);
 }
 
 }  // namespace fsdp::bench

@@ -40,8 +40,6 @@ std::vector<int64_t> sizes(const CommRow& row) {
   return all;
 }
 
-// --- a rank ---
-
 // Seconds per call of `body`. On a GPU: by its events, over several calls in a row, so that the
 // launch of the first doesn't count.
 double seconds_per_call(const Work& body, at::Device device) {
@@ -108,29 +106,23 @@ Lines time_collectives(const CommRow& row, const World& world) {
   return lines;
 }
 
-// --- the parent ---
-
 Lines run_backend(const CommRow& row) {
   if (row.on.backend != "mpi") return run_ours("comm", row, row.on.backend);
   if (run_program({"mpirun", "--version"}).code == 127)
     throw Error("mpirun was not found.", "install openmpi-bin, or leave mpi out of --backend.");
-  return run_ours("comm", row, "mpi",
-                  {"env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun",
-                   "-n", std::to_string(row.on.ranks), "--oversubscribe"});
+  cli::Ranks ranks = {row.on.ranks, row.on.threads, rank_program("comm", row), "mpi"};
+  ranks.launcher = {"env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
+  append(ranks.launcher, {"mpirun", "-n", std::to_string(row.on.ranks), "--oversubscribe"});
+  return run_ranks(ranks);
 }
 
-// Gloo's microseconds by operation and bytes; empty if no Python has torch.
-std::map<std::string, double> measure_gloo(const CommRow& row) {
+// Gloo's microseconds, a line for each size; empty if no Python has torch.
+Lines run_gloo(const CommRow& row) {
   const auto python = python_with_torch("Gloo is");
   if (!python) return {};
   std::string bytes;
   for (const int64_t size : sizes(row)) bytes += std::to_string(size) + " ";
-  std::map<std::string, double> times;
-  for (const Json& line :
-       run_ranks({row.on.ranks, 1, peer_program(*python, "peer_gloo.py", bytes), "gloo"}))
-    for (const std::string operation : {"all_gather", "reduce_scatter"})
-      times[operation + line["bytes"].dump()] = line[operation + "_us"];
-  return times;
+  return run_ranks({row.on.ranks, 1, peer_program(python, "peer_gloo.py", bytes), "gloo"});
 }
 
 int run_comm(CommRow row) {
@@ -144,8 +136,7 @@ int run_comm(CommRow row) {
   sizes(row);  // refuse before anything starts
   if (row.on.ranks < 1)
     throw Error(formatted("--ranks {} is too few.", row.on.ranks), "give 1 or more.");
-  std::map<std::string, double> gloo;
-  if (peer) gloo = measure_gloo(row);
+  const Lines gloo = peer ? run_gloo(row) : Lines();
   Lines lines;
   for (const std::string& backend : row.backends) {
     row.on.backend = backend;
@@ -154,8 +145,10 @@ int run_comm(CommRow row) {
   for (Json& line : lines) {
     if (line["buffers"] == "shared" && line["operation"] == "all_gather")
       line.update({{"share_of_copy_text", "no copy"}, {"gb_s_text", "-"}});
-    const auto found = gloo.find(line["operation"].get<std::string>() + line["bytes"].dump());
-    const double us = found == gloo.end() ? std::nan("") : found->second;
+    double us = std::nan("");
+    for (const Json& theirs : gloo)
+      if (theirs["bytes"] == line["bytes"])
+        us = theirs[line["operation"].get<std::string>() + "_us"];
     line.update({{"gloo_us", us}, {"times_gloo", us / line["time_us"].get<double>()}});
   }
   return print(
@@ -185,7 +178,7 @@ void add_comm(CLI::App& bench, cli::Action& action) {
   flags.any("--from", row->smallest, "Smallest full buffer: 1K, 64M, 1G");
   flags.any("--to", row->largest, "Largest full buffer");
   flags.flag("--no-peer", row->no_peer, "Without Gloo");
-  flags.runs(action, row, *row, run_comm, time_collectives);
+  flags.runs(action, row, run_comm, time_collectives);
 }
 
 }  // namespace fsdp::bench

@@ -9,17 +9,16 @@
 #include <fstream>
 #include <iomanip>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <regex>
 #include <sstream>
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/regular_file.h"
 #include "base/subprocess.h"
 #include "cli/probes.h"
 #include "fsdp/error.h"
-#include "fsdp/version.h"
 
 namespace fsdp::bench {
 
@@ -32,10 +31,6 @@ int run_rank(const Machine& on, const std::function<Lines(const World&)>& work) 
     if (world.rank() == 0) std::cout << line.dump() << std::endl;
   world.comm().barrier();
   return 0;
-}
-
-Strings rank_program(const char* benchmark, const nlohmann::json& row) {
-  return {own_binary(), benchmark, "--worker", row.dump()};
 }
 
 Python python_with_torch(const std::string& left_out) {
@@ -53,6 +48,23 @@ Strings peer_program(const Python& python, const std::string& script, const std:
   return program;
 }
 
+// --- command lines ---
+
+Flags::Flags(CLI::App& bench, const char* name, const char* help, bool& json,
+             const std::string& examples)
+    : cli::Flags(bench, name, help, ("Examples:\n" + examples).c_str()) {
+  flag("--json", json, "One JSON object per line");
+}
+
+void Flags::place(Machine& on) {
+  choice("--device", on.device, {"cpu", "cuda"}, "cpu or cuda");
+  any("--backend", on.backend, "shm, mpi or nccl; default: shm on the CPU, nccl on a GPU");
+  number("--ranks", on.ranks, "Ranks on this host");
+  command.parse_complete_callback([&on] {
+    if (on.backend.empty()) on.backend = on.device == "cuda" ? "nccl" : "shm";
+  });
+}
+
 // --- contenders on rows ---
 
 double Contender::value(const char* field) const {
@@ -60,17 +72,6 @@ double Contender::value(const char* field) const {
   for (const Json& line : rounds)
     if (line.contains(field) && line[field].is_number()) values.push_back(line[field]);
   return values.empty() ? std::nan("") : median(values);
-}
-
-std::string Contender::command() const {
-  std::string all = python ? "python3" : "fsdp bench";
-  for (size_t i = 1; i < program.size(); ++i) {
-    const std::string& word = program[i];
-    const std::string name = word.substr(word.rfind('/') + 1);  // without paths of this machine
-    const bool json = word.starts_with('{'), script = name.ends_with(".py");
-    all += json ? " '" + word + "'" : (script ? " bench/peers/" : " ") + name;
-  }
-  return all;
 }
 
 Contender ours(const char* benchmark, const Row& row, const std::string& title) {
@@ -90,17 +91,25 @@ Contender Result::fastest(const std::string& who) const {
   return best;
 }
 
-Python python_for_peer(const Options& options) {
-  return options.peer || options.only == "peer" ? python_with_torch("FSDP2 is") : std::nullopt;
-}
-
 namespace {
+
+// As a page shows a command: without paths of this machine. The row says on how many ranks.
+std::string command_of(const Strings& program, bool python = false) {
+  std::string all = python ? "python3" : "fsdp bench";
+  for (size_t i = 1; i < program.size(); ++i) {
+    std::string word = program[i];
+    if (word.starts_with('/')) word.erase(0, word.rfind('/') + 1);
+    if (word.ends_with(".py")) word = "bench/peers/" + word;
+    all += word.starts_with('{') ? " '" + word + "'" : " " + word;
+  }
+  return all;
+}
 
 using Known = std::map<std::string, Json>;  // what was measured, by command and round
 
 Known read_kept(const std::string& path) {
   Known known;
-  std::ifstream file(path);
+  std::istringstream file(read_if_there(path));
   for (std::string line; std::getline(file, line);) {
     const Json entry = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (entry.is_object() && entry.contains("of") && entry.contains("line"))
@@ -111,7 +120,7 @@ Known read_kept(const std::string& path) {
 
 void keep(const std::string& path, const std::string& key, const Json& line) {
   if (path.empty()) return;
-  std::ofstream file(path, std::ios::app);
+  std::ofstream file(place_of_file(path), std::ios::app);
   file << Json{{"of", key}, {"line", line}}.dump() << std::endl;
   if (!file)
     throw Error(formatted("can't write to {}.", path),
@@ -121,7 +130,7 @@ void keep(const std::string& path, const std::string& key, const Json& line) {
 // A command that two rows share is measured once.
 void measure(const Options& options, const Row& row, Contender& one, int round, Known& known) {
   const std::string key = formatted("{} ranks of {} threads, round {}: {}", row.on.ranks,
-                                    row.on.threads, round, one.command());
+                                    row.on.threads, round, command_of(one.program, one.python));
   if (known.contains(key)) return one.rounds.push_back(known[key]);
   const bool named = !options.rows.empty();
   const std::string title = (row.title.empty() ? "" : row.title + ", ") + one.title;
@@ -151,15 +160,6 @@ void print_tables(const Report& report, std::ostream& out, bool json) {
   }
 }
 
-void print_report(const Report& report, bool json) {
-  print_tables(report, std::cout, json);
-  if (json) return;
-  for (const std::string& note : report.notes)
-    std::cout << (&note == &report.notes.front() ? "\n" : "") << note << "\n";
-}
-
-// --- the page ---
-
 // The first value printed under this name; empty if there is none.
 std::string said(const Results& results, const char* field) {
   for (const Result& result : results)
@@ -170,21 +170,8 @@ std::string said(const Results& results, const char* field) {
   return "";
 }
 
-// The command as typed: "./fsdp bench train …".
-std::string own_command() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string all, word;
-  while (std::getline(file, word, '\0')) {
-    if (word.starts_with('/')) word.erase(0, word.rfind('/') + 1);  // without paths of this machine
-    all += all.empty() ? "./fsdp bench" : " " + word;
-  }
-  return all;
-}
-
 std::string software(const Results& results) {
-  std::string text = "fsdp.cpp " FSDP_VERSION ", " + cli::probe_compiler().found + "; LibTorch " +
-                     cli::probe_libtorch().found;
-  text.erase(std::min(text.find(" in /"), text.size()));  // without paths of this machine
+  std::string text = cli::versions();
   if (const std::string peer = said(results, "peer"); !peer.empty()) text += "; " + peer;
   for (const char* field : {"cuda", "cudnn", "nccl"})  // only the peer prints them
     if (const std::string found = said(results, field); !found.empty())
@@ -195,12 +182,16 @@ std::string software(const Results& results) {
 std::string page_of(const Options& options, const Report& report, const Results& results) {
   const std::string gpu = said(results, "gpu");
   const std::time_t now = std::time(nullptr);
+  std::istringstream file(read_if_there("/proc/self/cmdline"));
+  Strings own;
+  for (std::string word; std::getline(file, word, '\0');) own.push_back(word);
   std::ostringstream out;
   out << "# " << report.heading << " on " << (gpu.empty() ? "the CPU" : "an " + gpu)
       << ", beside FSDP2\n\n| | |\n|---|---|\n| machine | "
       << (options.row.on.device == "cuda" ? cli::probe_gpus().found + "; " : "")
       << cli::probe_cores().found << " |\n| software | " << software(results) << " |\n| date | "
-      << std::put_time(std::gmtime(&now), "%F") << " |\n| command | `" << own_command() << "` |\n\n"
+      << std::put_time(std::gmtime(&now), "%F") << " |\n| command | `"
+      << "./" + command_of(own) << "` |\n\n"
       << report.summary << (report.summary.empty() ? "" : "\n") << "```\n";
   print_tables(report, out, /*json=*/false);
   out << "```\n\n";
@@ -209,7 +200,7 @@ std::string page_of(const Options& options, const Report& report, const Results&
   for (const Result& result : results)
     for (const Contender& one : result.all) {
       out << formatted("== {}, {}, {}: {}\n", result.row.title, one.title,
-                       count_of(result.row.on.ranks, "rank"), one.command());
+                       count_of(result.row.on.ranks, "rank"), command_of(one.program, one.python));
       for (const Json& line : one.rounds) out << line.dump() << "\n";
       if (!one.failure.empty()) out << "failed: " << one.failure << "\n";
     }
@@ -228,7 +219,7 @@ void write_page(const Options& options, const Report& report, const Results& res
   });
   const std::string path =
       options.page.empty() ? formatted("bench/results/{}{}.md", name, report.suffix) : options.page;
-  std::ofstream file(path);
+  std::ofstream file(place_of_file(path));
   file << page_of(options, report, results) << std::flush;
   if (!file)
     throw Error(formatted("can't write to {}.", path),
@@ -236,19 +227,16 @@ void write_page(const Options& options, const Report& report, const Results& res
   log::info("wrote " + path);
 }
 
-// --- losses ---
-
 // Ours and the peer start with the same weights and data, so their losses must agree: by 0.1 % in
 // float32, by 1 % in bfloat16, and less if they are near zero.
 void compare_losses(const Result& result, Strings& notes) {
   const Contender peer = result.fastest("peer");
   const double share = result.row.dtype == "fp32" ? 0.001 : 0.01;
   for (const Contender& one : result.all)
-    for (const std::string when : {"first", "last"}) {
+    for (const auto& [when, field] : {std::pair("first", "loss0"), std::pair("last", "loss")}) {
       // Without FSDP, each of several ranks trains on its own data.
       const bool alone = one.who == "plain" && result.row.on.ranks > 1;
       if (!peer.ran() || one.python || alone || one.who == "tape" || !one.ran()) continue;
-      const char* field = when == "first" ? "loss0" : "loss";
       const double mine = one.value(field), theirs = peer.value(field);
       const double allowed = share * std::abs(theirs) + 0.0001 * std::abs(peer.value("loss0"));
       if (std::abs(mine - theirs) <= allowed) continue;
@@ -273,8 +261,11 @@ double apart(const Contender& one, const Contender& peer) {
 
 }  // namespace
 
-int print(const std::string& columns, const Lines& lines, const Strings& notes, bool json) {
-  print_report({.tables = {table_of(columns, lines)}, .notes = notes}, json);
+int print(const Report& report, bool json) {
+  print_tables(report, std::cout, json);
+  if (json) return 0;
+  for (const std::string& note : report.notes)
+    std::cout << (&note == &report.notes.front() ? "\n" : "") << note << "\n";
   return 0;
 }
 
@@ -296,12 +287,12 @@ int run_rows(const Options& options, const std::vector<Row>& rows, const Python&
   }
   if (!any) throw Error("there is nothing to measure.", "leave out --only.");
   Report report = report_on(options, results);
-  if (options.peer && options.only != "ours" && options.only != "none" && !peer)
+  if (options.peer && options.wants("peer") && !peer)
     report.notes.push_back(
         "FSDP2 (--peer) is missing: there was no Python with torch (set FSDP_TEST_PYTHON to one).");
   for (const Result& result : results) compare_losses(result, report.notes);
-  print_report(report, options.json);
-  const bool all = options.write_all && options.rows == "all" && options.peer && peer;
+  print(report, options.json);
+  const bool all = !report.summary.empty() && options.rows == "all" && options.peer && peer;
   if (given(options, "--write") || all) write_page(options, report, results);
   return well ? 0 : 1;
 }

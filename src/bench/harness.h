@@ -17,7 +17,6 @@
 #include "base/samples.h"
 #include "base/table.h"
 #include "bench/row.h"
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/ranks.h"
 #include "fsdp/world.h"
@@ -30,9 +29,9 @@ AddBenchmark add_checkpoint, add_comm, add_nvme, add_offload, add_strategies, ad
     add_update;
 
 using cli::Json;
+using cli::rank_program;
 using cli::run_ranks;
 using Lines = std::vector<Json>;
-using Strings = std::vector<std::string>;
 using Work = std::function<void()>;
 
 template <typename Item>
@@ -44,15 +43,10 @@ void append(std::vector<Item>& to, const std::vector<Item>& more) {
 
 // Joins the world of `on`, runs `work` and prints on rank 0 what it returns.
 int run_rank(const Machine& on, const std::function<Lines(const World&)>& work);
-// The program of a rank that runs `row`.
-Strings rank_program(const char* benchmark, const nlohmann::json& row);
-// Runs the ranks of one row to completion and returns what they printed. `launcher`: instead of
-// `fsdp run`.
+// Runs the ranks of one row to completion and returns what they printed.
 template <typename AnyRow>
-Lines run_ours(const char* benchmark, const AnyRow& row, const std::string& what,
-               const Strings& launcher = {}) {
-  return run_ranks({row.on.ranks, row.on.threads, rank_program(benchmark, row), what,
-                    /*limit_s=*/0, launcher});
+Lines run_ours(const char* benchmark, const AnyRow& row, const std::string& what) {
+  return run_ranks({row.on.ranks, row.on.threads, rank_program(benchmark, row), what});
 }
 
 // A Python that has torch: FSDP_TEST_PYTHON, or python3. nullopt, with a line in the log, if it has
@@ -71,25 +65,13 @@ struct Flags : cli::Flags {
 
   void place(Machine& on);  // --device, --backend and --ranks
 
-  // What the command does with the flags that were given.
-  template <typename Given>
-  void runs(cli::Action& action, const std::shared_ptr<Given>& given, int (*work)(Given)) {
-    command.callback([=, &action] { action = [=] { return work(*given); }; });
-  }
-  // `parent`, or in a rank (--worker) `rank`, with the row that it got as JSON. `row` is in
-  // `given`.
+  using cli::Flags::runs;
+  // The same for a benchmark whose ranks join the world of their row.
   template <typename Given, typename AnyRow>
-  void runs(cli::Action& action, const std::shared_ptr<Given>& given, AnyRow& row,
-            int (*parent)(Given), Lines (*rank)(const AnyRow&, const World&)) {
-    auto worker = std::make_shared<std::string>();
-    command.add_option("--worker", *worker, "")->group("");
-    command.callback([=, &action, &on = row.on] {
-      if (on.backend.empty()) on.backend = on.device == "cuda" ? "nccl" : "shm";
-      action = [=] {
-        if (worker->empty()) return parent(*given);
-        const auto got = nlohmann::json::parse(*worker).get<AnyRow>();
-        return run_rank(got.on, [&](const World& world) { return rank(got, world); });
-      };
+  void runs(cli::Action& action, const std::shared_ptr<Given>& given, int (*parent)(Given),
+            Lines (*rank)(const AnyRow&, const World&)) {
+    cli::Flags::runs<AnyRow>(action, given, parent, [=](const AnyRow& row) {
+      return run_rank(row.on, [&](const World& world) { return rank(row, world); });
     });
   }
 };
@@ -107,7 +89,6 @@ struct Contender {
   bool ran() const { return !rounds.empty(); }
   double value(const char* field) const;  // the median over rounds; NaN if it is missing
   double ms() const { return value("step_ms"); }
-  std::string command() const;  // as a page shows it; the row says on how many ranks
 };
 using Contenders = std::vector<Contender>;
 
@@ -125,44 +106,10 @@ struct Result {
 };
 using Results = std::vector<Result>;
 
-// The flags of a benchmark of training steps.
-struct Options {
-  Row row = {};      // as flags describe it
-  std::string rows;  // names; empty: the model is given by flags, too
-  std::string only;  // ours, none (no FSDP) or peer; empty: all
-  Strings modes;     // empty: the row's own
-  int rounds = 1;
-  bool json = false, peer = false;
-  bool write_all = false;             // --rows all --peer writes the page, too
-  std::string page;                   // file to write; empty: bench/results/GPU.md
-  std::string keep;                   // file of raw lines
-  int limit = 400;                    // seconds per measurement of a named row
-  const CLI::App* command = nullptr;  // which flags were given
-};
-
-// A Python for named rows that stand beside the peer.
-Python python_for_peer(const Options& options);
 // What a rank does: trains `row` and returns its measurements, with the keys of the peer.
 Lines train_row(const Row& row, const World& world);
 
-// For benchmarks of training steps: the place, the steps and the model.
-void add_row_flags(Flags& flags, Options& options);
-// For named rows: other settings that rows have, --peer, and the page. The flags that follow are
-// for named rows, too.
-void add_named_flags(Flags& flags, Options& options, const char* peer);
-
-bool given(const Options& options, const std::string& flag);  // not for flags of the model
-bool model_given(const Options& options);                     // by any of its flags
-void require_rows(const Options& options);  // throws if a flag of named rows has no --rows
-
-// `row` with the flags that were given instead of its own settings, except those of the model, and
-// at the place of the flags. A named row has its own number of ranks unless --ranks is given.
-Row with_flags(const Row& row, const Options& options);
-
 // --- reports ---
-
-// Prints a table and notes; returns 0.
-int print(const std::string& columns, const Lines& lines, const Strings& notes, bool json);
 
 struct Report {
   std::vector<Table> tables = {};
@@ -170,8 +117,14 @@ struct Report {
   // Of the page:
   std::string heading = "";  // "Training"
   std::string suffix = "";   // of the default file: bench/results/GPU + suffix + .md
-  std::string summary = "";  // Markdown, above the tables
+  std::string summary = "";  // Markdown, above the tables; with one, --rows all --peer writes it
 };
+
+// Prints the tables and, unless as JSON, the notes; returns 0.
+int print(const Report& report, bool json);
+inline int print(const std::string& columns, const Lines& lines, const Strings& notes, bool json) {
+  return print({{table_of(columns, lines)}, notes}, json);
+}
 
 using ContendersOf = Contenders(const Options&, Row, const Python&);  // in the order of a round
 using ReportOn = Report(const Options&, const Results&);

@@ -17,8 +17,6 @@
 namespace fsdp::bench {
 namespace {
 
-using disk::Direction;
-
 constexpr int kTensors = 3;         // master, exp_avg, exp_avg_sq
 constexpr int64_t kUnitBytes = 12;  // per parameter
 
@@ -39,26 +37,22 @@ double median_seconds(const NvmeOptions& options, const Work& work) {
 }
 
 disk::EngineOptions engine_options(const NvmeOptions& options, bool uring) {
-  return {.piece = options.piece << 20,
-          .depth = options.depth,
-          .uring = uring,
-          .threads = options.depth};
+  return {options.piece << 20, options.depth, uring, /*threads=*/options.depth};
 }
 
-// --- the plain loop ---
-
-// A line for each form.
+// A line for each form of the plain loop.
 Lines time_plain_loop(const NvmeOptions& options, const disk::ScratchFile& file) {
   const disk::EngineOptions how = engine_options(options, /*uring=*/false);
   const disk::Memory memory = disk::huge_pages(how.piece * how.depth);
   if (!memory) throw Error("there is no memory for the pieces.", "lower --piece or --depth.");
-  at::from_blob(memory.get(), how.piece * how.depth, at::kByte).random_();  // some disks compress
+  at::from_blob(memory.get(), how.piece * how.depth, at::kByte).random_();  // disks may compress
   const auto engine = disk::make_thread_engine(file, how);
-  const auto seconds = [&](const std::vector<Direction>& directions) {
+  using enum disk::Direction;
+  const auto seconds = [&](const std::vector<disk::Direction>& directions) {
     return median_seconds(options, [&] {
       std::vector<disk::Ticket> tickets;
       for (int64_t at = 0; at < file.bytes(); at += how.piece)
-        for (const Direction direction : directions) {
+        for (const disk::Direction direction : directions) {
           const int64_t slot = static_cast<int64_t>(tickets.size()) % how.depth;
           tickets.push_back(engine->start(direction, at, memory.get() + slot * how.piece,
                                           std::min(how.piece, file.bytes() - at)));
@@ -66,15 +60,11 @@ Lines time_plain_loop(const NvmeOptions& options, const disk::ScratchFile& file)
       for (const disk::Ticket& ticket : tickets) engine->wait(ticket);
     });
   };
-  const double write = seconds({Direction::kWrite});  // first: the file has no contents yet
-  const double read = seconds({Direction::kRead});
-  const double both = seconds({Direction::kRead, Direction::kWrite});
-  return {{{"what", "plain loop: read"}, {"seconds", read}},
+  const double write = seconds({kWrite});  // first: the file has no contents yet
+  return {{{"what", "plain loop: read"}, {"seconds", seconds({kRead})}},
           {{"what", "plain loop: write"}, {"seconds", write}},
-          {{"what", "plain loop: both"}, {"seconds", both}}};
+          {{"what", "plain loop: both"}, {"seconds", seconds({kRead, kWrite})}}};
 }
-
-// --- the store ---
 
 // Steps of the store that change nothing, and with AdamW: a line for each.
 Lines time_updates(const NvmeOptions& options, bool uring) {
@@ -83,13 +73,13 @@ Lines time_updates(const NvmeOptions& options, bool uring) {
   std::vector<std::vector<int64_t>> entries;
   for (int64_t begin = 0; begin < parameters; begin += unit)
     entries.emplace_back(kTensors, std::min(unit, parameters - begin) * 4);
-  disk::StateStore store(options.dir, entries,
-                         {.buffers = options.buffers,
-                          .direct = !options.page_cache,
-                          .engine = engine_options(options, uring)});
+  disk::StateStore store(
+      options.dir, entries,
+      {options.buffers, /*direct=*/!options.page_cache, engine_options(options, uring)});
 
   using Slices = std::vector<at::Tensor>;  // master, exp_avg, exp_avg_sq
-  const auto step = [&](const std::function<void(const Slices&)>& work) {
+  using Update = std::function<void(const Slices&)>;
+  const auto step = [&](const Update& work) {
     for (size_t i = 0; i < entries.size(); ++i) {
       Slices slices;
       for (char* tensor : store.get(static_cast<int>(i)))
@@ -102,26 +92,21 @@ Lines time_updates(const NvmeOptions& options, bool uring) {
   step([](const Slices& slices) {
     for (const at::Tensor& tensor : slices) tensor.uniform_();
   });
-  const double moved = median_seconds(options, [&] { step([](const Slices&) {}); });
-  const at::Tensor grad = at::rand({unit});
-  const double updated = median_seconds(options, [&] {
-    step([&](const Slices& slices) {
-      kernels::adamw(slices[0], grad.narrow(0, 0, slices[0].numel()), slices[1], slices[2], {}, {},
-                     {});
-    });
-  });
   const std::string engine = store.engine();
+  Lines lines;
+  const auto time = [&](const char* what, const Update& work) {
+    const double seconds = median_seconds(options, [&] { step(work); });
+    lines.push_back({{"what", what + engine}, {"seconds", seconds}, {"engine", engine}});
+  };
+  time("read and write state, ", [](const Slices&) {});
+  time("with AdamW, ", [grad = at::rand({unit})](const Slices& slices) {
+    const at::Tensor part = grad.narrow(0, 0, slices[0].numel());
+    kernels::adamw(slices[0], part, slices[1], slices[2], {}, {}, {});
+  });
   const disk::StoreCounts counts = store.counts();
   const double ahead = static_cast<double>(counts.ahead) / static_cast<double>(counts.gets);
-  const auto memory = static_cast<double>(store.bytes_in_memory());
-  const auto line = [&](const char* what, double seconds) {
-    return Json{{"what", what + engine},
-                {"seconds", seconds},
-                {"engine", engine},
-                {"ahead", ahead},
-                {"memory", memory}};
-  };
-  return {line("read and write state, ", moved), line("with AdamW, ", updated)};
+  for (Json& line : lines) line.update({{"ahead", ahead}, {"memory", store.bytes_in_memory()}});
+  return lines;
 }
 
 int run_nvme(NvmeOptions options) {

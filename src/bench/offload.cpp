@@ -14,7 +14,7 @@
 namespace fsdp::bench {
 namespace {
 
-const std::string kParts =
+const std::string kPartsNote =
     "The parts are from the same number of further steps under the profiler, which costs time "
     "itself.";
 
@@ -38,26 +38,22 @@ Table parts_table(const std::string& title, const Results& results) {
   return table_of("row=" + title + "; offload; part=of a step; us .0; percent=% .2", lines);
 }
 
-// --- a model given by flags ---
-
+// On a model given by flags.
 Report unnamed_offload_report(const Options& options, const Results& results) {
-  const Row& row = options.row;
   Lines lines;
   for (const Contender& one : results.front().all) {
     lines.push_back(one.rounds.front());
     lines.back()["offload"] = one.who;
   }
-  const char* memory = row.on.device == "cpu"
-                           ? "what the engine holds on rank 0 after backward"
-                           : "the allocator's peak on rank 0's device, and what is on the host";
-  return {.tables = {table_of("offload; device_bytes=device B; host_bytes=host B; step_ms .1; "
-                              "loss .6",
-                              lines),
-                     parts_table("", results)},
-          .notes = {place_note(row), formatted("Memory: {}. {}", memory, time_note(row)), kParts}};
+  const char* memory = options.row.on.device == "cpu"
+                           ? "what the engine holds on rank 0 after backward."
+                           : "the allocator's peak on rank 0's device, and what is on the host.";
+  const Table steps =
+      table_of("offload; device_bytes=device B; host_bytes=host B; step_ms .1; loss .6", lines);
+  Report report{{steps, parts_table("", results)}, notes_of(options.row, memory)};
+  report.notes.push_back(kPartsNote);
+  return report;
 }
-
-// --- named rows ---
 
 // With --clip, the rows of a name that clip accordingly; if there are none, the row without its
 // goal.
@@ -83,11 +79,11 @@ std::vector<Row> named_offload_rows(const Options& options) {
 Contenders offload_contenders(const Options& options, Row row, const Python& python) {
   Contenders all;
   row.memory = row.plan = true;
-  for (const std::string& mode : options.only != "peer" ? options.modes : Strings()) {
+  for (const std::string& mode : options.wants("ours") ? options.modes : Strings()) {
     row.mode = mode;
     all.push_back(ours("offload", row, "fsdp.cpp, " + (mode == "off" ? "no offload" : mode)));
   }
-  if (!python || options.only == "ours") return all;
+  if (!python || !options.wants("peer")) return all;
   row.mode = "everything";
   const bool compiles = row.on.device == "cuda" && row.model == "llama";
   all.push_back(theirs(python, row,
@@ -138,7 +134,7 @@ Report named_offload_report(const Options& options, const Results& results) {
              "FSDP2 on the CPU."
            : "peak GB: the allocator's peak, MiB / 1000; ours with the warm-up, FSDP2's without. "
              "planned GB: what `fsdp plan` expects. host GB: what the engine holds in host memory.",
-       kApart, kParts + " Each instant counts for the first part that was active."});
+       kApart, kPartsNote + " Each instant counts for the first part that was active."});
   return report;
 }
 
@@ -148,8 +144,8 @@ int run_offload(Options options) {
   if (named && !given(options, "--threads"))
     options.row.on.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   return run_rows(options, named ? named_offload_rows(options) : std::vector<Row>{options.row},
-                  python_for_peer(options), offload_contenders,
-                  named ? named_offload_report : unnamed_offload_report);
+                  options.beside_peer() ? python_with_torch("FSDP2 is") : Python(),
+                  offload_contenders, named ? named_offload_report : unnamed_offload_report);
 }
 
 }  // namespace
@@ -185,7 +181,7 @@ The peer needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without o
             "NAMES");
   flags.choice("--only", options->only, {"ours", "peer"},
                "Measure only ours, or only the peer (FSDP2)");
-  flags.runs(action, options, row, run_offload, train_row);
+  flags.runs(action, options, run_offload, train_row);
 }
 
 }  // namespace fsdp::bench

@@ -1,12 +1,13 @@
 #include "bench/row.h"
 
+#include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <sstream>
 
-#include "base/format.h"
-#include "base/subprocess.h"
+#include "base/regular_file.h"
+#include "bench/harness.h"
+#include "cli/program.h"
 #include "fsdp/error.h"
 #include "train/model_shape.h"
 #include "train/task.h"
@@ -29,10 +30,8 @@ Enum setting(const char* key, const std::string& name) {
 }  // namespace
 
 std::string bench_file(const std::string& name) {
-  namespace fs = std::filesystem;
-  const fs::path source = fs::path(FSDP_BENCH_DIR) / name;
-  const fs::path installed = fs::path(own_binary()).parent_path() / "../share/fsdp" / name;
-  return (fs::exists(source) ? source : installed).string();
+  const std::string source = FSDP_BENCH_DIR "/" + name;
+  return std::filesystem::exists(source) ? source : cli::beside("../share/fsdp/" + name);
 }
 
 std::vector<Row> rows_of(const std::string& list) {
@@ -42,7 +41,7 @@ std::vector<Row> rows_of(const std::string& list) {
   std::vector<Row> rows;
   std::map<std::string, json> known;
   try {
-    const json lists = json::parse(std::ifstream(path));
+    const json lists = json::parse(read_if_there(path));
     for (const json& entry : lists.at(list)) {
       json settings = entry.contains("like") ? known.at(entry["like"]) : json::object();
       settings.update(entry);
@@ -81,11 +80,12 @@ std::vector<Row> rows_named(const std::string& names, const std::string& list) {
 }
 
 train::Config config_of(const Row& row) {
+  using enum models::ModelType;
   const bool mlp = row.model == "mlp";
   train::Config config;
-  config.model = {.type = mlp            ? models::ModelType::kMlp
-                          : row.qkv_bias ? models::ModelType::kQwen2
-                                         : models::ModelType::kLlama,
+  config.model = {.type = mlp            ? kMlp
+                          : row.qkv_bias ? kQwen2
+                                         : kLlama,
                   .vocab = row.vocab,
                   .dim = row.dim,
                   .layers = mlp ? 8 : row.layers,
@@ -158,18 +158,99 @@ std::string description(const Row& row) {
                    row.dtype);
 }
 
-std::string place_note(const Row& row) {
-  return formatted("{}; {} ranks x {} threads, {}", description(row), row.on.ranks, row.on.threads,
-                   row.on.backend);
-}
-
-std::string time_note(const Row& row) {
-  return formatted("Time: rank 0's median of {} steps after {} for warm-up.", row.steps,
-                   row.warmup);
+Strings notes_of(const Row& row, const std::string& memory) {
+  return {formatted("{}; {} ranks x {} threads, {}", description(row), row.on.ranks, row.on.threads,
+                    row.on.backend),
+          formatted("Memory: {} Time: rank 0's median of {} steps after {} for warm-up.", memory,
+                    row.steps, row.warmup)};
 }
 
 double Row::flops() const {
   return shapes_of(*this).flops_per_sample * static_cast<double>(batch * accumulate);
+}
+
+void add_row_flags(Flags& flags, Options& options) {
+  Row& row = options.row;
+  options.command = &flags.command;
+  flags.place(row.on);
+  flags.number("--threads", row.on.threads, "Threads per rank");
+  flags.number("--steps", row.steps, "Timed steps");
+  flags.number("--warmup", row.warmup, "Warm-up steps");
+  flags.group(kModel);
+  flags.choice("--model", row.model, {"llama", "mlp"},
+               "llama, or mlp: 8 linears with ReLU between them");
+  flags.number("--layers", row.layers, "llama: blocks");
+  flags.number("--dim", row.dim, "llama: width of the residual stream");
+  flags.number("--heads", row.heads, "llama: query heads");
+  flags.number("--kv-heads", row.kv_heads, "llama: key and value heads; 0: the same as --heads", 0);
+  flags.number("--ffn", row.ffn, "llama: width of the feed-forward; 0: 8/3 of --dim", 0);
+  flags.number("--vocab", row.vocab, "llama: vocabulary size");
+  flags.number("--seq", row.seq, "llama: tokens per sequence");
+  flags.number("--width", row.width, "mlp: width of each linear");
+  flags.number("--batch", row.batch, "Sequences (llama) or rows (mlp) per micro-batch and rank");
+  flags.number("--accumulate", row.accumulate, "Micro-batches per step");
+  flags.flag("--tied", row.tied, "llama: share the weights of head and embedding");
+  flags.flag("--qkv-bias", row.qkv_bias, "llama: add biases to queries, keys and values");
+  flags.choice("--dtype", row.dtype, {"fp32", "bf16"},
+               "Dtype of parameters in forward and backward: fp32 or bf16");
+  flags.group("Options");
+}
+
+void add_named_flags(Flags& flags, Options& options, const char* peer) {
+  flags.number("--clip", options.row.clip, "Clip gradients to this norm; 0: don't clip", 0, 1e30,
+               "FLOAT");
+  flags.choice("--init", options.row.init, {"cpu", "device"},
+               "Where to draw the initial weights: cpu, or device, which is faster; default: cpu, "
+               "or the row's own");
+  flags.command.get_option("--init")->default_str("");
+  flags.group(kNamedRows);
+  flags.flag("--peer", options.peer, peer);
+  flags.any("--write", options.page,
+            "Write a page with commands, versions and raw lines; default: in bench/results",
+            "[FILE]");
+  flags.command.get_option("--write")->expected(0, 1);
+  flags.any("--keep", options.keep,
+            "Append raw lines to this file, and don't repeat what it already has", "FILE");
+  flags.number("--limit", options.limit, "Time limit of one measurement, in seconds");
+}
+
+const CLI::Option* given_in(const Options& options, const std::string& group) {
+  for (const CLI::Option* option : options.command->get_options())
+    if (option->get_group() == group && option->count() > 0) return option;
+  return nullptr;
+}
+
+bool given(const Options& options, const std::string& flag) {
+  const CLI::Option* option = options.command->get_option_no_throw(flag);
+  return option && option->count() > 0 && option->get_group() != kModel;
+}
+
+void require_rows(const Options& options) {
+  const CLI::Option* option = given_in(options, kNamedRows);
+  if (option && options.rows.empty())
+    throw Error(formatted("{} is only for named rows.", option->get_name()),
+                "add --rows; --help lists them.");
+}
+
+Row with_flags(const Row& row, const Options& options) {
+  nlohmann::json settings = row;
+  const nlohmann::json flags = options.row;
+  for (const auto& [key, value] : flags.items()) {
+    std::string flag = "--" + key;
+    std::ranges::replace(flag, '_', '-');
+    if (given(options, flag)) settings[key] = value;
+  }
+  if (given(options, "--activations")) settings["keep_last"] = options.row.keep_last;
+  Row changed = settings.get<Row>();
+  changed.on = options.row.on;
+  if (options.rows.empty()) return changed;
+  if (!given(options, "--ranks")) changed.on.ranks = row.on.ranks;
+  // Gradients stay as the matrix products give them if nothing is reduced or accumulated.
+  const bool alone = changed.on.ranks == 1 && row.accumulate == 1 && changed.on.device != "cpu";
+  if (changed.grad_dtype.empty())
+    changed.grad_dtype = alone && row.dtype == "bf16" ? "bf16" : "fp32";
+  changed.plan = true;
+  return changed;
 }
 
 }  // namespace fsdp::bench

@@ -9,9 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "cli/flags.h"
 #include "train/config.h"
 
 namespace fsdp::bench {
+
+struct Flags;
+using Strings = std::vector<std::string>;
 
 struct Machine {
   std::string device = "cpu";  // or cuda
@@ -60,7 +64,7 @@ struct Row {
 
   // --- for the parent only ---
   std::string name = "", title = "";  // for --rows; for tables
-  std::vector<std::string> modes = {"eager", "graph", "plain"};
+  Strings modes = {"eager", "graph", "plain"};
   double goal_ms = 0;         // largest step time; 0: no goal
   double goal_gb = 0;         // largest peak memory, MiB / 1000; 0: no goal
   double goal_times = 0;      // largest step time as a multiple of the peer's (on the CPU: of the
@@ -92,13 +96,46 @@ std::string bench_file(const std::string& name);  // in bench of the source tree
 inline const Row kSmallRow = {
     .layers = 4, .dim = 256, .heads = 4, .vocab = 2048, .seq = 64, .batch = 2};
 
+// The flags of a benchmark of training steps.
+struct Options {
+  Row row = {};      // as flags describe it
+  std::string rows;  // names; empty: the model is given by flags, too
+  std::string only;  // ours, none (no FSDP) or peer; empty: all
+  Strings modes;     // empty: the row's own
+  int rounds = 1;
+  bool json = false, peer = false;
+  std::string page;                   // file to write; empty: bench/results/GPU.md
+  std::string keep;                   // file of raw lines
+  int limit = 400;                    // seconds per measurement of a named row
+  const CLI::App* command = nullptr;  // which flags were given
+
+  bool wants(const std::string& kind) const { return only.empty() || only == kind; }
+  bool beside_peer() const { return peer || only == "peer"; }  // of named rows
+};
+
+// For benchmarks of training steps: the place, the steps and the model.
+void add_row_flags(Flags& flags, Options& options);
+// For named rows: other settings that rows have, --peer, and the page. The flags that follow are
+// for named rows, too.
+void add_named_flags(Flags& flags, Options& options, const char* peer);
+
+constexpr const char *kNamedRows = "Named rows", *kModel = "The model";  // groups of flags
+// A flag of that group that was given; null if none was.
+const CLI::Option* given_in(const Options& options, const std::string& group);
+bool given(const Options& options, const std::string& flag);  // not for flags of the model
+void require_rows(const Options& options);  // throws if a flag of named rows has no --rows
+
+// `row` with the flags that were given instead of its own settings, except those of the model, and
+// at the place of the flags. A named row has its own number of ranks unless --ranks is given.
+Row with_flags(const Row& row, const Options& options);
+
 train::Config config_of(const Row& row);
 nlohmann::json for_rank(const Row& row);
 std::string peer_flags(const Row& row);  // separated by spaces
 
 std::string title_of(const Row& row);     // "Llama 13.8M"
 std::string description(const Row& row);  // "Llama 13.8M: 6 layers, dim 384, …"
-std::string place_note(const Row& row);   // "Llama 13.8M: …; 2 ranks x 1 threads, shm"
-std::string time_note(const Row& row);    // how steps were timed
+// "Llama 13.8M: …; 2 ranks x 1 threads, shm", and how memory and time were measured.
+Strings notes_of(const Row& row, const std::string& memory);
 
 }  // namespace fsdp::bench

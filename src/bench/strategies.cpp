@@ -45,12 +45,11 @@ Report strategy_report(const Options& options, const Results& results) {
               "total B; all_gather=all-gather B; reduce_scatter=reduce-scatter B; "
               "all_reduce=all-reduce B; step_ms .1; loss .6",
               lines)},
-          .notes = {place_note(options.row),
-                    "Memory: after backward, on the rank that holds most. Collectives: bytes that "
-                    "a rank sends per step without\nshared memory: n (W-1) for an all-gather of n "
-                    "from each of W ranks and for a reduce-scatter to n, 2 n (W-1)/W\nfor an "
-                    "all-reduce of n. " +
-                        time_note(options.row)}};
+          .notes = notes_of(
+              options.row,
+              "after backward, on the rank that holds most. Collectives: bytes that a rank sends "
+              "per step without\nshared memory: n (W-1) for an all-gather of n from each of W "
+              "ranks and for a reduce-scatter to n, 2 n (W-1)/W\nfor an all-reduce of n.")};
 }
 
 int run_strategies(Options options) {
@@ -73,7 +72,7 @@ void add_strategies(CLI::App& bench, cli::Action& action) {
               "  fsdp bench strategies --ranks 8 --model mlp --width 1024\n"
               "  fsdp bench strategies --dtype bf16 --json");
   add_row_flags(flags, *options);
-  flags.runs(action, options, row, run_strategies, train_row);
+  flags.runs(action, options, run_strategies, train_row);
 }
 
 }  // namespace fsdp::bench

@@ -20,26 +20,24 @@ constexpr double kTapeGoal = 15;  // percent that recording may add to a forward
 
 Contenders train_contenders(const Options& options, Row row, const Python& python) {
   const bool named = !row.stages;
-  const auto wanted = [&](const std::string& kind) {
-    return options.only.empty() || options.only == kind;
-  };
   const ShardingStrategy strategy = train::parse_strategy(row.strategy);
   Contenders all;
   for (const std::string& mode : options.modes.empty() ? row.modes : options.modes) {
     const std::string title = named ? mode : name(strategy), none = named ? " eager" : "";
     row.mode = mode;
     row.memory = named && mode == "eager";
-    if (mode == "plain" && wanted("none")) all.push_back(ours("train", row, "no FSDP, C++" + none));
-    if (mode != "plain" && wanted("ours")) all.push_back(ours("train", row, "fsdp.cpp, " + title));
+    const bool plain = mode == "plain";
+    if (options.wants(plain ? "none" : "ours"))
+      all.push_back(ours("train", row, plain ? "no FSDP, C++" + none : "fsdp.cpp, " + title));
   }
   const auto add = [&](const std::string& title, const std::string& variant) {
     all.push_back(theirs(python, row, title, variant));
   };
-  if (python && !named && wanted("none")) {
+  if (python && !named && options.wants("none")) {
     add("no FSDP, Python", "--mode none");
     all.back().who = "plain";
   }
-  if (!python || !wanted("peer")) return all;
+  if (!python || !options.wants("peer")) return all;
   const bool selective = row.activations == "selective", recomputes = row.activations != "none";
   const std::string again = selective ? "--ac=selective" : recomputes ? "--ac" : "";
   const std::string ac = selective ? " + selective ac" : recomputes ? " + ac" : "";
@@ -62,8 +60,7 @@ Contenders train_contenders(const Options& options, Row row, const Python& pytho
   return all;
 }
 
-// --- a model given by flags, or the rows of the CPU ---
-
+// A model given by flags, or the rows of the CPU.
 std::vector<Row> unnamed_rows(const Options& options, bool goals) {
   std::vector<Row> rows = goals ? rows_of("cpu") : std::vector<Row>{options.row};
   for (Row& row : rows) {
@@ -124,8 +121,6 @@ Report unnamed_report(const Options& options, const Results& results) {
                  cpu ? "." : "; the parts are host time, the step includes the device's time.")});
   return report;
 }
-
-// --- named rows ---
 
 // A row with other settings than its own has no goals.
 std::vector<Row> named_rows(const Options& options) {
@@ -218,13 +213,11 @@ std::string summary(const Results& results) {
   std::string text =
       "| row | goal | reached (graph) | eager | FSDP2 in the same run | peak GB, FSDP2's |\n"
       "|---|---|---|---|---|---|\n";
-  const auto shown = [](double value, int digits, const char* unit) {
+  const auto shown = [](double value, int digits, const char* unit = "") {
     return std::isnan(value) ? "-" : formatted("{:.{}f}{}", value, digits, unit);
   };
   const auto ms = [&](const Contender& of) { return shown(of.ms(), of.ms() < 100 ? 2 : 1, " ms"); };
-  const auto gb = [&](const Contender& of) {
-    return shown(of.value("peak_alloc_mb") / 1000, 2, "");
-  };
+  const auto gb = [&](const Contender& of) { return shown(of.value("peak_alloc_mb") / 1e3, 2); };
   for (const Result& result : results) {
     const Row& row = result.row;
     std::string goal = row.goal_ms > 0 ? formatted("<= {:.0f} ms", row.goal_ms) : "-";
@@ -275,18 +268,17 @@ Report named_report(const Options& options, const Results& results) {
 
 int run_train(Options options) {
   train::parse_strategy(options.row.strategy);  // refuse before anything starts
-  const bool cpu = options.row.on.device == "cpu";
-  const bool goals =
-      options.rows == "cpu" || (options.rows.empty() && cpu && !model_given(options));
+  const bool by_default = options.row.on.device == "cpu" && !given_in(options, kModel);
+  const bool goals = options.rows == "cpu" || (options.rows.empty() && by_default);
   if (goals) options.rows.clear();
   require_rows(options);
   const bool named = !options.rows.empty();
   if (named && !given(options, "--rounds")) options.rounds = 1;
   Python python;
-  if (named || options.only == "ours")
-    python = python_for_peer(options);
-  else
+  if (!named && options.only != "ours")
     python = python_with_torch("FSDP2 and no FSDP in Python are");
+  else if (options.beside_peer())
+    python = python_with_torch("FSDP2 is");
   return run_rows(options, named ? named_rows(options) : unnamed_rows(options, goals), python,
                   train_contenders, named ? named_report : unnamed_report);
 }
@@ -298,7 +290,6 @@ void add_train(CLI::App& bench, cli::Action& action) {
   Row& row = options->row;
   row.on.ranks = 2;
   options->rounds = 3;
-  options->write_all = true;
   Flags flags(bench, "train", "Time training steps beside PyTorch's FSDP2, and beside no sharding",
               options->json,
               R"(  fsdp bench train
@@ -314,19 +305,18 @@ FSDP2 needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one 
             "cpu: a Llama of 13.8M and an MLP of 8 x 2048, which have goals on the CPU (the "
             "default if no flag of the model is given); all: every row with a goal on a GPU; or "
             "some of these: 182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b, 3.6b, "
-            "3.6b-selective, 3.6b-feed_forward, 3.6b-full, 3.6b-keep8, 3.6b-offload",
+            "3.6b-selective, 3.6b-feed_forward, 3.6b-full, 3.6b-keep8, 3.6b-offload, 8b",
             "NAMES");
   flags.any("--strategy", row.strategy,
             "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (compared with DDP) or HYBRID_SHARD");
   add_row_flags(flags, *options);
   flags.command.get_option("--ranks")->description("Ranks on this host; a named row has its own");
   flags.number("--rounds", options->rounds, "Rounds; each runs everything once");
-  flags
-      .choice("--activations", row.activations,
-              {"none", "selective", "feed_forward", "full", "offload"},
-              "Recomputation, as activations.mode of fsdp train: none, selective, feed_forward, "
-              "full or offload; default: none, or the row's own")
-      ->default_str("");
+  flags.choice("--activations", row.activations,
+               {"none", "selective", "feed_forward", "full", "offload"},
+               "Recomputation, as activations.mode of fsdp train: none, selective, feed_forward, "
+               "full or offload; default: none, or the row's own");
+  flags.command.get_option("--activations")->default_str("");
   flags.number("--keep-last", row.keep_last,
                "Blocks at the end that --activations doesn't recompute", 0);
   flags.choice("--only", options->only, {"ours", "none", "peer"},
@@ -337,7 +327,7 @@ FSDP2 needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one 
                "cost of recording a forward for recomputation); default: the row's own");
   flags.choice("--grad-dtype", row.grad_dtype, {"bf16", "fp32"},
                "Dtype of gradients until the update: bf16 or fp32; default: the row's own");
-  flags.runs(action, options, row, run_train, train_row);
+  flags.runs(action, options, run_train, train_row);
 }
 
 }  // namespace fsdp::bench

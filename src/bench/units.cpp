@@ -27,8 +27,7 @@ struct UnitsRow {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(UnitsRow, on, units, numel, events)
 
-// --- the model: a chain of units with one parameter each and as little computation as possible ---
-
+// A unit with one parameter and as little computation as possible.
 struct LinkImpl : torch::nn::Module {
   explicit LinkImpl(int64_t numel) { weight = register_parameter("weight", at::ones({numel})); }
   at::Tensor forward(const at::Tensor& x) { return x * weight; }
@@ -42,10 +41,8 @@ torch::nn::Sequential chain_of(int units, int64_t numel) {
   return chain;
 }
 
-// --- a rank ---
-
-// Host µs of calls by name, and ("NAME inside") how many of them the engine spent inside
-// communicators.
+// Host µs of calls by name, how many of them the engine spent inside communicators ("NAME inside"),
+// and whether it sent an all-gather ("NAME sent").
 struct Costs {
   const World& world;
   Sharded sharded;
@@ -64,7 +61,9 @@ struct Costs {
     sharded.reset_traffic();
     const double host = seconds_of(call) * 1e6;
     us.add(name, host - without);
-    us.add(name + " inside", static_cast<double>(sharded.traffic().host_time.count()) / 1e3);
+    const Traffic traffic = sharded.traffic();
+    us.add(name + " inside", static_cast<double>(traffic.host_time.count()) / 1e3);
+    us.add(name + " sent", traffic.all_gather > 0 ? 1 : 0);  // not over shared memory
     return host;
   }
 
@@ -105,14 +104,10 @@ Lines time_one_by_one(const UnitsRow& row, const World& world) {
       ahead.wait();
     }
   }
-  costs.sharded.reset_traffic();
-  unit_of(chain->children()[0]).reshard();
-  unit_of(chain->children()[0]).unshard();
-  const double sent = costs.sharded.traffic().all_gather > 0 ? 1 : 0;  // not over shared memory
-  return {costs.line("gather: unit.unshard()", "gather", sent),
+  return {costs.line("gather: unit.unshard()", "gather", costs.us.median("gather sent")),
           costs.line("reshard: unit.reshard()", "reshard"),
           costs.line("touch, gathered ahead", "touch, ready"),
-          costs.line("touch that gathers", "touch", sent)};
+          costs.line("touch that gathers", "touch", costs.us.median("touch sent"))};
 }
 
 // Whole forwards and backwards of `units` units, and of the same model without sharding. `wrap`:
@@ -162,8 +157,6 @@ Lines time_units(const UnitsRow& row, const World& world) {
   return lines;
 }
 
-// --- the parent ---
-
 int run_units(UnitsRow row) {
   Lines lines = run_ours("units", row, "unit events");
   for (Json& line : lines) {
@@ -197,7 +190,7 @@ void add_units(CLI::App& bench, cli::Action& action) {
   flags.number("--units", row->units, "Units in the model");
   flags.number("--numel", row->numel, "Elements per unit");
   flags.number("--events", row->events, "Timed events per kind");
-  flags.runs(action, row, *row, run_units, time_units);
+  flags.runs(action, row, run_units, time_units);
 }
 
 }  // namespace fsdp::bench

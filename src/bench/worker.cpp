@@ -3,7 +3,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -32,7 +31,6 @@
 #include "observe/trace.h"
 #include "shard/deferred.h"
 #include "shard/model.h"
-#include "shard/tensor_access.h"
 #include "shard/update.h"
 #include "train/device.h"
 #include "train/plan_config.h"
@@ -43,6 +41,7 @@ namespace {
 
 using Inputs = TrainStep::Inputs;
 using Draw = std::function<void(torch::nn::Module& one)>;
+using Passed = std::function<void(const std::string& stage)>;
 
 constexpr double kMiB = 1 << 20;
 const AdamWOptions kAdamW = {.lr = 1e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1};  // the peer's
@@ -56,15 +55,19 @@ TrainStep::Loss loss_of(const train::TrainTask& task) {
   };
 }
 
+// On the device or, with offload, on the host, as a data loader provides it.
 Inputs draw_inputs(const Row& row, const World& world) {
+  const at::Device where = row.offloads() ? at::Device(at::kCPU) : world.device();
   at::Generator random = at::detail::createCPUGenerator(1234 + world.rank());
   if (row.model == "mlp") {
+    // Without sharding, nothing else casts them.
+    const auto type = row.mode == "plain" && row.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
     const at::Tensor x = at::randn({row.batch, row.width}, random, at::kFloat);
     const at::Tensor targets = at::randn({row.batch, row.width}, random, at::kFloat);
-    return {x.to(world.device()), targets.to(world.device())};
+    return {x.to(where, type), targets.to(where, type)};
   }
   const at::Tensor data =
-      at::randint(0, row.vocab, {row.batch, row.seq + 1}, random, at::kLong).to(world.device());
+      at::randint(0, row.vocab, {row.batch, row.seq + 1}, random, at::kLong).to(where);
   return {data.slice(1, 0, row.seq).contiguous(), data.slice(1, 1).contiguous()};
 }
 
@@ -93,17 +96,6 @@ Draw draw_of(const train::TrainTask& task) {
   };
 }
 
-// Moves the model to `device` without sharding it.
-void place_whole(torch::nn::Module& model, const Draw& draw, at::Device device) {
-  for (const at::Tensor& parameter : model.parameters()) {
-    if (!shard::deferred::is_deferred(parameter)) continue;  // or the second of a tied pair
-    shard::set_key(parameter, false);
-    shard::become(parameter, at::empty(parameter.sizes(), parameter.options().device(device)));
-  }
-  if (draw) model.apply(draw);
-  model.to(device);
-}
-
 // torch.optim.AdamW(fused=True) and torch.nn.utils.clip_grad_norm_, over whole parameters. This is
 // as fast as plain C++ on LibTorch gets.
 class PlainAdamW {
@@ -114,8 +106,8 @@ class PlainAdamW {
       const auto same = [&](const at::Tensor& other) { return other.is_same(parameter); };
       if (std::ranges::any_of(parameters_, same)) continue;  // tied
       parameters_.push_back(parameter);
-      const at::Tensor values = parameter.detach().view(-1),
-                       master = bf16 ? values.clone() : values;
+      const at::Tensor values = parameter.detach().view(-1);
+      const at::Tensor master = bf16 ? values.clone() : values;
       states_.push_back({master, {}, at::zeros_like(master), at::zeros_like(master)});
     }
     if (!bf16) return;
@@ -165,8 +157,7 @@ struct Training {
 };
 
 Training make_training(const Row& row, const World& world) {
-  const bool unfilled = row.init == "device", bf16 = row.dtype == "bf16",
-             graph = row.mode == "graph", offload = row.offloads();
+  const bool unfilled = row.init == "device", graph = row.mode == "graph", offload = row.offloads();
   const train::Config config = config_of(row);
   torch::manual_seed(0);
   Training training{.row = row,
@@ -177,18 +168,17 @@ Training make_training(const Row& row, const World& world) {
                     .settled = offload ? 0 : row.warmup};
   const Draw draw = unfilled ? draw_of(training.task) : Draw();
   if (row.mode == "plain") {
-    place_whole(*training.task.module, draw, world.device());
-    training.plain = std::make_shared<PlainAdamW>(*training.task.module, bf16);
-    for (at::Tensor& input : training.inputs)
-      if (bf16 && input.is_floating_point()) input = input.to(at::kBFloat16);
+    torch::nn::Module& model = *training.task.module;
+    shard::deferred::allocate(model, world.device());
+    if (draw) model.apply(draw);
+    model.to(world.device());
+    training.plain = std::make_shared<PlainAdamW>(model, row.dtype == "bf16");
     return training;
   }
   training.sharded = train::shard_task(world, config, training.task, /*initialize=*/!unfilled);
   if (draw) training.sharded.materialize(world.device(), draw);
   if (row.mode == "tape") return training;
   training.optimizer = std::make_shared<AdamW>(training.sharded, kAdamW);
-  for (at::Tensor& input : training.inputs)
-    if (offload) input = input.cpu();  // as a data loader provides it
   training.how = {.clip = row.clip,
                   .graph = graph,
                   .warmup = std::max(1, row.warmup - 2),  // then one step captures and one replays
@@ -202,7 +192,6 @@ Training make_training(const Row& row, const World& world) {
 }
 
 Inputs loaded(const Training& training) {
-  if (!training.row.offloads()) return training.inputs;
   RECORD_USER_SCOPE(observe::kLoadingScope);
   Inputs inputs = training.inputs;
   for (at::Tensor& input : inputs) input = input.to(training.device);
@@ -215,10 +204,8 @@ at::Tensor take_step(const Training& training) {
   return (*training.step)(std::vector<Inputs>(count, loaded(training))).loss;
 }
 
-// Called when the host has passed forward, backward, clip or update.
-using Passed = std::function<void(const std::string& stage)>;
-
-// Takes a step stage by stage and returns the loss of the last micro-batch on this rank.
+// Takes a step stage by stage and returns the loss of the last micro-batch on this rank. `passed`
+// is called when the host has passed forward, backward, clip and update.
 at::Tensor take_stages(
     const Training& training, const Passed& passed = [](const auto&) {}) {
   const Row& row = training.row;
@@ -251,14 +238,6 @@ std::vector<double> reduced(const std::vector<double>& values, ReduceOp how, con
   world.comm().all_reduce(all, how);
   all = all.cpu();
   return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + all.numel()};
-}
-
-void add_losses(Json& line, std::vector<double> losses, bool of_all_ranks, const World& world) {
-  if (!of_all_ranks) losses = reduced(losses, ReduceOp::AVG, world);
-  line["loss0"] = losses.front();
-  line["loss"] = losses.back();
-  for (double& loss : losses) loss = std::round(loss * 1e4) / 1e4;  // as the peer rounds them
-  line["losses"] = losses;
 }
 
 void add_gpu(Json& line, const World& world) {
@@ -316,7 +295,12 @@ Json time_steps(const Training& training, const World& world) {
                {"peak_reserved_mb", train::peak_reserved_mb(world.device())},
                {"maxrss_mb", train::peak_memory_mb(at::kCPU)}};
   ms.fill(line);
-  add_losses(line, losses, /*of_all_ranks=*/training.step != nullptr, world);
+  if (!training.step)
+    losses = reduced(losses, ReduceOp::AVG, world);  // else they are means already
+  line["loss0"] = losses.front();
+  line["loss"] = losses.back();
+  for (double& loss : losses) loss = std::round(loss * 1e4) / 1e4;  // as the peer rounds them
+  line["losses"] = losses;
   add_gpu(line, world);
   return line;
 }
@@ -402,26 +386,25 @@ Json time_tape(Row row, const World& world) {
   const RecomputePolicy policy(training.task.blocks);
   Json line = {{"ours", row.mode}, {"world", world.size()}};
   Samples ms;
-  const auto forward = [&](const std::string& prefix) {
-    train::synchronize(training.device);
-    const Stopwatch watch;
-    const at::Tensor loss = take_stages(training, [&](const std::string& stage) {
-      if (stage != "forward") return;
-      ms.add(prefix + "forward_host_ms", watch.seconds() * 1e3);
-      train::synchronize(training.device);
-      ms.add(prefix + "forward_ms", watch.seconds() * 1e3);
-    });
-    line[prefix + "loss"] = loss.item<double>();
-  };
   for (int i = 0; i < row.warmup; ++i) take_stages(training);
   for (int turn = 0; turn * kTurn < row.steps; ++turn)
-    for (const bool records : {false, true}) {
-      if (records)
-        apply_activation_checkpointing(training.sharded, policy);
-      else if (turn > 0)
+    for (const std::string records : {"", "recorded_"}) {
+      if (records.empty())
         remove_activation_checkpointing(training.sharded);
+      else
+        apply_activation_checkpointing(training.sharded, policy);
       take_stages(training);
-      for (int i = 0; i < kTurn; ++i) forward(records ? "recorded_" : "");
+      for (int i = 0; i < kTurn; ++i) {
+        train::synchronize(training.device);
+        const Stopwatch watch;
+        const at::Tensor loss = take_stages(training, [&](const std::string& stage) {
+          if (stage != "forward") return;
+          ms.add(records + "forward_host_ms", watch.seconds() * 1e3);
+          train::synchronize(training.device);
+          ms.add(records + "forward_ms", watch.seconds() * 1e3);
+        });
+        line[records + "loss"] = loss.item<double>();
+      }
     }
   const double without = ms.median("forward_ms"), with = ms.median("recorded_forward_ms");
   line["step_ms"] = with;  // every line has it

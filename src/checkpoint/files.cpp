@@ -8,12 +8,13 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
-#include <system_error>
 #include <utility>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "base/seams.h"
-#include "fsdp/error.h"
+#include "checkpoint/damaged.h"
 
 #ifndef RENAME_EXCHANGE
 #define RENAME_EXCHANGE (1 << 1)
@@ -26,25 +27,14 @@ constexpr int64_t kBlock = 4 << 20;         // bytes
 constexpr int kBlocks = 8;                  // on their way to the disk at a time
 constexpr size_t kMostInACall = 256 << 20;  // below the kernel's 2 GiB, so that errors come early
 
-std::string hint_for(int code) {
-  switch (code) {
-    case ENOSPC:
-    case EDQUOT:
-      return "free some space, or save to another disk; older checkpoints are intact.";
-    case EROFS:
-    case EACCES:
-    case EPERM:
-      return "check that the directory is writable.";
-    case ENOENT:
-      return "check the path; the directory may have been moved or deleted in the meantime.";
-    default:
-      return "check the kernel log (dmesg) for disk errors.";
-  }
+[[noreturn]] void fail(const Path& path, const std::string& what, int code) {
+  throw Error(formatted("{}: {}: {}.", path, what, errno_text(code)), file_hint(code));
 }
 
-[[noreturn]] void fail(const Path& path, const std::string& what, int code) {
-  throw Error(formatted("{}: {}: {}.", path, what, std::generic_category().message(code)),
-              hint_for(code));
+// The bytes aren't there, for whatever reason.
+[[noreturn]] void fail_to_read(const Path& path, const std::string& what, int code) {
+  if (code != EIO && code != ENOENT) fail(path, what, code);
+  throw Damaged(formatted("{}: {}: {}.", path, what, errno_text(code)), file_hint(code));
 }
 
 // A system call that changes something on the disk; retried if a signal interrupts it.
@@ -73,12 +63,14 @@ int ask_seam(const char* call, const Path& path) {
 // --- Output ---
 
 Output::Output(Path path, int64_t expected) : path_(std::move(path)) {
+  ignore_size_signal();
   open(/*direct=*/expected >= kBlock);
   if (expected > 0) reserve(expected);
 }
 
 void Output::open(bool direct) {
   const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | (direct ? O_DIRECT : 0);
+  place_of_file(path_);
   const int file = change("create", path_, [&] { return ::open(path_.c_str(), flags, 0666); });
   if (file < 0 && errno == EINVAL && direct) return open(false);  // not on this file system
   if (file < 0) fail(path_, "cannot be created", errno);
@@ -87,8 +79,9 @@ void Output::open(bool direct) {
 
 void Output::reserve(int64_t bytes) {
   const auto call = [&] { return ::fallocate(file_.descriptor, 0, 0, bytes); };
-  // Many file systems don't support this; only a full disk is an error.
-  if (change("reserve", path_, call) == 0 || (errno != ENOSPC && errno != EDQUOT)) return;
+  // Many file systems don't support this; only a file that can't become so large is an error.
+  if (change("reserve", path_, call) == 0) return;
+  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) return;
   const int code = errno;
   ::close(std::exchange(file_.descriptor, -1));
   fail(path_, formatted("no room for {} bytes", bytes), code);
@@ -162,18 +155,16 @@ FileSums Output::close() {
 // --- Input ---
 
 Input::Input(Path path, const FileSums* sums) : path_(std::move(path)), sums_(sums) {
-  file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file_ < 0) fail(path_, "cannot be opened", errno);
-  struct stat status {};
-  if (::fstat(file_, &status) < 0 || !S_ISREG(status.st_mode)) {
-    ::close(file_);
-    throw Error(formatted("{}: isn't a regular file.", path_), "check the path.");
-  }
-  size_ = status.st_size;
+  RegularFile file(path_);
+  if (!file.is_open() && file.code() == 0)
+    throw Error(formatted("{}: cannot be opened: {}.", path_, file.problem()), "check the path.");
+  if (!file.is_open()) fail_to_read(path_, "cannot be opened", file.code());
+  size_ = file.size();
+  file_ = file.release();
   if (!sums_) return;
   if (sums_->size != size_) {
     ::close(file_);
-    throw Error(
+    throw Damaged(
         formatted("{}: has {} bytes, but had {} when it was saved.", path_, size_, sums_->size),
         "the file was truncated, copied incompletely, or belongs to another checkpoint; "
         "load another checkpoint.");
@@ -190,10 +181,10 @@ void Input::read_unchecked(int64_t offset, char* into, int64_t size) const {
     const auto part = std::min(static_cast<size_t>(size), kMostInACall);
     const ssize_t got = ::pread(file_, into, part, offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail(path_, "reading failed", errno);
+    if (got < 0) fail_to_read(path_, "reading failed", errno);
     if (got == 0)
-      throw Error(formatted("{}: ends at byte {}, {} bytes too early.", path_, offset, size),
-                  "the file is damaged or was copied incompletely; load another checkpoint.");
+      throw Damaged(formatted("{}: ends at byte {}, {} bytes too early.", path_, offset, size),
+                    "the file is damaged or was copied incompletely; load another checkpoint.");
     into += got;
     offset += got;
     size -= got;
@@ -203,9 +194,10 @@ void Input::read_unchecked(int64_t offset, char* into, int64_t size) const {
 void Input::check(int64_t block, const char* bytes, int64_t size) const {
   const auto index = static_cast<size_t>(block);
   if (block_sum(bytes, static_cast<size_t>(size)) != sums_->sums[index])
-    throw Error(formatted("{}: bytes {} to {} differ from what was saved.", path_,
-                          block * kSumBlock, block * kSumBlock + size),
-                "the file is damaged; load another checkpoint (check it with `fsdp ckpt verify`).");
+    throw Damaged(
+        formatted("{}: bytes {} to {} differ from what was saved.", path_, block * kSumBlock,
+                  block * kSumBlock + size),
+        "the file is damaged; load another checkpoint (check it with `fsdp ckpt verify`).");
   checked_[index].store(true, std::memory_order_relaxed);
 }
 
@@ -250,6 +242,13 @@ std::string read_whole(const Path& path, int64_t at_most) {
   return bytes;
 }
 
+std::string read_all(const Path& path, const FileSums* sums) {
+  const Input file(path, sums);
+  std::string bytes(static_cast<size_t>(file.size()), '\0');
+  file.read(0, bytes.data(), bytes.size());
+  return bytes;
+}
+
 FileSums write_whole(const Path& path, std::string_view bytes) {
   Output file(path);
   file.append(bytes);
@@ -282,6 +281,12 @@ void sync_directory(const Path& path) {
 
 void rename(const Path& from, const Path& to) {
   change_or_fail("rename", to, [&] { return ::rename(from.c_str(), to.c_str()); });
+}
+
+bool rename_if_there(const Path& from, const Path& to) {
+  if (change("rename", to, [&] { return ::rename(from.c_str(), to.c_str()); }) == 0) return true;
+  if (errno != ENOENT) fail(from, "rename failed", errno);
+  return false;
 }
 
 bool exchange(const Path& one, const Path& other) {

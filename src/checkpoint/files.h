@@ -90,12 +90,14 @@ class Input {
 };
 
 std::string read_whole(const Path& path, int64_t at_most);
+std::string read_all(const Path& path, const FileSums* sums);  // checked, unless null
 FileSums write_whole(const Path& path, std::string_view bytes);  // durable
 
 void make_directories(const Path& path);  // with parents, durable; an existing one is fine
 void make_directory(const Path& path);    // without parents, not durable; likewise
 void sync_directory(const Path& path);
 void rename(const Path& from, const Path& to);  // replaces a file or link at `to`
+bool rename_if_there(const Path& from, const Path& to);  // false: there is no `from`
 // Atomically swaps the two. False if the file system doesn't support it.
 bool exchange(const Path& one, const Path& other);
 void remove_file(const Path& path);       // a missing one is fine

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <random>
 #include <string_view>
 
+#include "base/file_error.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "checkpoint/files.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/intact.h"
 #include "checkpoint/metadata.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
@@ -18,34 +20,21 @@ namespace {
 using Path = std::filesystem::path;
 
 constexpr const char* kLatest = "latest";
-constexpr const char* kFreshLink = "latest.partial";  // the new link, before it replaces the old
+constexpr const char* kPartial = ".partial";
+constexpr const char* kDamaged = ".damaged";
 
-Path with_suffix(const Path& path, const char* suffix) {
+Path with_suffix(const Path& path, const std::string& suffix) {
   return path.parent_path() / (path.filename().string() + suffix);
+}
+
+// Whether a name ends in a suffix of ours, or in one and a part of its own: "a.partial.7-c0ffee".
+bool has_suffix(const std::string& name, const std::string& suffix) {
+  return name.ends_with(suffix) || name.find(suffix + ".") != std::string::npos;
 }
 
 bool is_complete(const Path& dir) {
   std::error_code problem;
   return std::filesystem::is_regular_file(dir / kMetadataName, problem);
-}
-
-// What is missing from a complete checkpoint, judged by file sizes: files may have been deleted,
-// truncated or copied incompletely since. "" if nothing is, or if there is no manifest.
-std::string missing_in(const Path& dir) {
-  try {
-    const auto manifest = read_manifest(dir);
-    if (!manifest) return "";
-    for (const auto& [name, file] : manifest->files) {
-      std::error_code problem;
-      const auto size = std::filesystem::file_size(dir / name, problem);
-      if (problem) return name + " is missing";
-      if (static_cast<int64_t>(size) != file.size)
-        return formatted("{} has {} of {} bytes", name, size, file.size);
-    }
-    return "";
-  } catch (const std::exception& problem) {
-    return problem.what();
-  }
 }
 
 bool all_digits(std::string_view text) {
@@ -79,13 +68,19 @@ Contents contents_of(const Path& path) {
     found.foreign = path.filename().string();
     return found;
   }
-  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+  std::error_code problem;
+  for (const auto& entry : std::filesystem::directory_iterator(path, problem)) {
     const std::string name = entry.path().filename().string();
-    if (is_ours(name) && entry.symlink_status().type() == std::filesystem::file_type::regular)
+    const auto type = entry.symlink_status(problem).type();
+    if (type == std::filesystem::file_type::not_found) continue;  // another process removed it
+    if (is_ours(name) && type == std::filesystem::file_type::regular)
       found.ours.push_back(entry.path());
     else
       found.foreign = name;
   }
+  if (problem && problem != std::errc::no_such_file_or_directory)
+    throw Error(formatted("{}: can't be read: {}.", path, problem.message()),
+                file_hint(problem.value()));
   return found;
 }
 
@@ -142,26 +137,73 @@ Path checked_name(const Path& dir) {
   if (last.empty() || last == "." || last == "..")
     throw Error(formatted("\"{}\" isn't a valid name for a checkpoint.", dir),
                 "give it a directory of its own, such as \"run/checkpoints/step-100\".");
-  for (const char* taken : {".partial", ".replaced", ".deleted"})
-    if (last.ends_with(taken) || last == kLatest)
+  for (const char* taken : {kPartial, ".replaced", ".deleted", kDamaged})
+    if (has_suffix(last, taken) || last == kLatest)
       throw Error(formatted("\"{}\": this name is reserved.", dir),
-                  "\"latest\" and names that end in \".partial\", \".replaced\" or \".deleted\" "
-                  "are reserved; choose another one, such as \"step-100\".");
+                  "\"latest\" and names that end in \".partial\", \".replaced\", \".deleted\" or "
+                  "\".damaged\" are reserved; choose another one, such as \"step-100\".");
   return name;
 }
 
-Path partial_of(const Path& dir) {
-  return with_suffix(dir, ".partial");
+Path Partial::path() const {
+  return with_suffix(dir, formatted("{}.{}", kPartial, writer));
 }
 
-void begin_partial(const Path& dir, bool newest) {
-  const Path partial = partial_of(dir);
-  require_ours(dir);
-  if (newest)
-    for (const char* link : {kLatest, kFreshLink}) require_link(dir.parent_path() / link);
-  remove_checkpoint(partial);
-  files::make_directories(dir.parent_path());
-  files::make_directory(partial);
+std::string new_writer() {
+  std::random_device random;
+  return formatted("{:08x}{:08x}", random(), random());
+}
+
+namespace {
+
+// The new link, before it replaces the old one.
+Path fresh_link(const Partial& partial) {
+  return partial.dir.parent_path() / formatted("{}{}.{}", kLatest, kPartial, partial.writer);
+}
+
+// Ends what was begun as NAME.partial, by any writer but this one; `name` "": any name.
+void end_partials(const Path& folder, const std::string& name, const std::string& writer) {
+  std::error_code problem;
+  std::vector<Path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, problem)) {
+    const std::string file = entry.path().filename().string();
+    const size_t at = file.find(kPartial);
+    if (at == std::string::npos || !has_suffix(file, kPartial) || file.ends_with(".deleted") ||
+        file.ends_with(formatted("{}.{}", kPartial, writer)))
+      continue;
+    if (name.empty() || file.substr(0, at) == name || file.substr(0, at) == kLatest)
+      found.push_back(entry.path());
+  }
+  for (const Path& path : found) {
+    if (std::filesystem::is_symlink(path, problem)) {
+      files::remove_file(path);
+      continue;
+    }
+    require_ours(path);
+    const Path away = with_suffix(path, ".deleted");
+    remove_checkpoint(away);
+    if (files::rename_if_there(path, away)) remove_checkpoint(away);
+  }
+}
+
+void check_owner(const std::function<void()>& check) {
+  if (check) check();
+}
+
+}  // namespace
+
+void fence(const Path& folder, const std::string& writer) {
+  end_partials(folder, "", writer);
+}
+
+void begin_partial(const Partial& partial) {
+  const Path folder = partial.dir.parent_path();
+  check_owner(partial.check);
+  require_ours(partial.dir);
+  if (partial.newest) require_link(folder / kLatest);
+  end_partials(folder, partial.dir.filename().string(), partial.writer);
+  if (!partial.check) files::make_directories(folder);
+  files::make_directory(partial.path());
 }
 
 namespace {
@@ -196,25 +238,39 @@ void take_name_back(Came came, const Path& dir, const Path& partial, const Path&
   if (came == Came::kAfterTheOther) files::rename(replaced, dir);
 }
 
-void move_link(const Path& folder, const Path& name) {
-  const Path fresh = folder / kFreshLink;
+// Whoever takes the folder over removes the fresh link. So it is made before the last check: if
+// that happens after the check, the rename fails.
+void move_link(const Partial& partial) {
+  const Path folder = partial.dir.parent_path(), fresh = fresh_link(partial);
   files::remove_file(fresh);
-  files::make_link(name, fresh);
+  files::make_link(partial.dir.filename(), fresh);
+  check_owner(partial.check);
   files::rename(fresh, folder / kLatest);
   files::sync_directory(folder);
 }
 
+// The directory that was written is gone.
+[[noreturn]] void refuse_lost(const Partial& partial) {
+  throw Error(formatted("{}: the save can't be finished: {} is gone.", partial.dir,
+                        partial.path().filename()),
+              "another process saves a checkpoint of this name, or the folder was deleted: give "
+              "every run a directory of its own.");
+}
+
 }  // namespace
 
-void publish_partial(const Path& dir, bool newest) {
-  const Path partial = partial_of(dir), replaced = with_suffix(dir, ".replaced");
-  const Path folder = dir.parent_path();
+void publish_partial(const Partial& written) {
+  const Path &dir = written.dir, partial = written.path();
+  const Path replaced = with_suffix(dir, ".replaced"), folder = dir.parent_path();
+  std::error_code missing;
+  if (!std::filesystem::exists(partial, missing)) refuse_lost(written);
   files::sync_directory(partial);
   require_ours(dir);
+  check_owner(written.check);
   const Came came = give_name(dir, partial, replaced);
   try {
     files::sync_directory(folder);
-    if (newest) move_link(folder, dir.filename());
+    if (written.newest) move_link(written);
   } catch (...) {
     take_name_back(came, dir, partial, replaced);
     throw;
@@ -223,13 +279,13 @@ void publish_partial(const Path& dir, bool newest) {
     if (came == Came::kByExchange) remove_checkpoint(partial);
     remove_checkpoint(replaced);
   } catch (const std::exception& problem) {
-    log::warn(formatted("a replaced checkpoint could not be removed: {}", problem.what()));
+    log::warn(formatted("a replaced checkpoint could not be removed: {}", log::plain(problem)));
   }
 }
 
-void drop_partial(const Path& dir) noexcept {
+void drop_partial(const Partial& partial) noexcept {
   try {
-    remove_checkpoint(partial_of(dir));
+    remove_checkpoint(partial.path());
   } catch (const std::exception&) {  // the next save of this name retries
   }
 }
@@ -241,7 +297,9 @@ std::vector<Path> list(const Path& folder) {
   std::vector<Path> found;
   for (const auto& entry : std::filesystem::directory_iterator(folder, problem)) {
     const std::string name = entry.path().filename().string();
-    if (name == kLatest || name.ends_with(".partial") || name.ends_with(".deleted")) continue;
+    if (name == kLatest || has_suffix(name, kPartial) || name.ends_with(".deleted") ||
+        has_suffix(name, kDamaged))
+      continue;
     if (!entry.is_directory(problem) || !is_complete(entry.path())) continue;
     // A checkpoint that is being replaced counts only until its successor is complete.
     if (name.ends_with(".replaced") && is_complete(folder / name.substr(0, name.size() - 9)))
@@ -263,18 +321,22 @@ std::optional<Path> latest(const Path& folder) {
   if (auto named = linked(folder)) candidates.push_back(*named);
   std::optional<std::string> passed_over;
   for (auto dir = candidates.rbegin(); dir != candidates.rend(); ++dir) {
-    const std::string missing = missing_in(*dir);
+    const std::string missing = problem_in(*dir);
     if (missing.empty()) {
       if (passed_over) log::warn(formatted("{} Using {} instead.", *passed_over, *dir));
       return *dir;
     }
-    if (!passed_over) passed_over = formatted("{} is damaged ({}).", *dir, missing);
+    if (!passed_over) passed_over = formatted("{} is damaged: {}.", *dir, missing);
   }
   if (candidates.empty()) return std::nullopt;
   return candidates.back();  // loading it reports what is wrong
 }
 
 void keep_last(const Path& folder, int64_t count) {
+  keep_last(folder, count, {});
+}
+
+void keep_last(const Path& folder, int64_t count, const std::function<void()>& check) {
   if (count < 1)
     throw Error(formatted("keep_last({}): at least one checkpoint must stay.", count),
                 "pass 1 to keep only the newest checkpoint.");
@@ -290,15 +352,26 @@ void keep_last(const Path& folder, int64_t count) {
   int64_t whole = 0;  // damaged checkpoints don't count, so that `count` loadable ones stay
   for (const auto& dir : all) {
     const bool kept = whole < count;
-    if (missing_in(dir).empty()) ++whole;
+    if (problem_in(dir).empty()) ++whole;
     if (kept || (named && named->filename() == dir.filename())) continue;
     if (!contents_of(dir).foreign.empty()) continue;
     const Path away = with_suffix(dir, ".deleted");
+    check_owner(check);
     remove_checkpoint(away);
     files::rename(dir, away);
     condemned.push_back(away);
   }
   for (const auto& path : condemned) remove_checkpoint(path);
+}
+
+Path set_aside(const Path& dir) {
+  std::error_code problem;
+  Path aside = with_suffix(dir, kDamaged);
+  for (int number = 2; std::filesystem::exists(aside, problem); ++number)
+    aside = with_suffix(dir, formatted("{}.{}", kDamaged, number));
+  files::rename(dir, aside);
+  files::sync_directory(dir.parent_path());
+  return aside;
 }
 
 }  // namespace fsdp::checkpoint

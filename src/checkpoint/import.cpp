@@ -45,9 +45,10 @@ void write_parameter(Metadata& metadata, files::Output& out, Source& source, con
 void import_checkpoint(Source& source, const std::filesystem::path& dir,
                        const std::vector<Imported>& tensors, const Extra& extra,
                        const Advance& advance) {
-  const auto name = checked_name(dir);
-  begin_partial(name, /*newest=*/false);
-  const auto partial = partial_of(name);
+  // It isn't a step of the run in this folder, so `latest` doesn't move.
+  const Partial draft{.dir = checked_name(dir), .writer = new_writer(), .newest = false};
+  begin_partial(draft);
+  const auto partial = draft.path();
   try {
     Metadata metadata;
     Manifest manifest;
@@ -55,11 +56,12 @@ void import_checkpoint(Source& source, const std::filesystem::path& dir,
     write_extra(metadata, out, extra);
     for (const auto& tensor : tensors) write_parameter(metadata, out, source, tensor, advance);
     manifest.files[kFile] = out.close();
+    metadata.mark = mark_of(manifest);
     manifest.files[kMetadataName] = files::write_whole(partial / kMetadataName, encode(metadata));
     write_manifest(partial, manifest);
-    publish_partial(name, /*newest=*/false);  // it isn't a step of the run in this folder
+    publish_partial(draft);
   } catch (...) {
-    drop_partial(name);
+    drop_partial(draft);
     throw;
   }
 }

@@ -81,20 +81,25 @@ std::vector<int64_t> numbers(const pickle::Pickled& value, const Shown& shown) {
   return found;
 }
 
-// The distance from the first to the last element, inclusive; 0 if there are none. Fails on
-// overflow.
-int64_t span_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
-                const Shown& shown) {
-  int64_t span = 1;
+struct Extent {
+  int64_t count = 1;  // of elements
+  int64_t span = 1;   // the distance from the first to the last element, inclusive
+};
+
+// Fails on overflow.
+Extent extent_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                 const Shown& shown) {
+  Extent extent;
   for (int64_t size : sizes)
-    if (size == 0) return 0;
+    if (size == 0) return {0, 0};
   for (size_t d = 0; d < sizes.size(); ++d) {
     int64_t reach = 0;
     if (__builtin_mul_overflow(sizes[d] - 1, strides[d], &reach) ||
-        __builtin_add_overflow(span, reach, &span))
+        __builtin_add_overflow(extent.span, reach, &extent.span) ||
+        __builtin_mul_overflow(extent.count, sizes[d], &extent.count))
       shown.fail("has impossible sizes");
   }
-  return span;
+  return extent;
 }
 
 // Reads with all threads of this process, each a stretch of whole blocks.
@@ -197,9 +202,15 @@ StoredTensor find_tensor(const files::Input& file, const ItemPlace& place,
     shown.fail("has a different number of strides than sizes");
   const auto data = archive.need("data/" + storage[2]->text);
   const auto element = static_cast<int64_t>(c10::elementSize(*type));
-  const int64_t first = arguments[1]->integer, span = span_of(found.sizes, found.strides, shown);
-  const int64_t held = data.size / element;
-  if (first < 0 || first > held || span > held - first) shown.fail("is larger than its storage");
+  const int64_t first = arguments[1]->integer, held = data.size / element;
+  const Extent extent = extent_of(found.sizes, found.strides, shown);
+  if (first < 0 || first > held || extent.span > held - first)
+    shown.fail("is larger than its storage");
+  // torch.distributed.checkpoint copies such tensors before it saves them. Whoever reads one would
+  // need memory and disk space beyond any multiple of the file.
+  if (extent.count > held)
+    shown.fail(formatted("has {} elements in a storage of {}: its strides repeat them",
+                         extent.count, held));
   found.offset = data.offset + first * element;
   return found;
 }

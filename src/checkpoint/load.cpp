@@ -9,6 +9,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "checkpoint/files_needed.h"
 #include "checkpoint/mismatch.h"
 #include "checkpoint/same_model.h"
 #include "checkpoint/source.h"
@@ -226,6 +227,24 @@ void read_model(Source& source, const ShardedPlan& plan, shard::Engine& model,
 
 }  // namespace
 
+std::set<std::string> files_needed(const std::filesystem::path& dir, const Sharded& sharded,
+                                   const Optimizer* optimizer) {
+  const auto model = shard::model_of(sharded);
+  const auto engine = model->lock();
+  shard::Unseen unseen;
+  Source source(dir);
+  std::set<std::string> files;
+  source.only_note_files(&files);
+  make_plan(source, *engine, optimizer, {});
+  const std::string own = formatted("extra.rank{}.", model->world().rank());
+  for (const auto& [name, entry] : source.metadata().tensors)
+    if (name.starts_with(own))
+      for (const auto& chunk : entry.chunks) files.insert(chunk.place.file);
+  for (const auto& [name, place] : source.metadata().values)
+    if (name.starts_with(own)) files.insert(place.file);
+  return files;
+}
+
 Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer* optimizer,
             const LoadOptions& options) {
   const auto model = shard::model_of(sharded);
@@ -252,6 +271,9 @@ Loaded load(const std::filesystem::path& dir, const Sharded& sharded, Optimizer*
     loaded.per_rank = std::move(extras.rank);
   });
 
+  if (source->is_unchecked() && world.rank() == 0)
+    log::info(formatted(
+        "{} has no sums (Python writes none), so damage to its bytes would not be noticed.", place));
   shard::begin_load(*engine, "checkpoint::load");
   try {
     together(world, label + ": data", [&] { read_model(*source, plan, *engine, optimizer); });

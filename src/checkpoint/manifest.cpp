@@ -5,7 +5,7 @@
 
 #include "base/format.h"
 #include "checkpoint/files.h"
-#include "fsdp/error.h"
+#include "checkpoint/damaged.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -34,9 +34,9 @@ struct Reading {
   const std::string& where;
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(formatted("{}: {}.", where, what),
-                "the manifest is damaged; check the rest with `fsdp ckpt verify`, or load another "
-                "checkpoint.");
+    throw Damaged(formatted("{}: {}.", where, what),
+                  "the manifest is damaged; check the rest with `fsdp ckpt verify`, or load another "
+                  "checkpoint.");
   }
 
   FileSums file(const std::string& name, const Json& json) const {
@@ -107,6 +107,13 @@ Manifest decode_manifest(std::string_view text, const std::string& where) {
   for (const auto& [name, file] : json["files"].items())
     manifest.files.emplace(name, reading.file(name, file));
   return manifest;
+}
+
+std::string mark_of(const Manifest& manifest) {
+  Manifest others = manifest;
+  others.files.erase(kMetadataName);  // which has the mark
+  const std::string text = encode_manifest(others);
+  return kMarkPrefix + hex(block_sum(text.data(), text.size()));
 }
 
 std::optional<Manifest> read_manifest(const std::filesystem::path& dir) {

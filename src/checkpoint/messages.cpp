@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "checkpoint/damaged.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -55,18 +56,30 @@ std::vector<std::string_view> split(std::string_view text, size_t count,
 }  // namespace
 
 std::string Outcome::encode() const {
-  return failure ? join({"failed", failure->message(), failure->hint()}) : join({"done", result});
+  if (!failure) return join({"done", result});
+  return join({"failed", std::to_string(failure->code()), failure->message(), failure->hint()});
 }
 
 Outcome Outcome::decode(std::string_view text, const std::string& sender) {
   const auto fields = split(text, sender);
   if (fields.size() == 2 && fields[0] == "done") return {std::string(fields[1])};
-  if (fields.size() == 3 && fields[0] == "failed")
-    return {"", Error(std::string(fields[1]), std::string(fields[2]))};
+  if (fields.size() == 4 && fields[0] == "failed")
+    return {"", CodedError(static_cast<ExitCode>(number_in(fields[1], sender)),
+                           std::string(fields[2]), std::string(fields[3]))};
   refuse(sender, "it is neither a result nor a failure");
 }
 
+void Outcome::fail() const {
+  if (failure->code() == kExitDamaged) throw Damaged(failure->message(), failure->hint());
+  throw *failure;
+}
+
 void SaveReport::add(SaveReport other) {
+  for (const auto& [name, file] : other.manifest.files)
+    if (const auto known = manifest.files.find(name);
+        known != manifest.files.end() && known->second.sums != file.sums)
+      throw Error(formatted("the copies of {} on two hosts differ.", name),
+                  "replicas of the model must hold the same values, buffers included.");
   metadata.add(std::move(other.metadata));
   manifest.files.merge(other.manifest.files);
 }
@@ -87,7 +100,9 @@ std::string FirstPiece::encode() const {
 FirstPiece FirstPiece::decode(std::string_view text, const std::string& sender) {
   const auto fields = split(text, 2, sender);
   const FirstPiece first{number_in(fields[0], sender), std::string(fields[1])};
-  if (first.pieces == 0) refuse(sender, "it has no pieces");
+  constexpr size_t kMostPieces = 1 << 16;
+  if (first.pieces == 0 || first.pieces > kMostPieces)
+    refuse(sender, formatted("it has {} pieces", first.pieces));
   return first;
 }
 

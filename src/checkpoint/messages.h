@@ -7,16 +7,18 @@
 #include <string>
 #include <string_view>
 
+#include "base/exit_code.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/metadata.h"
-#include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
 
 // How an action ended on a rank.
 struct Outcome {
   std::string result;  // if it succeeded
-  std::optional<Error> failure = {};
+  std::optional<CodedError> failure = {};
+
+  [[noreturn]] void fail() const;  // throws the failure; a Damaged with kExitDamaged
 
   std::string encode() const;
   static Outcome decode(std::string_view text, const std::string& sender);

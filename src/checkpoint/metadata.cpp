@@ -4,6 +4,11 @@
 #include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
+namespace {
+
+constexpr int64_t kLargestMetadata = int64_t{4} << 30;  // bytes
+
+}  // namespace
 
 std::string Metadata::name(const KeyPath& path) {
   std::string joined;
@@ -37,10 +42,10 @@ void Metadata::add(Metadata other) {
   }
   values.merge(other.values);
   paths.merge(other.paths);
+  if (mark.empty()) mark = std::move(other.mark);
 }
 
 Metadata read_metadata(const std::filesystem::path& dir) {
-  constexpr int64_t kLargest = int64_t{4} << 30;
   const auto file = dir / kMetadataName;
   std::error_code problem;
   if (!std::filesystem::exists(dir, problem))
@@ -49,7 +54,13 @@ Metadata read_metadata(const std::filesystem::path& dir) {
     throw Error(
         formatted("{}: is missing, so {} isn't a complete checkpoint.", file, dir),
         "pass the folder of a checkpoint, such as \"step-100\", which holds a file .metadata.");
-  return decode(files::read_whole(file, kLargest), file.string());
+  return decode(files::read_whole(file, kLargestMetadata), file.string());
+}
+
+void check_metadata_size(const std::filesystem::path& file, int64_t bytes) {
+  if (bytes > kLargestMetadata)
+    throw Error(formatted("{}: has {} bytes; the limit is {}.", file, bytes, kLargestMetadata),
+                "the file is damaged; load another checkpoint.");
 }
 
 std::string shape_text(const std::vector<int64_t>& sizes) {

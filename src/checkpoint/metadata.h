@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "checkpoint/item.h"
+#include "checkpoint/manifest.h"
 #include "fsdp/shard_info.h"
 
 namespace fsdp::checkpoint {
-
-inline constexpr const char* kMetadataName = ".metadata";
 
 struct StoredChunk {  // a rectangle of a tensor
   Rectangle rectangle;
@@ -34,6 +33,9 @@ struct Metadata {
   std::map<std::string, TensorEntry> tensors;
   std::map<std::string, ItemPlace> values;  // plain Python values
   std::map<std::string, KeyPath> paths;
+  // mark_of() the manifest that belongs to the checkpoint; "": none does. It is in a field of
+  // Python's, save_id, so that nobody can lose the manifest without a trace.
+  std::string mark;
 
   // The keys joined by dots: the name of the entry everywhere else.
   static std::string name(const KeyPath& path);
@@ -48,6 +50,8 @@ std::string encode(const Metadata& metadata);
 Metadata decode(std::string_view bytes, const std::string& where);
 
 Metadata read_metadata(const std::filesystem::path& dir);
+// Throws Error if a `.metadata` of so many bytes is too large to be read.
+void check_metadata_size(const std::filesystem::path& file, int64_t bytes);
 
 std::string shape_text(const std::vector<int64_t>& sizes);  // "[4, 3]"
 

@@ -1,5 +1,6 @@
 // Metadata as a pickle and back: the classes of torch.distributed.checkpoint.metadata.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/format.h"
@@ -127,6 +128,20 @@ void put_place(pickle::Writer& writer, const std::string& name, const std::vecto
   });
 }
 
+// The id of a save, which DCP leaves to whoever writes.
+void put_mark(pickle::Writer& writer, const std::string& mark) {
+  put_object(writer, kModule, "StorageMeta", [&] {
+    writer.string("checkpoint_id");
+    writer.none();
+    writer.string("save_id");
+    writer.string(mark);
+    writer.string("load_id");
+    writer.none();
+    writer.string("modules");
+    writer.empty_list();
+  });
+}
+
 void put_path(pickle::Writer& writer, const KeyPath& path) {
   writer.mark();
   for (const auto& step : path) {
@@ -145,7 +160,15 @@ void put_path(pickle::Writer& writer, const KeyPath& path) {
 constexpr size_t kMostFields = 64;           // of an object
 constexpr size_t kMostChunkDimensions = 64;  // of a tensor
 constexpr size_t kLongestFile = 255;         // a name
+constexpr size_t kLongestName = 4096;        // of a tensor or value
 constexpr size_t kSmallestChunk = 32;        // bytes that a chunk and its place take in the file
+
+// What an error is about. Its text is only made for an error.
+struct About {
+  const char* what = "";
+  std::optional<std::string_view> name = {};
+  std::string text() const { return name ? formatted("{}\"{}\"", what, *name) : what; }
+};
 
 class Decoder {
  public:
@@ -156,11 +179,12 @@ class Decoder {
         root_(pickle::read(bytes, where, allowed_in_metadata)) {}
 
   Metadata run() {
-    const pickle::Pickled& root = state(*root_, kModule + ".Metadata", "the root object");
-    read_places(field(root, "storage_data", pickle::kDict, "the root object"));
-    read_entries(field(root, "state_dict_metadata", pickle::kDict, "the root object"));
+    const pickle::Pickled& root = state(*root_, kModule + ".Metadata", {"the root object"});
+    read_places(field(root, "storage_data", pickle::kDict, {"the root object"}));
+    read_entries(field(root, "state_dict_metadata", pickle::kDict, {"the root object"}));
     const pickle::Pickled* paths = root.find("planner_data");
     if (paths && paths->is(pickle::kDict)) read_paths(*paths);
+    read_mark(root.find("storage_meta"));
     return std::move(metadata_);
   }
 
@@ -172,35 +196,41 @@ class Decoder {
   }
 
   const pickle::Pickled& state(const pickle::Pickled& object, std::string_view name,
-                               std::string_view of) const {
+                               const About& of) const {
     if (!object.is(pickle::kObject) || object.text != name || !object.state)
-      fail(formatted("{} isn't a {}", of, name));
-    if (object.state->items.size() > 2 * kMostFields) fail(formatted("{} has too many fields", of));
+      fail(formatted("{} isn't a {}", of.text(), name));
+    if (object.state->items.size() > 2 * kMostFields)
+      fail(formatted("{} has too many fields", of.text()));
     return *object.state;
   }
 
   const pickle::Pickled& field(const pickle::Pickled& dict, const char* key,
-                               pickle::PickledKind kind, std::string_view of) const {
+                               pickle::PickledKind kind, const About& of) const {
     const pickle::Pickled* found = dict.find(key);
-    const std::string whose(of);
-    if (!found) fail(formatted("{} has no \"{}\"", whose, key));
+    if (!found) fail(formatted("{} has no \"{}\"", of.text(), key));
     if (!found->is(kind))
-      fail(formatted("{}: \"{}\" isn't of type {}", whose, key, pickle::name(kind)));
+      fail(formatted("{}: \"{}\" isn't of type {}", of.text(), key, pickle::name(kind)));
     return *found;
   }
 
-  std::vector<int64_t> size(const pickle::Pickled* value, const std::string& of) const {
+  const std::string& checked_name(const std::string& name) const {
+    if (name.size() > kLongestName)
+      fail(formatted("\"{}…\" is a name of {} bytes", name.substr(0, 40), name.size()));
+    return name;
+  }
+
+  std::vector<int64_t> size(const pickle::Pickled* value, const About& of) const {
     if (!value || !value->is(pickle::kObject) || value->text != "torch.Size" ||
         value->arguments().size() > 1)
-      fail(formatted("{} has no size", of));
+      fail(formatted("{} has no size", of.text()));
     std::vector<int64_t> sizes;
     if (value->arguments().empty()) return sizes;
-    if (!value->arguments()[0]->is(pickle::kTuple)) fail(formatted("{} has no size", of));
+    if (!value->arguments()[0]->is(pickle::kTuple)) fail(formatted("{} has no size", of.text()));
     if (value->arguments()[0]->items.size() > kMostChunkDimensions)
-      fail(formatted("{} has more than {} dimensions", of, kMostChunkDimensions));
+      fail(formatted("{} has more than {} dimensions", of.text(), kMostChunkDimensions));
     for (const auto& item : value->arguments()[0]->items) {
       if (!item->is(pickle::kInteger) || item->integer < 0)
-        fail(formatted("{} has a size below zero", of));
+        fail(formatted("{} has a size below zero", of.text()));
       sizes.push_back(item->integer);
     }
     return sizes;
@@ -209,27 +239,29 @@ class Decoder {
   void read_places(const pickle::Pickled& places) {
     for (size_t i = 0; i < places.items.size(); i += 2) {
       const pickle::Pickled& index =
-          state(*places.items[i], kModule + ".MetadataIndex", "a storage index");
-      const std::string& name = field(index, "fqn", pickle::kString, "a storage index").text;
+          state(*places.items[i], kModule + ".MetadataIndex", {"a storage index"});
+      const std::string& name =
+          checked_name(field(index, "fqn", pickle::kString, {"a storage index"}).text);
       const pickle::Pickled* offset = index.find("offset");
       const bool whole = !offset || offset->is(pickle::kNone);
-      Offsets offsets = whole ? Offsets{} : size(offset, "\"" + name + "\"");
+      Offsets offsets = whole ? Offsets{} : size(offset, {"", name});
       places_[{name, std::move(offsets)}] = place(*places.items[i + 1], name);
     }
   }
 
   ItemPlace place(const pickle::Pickled& value, const std::string& name) const {
-    const std::string of = "the place of \"" + name + "\"";
+    const About of{"the place of ", name};
     const pickle::Pickled& info = state(value, kFiles + "._StorageInfo", of);
     ItemPlace found{field(info, "relative_path", pickle::kString, of).text,
                     field(info, "offset", pickle::kInteger, of).integer,
                     field(info, "length", pickle::kInteger, of).integer};
     if (found.file.size() > kLongestFile)
-      fail(formatted("{} has a file name that is too long", of));
+      fail(formatted("{} has a file name that is too long", of.text()));
     if (found.file.empty() || found.file == "." || found.file == ".." ||
         found.file.find('/') != std::string::npos || found.file.find('\0') != std::string::npos)
-      fail(formatted("{} is the file \"{}\", which is outside of the checkpoint", of, found.file));
-    if (found.offset < 0 || found.length < 0) fail(formatted("{} is negative", of));
+      fail(formatted("{} is the file \"{}\", which is outside of the checkpoint", of.text(),
+                     found.file));
+    if (found.offset < 0 || found.length < 0) fail(formatted("{} is negative", of.text()));
     const pickle::Pickled* changed = info.find("transform_descriptors");
     if (changed && !changed->is(pickle::kNone) && !changed->items.empty())
       fail(formatted("\"{}\" is stored compressed or otherwise transformed", name));
@@ -239,7 +271,7 @@ class Decoder {
   void read_entries(const pickle::Pickled& entries) {
     for (size_t i = 0; i < entries.items.size(); i += 2) {
       if (!entries.items[i]->is(pickle::kString)) fail("a name isn't a string");
-      const std::string& name = entries.items[i]->text;
+      const std::string& name = checked_name(entries.items[i]->text);
       const pickle::Pickled& entry = *entries.items[i + 1];
       if (!entry.is(pickle::kObject)) fail(formatted("\"{}\" is of an unknown kind", name));
       if (entry.text == kModule + ".BytesStorageMetadata")
@@ -257,7 +289,7 @@ class Decoder {
   }
 
   TensorEntry tensor(const std::string& name, const pickle::Pickled& value) {
-    const std::string of = "\"" + name + "\"";
+    const About of{"", name};
     const pickle::Pickled& fields = state(value, kModule + ".TensorStorageMetadata", of);
     TensorEntry entry{dtype(field(fields, "properties", pickle::kObject, of), of),
                       size(fields.find("size"), of),
@@ -265,7 +297,7 @@ class Decoder {
     int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
     for (int64_t extent : entry.sizes)
       if (__builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes))
-        fail(formatted("{} is impossibly large", of));
+        fail(formatted("{} is impossibly large", of.text()));
     const pickle::Pickled& chunks = field(fields, "chunks", pickle::kList, of);
     if (chunks.items.size() > chunks_left_) fail("it has more chunks than its size allows");
     chunks_left_ -= chunks.items.size();
@@ -279,31 +311,32 @@ class Decoder {
     return entry;
   }
 
-  at::ScalarType dtype(const pickle::Pickled& properties, const std::string& of) const {
+  at::ScalarType dtype(const pickle::Pickled& properties, const About& of) const {
     const pickle::Pickled& fields = state(properties, kModule + ".TensorProperties", of);
     if (!fields.is(pickle::kTuple) || fields.items.empty() ||
         !fields.items[0]->is(pickle::kClass) || !fields.items[0]->text.starts_with("torch."))
-      fail(formatted("{} has no dtype", of));
+      fail(formatted("{} has no dtype", of.text()));
     const auto type = dtype_of(fields.items[0]->text.substr(6));
-    if (!type) fail(formatted("{} has no dtype", of));
+    if (!type) fail(formatted("{} has no dtype", of.text()));
     return *type;
   }
 
   void check_bounds(const Rectangle& rectangle, const std::vector<int64_t>& sizes,
-                    const std::string& of) const {
+                    const About& of) const {
     bool inside =
         rectangle.offsets.size() == sizes.size() && rectangle.sizes.size() == sizes.size();
     for (size_t d = 0; inside && d < sizes.size(); ++d)
       inside =
           rectangle.sizes[d] <= sizes[d] && rectangle.offsets[d] <= sizes[d] - rectangle.sizes[d];
     if (!inside)
-      fail(formatted("{} of shape {} has a part {} at {}", of, shape_text(sizes),
+      fail(formatted("{} of shape {} has a part {} at {}", of.text(), shape_text(sizes),
                      shape_text(rectangle.sizes), shape_text(rectangle.offsets)));
   }
 
   void read_paths(const pickle::Pickled& paths) {
     for (size_t i = 0; i < paths.items.size(); i += 2) {
       if (!paths.items[i]->is(pickle::kString) || !paths.items[i + 1]->is(pickle::kTuple)) continue;
+      checked_name(paths.items[i]->text);
       KeyPath path;
       for (const auto& step : paths.items[i + 1]->items) {
         // The steps of a path, joined, are its name, which is in the file.
@@ -314,6 +347,13 @@ class Decoder {
       }
       metadata_.paths[paths.items[i]->text] = std::move(path);
     }
+  }
+
+  void read_mark(const pickle::Pickled* meta) {
+    if (!meta || !meta->is(pickle::kObject) || !meta->state) return;
+    const pickle::Pickled* id = meta->state->find("save_id");
+    if (id && id->is(pickle::kString) && id->text.starts_with(kMarkPrefix))
+      metadata_.mark = id->text;
   }
 
   using Offsets = std::vector<int64_t>;
@@ -363,7 +403,10 @@ std::string encode(const Metadata& metadata) {
     for (const auto& [name, place] : metadata.values) put_place(writer, name, nullptr, 0, place);
     writer.set_all();
     writer.string("storage_meta");
-    writer.none();
+    if (metadata.mark.empty())
+      writer.none();
+    else
+      put_mark(writer, metadata.mark);
     writer.string("version");
     writer.string("1.0.0");
   });

@@ -36,6 +36,11 @@ inline int64_t capped_sum(int64_t a, int64_t b) {
   return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
 }
 
+inline int64_t capped_product(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
 inline Rectangle everything(const std::vector<int64_t>& sizes) {
   return {std::vector<int64_t>(sizes.size(), 0), sizes};
 }

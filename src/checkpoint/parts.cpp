@@ -28,10 +28,6 @@ std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::
   return parts;
 }
 
-Part whole(const at::Tensor& tensor) {
-  return {{std::vector<int64_t>(tensor.dim(), 0), tensor.sizes().vec()}, tensor.detach()};
-}
-
 std::vector<ShardedParameter> sharded_parameters(const shard::Engine& model) {
   std::vector<ShardedParameter> all;
   for (const auto& unit : shard::units_of(model))

@@ -25,7 +25,9 @@ struct Part {  // a rectangle of a tensor, in memory
 std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::Tensor& shard);
 
 // The whole of a tensor as one part.
-Part whole(const at::Tensor& tensor);
+inline Part whole(const at::Tensor& tensor) {
+  return {{std::vector<int64_t>(tensor.dim(), 0), tensor.sizes().vec()}, tensor.detach()};
+}
 
 struct ShardedParameter {
   shard::Flat* flat;

@@ -1,5 +1,6 @@
 // The reading half of pickle.h: a stack machine over the opcodes of protocols 2 to 5.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -90,6 +91,18 @@ class Machine {
     value->kind = kind;
     stack_.push_back(value);
     return value;
+  }
+  // None, True, False and (): one byte each in a pickle, so they share their memory.
+  bool push_shared(PickledKind kind, int64_t integer) {
+    Made& value = shared_[kind == kBoolean ? 1 + integer : kind == kTuple ? 3 : 0];
+    if (!value) {
+      value = std::make_shared<Pickled>();
+      value->kind = kind;
+      value->integer = integer;
+      value->closed = true;
+    }
+    stack_.push_back(value);
+    return true;
   }
   bool push_empty(PickledKind kind) { return push(kind) != nullptr; }
   bool push_integer(PickledKind kind, int64_t integer) {
@@ -238,17 +251,18 @@ class Machine {
   std::vector<Made> stack_;
   std::vector<size_t> marks_;
   std::unordered_map<uint64_t, Made> memo_;
+  std::array<Made, 4> shared_;  // see push_shared
 };
 
 // Pushes the value that an opcode stands for by itself. False: the opcode does something else.
 bool Machine::push_value(unsigned char opcode) {
   switch (opcode) {
     case 'N':
-      return push_integer(kNone, 0);
+      return push_shared(kNone, 0);
     case 0x88:
-      return push_integer(kBoolean, 1);
+      return push_shared(kBoolean, 1);
     case 0x89:
-      return push_integer(kBoolean, 0);
+      return push_shared(kBoolean, 0);
     case 'K':
       return push_integer(kInteger, static_cast<int64_t>(little(1)));
     case 'M':
@@ -273,7 +287,7 @@ bool Machine::push_value(unsigned char opcode) {
     case 0x8e:
       return push_text(kBytes, take(little(8)));
     case ')':
-      return push_empty(kTuple);
+      return push_shared(kTuple, 0);
     case ']':
       return push_empty(kList);
     case '}':

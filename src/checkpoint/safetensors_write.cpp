@@ -32,11 +32,18 @@ std::vector<std::vector<Copied>> shards_of(const Source& source, const std::vect
   return shards;
 }
 
+void check_amount_of(Source& source, const std::vector<Copied>& tensors) {
+  std::vector<std::string> names;
+  for (const auto& tensor : tensors) names.push_back(tensor.from);
+  check_amount(source, names);
+}
+
 }  // namespace
 
 void write_safetensors(Source& source, const std::filesystem::path& path,
                        std::vector<Copied> tensors, const SafeMetadata& metadata,
                        const Advance& advance) {
+  check_amount_of(source, tensors);
   std::stable_sort(tensors.begin(), tensors.end(), [](const Copied& a, const Copied& b) {
     return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
   });
@@ -61,6 +68,7 @@ void write_safetensors(Source& source, const std::filesystem::path& path,
 void write_safetensors_shards(Source& source, const std::filesystem::path& dir,
                               const std::vector<Copied>& tensors, int64_t most,
                               const SafeMetadata& metadata, const Advance& advance) {
+  check_amount_of(source, tensors);
   const int64_t total = bytes_of(source, tensors);
   const auto shards = shards_of(source, tensors, most);
   if (shards.size() == 1)

@@ -1,10 +1,13 @@
 // save and save_async: every rank writes its shards into a file of its own. Rank 0 also writes the
 // replicated tensors and the metadata, and publishes the checkpoint.
+#include <c10/core/StreamGuard.h>
+
 #include <algorithm>
 #include <chrono>
 #include <deque>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <thread>
 
 #include "base/format.h"
@@ -15,6 +18,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/messages.h"
 #include "checkpoint/same_model.h"
+#include "checkpoint/save_file.h"
 #include "checkpoint/save_plan.h"
 #include "checkpoint/staging.h"
 #include "checkpoint/together.h"
@@ -26,6 +30,7 @@
 #include "fsdp/out_of_memory.h"
 #include "shard/background.h"
 #include "shard/contents.h"
+#include "shard/device_stream.h"
 
 namespace fsdp::checkpoint {
 
@@ -36,74 +41,66 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Path = std::filesystem::path;
 
-std::string file_of(int rank) {
-  return formatted("__{}_0.distcp", rank);
-}
-
-// Passes on the bytes of a chunk. Chunks are read in the plan's order.
-using ReadChunk = std::function<void(const PlannedChunk& chunk,
-                                     const std::function<void(const void*, size_t)>& use)>;
-
-SaveReport write_file(const SavePlan& plan, const ReadChunk& read, const Path& folder, int rank) {
-  SaveReport report;
-  files::Output out(folder / file_of(rank), plan.bytes());
-  for (const auto& value : plan.values)
-    report.metadata.add_value(value.path, write_value(out, value.put));
-  for (const auto& chunk : plan.chunks) {
-    const ItemPlace place =
-        write_tensor(out, chunk.part.memory, [&](const auto& use) { read(chunk, use); });
-    for (const auto& name : chunk.paths)
-      report.metadata.add_chunk(name, chunk.part.memory.scalar_type(), chunk.sizes,
-                                {chunk.part.rectangle, place});
-  }
-  report.manifest.files[file_of(rank)] = out.close();
-  return report;
-}
-
-void delete_old_ones(const Path& folder, int64_t keep) {
+void delete_old_ones(const Path& folder, int64_t keep, const std::function<void()>& check) {
+  if (check) check();
   try {
-    keep_last(folder, keep);
+    keep_last(folder, keep, check);
   } catch (const std::exception& problem) {  // one checkpoint too many isn't an error
-    log::warn(formatted("an old checkpoint could not be removed: {}", problem.what()));
+    log::warn(formatted("an old checkpoint could not be removed: {}", log::plain(problem)));
   }
 }
+
+// The exchanges of a save, in its order.
+struct SaveExchanges {
+  Exchange commit;
+  Exchange spread, end;  // on each host
+};
 
 struct Save {
+  Save(World world_, const Path& dir, const SaveOptions& options)
+      : world(std::move(world_)),
+        name(std::filesystem::absolute(checked_name(dir))),
+        partial{name, options.owner.epoch, options.owner.check},
+        keep(options.keep_last),
+        on_each_host(options.on_each_host) {}
+
   World world;
-  Path name;  // of the checkpoint
+  Path name;        // of the checkpoint
+  Partial partial;  // its writer is rank 0's, known from begin() on
   int64_t keep = 0;
+  bool on_each_host = false;
 
   std::string label() const { return "the checkpoint " + name.filename().string(); }
+  // Whether this rank makes the folder and gives it its name.
+  bool publishes() const { return world.rank() == 0 || (on_each_host && world.local_rank() == 0); }
 
-  void begin() const {
-    together(world, label() + ": begin", [&] {
-      if (world.rank() == 0) begin_partial(name);
+  void begin() {
+    partial.writer = told_by_first(world, label() + ": begin", [&] {
+      if (world.rank() != 0) return std::string();
+      if (partial.writer.empty()) partial.writer = new_writer();
+      begin_partial(partial);
+      return partial.writer;
+    });
+    if (!on_each_host || world.size() == world.local_size()) return;
+    together(world, label() + ": begin on every host", [&] {
+      if (publishes() && world.rank() != 0) begin_partial(partial);
     });
   }
 
-  void finish(const SavePlan& plan, const ReadChunk& read, const Exchange& exchange) const {
-    const Path partial = partial_of(name);
-    const auto write = [&] {
-      const SaveReport report = write_file(plan, read, partial, world.rank());
-      files::sync_directory(partial);
-      return report.encode();
-    };
-    const auto publish = [&](const std::vector<std::string>& reports) {
-      SaveReport all;
-      for (size_t rank = 0; rank < reports.size(); ++rank)
-        all.add(SaveReport::decode(reports[rank], formatted("rank {}", rank)));
-      all.manifest.files[kMetadataName] =
-          files::write_whole(partial / kMetadataName, encode(all.metadata));
-      write_manifest(partial, all.manifest);
-      publish_partial(name);
-    };
+  void drop() const noexcept {
+    if (publishes()) drop_partial(partial);
+  }
+
+  void finish(const SavePlan& plan, const ReadChunk& read, const SaveExchanges& exchanges) const {
     try {
-      commit(world, exchange, label(), write, publish);
+      const Written written = write_and_publish(plan, read, exchanges.commit);
+      if (on_each_host && world.size() != world.local_size()) spread(written, exchanges);
     } catch (...) {
-      if (world.rank() == 0) drop_partial(name);
+      drop();
+      if (partial.check) partial.check();  // whoever took the folder is the reason
       throw;
     }
-    if (keep > 0 && world.rank() == 0) delete_old_ones(name.parent_path(), keep);
+    if (keep > 0 && world.rank() == 0) delete_old_ones(name.parent_path(), keep, partial.check);
   }
 
   // Writes the tensors as they are now.
@@ -112,7 +109,71 @@ struct Save {
     const ReadChunk read = [&](const PlannedChunk& chunk, const auto& use) {
       for_each_piece(reader.read(chunk), use);
     };
-    finish(plan, read, by_collectives(world));
+    finish(plan, read, exchanges());
+  }
+
+  // Not by collectives, whose timeout would end a save because one rank's disk is slower.
+  SaveExchanges exchanges() const {
+    const std::string exchange = formatted("save/{}", comm::next_number(world));
+    return {by_store(world, exchange), by_store(world, exchange + "/spread"),
+            by_store(world, exchange + "/end")};
+  }
+
+ private:
+  struct Written {  // on rank 0
+    std::string metadata, manifest;
+  };
+
+  Written write_and_publish(const SavePlan& plan, const ReadChunk& read,
+                            const Exchange& exchange) const {
+    Written written;
+    const Path folder = partial.path();
+    int64_t done = 0;
+    const ReadChunk reporting = [&](const PlannedChunk& chunk, const auto& use) {
+      read(chunk, [&](const void* bytes, size_t size) {
+        use(bytes, size);
+        done += static_cast<int64_t>(size);
+        if (exchange.progress) exchange.progress(done);
+      });
+    };
+    const auto write = [&] {
+      const SaveReport report = write_file(plan, reporting, folder, world.rank());
+      files::sync_directory(folder);
+      return report.encode();
+    };
+    const auto publish = [&](const std::vector<std::string>& reports) {
+      SaveReport all;
+      for (size_t rank = 0; rank < reports.size(); ++rank)
+        all.add(SaveReport::decode(reports[rank], formatted("rank {}", rank)));
+      all.metadata.mark = mark_of(all.manifest);
+      written.metadata = encode(all.metadata);
+      all.manifest.files[kMetadataName] =
+          files::write_whole(folder / kMetadataName, written.metadata);
+      written.manifest = encode_manifest(all.manifest);
+      files::write_whole(folder / kManifestName, written.manifest);
+      publish_partial(partial);
+    };
+    commit(world, exchange, label(), write, publish);
+    return written;
+  }
+
+  // To the hosts without rank 0. A host that gets lost meanwhile keeps an incomplete checkpoint,
+  // which doesn't count.
+  void spread(const Written& written, const SaveExchanges& exchanges) const {
+    const std::string cut = formatted("{}\n", written.metadata.size());
+    const std::string told =
+        exchanges.spread.from_first(label(), cut + written.metadata + written.manifest);
+    const auto publish = [&] {
+      if (!publishes() || world.rank() == 0) return std::string();
+      const size_t begin = told.find('\n') + 1, size = std::stoull(told);
+      const Path folder = partial.path();
+      files::write_whole(folder / kMetadataName, told.substr(begin, size));
+      files::write_whole(folder / kManifestName, told.substr(begin + size));
+      publish_partial(partial);
+      return std::string();
+    };
+    commit(world, exchanges.end, label() + " on every host", publish, [](const auto&) {});
+    exchanges.spread.forget();
   }
 };
 
@@ -122,7 +183,7 @@ struct Save {
 
 struct AsyncSave::Job {
   std::chrono::nanoseconds blocked{};
-  bool skipped = false;
+  bool skipped = false, may_fail = false;
   std::shared_ptr<Staging> staging;  // null: there was no copy
   Clock::time_point begun = Clock::now();
   Mutex mutex;
@@ -161,6 +222,8 @@ struct AsyncSave::Job {
   void wait() {
     {
       Lock lock(mutex);
+      // Ends: the worker waits for other ranks by the timeout (by_store), for the disk by its
+      // limit.
       ended.wait(lock, [&]() FSDP_REQUIRES(mutex) { return done; });
     }
     tell();
@@ -199,10 +262,11 @@ class Saver : public shard::Background {
   Saver(World world, at::Device device) : world_(std::move(world)), device_(device) {}
   ~Saver() override {
     if (pool_) pool_->stop_growing();
+    // Ends: it allocates one more piece at most.
     if (grower_.joinable()) grower_.join();
     join();
     for (const auto& job : unsettled_) {
-      if (!job->untold_failure()) continue;
+      if (job->may_fail || !job->untold_failure()) continue;
       try {
         job->tell();
       } catch (const std::exception& problem) {
@@ -227,7 +291,7 @@ class Saver : public shard::Background {
       const SaveStage all = largest(world_, "the previous save", mine);
       if (all == SaveStage::kWriting) return;
       unsettled_.pop_front();
-      if (all == SaveStage::kFailed) oldest->tell();
+      if (all == SaveStage::kFailed && !oldest->may_fail) oldest->tell();
     }
   }
 
@@ -247,30 +311,34 @@ class Saver : public shard::Background {
     return pool_;
   }
 
-  // Allocates the pool's memory in the background.
-  void grow_pool(int64_t bytes, int64_t limit) {
+  // Allocates the memory of saves in the background, on the device for the current stream.
+  void grow_pool(int64_t bytes, int64_t limit, at::Device device) {
     if (grower_.joinable()) return;
     pool(limit)->expect(bytes);
-    grower_ = std::thread([pool = pool_] {
+    const auto stream = shard::current_stream(device);
+    grower_ = std::thread([pool = pool_, stream, bytes] {
       try {
-        pool->grow();
+        std::optional<c10::StreamGuard> on;
+        if (shard::has_streams(stream.device())) on.emplace(stream);
+        pool->grow(/*device_bytes=*/bytes);
       } catch (const std::exception&) {  // the save reports it
       }
     });
   }
 
-  void start(std::shared_ptr<AsyncSave::Job> job, Save save, SavePlan plan, Exchange exchange) {
+  void start(std::shared_ptr<AsyncSave::Job> job, Save save, SavePlan plan,
+             SaveExchanges exchanges) {
     unsettled_.push_back(job);
     worker_ =
         std::thread([before = std::move(worker_), job = std::move(job), save = std::move(save),
-                     plan = std::move(plan), exchange = std::move(exchange)]() mutable {
-          if (before.joinable()) before.join();
+                     plan = std::move(plan), exchanges = std::move(exchanges)]() mutable {
+          if (before.joinable()) before.join();  // Ends: as this one
           std::exception_ptr error;
           try {
             const ReadChunk read = [&](const PlannedChunk& chunk, const auto& use) {
               job->staging->read(static_cast<int64_t>(chunk.part.memory.nbytes()), use);
             };
-            save.finish(plan, read, exchange);
+            save.finish(plan, read, exchanges);
           } catch (...) {
             error = std::current_exception();
           }
@@ -281,7 +349,7 @@ class Saver : public shard::Background {
 
  private:
   void join() {
-    if (worker_.joinable()) worker_.join();
+    if (worker_.joinable()) worker_.join();  // Ends: see Job::wait()
   }
 
   World world_;
@@ -304,7 +372,7 @@ std::shared_ptr<Saver> saver_of(shard::Engine& model) {
 void save(const std::filesystem::path& dir, const Sharded& sharded, const Optimizer* optimizer,
           const SaveOptions& options) {
   const auto model = shard::model_of(sharded);
-  const Save save{model->world(), std::filesystem::absolute(checked_name(dir)), options.keep_last};
+  Save save(model->world(), dir, options);
   const auto engine = model->lock();
   require_same_model(model, optimizer, "checkpoint::save");
   if (shard::background_of(*engine)) saver_of(*engine)->wait();
@@ -315,7 +383,7 @@ void save(const std::filesystem::path& dir, const Sharded& sharded, const Optimi
     together(save.world, save.label() + ": plan",
              [&] { plan = plan_save(*engine, optimizer, options); });
   } catch (...) {
-    if (save.world.rank() == 0) drop_partial(save.name);
+    save.drop();
     throw;
   }
   save.finish_now(plan);
@@ -328,7 +396,7 @@ PoolRoom prepare_async(const Sharded& sharded, const Optimizer* optimizer, int64
   shard::Unseen unseen;
   const auto saver = saver_of(*engine);
   const int64_t bytes = plan_save(*engine, optimizer, {}).bytes();
-  saver->grow_pool(bytes, pool);
+  saver->grow_pool(bytes, pool, model->device());
   return {bytes, saver->pool()->limit()};
 }
 
@@ -369,7 +437,7 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
                      const Optimizer* optimizer, const SaveOptions& options) {
   const auto begun = Clock::now();
   const auto model = shard::model_of(sharded);
-  const Save save{model->world(), std::filesystem::absolute(checked_name(dir)), options.keep_last};
+  Save save(model->world(), dir, options);
   const auto engine = model->lock();
   require_same_model(model, optimizer, "checkpoint::save");
   const auto saver = saver_of(*engine);
@@ -377,6 +445,7 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   shard::Unseen unseen;
   AsyncSave handle;
   handle.job_ = std::make_shared<AsyncSave::Job>();
+  handle.job_->may_fail = options.may_fail;
   SavePlan plan;
   const auto planned = [&] { plan = plan_save(*engine, optimizer, options); };
   together(save.world, save.label() + ": plan", planned);
@@ -392,14 +461,20 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
     together(save.world, save.label() + ": copy",
              [&] { staging = start_copy(*saver, plan, save, model->device()); });
     copied = !largest(save.world, save.label() + ": copied", !staging);
-    if (!copied && save.world.rank() == 0)
+    if (!copied && !options.may_fail && save.world.rank() == 0)
       log::warn(formatted(
           "{}: a host is out of memory for the copy of a background save, so training waits "
           "until the checkpoint is written (checkpoint.async = false always does).",
           save.name));
   } catch (...) {
-    if (save.world.rank() == 0) drop_partial(save.name);
+    save.drop();
     throw;
+  }
+  if (!copied && options.may_fail) {
+    save.drop();
+    handle.job_->skipped = true;
+    handle.job_->end(nullptr);
+    return handle;
   }
   if (!copied) {
     saver->wait();
@@ -409,8 +484,7 @@ AsyncSave save_async(const std::filesystem::path& dir, const Sharded& sharded,
   }
   handle.job_->staging = std::move(staging);
   handle.job_->blocked = Clock::now() - begun;
-  saver->start(handle.job_, save, std::move(plan),
-               by_store(save.world, formatted("save/{}", comm::next_number(save.world))));
+  saver->start(handle.job_, save, std::move(plan), save.exchanges());
   return handle;
 }
 

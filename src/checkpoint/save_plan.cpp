@@ -52,7 +52,7 @@ std::vector<FlatTensor> flat_states(const shard::Flat& flat, const Optimizer& op
 void plan_tensors(SavePlan& plan, shard::Engine& model) {
   Turns turns;
   const Optimizer* optimizer = plan.optimizer;
-  const bool first = shard::world_of(model).rank() == 0;
+  const bool first = plan.file == 0;
   const shard::Flat* counted = nullptr;
   std::vector<int64_t> steps;  // of the parameters of `counted`
   for (const auto& sharded : sharded_parameters(model)) {
@@ -67,7 +67,7 @@ void plan_tensors(SavePlan& plan, shard::Engine& model) {
       int64_t bytes = 0;
       for (const auto& part : parts) bytes += static_cast<int64_t>(part.memory.nbytes());
       const bool empty = flat.layout().numel(sharded.index) == 0 && flat.rank() == 0;
-      if (!turns.mine(sharded, bytes)) return;
+      if (!plan.is_copy && !turns.mine(sharded, bytes)) return;
       for (size_t i = 0; i < parts.size(); ++i)
         plan.chunks.push_back({paths, p.sizes, parts[i],
                                FlatSource{&flat, kind.state, sharded.index, i, kind.device}});
@@ -151,14 +151,37 @@ at::Tensor ChunkReader::read(const PlannedChunk& chunk) {
   return parts_of(*from.flat, from.parameter, all)[from.piece].memory;
 }
 
+// The ranks of a copy of the model if every host has whole copies, in the order of its ranks; else 0.
+static int ranks_of_a_copy(const shard::Engine& model) {
+  const World& world = shard::world_of(model);
+  int ranks = 0;
+  for (const auto& unit : shard::units_of(model)) {
+    const shard::Group& group = *unit->group;
+    if (group.replicate_size * group.shard_size != world.size()) return 0;
+    if (ranks != 0 && ranks != group.shard_size) return 0;
+    ranks = group.shard_size;
+    if (group.shard_rank != world.rank() % ranks) return 0;
+  }
+  const bool on_each = ranks > 0 && world.local_size() % ranks == 0;
+  return on_each && world.size() > world.local_size() ? ranks : 0;
+}
+
 SavePlan plan_save(shard::Engine& model, const Optimizer* optimizer, const SaveOptions& options) {
   SavePlan plan;
-  const int rank = shard::world_of(model).rank();
+  const World& world = shard::world_of(model);
+  const int rank = world.rank();
   plan.optimizer = optimizer;
+  plan.file = rank;
+  if (const int copy = options.on_each_host ? ranks_of_a_copy(model) : 0; copy > 0) {
+    plan.is_copy = true;
+    plan.file = rank % copy;
+    plan.writes = world.local_rank() < copy;
+    if (!plan.writes) return plan;
+  }
   plan_tensors(plan, model);
-  if (optimizer && rank == 0) plan.values = param_groups(*optimizer);
-  if (rank == 0) plan_extra(plan, options.extra, {"extra"});
-  plan_extra(plan, options.per_rank, {"extra", "rank" + std::to_string(rank)});
+  if (optimizer && plan.file == 0) plan.values = param_groups(*optimizer);
+  if (plan.file == 0) plan_extra(plan, options.extra, {"extra"});
+  if (!plan.is_copy) plan_extra(plan, options.per_rank, {"extra", "rank" + std::to_string(rank)});
   return plan;
 }
 

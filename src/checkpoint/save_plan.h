@@ -36,6 +36,11 @@ struct SavePlan {
   std::vector<PlannedChunk> chunks;  // those of a flat are adjacent
   std::vector<PlainValue> values;
   const Optimizer* optimizer = nullptr;
+  // The rank whose file it is. In a checkpoint on each host with whole copies of the model on
+  // several hosts, the first copy on a host writes the same files as the first of all, and others
+  // write none: each host then has all that a load needs.
+  int file = 0;
+  bool is_copy = false, writes = true;
 
   int64_t bytes() const;  // upper bound of the file's size
 };

@@ -1,10 +1,14 @@
 #include "checkpoint/save_pool.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include <algorithm>
 #include <chrono>
 
 #include "base/host_memory.h"
 #include "fsdp/out_of_memory.h"
+#include "shard/device_stream.h"
 #include "shard/pinned_memory.h"
 
 namespace fsdp::checkpoint {
@@ -13,6 +17,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kSlotsPerArea = 8;
+constexpr int64_t kKeptFree = int64_t{2} << 30;  // bytes of the device
+constexpr int64_t kDeviceArea = 64 << 20;        // bytes per allocation there
 constexpr int kPause = 4;  // grow() pauses this many times as long as it has worked
 
 int64_t slots_for(int64_t bytes) {
@@ -26,6 +32,17 @@ SavePool::SavePool(int64_t limit, at::Device device)
 
 int64_t SavePool::slots_held() const {
   return slots_ - static_cast<int64_t>(free_.size());
+}
+
+int64_t SavePool::room_on_device() const {
+  if (!shard::has_streams(device_)) return 0;
+  const auto [free, total] =
+      c10::getDeviceAllocator(device_.type())->getMemoryInfo(device_.index());
+  return std::max<int64_t>(static_cast<int64_t>(free) - kKeptFree, 0) + cached_on_device_;
+}
+
+void SavePool::took_on_device(int64_t bytes) {
+  cached_on_device_ = std::max<int64_t>(cached_on_device_, bytes);
 }
 
 bool SavePool::has_room(int64_t bytes) const {
@@ -65,14 +82,27 @@ bool SavePool::add_area() {
   return true;
 }
 
-void SavePool::grow() {
-  for (;;) {
+bool SavePool::pause_after(Clock::time_point begun) {
+  const auto pause = kPause * (Clock::now() - begun);
+  Lock lock(mutex_);
+  changed_.wait_for(lock, pause, [&]() FSDP_REQUIRES(mutex_) { return stop_growing_; });
+  return !stop_growing_;
+}
+
+void SavePool::grow(int64_t device_bytes) {
+  for (auto begun = Clock::now(); add_area(); begun = Clock::now())
+    if (!pause_after(begun)) return;
+  grow_on_device(device_bytes);
+}
+
+void SavePool::grow_on_device(int64_t bytes) {
+  std::vector<at::Tensor> held;  // freed together, so that each is new
+  for (int64_t at = 0; at < bytes; at += kDeviceArea) {
+    if (room_on_device() - at < kDeviceArea) return;
     const auto begun = Clock::now();
-    if (!add_area()) return;
-    const auto pause = kPause * (Clock::now() - begun);
-    Lock lock(mutex_);
-    changed_.wait_for(lock, pause, [&]() FSDP_REQUIRES(mutex_) { return stop_growing_; });
-    if (stop_growing_) return;
+    held.push_back(at::empty({kDeviceArea}, at::TensorOptions(at::kByte).device(device_)));
+    took_on_device(at + kDeviceArea);
+    if (!pause_after(begun)) return;
   }
 }
 
@@ -89,7 +119,7 @@ char* SavePool::take(const std::function<bool()>& given_up) {
       const auto ready = [&]() FSDP_REQUIRES(mutex_) {
         return !free_.empty() || slots_ < wanted_ || given_up();
       };
-      changed_.wait(lock, ready);
+      changed_.wait(lock, ready);  // Ends: the writer gives a slot back, or gives up
       if (!free_.empty()) {
         char* slot = free_.back();
         free_.pop_back();

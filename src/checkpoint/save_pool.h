@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -24,10 +26,16 @@ class SavePool {
   bool has_room(int64_t bytes) const;  // for a save of this size, beside those under way
   // A save of this size will follow: the pool may grow by that much, up to its limit.
   void expect(int64_t bytes);
-  // Allocates that much now, with pauses, so that the steps of a training run aren't held up. Ends
-  // early after stop_growing(), or if the host has no more memory.
-  void grow();
+  // Allocates that much now, with pauses, so that the steps of a training run aren't held up; the
+  // same on the device, in the cache of its allocator, if `device_bytes` are free there. Ends early
+  // after stop_growing(), or if there is no more memory.
+  void grow(int64_t device_bytes = 0);
   void stop_growing();
+
+  // Bytes that copies on the device may take: of its free memory, and what its allocator still has
+  // cached of earlier copies, unless others use it by now.
+  int64_t room_on_device() const;
+  void took_on_device(int64_t bytes);
 
   // A slot. Waits for one if the pool can't grow; null if `given_up` then is true.
   char* take(const std::function<bool()>& given_up);
@@ -35,11 +43,14 @@ class SavePool {
   void wake();  // whoever waits in take() looks at `given_up`
 
  private:
+  bool pause_after(std::chrono::steady_clock::time_point begun);  // false: stop growing
+  void grow_on_device(int64_t bytes);
   bool add_area();  // false: no more memory, or as large as it may be
   int64_t slots_held() const FSDP_REQUIRES(mutex_);
 
   const int64_t limit_;
   const at::Device device_;
+  std::atomic<int64_t> cached_on_device_ = 0;  // bytes: the most that copies took there
   mutable Mutex mutex_;
   Condition changed_;
   std::vector<at::Tensor> areas_ FSDP_GUARDED_BY(mutex_);  // several slots each

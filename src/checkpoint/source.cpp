@@ -1,26 +1,23 @@
 #include "checkpoint/source.h"
 
 #include <ATen/ops/empty.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cctype>
 
+#include "base/file_error.h"
 #include "base/format.h"
 #include "checkpoint/cover.h"
+#include "checkpoint/damaged.h"
 #include "checkpoint/hugging_face.h"
+#include "checkpoint/intact.h"
 #include "checkpoint/overlap.h"
-#include "fsdp/error.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
-// Raises the limit on open files: a checkpoint of a thousand ranks has a thousand files.
-void allow_many_files() {
-  struct rlimit limit {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
+int64_t bytes_of_part(const TensorEntry& entry, const std::vector<int64_t>& sizes) {
+  return capped_product(element_count(sizes), static_cast<int64_t>(c10::elementSize(entry.dtype)));
 }
 
 std::vector<int64_t> minus(std::vector<int64_t> a, const std::vector<int64_t>& b) {
@@ -31,7 +28,7 @@ std::vector<int64_t> minus(std::vector<int64_t> a, const std::vector<int64_t>& b
 }  // namespace
 
 Source::Source(const std::filesystem::path& dir) : dir_(dir) {
-  allow_many_files();
+  allow_many_files();  // a checkpoint of a thousand ranks has a thousand files
   if (is_hugging_face(dir)) {
     open_hugging_face();
     return;
@@ -40,13 +37,15 @@ Source::Source(const std::filesystem::path& dir) : dir_(dir) {
   std::error_code problem;
   if (!manifest_ || !std::filesystem::exists(dir / kMetadataName, problem)) {
     metadata_ = read_metadata(dir);
-    name_state_dict();
-    return;
+  } else {
+    const files::Input& held = file(kMetadataName);
+    check_metadata_size(held.path(), held.size());
+    std::string bytes(static_cast<size_t>(held.size()), '\0');
+    held.read(0, bytes.data(), bytes.size());
+    metadata_ = decode(bytes, held.path().string());
   }
-  const files::Input& held = file(kMetadataName);
-  std::string bytes(static_cast<size_t>(held.size()), '\0');
-  held.read(0, bytes.data(), bytes.size());
-  metadata_ = decode(bytes, held.path().string());
+  require_mark(dir, metadata_, manifest_ ? &*manifest_ : nullptr);
+  is_unchecked_ = !manifest_;
   name_state_dict();
 }
 
@@ -98,8 +97,8 @@ const files::Input& Source::file(const std::string& name) {
   if (manifest_) {
     const auto found = manifest_->files.find(name);
     if (found == manifest_->files.end())
-      throw Error(formatted("{}: is not in the checkpoint's manifest.", dir_ / name),
-                  "the files belong to different checkpoints; load another one.");
+      throw Damaged(formatted("{}: is not in the checkpoint's manifest.", dir_ / name),
+                    "the files belong to different checkpoints; load another one.");
     sums = &found->second;
   }
   file = std::make_unique<files::Input>(dir_ / name, sums);
@@ -114,11 +113,22 @@ void Source::check(const std::string& name, const Rectangle& wanted) {
                   "the checkpoint is damaged; load another one.");
   for (const auto& chunk : entry.chunks) {
     if (!overlap_of(wanted, chunk.rectangle)) continue;
+    if (noted_) {
+      noted_->insert(chunk.place.file);
+      continue;
+    }
     const auto& holds = file(chunk.place.file);
     if (chunk.place.length > holds.size() || chunk.place.offset > holds.size() - chunk.place.length)
-      throw Error(formatted("{}: has {} bytes, but \"{}\" needs {}.", holds.path(), holds.size(),
-                            name, chunk.place.offset + chunk.place.length),
-                  "the file was truncated or copied incompletely; load another checkpoint.");
+      throw Damaged(formatted("{}: has {} bytes, but \"{}\" needs {}.", holds.path(), holds.size(),
+                              name, chunk.place.offset + chunk.place.length),
+                    "the file was truncated or copied incompletely; load another checkpoint.");
+    // Memory is taken for the tensor before its elements are read.
+    const int64_t bytes = bytes_of_part(entry, chunk.rectangle.sizes);
+    if (bytes > chunk.place.length)
+      throw Damaged(
+          formatted("{}: \"{}\" needs {} bytes for its part {}, but {} are stored.", holds.path(),
+                    name, bytes, shape_text(chunk.rectangle.sizes), chunk.place.length),
+          "the checkpoint is damaged; load another one.");
   }
 }
 
@@ -153,7 +163,9 @@ void Source::read(const std::string& name, const Part& part) {
                 minus(both->offsets, chunk.rectangle.offsets), into, blocks_);
     } catch (const Error& problem) {  // names the file, perhaps not the tensor
       if (problem.message().find(name) != std::string::npos) throw;
-      throw Error(formatted("\"{}\" can't be read: {}", name, problem.message()), problem.hint());
+      const std::string text = formatted("\"{}\" can't be read: {}", name, problem.message());
+      if (dynamic_cast<const Damaged*>(&problem)) throw Damaged(text, problem.hint());
+      throw Error(text, problem.hint());
     }
   }
 }

@@ -29,10 +29,14 @@ class Source {
   const std::optional<Manifest>& manifest() const { return manifest_; }
   const TensorEntry* tensor(const std::string& name) const;  // null: none of that name
   bool is_state_dict() const { return is_state_dict_; }      // of a model and nothing else
+  bool is_unchecked() const { return is_unchecked_; }        // a checkpoint without sums
 
+  // From here on check() notes the files it would look into, which may be missing.
+  void only_note_files(std::set<std::string>* into) { noted_ = into; }
   // An Error unless the files that hold this rectangle exist, are long enough, and the tensor's
   // parts cover all of it.
   void check(const std::string& name, const Rectangle& wanted);
+  int64_t bytes_of_file(const std::string& name) { return file(name).size(); }
   // Fills the part's memory with its rectangle of the tensor.
   void read(const std::string& name, const Part& part);
   at::Tensor read_whole(const std::string& name);
@@ -52,10 +56,11 @@ class Source {
   std::filesystem::path dir_;
   std::optional<Manifest> manifest_;  // before the files, which point into it
   Metadata metadata_;
-  bool is_state_dict_ = false;
+  bool is_state_dict_ = false, is_unchecked_ = false;
   std::map<std::string, std::unique_ptr<files::Input>> files_;
   std::map<std::pair<std::string, int64_t>, StoredTensor> stored_;  // by file and offset
   std::set<std::string> covered_;  // names whose parts were checked
+  std::set<std::string>* noted_ = nullptr;
   HostBlocks blocks_;
 };
 

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -21,11 +20,11 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // of a tensor in a slot
-// Slots that are copied at a time. The device copies in the order of the calls, so the few bytes
-// that a training step reads back wait for all of them.
-constexpr size_t kInFlight = 4;
-constexpr int64_t kCopyPiece = 2 << 20;          // bytes per copy of one thread
-constexpr int64_t kKeptFree = int64_t{2} << 30;  // bytes of the device that copies there don't use
+// A step has hundreds of small copies of its own, and the device's copy engine takes all in the
+// order of the calls. So a save asks for little at a time.
+constexpr int64_t kDevicePiece = 1 << 20;  // bytes per copy off the device
+constexpr size_t kInFlight = 2;            // of these
+constexpr int64_t kCopyPiece = 2 << 20;    // bytes per copy of one thread
 
 int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -56,13 +55,6 @@ bool on_disk(const PlannedChunk& chunk) {
   return chunk.source && chunk.source->flat->host && chunk.source->flat->host->parked;
 }
 
-// What copies on the device may take of its free memory.
-int64_t free_on(at::Device device) {
-  if (!shard::has_streams(device)) return 0;
-  const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
-  return std::max<int64_t>(static_cast<int64_t>(free) - kKeptFree, 0);
-}
-
 struct Cancelled {};
 
 }  // namespace
@@ -72,7 +64,7 @@ Staging::Staging(std::shared_ptr<SavePool> pool, at::Device device)
 
 Staging::~Staging() {
   cancel();
-  if (copier_.joinable()) copier_.join();
+  if (copier_.joinable()) copier_.join();  // Ends: it sees that it is cancelled
   if (filling_.memory) pool_->give(filling_.memory);
   if (reading_.memory) pool_->give(reading_.memory);
   Lock lock(mutex_);
@@ -115,14 +107,20 @@ bool Staging::copy_on_device(Captured& captured, int64_t& room) {
   const int64_t bytes = captured.rest.defined() ? captured.rest.numel() * 4
                                                 : static_cast<int64_t>(captured.whole.nbytes());
   if (bytes > room) return false;
-  room -= bytes;
-  captured.whole = captured.rest.defined() ? captured.read() : captured.whole.clone();
+  try {
+    captured.whole = captured.rest.defined() ? captured.read() : captured.whole.clone();
+  } catch (const c10::OutOfMemoryError&) {  // others took it meanwhile
+    room = 0;
+    return false;
+  }
   captured.rest.reset();
+  room -= bytes;
+  copied_there_ += bytes;
   return true;
 }
 
 void Staging::capture(const SavePlan& plan) {
-  int64_t room = free_on(device_);
+  int64_t room = pool_->room_on_device();
   std::map<std::pair<const shard::Flat*, std::string>, std::shared_ptr<Captured>> known;
   for (const auto& chunk : plan.chunks) {
     const at::Tensor& part = chunk.part.memory;
@@ -145,6 +143,7 @@ void Staging::capture(const SavePlan& plan) {
     }
     items_.push_back({captured, part.storage_offset(), part.numel()});
   }
+  pool_->took_on_device(copied_there_);
 }
 
 // --- copying ---
@@ -198,20 +197,22 @@ void Staging::put(const at::Tensor& tensor) {
 void Staging::put_piece(const at::Tensor& bytes) {
   char* to = filling_.memory + filled_;
   if (bytes.is_cpu())
-    copy_on_host(to, static_cast<const char*>(bytes.const_data_ptr()), bytes.numel());
-  else
-    at::from_blob(to, {bytes.numel()}, at::kByte).copy_(bytes, /*non_blocking=*/true);
+    return copy_on_host(to, static_cast<const char*>(bytes.const_data_ptr()), bytes.numel());
+  for (int64_t at = 0; at < bytes.numel(); at += kDevicePiece) {
+    const int64_t count = std::min(bytes.numel() - at, kDevicePiece);
+    const at::Tensor piece = bytes.narrow(0, at, count);
+    at::from_blob(to + at, {count}, at::kByte).copy_(piece, /*non_blocking=*/true);
+    in_flight_.emplace_back().record(device_);
+    if (in_flight_.size() <= kInFlight) continue;
+    in_flight_.front().synchronize();
+    in_flight_.pop_front();
+  }
 }
 
 void Staging::pass_on_slot() {
   filling_.bytes = std::exchange(filled_, 0);
   filling_.copied = std::make_shared<shard::StreamEvent>();
   filling_.copied->record(device_);
-  in_flight_.push_back(filling_.copied);
-  if (in_flight_.size() > kInFlight) {
-    in_flight_.front()->synchronize();
-    in_flight_.pop_front();
-  }
   Lock lock(mutex_);
   slots_.push_back(std::exchange(filling_, {}));
   changed_.notify_all();
@@ -237,6 +238,7 @@ void Staging::await_copies() {
   const auto begun = std::chrono::steady_clock::now();
   {
     Lock lock(mutex_);
+    // Ends: the copier has copied, failed, or was cancelled by the writer.
     changed_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return done_; });
   }
   copied_.wait(device_);
@@ -249,6 +251,8 @@ Staging::Slot Staging::next_slot() {
   Slot slot;
   {
     Lock lock(mutex_);
+    // Ends: the copier waits for the device, whose collectives end by the timeout, and for our
+    // slots.
     changed_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return done_ || !slots_.empty(); });
     if (slots_.empty()) {
       if (error_) std::rethrow_exception(error_);

@@ -80,6 +80,7 @@ class Staging {
   int64_t bytes_ = 0;
   std::vector<Item> items_;
   bool awaited_ = false;  // something isn't copied on the device, so updates wait for the copies
+  int64_t copied_there_ = 0;  // bytes of copies on the device
   shard::StreamEvent begun_;  // what was enqueued before the save
   shard::SideStream stream_;
   std::thread copier_;
@@ -87,7 +88,7 @@ class Staging {
   // --- the copying thread ---
   Slot filling_;
   int64_t filled_ = 0;
-  std::deque<std::shared_ptr<shard::StreamEvent>> in_flight_;  // of the last slots
+  std::deque<shard::StreamEvent> in_flight_;  // behind the last copies off the device
 
   // --- the writing thread ---
   Slot reading_;

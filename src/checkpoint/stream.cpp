@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/format.h"
 #include "checkpoint/overlap.h"
@@ -112,6 +113,27 @@ std::vector<std::vector<std::string>> by_bytes(const Source& source,
     groups[found->second].push_back(name);
   }
   return groups;
+}
+
+void check_amount(Source& source, const std::vector<std::string>& names) {
+  int64_t wanted = 0, held = 0, most = -1;
+  std::string largest;
+  std::set<std::string> files;
+  for (const auto& group : by_bytes(source, names)) {
+    const TensorEntry& entry = source.metadata().tensors.at(group.front());
+    const int64_t bytes = bytes_of(source, Copied{group.front(), "", entry.dtype});
+    wanted = capped_sum(wanted, bytes);
+    if (bytes > most) most = bytes, largest = group.front();
+    for (const auto& chunk : entry.chunks)
+      if (files.insert(chunk.place.file).second)
+        held = capped_sum(held, source.bytes_of_file(chunk.place.file));
+  }
+  if (wanted > held)
+    throw Error(
+        formatted("{}: its tensors have {} bytes, but the files that hold them only {}; the "
+                  "largest is \"{}\".",
+                  source.dir(), wanted, held, largest),
+        "the checkpoint is damaged; load another one.");
 }
 
 at::ScalarType converted(at::ScalarType dtype, const std::optional<at::ScalarType>& wanted) {

@@ -46,6 +46,10 @@ void stream_bytes(Source& source, const Copied& tensor,
 std::vector<std::vector<std::string>> by_bytes(const Source& source,
                                                const std::vector<std::string>& names);
 
+// An Error if these tensors have more bytes than the files that hold them: a new file must not be
+// many times as large as the checkpoint because its tensors use the same bytes again and again.
+void check_amount(Source& source, const std::vector<std::string>& names);
+
 // The dtype after conversion: `wanted`, if set, for floating-point tensors; others keep theirs.
 at::ScalarType converted(at::ScalarType dtype, const std::optional<at::ScalarType>& wanted);
 

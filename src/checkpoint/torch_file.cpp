@@ -58,9 +58,11 @@ void place(Node& root, const KeyPath& path, const std::string& name, const std::
   at->leaf = name;
 }
 
-// Whether torch.load(weights_only=True) and our writer support the value; `budget` limits its size.
+// Whether torch.load(weights_only=True) and our writer support the value; `budget` limits its size:
+// one value may be in it many times.
 bool is_plain(const pickle::Pickled& value, int64_t& budget) {
-  if (--budget < 0) return false;
+  budget -= 1 + static_cast<int64_t>(value.text.size()) / 16;
+  if (budget < 0) return false;
   switch (value.kind) {
     case pickle::kNone:
     case pickle::kBoolean:
@@ -143,15 +145,18 @@ void put_node(pickle::Writer& writer, const Node& node, const std::map<std::stri
   writer.append_all();
 }
 
-// Values that are left out make gaps in lists. The check keeps an invalid index from making a list
-// of arbitrary length.
-void check_lists(const Node& node, size_t most, const std::string& where) {
+// Values that are left out make gaps in lists, `most` in all. The check keeps invalid indices from
+// making lists of arbitrary length.
+void check_lists(const Node& node, int64_t& most, const std::string& where) {
   for (const auto& [key, child] : node.keys) check_lists(child, most, where);
+  int64_t next = 0;
   for (const auto& [index, child] : node.items) {
-    if (index < 0 || static_cast<size_t>(index) >= most)
+    if (index < next || index - next > most)
       throw Error(
           formatted("{}: has an item {} in a list, but fewer values than that.", where, index),
           "the checkpoint is damaged; use another one.");
+    most -= index - next;
+    next = index + 1;
     check_lists(child, most, where);
   }
 }
@@ -169,6 +174,7 @@ TorchFile::TorchFile(Source& source, const TorchFileOptions& options) : source_(
     if (wanted(name)) names.push_back(name);
 
   std::map<std::string, Leaf> leaves;
+  check_amount(source, names);
   for (const auto& group : by_bytes(source, names)) {
     // Tied parameters share one storage. Only parameters are converted.
     const TensorEntry& entry = metadata.tensors.at(group.front());
@@ -189,7 +195,8 @@ TorchFile::TorchFile(Source& source, const TorchFileOptions& options) : source_(
 
   Node root;
   for (const auto& [name, leaf] : leaves) place(root, path_of(metadata, name), name, where);
-  check_lists(root, metadata.tensors.size() + metadata.values.size(), where);
+  auto gaps = static_cast<int64_t>(metadata.tensors.size() + metadata.values.size());
+  check_lists(root, gaps, where);
   const Node* top = &root;
   if (options.model_only && !source.is_state_dict()) {
     const auto model = root.keys.find("model");

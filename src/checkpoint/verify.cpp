@@ -12,9 +12,9 @@
 #include "base/format.h"
 #include "base/mutex.h"
 #include "checkpoint/cover.h"
+#include "checkpoint/damaged.h"
 #include "checkpoint/hugging_face.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/metadata.h"
+#include "checkpoint/intact.h"
 #include "checkpoint/overlap.h"
 #include "checkpoint/source.h"
 #include "checkpoint/zip.h"
@@ -37,7 +37,7 @@ void in_threads(size_t count, int threads, const std::function<void(size_t)>& ac
   std::vector<std::thread> others;
   for (int i = 1; i < threads && static_cast<size_t>(i) < count; ++i) others.emplace_back(work);
   work();
-  for (auto& other : others) other.join();
+  for (auto& other : others) other.join();  // Ends: with the files
 }
 
 // A message without its leading path and its full stop: a problem names its file separately.
@@ -120,6 +120,7 @@ class Verifier {
         add({kMetadataName, -1, -1, without(file, error.message()), {}});
       }
     }
+    check_mark();
     result_.tensors = static_cast<int64_t>(metadata_.tensors.size());
     using Key = std::tuple<std::string, int64_t, int64_t>;
     std::map<Key, StoredItem> items;
@@ -132,6 +133,16 @@ class Verifier {
       for (const auto& chunk : entry.chunks) use(chunk.place, {name, &entry, &chunk});
     for (const auto& [name, place] : metadata_.values) use(place, {name});
     for (auto& [key, item] : items) items_[item.place.file].push_back(std::move(item));
+  }
+
+  void check_mark() {
+    std::error_code problem;
+    if (!manifest_ && fs::exists(dir_ / kManifestName, problem)) return;  // it is already listed
+    try {
+      require_mark(dir_, metadata_, manifest_ ? &*manifest_ : nullptr);
+    } catch (const Damaged& error) {
+      add({kManifestName, -1, -1, without(dir_ / kManifestName, error.message()), {}});
+    }
   }
 
   void compare_lists() {

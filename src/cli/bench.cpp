@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "cli/commands.h"
@@ -33,7 +34,7 @@ int exec_bench(char** arguments) {
                          "./fsdp bench builds them; or: cmake --build DIR --target fsdp_bench.")
                  : Error(formatted("can't start {}: {}.", program, std::strerror(reason)),
                          "build it again: cmake --build DIR --target fsdp_bench."));
-  return 1;
+  return reason == ENOENT ? kExitNotFound : kExitCannotRun;
 }
 
 }  // namespace fsdp::cli

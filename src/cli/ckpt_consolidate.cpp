@@ -4,6 +4,7 @@
 #include <iostream>
 #include <map>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/table.h"
@@ -120,8 +121,9 @@ int run_consolidate(const ConsolidateFlags& flags) {
   const std::string ending = std::filesystem::path(flags.out).extension().string();
   const bool safetensors = ending == ".safetensors";
   if (!safetensors && ending != ".pt" && ending != ".pth" && ending != ".bin")
-    throw Error(formatted("the extension of \"{}\" doesn't name a file format.", flags.out),
-                "use .safetensors, or .pt for torch.load.");
+    throw CodedError(kExitUsage,
+                     formatted("the extension of \"{}\" doesn't name a file format.", flags.out),
+                     "use .safetensors, or .pt for torch.load.");
   CheckpointSource from = open_source(flags.where);
   const int64_t bytes =
       safetensors ? write_safetensors_file(flags, *from.source) : write_torch(flags, *from.source);

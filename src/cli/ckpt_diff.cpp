@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/table.h"
@@ -194,7 +195,7 @@ int run_diff(const DiffFlags& flags) {
   const bool equal = found.differences.empty();
   if (flags.json) {
     print_diff_json(found.differences);
-    return equal ? 0 : 1;
+    return equal ? kExitDone : kExitFailed;
   }
   std::cout << "A  " << visible(a.string()) << "\nB  " << visible(b.string()) << "\n";
   if (!equal) print_table(found.differences, flags.tensors);
@@ -225,12 +226,12 @@ void add_ckpt_diff(CLI::App& ckpt, Action& action) {
   command->add_flag("--tensors", flags->tensors, "One line per tensor; don't fold similar layers");
   command->add_flag("--json", flags->json, "One JSON object per difference");
   command->callback([flags, &action] {
-    action = [flags] {
+    action = [flags]() -> int {
       try {
         return run_diff(*flags);
       } catch (const std::exception& failure) {  // 1 means: different
         log::error(failure);
-        return 2;
+        return kExitUsage;
       }
     };
   });

@@ -1,12 +1,13 @@
 // fsdp ckpt inspect: what a checkpoint holds, without reading any tensor's values.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <regex>
 
+#include "base/exit_code.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "base/table.h"
 #include "base/terminal.h"
 #include "checkpoint/dtype.h"
@@ -48,8 +49,9 @@ class Filter {
     try {
       if (!text.empty()) pattern_ = std::regex(text, std::regex::ECMAScript | std::regex::optimize);
     } catch (const std::regex_error&) {
-      throw Error(formatted("--filter \"{}\" isn't a valid regular expression.", text),
-                  "plain text works, too; escape characters such as ( and [ with \\.");
+      throw CodedError(kExitUsage,
+                       formatted("--filter \"{}\" isn't a valid regular expression.", text),
+                       "plain text works, too; escape characters such as ( and [ with \\.");
     }
   }
   bool wants(const std::string& name) const {
@@ -71,8 +73,8 @@ const checkpoint::Value* plain(const Summary& summary, const std::string& name) 
 // The model's type ("llama"); empty if unknown.
 std::string model_type(const Summary& summary) {
   if (summary.hugging_face) {
-    std::ifstream file(summary.dir / "config.json");
-    const auto config = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+    const auto config = Json::parse(read_if_there(summary.dir / "config.json"), nullptr,
+                                    /*allow_exceptions=*/false);
     if (config.is_object() && config.contains("model_type") && config["model_type"].is_string())
       return config["model_type"].get<std::string>();
     return "";

@@ -3,8 +3,10 @@
 #include <iostream>
 #include <memory>
 
+#include "base/exit_code.h"
 #include "base/table.h"
 #include "base/terminal.h"
+#include "checkpoint/intact.h"
 #include "checkpoint/verify.h"
 #include "cli/ckpt.h"
 #include "cli/ckpt_show.h"
@@ -15,20 +17,22 @@ namespace {
 struct VerifyFlags {
   std::string dir;
   int threads = 0;
-  bool json = false;
+  bool json = false, restore = false;
 };
 
 constexpr const char* kVerifyNotes =
     "Examples:\n"
     "  fsdp ckpt verify runs/mine\n"
     "  fsdp ckpt verify runs/mine/checkpoints/step-100 --json | jq .problems\n"
+    "  fsdp ckpt verify runs/mine/checkpoints/step-100 --restore-manifest\n"
     "\n"
     "Every byte is read once and checked against the checksums of the manifest or, if Python "
     "wrote\n"
     "the checkpoint, against the CRC-32 of each record. Hugging Face files have no checksums: "
     "only\n"
     "their headers and sizes are checked.\n"
-    "Exit code: 0 intact, 1 damaged.";
+    "A manifest that was lost can be made again while all other bytes are as they were saved.\n"
+    "Exit code: 0 intact, 65 damaged.";
 
 // What the bytes were checked against.
 std::string method(checkpoint::ChecksumKind sums) {
@@ -74,6 +78,7 @@ void print(const checkpoint::Problem& problem) {
 
 int run_verify(const VerifyFlags& flags) {
   const auto dir = newest_at(flags.dir);
+  if (flags.restore) checkpoint::restore_manifest(dir);
   checkpoint::Verified found;
   {
     ByteProgress progress("verifying");
@@ -84,21 +89,21 @@ int run_verify(const VerifyFlags& flags) {
   const bool good = found.problems.empty();
   if (flags.json) {
     print_verify_json(dir.string(), found);
-    return good ? 0 : 1;
+    return good ? kExitDone : kExitDamaged;
   }
   std::cout << visible(dir.string()) << ": " << with_separators(found.tensors) << " tensors in "
             << with_separators(found.files) << (found.files == 1 ? " file, " : " files, ")
             << human_bytes(static_cast<double>(found.bytes)) << "\n";
   if (good) {
     std::cout << paint(STDOUT, "32", "good") << ": " << method(found.sums) << "\n";
-    return 0;
+    return kExitDone;
   }
   for (const auto& problem : found.problems) print(problem);
   const size_t count = found.problems.size();
   std::cout << paint(STDOUT, "31", "damaged") << ": " << count
             << (count == 1 ? " problem" : " problems")
             << "\n  HINT: copy the files again if this is a copy, or load another checkpoint.\n";
-  return 1;
+  return kExitDamaged;
 }
 
 }  // namespace
@@ -118,6 +123,8 @@ void add_ckpt_verify(CLI::App& ckpt, Action& action) {
       ->type_name("N")
       ->capture_default_str();
   command->add_flag("--json", flags->json, "One JSON object");
+  command->add_flag("--restore-manifest", flags->restore,
+                    "First make a lost .manifest.json again, if the files are as saved");
   command->callback([flags, &action] { action = [flags] { return run_verify(*flags); }; });
 }
 

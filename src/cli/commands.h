@@ -21,6 +21,7 @@ void add_report(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);
 void add_run(CLI::App& app, Action& action);
+void add_hang(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
 
 // bench is a separate program: fsdp only lists it, and replaces itself with it.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <iostream>
 
+#include "base/exit_code.h"
 #include "base/format.h"
-#include "base/subprocess.h"
 #include "cli/commands.h"
 #include "cli/explain.h"
 #include "cli/flags.h"
@@ -19,21 +19,14 @@ int run_worker(const ExplainOptions& options) {
   return 0;
 }
 
-int run_parent(const ExplainOptions& options) {
+int run_parent(ExplainOptions options) {
   if (options.strategy == "HYBRID_SHARD" && (options.ranks < 4 || options.ranks % 2 != 0))
-    throw Error("HYBRID_SHARD keeps two copies of the model, each sharded over at least two ranks.",
-                "give --ranks 4, 6 or 8.");
-  std::vector<std::string> program = {own_binary(), "explain", "--worker"};
-  auto flag = [&](const char* name, const std::string& value) {
-    program.push_back(name);
-    program.push_back(value);
-  };
-  flag("--strategy", options.strategy);
-  flag("--prefetch", std::to_string(options.prefetch));
-  flag("--model", options.model);
-  flag("--blocks", std::to_string(options.blocks));
-  if (options.shared) program.push_back("--shared");
-  std::vector<Json> accounts = run_ranks({options.ranks, 1, program, "explain"});
+    throw CodedError(
+        kExitUsage,
+        "HYBRID_SHARD keeps two copies of the model, each sharded over at least two ranks.",
+        "give --ranks 4, 6 or 8.");
+  std::vector<Json> accounts =
+      run_ranks({options.ranks, 1, rank_program("explain", options), "explain"});
   std::sort(accounts.begin(), accounts.end(), [](const Json& a, const Json& b) {
     return a["rank"].get<int>() < b["rank"].get<int>();
   });
@@ -76,10 +69,7 @@ void add_explain(CLI::App& app, Action& action) {
   flags.flag("--brief", options->brief, "Numbers only, no explanations");
   flags.flag("--json", options->json, "The measurements, one JSON object per rank");
   flags.any("--html", options->html, "Write the step as a page for a browser instead", "FILE");
-  flags.command.add_flag("--worker", options->worker, "")->group("");  // a rank of the above
-  flags.command.callback([options, &action] {
-    action = [options] { return options->worker ? run_worker(*options) : run_parent(*options); };
-  });
+  flags.runs<ExplainOptions>(action, options, run_parent, run_worker);
 }
 
 }  // namespace fsdp::cli

@@ -18,9 +18,11 @@ struct ExplainOptions {
   std::string model = "mlp";  // or llama-tiny
   int blocks = 5;
   bool shared = false;  // gathers through shared host memory
-  bool brief = false, json = false, worker = false;
+  bool brief = false, json = false;
   std::string html;  // file for a page; "": none
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(ExplainOptions, strategy, prefetch, model, blocks,
+                                                shared)
 
 // Takes three steps with the other ranks of this process's world. The account has everything that
 // is explained: units and their layout, memory, events with microseconds and bytes, traffic.

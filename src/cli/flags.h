@@ -3,9 +3,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <type_traits>
 #include <vector>
+
+#include "cli/commands.h"
 
 namespace fsdp::cli {
 
@@ -42,6 +47,25 @@ struct Flags {
   CLI::Option* choice(const char* name, Value& value, const std::vector<std::string>& choices,
                       const char* help) {
     return any(name, value, help)->check(CLI::IsMember(choices))->delimiter(',');
+  }
+
+  // What the command does with the flags that were given.
+  template <typename Given>
+  void runs(Action& action, const std::shared_ptr<Given>& given, int (*work)(Given)) {
+    command.callback([=, &action] { action = [=] { return work(*given); }; });
+  }
+  // The same for a command that starts ranks of itself by rank_program (ranks.h). A rank runs
+  // `rank` with its row.
+  template <typename Row, typename Given>
+  void runs(Action& action, const std::shared_ptr<Given>& given, int (*parent)(Given),
+            const std::function<int(const Row&)>& rank) {
+    auto row = std::make_shared<std::string>();
+    command.add_option("--worker", *row, "")->group("");
+    command.callback([=, &action] {
+      action = [=] {
+        return row->empty() ? parent(*given) : rank(nlohmann::json::parse(*row).get<Row>());
+      };
+    });
   }
 };
 

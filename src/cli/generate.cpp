@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
@@ -106,7 +107,7 @@ std::string prompt_of(const GenerateFlags& flags) {
 }
 
 int run_generate(const GenerateFlags& flags) {
-  train::check(flags.sample);
+  checking_usage([&] { train::check(flags.sample); });
   Writer writer =
       checkpoint::is_hugging_face(flags.where) ? from_hugging_face(flags) : from_run(flags);
   const auto& tokenizer = writer.tokenizer;

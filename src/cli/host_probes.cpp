@@ -13,16 +13,15 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <set>
-#include <sstream>
 
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/hidden_sve.h"
 #include "base/host_memory.h"
+#include "base/regular_file.h"
 #include "base/table.h"
 #include "cli/probes.h"
 #include "comm/launch_environment.h"
@@ -41,11 +40,6 @@ namespace fs = std::filesystem;
 
 constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
 
-std::string contents(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 rlim_t limit_of(int resource) {
   rlimit limit{};
   return getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) == 0 ? limit.rlim_cur
@@ -63,7 +57,7 @@ class Bystander {
   ~Bystander() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
+    waitpid(pid_, nullptr, 0);  // Ends: it was killed
   }
   pid_t pid() const { return pid_; }
 
@@ -98,7 +92,7 @@ Finding probe_cores() {
   int hardware = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), affinity = hardware;
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof mask, &mask) == 0) affinity = CPU_COUNT(&mask);
-  int quota = launch::quota_cores("/sys/fs/cgroup", contents("/proc/self/cgroup"));
+  int quota = launch::quota_cores("/sys/fs/cgroup", read_if_there("/proc/self/cgroup"));
   int usable = launch::available_cores();
   Finding finding{
       formatted("{} online, {} by affinity, {}", hardware, affinity,
@@ -211,7 +205,7 @@ Finding probe_limits() {
 
 Finding probe_huge_pages() {
   constexpr const char* kFile = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-  std::string choices = contents(kFile);  // "always within_size advise [never] deny force"
+  std::string choices = read_if_there(kFile);  // "always within_size advise [never] deny force"
   size_t open = choices.find('['), close = choices.find(']');
   if (open == std::string::npos || close == std::string::npos || close < open)
     return {"this kernel has none for shared memory"};

@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   fsdp::cli::add_explain(app, action);
   fsdp::cli::add_run(app, action);
   fsdp::cli::list_bench(app);
+  fsdp::cli::add_hang(app, action);
   fsdp::cli::add_doctor(app, action);
   return fsdp::cli::run_command(app, action, argc, argv);
 }

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/table.h"
 #include "cli/commands.h"
@@ -46,7 +47,8 @@ void add_short_flags(PlanFlags& flags) {
   for (const std::string& one : flags.set) {
     size_t equals = one.find('=');
     if (equals == std::string::npos)
-      throw Error(formatted("--set {} has no value.", one), "write --set key=value.");
+      throw CodedError(kExitUsage, formatted("--set {} has no value.", one),
+                       "write --set key=value.");
     given.emplace_back(one.substr(0, equals), one.substr(equals + 1));
   }
   if (!flags.recompute.empty()) given.emplace_back("activations.mode", flags.recompute);
@@ -142,7 +144,7 @@ int run_plan(PlanFlags flags) {
   add_short_flags(flags);
   std::vector<int> worlds = worlds_of(flags.world);
   Gpu gpu = fsdp::gpu(flags.gpu);
-  train::Config config = train::resolve(flags.line).config;
+  train::Config config = checking_usage([&] { return train::resolve(flags.line).config; });
   for (int world : worlds) train::check_choices(config, world);
   return worlds.size() == 1 ? plan_world(flags, config, gpu, worlds.front())
                             : plan_worlds(flags, config, gpu, worlds);

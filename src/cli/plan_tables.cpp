@@ -7,6 +7,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
@@ -19,8 +20,9 @@ namespace {
 constexpr int kMostRanks = 65536;
 
 [[noreturn]] void refuse(const std::string& text, const std::string& why) {
-  throw Error(formatted("--world {}: {}", text, why),
-              "give a number of ranks (8), a list (8,16,24), or a range that doubles (8..1024).");
+  throw CodedError(
+      kExitUsage, formatted("--world {}: {}", text, why),
+      "give a number of ranks (8), a list (8,16,24), or a range that doubles (8..1024).");
 }
 
 int ranks_of(const std::string& part, const std::string& text) {

@@ -22,6 +22,7 @@ struct Finding {
 };
 
 // What is installed (software_probes.cpp).
+std::string versions();  // of this build, its compiler and LibTorch
 Finding probe_fsdp();
 Finding probe_compiler();
 Finding probe_libtorch();

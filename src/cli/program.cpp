@@ -5,8 +5,10 @@
 #include <iostream>
 #include <string_view>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "base/subprocess.h"
 #include "base/terminal.h"
 #include "fsdp/error.h"
@@ -48,24 +50,24 @@ int run_command(CLI::App& app, const Action& action, int argc, char** argv) {
     refuse_unknown_command(app, argc, argv);
   } catch (const Error& problem) {
     log::error(problem);
-    return 2;
+    return kExitUsage;
   }
   try {
-    app.parse(argc, argv);
+    checking_usage([&] { app.parse(argc, argv); });
     return action();
   } catch (const CLI::ParseError& problem) {
     if (problem.get_exit_code() == 0) return app.exit(problem);  // --help, --version
-    std::cerr << "fsdp: " << paint(STDERR, "31", "error") << ": " << problem.what()
+    std::cerr << "fsdp: " << paint(STDERR, "31", "error") << ": " << printable(problem.what())
               << "\n  HINT: " << app.get_name();
     for (auto* command : app.get_subcommands()) {
       std::cerr << " " << command->get_name();
       for (auto* inner : command->get_subcommands()) std::cerr << " " << inner->get_name();
     }
     std::cerr << " --help lists its options.\n";
-    return 2;
+    return kExitUsage;
   } catch (const std::exception& failure) {
     log::error(failure);
-    return 1;
+    return exit_code(failure);
   }
 }
 

@@ -8,8 +8,8 @@
 
 namespace fsdp::cli {
 
-// Parses the arguments and runs the chosen command. Returns the exit code: 2 for a command line
-// that can't be parsed, 1 for a command that failed; both print one error and a hint to stderr.
+// Parses the arguments and runs the chosen command. Returns the exit code (base/exit_code.h). A
+// command line that can't be parsed and a command that failed print one error and a hint to stderr.
 // Without arguments, or with "help", prints the help.
 int run_command(CLI::App& app, const Action& action, int argc, char** argv);
 

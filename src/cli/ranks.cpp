@@ -4,12 +4,17 @@
 
 #include <iostream>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/subprocess.h"
 #include "cli/program.h"
 #include "fsdp/error.h"
 
 namespace fsdp::cli {
+
+std::vector<std::string> rank_program(const char* command, const nlohmann::json& row) {
+  return {own_binary(), command, "--worker", row.dump()};
+}
 
 std::vector<Json> run_ranks(const Ranks& ranks) {
   std::vector<std::string> words = ranks.launcher;
@@ -32,8 +37,9 @@ std::vector<Json> run_ranks(const Ranks& ranks) {
   if (finished.code == 124 && ranks.limit_s > 0)
     throw Error(formatted("{} took more than {} s.", ranks.what, ranks.limit_s), "raise --limit.");
   if (finished.code != 0)
-    throw Error(formatted("the ranks of {} exited with code {}.", ranks.what, finished.code),
-                "their own errors are above.");
+    throw CodedError(static_cast<ExitCode>(finished.code),
+                     formatted("the ranks of {} exited with code {}.", ranks.what, finished.code),
+                     "their own errors are above.");
   if (lines.empty())
     throw Error(formatted("the ranks of {} printed no result.", ranks.what),
                 "their own errors are above.");

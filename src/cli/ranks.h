@@ -19,6 +19,9 @@ struct Ranks {
   std::vector<std::string> launcher = {};  // its words come before the program's; empty: fsdp run
 };
 
+// The program of a rank of this binary's `command`. The rank gets `row` as JSON (Flags::runs).
+std::vector<std::string> rank_program(const char* command, const nlohmann::json& row);
+
 // Runs the ranks to completion and returns the JSON objects they printed. Throws an Error if they
 // fail, exceed the time limit or print none.
 std::vector<Json> run_ranks(const Ranks& ranks);

@@ -1,10 +1,8 @@
 // fsdp report: one HTML file about a run, or about several on top of each other.
 #include <CLI/CLI.hpp>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
-#include <sstream>
 
 #include "base/format.h"
 #include "base/table.h"
@@ -51,12 +49,8 @@ std::string holds(const fs::path& checkpoint) {
 }
 
 train::Config config_of(const fs::path& file) {
-  std::ifstream in(file);
-  std::stringstream text;
-  text << in.rdbuf();
-  if (!in) throw Error(formatted("can't read {}.", file), "check its permissions.");
   train::Config config;
-  train::apply_toml(config, text.str(), file.string());
+  train::apply_toml(config, train::read_config_file(file), file.string());
   return config;
 }
 

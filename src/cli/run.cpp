@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <memory>
 
+#include "base/exit_code.h"
 #include "base/format.h"
+#include "base/secret.h"
 #include "cli/commands.h"
 #include "fsdp/error.h"
 #include "launch/launcher.h"
@@ -31,16 +33,18 @@ When a rank fails, the launcher stops the others (SIGTERM, then SIGKILL after --
 rank's last lines and returns its exit code (128 + signal if a signal killed it). Processes that
 ranks leave in their process groups are killed at the end. Rank 0 reads stdin unless it is a
 terminal.
-SIGTERM, SIGINT or SIGHUP to the launcher stops the ranks in the same way. If ranks have to be
-killed, a report says where each one was. A second signal kills at once. The exit code is 0 if every
-rank exits with 0, else 128 + signal.
+SIGTERM, SIGINT, SIGHUP or SIGUSR1 to the launcher stops the ranks in the same way: ranks get the
+signal itself (SIGTERM for SIGHUP). If ranks have to be killed, a report says where each one was. A
+second signal kills at once; SIGUSR1, which batch systems send ahead of a time limit, doesn't count.
+The exit code is 0 if every rank exits with 0, else 128 + signal; docs/commands.md has the table.
 With several nodes, launchers meet on the port after the master's (--control-port): open both
-ports.)";
+ports, and give every node the same secret (--secret-file), or anyone who reaches them can join.)";
 
 struct RunFlags {
   std::string nproc = "1", nnodes = "1", node_rank = "0";
   std::string master, master_addr, master_port, control_port;
   std::string prefix = "auto";
+  std::string secret_file;
   std::string program;  // always empty: see add_run
   bool standalone = false, no_prefix = false, module = false, no_python = false;
   launch::Options options;
@@ -58,17 +62,20 @@ std::vector<std::string> program_of(const CLI::App& run) {
 }
 
 int parse_node_rank(const std::string& text) {
+  if (text == "spare") return launch::kSpareNode;
   char* end = nullptr;
   long value = std::strtol(text.c_str(), &end, 10);
   if (text.empty() || *end || value < 0 || value > 65535)
     throw Error(formatted("--node-rank \"{}\" isn't a node's number.", text),
-                "nodes are numbered from 0.");
+                "nodes are numbered from 0; spare takes the place of one that is lost.");
   return static_cast<int>(value);
 }
 
 launch::Options options_of(const RunFlags& flags, std::vector<std::string> program) {
   launch::Options options = flags.options;
-  options.nnodes = launch::parse_nnodes(flags.nnodes);
+  const launch::NodeCount nodes = launch::parse_nnodes(flags.nnodes);
+  options.nnodes = nodes.most;
+  options.least_nodes = nodes.least;
   options.node_rank = parse_node_rank(flags.node_rank);
   bool has_parts = !flags.master_addr.empty() || !flags.master_port.empty();
   if (flags.standalone && (options.nnodes > 1 || !flags.master.empty())) {
@@ -96,6 +103,10 @@ launch::Options options_of(const RunFlags& flags, std::vector<std::string> progr
   options.command = launch::command_for(std::move(program), flags.module, flags.no_python);
   options.nproc = launch::parse_nproc(flags.nproc);
   launch::complete(options);
+  options.secret = flags.secret_file.empty()
+                       ? secret::of_environment()
+                       : secret::from_file(flags.secret_file, "--secret-file");
+  if (options.secret.empty() && options.nnodes == 1) options.secret = secret::random();
   return options;
 }
 
@@ -151,11 +162,14 @@ void add_ranks(CLI::App* run, const std::shared_ptr<RunFlags>& flags) {
 
 void add_nodes(CLI::App* run, const std::shared_ptr<RunFlags>& flags) {
   const char* nodes = "Several nodes";
-  run->add_option("--nnodes", flags->nnodes, "Number of nodes")
+  run->add_option("--nnodes", flags->nnodes,
+                  "Number of nodes, or LEAST:MOST: the run goes on with LEAST if others are lost and "
+                  "don't come back within --rendezvous-timeout")
       ->type_name("M")
       ->capture_default_str()
       ->group(nodes);
-  run->add_option("--node-rank,--node_rank", flags->node_rank, "This node's number, starting at 0")
+  run->add_option("--node-rank,--node_rank", flags->node_rank, 
+                  "This node's number, starting at 0; spare: waits until another one is lost")
       ->type_name("K")
       ->capture_default_str()
       ->group(nodes);
@@ -179,6 +193,12 @@ void add_nodes(CLI::App* run, const std::shared_ptr<RunFlags>& flags) {
       ->check(CLI::Validator(is_duration, ""))
       ->capture_default_str()
       ->group(nodes);
+  run->add_option("--secret-file", flags->secret_file,
+                  "File with the run's secret, by which launchers and ranks know each other: the "
+                  "same on every node, open to you alone; default: FSDP_SECRET, else "
+                  "FSDP_SECRET_FILE")
+      ->type_name("FILE")
+      ->group(nodes);
   run->add_flag("--standalone", flags->standalone, "One node on a free port (the default)")
       ->group(nodes);
 }
@@ -194,7 +214,9 @@ void add_run(CLI::App& app, Action& action) {
   add_nodes(run, flags);
   run->callback([run, flags, &action] {
     auto program = program_of(*run);
-    action = [flags, program] { return launch::run(options_of(*flags, program)); };
+    action = [flags, program] {
+      return launch::run(checking_usage([&] { return options_of(*flags, program); }));
+    };
   });
 }
 

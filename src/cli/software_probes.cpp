@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <regex>
 #include <sstream>
 
 #include "base/environment.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "base/subprocess.h"
 #include "cli/probes.h"
 #include "comm/modules.h"
@@ -55,7 +55,7 @@ fs::path libtorch_folder() {
 
 // "13.0", as the wheel's version.py says; empty for other LibTorches.
 std::string cuda_version() {
-  std::ifstream file(libtorch_folder() / "version.py");
+  std::istringstream file(read_if_there(libtorch_folder() / "version.py"));
   static const std::regex wanted("^cuda[^=]*= '([0-9.]+)'");
   std::smatch match;
   for (std::string line; std::getline(file, line);)
@@ -71,6 +71,14 @@ bool cuda_flavour() {
   for (const char* place : {"../nvidia/cudnn/lib", "lib/libcudnn.so", "lib/libcudnn.so.9"})
     if (is_there(torch / place)) return true;
   return cuda_module();
+}
+
+// "2.11.0 (CUDA 13.0)"
+std::string libtorch_version() {
+  bool cuda = cuda_flavour();
+  std::string version = cuda ? cuda_version() : "";
+  std::string flavour = !cuda ? "CPU only" : version.empty() ? "CUDA" : "CUDA " + version;
+  return formatted("{} ({})", FSDP_TORCH_VERSION, flavour);
 }
 
 }  // namespace
@@ -93,12 +101,14 @@ Finding probe_compiler() {
   return {FSDP_BUILT_WITH};
 }
 
+std::string versions() {
+  return formatted("fsdp.cpp {}, {}; LibTorch {}", FSDP_VERSION, FSDP_BUILT_WITH,
+                   libtorch_version());
+}
+
 Finding probe_libtorch() {
-  bool cuda = cuda_flavour();
-  std::string version = cuda ? cuda_version() : "";
-  std::string flavour = !cuda ? "CPU only" : version.empty() ? "CUDA" : "CUDA " + version;
-  Finding finding{formatted("{} ({}) in {}", FSDP_TORCH_VERSION, flavour, libtorch_folder())};
-  if (comm::gpu_present() && !cuda)
+  Finding finding{formatted("{} in {}", libtorch_version(), libtorch_folder())};
+  if (comm::gpu_present() && !cuda_flavour())
     finding.complain(Finding::kNote,
                      "this LibTorch can't use the GPU of this host; run ./fsdp clean, and the next "
                      "call of ./fsdp fetches a LibTorch with CUDA.");
@@ -191,7 +201,7 @@ Finding probe_mpi() {
                        "then run ./fsdp again.",
                        module_built("mpi") ? why + "; " : ""));
   }
-  if (run_program({"mpirun", "--version"}).code == 127) {
+  if (run_program({"timeout", "20", "mpirun", "--version"}).code == 127) {
     finding.found += ", no mpirun on PATH";
     if (mpi) finding.complain(Finding::kNote, "mpirun starts the ranks: install openmpi-bin.");
   }
@@ -202,7 +212,7 @@ Finding probe_python() {
   std::string python = environment::text("FSDP_TEST_PYTHON").value_or("python3");
   // Finds torch without importing it, which takes seconds.
   Finished finished =
-      run_program({python, "-c",
+      run_program({"timeout", "60", python, "-c",
                    "import importlib.util as u, sys; sys.exit(0 if u.find_spec('torch') else 3)"});
   if (finished.code == 0) return {python + " has torch"};
   std::string found = finished.code == 3 ? python + " has no torch" : python + " can't be run";

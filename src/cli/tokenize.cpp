@@ -9,6 +9,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/table.h"
 #include "cli/commands.h"
@@ -173,11 +174,14 @@ void tokenise(const TokenizeFlags& flags, const std::vector<data::FoundFile>& fi
 
 int write(const TokenizeFlags& flags) {
   if (flags.inputs.empty())
-    throw Error("no input was given.", "name files or folders; fsdp tokenize --help has examples.");
-  if (flags.out.empty()) throw Error("no output file was given.", "add --out FILE.bin.");
+    throw CodedError(kExitUsage, "no input was given.",
+                     "name files or folders; fsdp tokenize --help has examples.");
+  if (flags.out.empty())
+    throw CodedError(kExitUsage, "no output file was given.", "add --out FILE.bin.");
   if (fs::path(flags.out).extension() != ".bin")
-    throw Error(formatted("a token file's name must end in .bin, unlike {}.", flags.out),
-                "fsdp train recognizes token files by that extension.");
+    throw CodedError(kExitUsage,
+                     formatted("a token file's name must end in .bin, unlike {}.", flags.out),
+                     "fsdp train recognizes token files by that extension.");
   refuse_to_overwrite(flags);
   auto tokenizer = data::Tokenizer::load(flags.tokenizer);
   auto files = input_files(flags);

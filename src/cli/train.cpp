@@ -1,10 +1,12 @@
 // fsdp train: resolves the config, launches ranks unless a launcher has done so, and trains.
+#include <c10/util/Logging.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/subprocess.h"
@@ -22,6 +24,7 @@
 #include "train/config_write.h"
 #include "train/corpus.h"
 #include "train/loop.h"
+#include "train/recovery.h"
 #include "train/run_directory.h"
 
 namespace fsdp::cli {
@@ -38,17 +41,20 @@ constexpr const char* kTrainExamples = R"(Examples:
     fsdp train --init-from models/SmolLM2-135M --data.train my.txt --steps 200 --optim.lr 2e-5
   Resume after an interrupt or a crash, or with more steps; on any number of ranks:
     fsdp train --dir runs/mine --resume
+  In a job that may be started again: begin where there is no checkpoint, else resume:
+    fsdp train my.toml --dir runs/mine --resume=auto
   Print the config a run would use, with every default and its meaning:
     fsdp train llama-1b --print-config
 
 Ranks: one per GPU, or 2 to 4 on a machine without GPUs (--ranks). Under fsdp run, torchrun, mpirun
-or srun each process is a rank. SIGTERM or SIGINT stops the run after the current step and saves a
-checkpoint; ranks that take longer than --grace are killed. A second signal stops the run at
-once.)";
+or srun each process is a rank. SIGTERM, SIGINT or SIGUSR1 stops the run after the current step and
+saves a checkpoint; ranks that take longer than --grace are killed. A second signal (other than
+SIGUSR1) stops the run at once. With --resume=auto the exit code of a run that was stopped is 75.)";
 
 struct TrainFlags {
   train::CommandLine line;
   std::string ranks = "auto";
+  int max_restarts = 0;
   bool print_config = false, list_configs = false;
 };
 
@@ -69,9 +75,11 @@ int parse_ranks(const std::string& text, const train::TrainConfig& train) {
 }
 
 // Runs this command once per rank. Chooses the directory first, so that all ranks agree on it.
-int launch_ranks(int ranks, const train::Resolved& resolved, const train::CommandLine& line) {
+int launch_ranks(int ranks, int max_restarts, const train::Resolved& resolved,
+                 const train::CommandLine& line) {
   launch::Options options;
   options.nproc = ranks;
+  options.max_restarts = max_restarts;
   options.prefix = launch::Options::kNever;
   options.command = {own_binary(), "train"};
   options.command.insert(options.command.end(), line.configs.begin(), line.configs.end());
@@ -81,19 +89,22 @@ int launch_ranks(int ranks, const train::Resolved& resolved, const train::Comman
   };
   for (const auto& [name, value] : line.flags) flag(name, value);
   if (resolved.config.dir.empty()) flag("dir", train::free_directory(resolved.name).string());
-  // When a rank dies, c10d's warnings about lost connections would bury its error.
-  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   launch::complete(options);
   return launch::run(options);
 }
 
 int train_here(const train::Resolved& resolved) {
+  // When a rank dies, c10d's warnings about lost connections, each with a stack, would bury its
+  // error.
+  if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   const comm::CommConfig& comm = resolved.config.comm;
-  World world =
-      init({.backend = comm.backend == comm::CommBackend::kAuto ? "" : enum_name(comm.backend),
-            .timeout = std::chrono::milliseconds(static_cast<int64_t>(comm.timeout * 1e3))});
-  train::train(world, {resolved.config, resolved.name, resolved.notes});
-  return 0;
+  const train::Ended ended = train::train_through_faults(
+      {.backend = comm.backend == comm::CommBackend::kAuto ? "" : enum_name(comm.backend),
+       .timeout = std::chrono::milliseconds(static_cast<int64_t>(comm.timeout * 1e3))},
+      {resolved.config, resolved.name, resolved.notes});
+  // A batch system that starts the run again asks whether it is done.
+  const bool again = resolved.config.resume == train::Resume::kAuto;
+  return ended == train::Ended::kStopped && again ? kExitStopped : kExitDone;
 }
 
 int run_train(const TrainFlags& flags) {
@@ -101,7 +112,7 @@ int run_train(const TrainFlags& flags) {
     std::cout << train::list_ready_configs();
     return 0;
   }
-  train::Resolved resolved = train::resolve(flags.line);
+  train::Resolved resolved = checking_usage([&] { return train::resolve(flags.line); });
   if (flags.print_config) {
     std::cout << train::to_toml(resolved.config);
     return 0;
@@ -109,18 +120,27 @@ int run_train(const TrainFlags& flags) {
   const comm::LaunchEnvironment around = comm::read_launch_environment();
   const bool launched = around.launcher != "none";
   if (launched && flags.ranks != "auto")
-    throw Error(
+    throw CodedError(
+        kExitUsage,
         formatted("--ranks {} was given, but a launcher already started the ranks.", flags.ranks),
         "leave out --ranks, or start fsdp train without a launcher.");
+  if (launched && flags.max_restarts > 0)
+    throw CodedError(kExitUsage,
+                     "--max-restarts was given, but a launcher already started the ranks.",
+                     "pass it to the launcher: fsdp run --max-restarts 3 ...");
   if (launched) {
     // Before ranks connect: all report the same error, not lost connections.
-    train::check(resolved.config, around.size);
+    checking_usage([&] { train::check(resolved.config, around.size); });
     return train_here(resolved);
   }
-  int ranks = parse_ranks(flags.ranks, resolved.config.train);
-  train::check(resolved.config, ranks);
-  train::check_paths(resolved.config);
-  return ranks == 1 ? train_here(resolved) : launch_ranks(ranks, resolved, flags.line);
+  const int ranks = checking_usage([&] {
+    const int chosen = parse_ranks(flags.ranks, resolved.config.train);
+    train::check(resolved.config, chosen);
+    train::check_paths(resolved.config);
+    return chosen;
+  });
+  if (ranks == 1 && flags.max_restarts == 0) return train_here(resolved);
+  return launch_ranks(ranks, flags.max_restarts, resolved, flags.line);
 }
 
 }  // namespace
@@ -133,6 +153,13 @@ void add_train(CLI::App& app, Action& action) {
       ->add_option("--ranks", flags->ranks,
                    "Ranks on this machine: a number, auto, gpu (one per GPU) or cpu (one per core)")
       ->type_name("N")
+      ->capture_default_str();
+  command
+      ->add_option("--max-restarts,--max_restarts", flags->max_restarts,
+                   "Replace ranks that die, up to R times, and go on from the last checkpoint, in "
+                   "memory or on disk")
+      ->type_name("R")
+      ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
   command->add_flag("--print-config", flags->print_config,
                     "Print the resolved config, with the meaning of every key, and exit");

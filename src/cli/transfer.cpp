@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
@@ -25,8 +26,9 @@ Transfer::~Transfer() {
 }
 
 void Transfer::advance(int64_t bytes) {
-  if (train::StopSignals::received() != 0)
-    throw Error(formatted("interrupted while {}.", verb_), "the partial output was removed.");
+  if (const int signal = train::StopSignals::received())
+    throw CodedError(static_cast<ExitCode>(kExitSignal + signal),
+                     formatted("interrupted while {}.", verb_), "the partial output was removed.");
   done_ += bytes;
   const auto now = steady_clock::now();
   if (width_ == 0 || now - shown_ < std::chrono::milliseconds(100)) return;
@@ -47,7 +49,8 @@ void Transfer::draw() {
 
 int64_t parse_bytes(const std::string& text) {
   if (const auto bytes = base::parse_bytes(text, /*kilo=*/1000)) return *bytes;
-  throw Error(formatted("\"{}\" isn't a size.", text), "write 5GB, 500MB or 64MiB.");
+  throw CodedError(kExitUsage, formatted("\"{}\" isn't a size.", text),
+                   "write 5GB, 500MB or 64MiB.");
 }
 
 }  // namespace fsdp::cli

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <exception>
 #include <mutex>
 #include <numeric>
 
@@ -108,7 +109,37 @@ CpuBackend::CpuBackend(std::string backend, std::string name, int rank, int size
       backend_(std::move(backend)),
       timeout_(timeout) {}
 
+namespace {
+
+std::string hint_with_folder(const std::string& hint) {
+  return formatted("{}{}fsdp hang {} says which rank is where.", hint, hint.empty() ? "" : " ",
+                   flight::directory());
+}
+
+}  // namespace
+
+void record_failure() {
+  try {
+    throw;
+  } catch (Error& failure) {
+    // The exception in flight, which keeps its type.
+    if (flight::write(flight::Cause::kFault, failure.message().c_str()))
+      failure = Error(failure.message(), hint_with_folder(failure.hint()));
+  } catch (const std::exception& failure) {
+    flight::write(flight::Cause::kFault, failure.what());
+  } catch (...) {
+    flight::write(flight::Cause::kFault, "an exception of unknown type");
+  }
+}
+
+void record_failure(const std::string& message, std::string& hint) {
+  if (flight::write(flight::Cause::kFault, message.c_str())) hint = hint_with_folder(hint);
+}
+
 void CpuBackend::drain() {
+  // The others are about to find that this rank has left.
+  if (recorded_ && std::uncaught_exceptions() > 0)
+    flight::write(flight::Cause::kFault, "an exception ended this rank's communicators.");
   queue_->close();
 }
 
@@ -142,22 +173,33 @@ void CpuBackend::require_reducible(const Call& call) const {
            "reduce float32, float64, bfloat16, float16, bool or an integer type.");
 }
 
+void CpuBackend::run_recorded(const Call& call, const Tensors& held, uint64_t record) {
+  rank_status::Collective running(comm::name(call.what.operation), call.what.count,
+                                  call.what.label);
+  flight::started(record);
+  try {
+    run(call);
+  } catch (...) {
+    flight::finished(record, /*failed=*/true);
+    if (writes_after_failure()) new Tensors(held);  // leaked: something may still write
+    if (recorded_) record_failure();
+    throw;
+  }
+  flight::finished(record);
+}
+
 CpuBackend::Work CpuBackend::issue(c10d::OpType type, Call call, Options options, Tensors held,
                                    Tensors result, std::function<void()> after) {
   auto work = c10::make_intrusive<QueuedWork>(rank_, type, queue_, result);
   Queue::Item& item = *work->item_;
   item.timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
-  item.run = [this, call = std::move(call), held = std::move(held),
-              after = std::move(after)](std::chrono::milliseconds timeout) mutable {
+  flight::Amounts amounts = flight::amounts_of(call.what, size_);
+  if (call.what.operation == Operation::kAllToAll) amounts.out = sum(call.out_counts);
+  const uint64_t record = flight::issued(recorded_, call.what, amounts, item.timeout);
+  item.run = [this, call = std::move(call), held = std::move(held), after = std::move(after),
+              record](std::chrono::milliseconds timeout) mutable {
     call.timeout = timeout;
-    rank_status::Collective running(comm::name(call.what.operation), call.what.count,
-                                    call.what.label);
-    try {
-      run(call);
-    } catch (...) {
-      if (writes_after_failure()) new Tensors(held);  // leaked: something may still write
-      throw;
-    }
+    run_recorded(call, held, record);
     if (after) after();
   };
   item.done = [work](std::exception_ptr failure) { work->complete(failure); };

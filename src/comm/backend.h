@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comm/core/description.h"
+#include "comm/core/flight_recorder.h"
 #include "comm/core/queue.h"
 
 namespace fsdp::comm {
@@ -33,7 +34,18 @@ class Backend : public c10d::Backend {
   // across ranks and watched like any other call.
   virtual std::vector<CapturedCall> take_captured() { return {}; }
   virtual void replayed(const std::vector<CapturedCall>& calls) {}
+
+  // Before the first call. Without it, calls aren't recorded (comm/core/flight_recorder.h).
+  void record_as(flight::Group* group) { recorded_ = group; }
+
+ protected:
+  flight::Group* recorded_ = nullptr;
 };
+
+// Writes the flight recorder's file about a failure, whose hint then says where it is: of the
+// exception that is being handled, or of a text.
+void record_failure();
+void record_failure(const std::string& message, std::string& hint);
 
 struct Call {
   Description what;
@@ -89,6 +101,7 @@ class CpuBackend : public Backend {
   // Keeps `held` alive until the call has run, then runs `after` (copies out of a flat buffer).
   Work issue(c10d::OpType type, Call call, Options options, Tensors held, Tensors result,
              std::function<void()> after = {});
+  void run_recorded(const Call& call, const Tensors& held, uint64_t record);
   [[noreturn]] void refuse(const Call& call, const std::string& why, const std::string& hint) const;
   void require_reducible(const Call& call) const;
   void require(const Call& call, const at::Tensor& tensor, const char* role, int64_t count) const;

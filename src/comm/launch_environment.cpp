@@ -14,7 +14,7 @@ namespace {
 using environment::integer;
 using environment::text;
 
-// A port that all local ranks compute alike and other jobs are unlikely to use. It is below the
+// A port that all ranks compute alike and other jobs are unlikely to use. It is below the
 // ports that systems give to outgoing connections (from 32768 on Linux), any of which may be in
 // use.
 int port_from(const std::string& job) {
@@ -48,19 +48,14 @@ void check(const LaunchEnvironment& found) {
 void read_local(LaunchEnvironment& found, const char* rank, const char* size) {
   found.local_rank = static_cast<int>(integer(rank).value_or(0));
   found.local_size = static_cast<int>(integer(size).value_or(found.local_rank + 1));
+  // All ranks must come to the same answer, so a guessed size doesn't count.
+  found.one_host = integer(size) && found.local_size == found.size;
 }
 
 // A batch script has SLURM_PROCID too; only an srun step has a number of tasks. With --mpi=pmi2,
 // srun also sets MPICH's PMI_RANK, but not its local rank.
 bool srun_step() {
   return integer("SLURM_PROCID") && text("SLURM_STEP_ID") && integer("SLURM_STEP_NUM_TASKS");
-}
-
-// If all ranks run on this node, a port on loopback is enough.
-void default_to_loopback(LaunchEnvironment& found, const std::string& job) {
-  if (!found.master_host.empty() || found.local_size != found.size) return;
-  found.master_host = "127.0.0.1";
-  if (found.master_port == 0) found.master_port = port_from(job);
 }
 
 }  // namespace
@@ -84,6 +79,7 @@ LaunchEnvironment read_launch_environment() {
     read_local(found, "LOCAL_RANK", "LOCAL_WORLD_SIZE");
     found.agent_store = environment::flag("TORCHELASTIC_USE_AGENT_STORE", false);
     found.attempt = static_cast<int>(integer("TORCHELASTIC_RESTART_COUNT").value_or(0));
+    found.job = text("TORCHELASTIC_RUN_ID").value_or("");
     if (found.size > 1 && (found.master_host.empty() || found.master_port == 0))
       throw Error("RANK and WORLD_SIZE are set, but MASTER_ADDR or MASTER_PORT is not.",
                   "set both to the host of rank 0 and a free port there, or use fsdp run.");
@@ -92,13 +88,13 @@ LaunchEnvironment read_launch_environment() {
     found.rank = required("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK");
     found.size = required("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
     read_local(found, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
-    default_to_loopback(found, text("PMIX_NAMESPACE").value_or(parent));
+    found.job = text("PMIX_NAMESPACE").value_or(parent);
   } else if (integer("PMI_RANK") && (integer("MPI_LOCALRANKID") || !srun_step())) {
     found.launcher = "MPICH";
     found.rank = required("PMI_RANK", "PMI_RANK");
     found.size = required("PMI_SIZE", "PMI_RANK");
     read_local(found, "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
-    default_to_loopback(found, parent);
+    found.job = parent;
   } else if (srun_step()) {
     found.launcher = "srun";
     found.rank = required("SLURM_PROCID", "SLURM_PROCID");
@@ -110,9 +106,9 @@ LaunchEnvironment read_launch_environment() {
         std::max(found.local_rank + 1, (found.size + nodes - 1) / std::max(nodes, 1));
     if (found.master_host.empty())
       found.master_host = first_host(text("SLURM_STEP_NODELIST").value_or("127.0.0.1"));
-    if (found.master_port == 0)
-      found.master_port =
-          port_from(text("SLURM_JOB_ID").value_or("") + "." + *text("SLURM_STEP_ID"));
+    found.one_host = nodes == 1;
+    found.job = text("SLURM_JOB_ID").value_or("") + "." + *text("SLURM_STEP_ID");
+    if (found.master_port == 0) found.master_port = port_from(found.job);
   }
   check(found);
   return found;

@@ -13,8 +13,10 @@ struct LaunchEnvironment {
   int local_size = 1;
   std::string master_host;  // empty: not given (mpirun)
   int master_port = 0;
-  bool agent_store = false;  // torchrun's agent hosts the store: every rank is a client
+  bool agent_store = false;  // torchrun's agent has a store at this address
   int attempt = 0;           // restarts before this one
+  bool one_host = false;     // the launcher says that all ranks are on this host
+  std::string job;           // the launcher's name for this run; the same on every rank of a host
 };
 
 // Looks for fsdp run and torchrun, then OpenMPI, MPICH (Hydra) and srun; the first one found

@@ -2,10 +2,13 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <exception>
 
 #include "base/format.h"
+#include "base/rank_status.h"
 #include "comm/store.h"
+#include "comm/store_client.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -18,46 +21,55 @@ std::string key(const char* what, int rank) {
   return formatted("{}/{}", what, rank);
 }
 
+struct ProcessKey {
+  int pid;
+  std::string host;
+};
+
+ProcessKey read_process(const std::string& text, const std::string& key) {
+  ProcessKey read{};
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), read.pid);
+  if (problem != std::errc() || read.pid <= 0 || end == text.data() + text.size() || *end != ' ')
+    throw Error(formatted("the store's key {} says \"{}\", not which process that is.", key, text),
+                "all ranks must run the same version of fsdp.");
+  read.host = end + 1;
+  return read;
+}
+
 }  // namespace
 
-Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
+Liveness::Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                    std::chrono::milliseconds timeout)
-    : store_(store->clone()),  // its own connection: a user's long wait() blocks the shared one
-      rank_(rank),
-      store_in_rank0_(store_in_rank0),
-      timeout_(timeout),
-      peers_(size),
-      beats_(size) {
+    : store_(store), rank_(rank), timeout_(timeout), peers_(size), beats_(size) {
   std::string host = host_identity();
   store->set(key("process", rank), formatted("{} {}", getpid(), host));
-  await_ranks(store, "process", size, timeout, formatted("rank {}: joining the world", rank));
+  const std::string joining = formatted("rank {}: joining the world", rank);
+  await_ranks(store, "process", size, timeout, joining);
   for (int r = 0; r < size; ++r) {
-    std::string text = store->get_to_str(key("process", r));
+    const std::string text = fetch(store, key("process", r), timeout, joining);
     Peer& peer = peers_[r];
-    peer.here = text.substr(text.find(' ') + 1) == host;
-    if (peer.here) peer.process = Process(std::stoi(text));
+    const auto [pid, where] = read_process(text, key("process", r));
+    peer.here = where == host;
+    if (peer.here) peer.process = Process(pid);
     beats_[r].changed = std::chrono::steady_clock::now();
     one_host_ &= peer.here;
   }
   if (!one_host_) heart_ = std::thread([this] { beat(); });
 }
 
-BoundedStore& Liveness::store() {
-  if (store_in_rank0_ && peers_[0].here && !peers_[0].process.alive()) store_.give_up();
-  return store_;
-}
-
 Liveness::~Liveness() {
+  const bool stays = rank_status::current().recovers;  // it only leaves this world
+  if (std::uncaught_exceptions() > 0 && !stays) rank_status::set_failing();
   {
     Lock lock(mutex_);
     stopping_ = true;
   }
   stop_.notify_all();
-  if (heart_.joinable()) heart_.join();
+  if (heart_.joinable()) heart_.join();  // Ends: its calls of the store are bounded
   try {
-    store().set(key("ended", rank_), "");
-    store().add("endings", 1);  // last: the store may go once every rank has done this
-    if (store_in_rank0_ && rank_ == 0 && std::uncaught_exceptions() == 0) hold_store();
+    store_.set(key("ended", rank_), "");
+    store_.add("endings", 1);  // last: the store may go once every rank has done this
+    if (rank_ == 0 && std::uncaught_exceptions() == 0) hold_store();
   } catch (const std::exception&) {  // the process with the store ended before us
   }
 }
@@ -66,11 +78,12 @@ Liveness::~Liveness() {
 void Liveness::hold_store() {
   auto deadline = std::chrono::steady_clock::now() + timeout_;
   auto somebody_runs = [&] {
-    if (store().add("endings", 0) >= static_cast<int64_t>(peers_.size())) return false;
+    if (store_.add("endings", 0) >= static_cast<int64_t>(peers_.size())) return false;
     for (size_t r = 1; r < peers_.size(); ++r)
       if (!peers_[r].here || peers_[r].process.alive()) return true;
     return false;
   };
+  // Ends: at the deadline.
   while (somebody_runs() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }
@@ -80,7 +93,7 @@ void Liveness::beat() {
   for (uint64_t count = 1; !stopping_; ++count) {
     lock.unlock();
     try {
-      store().set(key("beat", rank_), std::to_string(count));
+      store_.set(key("beat", rank_), std::to_string(count));
     } catch (const std::exception&) {  // the store is gone or stopped; trouble() reports it
     }
     lock.lock();
@@ -95,15 +108,15 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
       return formatted("rank {} died (process {} is gone)", r, peer.process.pid());
   }
   try {
-    if (auto failure = store().get("failure")) return *failure;
-    if (store().add("endings", 0) > 0)
+    if (auto failure = store_.get("failure")) return *failure;
+    if (store_.add("endings", 0) > 0)
       for (int r : ranks)
-        if (r != rank_ && store().get(key("ended", r)))
+        if (r != rank_ && store_.get(key("ended", r)))
           return formatted("rank {} left (an exception or a normal end)", r);
     for (int r : ranks) {
       if (r == rank_ || peers_[r].here) continue;
       auto now = std::chrono::steady_clock::now();
-      std::string beat = store().get(key("beat", r)).value_or("");
+      std::string beat = store_.get(key("beat", r)).value_or("");
       Lock lock(mutex_);
       Beat& known = beats_[r];
       if (beat != known.last)
@@ -113,6 +126,8 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
             "rank {} has given no sign of life for {} s (dead, stopped, or its host is cut off)", r,
             kSilence.count());
     }
+  } catch (const StoreGone&) {
+    if (!peers_[0].here) return "rank 0 is gone, and the rendezvous store with it";
   } catch (const std::exception&) {
     // No answer from the store. Its process may be stopped and continue later; the timeout decides.
   }
@@ -127,21 +142,21 @@ std::string Liveness::condition(int rank) const {
 
 void Liveness::fail(const std::string& why) noexcept {
   try {
-    store().set_if_absent("failure", formatted("rank {} failed: {}", rank_, why));
+    store_.set_if_absent("failure", formatted("rank {} failed: {}", rank_, why));
   } catch (const std::exception&) {
   }
 }
 
 void Liveness::post(const std::string& communicator, const std::string& text) noexcept {
   try {
-    store().set(formatted("posted/{}/{}", communicator, rank_), text);
+    store_.set(formatted("posted/{}/{}", communicator, rank_), text);
   } catch (const std::exception&) {
   }
 }
 
 std::string Liveness::posted(const std::string& communicator, int rank) noexcept {
   try {
-    return store().get(formatted("posted/{}/{}", communicator, rank)).value_or("");
+    return store_.get(formatted("posted/{}/{}", communicator, rank)).value_or("");
   } catch (const std::exception&) {
     return "";
   }

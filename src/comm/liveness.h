@@ -21,9 +21,8 @@ namespace fsdp::comm {
 
 class Liveness {
  public:
-  // Collective over the world. `store_in_rank0`: rank 0's process holds the store, not torchrun's
-  // agent.
-  Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool store_in_rank0,
+  // Collective over the world. Rank 0's process holds the store.
+  Liveness(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
            std::chrono::milliseconds timeout);
   ~Liveness();
 
@@ -57,11 +56,9 @@ class Liveness {
   };
   void beat();
   void hold_store();
-  BoundedStore& store();  // gives up on it once its process is dead
 
   BoundedStore store_;
   int rank_;
-  bool store_in_rank0_;
   std::chrono::milliseconds timeout_;
   std::vector<Peer> peers_;
   bool one_host_ = true;

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "comm/shm/collectives.h"
 #include "kernels/cpu/parallel.h"
 
@@ -65,7 +66,7 @@ void ShmBackend::run(const Call& call) {
         return;
     }
   } catch (const std::exception& failure) {
-    group_.fail(failure.what());  // whatever it was, the others must not wait for this rank
+    group_.fail(log::plain(failure));  // whatever it was, the others must not wait for this rank
     throw;
   }
 }

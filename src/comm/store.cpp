@@ -1,10 +1,15 @@
 #include "comm/store.h"
 
-#include <algorithm>
-#include <future>
-#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/exit_code.h"
 #include "base/format.h"
+#include "comm/store_client.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm {
@@ -12,33 +17,101 @@ namespace fsdp::comm {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-bool await_keys(const Store& store, const std::vector<std::string>& keys, milliseconds timeout,
-                const std::string& what, const std::function<std::string()>& trouble) {
-  BoundedStore bounded(store);
-  auto deadline = steady_clock::now() + timeout, looked = steady_clock::now();
-  milliseconds pause(1);
-  for (;;) {
-    try {
-      if (bounded.has(keys)) return true;
-    } catch (const std::exception&) {
-      if (bounded.gone())
-        throw Error(formatted("{}: the rendezvous store is gone: the process that holds it (rank "
-                              "0, or torchrun's agent) died.",
-                              what),
-                    "see what that process printed last.");
-    }
-    auto now = steady_clock::now();
-    if (trouble && now - looked > milliseconds(300)) {
-      looked = now;
-      // A rank that left may have answered first.
-      if (std::string known = trouble(); !known.empty() && !bounded.has(keys))
-        throw Error(formatted("{}: {}.", what, known), "see what that rank printed last.");
-    }
-    auto left = std::chrono::duration_cast<milliseconds>(deadline - now);
-    if (left.count() <= 0) return false;
-    std::this_thread::sleep_for(std::min(left, pause));
-    pause = std::min(pause * 2, milliseconds(100));
+namespace {
+
+constexpr milliseconds kPatient{2000}, kBrief{100};  // for an answer
+constexpr milliseconds kLook{300};                   // between two looks for trouble
+
+// A handle on the same store whose calls end after `limit`. A world of one has c10d's HashStore,
+// which isn't copied and never waits.
+Store limited(const Store& store, milliseconds limit) {
+  Store below = store;
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(below.get()))
+    below = prefixed->getUnderlyingStore();
+  if (dynamic_cast<c10d::HashStore*>(below.get())) return store;
+  Store copy = store->clone();
+  copy->setTimeout(limit);
+  return copy;
+}
+
+// Asks for a moment: a connection breaks just before its process is seen to be gone.
+std::string soon(const std::function<std::string()>& trouble) {
+  std::string known;
+  for (int i = 0; trouble && known.empty() && i < 10; ++i) {
+    if (i > 0) std::this_thread::sleep_for(milliseconds(20));  // Ends: after ten times
+    known = trouble();
   }
+  return known;
+}
+
+// Calls the store once. It gives up at the timeout.
+template <typename Call>
+auto call_within(const Store& store, milliseconds timeout, const std::string& what, Call call) {
+  try {
+    return call(*limited(store, timeout));
+  } catch (const Error& failure) {  // gone, silent, or it refuses
+    throw CodedError(exit_code(failure), formatted("{}: {}", what, failure.message()),
+                     failure.hint());
+  }
+}
+
+}  // namespace
+
+bool await_keys(const Store& store, const std::vector<std::string>& keys, milliseconds timeout,
+                const std::string& what, const std::function<std::string()>& trouble,
+                const std::function<std::string()>& sign) {
+  const Store asked = limited(store, kPatient);
+  auto deadline = steady_clock::now() + timeout;
+  std::string seen;
+  for (;;) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+    bool last = left <= kLook;
+    try {
+      asked->wait(keys, std::max(std::min(left, kLook), milliseconds(0)));
+      return true;
+    } catch (const StoreGone& gone) {
+      const std::string known = soon(trouble);
+      throw CodedError(kExitLostRank,
+                       formatted("{}: {}", what, known.empty() ? gone.message() : known + "."),
+                       gone.hint());
+    } catch (const StoreTimeout&) {
+    } catch (const StoreSilent&) {  // it may answer later; the timeout decides
+    }
+    if (sign) {
+      if (std::string now = sign(); now != seen) {
+        seen = std::move(now);
+        deadline = steady_clock::now() + timeout;
+        last = false;
+      }
+    }
+    if (last) return false;
+    const std::string known = trouble ? trouble() : "";
+    if (known.empty()) continue;
+    try {  // a rank that left may have answered first
+      asked->wait(keys, milliseconds(0));
+      return true;
+    } catch (const Error&) {
+      throw CodedError(kExitLostRank, formatted("{}: {}.", what, known),
+                       "see what that rank printed last.");
+    }
+  }
+}
+
+void put(const Store& store, const std::string& key, const std::string& value, milliseconds timeout,
+         const std::string& what) {
+  call_within(store, timeout, what, [&](c10d::Store& bounded) { bounded.set(key, value); });
+}
+
+std::string fetch(const Store& store, const std::string& key, milliseconds timeout,
+                  const std::string& what, const std::function<std::string()>& trouble) {
+  if (!await_keys(store, {key}, timeout, what, trouble))
+    throw CodedError(kExitLostRank,
+                     formatted("{}: no answer in {:g} s.", what,
+                               static_cast<double>(timeout.count()) / 1000),
+                     "check whether that process is running and what it printed; FSDP_TIMEOUT "
+                     "(seconds) allows more time.");
+  return call_within(store, kPatient, what,
+                     [&](c10d::Store& bounded) { return bounded.get_to_str(key); });
 }
 
 void await_ranks(const Store& store, const std::string& prefix, int size, milliseconds timeout,
@@ -54,75 +127,50 @@ void await_ranks(const Store& store, const std::string& prefix, int size, millis
   }
   if (absent == 0) return;
   if (absent > 16) missing += ", …";
-  throw Error(
+  throw CodedError(
+      kExitLostRank,
       formatted("{}: {} of {} ranks didn't join within {} s: rank {}.", what, absent, size,
                 timeout.count() / 1000, missing),
       "check whether those processes are running and what they printed; every rank must create "
       "the same communicators in the same order. FSDP_TIMEOUT (seconds) allows more time.");
 }
 
-template <typename Result>
-Result BoundedStore::call(std::function<Result(c10d::Store&)> body) {
-  constexpr std::chrono::seconds kLimit{2};
-  if (state_->gone) throw std::runtime_error("the store is gone");
-  if (state_->silent || !state_->free.try_acquire_for(kLimit))
-    throw std::runtime_error("the store does not answer");
-  auto task = std::make_shared<std::packaged_task<Result()>>([state = state_, body] {
-    struct Release {
-      State& state;
-      ~Release() {
-        state.silent = false;
-        state.free.release();
-      }
-    } release{*state};
-    try {
-      return body(*state->store);
-    } catch (...) {
-      state->gone = true;
-      throw;
-    }
-  });
-  auto result = task->get_future();
+BoundedStore::BoundedStore(const Store& store)
+    : patient_(limited(store, kPatient)), brief_(limited(store, kBrief)) {}
+
+template <typename Call>
+auto BoundedStore::ask(const Call& call) {
   try {
-    std::thread([task] { (*task)(); }).detach();  // may outlive us; it owns all it needs
-  } catch (...) {
-    state_->free.release();
+    auto answer = call(silent_ ? *brief_ : *patient_);
+    silent_ = false;
+    return answer;
+  } catch (const StoreSilent&) {
+    silent_ = true;
     throw;
   }
-  if (result.wait_for(kLimit) != std::future_status::ready) {
-    state_->silent = true;
-    if (result.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
-      throw std::runtime_error("the store does not answer");
-    state_->silent = false;
-  }
-  return result.get();
 }
 
 void BoundedStore::set(const std::string& key, const std::string& value) {
-  call<void>([=](c10d::Store& store) { store.set(key, value); });
+  ask([&](c10d::Store& store) { return store.set(key, value), true; });
 }
 
 void BoundedStore::set_if_absent(const std::string& key, const std::string& value) {
-  call<void>([=](c10d::Store& store) { store.compareSet(key, "", value); });
+  ask([&](c10d::Store& store) { return store.compareSet(key, "", value); });
 }
 
 std::optional<std::string> BoundedStore::get(const std::string& key) {
-  return call<std::optional<std::string>>([=](c10d::Store& store) -> std::optional<std::string> {
+  return ask([&](c10d::Store& store) -> std::optional<std::string> {
     if (!store.check({key})) return std::nullopt;
     return store.get_to_str(key);
   });
 }
 
-bool BoundedStore::has(const std::vector<std::string>& keys) {
-  return call<bool>([=](c10d::Store& store) { return store.check(keys); });
-}
-
 int64_t BoundedStore::add(const std::string& key, int64_t amount) {
-  return call<int64_t>([=](c10d::Store& store) { return store.add(key, amount); });
+  return ask([&](c10d::Store& store) { return store.add(key, amount); });
 }
 
 void BoundedStore::erase(const std::string& key) {
-  call<void>([=](c10d::Store& store) { store.deleteKey(key); });
+  ask([&](c10d::Store& store) { return store.deleteKey(key); });
 }
 
 shm::Exchange exchange_over(Store store, const std::string& what,
@@ -131,12 +179,13 @@ shm::Exchange exchange_over(Store store, const std::string& what,
           [store, what, trouble](const std::string& key, milliseconds timeout) {
             if (!await_keys(store, {key}, timeout, what, trouble)) {
               std::string who = key.substr(0, 5) == "host/" ? "rank " + key.substr(5) : "rank 0";
-              throw Error(
+              throw CodedError(
+                  kExitLostRank,
                   formatted("{}: {} didn't join within {} s.", what, who, timeout.count() / 1000),
                   "check whether that process is running and what it printed; every rank must "
                   "create the same communicators in the same order.");
             }
-            return store->get_to_str(key);
+            return fetch(store, key, timeout, what, trouble);
           },
           trouble};
 }

@@ -1,9 +1,13 @@
 #include "fsdp/world.h"
 
+#include <signal.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <atomic>
+#include <ctime>
+#include <functional>
 #include <numeric>
 #include <set>
 
@@ -11,6 +15,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/process.h"
+#include "comm/core/flight_recorder.h"
 #include "comm/fake_backend.h"
 #include "comm/liveness.h"
 #include "comm/modules.h"
@@ -18,6 +23,7 @@
 #include "comm/rendezvous.h"
 #include "comm/settings.h"
 #include "comm/shm_backend.h"
+#include "comm/store.h"
 
 namespace fsdp {
 
@@ -83,6 +89,51 @@ at::Device select_device(const comm::LaunchEnvironment& launch) {
   return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device));
 }
 
+// A peer that closes its connection must not end this process: LibTorch, NCCL and MPI may write to
+// one without MSG_NOSIGNAL. A program's own choice stays.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  if (sigaction(SIGPIPE, nullptr, &now) != 0 || now.sa_flags & SA_SIGINFO ||
+      now.sa_handler != SIG_DFL)
+    return;
+  now.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &now, nullptr);
+}
+
+// A name for this run, the same on all ranks: "20261118-201502-4711".
+std::string name_run(const comm::Store& store, int rank, milliseconds timeout) {
+  constexpr const char* kKey = "run";
+  const std::string what = formatted("rank {}: joining the world", rank);
+  if (rank != 0) return comm::fetch(store, kKey, timeout, what);
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  char text[32] = {};
+  std::strftime(text, sizeof text, "%Y%m%d-%H%M%S", gmtime_r(&now, &parts));
+  std::string name = formatted("{}-{}", std::string_view(text), getpid());
+  comm::put(store, kKey, name, timeout, what);
+  return name;
+}
+
+// Ranks meet to make a communicator: recorded like a call, because they may wait there as well.
+c10::intrusive_ptr<comm::Backend> record_making(
+    comm::flight::Group* group, std::chrono::milliseconds timeout,
+    const std::function<c10::intrusive_ptr<comm::Backend>()>& make) {
+  comm::ScopedLabel label("making the communicator");
+  const auto what = comm::describe(comm::Operation::kBarrier, c10::ScalarType::Byte, 0);
+  const uint64_t record = comm::flight::issued(group, what, {}, timeout, {}, /*making=*/true);
+  comm::flight::started(record);
+  try {
+    auto backend = make();
+    comm::flight::finished(record);
+    backend->record_as(group);
+    return backend;
+  } catch (...) {
+    comm::flight::finished(record, /*failed=*/true);
+    comm::record_failure();
+    throw;
+  }
+}
+
 }  // namespace
 
 World World::current() {
@@ -130,12 +181,15 @@ World init(InitOptions options) {
     log::set_rank(launch.rank, launch.size);
     if (state->backend == "nccl") state->device = select_device(launch);
     bool over_mpi =
-        state->backend == "mpi" ||
-        (launched_by_mpi(launch) && launch.master_host.empty() && comm::find_module("mpi"));
+        state->backend == "mpi" || (launched_by_mpi(launch) && !launch.one_host &&
+                                    launch.master_host.empty() && comm::find_module("mpi"));
+    if (launch.size > 1) ignore_broken_pipes();
     state->store = comm::rendezvous(launch, over_mpi, state->timeout);
     state->liveness = std::make_shared<comm::Liveness>(
         c10::make_intrusive<c10d::PrefixStore>("liveness", state->store), launch.rank, launch.size,
-        /*store_in_rank0=*/!launch.agent_store, state->timeout);
+        state->timeout);
+    comm::flight::join(launch.rank, launch.size,
+                       name_run(state->store, launch.rank, state->timeout));
   }
   World world;
   world.state_ = state;
@@ -226,15 +280,17 @@ Communicator World::communicator(const std::vector<int>& ranks, const std::strin
     backend = c10::make_intrusive<comm::FakeBackend>(name, own, count);
   } else {
     comm::Store store = c10::make_intrusive<c10d::PrefixStore>("comm/" + name, state_->store);
-    if (state_->backend == "shm") {
-      backend = c10::make_intrusive<comm::ShmBackend>(
-          store, name, own, count, state_->timeout,
-          [liveness = state_->liveness, ranks] { return liveness->trouble(ranks); });
-    } else {
+    const auto make = [&]() -> c10::intrusive_ptr<comm::Backend> {
+      if (state_->backend == "shm")
+        return c10::make_intrusive<comm::ShmBackend>(
+            store, name, own, count, state_->timeout,
+            [liveness = state_->liveness, ranks] { return liveness->trouble(ranks); });
       const comm::Module* module = comm::require_module(state_->backend == "mpi" ? "mpi" : "cuda");
-      backend = module->make(
+      return module->make(
           {store, name, own, count, ranks, state_->timeout, state_->liveness, state_->device});
-    }
+    };
+    backend =
+        record_making(comm::flight::add_group(name, state_->backend, ranks), state_->timeout, make);
   }
   return Communicator(std::move(backend), name);
 }

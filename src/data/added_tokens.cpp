@@ -84,7 +84,8 @@ std::vector<AddedTokens::Found> AddedTokens::find(std::string_view text, int thr
   for_each_index(parts.size(), threads, [&](size_t i) {
     look(text, i * kChunk, std::min(text.size(), (i + 1) * kChunk), parts[i]);
   });
-  size_t match_end = 0;  // of the last candidate considered, without white space
+  size_t match_end = 0;               // of the last candidate considered, without white space
+  size_t spaces = 0, spaces_end = 0;  // white space that was looked at behind a token
   for (const auto& part : parts) {
     for (const Candidate& candidate : part) {
       if (candidate.begin < match_end) continue;
@@ -92,11 +93,18 @@ std::vector<AddedTokens::Found> AddedTokens::find(std::string_view text, int thr
       const AddedToken& token = tokens_[candidate.token];
       size_t begin = candidate.begin, end = candidate.end;
       if (token.single_word && !stands_alone(text, begin, end)) continue;
+      // White space that the token before has taken isn't looked at again: tokens may be white
+      // space.
+      const size_t taken = result.empty() ? 0 : result.back().end;
       if (token.lstrip) {
-        for (size_t at = begin; at > 0 && is_space(code_before(text, at));) begin = at;
+        for (size_t at = begin; at > taken && is_space(code_before(text, at));) begin = at;
       }
-      if (token.rstrip) {
+      if (token.rstrip && end >= spaces && end < spaces_end) {
+        end = spaces_end;
+      } else if (token.rstrip) {
+        spaces = end;
         for (size_t at = end; at < text.size() && is_space(next_code(text, at));) end = at;
+        spaces_end = end;
       }
       result.push_back({begin, end, token.id});
     }

@@ -151,6 +151,7 @@ void Batches::State::run() {
     }
     bool last = loaded.failure || loaded.batch.all_samples == 0;
     Lock lock(mutex);
+    // Ends: a batch is taken, or the loader is stopped.
     changed.wait(lock, [&]() FSDP_REQUIRES(mutex) {
       return stopping || static_cast<int64_t>(ready.size()) < options.prefetch;
     });
@@ -178,7 +179,7 @@ Batches::~Batches() {
     state_->stopping = true;
   }
   state_->changed.notify_all();
-  if (state_->loader.joinable()) state_->loader.join();
+  if (state_->loader.joinable()) state_->loader.join();  // Ends: with the batch it loads
 }
 
 Batch Batches::next() {
@@ -189,6 +190,7 @@ Batch Batches::next() {
     batch = state.load(state.position);
   } else {
     Lock lock(state.mutex);
+    // Ends: the loader has read a batch, or failed.
     state.changed.wait(lock, [&]() FSDP_REQUIRES(state.mutex) { return !state.ready.empty(); });
     State::Loaded& front = state.ready.front();
     // A failure or the end stays in the queue: the loader has exited, and next() may be called

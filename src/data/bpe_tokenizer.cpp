@@ -11,12 +11,15 @@
 #include "data/bpe_tokenizer.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <deque>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "data/nfc.h"
 #include "data/parallel.h"
 #include "data/unicode.h"
@@ -76,6 +79,12 @@ struct BpeTokenizer::Work {
   size_t end = 0;  // where the scan stopped
   std::vector<int32_t> ids;
   std::vector<std::pair<size_t, size_t>> marks;  // starts of words, and the number of ids before
+};
+
+struct BpeTokenizer::Scanning {
+  BpeScratch& scratch;
+  PatternBudget& budget;
+  std::vector<int32_t>& ids;
 };
 
 class BpeTokenizer::Lease {
@@ -149,11 +158,12 @@ std::string_view BpeTokenizer::piece(int32_t id) const {
 void BpeTokenizer::save(const std::string& folder) const {
   auto write = [&](const char* file, const std::string& text) {
     std::string path = (std::filesystem::path(folder) / file).string();
-    std::ofstream out(path, std::ios::binary);
+    std::ofstream out(place_of_file(path), std::ios::binary);
     out << text;
-    if (!out.flush())
-      throw Error(formatted("can't write {}.", path),
-                  "check free space on the disk and the permissions of the directory.");
+    if (!out.flush()) {
+      const int why = errno;
+      throw Error(formatted("can't write {}: {}.", path, errno_text(why)), file_hint(why));
+    }
   };
   write("tokenizer.json", json_);
   if (!config_.empty()) write("tokenizer_config.json", config_);
@@ -227,31 +237,33 @@ std::vector<BpeTokenizer::Work> BpeTokenizer::cut(const std::vector<Segment>& se
   return all;
 }
 
-void BpeTokenizer::words(std::string_view piece, size_t index, BpeScratch& scratch,
-                         std::vector<int32_t>& ids) const {
-  if (index == parts_.steps.size()) return parts_.bpe->encode(piece, scratch, ids);
+void BpeTokenizer::words(std::string_view piece, size_t index, Scanning& scanning) const {
+  if (index == parts_.steps.size())
+    return parts_.bpe->encode(piece, scanning.scratch, scanning.ids);
   const WordStep& step = parts_.steps[index];
   if (step.prefix_space && piece[0] != ' ')
-    return words(std::string(1, ' ').append(piece), index, scratch, ids);
-  if (!step.pattern) return words(piece, index + 1, scratch, ids);
+    return words(std::string(1, ' ').append(piece), index, scanning);
+  if (!step.pattern) return words(piece, index + 1, scanning);
   for (size_t at = 0; at < piece.size();) {
-    auto [begin, end] = step.pattern->find(piece, at);
+    auto [begin, end, ignored] = step.pattern->find(piece, at, scanning.budget);
     if (begin == Pattern::kNone) begin = end = piece.size();
-    if (begin > at) words(piece.substr(at, begin - at), index + 1, scratch, ids);
-    if (end > begin) words(piece.substr(begin, end - begin), index + 1, scratch, ids);
+    if (begin > at) words(piece.substr(at, begin - at), index + 1, scanning);
+    if (end > begin) words(piece.substr(begin, end - begin), index + 1, scanning);
     at = end;
   }
 }
 
 // Encodes the text from `from` to the end of the first step's next match, and returns that end. If
-// the end is beyond `limit`, does nothing and returns `from`.
+// this depends on what is beyond `limit`, where a character begins, does nothing and returns
+// `from`.
 size_t BpeTokenizer::scan_piece(std::string_view text, size_t from, size_t limit,
-                                BpeScratch& scratch, std::vector<int32_t>& ids) const {
-  auto [begin, end] = parts_.steps[0].pattern->find(text, from);
+                                Scanning& scanning) const {
+  const std::string_view front = text.substr(0, limit);
+  auto [begin, end, reached_end] = parts_.steps[0].pattern->find(front, from, scanning.budget);
+  if (reached_end && limit < text.size()) return from;
   if (begin == Pattern::kNone) begin = end = text.size();
-  if (end > limit) return from;
-  if (begin > from) words(text.substr(from, begin - from), 1, scratch, ids);
-  if (end > begin) words(text.substr(begin, end - begin), 1, scratch, ids);
+  if (begin > from) words(text.substr(from, begin - from), 1, scanning);
+  if (end > begin) words(text.substr(begin, end - begin), 1, scanning);
   return end;
 }
 
@@ -259,26 +271,32 @@ void BpeTokenizer::run(const std::vector<Segment>& segments, Work& work) const {
   Lease scratch(*this);
   if (work.partial) {
     std::string_view text = segments[work.first].text;
-    // A word that spans many chunks would be merged in each of them: join() does it once.
-    size_t limit = work.to + chunk_;
+    // A word that spans many chunks would be looked at in each of them: join() does it once.
+    size_t limit = std::min(text.size(), work.to + chunk_);
+    while (limit < text.size() && continues(text[limit])) ++limit;
+    PatternBudget budget = budget_for(limit - work.from);
+    Scanning scanning{*scratch, budget, work.ids};
     for (work.end = work.from; work.end < work.to;) {
       size_t before = work.ids.size();
-      size_t after = scan_piece(text, work.end, limit, *scratch, work.ids);
+      size_t after = scan_piece(text, work.end, limit, scanning);
       if (after == work.end) break;
       if (work.marks.size() < kMarks) work.marks.emplace_back(work.end, before);
       work.end = after;
     }
     return;
   }
+  size_t bytes = 0;
+  for (size_t i = work.first; i < work.last; ++i) bytes += segments[i].text.size();
+  PatternBudget budget = budget_for(bytes);
+  Scanning scanning{*scratch, budget, work.ids};
   for (size_t i = work.first; i < work.last; ++i) {
     std::string_view text = segments[i].text;
     if (segments[i].token >= 0) {
       work.ids.push_back(segments[i].token);
     } else if (!parts_.steps[0].pattern) {
-      words(text, 1, *scratch, work.ids);
+      words(text, 1, scanning);
     } else {
-      for (size_t at = 0; at < text.size();)
-        at = scan_piece(text, at, text.size(), *scratch, work.ids);
+      for (size_t at = 0; at < text.size();) at = scan_piece(text, at, text.size(), scanning);
     }
   }
 }
@@ -286,7 +304,7 @@ void BpeTokenizer::run(const std::vector<Segment>& segments, Work& work) const {
 // Appends the ids of `work` from `from` on, a position that the scan from the left reached. Returns
 // the position reached.
 size_t BpeTokenizer::join(const std::vector<Segment>& segments, Work& work, size_t from,
-                          std::vector<int32_t>& ids) const {
+                          PatternBudget& budget, std::vector<int32_t>& ids) const {
   std::string_view text = segments[work.first].text;
   std::optional<Lease> scratch;
   while (from < work.to) {
@@ -297,7 +315,8 @@ size_t BpeTokenizer::join(const std::vector<Segment>& segments, Work& work, size
       continue;
     }
     if (!scratch) scratch.emplace(*this);
-    from = scan_piece(text, from, text.size(), **scratch, ids);
+    Scanning scanning{**scratch, budget, ids};
+    from = scan_piece(text, from, text.size(), scanning);
   }
   return from;
 }
@@ -315,10 +334,11 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   ids.reserve(total);
   if (options.special_tokens) ids = parts_.before;
   size_t at = 0;
+  PatternBudget budget = budget_for(text.size());
   for (Work& work : works) {
     if (work.partial) {
       if (work.from == 0) at = 0;
-      at = join(all, work, at, ids);
+      at = join(all, work, at, budget, ids);
     } else {
       ids.insert(ids.end(), work.ids.begin(), work.ids.end());
     }

@@ -46,12 +46,12 @@ class BpeTokenizer : public Tokenizer {
   std::string_view normalized(std::string_view text, int threads, std::string& storage) const;
   std::vector<Work> cut(const std::vector<Segment>& segments) const;
   void run(const std::vector<Segment>& segments, Work& work) const;
-  size_t scan_piece(std::string_view text, size_t from, size_t limit, BpeScratch& scratch,
-                    std::vector<int32_t>& ids) const;
-  void words(std::string_view piece, size_t step, BpeScratch& scratch,
-             std::vector<int32_t>& ids) const;
-  size_t join(const std::vector<Segment>& segments, Work& work, size_t from,
+  struct Scanning;  // what a scan uses and fills
+  size_t scan_piece(std::string_view text, size_t from, size_t limit, Scanning& scanning) const;
+  void words(std::string_view piece, size_t step, Scanning& scanning) const;
+  size_t join(const std::vector<Segment>& segments, Work& work, size_t from, PatternBudget& budget,
               std::vector<int32_t>& ids) const;
+  PatternBudget budget_for(size_t bytes) const { return PatternBudget(bytes, parts_.steps.size()); }
 
   std::string name_, json_, config_;
   TokenizerParts parts_;

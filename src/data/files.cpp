@@ -6,9 +6,10 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "fsdp/error.h"
 
 namespace fsdp::data {
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 FoundFile describe_file(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) {
-    throw Error(formatted("can't read {}: {}.", path, std::strerror(errno)), "check the path.");
+    throw Error(formatted("can't read {}: {}.", path, errno_text(errno)), file_hint(errno));
   }
   return {path, status.st_size,
           int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
@@ -31,11 +32,12 @@ std::vector<FoundFile> files_below(const std::string& folder) {
                                       problem),
       end;
   if (problem)
-    throw Error(formatted("can't read {}: {}.", folder, problem.message()), "check the path.");
+    throw Error(formatted("can't read {}: {}.", folder, problem.message()),
+                file_hint(problem.value()));
   for (; at != end; at.increment(problem)) {
     if (problem)
       throw Error(formatted("can't read {}: {}.", folder, problem.message()),
-                  "check the disk and the permissions of the folders in it.");
+                  file_hint(problem.value()));
     if (at->path().filename().string().starts_with(".")) {
       if (at->is_directory(problem)) at.disable_recursion_pending();
       continue;
@@ -60,9 +62,8 @@ std::vector<FoundFile> text_files_below(const std::string& folder) {
 
 bool looks_binary(const std::string& path) {
   char front[8192];
-  std::ifstream in(path, std::ios::binary);
-  in.read(front, sizeof front);
-  return std::memchr(front, 0, static_cast<size_t>(in.gcount())) != nullptr;
+  const RegularFile file(path);
+  return std::memchr(front, 0, file.or_throw().read(front, sizeof front)) != nullptr;
 }
 
 }  // namespace fsdp::data

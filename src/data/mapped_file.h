@@ -1,5 +1,6 @@
-// MappedFile: a read-only memory map of a file. The file must not shrink while it is mapped:
-// reading a part that is gone kills the process (SIGBUS).
+// MappedFile: a read-only memory map of a text that is tokenized. The file must not shrink while it
+// is mapped: reading a part that is gone kills the process (SIGBUS). What is trained on is a
+// DataFile.
 #pragma once
 
 #include <cstdint>

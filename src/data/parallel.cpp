@@ -38,7 +38,7 @@ void for_each_index(size_t count, int threads, const std::function<void(size_t)>
   std::vector<std::thread> others;
   for (size_t i = 1; i < workers; ++i) others.emplace_back(run);
   run();
-  for (auto& other : others) other.join();
+  for (auto& other : others) other.join();  // Ends: with the work
   Lock lock(first.mutex);
   if (first.failure) std::rethrow_exception(first.failure);
 }

@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "base/format.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
 
@@ -17,8 +18,9 @@ bool CharacterSet::has(char32_t code) const {
 }
 
 // Moves `at` past as many characters of the node's set as it may take, and returns how many.
-inline uint32_t Pattern::take(const Node& node, std::string_view text, size_t& at) const {
+inline uint32_t Pattern::take(const Node& node, Scan& scan, size_t& at) const {
   const CharacterSet& set = sets_[node.set];
+  const std::string_view text = scan.text;
   uint32_t count = 0;
   for (; count < node.max && at < text.size(); ++count) {
     auto byte = static_cast<unsigned char>(text[at]);
@@ -31,25 +33,29 @@ inline uint32_t Pattern::take(const Node& node, std::string_view text, size_t& a
       at = after;
     }
   }
+  scan.left -= count;
+  scan.reached_end = scan.reached_end || (at == text.size() && count < node.max);
   return count;
 }
 
-size_t Pattern::match(int index, std::string_view text, size_t at, int64_t& tries) const {
-  if (--tries < 0) {
-    throw Error("a pattern of the tokenizer takes too long on this text.",
-                "the tokenizer.json is damaged or malicious; download it again from its source.");
-  }
+size_t Pattern::match(int index, Scan& scan, size_t at) const {
+  const std::string_view text = scan.text;
   while (true) {
+    if (--scan.left < 0) {
+      throw Error(formatted("{}: the pattern {} looks at each byte of a text more than {} times.",
+                            where_, expression_, PatternBudget::kLooksPerByte),
+                  "the tokenizer.json is damaged or malicious; download it again from its source.");
+    }
     const Node& node = nodes_[index];
     switch (node.kind) {
       case Node::kAccept:
         return at;
       case Node::kSet: {
-        uint32_t count = take(node, text, at);
+        uint32_t count = take(node, scan, at);
         if (count < node.min) return kNone;
         if (!node.gives_back) break;
         for (; count > node.min; --count) {
-          size_t end = match(node.next, text, at, tries);
+          size_t end = match(node.next, scan, at);
           if (end != kNone) return end;
           do {
             --at;
@@ -58,14 +64,15 @@ size_t Pattern::match(int index, std::string_view text, size_t at, int64_t& trie
         break;
       }
       case Node::kLook:
-        if ((match(node.inner, text, at, tries) == kNone) != node.negative) return kNone;
+        if ((match(node.inner, scan, at) == kNone) != node.negative) return kNone;
         break;
       case Node::kEither: {
-        auto open =
-            at < text.size() ? node.candidates[static_cast<unsigned char>(text[at])] : node.all;
+        const bool ended = at == text.size();
+        scan.reached_end = scan.reached_end || ended;
+        auto open = ended ? node.all : node.candidates[static_cast<unsigned char>(text[at])];
         if (!open) return kNone;
         for (; open & (open - 1); open &= open - 1) {
-          size_t end = match(node.branches[std::countr_zero(open)], text, at, tries);
+          size_t end = match(node.branches[std::countr_zero(open)], scan, at);
           if (end != kNone) return end;
         }
         index = node.branches[std::countr_zero(open)];
@@ -76,17 +83,16 @@ size_t Pattern::match(int index, std::string_view text, size_t at, int64_t& trie
   }
 }
 
-std::pair<size_t, size_t> Pattern::find(std::string_view text, size_t from) const {
-  // Real patterns need a few tries per character.
-  int64_t tries = 200'000 + 100 * static_cast<int64_t>(text.size() - from);
+Pattern::Match Pattern::find(std::string_view text, size_t from, PatternBudget& budget) const {
+  Scan scan{text, budget.left_};
   for (size_t at = from; at < text.size();) {
-    size_t end = match(start_, text, at, tries);
-    if (end != kNone && end > at) return {at, end};
+    size_t end = match(start_, scan, at);
+    if (end != kNone && end > at) return {at, end, scan.reached_end};
     do {
       ++at;
     } while (at < text.size() && continues(text[at]));
   }
-  return {kNone, kNone};
+  return {kNone, kNone, true};
 }
 
 int Pattern::add(Node node) {

@@ -28,17 +28,40 @@ struct CharacterSet {
   bool has(char32_t code) const;
 };
 
+// What matching on one text has cost and may cost. Every character that is looked at counts, and so
+// does every step along a pattern, so the time is linear in the text whatever the pattern is.
+class PatternBudget {
+ public:
+  // The patterns of known tokenizers look at a byte 25 times at most, on texts made to be slow
+  // (tests/data/pattern_test.cpp).
+  static constexpr int64_t kLooksPerByte = 200;
+
+  // For `bytes` of text, each of which `passes` patterns may look at.
+  explicit PatternBudget(size_t bytes, size_t passes = 1)
+      : all_(100'000 + kLooksPerByte * static_cast<int64_t>(bytes * passes)), left_(all_) {}
+  int64_t used() const { return all_ - left_; }
+
+ private:
+  friend class Pattern;
+  int64_t all_, left_;
+};
+
 class Pattern {
  public:
   static constexpr size_t kNone = std::string_view::npos;
 
-  // Throws Error for a pattern that isn't supported or that matches the empty text.
-  explicit Pattern(std::string_view expression);
+  // Throws Error for a pattern that isn't supported or that matches the empty text. `where`: the
+  // file and part that it is from, for errors.
+  explicit Pattern(std::string_view expression, std::string where = "a tokenizer");
 
-  // The first match that begins at `from` or later, or {kNone, kNone}. `text` must be valid UTF-8.
-  // The result depends only on `text` and `from`, which parallel scanning relies on. Throws Error
-  // if backtracking takes too many tries.
-  std::pair<size_t, size_t> find(std::string_view text, size_t from) const;
+  struct Match {
+    size_t begin = kNone, end = kNone;
+    bool reached_end = false;  // looked beyond the text: with more text, the match might differ
+  };
+  // The first match that begins at `from` or later. `text` must be valid UTF-8. The result depends
+  // only on `text` and `from`, which parallel scanning relies on. Throws Error when the budget is
+  // used up.
+  Match find(std::string_view text, size_t from, PatternBudget& budget) const;
 
  private:
   friend class PatternParser;
@@ -63,11 +86,16 @@ class Pattern {
     bool negative = false;
   };
 
-  // The end of the match, or kNone. Every try decrements `tries`; throws Error when none are left.
-  size_t match(int node, std::string_view text, size_t at, int64_t& tries) const;
-  uint32_t take(const Node& node, std::string_view text, size_t& at) const;
+  struct Scan {  // one search
+    std::string_view text;
+    int64_t& left;  // of the budget
+    bool reached_end = false;
+  };
+  size_t match(int node, Scan& scan, size_t at) const;  // the end of the match, or kNone
+  uint32_t take(const Node& node, Scan& scan, size_t& at) const;
   int add(Node node);  // the nodes it leads to must already exist
 
+  std::string expression_, where_;
   std::vector<Node> nodes_;
   std::vector<CharacterSet> sets_;
   int start_ = -1;

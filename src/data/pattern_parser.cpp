@@ -377,7 +377,8 @@ class PatternParser {
   int depth_ = 0;
 };
 
-Pattern::Pattern(std::string_view expression) {
+Pattern::Pattern(std::string_view expression, std::string where)
+    : expression_(expression), where_(std::move(where)) {
   if (valid_prefix(expression) != expression.size()) {
     throw Error("a pattern isn't valid UTF-8.",
                 "the tokenizer.json is damaged; download it again.");

@@ -9,7 +9,9 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/regular_file.h"
 #include "base/table.h"
+#include "data/data_file.h"
 #include "data/mapped_file.h"
 #include "data/token_writer.h"
 #include "fsdp/error.h"
@@ -17,21 +19,23 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kMapped = int64_t{1} << 20;  // bytes; smaller files are opened to be read: a
-                                               // process has few maps (65,530)
+constexpr int64_t kKeptOpen = int64_t{1} << 20;  // bytes; smaller files are opened to be read
 constexpr int64_t kBatchOfText = int64_t{64} << 20;  // bytes of text tokenized at a time
 
 class BytesSource : public TokenSource {
  public:
   BytesSource(const FoundFile& file, int32_t end) : path_(file.path), size_(file.bytes), end_(end) {
-    if (size_ >= kMapped) map_ = std::make_unique<MappedFile>(path_);
+    if (size_ >= kKeptOpen) file_ = std::make_unique<DataFile>(path_);
   }
   int64_t tokens() const override { return size_ + 1; }
 
   void read(int64_t first, int64_t count, int64_t* ids) const override {
     int64_t bytes = std::min(count, size_ - first);
-    std::string storage;
-    std::string_view text = map_ ? map_->bytes().substr(first, bytes) : part(first, bytes, storage);
+    std::string text(static_cast<size_t>(bytes), '\0');
+    if (file_)
+      file_->read(first, text.data(), bytes);
+    else
+      DataFile(path_).read(first, text.data(), bytes);
     for (int64_t i = 0; i < bytes; ++i) ids[i] = static_cast<unsigned char>(text[i]);
     if (bytes < count) ids[bytes] = end_;
   }
@@ -39,22 +43,10 @@ class BytesSource : public TokenSource {
   SourceInfo info() const override { return {"text as bytes", 1, size_}; }
 
  private:
-  std::string_view part(int64_t first, int64_t bytes, std::string& storage) const {
-    storage.resize(bytes);
-    int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    ssize_t got = file < 0 ? -1 : pread(file, storage.data(), bytes, first);
-    if (file >= 0) close(file);
-    if (got != bytes) {
-      throw Error(formatted("can't read {}, or it became shorter.", path_),
-                  "don't change files while they are trained on.");
-    }
-    return storage;
-  }
-
   std::string path_;
   int64_t size_;
   int32_t end_;
-  std::unique_ptr<MappedFile> map_;
+  std::unique_ptr<DataFile> file_;
 };
 
 class MemorySource : public TokenSource {
@@ -114,7 +106,7 @@ class Fingerprint {
 class FileLock {
  public:
   explicit FileLock(const std::string& path)
-      : file_(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
+      : file_(open(place_of_file(path).c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
     if (file_ >= 0) flock(file_, LOCK_EX);
   }
   ~FileLock() {

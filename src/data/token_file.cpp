@@ -7,7 +7,7 @@
 
 #include "base/format.h"
 #include "base/table.h"
-#include "data/mapped_file.h"
+#include "data/data_file.h"
 #include "fsdp/error.h"
 
 namespace fsdp::data {
@@ -17,6 +17,9 @@ constexpr int64_t kHeader = 1024;  // bytes, of llm.c
 constexpr uint32_t kMagic16 = 20240520, kMagic32 = 20240801;
 constexpr std::string_view kIndexMagic("MMIDIDX\0\0", 9);
 constexpr int64_t kIndexHeader = 9 + 8 + 1 + 8 + 8;
+constexpr int64_t kFront = 4096;      // bytes that tell the kind of a file
+constexpr int64_t kEntries = 1 << 16;  // of a table, read at a time
+constexpr int64_t kStride = 512;       // documents
 
 template <class T>
 T load(std::string_view bytes, int64_t at) {  // may be unaligned
@@ -39,8 +42,28 @@ std::string count(int64_t number) {
               "copy or make the file again.");
 }
 
-// The kind of a file that holds no tokens, by its first bytes; "" if it isn't a known one.
-std::string foreign_kind(std::string_view bytes) {
+// Calls use(index, value) for each entry of a table in a file, which begins at `offset`.
+template <class T, class Use>
+void each_entry(const DataFile& file, int64_t offset, int64_t entries, Use use) {
+  std::vector<T> some(static_cast<size_t>(std::min(entries, kEntries)));
+  for (int64_t begin = 0; begin < entries; begin += kEntries) {
+    const int64_t number = std::min(entries - begin, kEntries);
+    file.read(offset + begin * static_cast<int64_t>(sizeof(T)), some.data(),
+              number * static_cast<int64_t>(sizeof(T)));
+    for (int64_t i = 0; i < number; ++i) use(begin + i, some[static_cast<size_t>(i)]);
+  }
+}
+
+template <class T>
+T load(const DataFile& file, int64_t at) {
+  T value;
+  file.read(at, &value, sizeof value);
+  return value;
+}
+
+// The kind of a file that holds no tokens, by its first bytes and its last one; "" if it isn't a
+// known one.
+std::string foreign_kind(std::string_view bytes, char last) {
   struct ElementType {
     std::string_view start;
     const char* name;
@@ -72,15 +95,20 @@ std::string foreign_kind(std::string_view bytes) {
   }
   // Two bytes could also be a token, so check the last byte of a pickle, too.
   if (bytes.size() > 2 && bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5 &&
-      bytes.back() == '.') {
+      last == '.') {
     return "a Python pickle";
   }
   // Tokens are two bytes each, and the upper bytes are small numbers, unlike text.
-  std::string_view front = bytes.substr(0, 4096);
-  bool text = front.size() >= 16;
-  for (unsigned char c : front)
+  bool text = bytes.size() >= 16;
+  for (unsigned char c : bytes)
     text = text && (c >= 0x20 || c == '\n' || c == '\r' || c == '\t') && c != 0x7f;
   return text ? "text" : "";
+}
+
+[[noreturn]] void refuse_index(const DataFile& index, const std::string& tokens,
+                               const std::string& why) {
+  throw Error(formatted("{} isn't a usable index: {}.", index.path(), why),
+              formatted("Megatron's preprocess_data.py writes it together with {}.", tokens));
 }
 
 uint32_t swapped(uint32_t value) {
@@ -114,11 +142,11 @@ int64_t TokenFile::file_bytes() const {
 std::shared_ptr<TokenFile> TokenFile::open(const std::string& path, Format format) {
   auto tokens = std::make_shared<TokenFile>();
   bool named_index = std::filesystem::path(path).extension() == ".idx";
-  tokens->file_ = std::make_unique<MappedFile>(named_index ? sibling(path, ".bin") : path);
+  tokens->file_ = std::make_unique<DataFile>(named_index ? sibling(path, ".bin") : path);
   std::string index = sibling(path, ".idx");
   if (format == Format::kAuto) {
     std::error_code ignored;
-    format = has_llmc_magic(tokens->file_->bytes())                   ? Format::kLlmc
+    format = has_llmc_magic(tokens->file_->front(4))                  ? Format::kLlmc
              : named_index || std::filesystem::exists(index, ignored) ? Format::kMegatron
                                                                       : Format::kNanogpt;
   }
@@ -137,22 +165,20 @@ std::shared_ptr<TokenFile> TokenFile::open(const std::string& path, Format forma
 }
 
 void TokenFile::open_nanogpt() {
-  std::string_view bytes = file_->bytes();
   const std::string hint = "fsdp tokenize turns text into tokens.";
-  if (bytes.empty()) refuse(path(), "it is empty", hint);
-  std::string kind = foreign_kind(bytes);
+  if (file_->size() == 0) refuse(path(), "it is empty", hint);
+  std::string kind = foreign_kind(file_->front(kFront), load<char>(*file_, file_->size() - 1));
   if (!kind.empty()) refuse(path(), formatted("it is {}", kind), hint);
-  if (bytes.size() % 2) {
+  if (file_->size() % 2) {
     refuse(path(),
            formatted("tokens have two bytes, but its size of {} is odd", count(file_->size())),
            "it may be truncated; copy or make it again.");
   }
-  data_ = bytes.data();
   tokens_ = file_->size() / 2;
 }
 
 void TokenFile::open_llmc() {
-  std::string_view bytes = file_->bytes();
+  const std::string bytes = file_->front(kHeader);
   const std::string hint =
       "llm.c's files begin with a header of 1024 bytes; is this another format?";
   if (file_->size() < kHeader) refuse(path(), "it is shorter than llm.c's header", hint);
@@ -171,17 +197,14 @@ void TokenFile::open_llmc() {
   type_ = magic == kMagic16 ? kUint16 : kUint32;
   int64_t needs = kHeader + int64_t{number} * (type_ == kUint16 ? 2 : 4);
   if (file_->size() != needs) cut_short(path(), file_->size(), needs);
-  data_ = bytes.data() + kHeader;
+  first_ = kHeader;
   tokens_ = number;
 }
 
 void TokenFile::open_megatron(const std::string& name) {
-  index_ = std::make_unique<MappedFile>(name);
-  std::string_view bytes = index_->bytes();
-  auto wrong = [&](const std::string& why) {
-    throw Error(formatted("{} isn't a usable index: {}.", name, why),
-                formatted("Megatron's preprocess_data.py writes it together with {}.", path()));
-  };
+  index_ = std::make_unique<DataFile>(name);
+  const std::string bytes = index_->front(kIndexHeader);
+  const auto wrong = [&](const std::string& why) { refuse_index(*index_, path(), why); };
   if (index_->size() < kIndexHeader || bytes.substr(0, kIndexMagic.size()) != kIndexMagic) {
     wrong("it doesn't have Megatron's magic number");
   }
@@ -209,44 +232,54 @@ void TokenFile::open_megatron(const std::string& name) {
   if (index_->size() == needs + sequences_) wrong("it is multimodal");
   if (index_->size() != needs) cut_short(name, index_->size(), needs);
 
-  // The sequences must be contiguous, so that the file is one sequence of tokens.
-  int64_t at = 0;
-  for (int64_t i = 0; i < sequences_; ++i) {
-    auto length = load<int32_t>(bytes, kIndexHeader + 4 * i);
-    if (length < 0) wrong(formatted("sequence {} has a length of {}", count(i), count(length)));
-    if (load<int64_t>(bytes, kIndexHeader + 4 * sequences_ + 8 * i) != at) {
-      wrong(formatted("sequence {} doesn't follow the one before", count(i)));
-    }
-    at += length * width;
-  }
-  if (file_->size() != at) cut_short(path(), file_->size(), at);
-  int64_t table = kIndexHeader + 12 * sequences_, last = 0;
-  for (int64_t i = 0; i < documents_; ++i) {
-    auto first = load<int64_t>(bytes, table + 8 * i);
-    if (first < last || first > sequences_ || (i == 0 && first != 0))
-      wrong("its documents are out of order");
-    last = first;
-  }
-  data_ = file_->bytes().data();
-  tokens_ = at / width;
+  check_sequences(width);
+  check_documents();
   if (tokens_ == 0) refuse(path(), "it has no tokens", "was the text empty?");
 }
 
-int64_t TokenFile::sequence_start(int64_t sequence) const {
-  if (sequence == sequences_) return tokens_;
-  auto bytes = load<int64_t>(index_->bytes(), kIndexHeader + 4 * sequences_ + 8 * sequence);
-  return bytes / (file_->size() / tokens_);
+// The sequences must be contiguous, so that the file is one sequence of tokens.
+void TokenFile::check_sequences(int64_t width) {
+  const auto wrong = [&](const std::string& why) { refuse_index(*index_, path(), why); };
+  std::vector<int64_t> starts(static_cast<size_t>(std::min(sequences_, kEntries)));
+  int64_t at = 0;
+  each_entry<int32_t>(*index_, kIndexHeader, sequences_, [&](int64_t i, int32_t length) {
+    if (i % kEntries == 0)
+      index_->read(kIndexHeader + 4 * sequences_ + 8 * i, starts.data(),
+                   8 * std::min(sequences_ - i, kEntries));
+    if (length < 0) wrong(formatted("sequence {} has a length of {}", count(i), count(length)));
+    if (starts[static_cast<size_t>(i % kEntries)] != at)
+      wrong(formatted("sequence {} doesn't follow the one before", count(i)));
+    at += length * width;
+  });
+  if (file_->size() != at) cut_short(path(), file_->size(), at);
+  tokens_ = at / width;
+}
+
+void TokenFile::check_documents() {
+  int64_t last = 0;
+  each_entry<int64_t>(*index_, kIndexHeader + 12 * sequences_, documents_,
+                      [&](int64_t i, int64_t first) {
+                        if (first < last || first > sequences_ || (i == 0 && first != 0))
+                          refuse_index(*index_, path(), "its documents are out of order");
+                        last = first;
+                        if (i % kStride == 0 && tokens_ > 0) starts_.push_back(document_start(i));
+                      });
 }
 
 int64_t TokenFile::document_start(int64_t document) const {
-  return sequence_start(
-      load<int64_t>(index_->bytes(), kIndexHeader + 12 * sequences_ + 8 * document));
+  const auto sequence = load<int64_t>(*index_, kIndexHeader + 12 * sequences_ + 8 * document);
+  if (sequence == sequences_) return tokens_;
+  const auto bytes = load<int64_t>(*index_, kIndexHeader + 4 * sequences_ + 8 * sequence);
+  return bytes / (file_->size() / tokens_);
 }
 
 std::vector<int64_t> TokenFile::document_starts(int64_t first, int64_t number) const {
   std::vector<int64_t> starts;
   if (!index_) return starts;
-  int64_t low = 0, high = documents_;
+  // The first document at or behind `first` follows the last of the stride whose start is before.
+  const int64_t before = std::lower_bound(starts_.begin(), starts_.end(), first) - starts_.begin();
+  int64_t low = std::max<int64_t>(before - 1, 0) * kStride;
+  int64_t high = std::min(before * kStride + 1, documents_);
   while (low < high) {
     int64_t middle = low + (high - low) / 2;
     if (document_start(middle) < first)
@@ -263,12 +296,18 @@ std::vector<int64_t> TokenFile::document_starts(int64_t first, int64_t number) c
 }
 
 void TokenFile::read(int64_t first, int64_t number, int64_t* ids) const {
+  constexpr int64_t kPiece = 32 << 10;  // bytes
+  alignas(8) char piece[kPiece];
   auto widen = [&]<class T>(T) {
-    const char* from = data_ + first * static_cast<int64_t>(sizeof(T));
-    for (int64_t i = 0; i < number; ++i) {
-      T value;
-      std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-      ids[i] = static_cast<int64_t>(value);
+    constexpr auto width = static_cast<int64_t>(sizeof(T));
+    for (int64_t done = 0; done < number; done += kPiece / width) {
+      const int64_t some = std::min(number - done, kPiece / width);
+      file_->read(first_ + (first + done) * width, piece, some * width);
+      for (int64_t i = 0; i < some; ++i) {
+        T value;
+        std::memcpy(&value, piece + i * width, sizeof(T));
+        ids[done + i] = static_cast<int64_t>(value);
+      }
     }
   };
   switch (type_) {
@@ -297,7 +336,7 @@ MaskFile::MaskFile(const TokenFile& tokens) {
         formatted("there is no loss mask {} for {}.", name, tokens.path()),
         "fsdp tokenize writes one for prompts and completions; or set data.loss_mask to false.");
   }
-  file_ = std::make_unique<MappedFile>(name);
+  file_ = std::make_unique<DataFile>(name);
   if (file_->size() != tokens.tokens()) {
     throw Error(formatted("{} has {} bytes for {} tokens of {}.", name, count(file_->size()),
                           count(tokens.tokens()), tokens.path()),
@@ -308,7 +347,7 @@ MaskFile::MaskFile(const TokenFile& tokens) {
 MaskFile::~MaskFile() = default;
 
 void MaskFile::read(int64_t first, int64_t number, uint8_t* counts) const {
-  std::memcpy(counts, file_->bytes().data() + first, static_cast<size_t>(number));
+  file_->read(first, counts, number);
   auto* bad = std::find_if(counts, counts + number, [](uint8_t value) { return value > 1; });
   if (bad != counts + number) {
     throw Error(formatted("{}: byte {} is {}.", file_->path(), count(first + (bad - counts)), *bad),

@@ -1,4 +1,4 @@
-// TokenFile: a memory-mapped file of token ids in a format of another program.
+// TokenFile: a file of token ids in a format of another program.
 //
 //   nanogpt   FILE.bin: uint16, nothing else
 //   llmc      FILE.bin: 256 int32 (magic 20240520, version 1, count), then uint16;
@@ -19,7 +19,7 @@
 
 namespace fsdp::data {
 
-class MappedFile;
+class DataFile;
 
 class TokenFile {
  public:
@@ -44,15 +44,17 @@ class TokenFile {
   void open_nanogpt();
   void open_llmc();
   void open_megatron(const std::string& index);
-  int64_t sequence_start(int64_t sequence) const;  // in tokens, from the index
-  int64_t document_start(int64_t document) const;
+  void check_sequences(int64_t width);  // of the index; they fill the file
+  void check_documents();
+  int64_t document_start(int64_t document) const;  // in tokens, from the index
 
   Format format_ = Format::kAuto;
-  std::unique_ptr<MappedFile> file_, index_;
-  const char* data_ = nullptr;  // the first token
+  std::unique_ptr<DataFile> file_, index_;
+  int64_t first_ = 0;  // where the tokens begin, in bytes
   Type type_ = kUint16;
   int64_t tokens_ = 0;
   int64_t sequences_ = 0, documents_ = 0;  // of the index
+  std::vector<int64_t> starts_;            // of every kStride-th document, so that a search is short
 };
 
 // FILE.mask next to a token file: one byte per token, 1 if it counts in the loss, 0 if not.
@@ -63,7 +65,7 @@ class MaskFile {
   void read(int64_t first, int64_t count, uint8_t* counts) const;  // throws Error for other values
 
  private:
-  std::unique_ptr<MappedFile> file_;
+  std::unique_ptr<DataFile> file_;
 };
 
 // `path` with another extension.

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "data/token_file.h"
 #include "fsdp/error.h"
 
@@ -17,8 +19,7 @@ constexpr int64_t kIdsOf16Bits = 65536;  // smaller ids have 16 bits
 
 [[noreturn]] void failed(const std::string& path) {
   int reason = errno;
-  throw Error(formatted("can't write {}: {}.", path, std::strerror(reason)),
-              "check free space on the disk and the permissions of the directory.");
+  throw Error(formatted("can't write {}: {}.", path, errno_text(reason)), file_hint(reason));
 }
 
 }  // namespace
@@ -33,6 +34,7 @@ TokenWriter::TokenWriter(const std::string& path, Format format, int64_t vocab, 
     throw Error(formatted("a vocabulary of {} doesn't fit in nanoGPT's 16 bits.", vocab),
                 "use --format llmc or megatron.");
   }
+  ignore_size_signal();
   files_.reserve(3);  // keeps references to them valid
   File& tokens = create(path);
   if (format == Format::kLlmc) {
@@ -53,7 +55,7 @@ TokenWriter::File& TokenWriter::create(const std::string& path) {
   File& file = files_.emplace_back();
   file.path = path;
   std::string name = formatted("{}.part-{}", path, getpid());
-  file.stream = std::fopen(name.c_str(), "wb");
+  file.stream = std::fopen(place_of_file(name).c_str(), "wb");
   if (!file.stream) failed(name);
   file.temporary = name;
   return file;

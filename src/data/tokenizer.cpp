@@ -2,11 +2,10 @@
 #include "fsdp/tokenizer.h"
 
 #include <filesystem>
-#include <fstream>
 #include <numeric>
-#include <sstream>
 
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "data/bpe_tokenizer.h"
 #include "data/parallel.h"
 #include "data/unicode.h"
@@ -16,6 +15,8 @@ namespace fsdp::data {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int64_t kLargestTokenizer = int64_t{1} << 30;  // bytes; real ones have up to 40 MB
 
 class BytesTokenizer : public Tokenizer {
  public:
@@ -58,14 +59,6 @@ class BytesTokenizer : public Tokenizer {
   std::string bytes_, none_;
 };
 
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) throw Error(formatted("can't read {}.", path), "check the path and its permissions.");
-  return std::move(text).str();
-}
-
 }  // namespace
 
 std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& what) {
@@ -73,7 +66,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& what) {
   std::error_code ignored;
   fs::path path = what;
   if (fs::is_directory(path, ignored)) path /= "tokenizer.json";
-  if (!fs::is_regular_file(path, ignored)) {
+  if (!fs::exists(path, ignored)) {
     throw Error(formatted("there is no tokenizer {}.", what.empty() ? "\"\"" : path.string()),
                 "pass a tokenizer.json, a folder that contains one, or bytes.");
   }
@@ -83,9 +76,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& what) {
                 "AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(FOLDER).");
   }
   fs::path config = path.parent_path() / "tokenizer_config.json";
-  bool has_config = path.filename() == "tokenizer.json" && fs::is_regular_file(config, ignored);
-  return std::make_shared<BpeTokenizer>(path.string(), contents(path),
-                                        has_config ? contents(config) : std::string());
+  bool has_config = path.filename() == "tokenizer.json" && fs::exists(config, ignored);
+  return std::make_shared<BpeTokenizer>(
+      path.string(), read_file(path, kLargestTokenizer),
+      has_config ? read_file(config, kLargestTokenizer) : std::string());
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special) const {

@@ -12,8 +12,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMostIds = 1 << 22;  // bounds a table; more means a damaged file
-constexpr size_t kMostSteps = 64;      // of splitting into words; each is a level of recursion
+constexpr int64_t kMostIds = 1 << 22;   // bounds a table; more means a damaged file
+constexpr size_t kLongestAdded = 1000;  // bytes: at each byte of a text, so many may be compared
+constexpr size_t kMostSteps = 64;       // of splitting into words; each is a level of recursion
 
 // ByteLevel's own pattern, used unless use_regex is false.
 constexpr const char* kGpt2Pattern =
@@ -176,7 +177,8 @@ struct TokenizerReader {
     if (member(part, "invert", false, where))
       refuse(formatted("{}.invert", where), "isn't supported");
     try {
-      parts.steps.push_back({false, std::make_shared<Pattern>(regex->get<std::string>())});
+      parts.steps.push_back({false, std::make_shared<Pattern>(regex->get<std::string>(),
+                                                              formatted("{}: {}", name, where))});
     } catch (const Error& problem) {
       throw Error(formatted("{}: {}: {}", name, where, problem.message()), problem.hint());
     }
@@ -200,7 +202,7 @@ struct TokenizerReader {
     WordStep step;
     step.prefix_space = member(part, "add_prefix_space", true, where);
     if (member(part, "use_regex", true, where))
-      step.pattern = std::make_shared<Pattern>(kGpt2Pattern);
+      step.pattern = std::make_shared<Pattern>(kGpt2Pattern, formatted("{}: {}", name, where));
     parts.steps.push_back(std::move(step));
     return true;
   }
@@ -267,6 +269,8 @@ struct TokenizerReader {
       token.lstrip = member(entry, "lstrip", false, where);
       token.rstrip = member(entry, "rstrip", false, where);
       token.normalized = member(entry, "normalized", !token.special, where);
+      if (token.content.size() > kLongestAdded)
+        refuse(formatted("{}.content", where), formatted("has {} bytes", token.content.size()));
       if (token.content.empty() || !seen.insert(token.content).second) {
         refuse(formatted("{}.content", where), "is empty or appears twice");
       }

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <system_error>
 
+#include "base/file_error.h"
 #include "base/format.h"
 #include "base/table.h"
 #include "fsdp/error.h"
@@ -71,11 +71,7 @@ bool Engine::finish(Piece& piece, int64_t result) {
   if (result == -EINTR || result == -EAGAIN) return false;
   if (result < 0) {
     const int code = static_cast<int>(-result);
-    fail(piece, std::generic_category().message(code),
-         code == ENOSPC || code == EDQUOT
-             ? "free space on the disk, or choose a directory on another disk."
-             : "check the kernel log (dmesg) for disk errors, or choose a directory on another "
-               "disk.");
+    fail(piece, errno_text(code), file_hint(code));
     return true;
   }
   // With O_DIRECT the remainder must start at a block boundary.

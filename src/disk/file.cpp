@@ -7,9 +7,9 @@
 
 #include <atomic>
 #include <cerrno>
-#include <system_error>
 #include <utility>
 
+#include "base/file_error.h"
 #include "base/format.h"
 #include "base/seams.h"
 #include "base/table.h"
@@ -19,10 +19,6 @@ namespace fsdp::disk {
 namespace {
 
 std::atomic<int> opened = 0;  // files that this process has made so far
-
-std::string words(int code) {
-  return std::generic_category().message(code);
-}
 
 std::string sized(int64_t bytes) {
   return with_separators(bytes) + " bytes (" + human_bytes(static_cast<double>(bytes)) + ")";
@@ -88,10 +84,11 @@ void ScratchFile::open(bool direct) {
     ::unlink(path_.c_str());  // some file systems create the file before they refuse O_DIRECT
     descriptor_ = ::open(path_.c_str(), flags, 0600);
   }
+  const int code = errno;
   if (descriptor_ < 0)
     throw Error(formatted("{}: can't create a file for optimizer state here: {}.", directory_,
-                          words(errno)),
-                "choose an existing, writable directory on a local disk.");
+                          errno_text(code)),
+                file_hint(code));
   ::unlink(path_.c_str());
 }
 
@@ -104,7 +101,7 @@ void ScratchFile::reserve() const {
     throw Error(formatted("{}: the file would exceed the size limit.", wanted),
                 "raise the limit (ulimit -f unlimited), or use a file system for large files.");
   throw Error(formatted("{}: {}; {} are free, shared by all ranks that use this disk.", wanted,
-                        words(code), sized(free_bytes(descriptor_))),
+                        errno_text(code), sized(free_bytes(descriptor_))),
               "free space, choose a directory on a larger disk, or offload a smaller part "
               "(Offload::fraction).");
 }

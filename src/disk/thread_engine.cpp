@@ -37,7 +37,7 @@ class ThreadEngine final : public Engine {
       queue_.clear();
     }
     more_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    for (std::thread& thread : threads_) thread.join();  // Ends: with the call it is in
   }
 
   const char* name() const override { return "threads"; }
@@ -53,6 +53,7 @@ class ThreadEngine final : public Engine {
     for (Piece piece;;) {
       {
         Lock lock(mutex_);
+        // Ends: the destructor.
         more_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
         if (stopping_) return;
       }

@@ -61,7 +61,7 @@ class UringEngine final : public Engine {
       }
       submit();
     }
-    reaper_.join();
+    reaper_.join();  // Ends: the kernel has ended what was submitted
     io_uring_queue_exit(&ring_);
   }
 
@@ -132,7 +132,7 @@ class UringEngine final : public Engine {
     for (int tries = 0; io_uring_sq_ready(&ring_) > 0 && tries < 1000;)
       if (io_uring_submit(&ring_) <= 0) {
         ++tries;
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // Ends: after 1000 tries
       }
   }
 

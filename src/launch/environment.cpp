@@ -8,27 +8,22 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <sstream>
 
 #include "base/environment.h"
+#include "base/regular_file.h"
 
 namespace fsdp::launch {
 namespace {
 
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // The quota of one cgroup folder in cores; 0: none. cgroup v2 has cpu.max, v1 has two files.
 double quota_of(const std::filesystem::path& folder) {
   double quota = 0, period = 0;
-  std::istringstream both(contents(folder / "cpu.max"));
+  std::istringstream both(read_if_there(folder / "cpu.max"));
   if (both >> quota >> period && period > 0) return quota / period;  // "max 100000" fails at max
-  std::istringstream first(contents(folder / "cpu.cfs_quota_us"));
-  std::istringstream second(contents(folder / "cpu.cfs_period_us"));
+  std::istringstream first(read_if_there(folder / "cpu.cfs_quota_us"));
+  std::istringstream second(read_if_there(folder / "cpu.cfs_period_us"));
   if (first >> quota && second >> period && quota > 0 && period > 0) return quota / period;
   return 0;
 }
@@ -85,7 +80,7 @@ int available_cores() {
   int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof mask, &mask) == 0) cores = CPU_COUNT(&mask);
-  int quota = quota_cores("/sys/fs/cgroup", contents("/proc/self/cgroup"));
+  int quota = quota_cores("/sys/fs/cgroup", read_if_there("/proc/self/cgroup"));
   if (quota > 0) cores = std::min(cores, quota);
   return std::max(1, cores);
 }

@@ -8,16 +8,18 @@
 
 namespace fsdp::launch {
 
-// One start of all ranks on all nodes; the same on every node.
+// One start of all ranks on all nodes; but for `node` the same on every node.
 struct Plan {
   std::string run_id;
   std::vector<int> nprocs;  // ranks per node
+  int node = 0;             // this one
   std::string master_host;
   int master_port = 0;
   int max_restarts = 0;
   int restart = 0;     // 0 for the first start
   double grace_s = 0;  // node 0's --grace; 0: the default
 
+  int nodes() const { return static_cast<int>(nprocs.size()); }
   int world() const;
   int first_rank(int node) const;
 };

@@ -3,7 +3,9 @@
 #include <csignal>
 #include <cstring>
 
+#include "base/exit_code.h"
 #include "base/format.h"
+#include "base/printable.h"
 
 namespace fsdp::launch {
 namespace {
@@ -42,8 +44,8 @@ std::string hint_for(const Failure& failure, const std::string& program,
 }  // namespace
 
 int Failure::exit_code() const {
-  if (signal != 0) return 128 + signal;
-  return code != 0 ? code : 1;
+  if (signal != 0) return kExitSignal + signal;
+  return code != 0 ? code : kExitFailed;
 }
 
 std::string signal_name(int signal) {
@@ -82,7 +84,7 @@ std::string report(const Failure& failure, int nnodes, int others, const std::st
   }
   std::string hint = hint_for(failure, program, log_dir);
   if (!hint.empty()) text += "  HINT: " + hint + "\n";
-  return text;
+  return printable(text);  // ranks and other nodes may have sent anything
 }
 
 }  // namespace fsdp::launch

@@ -8,7 +8,7 @@
 namespace fsdp::launch {
 
 enum class FailureKind {
-  kRank,         // a rank exited with a code or was killed; the only kind that restarts
+  kRank,         // a rank exited with a code or was killed; this kind and kNode restart
   kStart,        // a rank couldn't be started
   kNode,         // the connection to a launcher was lost
   kInterrupted,  // a launcher received a signal to end

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/log.h"
+#include "launch/memory_folder.h"
 
 namespace fsdp::launch {
 namespace {
@@ -38,6 +39,7 @@ struct GuardOrder {
     }
   }
   for (pid_t group : groups) kill(-group, SIGKILL);
+  remove_dead_memory_folders();
   _exit(0);
 }
 
@@ -62,7 +64,7 @@ Guard::Guard() {
 
 Guard::~Guard() {
   pipe_.close();
-  if (pid_ > 0) waitpid(pid_, nullptr, 0);
+  if (pid_ > 0) waitpid(pid_, nullptr, 0);  // Ends: it exits when its pipe closes
 }
 
 void Guard::watch(pid_t group) {

@@ -1,6 +1,7 @@
 // Guard: a small process beside the launcher that outlives it briefly. If the launcher dies without
 // cleaning up (SIGKILL, a crash), PR_SET_PDEATHSIG kills the ranks, but their children would keep
-// running. The guard sees its pipe close and kills the process groups it watches.
+// running. The guard sees its pipe close, kills the process groups it watches and removes what the
+// launcher kept in memory.
 #pragma once
 
 #include <sys/types.h>

@@ -4,11 +4,14 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/terminal.h"
@@ -16,10 +19,13 @@
 #include "launch/attempt.h"
 #include "launch/connection.h"
 #include "launch/guard.h"
+#include "launch/memory_folder.h"
 #include "launch/nodes.h"
 
 namespace fsdp::launch {
 namespace {
+
+constexpr double kStuckReader = 10;  // seconds, after a failure and without --grace
 
 // A closed standard stream would give its number to the next pipe, and ranks would write into it.
 void open_standard_streams() {
@@ -44,20 +50,41 @@ void check_log_dir(const std::string& folder) {
   }
 }
 
-// Rank 0 listens on the master port; fail before starting ranks if it can't.
-void check_master_port(const Options& options) {
-  if (options.node_rank == 0 && options.master_port != 0) {
-    check_port_is_free(options.master_port, "the master port, where rank 0 listens");
-  }
+// The port of rank 0, held for as long as it may need it. Fails before ranks are started if
+// another program has it. On the other nodes, and for a port chosen for each start: nothing.
+std::optional<HeldPort> hold_master_port(const Options& options) {
+  if (options.node_rank != 0 || options.master_port == 0) return std::nullopt;
+  return HeldPort(options.master_port, "the master port, where rank 0 listens");
 }
 
-// Writes what is left, until the reader is gone or a signal arrives. Waits for a stuck reader, but
-// only for a second if a signal `interrupted` the run already.
-void flush(Writer& writer, Signals& signals, bool interrupted) {
+void warn_without_secret(const Options& options) {
+  if (options.nnodes == 1 || options.node_rank != 0 || !options.secret.empty()) return;
+  log::warn(
+      "the nodes have no secret, so anyone who reaches this node's ports can disturb or join the "
+      "run: set FSDP_SECRET, FSDP_SECRET_FILE or --secret-file on every node (docs/security.md).");
+}
+
+// A signal to end that has arrived; 0: none.
+int ending_signal(Signals& signals) {
+  while (const int signal = signals.next())
+    if (signal != SIGCHLD) return signal;
+  return 0;
+}
+
+// How long to wait for a stuck reader: forever if the run was good, as any program does, or if it
+// is a terminal, but not after a failure, when the batch system should learn of it. Milliseconds.
+int patience(const Writer& writer, const Verdict& verdict, bool interrupted, double grace_s) {
+  if (interrupted) return 1000;
+  if (!verdict.failure || isatty(writer.fd())) return -1;
+  return static_cast<int>(1e3 * std::min(grace_s > 0 ? grace_s : kStuckReader, 1e6));
+}
+
+// Writes what is left, until the reader is gone, stuck for `patience_ms`, or a signal arrives.
+void flush(Writer& writer, Signals& signals, int patience_ms) {
   writer.write_some();
   while (writer.pending() > 0) {
     pollfd fds[] = {{signals.fd(), POLLIN, 0}, {writer.fd(), POLLOUT, 0}};
-    if (poll(fds, 2, interrupted ? 1000 : -1) == 0) return;
+    if (poll(fds, 2, patience_ms) == 0) return;
     while (int signal = signals.next()) {
       if (signal != SIGCHLD) return;
     }
@@ -70,9 +97,12 @@ void flush(Writer& writer, Signals& signals, bool interrupted) {
 int run(const Options& options) {
   open_standard_streams();
   Guard guard;
+  remove_dead_memory_folders();
   check_log_dir(options.log_dir);
-  check_master_port(options);
+  const auto master_port = hold_master_port(options);
+  warn_without_secret(options);
   Nodes nodes(options);  // until all have joined, signals end this process as usual
+  if (nodes.dismissed()) return 0;
   Signals signals;
 
   Writer out_writer(STDOUT_FILENO), err_writer(STDERR_FILENO);
@@ -83,38 +113,46 @@ int run(const Options& options) {
   Screens screens{out, same ? out : err};
   auto say = [&](const std::string& text) { screens.err.say(text); };
 
+  MemoryFolder memory;
+  if (nodes.plan().max_restarts > 0)
+    memory = MemoryFolder(formatted("{}-{}", nodes.plan().run_id, nodes.plan().node));
+
   Verdict verdict;
   bool interrupted = false;
-  for (int restart = 0;; ++restart) {
-    nodes.begin(restart, options.master_port != 0 ? nodes.plan().master_port : free_port());
-    Attempt attempt(options, nodes, signals, guard, screens);
+  int code = kExitDone;
+  for (;;) {
+    std::optional<HeldPort> free_port;
+    if (options.master_port == 0) free_port.emplace(0, "a free port for rank 0");
+    nodes.begin(nodes.plan().restart, free_port ? free_port->number() : nodes.plan().master_port);
+    Attempt attempt(options, nodes, signals, guard, screens, memory.path());
     verdict = attempt.run();
     interrupted = attempt.interrupted();
-    // Ranks that exited with 0 after a signal to end haven't failed.
+    // Ranks that ended well after a signal to end haven't failed.
     if (verdict.failure && verdict.failure->kind == FailureKind::kInterrupted &&
-        attempt.all_clean())
+        attempt.all_ended_well())
       verdict.failure.reset();
-    if (!verdict.failure) break;
+    if (!verdict.failure) {
+      code = attempt.code();
+      break;
+    }
     const Failure& failure = *verdict.failure;
     bool already_said = failure.kind == FailureKind::kInterrupted ||
                         (failure.kind == FailureKind::kOutput && failure.signal == SIGPIPE);
-    if (!already_said) {
-      std::string error = screens.err.colour() ? "\x1b[31merror\x1b[0m" : "error";
-      say(formatted("fsdp: {}: {}", error,
-                    report(failure, options.nnodes, attempt.stopped_ranks(),
-                           options.command.front(), options.log_dir)));
-    }
-    int limit = nodes.plan().max_restarts;
+    if (!already_said) attempt.say_failure(failure);
+    const Plan& plan = nodes.plan();  // ranks may have been replaced meanwhile
     if (!verdict.restart) {
-      if (limit > 0 && restart == limit)
-        say(formatted("fsdp: giving up after restart {}.\n", limit));
+      if (plan.max_restarts > 0 && plan.restart == plan.max_restarts)
+        say(formatted("fsdp: giving up after restart {}.\n", plan.max_restarts));
       break;
     }
-    say(formatted("fsdp: restart {} of {}.\n", restart + 1, limit));
+    say(formatted("fsdp: restart {} of {}.\n", plan.restart + 1, plan.max_restarts));
+    for (Writer* writer : {&out_writer, &err_writer}) writer->write_some();
+    if (const int signal = nodes.meet_again([&] { return ending_signal(signals); }))
+      return kExitSignal + signal;
   }
-  flush(out_writer, signals, interrupted);
-  flush(err_writer, signals, interrupted);
-  return verdict.failure ? verdict.failure->exit_code() : 0;
+  for (Writer* writer : {&out_writer, &err_writer})
+    flush(*writer, signals, patience(*writer, verdict, interrupted, nodes.plan().grace_s));
+  return verdict.failure ? verdict.failure->exit_code() : code;
 }
 
 }  // namespace fsdp::launch

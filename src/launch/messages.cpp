@@ -30,15 +30,35 @@ static void from_json(const json& in, FailureKind& kind) {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Failure, kind, node, rank, pid, code, signal, message, hint,
                                    last_lines)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, version, nnodes, node, nproc)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, run_id, nprocs, master_port, max_restarts, grace_s)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, run_id, nprocs, node, master_port, max_restarts, restart,
+                                   grace_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Refusal, message, hint)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureNotice, failure)
+
+static void to_json(json& out, const Hello& hello) {
+  out = {{"version", hello.version},
+         {"nnodes", hello.nnodes},
+         {"node", hello.node},
+         {"nproc", hello.nproc},
+         {"restart", hello.restart}};
+}
+static void from_json(const json& in, Hello& hello) {
+  in.at("version").get_to(hello.version);
+  in.at("nnodes").get_to(hello.nnodes);
+  in.at("node").get_to(hello.node);
+  in.at("nproc").get_to(hello.nproc);
+  hello.restart = in.value("restart", 0);  // earlier versions have none
+}
 
 static void to_json(json& out, const KillOrder&) {
   out = json::object();
 }
 static void from_json(const json&, KillOrder&) {}
+
+static void to_json(json& out, const Beat&) {
+  out = json::object();
+}
+static void from_json(const json&, Beat&) {}
 
 template <typename T>
 static void read_optional(const json& in, const char* key, std::optional<T>& into) {
@@ -79,7 +99,7 @@ constexpr struct {
     {"hello", message_from<Hello>},     {"plan", message_from<Plan>},
     {"refused", message_from<Refusal>}, {"failed", message_from<FailureNotice>},
     {"kill", message_from<KillOrder>},  {"ended", message_from<EndNotice>},
-    {"verdict", message_from<Verdict>},
+    {"verdict", message_from<Verdict>}, {"beat", message_from<Beat>},
 };
 static_assert(std::size(kMessageTypes) == std::variant_size_v<Message>);
 

@@ -1,6 +1,6 @@
 // Messages between launchers, and how they look on the wire: JSON objects, each with its "type".
-//   to node 0:    Hello, FailureNotice, KillOrder, EndNotice
-//   from node 0:  Plan, Refusal, FailureNotice, KillOrder, Verdict
+//   to node 0:    Hello, FailureNotice, KillOrder, EndNotice, Beat
+//   from node 0:  Plan, Refusal, FailureNotice, KillOrder, Verdict, Beat
 #pragma once
 
 #include <optional>
@@ -11,16 +11,18 @@
 
 #include "launch/environment.h"
 #include "launch/failure.h"
+#include "launch/options.h"
 
 namespace fsdp::launch {
 
-inline constexpr int kMessageVersion = 2;
+inline constexpr int kMessageVersion = 3;
 
 struct Hello {  // a node joins
   int version = kMessageVersion;
   int nnodes = 1;
-  int node = 0;
+  int node = 0;  // kSpareNode: whichever is lost
   int nproc = 1;
+  int restart = 0;  // the number of its launcher's next start; 0: it is new
 };
 
 struct Refusal {  // the nodes don't fit together
@@ -30,6 +32,8 @@ struct Refusal {  // the nodes don't fit together
 struct FailureNotice {
   Failure failure;
 };
+
+struct Beat {};  // a sign of life
 
 struct KillOrder {};  // kill the ranks at once: a second signal arrived
 
@@ -43,8 +47,9 @@ struct Verdict {  // what follows when all nodes have ended
   std::optional<Failure> failure;  // nullopt: every rank of every node exited with 0
 };
 
-// Of a Plan, `master_host` and `restart` aren't sent: every node has its own.
-using Message = std::variant<Hello, Plan, Refusal, FailureNotice, KillOrder, EndNotice, Verdict>;
+// Of a Plan, `master_host` isn't sent: every node has its own.
+using Message = std::variant<Hello, Plan, Refusal, FailureNotice, KillOrder, EndNotice, Verdict,
+                             Beat>;
 
 std::string encode(const Message& message);  // one line, without its end
 // Throws an Error that names the field unless the line is exactly a message.

@@ -1,219 +1,58 @@
 #include "launch/nodes.h"
 
 #include <algorithm>
-#include <chrono>
-#include <random>
-#include <thread>
 
+#include "base/exit_code.h"
 #include "base/format.h"
-#include "base/log.h"
-#include "fsdp/error.h"
 
 namespace fsdp::launch {
+
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
 
-Clock::time_point after(double seconds) {
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
+constexpr auto kBeat = 2s;     // between signs of life
+constexpr auto kSilence = 8s;  // without one: dead, stopped or cut off
 
-int milliseconds_until(Clock::time_point when) {
-  auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, 1000));
-}
-
-// Logs what the launcher waits for: after 3 s, then every 30 s.
-class WaitLog {
- public:
-  void say(const std::string& text) {
-    if (Clock::now() < next_) return;
-    next_ = after(30);
-    log::info(text);
-  }
-
- private:
-  Clock::time_point next_ = after(3);
-};
-
-std::string random_id() {
-  std::random_device source;
-  return formatted("{:08x}{:08x}", source(), source());
-}
-
-std::string seconds(double value) {
-  return formatted("{:g} s", value);
-}
-
-Refusal refusal(const Error& failure) {
-  return {failure.message(), failure.hint()};
+int never() {
+  return 0;
 }
 
 }  // namespace
 
 Nodes::Nodes(const Options& options) : options_(options) {
-  plan_.run_id = random_id();
-  plan_.nprocs.assign(options.nnodes, 0);
-  plan_.nprocs[options.node_rank] = options.nproc;
-  plan_.master_host = options.master_host.empty() ? "127.0.0.1" : options.master_host;
-  plan_.master_port = options.master_port;
-  plan_.max_restarts = options.max_restarts;
-  plan_.grace_s = options.grace_s;
-  if (options.nnodes == 1) return;
-  if (options.node_rank == 0) {
-    gather();
-  } else {
-    join();
+  Met met{.plan = first_plan(options)};
+  if (options.nnodes > 1 && options.node_rank == 0) {
+    gathering_ = std::make_unique<Gathering>(options);
+    gathering_->gather(met, never);
+  } else if (options.nnodes > 1) {
+    join(options, met, never);
   }
+  take(std::move(met));
 }
 
-std::string Nodes::missing() const {
-  std::string nodes;
-  for (int node = 1; node < options_.nnodes; ++node) {
-    if (!peers_.count(node)) nodes += (nodes.empty() ? "" : ", ") + std::to_string(node);
-  }
-  return nodes;
+Nodes::~Nodes() = default;
+
+void Nodes::take(Met met) {
+  plan_ = std::move(met.plan);
+  dismissed_ = met.dismissed;
+  peers_.clear();
+  for (auto& [node, connection] : met.connections) peers_[node].connection = std::move(connection);
 }
 
-// Takes over the connection of a node that sent hello. Throws if that node can't belong to this
-// run, so that a mistake in one command line ends all launchers at once instead of after the
-// timeout.
-void Nodes::admit(Connection& connection, const Hello& hello) {
-  const auto [version, nnodes, node, nproc] = hello;
-  if (version != kMessageVersion) {
-    throw Error(
-        formatted("the launcher at {} has another version than node 0's.", connection.peer()),
-        "install the same fsdp on all nodes.");
-  }
-  if (nnodes != options_.nnodes) {
-    throw Error(
-        formatted("the nodes' flags differ: node 0 has --nnodes {}, node {} ({}) has --nnodes {}.",
-                  options_.nnodes, node, connection.peer(), nnodes),
-        "start all nodes with the same --nnodes.");
-  }
-  if (auto other = peers_.find(node); other != peers_.end()) {
-    throw Error(formatted("two launchers have --node-rank {}: at {} and at {}.", node,
-                          other->second.connection.peer(), connection.peer()),
-                "pass a different --node-rank on every node.");
-  }
-  if (node < 1 || node >= nnodes || nproc < 1 || nproc > kMostRanksPerNode) connection.close();
-  if (!connection.is_open()) return;
-  plan_.nprocs[node] = nproc;
-  peers_[node].connection = std::move(connection);
-}
-
-void Nodes::gather() {
-  FileDescriptor listener =
-      listen_on(options_.control_port,
-                "where node 0's launcher listens; --control-port, or the master port + 1");
-  try {
-    wait_for_all(std::move(listener));
-  } catch (const Error& failure) {
-    for (auto& [node, peer] : peers_) peer.connection.send(refusal(failure));
-    throw;
-  }
-  for (auto& [node, peer] : peers_) peer.connection.send(plan_);
-}
-
-void Nodes::wait_for_all(FileDescriptor listener) {
-  auto deadline = after(options_.rendezvous_s);
-  WaitLog log;
-  std::vector<Connection> strangers;  // connected, no hello yet
-  while (static_cast<int>(peers_.size()) < options_.nnodes - 1) {
-    std::string port = std::to_string(options_.control_port);
-    log.say(formatted("waiting for node {} on port {}.", missing(), port));
-    if (Clock::now() >= deadline) {
-      throw Error(
-          formatted("node {} didn't join within {}.", missing(), seconds(options_.rendezvous_s)),
-          formatted("start fsdp run there with the same --nnodes and --master, and check that port "
-                    "{} is open between the nodes. --rendezvous-timeout waits longer.",
-                    port));
-    }
-    std::vector<pollfd> fds = {{listener.get(), POLLIN, 0}};
-    for (const auto& stranger : strangers) fds.push_back({stranger.fd(), POLLIN, 0});
-    for (const auto& [node, peer] : peers_) fds.push_back({peer.connection.fd(), POLLIN, 0});
-    poll(fds.data(), fds.size(), milliseconds_until(deadline));
-
-    if (fds[0].revents) {
-      if (auto connection = Connection::accept(listener))
-        strangers.push_back(std::move(*connection));
-    }
-    for (auto& stranger : strangers) {
-      stranger.receive();
-      auto message = stranger.next();
-      if (!message) continue;
-      const auto* hello = std::get_if<Hello>(&*message);
-      if (!hello) {
-        stranger.close();  // not a launcher
-        continue;
-      }
-      try {
-        admit(stranger, *hello);
-      } catch (const Error& failure) {
-        stranger.send(refusal(failure));
-        throw;
-      }
-    }
-    std::erase_if(strangers, [](const Connection& stranger) { return !stranger.is_open(); });
-    for (auto& [node, peer] : peers_) peer.connection.receive();
-    std::erase_if(peers_, [](const auto& entry) {  // a node that gave up waiting may rejoin
-      return !entry.second.connection.is_open();
-    });
-  }
-}
-
-void Nodes::join() {
-  auto deadline = after(options_.rendezvous_s);
-  WaitLog log;
-  std::string where = formatted("{}:{}", options_.master_host, options_.control_port);
-  std::string problem = "the timeout is 0";
-  const Hello hello{.nnodes = options_.nnodes, .node = options_.node_rank, .nproc = options_.nproc};
-  Connection connection;
-  while (Clock::now() < deadline) {
-    if (!connection.is_open()) {
-      auto opened = Connection::open(options_.master_host, options_.control_port, 2, problem);
-      if (opened) {
-        connection = std::move(*opened);
-        connection.send(hello);
-      } else {
-        log.say(formatted("waiting for node 0 at {} ({}).", where, problem));
-        std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      }
-      continue;
-    }
-    log.say("connected to node 0; waiting for the other nodes.");
-    pollfd ready{connection.fd(), POLLIN, 0};
-    poll(&ready, 1, milliseconds_until(deadline));
-    connection.receive();
-    if (auto message = connection.next(); message && take_plan(*message)) {
-      peers_[0].connection = std::move(connection);
-      return;
-    }
-    if (!connection.is_open()) {  // node 0's launcher ended, or another program has the port
-      problem = "it closed the connection";
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    }
-  }
-  if (connection.is_open()) {
-    throw Error(formatted("not all nodes joined within {}.", seconds(options_.rendezvous_s)),
-                "node 0's launcher names the missing ones. --rendezvous-timeout waits longer.");
-  }
-  throw Error(formatted("node 0's launcher did not answer at {} within {}: {}.", where,
-                        seconds(options_.rendezvous_s), problem),
-              "check that fsdp run --node-rank 0 runs there with the same --master, and that the "
-              "port is open between the nodes. --rendezvous-timeout waits longer.");
-}
-
-bool Nodes::take_plan(const Message& message) {
-  if (const auto* refused = std::get_if<Refusal>(&message))
-    throw Error(refused->message, refused->hint);
-  const auto* plan = std::get_if<Plan>(&message);
-  if (!plan || static_cast<int>(plan->nprocs.size()) != options_.nnodes) return false;
-  const std::string master_host = plan_.master_host;
-  plan_ = *plan;
-  plan_.master_host = master_host;
-  return true;
+int Nodes::meet_again(const Interrupted& interrupted) {
+  Met met{.plan = plan_};
+  met.plan.restart = plan_.restart + 1;
+  for (auto& [node, peer] : peers_)
+    if (!peer.lost) met.connections[node] = std::move(peer.connection);
+  int signal = 0;
+  const auto look = [&] { return signal != 0 ? signal : signal = interrupted(); };
+  if (gathering_)
+    gathering_->gather(met, look);
+  else if (options_.nnodes > 1)
+    join(options_, met, look);
+  take(std::move(met));
+  return signal;
 }
 
 void Nodes::begin(int restart, int master_port) {
@@ -222,6 +61,7 @@ void Nodes::begin(int restart, int master_port) {
   failure_.reset();
   verdict_.reset();
   ended_ = killing_ = false;
+  begun_ = Clock::now();  // while launchers meet, they are silent
   for (auto& [node, peer] : peers_) peer.ended = peer.lost;
 }
 
@@ -231,7 +71,21 @@ void Nodes::watch(std::vector<pollfd>& fds) const {
   }
 }
 
+std::optional<std::chrono::milliseconds> Nodes::tick() const {
+  if (peers_.empty()) return std::nullopt;
+  return 500ms;
+}
+
+void Nodes::beat() {
+  const auto now = Clock::now();
+  if (now - last_beat_ < kBeat) return;
+  last_beat_ = now;
+  send_to_others(Beat{}, plan_.node);
+}
+
 void Nodes::receive() {
+  beat();
+  if (gathering_) gathering_->hear_strangers();
   for (auto& [node, peer] : peers_) {
     if (peer.lost || verdict_) continue;
     peer.connection.receive();
@@ -241,22 +95,24 @@ void Nodes::receive() {
       if (!message) break;
       take(node, *message);
     }
+    const auto heard = std::max(begun_, peer.connection.last_heard());
+    if (peer.connection.is_open() && Clock::now() - heard > kSilence)
+      peer.connection.close(formatted("gave no sign of life for {} s", kSilence.count()));
     if (!peer.connection.is_open() && !verdict_) lost(node);
   }
 }
 
 void Nodes::take(int node, const Message& message) {
-  const bool first = options_.node_rank == 0;
   if (const auto* notice = std::get_if<FailureNotice>(&message)) {
     fail(notice->failure, node);
   } else if (std::holds_alternative<KillOrder>(message)) {
     kill_from(node);
-  } else if (const auto* end = std::get_if<EndNotice>(&message); end && first) {
+  } else if (const auto* end = std::get_if<EndNotice>(&message); end && first()) {
     peers_[node].ended = true;
     if (end->last_lines && failure_ && failure_->node == node)
       failure_->last_lines = *end->last_lines;
     decide();
-  } else if (const auto* verdict = std::get_if<Verdict>(&message); verdict && !first) {
+  } else if (const auto* verdict = std::get_if<Verdict>(&message); verdict && !first()) {
     verdict_ = *verdict;
   }
 }
@@ -270,23 +126,24 @@ void Nodes::lost(int node) {
     Failure gone;
     gone.kind = FailureKind::kNode;
     gone.node = node;
-    gone.code = 1;
+    gone.code = kExitLostRank;
     const Connection& connection = peers_[node].connection;
     gone.message = formatted("the launcher of node {} ({}) is gone", node, connection.peer());
-    if (!connection.problem().empty()) gone.message += ": " + connection.problem();
+    if (!connection.problem().empty()) gone.message += ": it " + connection.problem();
     gone.hint = "it was killed, or its machine or the network is down; see its last output.";
     failure_.reset();
     fail(gone, node);
   }
-  if (options_.node_rank == 0) {
+  if (first()) {
     decide();
   } else if (ended_) {
-    stop_waiting();
+    decide_alone();
   }
 }
 
 bool Nodes::would_restart() const {
-  return failure_ && failure_->kind == FailureKind::kRank && plan_.restart < plan_.max_restarts;
+  return failure_ && plan_.restart < plan_.max_restarts &&
+         (failure_->kind == FailureKind::kRank || failure_->kind == FailureKind::kNode);
 }
 
 void Nodes::send_to_others(const Message& message, int from) {
@@ -309,30 +166,35 @@ void Nodes::kill_from(int from) {
 }
 
 void Nodes::kill() {
-  kill_from(options_.node_rank);
+  kill_from(plan_.node);
 }
 
 void Nodes::failed(const Failure& failure) {
-  fail(failure, options_.node_rank);
+  fail(failure, plan_.node);
 }
 
 void Nodes::ended(const std::vector<std::string>& last_lines) {
   ended_ = true;
   bool ours =
-      failure_ && failure_->kind == FailureKind::kRank && failure_->node == options_.node_rank;
+      failure_ && failure_->kind == FailureKind::kRank && failure_->node == plan_.node;
   if (ours) failure_->last_lines = last_lines;
-  if (options_.node_rank == 0) {
+  if (first()) {
     decide();
     return;
   }
   EndNotice notice;
   if (ours) notice.last_lines = last_lines;
   peers_[0].connection.send(notice);
-  if (!peers_[0].connection.is_open()) stop_waiting();
+  if (!peers_[0].connection.is_open()) decide_alone();
 }
 
 void Nodes::stop_waiting() {
   if (!verdict_) verdict_ = Verdict{false, failure_};
+}
+
+// Node 0 is lost, but may come back.
+void Nodes::decide_alone() {
+  if (!verdict_) verdict_ = Verdict{would_restart(), failure_};
 }
 
 void Nodes::decide() {
@@ -340,7 +202,7 @@ void Nodes::decide() {
                                    [](const auto& entry) { return entry.second.ended; });
   if (!all || verdict_) return;
   verdict_ = Verdict{would_restart(), failure_};
-  send_to_others(*verdict_, options_.node_rank);
+  send_to_others(*verdict_, plan_.node);
 }
 
 }  // namespace fsdp::launch

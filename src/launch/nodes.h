@@ -1,16 +1,15 @@
-// Nodes: how the launchers of a run find each other and exchange events.
+// Nodes: how the launchers of a run exchange events once they have met (launch/meeting.h).
 //
-// Node 0's launcher listens on the control port. The others connect to it and send their number of
-// ranks. When all have joined, node 0 sends the Plan to all. The connections stay open: a failure
-// is sent to all nodes at once, and a lost connection is a failure too. A node whose ranks have all
-// exited reports it. When all nodes have, node 0 sends the Verdict: finished, restart, or give up.
-// With one node, node 0 decides alone.
+// Their connections stay open: a failure is sent to all nodes at once, and a lost connection is a
+// failure too. A node whose ranks have all exited reports it. When all nodes have, node 0 sends the
+// Verdict: finished, restart, or give up. With one node, node 0 decides alone.
 #pragma once
 
 #include <poll.h>
 
-#include <functional>
+#include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "launch/connection.h"
 #include "launch/environment.h"
 #include "launch/failure.h"
+#include "launch/meeting.h"
 #include "launch/messages.h"
 #include "launch/options.h"
 
@@ -25,17 +25,24 @@ namespace fsdp::launch {
 
 class Nodes {
  public:
-  // Waits until the launchers of all nodes have joined. Throws an Error that names the missing ones
-  // after options.rendezvous_s, or one that says where the nodes' flags differ.
+  // Waits until the launchers of all nodes have joined (meeting.h). A spare waits until it is
+  // needed.
   explicit Nodes(const Options& options);
+  ~Nodes();
 
   const Plan& plan() const { return plan_; }
+  bool dismissed() const { return dismissed_; }  // a spare whose run is over
 
   // Before each start; `restart` is 0 for the first.
   void begin(int restart, int master_port);
+  // After a verdict to restart: waits for nodes that were lost, and takes the next plan. Throws as
+  // the constructor does. `interrupted` returns a signal that ends the waiting, or 0; so does this.
+  int meet_again(const Interrupted& interrupted);
 
-  // Adds the descriptors to poll for reading; receive() then handles what arrived.
+  // Adds the descriptors to poll for reading; receive() then handles what arrived. It also has to
+  // be called every tick().
   void watch(std::vector<pollfd>& fds) const;
+  std::optional<std::chrono::milliseconds> tick() const;
   void receive();
 
   // The first failure that this node knows of, its own or another node's.
@@ -61,17 +68,17 @@ class Nodes {
     bool lost = false;   // its connection is closed
   };
 
-  void gather();  // node 0
-  void join();    // the others
-  void wait_for_all(FileDescriptor listener);
-  void admit(Connection& connection, const Hello& hello);
-  std::string missing() const;
+  using Clock = std::chrono::steady_clock;
+
+  void take(Met met);
+  bool first() const { return plan_.node == 0; }
+  void beat();
+  void decide_alone();
   bool would_restart() const;
   void fail(const Failure& failure, int from);
   void kill_from(int from);
   void send_to_others(const Message& message, int from);
   void lost(int node);
-  bool take_plan(const Message& message);  // false: not a plan
   void take(int node, const Message& message);
   void decide();  // node 0: sends the verdict once all have ended
 
@@ -80,8 +87,11 @@ class Nodes {
   std::map<int, Peer> peers_;  // on node 0 all others; on the others node 0
   std::optional<Failure> failure_;
   std::optional<Verdict> verdict_;
+  std::unique_ptr<Gathering> gathering_;  // node 0, if there are several
+  Clock::time_point begun_, last_beat_;
   bool ended_ = false;
   bool killing_ = false;
+  bool dismissed_ = false;
 };
 
 }  // namespace fsdp::launch

@@ -48,21 +48,15 @@ int parse_nproc(const std::string& text) {
   return *ranks;
 }
 
-int parse_nnodes(const std::string& text) {
-  std::string most = text;
-  if (auto colon = text.find(':'); colon != std::string::npos) {
-    most = text.substr(colon + 1);
-    if (text.substr(0, colon) != most) {
-      throw Error(formatted("--nnodes {} asks for a variable number of nodes.", quoted(text)),
-                  formatted("fsdp run needs a fixed number: --nnodes {}.", most));
-    }
-  }
-  auto nodes = whole_number(most);
-  if (!nodes || *nodes < 1 || *nodes > 65536) {
+NodeCount parse_nnodes(const std::string& text) {
+  const auto colon = text.find(':');
+  const auto least = whole_number(text.substr(0, colon));
+  const auto most = colon == std::string::npos ? least : whole_number(text.substr(colon + 1));
+  if (!least || !most || *least < 1 || *most < *least || *most > 65536) {
     throw Error(formatted("--nnodes {} isn't a number of nodes.", quoted(text)),
-                "pass a whole number of at least 1.");
+                "pass a whole number of at least 1, or two as in 3:4: at least 3, at most 4.");
   }
-  return *nodes;
+  return {*least, *most};
 }
 
 int parse_port(const std::string& text, const std::string& flag) {
@@ -120,7 +114,8 @@ std::vector<std::string> command_for(std::vector<std::string> program, bool modu
 }
 
 void complete(Options& options) {
-  if (options.node_rank < 0 || options.node_rank >= options.nnodes) {
+  const bool spare = options.node_rank == kSpareNode && options.nnodes > 1;
+  if (!spare && (options.node_rank < 0 || options.node_rank >= options.nnodes)) {
     throw Error(formatted("--node-rank {} is out of range for --nnodes {}.", options.node_rank,
                           options.nnodes),
                 options.nnodes == 1

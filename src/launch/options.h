@@ -10,7 +10,8 @@ struct Options {
   std::vector<std::string> command;  // program and its arguments, as executed
   int nproc = 1;                     // ranks on this node
   int nnodes = 1;
-  int node_rank = 0;
+  int least_nodes = 1;  // with so many a run goes on if others are lost for good
+  int node_rank = 0;    // kSpareNode: the number of one that is lost
   std::string master_host;  // empty: 127.0.0.1 (one node only)
   int master_port = 0;      // 0: a free one for each start (one node only)
   int control_port = 0;     // where node 0's launcher listens for the others; only if nnodes > 1
@@ -20,6 +21,7 @@ struct Options {
   double grace_s = 0;
   double rendezvous_s = 300;  // for all launchers to find each other
   std::string log_dir;        // empty: no logs
+  std::string secret;         // of the run (base/secret.h); empty: several nodes have none
   enum Prefix { kAuto, kAlways, kNever } prefix = kAuto;
 };
 
@@ -29,8 +31,13 @@ inline constexpr int kDefaultMasterPort = 29500;  // torchrun's
 // "8", "auto" (GPUs if there are any, else cores), "gpu" or "cpu".
 int parse_nproc(const std::string& text);
 
-// "2", or torchrun's "2:2".
-int parse_nnodes(const std::string& text);
+inline constexpr int kSpareNode = -1;
+
+// "2", or torchrun's "1:2": at least one, at most two.
+struct NodeCount {
+  int least, most;
+};
+NodeCount parse_nnodes(const std::string& text);
 
 // A TCP port, 1 to 65535; `flag` is named in the error.
 int parse_port(const std::string& text, const std::string& flag);

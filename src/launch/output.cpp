@@ -76,6 +76,11 @@ void Screen::end_open_line(int next) {
 
 void Screen::show(int rank, const std::string& prefix, std::string_view piece, int stream) {
   if (piece.empty()) return;
+  if (writer_.overfull()) {
+    dropped_ += piece.size();
+    return;
+  }
+  own_up();
   const int source = 2 * rank + stream;
   end_open_line(source);
   std::string text;
@@ -103,7 +108,15 @@ void Screen::show(int rank, const std::string& prefix, std::string_view piece, i
   writer_.push(std::move(text));
 }
 
+void Screen::own_up() {
+  if (dropped_ == 0) return;
+  end_open_line(kNone);
+  writer_.push(formatted("fsdp: {} bytes of output were dropped here, because nobody read them.\n",
+                         std::exchange(dropped_, 0)));
+}
+
 void Screen::say(const std::string& lines) {
+  own_up();
   end_open_line(kNone);
   if (colour_) writer_.push("\r\x1b[K");  // clears a ^C that the terminal echoed
   writer_.push(lines);

@@ -48,7 +48,7 @@ std::string rank_prefix(int rank, int world);
 // Merges the pieces of several ranks into one of our output streams. If a rank left a line open and
 // another rank writes, the line is ended first. A live line (one that is redrawn by "\r") is
 // cleared instead on a terminal with colours: its rank draws it again. Each line gets its prefix
-// once.
+// once. What ranks write is dropped while their last 8 MiB wait for a reader, and a line says so.
 class Screen {
  public:
   // `colour`: whether to use SGR colours.
@@ -63,12 +63,14 @@ class Screen {
 
  private:
   void end_open_line(int next);
+  void own_up();  // to what was dropped
 
   static constexpr int kNone = -1;
   Writer& writer_;
   bool colour_;
-  int open_ = kNone;  // the rank and stream whose line is incomplete
-  int live_ = kNone;  // the rank and stream whose live line is shown
+  int open_ = kNone;    // the rank and stream whose line is incomplete
+  int live_ = kNone;    // the rank and stream whose live line is shown
+  size_t dropped_ = 0;  // bytes since the last line about them
 };
 
 }  // namespace fsdp::launch

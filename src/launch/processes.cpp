@@ -19,6 +19,7 @@ struct SignalState {
   sigset_t mask;
   struct sigaction pipe;
   struct sigaction child;
+  struct sigaction size;
 };
 
 namespace {
@@ -87,28 +88,15 @@ std::string exec_hint(const std::string& program, int problem) {
 
 }  // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    close();
-    fd_ = other.fd_;
-    other.fd_ = -1;
-  }
-  return *this;
-}
-
-void FileDescriptor::close() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
-
 Signals::Signals() : before_(new SignalState) {
   sigset_t ours;
   sigemptyset(&ours);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&ours, signal);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD}) sigaddset(&ours, signal);
   sigprocmask(SIG_BLOCK, &ours, &before_->mask);
   struct sigaction action = {};
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, &before_->pipe);
+  sigaction(SIGXFSZ, &action, &before_->size);  // a log beyond ulimit -f ends; the run goes on
   action.sa_handler = SIG_DFL;  // if inherited as ignored, ranks would be reaped unseen
   sigaction(SIGCHLD, &action, &before_->child);
   fd_ = FileDescriptor(signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK));
@@ -130,6 +118,7 @@ int Signals::next() {
 
 void Signals::restore() const {
   sigaction(SIGPIPE, &before_->pipe, nullptr);
+  sigaction(SIGXFSZ, &before_->size, nullptr);
   sigaction(SIGCHLD, &before_->child, nullptr);
   sigprocmask(SIG_SETMASK, &before_->mask, nullptr);
 }
@@ -161,7 +150,7 @@ Process start(const std::vector<std::string>& command, const std::vector<std::st
   do got = read(problem.read.get(), &why, sizeof why);  // ends when exec closes the other end
   while (got < 0 && errno == EINTR);
   if (got == sizeof why) {
-    waitpid(process.pid, nullptr, 0);
+    waitpid(process.pid, nullptr, 0);  // Ends: it exits without a program
     exec_errno = why;
     throw Error(formatted("can't run \"{}\": {}.", command.front(), std::strerror(why)),
                 exec_hint(command.front(), why));
@@ -190,7 +179,7 @@ void signal_group(const Process& process, int signal) {
 void release(Process& process) {
   if (process.pid == 0) return;
   signal_group(process, SIGKILL);
-  waitpid(process.pid, nullptr, 0);
+  waitpid(process.pid, nullptr, 0);  // Ends: it has exited
   process.pid = 0;
 }
 

@@ -11,23 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "base/file_descriptor.h"
+
 namespace fsdp::launch {
-
-class FileDescriptor {  // owns the descriptor
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor() { close(); }
-
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  void close();
-
- private:
-  int fd_ = -1;
-};
 
 struct Exit {
   int code = 0;    // if it exited by itself
@@ -45,8 +31,9 @@ struct Process {
 // Signal dispositions at the launcher's start; ranks get them back.
 struct SignalState;
 
-// Takes over the signals: SIGINT, SIGTERM, SIGHUP and SIGCHLD are read from fd() instead of
-// interrupting, and SIGPIPE becomes an errno. Signals that our parent ignored (nohup) stay ignored.
+// Takes over the signals: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGCHLD are read from fd() instead
+// of interrupting, and SIGPIPE becomes an errno. Signals that our parent ignored (nohup) stay
+// ignored.
 class Signals {
  public:
   Signals();

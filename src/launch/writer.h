@@ -24,11 +24,13 @@ class Writer {
 
   int fd() const { return fd_; }
   size_t pending() const { return queue_.size() - done_; }
-  bool full() const { return pending() > kFull; }  // the caller should stop reading from ranks
-  int problem() const { return problem_; }         // 0: none
+  // The caller should stop reading from ranks. `room`: bytes more than usual that may wait.
+  bool full(size_t room = 0) const { return pending() > kFull + room; }
+  bool overfull() const { return pending() > kMost; }  // the caller should drop what isn't its own
+  int problem() const { return problem_; }             // 0: none
 
  private:
-  static constexpr size_t kFull = 1 << 20;
+  static constexpr size_t kFull = 1 << 20, kMost = 8 << 20;
   int fd_;
   std::string queue_;
   size_t done_ = 0;  // bytes at the front of queue_ that have been written

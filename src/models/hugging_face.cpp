@@ -1,7 +1,7 @@
 #include "fsdp/models/hugging_face.h"
+#include "base/regular_file.h"
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -296,15 +296,7 @@ AnyConfig parse_hugging_face_config(std::string_view text, const std::string& wh
 }
 
 AnyConfig read_hugging_face_config(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::string text;
-  char part[1 << 16];
-  while (text.size() <= kLargest && (in.read(part, sizeof part) || in.gcount() > 0))
-    text.append(part, static_cast<size_t>(in.gcount()));
-  if (!in.is_open() || in.bad())
-    throw Error(formatted("cannot read {}.", file),
-                "check that the file exists and that you may read it.");
-  return parse_hugging_face_config(text, file.string());
+  return parse_hugging_face_config(read_file(file, kLargest), file.string());
 }
 
 std::string hugging_face_config(const AnyConfig& config, const std::string& dtype,

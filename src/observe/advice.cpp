@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 
 #include "base/format.h"
 #include "base/samples.h"
@@ -109,6 +111,69 @@ Found omp_one_thread(const RunFacts& facts) {
                 facts.cores / std::max(facts.ranks_on_host, 1))};
 }
 
+// A rank, or all ranks of a host, that the others wait for.
+struct Straggler {
+  std::string who;
+  double own_wait = 0, others_wait = 0;  // shares of a step
+  bool operator==(const Straggler& other) const { return who == other.who; }
+};
+
+// The slow rank is the one that waits least: it comes last. `inside` says who is meant.
+std::optional<Straggler> judge(const std::vector<RankSpeed>& ranks, const std::string& who,
+                               const std::function<bool(size_t)>& inside) {
+  std::vector<double> others;
+  double own = 0;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i].step_ms <= 0) return {};
+    const double share = ranks[i].wait_ms / ranks[i].step_ms;
+    if (inside(i))
+      own = std::max(own, share);
+    else
+      others.push_back(share);
+  }
+  if (others.empty()) return {};
+  const double usual = median(others);
+  constexpr double kMore = 0.1, kRatio = 0.67;
+  if (usual - own < kMore || own > kRatio * usual) return {};
+  return Straggler{who, own, usual};
+}
+
+std::optional<Straggler> slowest(const std::vector<RankSpeed>& ranks) {
+  std::map<std::string, size_t> hosts;  // and how many ranks they have
+  for (const RankSpeed& rank : ranks) ++hosts[rank.host];
+  for (const auto& entry : hosts) {
+    if (hosts.size() < 2 || entry.second < 2) continue;
+    auto here = [&](size_t i) { return ranks[i].host == entry.first; };
+    if (auto found = judge(ranks, formatted("host {}", entry.first), here)) return found;
+  }
+  const auto least = std::min_element(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
+    return a.wait_ms < b.wait_ms;
+  });
+  if (ranks.size() < 2) return {};
+  const auto rank = static_cast<size_t>(least - ranks.begin());
+  return judge(ranks, formatted("rank {} on {}", rank, least->host),
+               [&](size_t i) { return i == rank; });
+}
+
+Found slow_rank(const RunFacts& facts) {
+  constexpr size_t kTimes = 3;  // comparisons in a row
+  if (facts.speeds.size() < kTimes) return {};
+  std::optional<Straggler> found;
+  for (size_t i = facts.speeds.size() - kTimes; i < facts.speeds.size(); ++i) {
+    const auto now = slowest(facts.speeds[i]);
+    if (!now || (found && !(*now == *found))) return {};
+    found = now;
+  }
+  return Advice{
+      "slow-rank",
+      formatted("{} is slow: the others wait for {} of a step, and it for {}.", found->who,
+                percent(found->others_wait), percent(found->own_wait)),
+      "look at that machine: other programs on its cores, a GPU that is hot or capped (nvidia-smi "
+      "-q "
+      "-d PERFORMANCE), a slow disk under its data; rank_step_ms and rank_wait_ms in metrics.jsonl "
+      "have all ranks."};
+}
+
 Found small_micro_batch(const RunFacts& facts) {
   constexpr double kHalf = 0.5;
   if (!facts.gpu || facts.accumulation < 2 || facts.steps < kFewSteps) return {};
@@ -156,6 +221,7 @@ constexpr Rule kRules[] = {
     {"small-units", small_units},
     {"exposed-communication", exposed_communication},
     {"data-wait", data_wait},
+    {"slow-rank", slow_rank},
     {"small-micro-batch", small_micro_batch},
     {"allocator-retries", allocator_retries},
     {"loss-spike-without-clipping", loss_spike},

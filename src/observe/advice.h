@@ -13,6 +13,13 @@
 
 namespace fsdp::observe {
 
+// A rank's average step since the ranks were last compared.
+struct RankSpeed {
+  std::string host;
+  double step_ms = 0;
+  double wait_ms = 0;  // of it, waiting for other ranks
+};
+
 struct UnitSize {
   std::string name;
   int64_t bytes = 0;  // of all its parameters, gathered
@@ -44,10 +51,11 @@ struct RunFacts {
   double step_s = 0;  // sums over these steps
   double exposed_comm_s = 0;
   double data_s = 0;
-  int64_t skipped = 0;                 // steps whose loss or gradient wasn't finite
-  std::vector<double> losses;          // of the latest steps, oldest first
-  std::optional<double> memory_share;  // peak so far, as a share of the device's memory
-  int64_t allocator_retries = 0;       // since the first steps of the run
+  int64_t skipped = 0;                         // steps whose loss or gradient wasn't finite
+  std::vector<double> losses;                  // of the latest steps, oldest first
+  std::optional<double> memory_share;          // peak so far, as a share of the device's memory
+  int64_t allocator_retries = 0;               // since the first steps of the run
+  std::vector<std::vector<RankSpeed>> speeds;  // of all ranks, at the latest comparisons
 };
 
 struct Advice {

@@ -1,11 +1,15 @@
 #include "observe/chrome_trace.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <map>
 #include <optional>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
+#include "base/shallow_json.h"
 #include "fsdp/error.h"
 #include "observe/families.h"
 
@@ -23,8 +27,8 @@ std::string dumped(const Json& json) {
 }
 
 [[noreturn]] void fail_to_trace(const fs::path& file) {
-  throw Error(formatted("can't write the trace to {}.", file),
-              "check that the directory exists, its permissions and free space.");
+  const int why = errno;
+  throw Error(formatted("can't write the trace to {}: {}.", file, errno_text(why)), file_hint(why));
 }
 
 const char* category_of(TraceSpan::Kind kind) {
@@ -143,10 +147,10 @@ struct TracePart {
 std::vector<TracePart> find_parts(const std::vector<fs::path>& files) {
   std::vector<TracePart> parts;
   for (const fs::path& file : files) {
-    std::ifstream in(file);
+    const RegularFile in(file);
     std::string line;
-    if (!in || !std::getline(in, line)) continue;
-    Json header = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!in.is_open() || !LineReader(in).next(line)) continue;
+    Json header = parse_shallow<Json>(line);
     if (header.is_object() && header.contains("begin_ns") && header.contains("met_ns"))
       parts.push_back({file, std::move(header)});
   }
@@ -175,7 +179,7 @@ void align(std::vector<TracePart>& parts) {
 }  // namespace
 
 void write_trace_part(const StepTrace& trace, const Json& more, const fs::path& file) {
-  std::ofstream out(file, std::ios::trunc);
+  std::ofstream out(place_of_file(file), std::ios::trunc);
   PartWriter writer(trace, out);
   Json header = {{"rank", trace.rank},
                  {"host", trace.host},
@@ -193,16 +197,17 @@ std::vector<Json> merge_trace_parts(const std::vector<fs::path>& files, const fs
   std::vector<TracePart> parts = find_parts(files);
   if (!parts.empty()) align(parts);
   const fs::path draft = file.string() + ".partial";
-  std::ofstream out(draft, std::ios::trunc);
+  std::ofstream out(place_of_file(draft), std::ios::trunc);
   out << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
   bool first = true;
   std::vector<Json> headers;
   for (const TracePart& part : parts) {
-    std::ifstream in(part.file);
+    const RegularFile in(part.file);
+    LineReader lines(in.or_throw());
     std::string line;
-    std::getline(in, line);  // the header
-    while (std::getline(in, line)) {
-      Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    lines.next(line);  // the header
+    while (lines.next(line)) {
+      Json event = parse_shallow<Json>(line);
       if (!event.is_object()) continue;
       if (event.contains("ts"))
         event["ts"] = event["ts"].get<double>() + static_cast<double>(part.shift) / 1e3;

@@ -7,9 +7,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "fsdp/error.h"
 
 namespace fsdp::observe {
@@ -17,8 +18,7 @@ namespace {
 
 [[noreturn]] void fail_to_log(const std::string& file) {
   const int why = errno;
-  throw Error(formatted("can't write {}: {}.", file, std::strerror(why)),
-              why == ENOSPC ? "free space on the disk." : "check the run's directory (--dir).");
+  throw Error(formatted("can't write {}: {}.", file, errno_text(why)), file_hint(why));
 }
 
 // The size of the file up to the end of its last complete line.
@@ -34,7 +34,7 @@ off_t complete_size(int handle, off_t size) {
 }  // namespace
 
 EventLog::EventLog(std::string file) : file_(std::move(file)) {
-  handle_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  handle_ = ::open(place_of_file(file_).c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   struct stat status {};
   if (handle_ < 0 || ::fstat(handle_, &status) != 0) fail_to_log(file_);
   if (::ftruncate(handle_, complete_size(handle_, status.st_size)) != 0) fail_to_log(file_);
@@ -52,8 +52,12 @@ void EventLog::write(const std::string& event, int64_t step, const nlohmann::ord
   // Names and messages from outside may not be UTF-8.
   const std::string text =
       line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  if (::write(handle_, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-    fail_to_log(file_);
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t some = ::write(handle_, text.data() + done, text.size() - done);
+    if (some < 0 && errno == EINTR) continue;
+    if (some < 0) fail_to_log(file_);
+    done += static_cast<size_t>(some);
+  }
 }
 
 }  // namespace fsdp::observe

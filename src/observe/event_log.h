@@ -3,7 +3,8 @@
 //
 // | event | also has |
 // |---|---|
-// | start, resume | model, ranks, device, backend, precision, parameters, units, steps, version |
+// | start, resume | model, ranks, device, backend, precision, parameters, units, steps, version, |
+// | | processes: rank, pid, host, host_identity of each rank |
 // | warning | name, text, hint |
 // | skip | text |
 // | checkpoint | name, waited_ms: how long training waited |

@@ -7,10 +7,11 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "fsdp/error.h"
 
 namespace fsdp::observe {
@@ -26,8 +27,7 @@ Json number(double value) {
 
 [[noreturn]] void fail(const std::string& what, const std::string& file) {
   int why = errno;
-  throw Error(formatted("can't {} {}: {}.", what, file, std::strerror(why)),
-              why == ENOSPC ? "free space on the disk." : "check the run's directory (--dir).");
+  throw Error(formatted("can't {} {}: {}.", what, file, errno_text(why)), file_hint(why));
 }
 
 void write_all(int handle, std::string_view text, const std::string& file) {
@@ -51,11 +51,12 @@ std::optional<int64_t> step_of(const std::string& line) {
 // The lines up to and including step `last`. A killed run may have left an incomplete line at the
 // end. Lines that aren't records are dropped.
 std::string kept_lines(const std::string& file, int64_t last) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) return "";
+  const RegularFile in(file);
+  if (in.code() == ENOENT) return "";
+  LineReader lines(in.or_throw());
   std::string kept;
-  for (std::string line; std::getline(in, line);) {
-    if (in.eof()) break;  // no newline: incomplete
+  for (std::string line; lines.next(line);) {
+    if (!lines.complete()) break;
     auto step = step_of(line);
     if (step && *step <= last) kept += line + "\n";
   }
@@ -64,7 +65,8 @@ std::string kept_lines(const std::string& file, int64_t last) {
 
 void replace(const std::string& file, const std::string& text) {
   std::string draft = file + ".partial";
-  int handle = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
+  int handle = ::open(place_of_file(draft).c_str(), kFlags, 0666);
   if (handle < 0) fail("write", draft);
   try {
     write_all(handle, text, draft);
@@ -97,6 +99,11 @@ std::string to_json(const StepRecord& record) {
   line["step_ms"] = number(record.step_ms);
   line["data_ms"] = number(record.data_ms);
   known("comm_ms", record.comm_ms);
+  auto each = [&](const char* key, const std::vector<double>& values) {
+    for (double value : values) line[key].push_back(number(std::round(value * 1e3) / 1e3));
+  };
+  each("rank_step_ms", record.rank_step_ms);
+  each("rank_wait_ms", record.rank_wait_ms);
   line["epoch"] = number(record.epoch);
   line["skipped"] = record.skipped;
   known("scale", record.scale);
@@ -107,7 +114,7 @@ std::string to_json(const StepRecord& record) {
 
 MetricsLog::MetricsLog(std::string file, int64_t resume_step) : file_(std::move(file)) {
   replace(file_, resume_step > 0 ? kept_lines(file_, resume_step) : "");
-  handle_ = ::open(file_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  handle_ = ::open(place_of_file(file_).c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (handle_ < 0) fail("open", file_);
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fsdp::observe {
 
@@ -17,16 +18,19 @@ struct StepRecord {
   double loss = 0;
   std::optional<double> grad_norm;  // before clipping
   double lr = 0;
-  int64_t tokens = 0;               // since the start of the run, over all ranks
-  double tokens_per_s = 0;          // over all ranks
-  double tflops = 0;                // of the model, per device; 0: unknown
-  std::optional<double> mfu;        // share of the device's peak, 0..1
-  double memory_mb = 0;             // MiB, peak of this rank so far
-  double step_ms = 0;               // the whole step
-  double data_ms = 0;               // of it, waiting for data
-  std::optional<double> comm_ms;    // of it, exposed communication
-  bool skipped = false;             // loss or gradient wasn't finite, so nothing was updated
-  std::optional<double> eval_loss;  // of an evaluation after this step
+  int64_t tokens = 0;             // since the start of the run, over all ranks
+  double tokens_per_s = 0;        // over all ranks
+  double tflops = 0;              // of the model, per device; 0: unknown
+  std::optional<double> mfu;      // share of the device's peak, 0..1
+  double memory_mb = 0;           // MiB, peak of this rank so far
+  double step_ms = 0;             // the whole step
+  double data_ms = 0;             // of it, waiting for data
+  std::optional<double> comm_ms;  // of it, exposed communication
+  // Of every rank, on average since the ranks were last compared; empty: they weren't at this step.
+  std::vector<double> rank_step_ms;
+  std::vector<double> rank_wait_ms;  // waiting for other ranks
+  bool skipped = false;              // loss or gradient wasn't finite, so nothing was updated
+  std::optional<double> eval_loss;   // of an evaluation after this step
   std::optional<double> eval_perplexity;
   std::optional<double> scale;  // of the gradient scaler
 };

@@ -11,7 +11,9 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/process.h"
 #include "fsdp/error.h"
 
 namespace fsdp::observe {
@@ -83,12 +85,6 @@ double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::string host_name() {
-  char name[256] = "";
-  if (::gethostname(name, sizeof name - 1) != 0 || !*name) return "host";
-  return name;
-}
-
 // TensorBoard reads the files of a folder in the order of their names, so a new file must have a
 // later time than all existing ones, even if two runs start within a second.
 int64_t time_for_name(const std::string& dir) {
@@ -123,15 +119,16 @@ EventWriter::EventWriter(const std::string& dir, std::optional<int64_t> resume_s
   fs::create_directories(dir, problem);
   if (problem) {
     throw Error(formatted("can't create the folder {}: {}.", dir, problem.message()),
-                "check the run's directory (--dir).");
+                file_hint(problem.value()));
   }
   file_ = (fs::path(dir) /
            formatted("{}{}.{}.{}", kPrefix, time_for_name(dir), host_name(), ::getpid()))
               .string();
   handle_ = ::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
   if (handle_ < 0) {
-    throw Error(formatted("can't write {}: {}.", file_, std::strerror(errno)),
-                "check the run's directory (--dir), or set log.tensorboard to false.");
+    const int why = errno;
+    throw Error(formatted("can't write {}: {}.", file_, errno_text(why)),
+                file_hint(why) + " log.tensorboard = false does without.");
   }
   std::string first = event(now(), 0);
   add_bytes(first, 3, "brain.Event:2");
@@ -202,8 +199,7 @@ void EventWriter::flush() {
     if (wrote <= 0) {
       int why = errno;
       pending_.erase(0, done);  // these bytes are in the file already
-      throw Error(formatted("can't write {}: {}.", file_, std::strerror(why)),
-                  why == ENOSPC ? "free space on the disk." : "check the run's directory (--dir).");
+      throw Error(formatted("can't write {}: {}.", file_, errno_text(why)), file_hint(why));
     }
     done += static_cast<size_t>(wrote);
   }

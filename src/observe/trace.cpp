@@ -6,13 +6,16 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <set>
 #include <vector>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "fsdp/error.h"
 #include "fsdp/profile.h"
 #include "shard/update.h"
@@ -96,9 +99,11 @@ void Trace::save(const std::string& path) {
   on_ = false;
   wait_for_gpu();
   auto result = kineto::disableProfiler();
-  if (!std::ofstream(path))  // kineto would only log it
-    throw Error(formatted("can't write the trace to {}.", path),
-                "check that the directory exists, and its permissions.");
+  if (!std::ofstream(place_of_file(path))) {  // kineto would only log it
+    const int why = errno;
+    throw Error(formatted("can't write the trace to {}: {}.", path, errno_text(why)),
+                file_hint(why));
+  }
   result->save(path);
 }
 

@@ -283,7 +283,7 @@ void TrainStep::State::wait(size_t count) {
     }
     model->check_communicators();
     look(oldest, looked);
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    std::this_thread::sleep_for(std::chrono::microseconds(20));  // Ends: check_communicators()
   }
 }
 

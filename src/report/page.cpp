@@ -9,7 +9,9 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "fsdp/error.h"
 
 namespace fsdp::report {
@@ -176,15 +178,15 @@ std::string Page::html() const {
 
 void write_page(const Page& page, const std::filesystem::path& file) {
   const std::string draft = file.string() + ".partial";
+  ignore_size_signal();
   {
-    std::ofstream out(draft, std::ios::binary | std::ios::trunc);
+    std::ofstream out(place_of_file(draft), std::ios::binary | std::ios::trunc);
     out << page.html();
     out.flush();
     if (!out) {
       const int why = errno;
       ::unlink(draft.c_str());
-      throw Error(formatted("can't write {}: {}.", file, std::strerror(why)),
-                  "pass a file in a directory that you may write to.");
+      throw Error(formatted("can't write {}: {}.", file, errno_text(why)), file_hint(why));
     }
   }
   std::error_code problem;
@@ -192,7 +194,7 @@ void write_page(const Page& page, const std::filesystem::path& file) {
   if (!problem) return;
   ::unlink(draft.c_str());
   throw Error(formatted("can't write {}: {}.", file, problem.message()),
-              "pass a file in a directory that you may write to.");
+              file_hint(problem.value()));
 }
 
 }  // namespace fsdp::report

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <limits>
-#include <sstream>
 
 #include "base/format.h"
+#include "base/regular_file.h"
+#include "base/shallow_json.h"
 #include "base/table.h"
 #include "fsdp/error.h"
 
@@ -18,6 +18,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr size_t kMostKeys = 200;  // of metrics; fsdp writes about 20
+constexpr int64_t kLargestFile = int64_t{64} << 20;  // config.toml and profile.json, in bytes
 
 double value_of(const Json& value) {
   if (value.is_number()) return value.get<double>();
@@ -30,13 +32,14 @@ double value_of(const Json& value) {
 // last line without its newline, which a killed run leaves, isn't counted.
 template <typename Take>
 int64_t read_lines(const fs::path& file, Take take) {
-  std::ifstream in(file, std::ios::binary);
+  const RegularFile in(file);
+  LineReader lines(in.or_throw());
   int64_t bad = 0;
-  for (std::string line; std::getline(in, line);) {
-    Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  for (std::string line; lines.next(line);) {
+    Json object = parse_shallow<Json>(line);
     if (object.is_object())
       take(object);
-    else if (!in.eof())
+    else if (lines.complete())
       ++bad;
   }
   return bad;
@@ -54,6 +57,7 @@ void read_metrics(RunFiles& run) {
     run.notes.push_back("There is no metrics.jsonl: the run hasn't begun its first step.");
     return;
   }
+  bool too_many = false;
   int64_t bad = read_lines(file, [&](const Json& line) {
     const auto step = line.find("step");
     if (step == line.end() || !step->is_number_integer()) return;
@@ -62,6 +66,11 @@ void read_metrics(RunFiles& run) {
     run.steps.push_back(number);
     for (const auto& [key, value] : line.items()) {
       if (key == "step" || key == "skipped") continue;
+      // Each key has a value for every step.
+      if (run.values.size() >= kMostKeys && !run.values.contains(key)) {
+        too_many = true;
+        continue;
+      }
       std::vector<double>& all = run.values[key];
       all.resize(run.steps.size() - 1, kNone);
       all.push_back(value_of(value));
@@ -71,6 +80,9 @@ void read_metrics(RunFiles& run) {
   });
   for (auto& [key, all] : run.values) all.resize(run.steps.size(), kNone);
   note_bad_lines(run, "metrics.jsonl", bad);
+  if (too_many)
+    run.notes.push_back(formatted("metrics.jsonl has more than {} keys; the others are left out.",
+                                  kMostKeys));
   if (run.steps.empty()) run.notes.push_back("metrics.jsonl has no steps yet.");
 }
 
@@ -90,20 +102,18 @@ void read_events(RunFiles& run) {
 }
 
 void read_config(RunFiles& run) {
-  std::ifstream in(run.root / "config.toml");
-  if (!in) {
+  const fs::path file = run.root / "config.toml";
+  if (!fs::exists(file)) {
     run.notes.push_back("There is no config.toml.");
     return;
   }
-  std::stringstream text;
-  text << in.rdbuf();
-  run.config = read_settings(text.str());
+  run.config = read_settings(read_file(file, kLargestFile));
 }
 
 void read_profile(RunFiles& run) {
-  std::ifstream in(run.root / "profile.json");
-  if (!in) return;
-  run.profile = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  const fs::path file = run.root / "profile.json";
+  if (!fs::exists(file)) return;
+  run.profile = parse_shallow<Json>(read_file(file, kLargestFile));
   if (run.profile.is_object()) return;
   run.profile = nullptr;
   run.notes.push_back("profile.json is damaged; run again with --profile.");
@@ -167,11 +177,13 @@ RunFiles read_run(const fs::path& root) {
   if (!holds_run) throw Error(formatted("{} doesn't hold a run.", root), kHint);
   RunFiles run{.root = root, .name = root.lexically_normal().string()};
   while (run.name.size() > 1 && run.name.ends_with('/')) run.name.pop_back();
-  read_metrics(run);
-  read_events(run);
-  read_config(run);
-  read_profile(run);
-  read_checkpoints(run);
+  for (const auto read : {read_metrics, read_events, read_config, read_profile, read_checkpoints}) {
+    try {
+      read(run);
+    } catch (const Error& problem) {  // such as a FIFO in place of a file
+      run.notes.push_back(problem.message());
+    }
+  }
   return run;
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/exit_code.h"
 #include "shard/profile.h"
 #include "shard/saved_activations.h"
 #include "shard/unit.h"
@@ -39,9 +40,10 @@ void CommContext::explain(const Error& error) const {
   };
   const bool disagree = says("different calls") || says("no answer in") || says(" left (");
   if (!disagree || uneven_use_) throw;
-  throw Error(error.message(), error.hint() +
-                                   " If ranks use different units in a step (experts, stochastic "
-                                   "depth), set ShardOptions::uneven_use.");
+  throw CodedError(exit_code(error), error.message(),
+                   error.hint() +
+                       " If ranks use different units in a step (experts, stochastic "
+                       "depth), set ShardOptions::uneven_use.");
 }
 
 // --- what was sent ---

@@ -4,8 +4,10 @@
 #include "shard/deferred.h"
 
 #include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/library.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +18,7 @@
 #include "shard/deferred_trial.h"
 #include "shard/runtime.h"
 #include "shard/tape_hook.h"
+#include "shard/tensor_access.h"
 
 namespace fsdp::shard::deferred {
 namespace {
@@ -285,6 +288,14 @@ void materialize(const at::Tensor& tensor) {
   std::lock_guard lock(runtime().tape.mutex);
   if (Storage* storage = storage_of(tensor)) storage->give(contents(*storage));
   set_key(tensor, false);
+}
+
+void allocate(torch::nn::Module& module, at::Device device) {
+  for (const at::Tensor& parameter : module.parameters()) {
+    if (!is_deferred(parameter)) continue;  // or the second of a tied pair
+    set_key(parameter, false);
+    become(parameter, at::empty(parameter.sizes(), parameter.options().device(device)));
+  }
 }
 
 }  // namespace fsdp::shard::deferred

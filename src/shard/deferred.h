@@ -13,6 +13,10 @@
 
 #include <memory>
 
+namespace torch::nn {
+class Module;
+}
+
 namespace fsdp::shard::deferred {
 
 struct Draw;  // deferred_draw.h
@@ -29,5 +33,7 @@ at::Tensor value(const at::Tensor& tensor);
 std::shared_ptr<const Draw> draw_behind(const at::Tensor& tensor);
 // Gives the tensor, and everything that shares its storage, its memory for good.
 void materialize(const at::Tensor& tensor);
+// Gives the deferred parameters of a module memory on `device`, with any values, for good.
+void allocate(torch::nn::Module& module, at::Device device);
 
 }  // namespace fsdp::shard::deferred

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "fsdp/error.h"
 #include "shard/device_stream.h"
 #include "shard/tensor_access.h"
@@ -37,7 +38,7 @@ void HostUpdate::wait(const std::string& unit, std::chrono::milliseconds limit) 
   try {
     std::rethrow_exception(std::exchange(failure_, nullptr));
   } catch (const std::exception& error) {
-    throw Error(formatted("unit \"{}\": its update on the CPU failed: {}", unit, error.what()),
+    throw Error(formatted("unit \"{}\": its update on the CPU failed: {}", unit, log::plain(error)),
                 "its parameters and states may be partly updated; load a checkpoint.");
   }
 }
@@ -48,7 +49,7 @@ HostUpdates::~HostUpdates() {
     closed_ = true;
     changed_.notify_all();
   }
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) thread_.join();  // Ends: with the updates it was given
 }
 
 std::shared_ptr<HostUpdate> HostUpdates::add(HostWork work) {
@@ -80,6 +81,7 @@ void HostUpdates::loop() {
   if (has_streams(device_)) on.emplace(device_);
   while (true) {
     Lock lock(mutex_);
+    // Ends: close().
     changed_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return closed_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
     auto next = waiting_.end();

@@ -64,7 +64,7 @@ void leave_at_exit() {
     }
   };
   try {
-    std::thread(leave).join();
+    std::thread(leave).join();  // Ends: as the destructors do
   } catch (const std::system_error&) {
     leave();
   }

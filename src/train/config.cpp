@@ -7,6 +7,9 @@ void describe_run(Config& config, OptionList& list) {
   list.section("", "The run");
   list.add("dir", config.dir, "Directory of the run; empty: runs/NAME, after the config's name");
   list.add("resume", config.resume, "Resume from the latest checkpoint in dir");
+  list.add("take_over", config.take_over,
+           "Take the run's directory from the process that owns it, although it seems to be alive",
+           {.alias = "--take-over"});
   list.add("init_from", config.init_from,
            "Start from the model and weights in this directory: a Hugging Face model (config.json "
            "and safetensors), a run or a checkpoint; empty: random weights",
@@ -34,6 +37,9 @@ void describe_steps(TrainConfig& train, OptionList& list) {
   list.add("on_nan", train.on_nan, "What to do with a step whose loss or gradient isn't finite");
   list.add("max_skips", train.max_skips, "Consecutive skipped steps before the run stops",
            {.least = 1});
+  list.add("on_retries", train.on_retries,
+           "What to do if a GPU is so short of memory that its allocator frees its cache in three "
+           "steps in a row, which makes steps several times slower");
 }
 
 // What happens beside the steps.
@@ -63,6 +69,22 @@ void describe_rest(TrainConfig& train, OptionList& list, const OnlyWith& languag
            "Seconds to finish the step and save after SIGTERM or SIGINT, before all ranks are "
            "killed; 0: the larger of 30 and three recent steps",
            {.least = 0, .most = 1e6, .alias = "--grace"});
+  list.add(
+      "stall", train.stall,
+      "Report a step, with the stacks of its threads, that takes this many times as long as nine "
+      "of ten recent ones; 0: never",
+      {.least = 0, .most = 1e6});
+  list.add("stall_least", train.stall_least, "Seconds, at least, until a step is reported",
+           {.least = 0, .most = 1e6});
+}
+
+void describe_recovery(RecoveryConfig& recovery, OptionList& list) {
+  list.section("recovery", "What a run loses when ranks die");
+  list.add("memory", recovery.memory,
+           "Also keep checkpoints in the host's memory, from which a run goes on when ranks die");
+  list.add("every", recovery.every,
+           "Steps between checkpoints in memory; 0: as often as costs about 1.5 % of the time",
+           {.least = 0});
 }
 
 }  // namespace
@@ -81,6 +103,7 @@ std::vector<Option> options(Config& config) {
   describe(config.activations, list);
   describe(config.offload, list);
   describe(config.checkpoint, list);
+  describe_recovery(config.recovery, list);
   describe(config.comm, list);
   describe(config.log, list);
   return std::move(list.options);

@@ -23,10 +23,33 @@ constexpr auto enum_table(OnNan) {
   return std::to_array<EnumName>({{"skip"}, {"stop"}});
 }
 
+enum class OnRetries { kStop, kWarn };
+constexpr auto enum_table(OnRetries) {
+  return std::to_array<EnumName>({{"stop", "with a memory report"}, {"warn"}});
+}
+
 enum class GraphMode { kAuto, kOn, kOff };
 constexpr auto enum_table(GraphMode) {
   return std::to_array<EnumName>(
       {{"auto", "if possible and the run is long enough"}, {"on"}, {"off"}});
+}
+
+enum class KeepInMemory { kAuto, kOn, kOff };
+constexpr auto enum_table(KeepInMemory) {
+  return std::to_array<EnumName>({{"auto", "if fsdp run restarts ranks and the host has room"},
+                                  {"on", "an error if that isn't possible"},
+                                  {"off"}});
+}
+
+struct RecoveryConfig {
+  KeepInMemory memory = KeepInMemory::kAuto;
+  int64_t every = 0;  // steps; 0: chosen by what it costs
+};
+
+enum class Resume { kNo, kYes, kAuto };
+constexpr auto enum_table(Resume) {
+  return std::to_array<EnumName>(
+      {{"false"}, {"true"}, {"auto", "where dir has a checkpoint; else the run begins there"}});
 }
 
 struct TrainConfig {
@@ -36,12 +59,13 @@ struct TrainConfig {
   int64_t batch = 32;       // samples per step, over all ranks
   int64_t micro_batch = 0;  // samples per pass on each rank; 0: the rank's part of the batch
   int64_t seed = 1;
-  double clip = 1.0;            // maximum gradient norm; 0: no clipping
-  OnNan on_nan = OnNan::kSkip;  // for a non-finite loss or gradient
-  int64_t max_skips = 10;       // consecutive skips before the run stops anyway
-  int64_t eval_every = 0;       // steps; 0: only at the end
-  int64_t eval_batches = 8;     // of `batch` samples; 0: all
-  int64_t sample_every = 0;     // steps; 0: only at the end
+  double clip = 1.0;                        // maximum gradient norm; 0: no clipping
+  OnNan on_nan = OnNan::kSkip;              // for a non-finite loss or gradient
+  int64_t max_skips = 10;                   // consecutive skips before the run stops anyway
+  OnRetries on_retries = OnRetries::kStop;  // for a GPU's allocator that is short at every step
+  int64_t eval_every = 0;                   // steps; 0: only at the end
+  int64_t eval_batches = 8;                 // of `batch` samples; 0: all
+  int64_t sample_every = 0;                 // steps; 0: only at the end
   int64_t sample_tokens = 200;
   std::string sample_prompt = "";
   double sample_temperature = 0.8;
@@ -49,11 +73,15 @@ struct TrainConfig {
   GraphMode graph = GraphMode::kAuto;  // steps as CUDA graphs
   int64_t profile = 0;                 // steps to profile; 0: none
   double grace = 0;                    // seconds from a signal to the kill; 0: by recent steps
+  double stall = 10;                   // times a recent step, until a step is reported; 0: never
+  double stall_least = 60;             // seconds, at least, until a step is reported
 };
 
 struct Config {
   std::string dir = "";  // of the run; empty: runs/NAME, after the config's name
-  bool resume = false;
+  Resume resume = Resume::kNo;
+  bool resumes = false;        // what resume comes to; set by resolve()
+  bool take_over = false;      // even from a process that seems to be alive
   std::string init_from = "";  // a Hugging Face directory, a run or a checkpoint; empty: none
   models::ModelConfig model;
   data::DataConfig data;
@@ -63,6 +91,7 @@ struct Config {
   memory::ActivationsConfig activations;
   memory::OffloadConfig offload;
   checkpoint::CheckpointConfig checkpoint;
+  RecoveryConfig recovery;
   comm::CommConfig comm;
   observe::LogConfig log;
 };

@@ -153,9 +153,15 @@ void check_rest(const Config& config, int world) {
 
 }  // namespace
 
+void refuse_without_dir(bool automatic) {
+  const std::string flag = automatic ? "--resume=auto" : "--resume";
+  throw Error(flag + " needs the run's directory.",
+              formatted("fsdp train --dir runs/NAME {}.", flag));
+}
+
 void check(const Config& config, int world) {
-  if (config.resume && config.dir.empty())
-    throw Error("--resume needs the run's directory.", "add --dir runs/NAME.");
+  if (config.resume != Resume::kNo && config.dir.empty())
+    refuse_without_dir(config.resume == Resume::kAuto);
   check_effects(config);
   check_model(config);
   check_data(config);

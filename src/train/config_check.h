@@ -13,6 +13,9 @@ namespace fsdp::train {
 void check(const Config& config, int world);
 void check_choices(const Config& config, int world);  // without the checks of data and length
 
+// runs/NAME would be another directory each time.
+[[noreturn]] void refuse_without_dir(bool automatic);
+
 // Steps of the run, if the config alone determines them (steps or tokens, not epochs).
 std::optional<int64_t> known_steps(const Config& config);
 

@@ -23,7 +23,8 @@ std::string type_name(const Option& option) {
     std::string operator()(const EnumField& field) const {
       std::string all;
       for (const auto& name : field.names()) all += (all.empty() ? "" : "|") + name;
-      return all + (field.takes_number() ? "|N" : "");
+      all += field.takes_number() ? "|N" : "";
+      return all.find("true") == std::string::npos ? all : "[" + all + "]";
     }
   };
   return std::visit(Words{}, option.target);
@@ -73,29 +74,33 @@ std::vector<std::string> spellings(const std::vector<Option>& all) {
 
 void add(CLI::App& command, const Option& option, CommandLine& line,
          const std::shared_ptr<const std::vector<std::string>>& known) {
-  bool is_bool = std::holds_alternative<bool*>(option.target);
+  const bool switches = is_switch(option);
+  std::vector<std::string> words;  // that a switch takes beside true, false and their synonyms
+  if (const auto* field = std::get_if<EnumField>(&option.target); field && switches)
+    words = field->names();
   std::string names = option.flag();
   if (!option.check.alias.empty()) names = option.check.alias + "," + names;
-  CLI::callback_t take = [&line, known, is_bool,
-                          name = option.name()](const CLI::results_t& words) {
-    const std::string& word = words.back();
+  CLI::callback_t take = [&line, known, switches, words,
+                          name = option.name()](const CLI::results_t& given) {
+    const std::string& word = given.back();
     bool is_flag = word.starts_with("--") &&
                    std::find(known->begin(), known->end(), word.substr(2)) != known->end();
     if (is_flag)  // --dir= --resume: CLI11 takes the next word if a value is empty
       throw Error(formatted("--{} has no value: {} follows it.", name, word),
                   formatted("pass --{} VALUE.", name));
     // `--resume my.toml`: a switch needs no value, so the next word is a config.
-    if (is_bool && !word.empty() && !flag_word(word)) {
+    const bool other = std::find(words.begin(), words.end(), word) == words.end();
+    if (switches && !word.empty() && !flag_word(word) && other) {
       line.flags.emplace_back(name, "true");
       line.configs.push_back(word);
     } else {
-      line.flags.emplace_back(name, is_bool && word.empty() ? "true" : word);
+      line.flags.emplace_back(name, switches && word.empty() ? "true" : word);
     }
     return true;
   };
   CLI::Option* added = command.add_option(names, std::move(take), help(option));
   // One call per occurrence on the line, so that order is kept and nothing is joined.
-  added->expected(is_bool ? 0 : 1, 1)->trigger_on_parse()->allow_extra_args(false);
+  added->expected(switches ? 0 : 1, 1)->trigger_on_parse()->allow_extra_args(false);
   added->type_name(type_name(option))->group(group(option));
 }
 

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
-#include <sstream>
 
 #include "base/format.h"
 #include "base/nearest.h"
+#include "base/regular_file.h"
 #include "data/token_file.h"
 #include "fsdp/error.h"
 #include "train/config_check.h"
@@ -16,6 +15,7 @@
 #include "train/config_toml.h"
 #include "train/config_values.h"
 #include "train/init_from.h"
+#include "train/kept_config.h"
 #include "train/run_directory.h"
 
 namespace fsdp::train {
@@ -30,23 +30,13 @@ struct Source {
   std::string file;  // for errors
   std::string name;
   std::string text;
+  std::vector<std::string> notes = {};
 };
-
-std::string read(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in)
-    throw Error(formatted("can't read the config {}.", file),
-                "check the path and its permissions.");
-  return text.str();
-}
 
 Source named_source(const std::string& name) {
   std::error_code problem;
-  if (fs::is_regular_file(name, problem)) {
-    return {name, fs::path(name).stem().string(), read(name)};
-  }
+  if (fs::exists(name, problem) && !fs::is_directory(name, problem))
+    return {name, fs::path(name).stem().string(), read_config_file(name)};
   if (const ReadyConfig* ready = ready_config(name)) {
     return {formatted("{} (built in)", ready->name), fs::path(name).filename().string(),
             std::string(ready->text)};
@@ -161,17 +151,16 @@ Source source_of(const CommandLine& line) {
                 "pass one, and change single values with flags.");
   if (!line.configs.empty()) return named_source(line.configs[0]);
   const std::string* resume = last_flag(line, "resume");
-  if (!resume || flag_word(*resume) != true) return named_source("demo");
   const std::string* dir = last_flag(line, "dir");
-  if (!dir) {
-    throw Error("--resume needs the run's directory.", "fsdp train --dir runs/NAME --resume.");
-  }
-  fs::path file = fs::path(*dir) / "config.toml";
-  std::error_code problem;
-  if (!fs::is_regular_file(file, problem))
+  const bool automatic = resume && *resume == "auto";
+  if (!resume || (!automatic && flag_word(*resume) != true)) return named_source("demo");
+  if (!dir || dir->empty()) refuse_without_dir(automatic);
+  if (automatic && !has_checkpoint(*dir)) return named_source("demo");
+  auto kept = read_kept_config({*dir});
+  if (!kept)
     throw Error(formatted("there is no run to resume in {}: it has no config.toml.", *dir),
                 "check --dir; ls runs lists the runs.");
-  return {file.string(), name_of_directory(*dir), read(file)};
+  return {kept->file, name_of_directory(*dir), kept->text, kept->notes};
 }
 
 // A run keeps a copy of its tokenizer, so that it can be resumed without the original.
@@ -184,6 +173,11 @@ void find_kept_tokenizer(Config& config) {
 }
 
 }  // namespace
+
+std::string read_config_file(const fs::path& file) {
+  constexpr int64_t kLargestConfig = int64_t{4} << 20;
+  return read_file(file, kLargestConfig);
+}
 
 std::vector<std::string> apply_toml(Config& config, std::string_view text,
                                     const std::string& file) {
@@ -203,19 +197,19 @@ std::vector<std::string> apply_toml(Config& config, std::string_view text,
 
 // The config that a run to be resumed was started with.
 std::optional<Config> kept_config(const Config& config) {
-  const fs::path file = RunDirectory{config.dir}.config();
-  std::error_code problem;
-  if (config.dir.empty() || !fs::is_regular_file(file, problem)) return std::nullopt;
-  Config kept;
-  apply_toml(kept, read(file), file.string());
-  return kept;
+  if (config.dir.empty()) return std::nullopt;
+  const auto kept = read_kept_config({config.dir});
+  if (!kept) return std::nullopt;
+  Config started;
+  apply_toml(started, kept->text, kept->file);
+  return started;
 }
 
 // Uses the loss masks that lie next to token files, unless the user has decided.
 void find_masks(Config& config, const std::set<std::string>& given,
                 std::vector<std::string>& notes) {
   if (given.contains("data.loss_mask") || config.data.format == data::Format::kText) return;
-  if (config.resume) {
+  if (config.resumes) {
     if (const auto kept = kept_config(config)) config.data.loss_mask = kept->data.loss_mask;
     return;
   }
@@ -246,7 +240,7 @@ void find_masks(Config& config, const std::set<std::string>& given,
 void take_tuning_rate(Config& config, const std::set<std::string>& said,
                       std::vector<std::string>& notes) {
   if (said.contains("optim.lr")) return;
-  if (config.resume) {
+  if (config.resumes) {
     if (const auto kept = kept_config(config)) config.optim.lr = kept->optim.lr;
     return;
   }
@@ -258,20 +252,23 @@ Resolved resolve(const CommandLine& line) {
   Resolved resolved;
   Source source = source_of(line);
   resolved.name = source.name;
+  resolved.notes = source.notes;
   for (auto& name : apply_toml(resolved.config, source.text, source.file))
     resolved.given.insert(name);
   std::set<std::string> flags;
   apply_flags(resolved.config, line, flags);
   Config& config = resolved.config;
+  config.resumes = config.resume == Resume::kYes ||
+                   (config.resume == Resume::kAuto && has_checkpoint(config.dir));
   if (!config.init_from.empty()) {
-    const bool chosen = !line.configs.empty() || config.resume;  // not the demo by default
+    const bool chosen = !line.configs.empty() || config.resumes;  // not the demo by default
     std::set<std::string> said = flags;
     if (chosen) said.insert(resolved.given.begin(), resolved.given.end());
     take_origin(config, said, flags, chosen, resolved.notes);
     take_tuning_rate(config, said, resolved.notes);
     if (!chosen) resolved.name = name_of_directory(config.init_from);
   }
-  if (config.resume) find_kept_tokenizer(config);
+  if (config.resumes) find_kept_tokenizer(config);
   resolved.given.merge(flags);
   find_masks(config, resolved.given, resolved.notes);
   shorten(resolved, line);

@@ -2,6 +2,7 @@
 // over the defaults of config.h.
 #pragma once
 
+#include <filesystem>
 #include <set>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@ struct Resolved {
 //
 // One of steps, tokens and epochs ends a run: a flag that sets one clears the file's.
 Resolved resolve(const CommandLine& line);
+
+// The text of a config. Throws Error.
+std::string read_config_file(const std::filesystem::path& file);
 
 // Sets `config` from TOML; `file` is for errors. Returns the names of the options that were set.
 std::vector<std::string> apply_toml(Config& config, std::string_view text, const std::string& file);

@@ -1,5 +1,6 @@
 #include "train/config_values.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/format.h"
@@ -123,7 +124,8 @@ void set(const Option& option, const TomlEntry& entry, const std::string& where)
   TomlHeld value = entry.value;
   // true and 4 need no quotes if they are names of the option.
   auto* field = std::get_if<EnumField>(&option.target);
-  if (field && field->takes_number() && !std::holds_alternative<std::string>(value))
+  if (field && (field->takes_number() || is_switch(option)) &&
+      !std::holds_alternative<std::string>(value))
     value = entry.raw;
   if (!std::visit(Assign{value, option.check}, option.target))
     refuse(option, formatted("{}: {}", where, option.key), entry.raw);
@@ -140,12 +142,22 @@ void set(const Option& option, const std::vector<std::string>& words) {
     auto flag = flag_word(word);
     value = flag ? TomlHeld(*flag) : TomlHeld();
   }
+  if (std::holds_alternative<EnumField>(option.target) && is_switch(option))
+    if (auto flag = flag_word(word)) value = std::string(*flag ? "true" : "false");
   for (const std::string& one : words)
     if (data::valid_prefix(one) != one.size())
       throw Error(option.flag() + " isn't valid UTF-8.",
                   "a run keeps its options in a file that must be UTF-8: use other names.");
   if (!std::visit(Assign{value, option.check}, option.target))
     refuse(option, option.flag(), formatted("\"{}\"", word));
+}
+
+bool is_switch(const Option& option) {
+  if (std::holds_alternative<bool*>(option.target)) return true;
+  const auto* field = std::get_if<EnumField>(&option.target);
+  if (!field || field->takes_number()) return false;
+  const auto names = field->names();
+  return std::find(names.begin(), names.end(), "true") != names.end();
 }
 
 void copy_value(const Option& from, const Option& to) {
@@ -179,7 +191,8 @@ std::string value_text(const Option& option) {
       return formatted("[{}]", joined(items));
     }
     std::string operator()(const EnumField& field) const {
-      bool bare = field.takes_number() && field.name() != "auto";
+      const bool number = field.takes_number() && field.name() != "auto";
+      const bool bare = number || field.name() == "true" || field.name() == "false";
       return bare ? field.name() : toml_string(field.name());
     }
   };

@@ -24,6 +24,9 @@ void copy_value(const Option& from, const Option& to);  // both the same option
 // The value in TOML.
 std::string value_text(const Option& option);
 
+// Whether it is true if it stands without a value: a bool, or an enum that has the name "true".
+bool is_switch(const Option& option);
+
 // Parses the value of a switch: true/false, yes/no, on/off, 1/0. nullopt if it is something else.
 std::optional<bool> flag_word(const std::string& word);
 

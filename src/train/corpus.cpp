@@ -169,7 +169,7 @@ class VectorFeed : public Feed {
 
   Samples next() override {
     auto start = std::chrono::steady_clock::now();
-    Samples samples = ahead_.get();
+    Samples samples = ahead_.get();  // Ends: the loader has read a batch, or failed
     waited_ += std::chrono::steady_clock::now() - start;
     position_ += batch_;
     ahead_ = std::async(std::launch::async, [this, at = position_] { return made(at); });

@@ -1,6 +1,7 @@
 #include "train/device.h"
 
 #include <ATen/Context.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/resource.h>
@@ -56,6 +57,11 @@ std::optional<double> memory_share(at::Device device) {
 
 int64_t allocator_retries(at::Device device) {
   return device.is_cpu() ? 0 : stats_of(device).num_alloc_retries;
+}
+
+void prepare_allocator(at::Device device) {
+  if (device.is_cpu() || getenv("PYTORCH_CUDA_ALLOC_CONF") || getenv("PYTORCH_ALLOC_CONF")) return;
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
 }
 
 void synchronize(at::Device device) {

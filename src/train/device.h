@@ -17,6 +17,9 @@ void reset_peak_memory(at::Device device);
 std::optional<double> memory_share(at::Device device);
 // How often the device's allocator had to free its cache to go on, so far.
 int64_t allocator_retries(at::Device device);
+// Lets a GPU's allocator grow its blocks instead of adding new ones, which is faster and wastes
+// less, unless the environment configures it. Must be called before the first allocation.
+void prepare_allocator(at::Device device);
 void synchronize(at::Device device);
 
 // Makes operators give the same bits every time, or fail. On the CPU they always do.

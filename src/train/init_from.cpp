@@ -1,8 +1,6 @@
 #include "train/init_from.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "base/format.h"
 #include "checkpoint/hugging_face.h"
@@ -12,6 +10,7 @@
 #include "train/config_resolve.h"
 #include "train/config_values.h"
 #include "train/config_write.h"
+#include "train/kept_config.h"
 #include "train/model_shape.h"
 #include "train/run_directory.h"
 
@@ -83,13 +82,11 @@ Origin origin_of_run(const std::string& where) {
 
 // What the resumed run was started with; empty if it has no config yet.
 Origin origin_of_resumed(const Config& config) {
-  RunDirectory run{config.dir};
-  std::ifstream in(run.config(), std::ios::binary);
-  if (!in) return {};
-  std::ostringstream text;
-  text << in.rdbuf();
+  const RunDirectory run{config.dir};
+  const auto kept = read_kept_config(run);
+  if (!kept) return {};
   Config started;
-  apply_toml(started, text.str(), run.config().string());
+  apply_toml(started, kept->text, kept->file);
   return {run.config(), started.model, started.data.tokenizer};
 }
 
@@ -115,23 +112,23 @@ Origin find_origin(const std::string& where) {
 void take_origin(Config& config, const std::set<std::string>& given,
                  const std::set<std::string>& flags, bool chosen_file,
                  std::vector<std::string>& notes) {
-  Origin origin = config.resume ? origin_of_resumed(config) : find_origin(config.init_from);
+  Origin origin = config.resumes ? origin_of_resumed(config) : find_origin(config.init_from);
   if (origin.weights.empty()) return;  // prepare() reports what is missing
-  const std::string from = config.resume ? config.dir : config.init_from;
+  const std::string from = config.resumes ? config.dir : config.init_from;
   for (const Difference& one : differences(origin.model, config.model, flags))
     throw Error(formatted("{} is {} on the command line, but {} in the model in {}.", one.name,
                           one.wanted, one.there, from),
                 formatted("leave out --{}: the weights determine the shape.", one.name));
-  if (config.resume && flags.contains("init_from"))
+  if (config.resumes && flags.contains("init_from"))
     notes.push_back("init_from is ignored: the run resumes from its own checkpoint.");
-  if (chosen_file && !config.resume)
+  if (chosen_file && !config.resumes)
     for (const Difference& one : differences(origin.model, config.model, given))
       notes.push_back(
           formatted("{} is {}, as in {}, not {}.", one.name, one.there, from, one.wanted));
   origin.model.dropout = config.model.dropout;
   origin.model.init_std = config.model.init_std;
   config.model = origin.model;
-  if (!config.resume) {
+  if (!config.resumes) {
     Config probe;  // checks that all values are valid in a config
     apply_toml(probe, to_toml(config), from + ": its model as a config");
   }

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "fsdp/error.h"
 #include "train/device.h"
 #include "train/sample.h"
@@ -69,7 +70,7 @@ void sample_now(Report& report, const Training& training, const RunState& state,
     report.timed(Report::kEvaluation, write);
     report.sample(state, text + decoder.finish());
   } catch (const Error& problem) {  // non-finite logits, which are the same on every rank
-    report.line(formatted("no sample: {}", problem.what()));
+    report.line(formatted("no sample: {}", log::plain(problem)));
   }
 }
 

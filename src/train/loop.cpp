@@ -1,30 +1,40 @@
 #include "train/loop.h"
 
 #include <ATen/record_function.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <deque>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "base/exit_code.h"
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/log.h"
 #include "base/rank_status.h"
 #include "base/table.h"
-#include "base/terminal.h"
+#include "comm/core/flight_recorder.h"
 #include "fsdp/error.h"
 #include "fsdp/out_of_memory.h"
 #include "observe/step_trace.h"
+#include "train/begun.h"
 #include "train/config_check.h"
-#include "train/config_write.h"
 #include "train/device.h"
+#include "train/from_rank_0.h"
 #include "train/init_from.h"
+#include "train/kept_config.h"
 #include "train/looks.h"
 #include "train/memory_plan.h"
+#include "train/memory_saves.h"
 #include "train/memory_snapshot.h"
+#include "train/next_commands.h"
+#include "train/owner.h"
+#include "train/recovery.h"
 #include "train/report.h"
-#include "train/shell.h"
+#include "train/resume.h"
+#include "train/stall_watch.h"
 #include "train/step_profile.h"
 #include "train/steps.h"
 #include "train/stop.h"
@@ -39,46 +49,6 @@ namespace fs = std::filesystem;
 // train.grace is set.
 constexpr double kSaveSeconds = 200;
 constexpr size_t kFailureLength = 2000;  // characters of an error that are recorded
-
-// The string that `say` returns on rank 0, on all ranks; throws if it throws there.
-std::string from_rank_0(const World& world, const std::string& key,
-                        const std::function<std::string()>& say) {
-  if (world.size() == 1) return say();
-  c10::intrusive_ptr<c10d::Store> store = world.store();
-  if (world.rank() == 0) {
-    try {
-      std::string text = say();
-      store->set(key, "=" + text);
-      return text;
-    } catch (const std::exception& problem) {
-      store->set(key, formatted("!{}", problem.what()));
-      throw;
-    }
-  }
-  std::string text = store->get_to_str(key);
-  if (text.starts_with("!"))
-    throw Error("rank 0 couldn't start the run.", "see its error message.");
-  return text.substr(1);
-}
-
-// The run's directory, and the checkpoint it resumes from ("": none).
-struct Begun {
-  RunDirectory directory;
-  std::string checkpoint;
-};
-
-Begun begin(const World& world, const RunRequest& request) {
-  std::string root = from_rank_0(world, "fsdp/train/dir", [&] {
-    if (!request.config.dir.empty()) return request.config.dir;
-    return free_directory(request.name).string();
-  });
-  Begun begun{.directory = {root}};
-  begun.checkpoint = from_rank_0(world, "fsdp/train/from", [&] {
-    auto found = prepare(begun.directory, request.config.resume);
-    return found ? found->string() : std::string();
-  });
-  return begun;
-}
 
 void introduce(Report& report, const Training& training, const RunRequest& request,
                const RunState& start) {
@@ -130,42 +100,6 @@ class NotFinite {
   int64_t in_a_row_ = 0;
 };
 
-// Prints a few commands to try next.
-void suggest_next(const Training& training) {
-  std::string fsdp = fsdp_command(), run = shell_word(training.directory.root.string());
-  auto row = [&](const std::string& command, const std::string& what) {
-    std::cout << "  " << paint(STDOUT, "1", fsdp + " " + command) << "\n      " << what << "\n";
-  };
-  std::cout << "\nNext:\n";
-  if (training.task.text && training.corpus->tokenizer()) {
-    const Config& config = training.config;  // without data.train it learned to write C++
-    std::string prompt = config.data.train.empty() ? "class " : config.train.sample_prompt;
-    row(formatted("generate {}{}", run, prompt.empty() ? "" : " --prompt " + shell_word(prompt)),
-        "let the model continue a text");
-  }
-  row(formatted("train --dir {} --resume --steps {}", run, 2 * training.steps),
-      "train on from the last checkpoint");
-  row(formatted("report {}", run), "see the run as a page in a browser");
-  row("explain", "follow one sharded step, line by line");
-}
-
-// What rank 0 prints last.
-void say_what_is_next(const Training& training, const fs::path& checkpoint, bool stopped) {
-  const std::string run = shell_word(training.directory.root.string());
-  if (!fs::exists(checkpoint)) {
-    std::cout << "\nNo checkpoint was written: checkpoint.at_end is false.\n" << std::flush;
-    return;
-  }
-  std::cout << "\nCheckpoint: " << checkpoint.string() << "\n";
-  if (stopped)
-    std::cout << "Resume with: "
-              << paint(STDOUT, "1", formatted("{} train --dir {} --resume", fsdp_command(), run))
-              << "\n";
-  else
-    suggest_next(training);
-  std::cout << std::flush;
-}
-
 std::string milliseconds(double seconds) {
   const double ms = seconds * 1e3;
   return ms < 10 ? formatted("{:.1f} ms", ms) : formatted("{:.0f} ms", ms);
@@ -178,24 +112,22 @@ bool due(int64_t every, int64_t step) {
 // Writes what a resumed run, or fsdp generate, needs besides checkpoints.
 void keep_settings(const Training& training, const RunDirectory& directory) {
   from_rank_0(training.world, "fsdp/train/kept", [&] {
-    Config kept = training.config;
-    kept.train.profile = 0;  // a resumed run isn't profiled again
-    keep_config(directory, to_toml(kept));
+    if (training.owner) training.owner->check();
+    keep_config(directory, training.config);
     if (auto tokenizer = training.corpus->tokenizer()) tokenizer->save(directory.root.string());
-    if (!training.config.init_from.empty() && !training.config.resume)
+    if (!training.config.init_from.empty() && !training.config.resumes)
       keep_origin(find_origin(training.config.init_from), directory.origin());
     return std::string();
   });
 }
 
-RunState first_state(Training& training, const Begun& begun) {
-  if (begun.checkpoint.empty()) return {};
-  RunState state = restore(training, begun.checkpoint);
-  if (state.step >= training.steps)
-    throw Error(formatted("the run in {} is complete: it has done {} of {} steps.",
-                          begun.directory.root, state.step, training.steps),
-                "pass a larger --steps to train on.");
-  return state;
+// Prints why the run fails, before anything is unwound: destructors may wait for other ranks, and
+// get the world's timeout for that.
+void say(const std::exception& problem, StopSignals& signals, const World& world) {
+  // Others died, and this rank stays (train_through_faults): it hasn't failed.
+  if (rank_status::current().recovers && !world.trouble().empty()) return;
+  signals.failed(exit_code(problem), world.timeout());  // first: nobody may read stderr
+  log::error(problem);
 }
 
 // The run, from its beginning or its checkpoint to its end: the constructor sets up, run() loops
@@ -208,29 +140,38 @@ class Loop {
         signals_(signals),
         directory_(begun.directory),
         state_(first_state(training, begun)),
-        saved_at_(state_.step),
+        saved_at_(begun.is_on_disk(state_.step) ? state_.step : 0),
         graphed_(wants_graphs(training, training.steps - state_.step)),
         report_(training, state_),
         not_finite_(training),
         feed_(training.corpus->training(training.world, state_.position)),
         steps_(training, graphed_, [] { return StopSignals::received() != 0; }),
         profile_(training, graphed_),
-        memory_plan_(training) {
+        memory_plan_(training),
+        memory_saves_(training, memory_checkpoints(), state_.step),
+        stalls_(StepHistory(config_.train.stall, config_.train.stall_least),
+                [this](const Stall& stall) {
+                  report(stall, training_.directory, training_.world.rank());
+                }) {
     keep_settings(training, begun.directory);
     introduce(report_, training, request, state_);
     if (config_.train.deterministic && !training.world.device().is_cpu())
       show_cost_of_determinism(report_, training,
                                training.corpus->training(training.world, 0)->next());
+    if (!memory_saves_.why_off().empty()) report_.line(memory_saves_.why_off());
     if (graphed_)
       report_.line("graph      after a few steps, the GPU replays the step as a CUDA graph");
   }
 
-  void run() {
+  Ended run() {
     try {
       steps();
       finish();
+      return state_.step < training_.steps ? Ended::kStopped : Ended::kDone;
     } catch (const std::exception& problem) {
       note_failure(problem);
+      if (!is_out_of_memory(problem))
+        say(problem, signals_, training_.world);  // with_memory() does
       throw;
     }
   }
@@ -244,9 +185,9 @@ class Loop {
   // The last event of a run that an error ends.
   void note_failure(const std::exception& problem) noexcept {
     try {
-      std::string text = problem.what();
-      text = text.substr(0, text.find("\nframe #")).substr(0, kFailureLength);  // no backtrace
+      const std::string text = log::plain(problem).substr(0, kFailureLength);
       report_.event(is_out_of_memory(problem) ? "out_of_memory" : "error", {{"text", text}});
+      comm::flight::write(comm::flight::Cause::kFault, text.c_str());
     } catch (const std::exception&) {  // the failure itself is what matters
     }
   }
@@ -258,23 +199,30 @@ class Loop {
       const bool evaluates = due(config_.train.eval_every, state_.step);
       const bool samples = due(config_.train.sample_every, state_.step);
       const bool saves = due(config_.checkpoint.every, state_.step);
-      if (last || evaluates || samples || saves) steps_.finish();
+      const bool keeps = memory_saves_.due(state_.step);
+      if (last || evaluates || samples || saves || keeps) steps_.finish();
       read_outcomes();
       if (!profiled.empty()) report_.line(profiled);
       memory_plan_.after_step(report_);
       prepare_saves();
+      report_.compare_window(state_.step);
       if (last || stop_) continue;  // finish() does the rest
+      if (evaluates || samples || saves) stalls_.pause();
       if (evaluates || saves) report_.compare_ranks();
       if (evaluates) evaluate_now(report_, training_, state_, signals_);
       if (samples) sample_now(report_, training_, state_, signals_);
       if (saves) {
         report_.settle();  // a run killed later then has all lines up to its checkpoint
         save_now(/*must=*/false);
+      } else if (keeps) {
+        report_.settle();
+        report_.timed(Report::kCheckpoint, [&] { memory_saves_.save(state_, step_seconds_); });
       }
     }
   }
 
   void finish() {
+    stalls_.pause();
     steps_.finish();
     read_outcomes();
     if (std::string text = profile_.finish(); !text.empty()) report_.line(text);
@@ -306,6 +254,7 @@ class Loop {
     memory_plan_.before_step();
     signals_.begin_part("step");
     rank_status::set_step(state_.step + 1);
+    stalls_.begin_step(state_.step + 1);
     report_.timed(Report::kStep, [&] {
       Samples batch;
       {
@@ -341,9 +290,11 @@ class Loop {
   void prepare_saves() {
     if (prepared_) return;
     prepared_ = true;
-    if (!config_.checkpoint.async || config_.checkpoint.every == 0) return;
+    const bool keeps = memory_saves_.wanted();
+    if (!config_.checkpoint.async || (config_.checkpoint.every == 0 && !keeps)) return;
     const auto pool = static_cast<int64_t>(config_.checkpoint.pool * (1 << 30));
     const auto room = checkpoint::prepare_async(training_.sharded, training_.optimizer.get(), pool);
+    if (const std::string text = memory_saves_.begin(room); !text.empty()) report_.line(text);
     if (room.pool < room.bytes)
       report_.line(formatted(
           "checkpoints of {} per rank pass through {} of host memory: after a save, the next "
@@ -356,8 +307,11 @@ class Loop {
     signals_.begin_part("save", kSaveSeconds);
     const std::string name = directory_.checkpoint(state_.step).filename().string();
     bool saved = false;
+    // One in memory that isn't finished yet is no reason to skip this one: it takes a moment.
+    const bool waits = must || memory_saves_.came_last();
     const double held =
-        report_.timed(Report::kCheckpoint, [&] { saved = save(training_, state_, must); });
+        report_.timed(Report::kCheckpoint, [&] { saved = save(training_, state_, waits); });
+    if (saved) memory_saves_.other_save_came();
     if (!saved) {
       const std::string text = skipped(name);
       report_.line(text);
@@ -396,6 +350,8 @@ class Loop {
   Steps steps_;
   StepProfile profile_;
   MemoryPlan memory_plan_;
+  MemorySaves memory_saves_;
+  StallWatch stalls_;
   std::deque<UnderWay> under_way_;
   bool stop_ = false, prepared_ = false;
 };
@@ -403,35 +359,46 @@ class Loop {
 // Runs work(), and explains an out-of-memory error.
 template <typename Work>
 auto with_memory(const World& world, const Config& config, const Sharded& sharded,
-                 const RunDirectory& directory, Work work) {
+                 const RunDirectory& directory, StopSignals& signals, Work work) {
   try {
     return work();
   } catch (const std::exception& problem) {
-    if (!is_out_of_memory(problem)) throw;
-    throw explain_out_of_memory(world, config, sharded, directory, problem);
+    if (!is_out_of_memory(problem)) {
+      say(problem, signals, world);
+      throw;
+    }
+    const Error why = explain_out_of_memory(world, config, sharded, directory, problem);
+    const CodedError explained(kExitNoMemory, why.message(), why.hint());
+    say(explained, signals, world);
+    throw explained;
   }
 }
 
 }  // namespace
 
-void train(const World& world, RunRequest request) {
+Ended train(const World& world, RunRequest request) {
   check(request.config, world.size());
+  ignore_size_signal();
   StopSignals signals(request.config.train.grace, world.rank());
   signals.begin_part("setup");
   if (request.config.train.deterministic) set_deterministic(true);
+  prepare_allocator(world.device());
   Begun begun = begin(world, request);
+  request.config.resumes = !begun.points.empty();
   if (!request.config.init_from.empty() &&
-      !request.config.resume)  // its latest checkpoint may change
+      !request.config.resumes)  // its latest checkpoint may change
     request.config.init_from = from_rank_0(world, "fsdp/train/origin", [&] {
       return find_origin(request.config.init_from).weights.string();
     });
   watch_memory(world.device());
   const RunDirectory& directory = begun.directory;
-  Training training = with_memory(world, request.config, Sharded(), directory,
+  Training training = with_memory(world, request.config, Sharded(), directory, signals,
                                   [&] { return assemble(world, request.config, directory); });
-  with_memory(world, training.config, training.sharded, directory, [&] {
+  training.owner = begun.owner;
+  if (is_complete(training, begun)) return Ended::kDone;
+  return with_memory(world, training.config, training.sharded, directory, signals, [&] {
     Loop loop(request, begun, training, signals);
-    loop.run();
+    return loop.run();
   });
 }
 

@@ -15,8 +15,11 @@ struct RunRequest {
   std::vector<std::string> notes;  // lines to print first
 };
 
+enum class Ended { kDone, kStopped };
+
 // Trains in this process, which is one rank of `world`. Collective. Returns when the last step is
-// done, or, having saved, after SIGTERM or SIGINT. Errors are for everything else.
-void train(const World& world, RunRequest request);
+// done, or, having saved, after a signal to stop (train/stop.h). Errors are for everything else;
+// they are printed before anything is unwound.
+Ended train(const World& world, RunRequest request);
 
 }  // namespace fsdp::train

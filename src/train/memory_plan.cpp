@@ -1,5 +1,7 @@
 #include "train/memory_plan.h"
 
+#include <c10/util/Exception.h>
+
 #include <cmath>
 
 #include "base/format.h"
@@ -16,6 +18,7 @@ namespace fsdp::train {
 namespace {
 
 constexpr int64_t kStep = 3;      // by then, states exist and the order of units is known
+constexpr int kCrawls = 3;        // steps in a row
 constexpr double kFarOff = 0.10;  // worth a warning
 
 ConfigPlan plan_here(const World& world, const Config& config) {
@@ -23,6 +26,12 @@ ConfigPlan plan_here(const World& world, const Config& config) {
 }
 
 }  // namespace
+
+bool Crawling::saw(int64_t retries) {
+  in_a_row_ = retries > before_ ? in_a_row_ + 1 : 0;
+  before_ = retries;
+  return in_a_row_ >= kCrawls;
+}
 
 bool MemoryPlan::looks() const {
   return step_ == kStep;
@@ -40,7 +49,18 @@ void MemoryPlan::before_step() {
 }
 
 void MemoryPlan::after_step(Report& report) {
-  if (!looks()) return;
+  if (looks()) record(report);
+  const bool crawls = crawling_.saw(allocator_retries(training_.world.device()));
+  if (crawls && step_ > kStep && training_.config.train.on_retries == OnRetries::kStop)
+    TORCH_CHECK_WITH(OutOfMemoryError, false,
+                     "the GPU's allocator had to free its cache in each "
+                     "of the last ",
+                     kCrawls,
+                     " steps, which makes them several times slower "
+                     "(train.on_retries = warn goes on)");
+}
+
+void MemoryPlan::record(Report& report) {
   profile_->end();
   observe::MemoryRecord record{.held = profile_->memory(), .world = training_.world.size()};
   profile_.reset();
@@ -59,7 +79,7 @@ void MemoryPlan::after_step(Report& report) {
                             100 * std::abs(compared.off), compared.off > 0 ? "more" : "less"));
       report.line(compared.text);
     } catch (const std::exception& problem) {  // a failed plan must not end the run
-      report.line(formatted("no memory plan: {}", problem.what()));
+      report.line(formatted("no memory plan: {}", log::plain(problem)));
     }
   }
   report.event("memory", observe::to_json(record));
@@ -76,7 +96,7 @@ std::string write_shortage(const World& world, const RunDirectory& directory,
   facts.where =
       formatted("rank {} of {}, {}", world.rank(), world.size(), device.empty() ? "CPU" : device);
   facts.problem = shortage.problem;
-  facts.error = error.what();
+  facts.error = log::plain(error);
   facts.limit = limit;
   observe::MemoryRecord record{.held = shortage.held};
   if (shortage.plan) record.planned = shortage.plan->memory;

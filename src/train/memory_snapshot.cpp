@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/regular_file.h"
 #include "checkpoint/pickle.h"
 #include "comm/modules.h"
 
@@ -114,7 +115,7 @@ void watch_memory(at::Device device) {
 bool write_memory_snapshot(at::Device device, const std::filesystem::path& file) {
   const comm::Module* cuda = cuda_module(device);
   if (!cuda || !cuda->memory_segments) return false;
-  std::ofstream out(file, std::ios::binary | std::ios::trunc);
+  std::ofstream out(place_of_file(file), std::ios::binary | std::ios::trunc);
   out << pickled_snapshot(cuda->memory_segments());
   out.close();
   return static_cast<bool>(out);

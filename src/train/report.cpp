@@ -8,6 +8,7 @@
 #include "base/environment.h"
 #include "base/format.h"
 #include "base/terminal.h"
+#include "comm/core/flight_recorder.h"
 #include "fsdp/version.h"
 #include "observe/event_log.h"
 #include "observe/loss_history.h"
@@ -15,6 +16,7 @@
 #include "observe/tensorboard.h"
 #include "observe/throughput.h"
 #include "train/device.h"
+#include "train/owner.h"
 #include "train/rank_figures.h"
 
 namespace fsdp::train {
@@ -29,7 +31,8 @@ double seconds(std::chrono::nanoseconds time) {
 constexpr int64_t kWarmup = 3;        // first steps, which say little about the others
 constexpr int64_t kAdviceEvery = 20;  // steps, at least, to judge speed by
 constexpr size_t kLosses = 50;
-constexpr int kPlainWidth = 80;  // columns of the loss curve without a terminal
+constexpr size_t kComparisons = 3;  // of ranks, the latest
+constexpr int kPlainWidth = 80;     // columns of the loss curve without a terminal
 
 // A model may write control characters, which would confuse a terminal.
 std::string printable(const std::string& text) {
@@ -117,9 +120,13 @@ struct Report::Screen {
 
 Report::Report(const Training& training, const RunState& start)
     : training_(training), begin_(Clock::now()), step_(start.step) {
+  check_owner();  // opening the files changes them
   if (training.world.rank() == 0) screen_ = std::make_unique<Screen>(training, start);
+  nlohmann::ordered_json processes = gather_processes(training.world);
   if (screen_) {
-    event(start.step > 0 ? "resume" : "start", start_facts());
+    nlohmann::ordered_json facts = start_facts();
+    facts["processes"] = std::move(processes);
+    event(start.step > 0 ? "resume" : "start", facts);
     for (const observe::Advice& advice : screen_->adviser.news(screen_->facts)) warn(advice);
   }
   training.sharded.reset_traffic();
@@ -154,10 +161,12 @@ Report::~Report() {
 double Report::timed(Part part, const std::function<void()>& work) {
   // Excludes the traffic of earlier evaluations and samples.
   if (part == kStep) exposed_before_s_ = seconds(training_.sharded.traffic().exposed);
+  const auto waited_before = comm::flight::waited();
   auto start = Clock::now();
   work();
   double took = seconds(Clock::now() - start);
   if (part == kStep) last_step_s_ = took;
+  if (part == kStep) last_wait_s_ = seconds(comm::flight::waited() - waited_before);
   if (part == kCheckpoint) summary_.checkpoint_s += took;
   if (part == kEvaluation) summary_.evaluation_s += took;
   return took;
@@ -167,8 +176,12 @@ StepCost Report::cost(std::chrono::nanoseconds waited, bool replayed) const {
   StepCost cost{.seconds = last_step_s_,
                 .data_s = seconds(waited),
                 .comm_s = std::nullopt,
+                .wait_s = std::nullopt,
                 .lr = training_.optimizer->lr()};
-  if (!replayed) cost.comm_s = seconds(training_.sharded.traffic().exposed) - exposed_before_s_;
+  if (replayed) return cost;
+  cost.comm_s = seconds(training_.sharded.traffic().exposed) - exposed_before_s_;
+  // On a GPU the host doesn't wait; the compute stream waits for the communication's.
+  cost.wait_s = training_.world.backend() == "nccl" ? cost.comm_s : last_wait_s_;
   return cost;
 }
 
@@ -185,7 +198,13 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
   summary_.tokens += tokens;
   summary_.data_s += cost.data_s;
   summary_.comm_s += comm;
+  waited_s_ += cost.wait_s.value_or(0);
   summary_.compute_s += cost.seconds - cost.data_s - comm;
+  window_.steps += 1;
+  window_.step_s += cost.seconds;
+  window_.data_s += cost.data_s;
+  window_.comm_s += comm;
+  window_.wait_s += cost.wait_s.value_or(0);
   if (!summary_.first_loss) summary_.first_loss = outcome.loss;
   summary_.last_loss = outcome.loss;
   summary_.peak_memory_mb =  // --profile resets the device's own peak
@@ -240,7 +259,9 @@ void Report::line(const std::string& text) {
 }
 
 void Report::event(const std::string& kind, const nlohmann::ordered_json& facts) {
-  if (screen_) screen_->happened.write(kind, step_, facts);
+  if (!screen_) return;
+  check_owner();
+  screen_->happened.write(kind, step_, facts);
 }
 
 void Report::warn(const observe::Advice& advice) {
@@ -258,8 +279,33 @@ void Report::compare_ranks(bool now) {
       gather_figures(training_.world, {.step_ms = 1e3 * all_s / steps,
                                        .data_ms = 1e3 * summary_.data_s / steps,
                                        .comm_ms = 1e3 * summary_.comm_s / steps,
+                                       .wait_ms = 1e3 * waited_s_ / steps,
                                        .memory_mb = summary_.peak_memory_mb});
   if (screen_) event("ranks", {{"steps", summary_.steps}, {"ranks", to_json(ranks)}});
+}
+
+void Report::compare_window(int64_t step) {
+  const int64_t every = training_.config.log.compare_ranks;
+  if (every == 0 || step % every != 0 || training_.world.size() == 1) return;
+  const double to_ms = 1e3 / std::max(1.0, window_.steps);
+  const std::vector<RankFigures> ranks =
+      gather_figures(training_.world, {.step_ms = window_.step_s * to_ms,
+                                       .data_ms = window_.data_s * to_ms,
+                                       .comm_ms = window_.comm_s * to_ms,
+                                       .wait_ms = window_.wait_s * to_ms,
+                                       .memory_mb = summary_.peak_memory_mb});
+  window_ = {};
+  if (!screen_) return;
+  std::vector<observe::RankSpeed> speeds;
+  for (const RankFigures& rank : ranks) {
+    speeds.push_back({rank.host, rank.step_ms, rank.wait_ms});
+    if (!screen_->held) continue;
+    screen_->held->rank_step_ms.push_back(rank.step_ms);
+    screen_->held->rank_wait_ms.push_back(rank.wait_ms);
+  }
+  std::vector<std::vector<observe::RankSpeed>>& all = screen_->facts.speeds;
+  if (step > kWarmup) all.push_back(std::move(speeds));
+  if (all.size() > kComparisons) all.erase(all.begin());
 }
 
 void Report::settle() {
@@ -270,7 +316,12 @@ void Report::settle() {
   if (screen_->events) screen_->events->flush();
 }
 
+void Report::check_owner() const {
+  if (training_.owner) training_.owner->check();
+}
+
 void Report::write(const observe::StepRecord& record) {
+  check_owner();
   screen_->metrics.write(record);
   if (!screen_->events) return;
   auto scalar = [&](const char* tag, std::optional<double> value) {

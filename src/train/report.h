@@ -23,6 +23,7 @@ struct StepCost {
   double seconds = 0;
   double data_s = 0;             // of these, waiting for data
   std::optional<double> comm_s;  // of these, exposed communication; unknown for a replayed step
+  std::optional<double> wait_s;  // waiting for other ranks, on any thread; likewise
   double lr = 0;
 };
 
@@ -47,12 +48,17 @@ class Report {
   // Records the figures of every rank, the first time and then ever more rarely; `now`: in any
   // case. Collective.
   void compare_ranks(bool now = false);
+  // Every log.compare_ranks steps: compares the ranks' times since the last time. Collective; every
+  // rank calls it after each of its steps.
+  void compare_window(int64_t step);
   void settle();  // writes the last step's record to the files
   // Shows the loss curve, the summary and the last sample. Collective.
   void finish(bool stopped);
 
  private:
   struct Screen;  // rank 0 only
+  // Throws if the run's directory isn't this run's anymore.
+  void check_owner() const;
   void write(const observe::StepRecord& record);
   void advise(const observe::StepRecord& record);
   void warn(const observe::Advice& advice);
@@ -61,10 +67,14 @@ class Report {
   const Training& training_;
   std::unique_ptr<Screen> screen_;
   std::chrono::steady_clock::time_point begin_;
-  double last_step_s_ = 0, exposed_before_s_ = 0;
+  double last_step_s_ = 0, exposed_before_s_ = 0, last_wait_s_ = 0;
+  double waited_s_ = 0;        // of all steps
   int64_t first_retries_ = 0;  // of the allocator, in the first steps
-  int64_t step_ = 0;      // the last one
-  int64_t compared_ = 0;  // calls of compare_ranks()
+  int64_t step_ = 0;           // the last one
+  int64_t compared_ = 0;       // calls of compare_ranks()
+  struct Window {              // sums since the last comparison
+    double steps = 0, step_s = 0, data_s = 0, comm_s = 0, wait_s = 0;
+  } window_;
   observe::RunSummary summary_;
 };
 

@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-#include <fstream>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
 
@@ -31,7 +31,8 @@ void make_folder(const fs::path& folder) {
     problem = {errno, std::generic_category()};
   if (problem)
     throw Error(formatted("can't write to the run's directory {}: {}.", folder, problem.message()),
-                "choose another with --dir.");
+                problem == std::errc::permission_denied ? "choose another with --dir."
+                                                        : file_hint(problem.value()));
 }
 
 }  // namespace
@@ -42,41 +43,51 @@ fs::path free_directory(const std::string& name) {
   return folder;
 }
 
-std::optional<fs::path> prepare(const RunDirectory& run, bool resume) {
-  if (!resume) {
+bool has_checkpoint(const fs::path& run) {
+  return checkpoint::latest(RunDirectory{run}.checkpoints()).has_value();
+}
+
+void put_flight_aside(const RunDirectory& run) {
+  std::error_code none;
+  if (!fs::exists(run.flight(), none)) return;
+  fs::remove_all(run.earlier_flight(), none);
+  fs::rename(run.flight(), run.earlier_flight(), none);
+}
+
+std::optional<fs::path> prepare(const RunDirectory& run, Resume resume,
+                                const std::function<void()>& take) {
+  const auto own = [&] {
+    if (take) take();
+    put_flight_aside(run);
+  };
+  if (resume == Resume::kAuto) {
+    make_folder(run.checkpoints());
+    own();
+    return checkpoint::latest(run.checkpoints());
+  }
+  const auto refuse_run = [&] {
     if (holds_run(run.root))
       throw Error(run.root.string() + " already holds a run.",
                   "add --resume to continue it, or choose another --dir.");
+  };
+  if (resume == Resume::kNo) {
+    refuse_run();
     make_folder(run.checkpoints());
+    own();
+    refuse_run();  // another process may have done a whole run before this one took the directory
     return std::nullopt;
   }
   if (!holds_run(run.root))
     throw Error(formatted("there is no run in {} to resume.", run.root),
                 "leave out --resume to start a new run, or pass the --dir of an existing one.");
   make_folder(run.checkpoints());
+  own();  // before the newest checkpoint is chosen: the last owner may still write one
   auto found = checkpoint::latest(run.checkpoints());
   if (!found)
     throw Error(run.checkpoints().string() + " has no complete checkpoint.",
                 "the run ended before its first one: start again in another --dir, with a "
                 "--checkpoint.every.");
   return found;
-}
-
-void keep_config(const RunDirectory& run, const std::string& toml) {
-  fs::path draft = run.config().string() + ".partial";
-  {
-    std::ofstream file(draft, std::ios::trunc);
-    file << toml;
-    file.flush();
-    if (!file)
-      throw Error(formatted("can't write {}: {}.", draft, std::strerror(errno)),
-                  "check free space on the disk.");
-  }
-  std::error_code problem;
-  fs::rename(draft, run.config(), problem);
-  if (problem)
-    throw Error(formatted("can't write {}: {}.", run.config(), problem.message()),
-                "choose another --dir.");
 }
 
 FoundCheckpoint find_checkpoint(const fs::path& where) {

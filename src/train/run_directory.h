@@ -1,10 +1,11 @@
-// RunDirectory: the files of a run. config.toml (resolved), metrics.jsonl, events.jsonl,
+// RunDirectory: the files of a run. owner/, config.toml (resolved), metrics.jsonl, events.jsonl,
 // tensorboard/, checkpoints/step-N and the link checkpoints/latest, a copy of the tokenizer if
-// there is one, origin/ if the run started from a Hugging Face directory, and what --profile and an
-// out-of-memory error leave.
+// there is one, origin/ if the run started from a Hugging Face directory, and what --profile, an
+// out-of-memory error and a hang leave.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -35,6 +36,14 @@ struct RunDirectory {
   std::filesystem::path memory_snapshot(int rank) const {
     return root / formatted("memory-rank{}.pickle", rank);
   }
+  std::filesystem::path owner() const { return root / "owner"; }  // train/owner.h
+  // Of the flight recorder, a file per rank, and what an earlier start of the run left there.
+  std::filesystem::path flight() const { return root / "flight"; }
+  // Stacks of a rank's threads, of each step that took far too long.
+  std::filesystem::path stalls(int rank) const {
+    return root / formatted("stall-rank{}.txt", rank);
+  }
+  std::filesystem::path earlier_flight() const { return root / "flight-before"; }
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
   std::filesystem::path checkpoint(int64_t step) const {
     return checkpoints() / formatted("step-{}", step);
@@ -44,15 +53,20 @@ struct RunDirectory {
   std::filesystem::path origin() const { return root / "origin"; }
 };
 
+// Files of an earlier start must not be taken for this one's. For rank 0, before the others begin.
+void put_flight_aside(const RunDirectory& run);
+
 // runs/NAME, or runs/NAME-2, … if that exists.
 std::filesystem::path free_directory(const std::string& name);
 
-// For one rank. A new run must not find another run in the directory; a resumed run must find a
-// checkpoint, which is returned. Throws Error otherwise.
-std::optional<std::filesystem::path> prepare(const RunDirectory& run, bool resume);
+// Whether a run could resume there: its directory has a complete checkpoint.
+bool has_checkpoint(const std::filesystem::path& run);
 
-// Writes config.toml, atomically.
-void keep_config(const RunDirectory& run, const std::string& toml);
+// For one rank. A new run must not find another run in the directory; a resumed run must find a
+// checkpoint, which is returned. Throws Error otherwise. With Resume::kAuto, a run that left no
+// checkpoint is begun anew. `take` makes this process the directory's owner, as soon as it exists.
+std::optional<std::filesystem::path> prepare(const RunDirectory& run, Resume resume,
+                                             const std::function<void()>& take = {});
 
 // Resolves a path passed to `fsdp generate` and others: a run's directory, its checkpoints folder,
 // or one checkpoint. Throws Error if it is none of these.

@@ -2,10 +2,10 @@
 
 #include <unistd.h>
 
-#include <fstream>
 #include <sstream>
 
 #include "base/environment.h"
+#include "base/regular_file.h"
 #include "base/subprocess.h"
 
 namespace fsdp::train {
@@ -20,7 +20,7 @@ bool is_program(const fs::path& path) {
 
 // The wrapper script of the checkout that a build folder belongs to; empty for an installed binary.
 fs::path wrapper_of(const fs::path& binary) {
-  std::ifstream cache(binary.parent_path().parent_path() / "CMakeCache.txt");
+  std::istringstream cache(read_if_there(binary.parent_path().parent_path() / "CMakeCache.txt"));
   const std::string key = "CMAKE_HOME_DIRECTORY:INTERNAL=";
   for (std::string line; std::getline(cache, line);) {
     if (!line.starts_with(key)) continue;

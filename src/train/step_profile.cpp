@@ -1,12 +1,15 @@
 #include "train/step_profile.h"
 
 #include <c10/util/ApproximateClock.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 
+#include "base/file_error.h"
 #include "base/format.h"
+#include "base/process.h"
+#include "base/regular_file.h"
 #include "fsdp/communicator.h"
 #include "fsdp/error.h"
 #include "observe/chrome_trace.h"
@@ -19,11 +22,6 @@ namespace fsdp::train {
 namespace {
 
 constexpr int kMostTraced = 64;  // ranks whose parts are merged: viewers hold no more
-
-std::string host_name() {
-  char name[256] = "";
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
-}
 
 }  // namespace
 
@@ -108,11 +106,13 @@ void StepProfile::merge(const observe::StepTime& time) const {
                      {"families", header["families"]}});
   nlohmann::ordered_json profile = observe::to_json(time, settings());
   profile["ranks"] = ranks;
-  std::ofstream out(directory.profile());
+  std::ofstream out(place_of_file(directory.profile()));
   out << profile.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
   out.close();
+  const int why = errno;
   if (!out)
-    throw Error(formatted("can't write {}.", directory.profile()), "check free space on the disk.");
+    throw Error(formatted("can't write {}: {}.", directory.profile(), errno_text(why)),
+                file_hint(why));
   report::write_page(report::profile_page(directory.root.string(), profile),
                      directory.profile_page());
 }

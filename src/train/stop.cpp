@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
+#include "base/exit_code.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/rank_status.h"
@@ -26,7 +28,8 @@ constexpr unsigned kReportSeconds = 5;  // for the report, whose reader may be s
 std::atomic<int> received_signal{0};
 timespec received_at{};  // valid once received_signal is set
 int wake_fd = -1;        // eventfd; wakes the watchdog
-struct sigaction before_int, before_term;
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGUSR1};
+struct sigaction before[std::size(kStopSignals)];
 
 double seconds_since_signal() {
   timespec now{};
@@ -41,16 +44,18 @@ void wake_watchdog() {
 }
 
 void on_stop_signal(int signal) {
-  int before = errno;
-  if (received_signal.load() == 0) {
+  int error = errno;
+  const int first = received_signal.load();
+  // SIGUSR1 comes ahead of the end and may be repeated; SIGTERM follows when the time is over.
+  if (first == 0 || (first == SIGUSR1 && signal != SIGUSR1)) {
     clock_gettime(CLOCK_MONOTONIC, &received_at);
     received_signal.store(signal);
     wake_watchdog();
-  } else if (seconds_since_signal() * 1e3 > kSameSignalMs) {
-    if (log::has_live_line() && write(STDOUT_FILENO, "\n", 1) < 0) _exit(128 + signal);
-    _exit(128 + signal);
+  } else if (signal != SIGUSR1 && seconds_since_signal() * 1e3 > kSameSignalMs) {
+    if (log::has_live_line() && write(STDOUT_FILENO, "\n", 1) < 0) _exit(kExitSignal + signal);
+    _exit(kExitSignal + signal);
   }
-  errno = before;
+  errno = error;
 }
 
 }  // namespace
@@ -66,16 +71,16 @@ StopSignals::StopSignals(double grace_s, int rank) : grace_s_(grace_s), rank_(ra
   struct sigaction action {};
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, &before_int);
-  sigaction(SIGTERM, &action, &before_term);
+  for (size_t i = 0; i < std::size(kStopSignals); ++i)
+    sigaction(kStopSignals[i], &action, &before[i]);
 }
 
 StopSignals::~StopSignals() {
-  sigaction(SIGINT, &before_int, nullptr);
-  sigaction(SIGTERM, &before_term, nullptr);
+  for (size_t i = 0; i < std::size(kStopSignals); ++i)
+    sigaction(kStopSignals[i], &before[i], nullptr);
   closing_ = true;
   wake_watchdog();
-  watchdog_.join();
+  watchdog_.join();  // Ends: it sees `closing_`
   close(wake_fd);
   wake_fd = -1;
 }
@@ -106,24 +111,38 @@ double StopSignals::slowest(const std::string& part) const {
   return *std::max_element(found->second.begin(), found->second.end());
 }
 
+void StopSignals::failed(int code, std::chrono::milliseconds limit) {
+  if (failed_.load() != 0) return;
+  failed_at_ = std::chrono::steady_clock::now();
+  fail_by_ = failed_at_ + limit;
+  failed_.store(code);
+  wake_watchdog();
+}
+
 void StopSignals::watch() {
   double cpu_before_s = -1;
   while (!closing_) {
-    int signal = received();
-    if (signal != 0 && cpu_before_s < 0)
+    const int signal = received(), code = failed_.load();
+    if ((signal != 0 || code != 0) && cpu_before_s < 0)
       cpu_before_s = rank_status::cpu_seconds(getpid()).value_or(0);
     double grace_s = rank_status::current().grace_s;
     // The launcher reports and kills all ranks together. If it dies, so does this process.
     if (signal != 0 && seconds_since_signal() >= grace_s && !rank_status::launcher_is_stopping())
-      give_up(signal, grace_s, cpu_before_s);
+      give_up(formatted("SIG{}", sigabbrev_np(signal)), kExitSignal + signal, grace_s,
+              cpu_before_s);
+    if (code != 0 && std::chrono::steady_clock::now() >= fail_by_)
+      give_up("its failure", code, std::chrono::duration<double>(fail_by_ - failed_at_).count(),
+              cpu_before_s);
     pollfd woken{wake_fd, POLLIN, 0};
-    poll(&woken, 1, signal == 0 ? -1 : kWatchTickMs);
+    // Ends: a signal, failed() or the destructor wakes it.
+    poll(&woken, 1, signal == 0 && code == 0 ? -1 : kWatchTickMs);
     uint64_t count;
     if (read(wake_fd, &count, sizeof count) < 0 && errno != EAGAIN) return;
   }
 }
 
-void StopSignals::give_up(int signal, double waited_s, double cpu_before_s) const {
+void StopSignals::give_up(const std::string& since, int code, double waited_s,
+                          double cpu_before_s) const {
   // A hung thread may hold the heap's lock, and the reader of stderr may be stuck. SIGALRM then
   // ends the process.
   sigset_t alarms;
@@ -133,18 +152,18 @@ void StopSignals::give_up(int signal, double waited_s, double cpu_before_s) cons
   pthread_sigmask(SIG_UNBLOCK, &alarms, nullptr);
   alarm(kReportSeconds);
   std::string text =
-      formatted("{}fsdp: {} didn't end within {:.{}f} s of SIG{}: exiting with code {}.\n  {}.\n",
+      formatted("{}fsdp: {} didn't end within {:.{}f} s of {}: exiting with code {}.\n  {}.\n",
                 log::has_live_line() && isatty(STDERR_FILENO) ? "\n" : "",
                 rank_ < 0 ? formatted("process {}", getpid())
                           : formatted("rank {} (pid {})", rank_, getpid()),
-                waited_s, waited_s < 10 ? 1 : 0, sigabbrev_np(signal), 128 + signal,
+                waited_s, waited_s < 10 ? 1 : 0, since, code,
                 rank_status::whereabouts(rank_status::current(), getpid(), cpu_before_s));
   if (rank_ >= 0)
     text +=
         "  HINT: if the run only needed more time, raise --grace; if it hangs, see "
         "docs/hangs.md.\n";
-  if (write(STDERR_FILENO, text.data(), text.size()) < 0) _exit(128 + signal);
-  _exit(128 + signal);
+  if (write(STDERR_FILENO, text.data(), text.size()) < 0) _exit(code);
+  _exit(code);
 }
 
 }  // namespace fsdp::train

@@ -14,8 +14,9 @@
 #include "fsdp/error.h"
 #include "fsdp/init_parameters.h"
 #include "fsdp/mesh.h"
-#include "train/config_write.h"
 #include "train/init_from.h"
+#include "train/kept_config.h"
+#include "train/owner.h"
 
 namespace fsdp::train {
 namespace {
@@ -234,13 +235,13 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
 
   training.task = make_unfilled_task(chosen, chosen.model.vocab);
   training.sharded = shard_task(world, chosen, training.task, /*initialize=*/false);
-  if (!chosen.resume && chosen.init_from.empty())
+  if (!chosen.resumes && chosen.init_from.empty())
     init_parameters(training.sharded, static_cast<uint64_t>(chosen.train.seed),
                     training.task.initial);
   if (world.size() > 1)  // losses are already divided by the number of targets over all ranks
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
-  if (!chosen.init_from.empty() && !chosen.resume)  // a resumed run loads its own checkpoint later
+  if (!chosen.init_from.empty() && !chosen.resumes)  // a resumed run loads its own checkpoint later
     checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);
   if (chosen.shard.precision == shard::Precision::kFp16 && chosen.optim.grad_scaler)
@@ -268,7 +269,7 @@ checkpoint::IfBusy if_busy(checkpoint::WhenBusy when) {
 
 }  // namespace
 
-bool save(Training& training, const RunState& state, bool must) {
+checkpoint::SaveOptions save_options(const Training& training, const RunState& state) {
   auto tokenizer = training.corpus->tokenizer();
   checkpoint::SaveOptions options;
   options.extra = {{"step", state.step},
@@ -280,7 +281,7 @@ bool save(Training& training, const RunState& state, bool must) {
                    {"samples_per_epoch", training.corpus->samples_per_epoch()},
                    {"split", training.corpus->split_rule()},
                    {"tokenizer", tokenizer ? tokenizer->name() : std::string()},
-                   {"config", to_toml(training.config)}};
+                   {"config", kept_toml(training.config)}};
   if (training.scaler) {
     options.extra["scale"] = training.scaler->state().scale;
     options.extra["scale_good_steps"] = training.scaler->state().good_steps;
@@ -288,7 +289,14 @@ bool save(Training& training, const RunState& state, bool must) {
   RandomState random = random_state(training.world.device());
   options.per_rank["random_cpu"] = random.cpu;
   if (random.device.defined()) options.per_rank["random_device"] = random.device;
+  return options;
+}
+
+bool save(Training& training, const RunState& state, bool must) {
+  checkpoint::SaveOptions options = save_options(training, state);
   options.keep_last = training.config.checkpoint.keep_last;
+  if (const auto owner = training.owner)
+    options.owner = {.epoch = owner->epoch(), .check = [owner] { owner->check(); }};
   if (!must) options.if_busy = if_busy(training.config.checkpoint.when_busy);
   auto dir = training.directory.checkpoint(state.step);
   if (!training.config.checkpoint.async) {
@@ -299,6 +307,10 @@ bool save(Training& training, const RunState& state, bool must) {
   if (saving.skipped()) return false;
   training.saving = std::move(saving);
   return true;
+}
+
+int64_t steps_done(const std::filesystem::path& checkpoint) {
+  return integer(checkpoint::read_extra(checkpoint), "step", checkpoint);
 }
 
 RunState restore(Training& training, const std::filesystem::path& from) {
@@ -329,13 +341,19 @@ RunState restore(Training& training, const std::filesystem::path& from) {
   // With another number of ranks there is no saved state for each rank; dropout then differs
   // anyway.
   seed_rank(training.world, training.config.train.seed, state.step);
-  auto saved = [&](const char* key) -> const at::Tensor* {
-    auto found = loaded.per_rank.find(key);
-    return found == loaded.per_rank.end() ? nullptr : std::get_if<at::Tensor>(&found->second);
+  auto saved = [&](const std::string& key) -> at::Tensor {
+    const int64_t size = training.world.size();
+    const auto own = loaded.per_rank.find(key), all = loaded.extra.find(key + "_of_ranks");
+    if (own != loaded.per_rank.end()) {
+      const auto* state = std::get_if<at::Tensor>(&own->second);
+      return state ? *state : at::Tensor();
+    }
+    if (all == loaded.extra.end()) return {};  // only checkpoints in memory have it
+    const auto* states = std::get_if<at::Tensor>(&all->second);
+    const bool fits = states && states->dim() == 2 && states->size(0) == size;
+    return fits ? states->select(0, training.world.rank()).clone() : at::Tensor();
   };
-  RandomState random;
-  if (const at::Tensor* cpu = saved("random_cpu")) random.cpu = *cpu;
-  if (const at::Tensor* device = saved("random_device")) random.device = *device;
+  const RandomState random{.cpu = saved("random_cpu"), .device = saved("random_device")};
   set_random_state(training.world.device(), random);
   return state;
 }

@@ -18,18 +18,21 @@
 
 namespace fsdp::train {
 
+class Owner;
+
 struct Training {
   World world;
   Config config;  // with the precision and the vocabulary size resolved
   RunDirectory directory;
   std::unique_ptr<Corpus> corpus;
+  Sharded sharded;  // outlives the module: otherwise it is kept until another model is sharded
   TrainTask task;
-  Sharded sharded;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<LRScheduler> scheduler;
   std::unique_ptr<GradScaler> scaler;  // fp16 only
   int64_t steps = 0;                   // of the whole run
   checkpoint::AsyncSave saving;        // the latest save, which may still be in progress
+  std::shared_ptr<const Owner> owner;  // of the directory; null on other ranks than 0
 };
 
 ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in upper or lower case
@@ -66,10 +69,13 @@ struct RandomState {
 RandomState random_state(at::Device device);
 void set_random_state(at::Device device, const RandomState& state);
 
+// What every checkpoint of a run holds besides the model and the optimizer.
+checkpoint::SaveOptions save_options(const Training& training, const RunState& state);
 // Collective. With checkpoint.async the checkpoint is written in the background after save()
 // returns; training.saving tracks it, and the next step throws its failure. False: nothing is
 // saved, because the save before is still being written (checkpoint.when_busy; never with `must`).
 bool save(Training& training, const RunState& state, bool must);
+int64_t steps_done(const std::filesystem::path& checkpoint);
 RunState restore(Training& training, const std::filesystem::path& checkpoint);
 
 }  // namespace fsdp::train

@@ -1,5 +1,6 @@
 #include "base/rank_status.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -87,6 +88,38 @@ TEST(RankStatus, ASharedPageStartsEmpty) {
   page.close_fd();
   EXPECT_EQ(page.fd(), -1);
   EXPECT_EQ(page.read().collective, "");  // still mapped
+}
+
+// The rank of the next test: a process of its own, because a process looks for its page only once.
+TEST(RankStatusRank, JoinsTheStartThatIsAnnounced) {
+  if (!getenv(kVariable)) GTEST_SKIP() << "started by another test";
+  set_recovers(true);
+  set_waits_for(3);
+  Start start;
+  for (int i = 0; i < 60'000 && (start = announced()).attempt == 0; ++i) usleep(1000);
+  set_joined(start.attempt);
+  EXPECT_EQ(start.variables, "MASTER_PORT=1234\nRANK=0\n");
+}
+
+TEST(RankStatus, ARankReadsTheStartThatTheLauncherAnnounces) {
+  SharedPage page;
+  ASSERT_GE(page.fd(), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    fcntl(page.fd(), F_SETFD, 0);
+    setenv(kVariable, std::to_string(page.fd()).c_str(), 1);
+    execl("/proc/self/exe", "core_tests", "--gtest_filter=RankStatusRank.*", nullptr);
+    _exit(2);
+  }
+  for (int i = 0; i < 60'000 && page.read().waits_for == 0; ++i) usleep(1000);
+  EXPECT_TRUE(page.read().recovers);
+  EXPECT_EQ(page.read().waits_for, 3);
+  EXPECT_EQ(page.read().joined, 0);
+  page.announce({.attempt = 3, .variables = "MASTER_PORT=1234\nRANK=0\n"});
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(page.read().joined, 3);
 }
 
 TEST(RankStatus, TheKernelKnowsWhatAProcessDoes) {

@@ -23,7 +23,7 @@ TEST(Bench, FsdpBenchIsFsdpDashBench) {
 TEST(Bench, WhereItIsNotBuiltTheErrorSaysHowToBuildIt) {
   launch::Folder folder;
   fs::copy_file(FSDP_BINARY, folder / "fsdp");
-  expect_refusal(said_by({folder / "fsdp", "bench", "comm"}), 1,
+  expect_refusal(said_by({folder / "fsdp", "bench", "comm"}), 127,
                  "there is no " + folder / "fsdp-bench" + ": the benchmarks aren't built.",
                  "./fsdp bench builds them");
 }

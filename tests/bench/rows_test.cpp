@@ -52,7 +52,7 @@ TEST(BenchRows, EveryModeHasTheSameLossAndIsKept) {
     EXPECT_GT(line["step_ms"].get<double>(), 0) << line;
     EXPECT_GT(line["tokens_s"].get<double>(), 0) << line;
     // Fused weights of a unit round differently.
-    EXPECT_NEAR(line["first_loss"].get<double>(), rows.lines[0]["first_loss"].get<double>(), 1e-4);
+    EXPECT_NEAR(line["first_loss"].get<double>(), rows.lines[0]["first_loss"].get<double>(), 1e-3);
     EXPECT_NEAR(line["last_loss"].get<double>(), rows.lines[0]["last_loss"].get<double>(), 5e-3);
     EXPECT_LT(line["last_loss"], line["first_loss"]);
   }

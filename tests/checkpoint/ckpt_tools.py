@@ -209,7 +209,7 @@ def check_replacement(folder, run):
     fsdp("ckpt", "export", run / "checkpoints", folder / "llama-bfloat16", "--force")
     assert not list(folder.glob("*.partial")) and not list(folder.glob("*.replaced"))
     assert "already exists" in fsdp("ckpt", "consolidate", run, folder / "llama-model.pt", code=1)
-    assert "doesn't name a file format" in fsdp("ckpt", "consolidate", run, folder / "model.txt", code=1)
+    assert "doesn't name a file format" in fsdp("ckpt", "consolidate", run, folder / "model.txt", code=2)
     start, out = folder / "llama-hf", folder / "llama-imported"
     weights = rounded(load(start, torch.float32).state_dict(), torch.bfloat16)
     assert "already exists" in fsdp("ckpt", "import", start, out, code=1)
@@ -440,7 +440,7 @@ def check_damage(folder):
     file.write_bytes(damaged)
     for words in (("export", run, out), ("consolidate", run, folder / "damaged.pt"),
                   ("consolidate", run, folder / "damaged.safetensors")):
-        said = fsdp("ckpt", *words, code=1)
+        said = fsdp("ckpt", *words, code=65)
         assert "__1_0.distcp" in said and re.search(r'"(model|optim|extra)\.', said), said
     left = [file.name for file in folder.iterdir() if file.name.startswith("damaged")]
     assert left == [], left

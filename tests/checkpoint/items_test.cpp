@@ -1,12 +1,15 @@
 // Items and metadata: any part of what was written reads back unchanged, and damage is an error.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
+#include "base/deadline.h"
+#include "base/regular_file.h"
 #include "checkpoint/metadata.h"
 #include "checkpoint/test_files.h"
 #include "checkpoint/zip.h"
@@ -234,6 +237,53 @@ TEST(Items, ACompressedArchiveIsRefused) {
   EXPECT_TRUE(has(error, "compressed")) << error;
 }
 
+// A tensor of the given sizes and strides whose storage holds `numbers`, in one item.
+ItemPlace write_view(files::Output& out, const std::vector<int64_t>& sizes,
+                     const std::vector<int64_t>& strides, const std::vector<float>& numbers) {
+  pickle::Writer writer;
+  put_tensor(writer, at::kFloat, sizes, strides, "0");
+  out.align(64);
+  ItemPlace place{out.path().filename().string(), out.position(), 0};
+  ArchiveWriter archive(out);
+  archive.add("data.pkl", writer.finish());
+  archive.add("byteorder", "little");
+  archive.add("data/0", {reinterpret_cast<const char*>(numbers.data()), 4 * numbers.size()});
+  place.length = archive.finish();
+  return place;
+}
+
+TEST(HostileItems, StridesThatRepeatElementsAreRefused) {
+  Folder folder;
+  const auto error = [&](const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+    files::Output out(folder / "items");
+    const auto place = write_view(out, sizes, strides, {1, 2, 3, 4});
+    out.close();
+    return error_of([&] { find_tensor(files::Input(folder / "items"), place, "\"it\""); });
+  };
+  EXPECT_EQ(error({4}, {1}), "");
+  EXPECT_EQ(error({2, 2}, {1, 2}), "");
+  EXPECT_EQ(error({2}, {3}), "");
+  EXPECT_EQ(error({0, 1 << 30}, {0, 0}), "");
+  for (const auto& [sizes, strides] :
+       {std::pair<std::vector<int64_t>, std::vector<int64_t>>{{int64_t{1} << 40}, {0}},
+        {{1 << 20, 1 << 20}, {0, 0}},
+        {{4, 2}, {1, 0}},
+        {{3, 3}, {1, 0}}}) {
+    const std::string what = error(sizes, strides);
+    EXPECT_TRUE(has(what, "items") && has(what, "\"it\"") && has(what, "repeat")) << what;
+  }
+}
+
+TEST(HostileItems, AFifoInPlaceOfAFileIsRefused) {
+  const test::WithDeadline deadline;
+  Folder folder;
+  ASSERT_EQ(::mkfifo((folder / "items").c_str(), 0600), 0);
+  EXPECT_TRUE(has(error_of([&] { files::Input(folder / "items"); }), "it is a FIFO"));
+  EXPECT_TRUE(has(error_of([&] { files::Output(folder / "items"); }), "it is a FIFO"));
+  ASSERT_EQ(::mkfifo((folder / ".metadata").c_str(), 0600), 0);
+  EXPECT_TRUE(has(error_of([&] { read_metadata(folder.path); }), "it is a FIFO"));
+}
+
 // --- metadata ---
 
 Metadata sample() {
@@ -288,6 +338,48 @@ TEST(MetadataFile, ImpossibleContentsAreRefused) {
     m.tensors.at("model.layers.0.weight").sizes = {4, int64_t{1} << 62};
   });
   EXPECT_TRUE(has(error_of([&] { decode("\x80\x02N.", "here"); }), "Metadata"));
+}
+
+// Bytes that the process has taken from the system while `act` runs, at most.
+int64_t memory_for(const std::function<void()>& act) {
+  const auto resident = [] {
+    const std::string text = read_if_there("/proc/self/status");
+    return std::stoll(text.substr(text.find("VmHWM:") + 6)) * 1024;
+  };
+  std::ofstream("/proc/self/clear_refs") << 5;  // the high-water mark begins at the present use
+  const int64_t before = resident();
+  act();
+  return resident() - before;
+}
+
+// Values of a pickle may be used many times, so a small one could stand for any number of copies.
+TEST(MetadataFile, MemoryAndTimeAreAMultipleOfTheFile) {
+  const test::WithDeadline deadline;
+  const std::string head = "\x80\x02";
+  std::map<std::string, std::string> files;
+  std::string& marks = files["empty lists"] = head + "(";
+  marks.append(1 << 20, ']');
+  files["nothing"] = head + "(" + std::string(1 << 20, 'N');
+  files["small numbers"] = head + "(";
+  for (int i = 0; i < 1 << 19; ++i) files["small numbers"] += "K\x01";
+  std::string& laughs = files["lists of lists"] = head + "]q" + std::string(1, '\0');
+  for (char level = 0; level < 60; ++level) {
+    laughs += "](";
+    for (int i = 0; i < 5'000; ++i) laughs += std::string("h") + level;
+    laughs += "eq" + std::string(1, static_cast<char>(level + 1));
+  }
+  for (const auto& [what, text] : files) {
+    const int64_t bytes = memory_for([&] { error_of([&] { decode(text + ".", "here"); }); });
+    EXPECT_LT(bytes, 200 * static_cast<int64_t>(text.size()) + (16 << 20)) << what;
+  }
+}
+
+TEST(MetadataFile, LongNamesAreRefused) {
+  Metadata metadata = sample();
+  const std::string name(5'000, 'x');
+  metadata.add_value({name}, {"__0_0.distcp", 5, 6});
+  const std::string error = error_of([&] { decode(encode(metadata), "here"); });
+  EXPECT_TRUE(has(error, "here: \"xxx") && has(error, "a name of 5000 bytes")) << error;
 }
 
 TEST(MetadataFile, ChangedOrTruncatedBytesNeverCrash) {

@@ -48,6 +48,7 @@ class Made {
   void finish(bool with_manifest) {
     Manifest manifest;
     for (int rank : {0, 1}) manifest.files[name(rank)] = outs_[static_cast<size_t>(rank)]->close();
+    if (with_manifest) metadata.mark = mark_of(manifest);
     files::Output list(dir_ / ".metadata");
     list.append(encode(metadata));
     manifest.files[".metadata"] = list.close();

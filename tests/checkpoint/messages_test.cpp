@@ -14,11 +14,12 @@ const std::string kAnything("7:\n\0 {}\xff", 8);
 TEST(Messages, AnOutcomeReadsBackAsItWas) {
   EXPECT_EQ(Outcome::decode(Outcome{kAnything}.encode(), "rank 1").result, kAnything);
   EXPECT_FALSE(Outcome::decode(Outcome{""}.encode(), "rank 1").failure);
-  const Outcome failed{"", Error(kAnything, "free some space.")};
+  const Outcome failed{"", CodedError(kExitDamaged, kAnything, "free some space.")};
   const auto read = Outcome::decode(failed.encode(), "rank 1");
   ASSERT_TRUE(read.failure);
-  EXPECT_EQ(read.failure->message(), kAnything);
+  EXPECT_EQ(read.failure->message(), failed.failure->message());
   EXPECT_EQ(read.failure->hint(), "free some space.");
+  EXPECT_EQ(read.failure->code(), kExitDamaged);
 }
 
 TEST(Messages, APieceReadsBackAsItWas) {
@@ -53,7 +54,9 @@ TEST(Messages, AnythingElseIsAnErrorThatNamesTheSender) {
   refused("4:done+2:ok", "it has no number");
   refused("4:done99999999999999999999:ok", "it has no number");
   refused("4:done2:ok ", "a field has no length");
-  EXPECT_TRUE(has(error_of([] { FirstPiece::decode("1:02:ab", "rank 3"); }), "it has no pieces"));
+  EXPECT_TRUE(has(error_of([] { FirstPiece::decode("1:02:ab", "rank 3"); }), "it has 0 pieces"));
+  EXPECT_TRUE(
+      has(error_of([] { FirstPiece::decode("6:1000002:ab", "rank 3"); }), "it has 100000 pieces"));
   EXPECT_TRUE(has(error_of([] { FirstPiece::decode("1:1", "rank 3"); }), "1 fields instead of 2"));
   EXPECT_TRUE(has(error_of([] { SaveReport::decode("1:x1:y", "rank 3"); }), "rank 3: "));
 }

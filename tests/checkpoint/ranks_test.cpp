@@ -2,12 +2,15 @@
 // tensors gathered by the engine.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <fstream>
 
 #include "base/seams.h"
 #include "checkpoint/files.h"
+#include "checkpoint/messages.h"
 #include "checkpoint/metadata.h"
+#include "checkpoint/together.h"
 #include "checkpoint/trained.h"
 #include "fsdp/deferred_init.h"
 #include "optim/states.h"
@@ -367,6 +370,28 @@ int read_only(const char*, const fs::path&) {
   return EROFS;
 }
 
+// A save in the background exchanges its texts over the store.
+TEST(Failures, AForgedKeyOfASaveIsRefusedAndNamed) {
+  if (world_size() < 2) GTEST_SKIP() << "nobody sends anything";
+  const std::string large(4 << 20, 'x');
+  const std::vector<std::string> forged = {"",
+                                           "3:999",
+                                           "1:05:hello",
+                                           "1:11:x1:y",
+                                           checkpoint::FirstPiece{1'000'000, large}.encode(),
+                                           checkpoint::FirstPiece{2, "short"}.encode()};
+  for (size_t i = 0; i < forged.size(); ++i) {
+    const std::string name = "forged/" + std::to_string(i),
+                      key = "fsdp/exchange/" + name + "/to/1/0";
+    const auto exchange = checkpoint::by_store(test_world(), name);
+    if (rank() == 1) test_world().store()->set(key, forged[i]);
+    if (rank() != 0) continue;
+    expect_error([&] { exchange.to_first("the checkpoint step-1", ""); },
+                 {"the checkpoint step-1: rank 1 (store key " + key + ")"});
+  }
+  test_world().comm().barrier();
+}
+
 TEST(Failures, AVanishedOrReadOnlyDirectoryIsNamed) {
   SharedFolder folder;
   auto saved = one_unit();
@@ -393,8 +418,13 @@ TEST(Failures, DamagedFilesAreNamed) {
   const auto damage = [&](const std::string& file, const std::function<void(fs::path)>& act,
                           const std::vector<std::string>& words) {
     checkpoint::save(folder / "a", saved.sharded, saved.optimizer.get());
+    if (rank() == 0 && !listed) {  // as Python writes it
+      auto metadata = checkpoint::read_metadata(folder / "a");
+      metadata.mark.clear();
+      std::ofstream(folder / "a/.metadata", std::ios::binary) << checkpoint::encode(metadata);
+      fs::remove(folder / "a" / ".manifest.json");
+    }
     if (rank() == 0) act(folder / "a" / file);
-    if (rank() == 0 && !listed) fs::remove(folder / "a" / ".manifest.json");
     test_world().comm().barrier();
     expect_error([&] { checkpoint::load(folder / "a", saved.sharded, saved.optimizer.get()); },
                  words);
@@ -432,6 +462,15 @@ TEST(Failures, DamagedFilesAreNamed) {
   damage(last, flip(2000), {last, "differ from what was saved", "layers."});
   damage(".metadata", flip(200), {".metadata", "differ from what was saved"});
   damage(".manifest.json", flip(40), {".manifest.json"});
+  damage(".manifest.json", [](const fs::path& path) { fs::remove(path); },
+         {".manifest.json", "missing", "--restore-manifest"});
+  damage(last,  // the manifest of another checkpoint
+         [&](const fs::path& path) {
+           auto manifest = *checkpoint::read_manifest(path.parent_path());
+           manifest.files[last].sums[0] ^= 1;
+           checkpoint::write_manifest(path.parent_path(), manifest);
+         },
+         {".manifest.json", "another checkpoint"});
   listed = false;
   damage(".metadata",
          [](const fs::path& path) {  // a part is missing from the list

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <functional>
 
+#include "base/deadline.h"
+#include "checkpoint/cover.h"
 #include "checkpoint/draft.h"
 #include "checkpoint/import.h"
 #include "checkpoint/safetensors_write.h"
@@ -70,6 +72,13 @@ struct PythonCheckpoint {
 
 KeyPath model(const std::string& name) {
   return {std::string("model"), name};
+}
+
+// Says that the tensor has more elements than its item does.
+void stretch(Metadata& metadata, const std::string& name, int64_t size) {
+  TensorEntry& entry = metadata.tensors.at(name);
+  entry.sizes = {size};
+  entry.chunks[0].rectangle.sizes = {size};
 }
 
 // --- pieces ---
@@ -292,6 +301,94 @@ TEST(TorchFiles, RefuseNamesThatContradictEachOther) {
   EXPECT_TRUE(has(problem("far", {{a, int64_t{1} << 60}}), "fewer values"));
   EXPECT_TRUE(has(problem("below", {{a, int64_t{-1}}}), "fewer values"));
   EXPECT_TRUE(has(problem("deep", {KeyPath(100, PathKey(a))}), "too deeply"));
+}
+
+// A checkpoint of some kilobytes stood for a file of a terabyte.
+TEST(HostileSizes, ATensorNeedsItsBytesInTheCheckpoint) {
+  const test::WithDeadline deadline;
+  Folder folder;
+  PythonCheckpoint made(folder / "stretched");
+  made.add({model("a")}, at::ones({8}));
+  made.add({model("b")}, at::ones({8}));
+  made.add({KeyPath{std::string("extra"), std::string("e")}}, at::ones({8}));
+  stretch(made.metadata, "model.b", int64_t{1} << 41);
+  stretch(made.metadata, "extra.e", int64_t{1} << 40);
+  Source source(made.finish());
+  for (const std::string& error :
+       {error_of([&] { TorchFile(source, {}).write(folder / "out.pt", {}); }), error_of([&] {
+          write_safetensors(source, folder / "out", {{"model.b", "b", at::kFloat}}, {}, {});
+        })})
+    EXPECT_TRUE(has(error, "stretched") && has(error, "model.b")) << error;
+  const std::string error = error_of([&] { read_extra(folder / "stretched"); });
+  EXPECT_TRUE(has(error, "__0_0.distcp") && has(error, "\"extra.e\"") && has(error, "bytes"))
+      << error;
+  EXPECT_FALSE(fs::exists(folder / "out.pt") || fs::exists(folder / "out"));
+}
+
+TEST(HostileSizes, TensorsCannotUseTheSameBytesAgainAndAgain) {
+  Folder folder;
+  PythonCheckpoint made(folder / "shared");
+  made.add({model("a")}, at::ones({1000}));
+  made.add({model("tied")}, at::ones({10}));
+  const StoredChunk small = made.metadata.tensors.at("model.tied").chunks[0];
+  const StoredChunk large = made.metadata.tensors.at("model.a").chunks[0];
+  for (int i = 1; i <= 20; ++i) {  // the large item again, and a part of its own
+    const std::string name = "again" + std::to_string(i);
+    StoredChunk rest = small;
+    rest.rectangle = {{1000 + 10 * (i - 1)}, {10}};
+    made.metadata.add_chunk(model(name), at::kFloat, {1000 + 10 * i}, large);
+    for (int part = 0; part < i; ++part) {
+      rest.rectangle.offsets = {1000 + 10 * part};
+      made.metadata.add_chunk(model(name), at::kFloat, {1000 + 10 * i}, rest);
+    }
+  }
+  Source source(made.finish());
+  const std::string error = error_of([&] { TorchFile(source, {}).write(folder / "out.pt", {}); });
+  EXPECT_TRUE(has(error, "shared: its tensors have") && has(error, "the largest is")) << error;
+}
+
+// One text of 60 KB, a thousand times in one value: 60 MB in the new file.
+TEST(HostileSizes, APlainValueIsNotCopiedAgainAndAgain) {
+  Folder folder;
+  PythonCheckpoint made(folder / "repeated");
+  made.add({model("a")}, at::ones({8}));
+  made.metadata.add_value({std::string("extra"), std::string("v")},
+                          write_value(*made.out, [&](pickle::Writer& w) {
+                            w.empty_list();
+                            w.mark();
+                            for (int i = 0; i < 1'000; ++i) w.string(std::string(60'000, 'x'));
+                            w.append_all();
+                          }));
+  Source source(made.finish());
+  EXPECT_EQ(TorchFile(source, {}).left_out(), std::vector<std::string>{"extra.v"});
+}
+
+TEST(Covers, ATensorCutIntoColumnsIsCheckedInTime) {
+  const test::WithDeadline deadline;
+  Metadata metadata;
+  const auto add = [&](const std::string& name, int64_t parts, int64_t dim) {
+    for (int64_t i = 0; i < parts; ++i) {
+      Rectangle rectangle{{0, 0}, {parts, parts}};
+      rectangle.offsets[static_cast<size_t>(dim)] = i;
+      rectangle.sizes[static_cast<size_t>(dim)] = 1;
+      metadata.add_chunk({name}, at::kFloat, {parts, parts}, {rectangle, {"__0_0.distcp", 0, 0}});
+    }
+    return cover_problem(metadata.tensors.at(name));
+  };
+  EXPECT_EQ(add("rows", 30'000, 0), "");
+  EXPECT_EQ(add("columns", 30'000, 1), "");
+  // Parts that begin at two places of every dimension can't be told apart by one of them.
+  for (int64_t part = 0; part < 1 << 14; ++part) {
+    Rectangle rectangle;
+    for (int64_t d = 0; d < 14; ++d) {
+      rectangle.offsets.push_back(part >> d & 1);
+      rectangle.sizes.push_back(1);
+    }
+    metadata.add_chunk({std::string("cube")}, at::kFloat, std::vector<int64_t>(14, 2),
+                       {rectangle, {"__0_0.distcp", 0, 0}});
+  }
+  const std::string problem = cover_problem(metadata.tensors.at("cube"));
+  EXPECT_TRUE(problem.empty() || has(problem, "too long to check")) << problem;
 }
 
 TEST(Imports, AreCheckpointsWithAManifest) {

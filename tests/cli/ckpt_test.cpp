@@ -87,7 +87,7 @@ TEST_F(Ckpt, InspectShowsWhatIsThere) {
               std::string::npos);
 
   said = ckpt({"inspect", folder / "a", "--filter", "("});
-  EXPECT_EQ(said.code, 1);
+  EXPECT_EQ(said.code, 2);
   EXPECT_TRUE(has(said.err, "isn't a valid regular expression"));
   EXPECT_EQ(ckpt({"inspect", folder / "none"}).code, 1);
 }
@@ -99,10 +99,18 @@ TEST_F(Ckpt, VerifyFindsWhatChanged) {
   EXPECT_TRUE(has(said.out, "good: every block matches its checksum in the manifest"));
   EXPECT_EQ(said.err, "");
 
-  // What Python would have written has no manifest.
+  // What Python would have written has no manifest, and .metadata doesn't say that there was one.
   const std::string plain = folder / "plain";
   fs::copy(step("a", 2), plain);
   fs::remove(plain + "/.manifest.json");
+  said = ckpt({"verify", plain});
+  EXPECT_EQ(said.code, 65);
+  EXPECT_TRUE(has(said.out, ".manifest.json: is missing"));
+  std::string metadata = folder.read("plain/.metadata");
+  const std::string mark = "fsdp manifest ", other = "made by Python";
+  ASSERT_NE(metadata.find(mark), std::string::npos);
+  metadata.replace(metadata.find(mark), mark.size(), other);
+  std::ofstream(plain + "/.metadata", std::ios::binary) << metadata;
   said = ckpt({"verify", plain});
   EXPECT_EQ(said.code, 0) << said.out << said.err;
   EXPECT_TRUE(has(said.out, "CRC-32"));
@@ -125,12 +133,12 @@ TEST_F(Ckpt, VerifyFindsWhatChanged) {
   std::ofstream(plain + "/\033[31mred") << "x";
   for (const auto& dir : {plain, step("a", 2)}) {
     said = ckpt({"verify", dir});
-    EXPECT_EQ(said.code, 1) << said.out << said.err;
+    EXPECT_EQ(said.code, 65) << said.out << said.err;
     EXPECT_TRUE(has(said.out, "differs from what was written"));
     EXPECT_TRUE(has(said.out, "model.model.embed_tokens.weight"));
     EXPECT_EQ(said.out.find('\033'), std::string::npos);
   }
-  const auto found = json_of({"verify", plain}, 1);
+  const auto found = json_of({"verify", plain}, 65);
   EXPECT_EQ(found["ok"], false);
   EXPECT_EQ(found["sums"], "crc32");
   EXPECT_EQ(found["problems"].size(), 2u);
@@ -192,7 +200,7 @@ TEST_F(Ckpt, HuggingFaceDirectoriesAreLookedAtAsWell) {
   fs::resize_file(folder / "fp32/model.safetensors",
                   fs::file_size(folder / "fp32/model.safetensors") - 4);
   said = ckpt({"verify", folder / "fp32"});
-  EXPECT_EQ(said.code, 1);
+  EXPECT_EQ(said.code, 65);
   EXPECT_TRUE(has(said.out, "model.safetensors"));
 }
 

@@ -220,7 +220,7 @@ TEST(ExplainText, RefusesWhatMakesNoSense) {
   refused({"--ranks", "9"}, 2, "--ranks");
   refused({"--strategy", "nonsense"}, 2, "--strategy");
   refused({"--model", "nonsense"}, 2, "--model");
-  refused({"--strategy", "hybrid_shard", "--ranks", "3"}, 1, "HYBRID_SHARD keeps two copies");
+  refused({"--strategy", "hybrid_shard", "--ranks", "3"}, 2, "HYBRID_SHARD keeps two copies");
 }
 
 // The page holds the whole output of `fsdp explain`, cut into pieces: fenced blocks marked

@@ -88,6 +88,19 @@ TEST(FaultsAcrossHosts, ARankWithoutASignOfLifeIsNamed) {
       << error << ranks.logs();
   EXPECT_NE(error.find("all_reduce(sum) of 1,000 float32"), std::string::npos) << error;
 }
+
+// The store goes with its process, and its connections say so at once.
+TEST(FaultsAcrossHosts, TheRankWithTheStoreIsMissedAtOnce) {
+  Ranks ranks;
+  auto command = mpirun(2);
+  command.insert(command.end(), {"sh", "-c",
+                                 "FSDP_HOST_ID=host$OMPI_COMM_WORLD_RANK exec " FSDP_RANK_PROGRAM
+                                 " fault kill 0"});
+  ranks.start_one(command, {{"FSDP_BACKEND", "mpi"}, {"FSDP_TIMEOUT", "600"}});
+  std::string error = ranks.result(1);
+  EXPECT_NE(error.find("rank 0 is gone, and the rendezvous store with it"), std::string::npos)
+      << error << ranks.logs();
+}
 #endif
 
 }  // namespace

@@ -2,8 +2,10 @@
 // result, "ok DIGEST" or the error's text, goes to the file rank-N in the folder FSDP_TEST_DIR.
 //   collectives          every operation and type at a range of sizes, checked
 //   fault KIND VICTIM    a few good operations; then rank VICTIM is killed, stopped, throws or
-//                        makes a different call (kill, stop, throw, mismatch)
+//                        makes a different call (kill, stop, throw, mismatch), or does something
+//                        else that is named in wrong_turn()
 //   hold MIB             maps MIB of shared memory and waits to be killed
+//   store                four threads of each rank use the store, until the file "go" appears
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -14,6 +16,7 @@
 #include <chrono>
 #include <fstream>
 #include <iostream>
+#include <numeric>
 #include <thread>
 
 #include "fsdp/fsdp.h"
@@ -211,6 +214,26 @@ std::string collectives(const World& world) {
   return digest.text();
 }
 
+// Where rank `victim` leaves the others' path. True: it has nothing more to do.
+bool wrong_turn(const World& world, const std::string& kind, const at::Tensor& data) {
+  const Communicator& comm = world.comm();
+  if (kind == "kill") raise(SIGKILL);
+  if (kind == "stop") raise(SIGSTOP);
+  if (kind == "throw") throw std::runtime_error("a planned exception");
+  if (kind == "leave") _exit(3);
+  if (kind == "crash") *reinterpret_cast<volatile int*>(8) = 1;
+  if (kind == "terminate")
+    std::thread([] { throw std::runtime_error("an exception on a thread of its own"); }).join();
+  while (kind == "elsewhere") pause();
+  if (kind == "mismatch") {
+    at::Tensor full = at::zeros({500 * comm.size()}, data.options());
+    comm.all_gather(full, data.narrow(0, 0, 500));
+    comm.barrier();
+    return true;
+  }
+  return false;
+}
+
 void fault(const World& world, const std::string& kind, int victim) {
   const Communicator& comm = world.comm();
   at::Tensor data = at::ones({1000}, at::TensorOptions().device(world.device()));
@@ -221,19 +244,60 @@ void fault(const World& world, const std::string& kind, int victim) {
   world.store()->add(past, 1);
   while (world.rank() == victim && world.store()->add(past, 0) < world.size())
     std::this_thread::yield();
-  if (world.rank() == victim) {
-    if (kind == "kill") raise(SIGKILL);
-    if (kind == "stop") raise(SIGSTOP);
-    if (kind == "throw") throw std::runtime_error("a planned exception");
-    if (kind == "mismatch") {
-      at::Tensor full = at::zeros({500 * comm.size()}, data.options());
-      comm.all_gather(full, data.narrow(0, 0, 500));
-      comm.barrier();
-      return;
-    }
+  std::ofstream(g_dir + "/ready-" + std::to_string(world.rank()));
+  if (kind == "order") {
+    std::vector<int> all(comm.size());
+    std::iota(all.begin(), all.end(), 0);
+    Communicator a = world.communicator(all, "a"), b = world.communicator(all, "b");
+    const bool turned = world.rank() == victim;
+    (turned ? b : a).all_reduce(data);
+    (turned ? a : b).all_reduce(data);
+    return;
   }
+  if (world.rank() == victim && wrong_turn(world, kind, data)) return;
   comm.all_reduce(data, ReduceOp::SUM, {.label = "unit layers.7"});
   comm.barrier();
+}
+
+// Each thread passes numbers on to the same thread of the next rank, and all count their calls.
+std::string use_store(const World& world) {
+  const auto store = world.store();
+  const std::string self = std::to_string(world.rank()),
+                    before = std::to_string((world.rank() + world.size() - 1) % world.size());
+  std::vector<std::exception_ptr> failures(4);
+  std::vector<std::thread> threads;
+  int rounds = 0;
+  const auto pass_on = [&](int thread) {
+    const std::string end = "/" + std::to_string(thread) + "/";
+    for (int i = 0; i < 20; ++i) {
+      const std::string key = end + std::to_string(rounds) + "/" + std::to_string(i);
+      store->set("from/" + self + key, key);
+      require(store->get_to_str("from/" + before + key) == key, "a key of the store");
+      require(store->deleteKey("from/" + before + key), "deleting a key of the store");
+      store->add("calls", 1);
+    }
+  };
+  at::Tensor more = at::ones({1}, at::kLong);
+  for (; more.item<int64_t>() > 0; ++rounds) {
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&, t] {
+        try {
+          pass_on(t);
+        } catch (...) {
+          failures[t] = std::current_exception();
+        }
+      });
+    for (auto& thread : threads) thread.join();
+    threads.clear();
+    for (const auto& failure : failures)
+      if (failure) std::rethrow_exception(failure);
+    if (rounds == 0) leave(world.rank() + world.size(), "ready");
+    more.fill_(access((g_dir + "/go").c_str(), F_OK) == 0 ? 0 : 1);
+    world.comm().all_reduce(more, ReduceOp::MAX);
+  }
+  world.comm().barrier();
+  require(store->add("calls", 0) == int64_t{80} * rounds * world.size(), "the number of calls");
+  return "ok";
 }
 
 int run(int argc, char** argv) {
@@ -249,6 +313,8 @@ int run(int argc, char** argv) {
       leave(world.rank(), error.what());
       throw;
     }
+  } else if (scenario == "store") {
+    leave(world.rank(), use_store(world));
   } else if (scenario == "hold") {
     at::Tensor held = world.comm().gather_buffer(std::stoll(argv[2]) << 20, at::kByte, at::kCPU);
     held.fill_(1);

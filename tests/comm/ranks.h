@@ -48,13 +48,16 @@ class Ranks {
   }
 
   // `size` processes of `command`, without a launcher that would end the others when one fails.
+  // What `environment` already has stays: LOCAL_WORLD_SIZE=1 makes them meet as on several hosts.
   void start(int size, const std::vector<std::string>& command, Environment environment) {
     environment["MASTER_ADDR"] = "127.0.0.1";
-    environment["MASTER_PORT"] = std::to_string(free_port());
+    environment.emplace("MASTER_PORT", std::to_string(free_port()));
     for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
-      environment[name] = std::to_string(size);
+      environment.emplace(name, std::to_string(size));
     for (int rank = 0; rank < size; ++rank) {
-      environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
+      environment["RANK"] = std::to_string(rank);
+      environment["LOCAL_RANK"] =
+          environment["LOCAL_WORLD_SIZE"] == "1" ? "0" : std::to_string(rank);
       start_one(command, environment);
     }
   }
@@ -63,6 +66,7 @@ class Ranks {
   pid_t start_one(std::vector<std::string> command, Environment environment) {
     environment["FSDP_TEST_DIR"] = dir_;
     environment.emplace("OMP_NUM_THREADS", "1");
+    environment.emplace("FSDP_FLIGHT_DIR", dir_ + "/flight");
     pid_t pid = fork();
     if (pid == 0) {
       setpgid(0, 0);
@@ -100,11 +104,13 @@ class Ranks {
   }
 
   std::string logs() {
-    std::stringstream all;
-    for (const auto& entry : fs::directory_iterator(dir_))
-      if (entry.path().filename().string().starts_with("log-"))
-        all << std::ifstream(entry.path()).rdbuf() << "\n";
-    return all.str();
+    std::string all;
+    for (const auto& entry : fs::directory_iterator(dir_)) {
+      if (!entry.path().filename().string().starts_with("log-")) continue;
+      std::ifstream file(entry.path());
+      all.append(std::istreambuf_iterator<char>(file), {}).append("\n");
+    }
+    return all;
   }
 
   void kill_all(int signal) {

@@ -36,6 +36,9 @@ class Environment {
                              "MASTER_PORT",
                              "TORCHELASTIC_USE_AGENT_STORE",
                              "TORCHELASTIC_RESTART_COUNT",
+                             "TORCHELASTIC_RUN_ID",
+                             "FSDP_SECRET",
+                             "FSDP_SECRET_FILE",
                              "FSDP_RUN",
                              "OMPI_COMM_WORLD_RANK",
                              "OMPI_COMM_WORLD_SIZE",
@@ -98,7 +101,7 @@ TEST(LaunchEnvironment, ReadsTorchrun) {
   EXPECT_EQ(found.attempt, 2);
 }
 
-TEST(LaunchEnvironment, ReadsOpenMpiAndMpichAndGivesLocalRanksOnePort) {
+TEST(LaunchEnvironment, ReadsOpenMpiAndMpichAndKnowsWhoseRanksAreOnOneHost) {
   Environment* environment = new Environment({{"OMPI_COMM_WORLD_RANK", "1"},
                                               {"OMPI_COMM_WORLD_SIZE", "2"},
                                               {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
@@ -106,10 +109,10 @@ TEST(LaunchEnvironment, ReadsOpenMpiAndMpichAndGivesLocalRanksOnePort) {
   auto open = comm::read_launch_environment();
   EXPECT_EQ(open.launcher, "OpenMPI");
   EXPECT_EQ(open.rank, 1);
-  EXPECT_EQ(open.master_host, "127.0.0.1");
+  EXPECT_TRUE(open.one_host);
   setenv("OMPI_COMM_WORLD_RANK", "0", 1);
   setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0", 1);
-  EXPECT_EQ(comm::read_launch_environment().master_port, open.master_port);
+  EXPECT_EQ(comm::read_launch_environment().job, open.job);
   delete environment;
   Environment mpich(
       {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "3"}});
@@ -117,6 +120,7 @@ TEST(LaunchEnvironment, ReadsOpenMpiAndMpichAndGivesLocalRanksOnePort) {
   EXPECT_EQ(found.launcher, "MPICH");
   EXPECT_EQ(found.rank, 3);
   EXPECT_EQ(found.local_size, 3);
+  EXPECT_FALSE(found.one_host);
   EXPECT_EQ(found.master_host, "");  // two hosts: only MPI or the user knows it
 }
 
@@ -136,9 +140,22 @@ TEST(LaunchEnvironment, ReadsSrunButNotABatchScript) {
     EXPECT_EQ(found.local_size, 4);
     EXPECT_EQ(found.master_host, "gpu03");
     EXPECT_GT(found.master_port, 0);
+    EXPECT_FALSE(found.one_host);
   }
   Environment batch({{"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "77"}});
   EXPECT_EQ(comm::read_launch_environment().launcher, "none");
+}
+
+// A size that is only guessed from the local rank would make ranks meet at different places.
+TEST(LaunchEnvironment, OnlyAGivenLocalSizeMakesOneHost) {
+  Environment environment({{"RANK", "1"},
+                           {"WORLD_SIZE", "2"},
+                           {"LOCAL_RANK", "1"},
+                           {"MASTER_ADDR", "host"},
+                           {"MASTER_PORT", "1234"}});
+  EXPECT_FALSE(comm::read_launch_environment().one_host);
+  setenv("LOCAL_WORLD_SIZE", "2", 1);
+  EXPECT_TRUE(comm::read_launch_environment().one_host);
 }
 
 TEST(LaunchEnvironment, FindsTheFirstHostOfASlurmList) {
@@ -206,8 +223,12 @@ TEST(World, RanksThatDoNotComeAreNamed) {
   EXPECT_NE(error.find("2 of 3 ranks didn't join"), std::string::npos) << error;
   EXPECT_NE(error.find(": rank 1, 2."), std::string::npos) << error;
   setenv("RANK", "1", 1);
-  setenv("MASTER_PORT", "1", 1);  // no process listens there
-  error = error_of([] { init({.timeout = std::chrono::milliseconds(1500)}); });
+  error = error_of([] { init({.timeout = std::chrono::milliseconds(500)}); });
+  EXPECT_NE(error.find("rank 1 could not reach the store of rank 0 at @fsdp-"), std::string::npos)
+      << error;
+  setenv("LOCAL_WORLD_SIZE", "2", 1);  // several hosts
+  setenv("MASTER_PORT", "1", 1);       // no process listens there
+  error = error_of([] { init({.timeout = std::chrono::milliseconds(500)}); });
   EXPECT_NE(error.find("could not reach the store of rank 0 at 127.0.0.1:1"), std::string::npos)
       << error;
 }

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/deadline.h"
 #include "data/folders.h"
 #include "data/nfc.h"
 #include "data/unicode.h"
@@ -13,12 +14,13 @@ namespace {
 
 std::string matches(const char* expression, std::string_view text) {
   Pattern pattern(expression);
+  PatternBudget budget(text.size());
   std::string found;
   for (size_t at = 0; at < text.size();) {
-    auto [begin, end] = pattern.find(text, at);
-    if (begin == Pattern::kNone) break;
-    found += "[" + std::string(text.substr(begin, end - begin)) + "]";
-    at = end;
+    const auto match = pattern.find(text, at, budget);
+    if (match.begin == Pattern::kNone) break;
+    found += "[" + std::string(text.substr(match.begin, match.end - match.begin)) + "]";
+    at = match.end;
   }
   return found;
 }
@@ -76,6 +78,83 @@ TEST(Patterns, WhatIsNotUnderstoodIsRefused) {
       test::contains(test::error_of([&] { Pattern pattern(deep); }), "more than 50 nested groups"));
   std::string endless(100'000, 'a');
   EXPECT_TRUE(test::contains(test::error_of([&] { Pattern pattern(endless); }), "HINT"));
+}
+
+// The patterns of GPT-2, Qwen 2.5, Llama 3, GPT-4o and DeepSeek V3.
+const char* const kKnown[] = {
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+};
+
+// Texts that make a pattern look far and then go back: long runs of one kind, alternating kinds,
+// and runs that end where a pattern hopes for something else.
+std::vector<std::string> slow_texts() {
+  const std::vector<std::string> kinds = {" ", "\n", "\r\n", "\t", "a", "A",      "é",      "漢",
+                                          "1", "'",  "'s",   "!",  "/", "\u0301", "\u00a0", "😀"};
+  std::vector<std::string> texts;
+  const auto run = [](const std::string& of, size_t bytes) {
+    std::string all;
+    while (all.size() < bytes) all += of;
+    return all;
+  };
+  for (const std::string& kind : kinds) {
+    for (const std::string& other : kinds) {
+      texts.push_back(run(kind, 5'000) + other);
+      texts.push_back(run(kind + other, 5'000));
+      texts.push_back(run(run(kind, 50) + other, 5'000));
+      texts.push_back(run(kind + run(other, 700), 5'000));
+    }
+  }
+  return texts;
+}
+
+TEST(PatternCosts, KnownPatternsAreFarFromTheLimitOnAnyText) {
+  double most = 0;  // looks per byte
+  for (const char* expression : kKnown) {
+    const Pattern pattern(expression);
+    for (const std::string& text : slow_texts()) {
+      PatternBudget budget(text.size());
+      for (size_t at = 0; at < text.size();) at = pattern.find(text, at, budget).end;
+      most = std::max(most, static_cast<double>(budget.used()) / static_cast<double>(text.size()));
+    }
+  }
+  EXPECT_LE(most, 25) << "looks per byte";
+  EXPECT_GE(most, 1);
+}
+
+// Each looks at all of the rest of the text, at every character.
+TEST(PatternCosts, TimeIsLinearInTheTextWhateverThePatternIs) {
+  const test::WithDeadline deadline;
+  const std::string text(100'000, 'a');
+  for (const char* expression : {"[^z]++z|[^z]", "[^z]+z|[^z]", "[^z]*+z|[^z]", "(?=[^z]*z)a|a",
+                                 "a(?![^z]*z)b|a", "a{1,99999}z|a", "[^z]*z"}) {
+    const Pattern pattern(expression, "model/tokenizer.json: pre_tokenizer");
+    PatternBudget budget(text.size());
+    const std::string error = test::error_of([&] {
+      for (size_t at = 0; at < text.size();)
+        at = std::min(pattern.find(text, at, budget).end, text.size());
+    });
+    EXPECT_TRUE(test::contains(error, expression)) << error;
+    EXPECT_TRUE(test::contains(error, "model/tokenizer.json")) << error;
+  }
+}
+
+TEST(PatternCosts, AFindSaysWhetherMoreTextCouldChangeIt) {
+  const auto reached = [](const char* expression, std::string_view text) {
+    PatternBudget budget(text.size());
+    return Pattern(expression).find(text, 0, budget).reached_end;
+  };
+  EXPECT_TRUE(reached("a+", "aaa"));
+  EXPECT_FALSE(reached("a+", "aab"));
+  EXPECT_FALSE(reached("a{2}", "aa"));
+  EXPECT_TRUE(reached("a(?!b)", "a"));
+  EXPECT_FALSE(reached("a(?!b)", "ac"));
+  EXPECT_TRUE(reached("a(?:b|c)?", "a"));
+  EXPECT_TRUE(reached("z", "aaa"));
+  EXPECT_TRUE(reached("ab|a", "a"));
 }
 
 // Python's bytes.decode("utf-8", "replace") is the oracle; these are its answers.

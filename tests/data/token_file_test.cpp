@@ -2,6 +2,9 @@
 #include "data/token_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <numeric>
 
@@ -129,7 +132,7 @@ TEST(TokenFiles, ForeignFilesAreRefusedWithTheReason) {
   EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, Format::kMegatron); }), "x.idx"));
   EXPECT_TRUE(contains(error_of([&] { TokenFile::open(plain, Format::kText); }), "\"text\""));
   EXPECT_TRUE(contains(error_of([&] { TokenFile::open(folder / "none.bin"); }), "none.bin"));
-  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(folder.path()); }), "isn't a regular file"));
+  EXPECT_TRUE(contains(error_of([&] { TokenFile::open(folder.path()); }), "is a directory"));
 }
 
 TEST(TokenFiles, DamagedIndexesOfMegatronAreRefused) {
@@ -208,6 +211,64 @@ TEST(TokenFiles, AMaskMustFitItsTokens) {
   folder.write("a.mask", std::string("\x01\x00\x05", 3));
   uint8_t counts[3];
   EXPECT_TRUE(contains(error_of([&] { MaskFile(*file).read(0, 3, counts); }), "byte 2 is 5"));
+}
+
+TEST(TokenFiles, DocumentsAreFoundAmongThousands) {
+  Folder folder;
+  std::vector<int32_t> lengths;
+  std::vector<int64_t> documents = {0}, starts;
+  int64_t at = 0;
+  for (int i = 0; i < 3000; ++i) {
+    lengths.push_back(i % 5);  // some are empty
+    starts.push_back(at);
+    at += lengths.back();
+    documents.push_back(i + 1);
+  }
+  folder.write("m.idx", megatron_index(8, 2, lengths, documents));
+  auto file = TokenFile::open(folder.write("m.bin", std::string(static_cast<size_t>(2 * at), 'x')));
+  for (int64_t first = 0; first + 40 <= at; first += 37) {
+    std::vector<int64_t> expected;
+    for (int64_t start : starts)
+      if (start >= first && start < first + 40 && (expected.empty() || expected.back() != start))
+        expected.push_back(start);
+    EXPECT_EQ(file->document_starts(first, 40), expected) << first;
+  }
+}
+
+TEST(TokenFiles, AFileThatIsCutWhileItIsReadIsAnError) {
+  Folder folder;
+  const std::string path = folder.write("a.bin", std::string(10'000, '\1'));
+  auto file = TokenFile::open(path);
+  std::filesystem::resize_file(path, 4'000);
+  int64_t ids[100];
+  file->read(1'900, 100, ids);
+  const std::string said = error_of([&] { file->read(1'950, 100, ids); });
+  EXPECT_TRUE(contains(said, path)) << said;
+  EXPECT_TRUE(contains(said, "it had 10000 bytes, and ends at byte 4000")) << said;
+  EXPECT_TRUE(contains(said, "resume the run")) << said;
+}
+
+// In a child, whose limit on open files isn't this process's.
+TEST(TokenFiles, ThereMayBeMoreThanTheProcessMayOpen) {
+  Folder folder;
+  std::vector<std::string> paths;
+  for (int i = 0; i < 200; ++i)
+    paths.push_back(folder.write(std::to_string(i) + ".bin", std::string(64, '\1')));
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit{64, 64};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    const std::string said = error_of([&] {
+      std::vector<std::shared_ptr<TokenFile>> files;
+      for (const std::string& path : paths) files.push_back(TokenFile::open(path));
+      int64_t ids[32];
+      for (const auto& file : files) file->read(0, 32, ids);
+    });
+    _exit(said.empty() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 }  // namespace

@@ -3,9 +3,13 @@
 #include "fsdp/tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/deadline.h"
+#include "data/bpe_tokenizer.h"
 #include "data/folders.h"
 
 namespace fsdp::data {
@@ -141,6 +145,93 @@ TEST(TokenizerJson, TheConfigNamesTheEndOfADocument) {
   EXPECT_EQ(Tokenizer::load(folder.path())->eos(), 8);
   EXPECT_THROW(Tokenizer::load(folder.path())->decode({3}),
                Error);  // an unused id
+}
+
+nlohmann::json small_with(const std::string& pattern) {
+  nlohmann::json root = small();
+  root["pre_tokenizer"] = {
+      {"type", "Sequence"},
+      {"pretokenizers",
+       {{{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}},
+        {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+  return root;
+}
+
+// It took 16 s: each of 200,000 characters looked at all that follow.
+TEST(HostileTokenizers, APatternThatTakesTooLongIsNamed) {
+  const test::WithDeadline deadline;
+  Folder folder;
+  const std::string file = folder.write("tokenizer.json", small_with("[^z]++z|[^z]").dump());
+  const auto tokenizer = Tokenizer::load(file);
+  for (const size_t size : {200'000, 1'000'000}) {  // one piece of work, and several
+    const std::string text(size, 'a');
+    for (const int threads : {1, 3}) {
+      const std::string error =
+          test::error_of([&] { tokenizer->encode(text, {.threads = threads}); });
+      EXPECT_TRUE(test::contains(error, file) && test::contains(error, "[^z]++z|[^z]")) << error;
+    }
+  }
+  // A budget belongs to a text, not to each of its pieces.
+  nlohmann::json root = small_with("[^y]{8}");
+  root["pre_tokenizer"]["pretokenizers"].insert(
+      root["pre_tokenizer"]["pretokenizers"].begin() + 1,
+      small_with("(?:a|a?)(?:a|a?)(?:a|a?)(?:a|a?)(?:a|a?)(?:a|a?)(?:a|a?)(?:a|a?)(?:a|a?)z|a")
+          ["pre_tokenizer"]["pretokenizers"][0]);
+  const auto many = Tokenizer::load(folder.write("tokenizer.json", root.dump()));
+  EXPECT_TRUE(test::contains(test::error_of([&] { many->encode(std::string(200'000, 'a')); }),
+                             "more than 200 times"));
+}
+
+// Each piece of work looked at all of the word, from its own place on.
+TEST(HostileTokenizers, AWordOfManyChunksIsLookedAtOnce) {
+  const test::WithDeadline deadline;
+  const auto json = small_with("[^\\s]+|\\s+");
+  BpeTokenizer cut("cut", json.dump(), ""), whole("whole", json.dump(), "");
+  cut.set_chunk(16);
+  whole.set_chunk(size_t{1} << 30);
+  std::string text;
+  while (text.size() < 300'000) text += "ab";
+  for (const std::string& each : {text, text + " " + text, "a b " + text}) {
+    const auto ids = cut.encode(each, {.threads = 2});
+    EXPECT_EQ(ids.size(), whole.encode(each, {.threads = 1}).size());
+    EXPECT_EQ(ids, whole.encode(each, {.threads = 1}));
+  }
+}
+
+// Each of these tokens looked at all the spaces beside it.
+TEST(HostileTokenizers, TokensOfSpacesTakeTheSpacesOnce) {
+  const test::WithDeadline deadline;
+  const auto token = [](int id, const char* content, bool left, bool right) {
+    return nlohmann::json{{"id", id}, {"content", content}, {"lstrip", left}, {"rstrip", right}};
+  };
+  const std::string spaces(200'000, ' ');
+  for (const auto& [left, right] : {std::pair{true, false}, {false, true}, {true, true}}) {
+    nlohmann::json root = small();
+    root["added_tokens"] = {token(7, " ", left, right), token(8, "x", left, right)};
+    BpeTokenizer tokenizer("spaces", root.dump(), "");
+    const auto ids = tokenizer.encode("a" + spaces + "x" + spaces + "b", {});
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), 7), 400'000);
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), 8), 1);
+    EXPECT_EQ(ids.front(), 0);
+    EXPECT_EQ(ids.back(), 1);
+  }
+  nlohmann::json root = small();
+  root["added_tokens"] = {token(7, std::string(1'001, 'x').c_str(), false, false)};
+  EXPECT_TRUE(test::contains(test::error_of([&] { BpeTokenizer("long", root.dump(), ""); }),
+                             "added_tokens[0].content"));
+}
+
+TEST(HostileTokenizers, AFifoInPlaceOfAFileIsRefused) {
+  const test::WithDeadline deadline;
+  Folder folder;
+  ASSERT_EQ(::mkfifo((folder / "tokenizer.json").c_str(), 0600), 0);
+  EXPECT_TRUE(
+      test::contains(test::error_of([&] { Tokenizer::load(folder.path()); }), "it is a FIFO"));
+  std::filesystem::remove(folder / "tokenizer.json");
+  folder.write("tokenizer.json", small().dump());
+  ASSERT_EQ(::mkfifo((folder / "tokenizer_config.json").c_str(), 0600), 0);
+  EXPECT_TRUE(
+      test::contains(test::error_of([&] { Tokenizer::load(folder.path()); }), "it is a FIFO"));
 }
 
 }  // namespace

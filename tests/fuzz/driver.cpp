@@ -27,6 +27,7 @@
 
 #include "fuzz/coverage.h"
 #include "fuzz/mutate.h"
+#include "fuzz/scratch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -301,6 +302,7 @@ int main(int count, char** arguments) {
 
 int main(int count, char** arguments) {
   const int status = fsdp::fuzz::main(count, arguments);
+  fsdp::fuzz::remove_scratch_folder();
   // What libraries do at process exit isn't under test; only leaks are checked.
   __lsan_do_leak_check();
   std::fflush(nullptr);

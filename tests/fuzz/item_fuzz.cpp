@@ -2,6 +2,7 @@
 // part.
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -16,11 +17,13 @@ namespace {
 
 void read_tensor(const checkpoint::files::Input& file, const checkpoint::ItemPlace& place) {
   const auto tensor = checkpoint::find_tensor(file, place, "fuzzed");
-  // In a real load the sizes come from `.metadata`. A view that repeats one element may have any
-  // number of elements without storing them.
   int64_t elements = 1;
   for (int64_t size : tensor.sizes)
-    if (__builtin_mul_overflow(elements, size, &elements) || elements > 1 << 16) return;
+    if (__builtin_mul_overflow(elements, std::max<int64_t>(size, 1), &elements))
+      return;  // none then
+  for (int64_t size : tensor.sizes) elements = size == 0 ? 0 : elements;
+  const auto element = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  if (elements > file.size() / element) std::abort();  // repeats what is stored
   if (tensor.sizes.size() > 8) return;
   static checkpoint::HostBlocks blocks;
   std::vector<int64_t> from(tensor.sizes.size(), 0);

@@ -705,6 +705,7 @@ def main():
         sys.exit(__doc__)
     for make in (pickles, metadata, archives, safetensors, manifest, configs, tokenizers, tokens, toml):
         make()
+    make_directory_seeds.make()
     for (target, name), data in ALL.items():
         folder = pathlib.Path(sys.argv[1]) / target
         folder.mkdir(parents=True, exist_ok=True)
@@ -712,4 +713,8 @@ def main():
     print(f"{len(ALL)} seeds, {sum(map(len, ALL.values())) / 1e6:.1f} MB")
 
 
-main()
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    sys.modules["make_seeds"] = sys.modules["__main__"]  # for the seeds below, which use this file's
+    import make_directory_seeds
+    main()

@@ -13,8 +13,7 @@ void look(const pickle::Pickled& value, int depth, std::unordered_set<const void
   if (depth > 64) std::abort();
   if (!seen.insert(&value).second) return;
   if (value.is(pickle::kDict) && value.items.size() % 2 != 0) std::abort();
-  if (value.is(pickle::kObject) && !value.items.at(0)->is(pickle::kTuple))
-    std::abort();
+  if (value.is(pickle::kObject) && !value.items.at(0)->is(pickle::kTuple)) std::abort();
   value.find("key");
   for (const auto& item : value.items) look(*item, depth + 1, seen);
   if (value.state) look(*value.state, depth + 1, seen);

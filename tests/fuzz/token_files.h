@@ -1,5 +1,4 @@
-// MappedFile of src/data on heap memory, where the address sanitizer sees a read past the end. A
-// real mapping continues to the end of its page.
+// DataFile of src/data in memory. A read past the end ends the process; a real one is an Error.
 #pragma once
 
 #include <map>
@@ -7,6 +6,6 @@
 
 namespace fsdp::fuzz {
 
-std::map<std::string, std::string>& mapped_files();  // contents by path
+std::map<std::string, std::string>& files_in_memory();  // contents by path
 
 }  // namespace fsdp::fuzz

@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   uint16_t index = 0;
   std::memcpy(&index, data + 1, 2);
   const std::string bytes(reinterpret_cast<const char*>(data + 3), size - 3);
-  auto& files = fsdp::fuzz::mapped_files();
+  auto& files = fsdp::fuzz::files_in_memory();
   files["fuzzed.idx"] = bytes.substr(0, index);
   files["fuzzed.bin"] = megatron && index < bytes.size() ? bytes.substr(index)
                         : megatron                       ? ""

@@ -80,9 +80,9 @@ struct Ended {
 Ended run_to_end(std::vector<std::string> arguments, std::vector<std::string> environment = {});
 
 // Whether `text` contains `part`; a failure shows the text.
-inline testing::AssertionResult has(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "no \"" << part << "\" in:\n" << text;
+inline ::testing::AssertionResult has(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "no \"" << part << "\" in:\n" << text;
 }
 
 }  // namespace fsdp::launch

@@ -78,8 +78,8 @@ TEST(LauncherMessages, AnythingElseIsAnErrorThatNamesTheField) {
   refused("{}", "'type'");
   refused(R"({"type": 3})", "must be string");
   refused(R"({"type": "bye"})", "there is no type \"bye\"");
-  refused(R"({"type": "hello", "version": 2, "nnodes": 2, "node": 1})", "'nproc'");
-  refused(R"({"type": "hello", "version": 2, "nnodes": 2, "node": 1.5, "nproc": 1})", "\"hello\"");
+  refused(R"({"type": "hello", "version": 3, "nnodes": 2, "node": 1})", "'nproc'");
+  refused(R"({"type": "hello", "version": 3, "nnodes": 2, "node": 1, "nproc": 1})", "\"hello\"");
   refused(R"({"type": "kill", "now": true})", "\"kill\" has other fields");
   std::string unknown = encode(FailureNotice{killed()});
   unknown.replace(unknown.find("\"kind\":0"), 8, "\"kind\":9");

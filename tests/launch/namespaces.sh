@@ -41,13 +41,16 @@ ip link add cable0 type veth peer name cable1 netns $other || { echo "FAILED: ca
 ip addr add 10.77.0.1/24 dev cable0 && ip link set cable0 up && ip link set lo up
 there ip addr add 10.77.0.2/24 dev cable1 && there ip link set cable1 up && there ip link set lo up
 
+secret=(--secret-file "$folder/secret")
+(umask 077; echo "the secret of these two nodes" > "$folder/secret")
+
 # both CODE FLAGS... -- PROGRAM...: runs PROGRAM on two nodes and expects exit code CODE from both.
 both() {
   local expected=$1 first second
   shift
-  "$fsdp" run --nnodes 2 --node-rank 0 --master 10.77.0.1:29500 "$@" > "$folder/0.txt" 2>&1 &
+  "$fsdp" run --nnodes 2 --node-rank 0 --master 10.77.0.1:29500 "${secret[@]}" "$@" > "$folder/0.txt" 2>&1 &
   first=$!
-  there "$fsdp" run --nnodes 2 --node-rank 1 --master 10.77.0.1:29500 "$@" > "$folder/1.txt" 2>&1 &
+  there "$fsdp" run --nnodes 2 --node-rank 1 --master 10.77.0.1:29500 "${secret[@]}" "$@" > "$folder/1.txt" 2>&1 &
   second=$!
   wait $first; first=$?
   wait $second; second=$?
@@ -65,6 +68,24 @@ export FSDP_TEST_DIR=$folder FSDP_BACKEND=shm FSDP_TIMEOUT=60
 both 0 -n 2 -- "$program" collectives
 for rank in 0 1 2 3; do grep -q "^ok .* fsdp run" "$folder/rank-$rank" || fail "rank $rank didn't finish"; done
 rm -f "$folder"/rank-*
+
+echo "== a node with another secret is refused, and ends; node 0 goes on waiting"
+"$fsdp" run --nnodes 2 --node-rank 0 --master 10.77.0.1:29500 "${secret[@]}" --rendezvous-timeout 6 true \
+  > "$folder/0.txt" 2>&1 &
+first=$!
+FSDP_SECRET="another secret of a node" there "$fsdp" run --nnodes 2 --node-rank 1 --master 10.77.0.1:29500 \
+  --rendezvous-timeout 3 true > "$folder/1.txt" 2>&1 && fail "node 1 joined with another secret"
+wait $first && fail "node 0 started without node 1"
+shows 0 "node 1 didn't join within 6 s"
+shows 1 "doesn't know the secret of this run"
+
+echo "== without a secret it works, and node 0 warns"
+secret=()
+both 0 -n 1 -- "$program" collectives
+shows 0 "the nodes have no secret"
+for rank in 0 1; do grep -q "^ok .* fsdp run" "$folder/rank-$rank" || fail "rank $rank didn't finish"; done
+rm -f "$folder"/rank-*
+secret=(--secret-file "$folder/secret")
 
 echo "== if FSDP_HOST_ID says two hosts, shm names the backends to use instead"
 both 3 -n 1 --grace 60 -- sh -c "FSDP_HOST_ID=host\$GROUP_RANK exec $program fault none 0"
@@ -87,7 +108,7 @@ echo "== the cable is pulled: both notice within a minute and end"
   until [ -s "$folder/rank-0" ] && [ -s "$folder/rank-1" ]; do sleep 0.05; done
   ip link set cable0 down
 ) &
-both 1 -n 1 -- sh -c "echo \$\$ > $folder/rank-\$RANK; exec sleep 1000"
+both 69 -n 1 -- sh -c "echo \$\$ > $folder/rank-\$RANK; exec sleep 1000"
 shows 0 "the launcher of node 1 (10.77.0.2) is gone"
 shows 1 "the launcher of node 0 (10.77.0.1) is gone"
 for rank in 0 1; do kill -0 "$(cat "$folder/rank-$rank")" 2> /dev/null && fail "rank $rank is still running"; done

@@ -67,9 +67,13 @@ TEST(Complete, LeavesThePortOfOneNodeToTheLauncher) {
 }
 
 TEST(ParseNnodes, AcceptsTorchrunsFixedRange) {
-  EXPECT_EQ(parse_nnodes("3"), 3);
-  EXPECT_EQ(parse_nnodes("2:2"), 2);
-  EXPECT_THROW(parse_nnodes("1:4"), Error);
+  EXPECT_EQ(parse_nnodes("3").most, 3);
+  EXPECT_EQ(parse_nnodes("3").least, 3);
+  EXPECT_EQ(parse_nnodes("2:2").most, 2);
+  EXPECT_EQ(parse_nnodes("1:4").least, 1);
+  EXPECT_EQ(parse_nnodes("1:4").most, 4);
+  EXPECT_THROW(parse_nnodes("4:1"), Error);
+  EXPECT_THROW(parse_nnodes(":2"), Error);
 }
 
 }  // namespace

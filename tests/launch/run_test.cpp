@@ -15,6 +15,7 @@
 #include "launch/connection.h"
 #include "launch/environment.h"
 #include "launch/launched.h"
+#include "launch/ports.h"
 
 namespace fsdp::launch {
 namespace {
@@ -335,7 +336,7 @@ TEST(Run, AProgramThatCannotBeExecutedIsNamedWithTheReason) {
 // flags_test.cpp has many more, in its own process.
 TEST(Run, ABadFlagIsAnErrorWithAHint) {
   Launched run(fsdp_run({"-n", "0", "true"}));
-  EXPECT_EQ(run.wait(), 1);
+  EXPECT_EQ(run.wait(), 2);
   EXPECT_TRUE(has(run.err(), "-n \"0\" isn't a number of ranks"));
   EXPECT_TRUE(has(run.err(), "HINT: "));
   EXPECT_EQ(run.out(), "");

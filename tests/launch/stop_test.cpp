@@ -3,10 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
 #include <memory>
 
-#include "launch/connection.h"
 #include "launch/launched.h"
+#include "launch/ports.h"
 
 namespace fsdp::launch {
 namespace {
@@ -107,6 +108,77 @@ TEST(Stop, ASecondSignalKillsAtOnceAndSaysWhereRanksWere) {
   EXPECT_TRUE(has(run.err(), "rank 1 " + pid_text(second) + "step 12, backward"));
   EXPECT_TRUE(is_gone(first));
   EXPECT_TRUE(is_gone(second));
+}
+
+// --- SIGUSR1, which batch systems send ahead of a time limit ---
+
+constexpr const char* kSaves =
+    "trap 'echo saved by $RANK; exit 0' USR1; echo $$ > $0/rank-$RANK; "
+    "while :; do sleep 0.05; done";
+
+TEST(Stop, Sigusr1IsPassedOnAndRanksEndByIt) {
+  Folder folder;
+  Launched run(fsdp_run({"-n", "2", "sh", "-c", kSaves, folder.path()}));
+  folder.read_pid("rank-0"), folder.read_pid("rank-1");
+  run.signal(SIGUSR1);
+  EXPECT_EQ(run.wait(), 0) << run.err();
+  EXPECT_EQ(run.out_lines(), (Words{"[0] saved by 0", "[1] saved by 1"}));
+  EXPECT_TRUE(has(run.err(), "interrupted by SIGUSR1; ending 2 ranks."));
+}
+
+TEST(Stop, Sigusr1MayBeRepeatedAndSigtermMayFollow) {
+  Folder folder;
+  Launched run(fsdp_run({"-n", "1", "--grace", "100000", "sh", "-c",
+                         "trap ': > $0/usr1' USR1; trap 'echo ended; exit 0' TERM; "
+                         "echo $$ > $0/rank-0; while :; do sleep 0.05; done",
+                         folder.path()}));
+  const pid_t rank = folder.read_pid("rank-0");
+  run.signal(SIGUSR1);
+  EXPECT_TRUE(eventually([&] { return std::filesystem::exists(folder / "usr1"); }));
+  std::filesystem::remove(folder / "usr1");
+  kill(rank, SIGUSR1);  // by the batch system, to every process
+  EXPECT_TRUE(eventually([&] {
+    run.signal(SIGUSR1);
+    return std::filesystem::exists(folder / "usr1");
+  }));
+  EXPECT_TRUE(is_alive(rank));
+  run.signal(SIGTERM);
+  EXPECT_EQ(run.wait(), 0) << run.err();
+  EXPECT_TRUE(has(run.out(), "ended"));
+}
+
+TEST(Stop, ARankThatSigusr1KillsGivesItsCode) {
+  Folder folder;
+  Launched run(
+      fsdp_run({"-n", "1", "sh", "-c", "echo $$ > $0/rank-0; exec sleep 1000", folder.path()}));
+  folder.read_pid("rank-0");
+  run.signal(SIGUSR1);
+  EXPECT_EQ(run.wait(), 128 + SIGUSR1);
+}
+
+// 75 says: saved, and not done. Only of programs with this library, which report a status.
+TEST(Stop, RanksThatSavedAndAreNotDoneGiveTheirCode) {
+  Folder folder;
+  Launched run(fsdp_run({"-n", "2", FSDP_STUCK_RANK, folder.path(), "100", "75"}));
+  folder.read_pid("rank-0"), folder.read_pid("rank-1");
+  run.signal(SIGUSR1);
+  EXPECT_EQ(run.wait(), 75) << run.err();
+  EXPECT_TRUE(has(run.err(), "interrupted by SIGUSR1; ending 2 ranks."));
+  EXPECT_EQ(run.err().find("error"), std::string::npos) << run.err();
+}
+
+TEST(Stop, ARankThatOnlyLostAnotherOneIsNotTheCause) {
+  Folder folder;
+  Launched run(fsdp_run({"-n", "2", "sh", "-c",
+                         "if test $RANK = 0; then echo $$ > $0/rank-0; exit 69; fi; "
+                         "while ! test -s $0/rank-0; do sleep 0.01; done; "
+                         "until grep -q 'State:.Z' /proc/$(cat $0/rank-0)/status; do sleep 0.01; "
+                         "done; exit 4",
+                         folder.path()}));
+  EXPECT_EQ(run.wait(), 4) << run.err();
+  EXPECT_TRUE(has(run.err(), "error: rank 1 (pid "));
+  Launched alone(fsdp_run({"-n", "2", "sh", "-c", "test $RANK = 0 && exit 69; exec sleep 1000"}));
+  EXPECT_EQ(alone.wait(), 69) << alone.err();
 }
 
 // One run of two nodes, one hung rank on each.

@@ -1,7 +1,8 @@
 // A rank that reports a step and hangs, for tests of the launcher. It ignores SIGTERM and SIGINT.
 // Rank 0 spins inside a collective; the others sleep after one.
 //
-// usage: stuck_rank FOLDER [GRACE]   writes its pid to FOLDER/rank-N; GRACE: seconds to ask for
+// usage: stuck_rank FOLDER [GRACE [CODE]]   writes its pid to FOLDER/rank-N; GRACE: seconds to ask
+// for; CODE: what SIGUSR1 makes it exit with
 #include <unistd.h>
 
 #include <csignal>
@@ -18,6 +19,8 @@ int main(int argc, char** argv) {
   if (argc < 2 || !rank) return 2;
   signal(SIGTERM, SIG_IGN);
   signal(SIGINT, SIG_IGN);
+  static int code = argc > 3 ? std::atoi(argv[3]) : 0;
+  if (code != 0) signal(SIGUSR1, [](int) { _exit(code); });
   status::set_step(12);
   status::set_phase("backward");
   status::set_unit("layers.7", "backward");

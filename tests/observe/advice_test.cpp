@@ -45,6 +45,14 @@ std::map<std::string, std::vector<Reason>> reasons() {
   RunFacts omp{.ranks_on_host = 2, .cores = 16, .torchrun = true, .omp_threads = 1};
   RunFacts micro{
       .gpu = true, .micro_batch = 1, .accumulation = 8, .steps = 10, .memory_share = 0.49};
+  // Rank 2 is slow three times in a row; then all of host b.
+  const std::vector<RankSpeed> one = {
+      {"a", 100, 30}, {"a", 100, 28}, {"b", 100, 5}, {"b", 100, 31}};
+  const std::vector<RankSpeed> host = {
+      {"a", 100, 30}, {"a", 100, 28}, {"b", 100, 5}, {"b", 100, 9}};
+  const std::vector<RankSpeed> even = {
+      {"a", 100, 30}, {"a", 100, 28}, {"b", 100, 25}, {"b", 100, 31}};
+  RunFacts slow{.speeds = {one, one, one}}, slow_host{.speeds = {host, host, host}};
   RunFacts skipped{.steps = 20, .skipped = 2}, retries{.allocator_retries = 3};
   return {
       {"exposed-communication",
@@ -83,6 +91,22 @@ std::map<std::string, std::vector<Reason>> reasons() {
        {{micro, [](RunFacts& f) { f.memory_share = 0.5; }, "8 micro-batches of 1"},
         {micro, [](RunFacts& f) { f.memory_share.reset(); }, ""},
         {micro, [](RunFacts& f) { f.accumulation = 1; }, ""}}},
+      {"slow-rank",
+       {{slow, [=](RunFacts& f) { f.speeds[1] = even; },
+         "rank 2 on b is slow: the others wait for 30 % of a step, and it for 5 %."},
+        {slow, [](RunFacts& f) { f.speeds.pop_back(); }, ""},
+        {slow,
+         [](RunFacts& f) {
+           for (auto& now : f.speeds) now[2].wait_ms = 21;
+         },
+         ""},
+        {slow,
+         [](RunFacts& f) {
+           for (auto& now : f.speeds) now[2].step_ms = 0;
+         },
+         ""},
+        {slow, [=](RunFacts& f) { f.speeds[2] = host; }, ""},  // not the same twice
+        {slow_host, [](RunFacts& f) { f.speeds.clear(); }, "host b is slow"}}},
       {"allocator-retries",
        {{retries, [](RunFacts& f) { f.allocator_retries = 0; }, "out of memory 3 times"}}},
       {"steps-skipped",

@@ -2,11 +2,13 @@
 #include "observe/metrics.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/deadline.h"
 #include "fsdp/error.h"
 #include "observe/folder.h"
 
@@ -29,6 +31,24 @@ StepRecord record(int64_t step) {
   record.step = step;
   record.loss = 2.5;
   return record;
+}
+
+TEST_F(Metrics, AFifoInPlaceOfTheFileIsRefused) {
+  const fsdp::test::WithDeadline deadline;
+  for (const char* name : {"m.jsonl", "m.jsonl.partial"}) {
+    ASSERT_EQ(::mkfifo(path(name).c_str(), 0600), 0);
+    for (const int64_t step : {0, 5}) {
+      if (step == 0 && name == std::string("m.jsonl")) continue;  // it is replaced
+      try {
+        MetricsLog(path("m.jsonl"), step);
+        ADD_FAILURE() << name;
+      } catch (const Error& problem) {
+        EXPECT_NE(problem.message().find(std::string(name) + ": it is a FIFO"), std::string::npos)
+            << problem.message();
+      }
+    }
+    std::filesystem::remove(path(name));
+  }
 }
 
 TEST_F(Metrics, ALineHoldsWhatIsKnownWithAllItsBits) {

@@ -2,9 +2,12 @@
 #include "report/run_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 
+#include "base/deadline.h"
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "observe/folder.h"
 
@@ -93,6 +96,33 @@ TEST_F(RunFolder, CheckpointsAreListedByStep) {
   EXPECT_EQ(run.checkpoints[0].bytes, 5);
   EXPECT_FALSE(run.checkpoints[1].complete);
   EXPECT_EQ(run.setting("train.steps"), "3");
+}
+
+TEST_F(RunFolder, WhatIsNotAFileIsANoteAtOnce) {
+  const fsdp::test::WithDeadline deadline;
+  for (const char* name : {"metrics.jsonl", "events.jsonl", "config.toml", "profile.json"})
+    ASSERT_EQ(::mkfifo(path(name).c_str(), 0600), 0);
+  const RunFiles run = read_run(folder_);
+  for (const char* name : {"metrics.jsonl", "events.jsonl", "config.toml", "profile.json"})
+    EXPECT_TRUE(has_note(run, std::string(name) + ": it is a FIFO")) << name;
+}
+
+// A value of each step for each of as many keys as there are lines would be gigabytes.
+TEST_F(RunFolder, MetricsHaveFewKeysAndLevels) {
+  std::string lines, deep(100'000, '[');
+  for (int i = 0; i < 1'000; ++i)
+    lines += formatted("{{\"step\":{},\"key{}\":1,\"key0\":2}}\n", i, i);
+  lines += "{\"step\":1000,\"deep\":" + deep + std::string(deep.size(), ']') + "}\n";
+  write(path("metrics.jsonl"), lines);
+  write(path("events.jsonl"),
+        "{\"event\":\"start\",\"deep\":" + deep + std::string(deep.size(), ']') + "}\n");
+  const RunFiles run = read_run(folder_);
+  EXPECT_EQ(run.steps.size(), 1'000u);
+  EXPECT_EQ(run.values.size(), 200u);
+  EXPECT_EQ(run.values.at("key0")[999], 2);
+  EXPECT_TRUE(has_note(run, "more than 200 keys"));
+  EXPECT_TRUE(has_note(run, "1 line of metrics.jsonl"));
+  EXPECT_TRUE(has_note(run, "1 line of events.jsonl"));
 }
 
 TEST_F(RunFolder, ADamagedProfileIsANote) {

@@ -3,6 +3,7 @@
 
 - The README is short, and its C++ and that of docs/library.md is part of an example.
 - docs/environment.md has the variables that are read, docs/commands.md the commands that exist.
+- docs/commands.md has the exit codes of src/base/exit_code.h.
 - Errors explained in docs/hangs.md are errors of the code; names in docs/tour.md are in its files.
 - Links, their anchors and pictures exist; docs/README.md leads to every page.
 
@@ -12,7 +13,7 @@ import pathlib
 import re
 import sys
 
-INTERNAL = {"FSDP_RUN", "FSDP_STATUS_FD"}  # set by the launcher for its ranks, not by people
+INTERNAL = {"FSDP_RUN", "FSDP_STATUS_FD", "FSDP_MEMORY_DIR"}  # set by the launcher for its ranks, not by people
 README_LINES = 160
 FROM_EXAMPLES = ["README.md", "docs/library.md"]
 IDENTIFIER = re.compile(r"`([A-Za-z_]\w*(?:::[A-Za-z_]\w*)*)(?:\(\))?`")
@@ -62,6 +63,7 @@ class Check:
         self.check_variables()
         self.check_commands()
         self.check_errors()
+        self.check_exit_codes()
         self.check_tour()
         self.check_links()
         self.check_pictures()
@@ -126,6 +128,18 @@ class Check:
                     self.report(path, number, f"no error has the words {line[3:]}.")
         if found == 0:
             self.report(path, 1, "explains no error.")
+
+    def check_exit_codes(self):
+        """The table has the codes of src/base/exit_code.h."""
+        page = self.root / "docs/commands.md"
+        header = (self.root / "src/base/exit_code.h").read_text()
+        codes = set(re.findall(r"^  kExit\w+ = (\d+),", header, re.M))
+        table = self.documents[page].split("## Exit codes")[-1].split("\n## ")[0]
+        rows = set(re.findall(r"\d+", " ".join(re.findall(r"^\| ([\d, +N]+) \|", table, re.M))))
+        for code in sorted(codes - rows, key=int):
+            self.report(page, 1, f"has no row for exit code {code}.")
+        for code in sorted(rows - codes, key=int):
+            self.report(page, 1, f"has a row for exit code {code}, which no command returns.")
 
     def check_tour(self):
         """Every name in a section is in the files that the section links, or in their headers."""

@@ -4,8 +4,8 @@
 Reads the table of rooms there and checks every #include in src/ and include/: a room includes only
 what its row allows and no closed header of another, public headers include nothing from src/, and
 rooms without LibTorch's libraries stay without them. State of the process or of a thread is only in
-the files that the document lists. It also checks how files begin, and how long files and functions
-are. Prints FILE:LINE and a sentence for each violation and exits with 1. --self-test plants
+the files that the document lists. Files are opened by base/regular_file.h. It also checks how files
+begin, and how long files and functions are. Prints FILE:LINE and a sentence for each violation and exits with 1. --self-test plants
 violations in a copy and expects to find each.
 """
 import pathlib
@@ -29,6 +29,18 @@ STATE = re.compile(
     r"\s*(inline\s+)?(static\s+)?thread_local\b|"
     r"\s+static\s+(?!const\b|constexpr\b|inline\b|thread_local\b)[^()=;]*?[\w>*&]\s+\w+(\s*=|\{|;)|"
     rf"(?!.*\b({NOT_STATE})\b)[A-Za-z_][\w:<>,&* ]*\s\w+(\s*=[^;]*|\{{[^;]*\}})?;(\s*//.*)?$")
+# What opens a file. base/regular_file.h opens those that are read, and place_of_file of it looks at
+# what stands where one is written.
+OPENS = re.compile(r"std::([io]?fstream)\b|\bf?(re)?open\(.*\"[rwa]|\bO_(RDONLY|WRONLY|RDWR)\b")
+READS = re.compile(r"std::i?fstream\b|open\(.*\"r|\bO_RDONLY\b")
+PLACE = "place_of_file("
+OPENERS = {  # that need neither
+    "src/base/regular_file.cpp",  # does it
+    "src/base/subprocess.cpp", "src/launch/launcher.cpp", "src/launch/processes.cpp",  # /dev/null
+    "src/comm/shm/mapping.cpp",  # another rank's memory
+    "src/disk/file.cpp", "src/observe/tensorboard.cpp", "src/comm/core/flight_file.cpp",  # only new files
+}
+
 RAW_TEXT = re.compile(r'R"(\w*)\(.*?\)\1"', re.S)
 TYPE = re.compile(r"(namespace|class|struct|enum|union|extern \"C\")\b")
 
@@ -136,6 +148,7 @@ class Check:
         for path in self.files("src", "include"):
             self.check_includes(path)
             self.check_state(path)
+            self.check_opened(path)
             self.check_functions(path)
         for path in self.files("src", "include", "tests", "examples"):
             self.check_shape(path)
@@ -262,6 +275,18 @@ class Check:
                 self.report(path, number, "is state of the process or of a thread; give it an owner, "
                                           "or list the file in docs/architecture.md.")
 
+    def check_opened(self, path):
+        if str(path.relative_to(self.root)) in OPENERS:
+            return
+        text = path.read_text()
+        for number, line in enumerate(text.splitlines(), 1):
+            code = line.split("//")[0]
+            if "O_DIRECTORY" in code:  # refuses what isn't one
+                continue
+            placed = PLACE in (text if "O_" in code else code)
+            if OPENS.search(code) and (READS.search(code) or not placed):
+                self.report(path, number, "opens a file, which may be a FIFO; use base/regular_file.h.")
+
     def check_functions(self, path):
         for line, length in functions(path.read_text().splitlines()):
             if length > LONGEST_FUNCTION:
@@ -320,6 +345,9 @@ def planted(root):
     for line in ("thread_local int x = 0;", "std::atomic<int> x{0};", "  static std::map<int, int> x;",
                  "  static auto* x = new int;", "bool x;"):
         yield "src/comm/store.cpp", f"// State.\n{line}\n", f"src/comm/store.cpp:2: {state}"
+    for line in ("std::ifstream in(path);", "std::ofstream out(path);", "f = std::fopen(path, \"rb\");",
+                 "f = ::open(path, O_RDONLY);", "f = ::open(path, O_WRONLY | O_CREAT, 0666);"):
+        yield "src/comm/store.cpp", f"// Opens.\n  {line}\n", "src/comm/store.cpp:2: opens a file"
     body = "  f();\n" * (LONGEST_FUNCTION - 1)
     for head in ("void f() {", "A::A(int x)\n    : x_(x),\n      y_(x) {", "template <typename T>\nT f() {"):
         yield ("src/comm/store.cpp", f"// Long.\n{head}\n{body}}}\n",

@@ -44,7 +44,7 @@ def check_text(root):
             if found and name not in STANDARD:
                 yield f"{name}:{number}: {found[0]} isn't checked; use the types of {MUTEX}."
         for mutex in DECLARED.finditer(text):
-            if not re.search(rf"GUARDED_BY\({mutex[1]}\)", text):
+            if not re.search(rf"(GUARDED_BY|REQUIRES)\({mutex[1]}\)", text):
                 line = text.count("\n", 0, mutex.start(1)) + 1
                 yield f"{name}:{line}: nothing is FSDP_GUARDED_BY({mutex[1]})."
 

@@ -52,7 +52,7 @@ TEST(Options, AreTheFieldsOfConfigEachOnce) {
     EXPECT_FALSE(option.help.ends_with(".")) << option.name();
   }
   const std::map<std::string, size_t> declared = {
-      {"", count_fields<Config>() - 10},  // the other ten are the sections
+      {"", count_fields<Config>() - 12},  // eleven are sections, one is what resume comes to
       {"model", count_fields<models::ModelConfig>()},
       {"data", count_fields<data::DataConfig>()},
       {"train", count_fields<TrainConfig>()},
@@ -61,6 +61,7 @@ TEST(Options, AreTheFieldsOfConfigEachOnce) {
       {"activations", count_fields<memory::ActivationsConfig>()},
       {"offload", count_fields<memory::OffloadConfig>()},
       {"checkpoint", count_fields<checkpoint::CheckpointConfig>()},
+      {"recovery", count_fields<RecoveryConfig>()},
       {"comm", count_fields<comm::CommConfig>()},
       {"log", count_fields<observe::LogConfig>()}};
   EXPECT_EQ(described, declared);
@@ -92,7 +93,26 @@ TEST(Flags, ShortOnesMeanTheLongOnes) {
   EXPECT_EQ(resolved({"--epochs", "1.5"}).train.epochs, 1.5);
   EXPECT_EQ(resolved({"--batch", "64"}).train.batch, 64);
   EXPECT_TRUE(resolved({"--deterministic"}).train.deterministic);
-  EXPECT_TRUE(resolved({"demo", "--resume", "--dir", "x"}).resume);
+  EXPECT_EQ(resolved({"demo", "--resume", "--dir", "x"}).resume, Resume::kYes);
+}
+
+TEST(Flags, ResumeIsASwitchThatAlsoTakesAuto) {
+  const auto resume = [](const Words& more) {
+    Words words = {"demo", "--dir", "x"};
+    words.insert(words.end(), more.begin(), more.end());
+    return resolved(words).resume;
+  };
+  EXPECT_EQ(resume({}), Resume::kNo);
+  EXPECT_EQ(resume({"--resume"}), Resume::kYes);
+  EXPECT_EQ(resume({"--resume", "--log.every", "1"}), Resume::kYes);
+  for (const char* yes : {"true", "yes", "on", "1"})
+    EXPECT_EQ(resume({"--resume", yes}), Resume::kYes);
+  for (const char* no : {"false", "no", "off", "0"})
+    EXPECT_EQ(resume({"--resume", no}), Resume::kNo);
+  EXPECT_EQ(resume({"--resume", "auto"}), Resume::kAuto);
+  EXPECT_EQ(resume({"--resume=auto"}), Resume::kAuto);
+  EXPECT_TRUE(
+      has(refused({"--dir", "x", "--resume=auto", "demo", "--resume=soon"}), "two configs"));
 }
 
 TEST(Flags, ASwitchTakesAWordOrNone) {
@@ -358,6 +378,10 @@ TEST_F(Files, AResumedRunTakesItsOwnConfig) {
     EXPECT_EQ(run.config.train.seed, 9);
     EXPECT_EQ(differences(run.config, config), (Words{"dir", "resume", "log.every"}));
   }
+  // Without a checkpoint there is nothing to resume automatically: the run begins.
+  Resolved begun = resolve(parsed({"--dir", dir, "--resume=auto"}));
+  EXPECT_EQ(begun.name, "demo");
+  EXPECT_FALSE(begun.config.resumes);
   EXPECT_TRUE(has(refused({"--resume"}), "needs the run's directory"));
   EXPECT_TRUE(has(refused({"--resume", "--dir", dir + "x"}), "there is no run to resume"));
 }

@@ -11,6 +11,7 @@
 
 #include "fsdp/error.h"
 #include "optim/work_again.h"
+#include "train/memory_plan.h"
 
 namespace fsdp::train {
 namespace {
@@ -31,6 +32,17 @@ struct Around : ::testing::Environment {
   std::optional<WithSeams> stand_in;
 };
 const auto* const around = ::testing::AddGlobalTestEnvironment(new Around);
+
+TEST(Crawling, IsThreeStepsInARowThatWereShortOfMemory) {
+  Crawling run;
+  EXPECT_FALSE(run.saw(0));
+  EXPECT_FALSE(run.saw(2));
+  EXPECT_FALSE(run.saw(3));
+  EXPECT_FALSE(run.saw(3));  // one that wasn't
+  EXPECT_FALSE(run.saw(4));
+  EXPECT_FALSE(run.saw(5));
+  EXPECT_TRUE(run.saw(9));
+}
 
 struct Case {
   explicit Case(models::ModelType model = models::ModelType::kLlama, int64_t micro_batch = 0) {

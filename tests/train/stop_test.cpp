@@ -42,6 +42,17 @@ TEST(StopSignals, APartThatBeginsAfterTheSignalGetsItsOwnTime) {
   EXPECT_GT(current().grace_s, 600);
 }
 
+// A batch system sends it ahead of the end, perhaps to every process and more than once.
+TEST(StopSignals, Sigusr1IsNoFirstOfTwoSignals) {
+  StopSignals signals;
+  raise(SIGUSR1);
+  EXPECT_EQ(StopSignals::received(), SIGUSR1);
+  usleep(400'000);  // longer than two of the same count as one
+  raise(SIGUSR1);
+  raise(SIGTERM);  // the first that counts; a second one would end this process
+  EXPECT_EQ(StopSignals::received(), SIGTERM);
+}
+
 TEST(StopSignals, EndsWithTheOldHandlers) {
   struct sigaction before {
   }, after{};
@@ -75,6 +86,20 @@ TEST_P(Ended, AHungRankReportsWhereItWasAndExits) {
               "rank 3 .pid [0-9]+. didn't end within 0.5 s of " + name() +
                   ": exiting with code .*step 12, backward, unit \"layers.7\" .backward.; .*main "
                   "thread running.*HINT: .*--grace");
+}
+
+[[noreturn]] void hang_after_a_failure() {
+  StopSignals signals(0, 3);
+  rank_status::set_step(12);
+  signals.failed(69, std::chrono::milliseconds(200));
+  pause();  // as a destructor might that waits for another rank
+  std::abort();
+}
+
+TEST(StopSignals, AFailedRunThatDoesNotGetThroughItsDestructorsEnds) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(hang_after_a_failure(), ::testing::ExitedWithCode(69),
+              "rank 3 .pid [0-9]+. didn't end within 0.2 s of its failure: exiting with code 69");
 }
 
 [[noreturn]] void hang_until_the_second(int signal) {

@@ -422,6 +422,14 @@ call docs
 called "install --no-install-recommends doxygen$"
 fact "docs installs doxygen and nothing else"
 
+# ---- a mistake on the line ----
+
+for words in "docs here" "deps here" "clean all" "test --fast" "test one two"; do
+  call $words
+  [[ $rc == 2 && -z $out && $err == *"fsdp: error: "*"HINT: "* ]]
+  fact "./fsdp $words is refused with 2, as by the binary"
+done
+
 # ---- clean ----
 
 new_machine

@@ -14,6 +14,7 @@ void Queue::close() {
   stopping_ = true;
   changed_.notify_all();
   if (!thread_.joinable()) {
+    // Ends: what runs ends by its timeout.
     changed_.wait(lock, [&]() FSDP_REQUIRES(mutex_) { return !running_; });
     return;
   }
@@ -22,7 +23,8 @@ void Queue::close() {
   if (thread.get_id() == std::this_thread::get_id())
     thread.detach();  // the thread owns the queue too
   else
-    thread.join();
+    thread
+        .join();  // Ends: by the timeout of what runs; once that has failed, the rest fails at once
 }
 
 void Queue::start_thread() {
@@ -49,12 +51,12 @@ void Queue::wait(const std::shared_ptr<Item>& item, milliseconds limit) {
                             limit.count()),
                   "the operation continues until its own timeout; wait again, or longer.");
   }
-  // A running item ends by its own timeout, so this wait is bounded by the timeouts before it.
   while (!item->finished) {
     if (!running_)
       run_next();
     else
-      changed_.wait(lock);
+      changed_.wait(
+          lock);  // Ends: a running item by its timeout, so this by the timeouts before it
   }
   if (item->failure) std::rethrow_exception(item->failure);
 }
@@ -98,6 +100,7 @@ void Queue::run_next() {
 void Queue::work() {
   Lock lock(mutex_);
   for (;;) {
+    // Ends: close().
     changed_.wait(lock,
                   [&]() FSDP_REQUIRES(mutex_) { return !running_ && (stopping_ || background_); });
     if (!waiting_.empty())

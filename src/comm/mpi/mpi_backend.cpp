@@ -17,10 +17,15 @@
 #include <memory>
 #include <thread>
 
+#include "base/exit_code.h"
 #include "base/format.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "comm/core/flight_recorder.h"
 #include "comm/core/reduce.h"
 #include "comm/liveness.h"
 #include "comm/modules.h"
+#include "comm/settings.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
 
@@ -36,10 +41,47 @@ constexpr int64_t kSmallBytes = 8192;     // an all_reduce up to this is one gat
 // A failed collective can never be completed, so MPI_Finalize would hang.
 std::atomic<bool> g_broken{false};
 
+std::atomic<milliseconds> g_timeout{milliseconds(0)};  // of the world; 0: not joined yet
+
+// MPI's own waits have no limit. One that lasts longer than the world's timeout ends the process.
+class MpiLimit {
+ public:
+  explicit MpiLimit(const char* call)
+      : watch_([this, call,
+                limit = g_timeout.load().count() > 0 ? g_timeout.load() : asked_timeout()] {
+          Lock lock(mutex_);
+          const auto returned = [&]() FSDP_REQUIRES(mutex_) { return returned_; };
+          if (returned_changed_.wait_for(lock, limit, returned)) return;
+          log::error(CodedError(
+              kExitLostRank,
+              formatted("{}: no answer in {} s: this process ends.", call, limit.count() / 1000),
+              "another rank is stopped, or has ended without MPI; see what the others printed."));
+          _exit(kExitLostRank);
+        }) {}
+  ~MpiLimit() {
+    {
+      Lock lock(mutex_);
+      returned_ = true;
+    }
+    returned_changed_.notify_all();
+    watch_.join();  // Ends: the call has returned
+  }
+  MpiLimit(const MpiLimit&) = delete;
+  MpiLimit& operator=(const MpiLimit&) = delete;
+
+ private:
+  Mutex mutex_;
+  Condition returned_changed_;
+  bool returned_ FSDP_GUARDED_BY(mutex_) = false;
+  std::thread watch_;
+};
+
 void finalize() {
   int done = 0;
   MPI_Finalized(&done);
-  if (!done && !g_broken) MPI_Finalize();
+  if (done || g_broken) return;
+  const MpiLimit limit("MPI_Finalize");
+  MPI_Finalize();  // Ends: `limit`
 }
 
 // Initialises MPI once per process; throws an Error if MPI lacks MPI_THREAD_MULTIPLE.
@@ -113,7 +155,8 @@ class MpiBackend : public CpuBackend {
   void all_reduce(void* data, int64_t count, c10::ScalarType type, ReduceOp op);
   void all_to_all(const Call& call);
   void finish(MPI_Request& request, int status);
-  [[noreturn]] void raise(const std::string& what, const std::string& hint);
+  [[noreturn]] void raise(const std::string& what, const std::string& hint,
+                          ExitCode code = kExitLostRank);
   [[noreturn]] void raise_timeout();
 
   MPI_Comm comm_ = MPI_COMM_NULL;
@@ -134,6 +177,7 @@ MpiBackend::MpiBackend(const BackendRequest& request)
       ranks_(request.ranks),
       liveness_(request.liveness) {
   require_mpi();
+  g_timeout = request.timeout;
   // MPI_Comm_create_group has no timeout, so every rank first announces that it will come.
   request.store->set(formatted("mpi/{}", rank_), "here");
   await_ranks(request.store, "mpi", size_, request.timeout,
@@ -143,7 +187,10 @@ MpiBackend::MpiBackend(const BackendRequest& request)
   MPI_Comm_group(MPI_COMM_WORLD, &world);
   MPI_Group_incl(world, size_, ranks_.data(), &group);
   int tag = static_cast<int>(std::hash<std::string>{}(name_) % 32000);
-  MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm_);
+  {
+    const MpiLimit limit("MPI_Comm_create_group");
+    MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm_);  // Ends: `limit`
+  }
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   MPI_Group_free(&group);
   MPI_Group_free(&world);
@@ -155,22 +202,24 @@ MpiBackend::~MpiBackend() {
   if (std::uncaught_exceptions() > 0) g_broken = true;
   int done = 0;
   MPI_Finalized(&done);
-  if (!done && !g_broken) MPI_Comm_free(&comm_);
+  if (done || g_broken) return;
+  const MpiLimit limit("MPI_Comm_free");
+  MPI_Comm_free(&comm_);  // Ends: `limit`
 }
 
-void MpiBackend::raise(const std::string& what, const std::string& hint) {
+void MpiBackend::raise(const std::string& what, const std::string& hint, ExitCode code) {
   broken_ = formatted("{} on communicator \"{}\" (operation {}): {}.", current_.text(), name_,
                       operations_, what);
   g_broken = true;
   liveness_->fail(broken_);
-  throw Error(formatted("rank {}: {}", rank_, broken_), hint);
+  throw CodedError(code, formatted("rank {}: {}", rank_, broken_), hint);
 }
 
 // Every rank that waits says so in the store; a rank that says nothing is missing.
 void MpiBackend::raise_timeout() {
   std::string call = formatted("{} (operation {})", current_.text(), operations_);
   liveness_->post(name_, call);
-  std::this_thread::sleep_for(milliseconds(1000));
+  std::this_thread::sleep_for(milliseconds(1000));  // Ends: once
   raise(formatted("no answer in {} s from {}", timeout_.count() / 1000,
                   liveness_->who_is_missing(name_, ranks_, call)),
         "ranks must make the same calls in the same order; if that rank is only slow, raise the "
@@ -186,6 +235,7 @@ void MpiBackend::finish(MPI_Request& request, int status) {
     if (done && status == MPI_SUCCESS) return;
     auto now = steady_clock::now();
     // Polls, yielding at first and then sleeping briefly: MPI has no wait with a time limit.
+    // Ends: raise_timeout().
     if (now - begun > milliseconds(2))
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     else
@@ -214,12 +264,16 @@ void MpiBackend::compare(const Description& mine) {
   MPI_Request request;
   int status = MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE,
                               comm_, &request);
+  // No rank has all descriptions before all have come, and they take no time to send.
+  const auto begun = steady_clock::now();
   finish(request, status);
+  flight::add_wait(steady_clock::now() - begun);
   for (int peer = 0; peer < size_; ++peer)
     if (!all[peer].agrees_with(mine))
       raise(formatted("ranks made different calls: rank {} {}, rank {} {}", rank_, mine.text(),
                       peer, all[peer].text()),
-            "every rank must call the same operations with the same sizes in the same order.");
+            "every rank must call the same operations with the same sizes in the same order.",
+            kExitFailed);
 }
 
 // Kept from call to call: fresh memory of this size costs a page fault every 4 KiB.
@@ -295,7 +349,7 @@ void MpiBackend::all_to_all(const Call& call) {
     if (coming[peer] != call.out_counts[peer])
       raise(formatted("rank {} expects {} elements from rank {}, which sends {}", rank_,
                       call.out_counts[peer], peer, coming[peer]),
-            "a rank's output splits must match what the others send to it.");
+            "a rank's output splits must match what the others send to it.", kExitFailed);
   std::vector<int> in_counts, out_counts, in_at(size_), out_at(size_);
   int64_t total_in = 0, total_out = 0;
   for (int peer = 0; peer < size_; ++peer) {
@@ -307,7 +361,7 @@ void MpiBackend::all_to_all(const Call& call) {
     total_out += call.out_counts[peer];
   }
   if (total_in > INT32_MAX || total_out > INT32_MAX)
-    raise("more than 2^31 - 1 elements", "split the tensor into several calls.");
+    raise("more than 2^31 - 1 elements", "split the tensor into several calls.", kExitFailed);
   int64_t element = c10::elementSize(call.what.type);
   Datatype one(1, element, element);
   status = MPI_Ialltoallv(call.in, in_counts.data(), in_at.data(), one, call.out, out_counts.data(),
@@ -378,7 +432,8 @@ std::string agree(const std::string& mine, int rank, int size) {
   require_place(rank, size);
   char text[512] = {};
   std::strncpy(text, mine.c_str(), sizeof text - 1);
-  MPI_Bcast(text, sizeof text, MPI_CHAR, 0, MPI_COMM_WORLD);
+  const MpiLimit limit("MPI_Bcast of the store's address");
+  MPI_Bcast(text, sizeof text, MPI_CHAR, 0, MPI_COMM_WORLD);  // Ends: `limit`
   return text;
 }
 

@@ -12,10 +12,10 @@
 #include <optional>
 #include <utility>
 
+#include "base/exit_code.h"
 #include "base/format.h"
+#include "base/log.h"
 #include "base/rank_status.h"
-#include "comm/nccl/graph.h"
-#include "comm/nccl/memory_segments.h"
 #include "comm/store.h"
 #include "fsdp/error.h"
 
@@ -91,9 +91,12 @@ NcclBackend::NcclBackend(const BackendRequest& request)
 }
 
 NcclBackend::~NcclBackend() {
+  const auto deadline = steady_clock::now() + timeout_.load();
   bool unwinding = std::uncaught_exceptions() > 0;
+  if (recorded_ && unwinding)
+    flight::write(flight::Cause::kFault, "an exception ended this rank's communicators.");
   {
-    // The watch ends what doesn't end by itself.
+    // Ends: the watch aborts what doesn't finish by the timeout.
     Lock lock(mutex_);
     stop_.wait(lock, [&]() FSDP_REQUIRES(mutex_) {
       return unwinding || !failure_.empty() || pending_.empty();
@@ -101,16 +104,16 @@ NcclBackend::~NcclBackend() {
     stopping_ = true;
   }
   stop_.notify_all();
-  watch_.join();
+  watch_.join();  // Ends: it sees `stopping_`, and its calls of the store are bounded
   pending_.clear();
   if (unwinding || !failure_.empty())
     group_->abort();  // a normal shutdown would wait for peers that are gone
   else
-    shut_down();
+    shut_down(deadline);
 }
 
 // NCCL's own shutdown waits for the peers without a timeout.
-void NcclBackend::shut_down() {
+void NcclBackend::shut_down(steady_clock::time_point deadline) {
   auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
   std::thread([group = group_, device = device_, ended] {
@@ -118,10 +121,8 @@ void NcclBackend::shut_down() {
     group->shutdown();
     ended->set_value();
   }).detach();
-  auto begun = steady_clock::now();
   while (end.wait_for(kSuspicious) != std::future_status::ready) {
-    if (liveness_->trouble(ranks_).empty() && steady_clock::now() - begun < timeout_.load())
-      continue;
+    if (liveness_->trouble(ranks_).empty() && steady_clock::now() < deadline) continue;
     group_->abort();
     end.wait_for(std::chrono::seconds(5));
     return;
@@ -130,7 +131,10 @@ void NcclBackend::shut_down() {
 
 void NcclBackend::check() {
   Lock lock(mutex_);
-  if (!failure_.empty()) throw Error(formatted("rank {}: {}", rank_, failure_), hint_);
+  if (failure_.empty()) return;
+  const bool ours = hint_ == kOrder || failure_.find("reports a fault") != std::string::npos;
+  throw CodedError(ours ? kExitFailed : kExitLostRank, formatted("rank {}: {}", rank_, failure_),
+                   hint_);
 }
 
 // Records a call for the comparison with the other ranks'.
@@ -143,8 +147,17 @@ uint64_t NcclBackend::note(const std::string& call) {
   return number;
 }
 
+uint64_t NcclBackend::record(const Description& what, std::optional<flight::Amounts> amounts) {
+  const flight::Place place{
+      device_.index(),
+      static_cast<uint64_t>(c10::cuda::getCurrentCUDAStream(device_.index()).id())};
+  return flight::issued(recorded_, what, amounts.value_or(flight::amounts_of(what, size_)),
+                        timeout_.load(), place);
+}
+
 template <typename Issue>
-NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) {
+NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue,
+                                     std::optional<flight::Amounts> amounts) {
   check();
   // Ends when the call is issued; the device finishes it without the host.
   rank_status::Collective issuing(comm::name(what.operation), what.count, what.label);
@@ -162,7 +175,8 @@ NcclBackend::Work NcclBackend::issue(Description what, bool async, Issue issue) 
       captured_.push_back({what, std::move(call)});
     } else {
       number = note(call);
-      pending = std::make_shared<Pending>(Pending{what, number, steady_clock::now()});
+      pending = std::make_shared<Pending>(
+          Pending{what, number, steady_clock::now(), {record(what, amounts)}});
       pending_.push_back(pending);
     }
   }
@@ -200,10 +214,14 @@ void NcclBackend::replayed(const std::vector<CapturedCall>& calls) {
   event->record(c10::cuda::getCurrentCUDAStream(device_.index()));
   Lock lock(mutex_);
   uint64_t number = 0;
-  for (const CapturedCall& call : calls) number = note(call.text);
+  std::vector<uint64_t> records;
+  for (const CapturedCall& call : calls) {
+    number = note(call.text);
+    records.push_back(record(call.what));
+  }
   // One entry stands for all calls: a graph's progress can't be seen.
-  pending_.push_back(std::make_shared<Pending>(
-      Pending{calls.back().what, number, steady_clock::now(), std::move(event)}));
+  pending_.push_back(std::make_shared<Pending>(Pending{
+      calls.back().what, number, steady_clock::now(), std::move(records), std::move(event)}));
 }
 
 // --- the watch ---
@@ -222,11 +240,16 @@ void NcclBackend::watch() {
       auto done = [](const Pending& call) {
         return call.event ? call.event->query() : call.work && call.work->isCompleted();
       };
-      while (!pending_.empty() && done(*pending_.front())) pending_.pop_front();
-      if (pending_.empty())
+      while (!pending_.empty() && done(*pending_.front())) {
+        for (uint64_t record : pending_.front()->records) flight::finished(record);
+        pending_.pop_front();
+      }
+      if (pending_.empty()) {
         stop_.notify_all();  // the destructor waits for this
-      else
+      } else {
         oldest = *pending_.front();
+        for (uint64_t record : oldest->records) flight::started(record);
+      }
     } catch (const std::exception& fault) {
       why = std::string("communicator \"") + name_ + "\": the device reports a fault: " +
             std::string(fault.what()).substr(0, std::string(fault.what()).find('\n')) + ".";
@@ -239,7 +262,7 @@ void NcclBackend::watch() {
       }
       if (why.empty() && oldest) why = look(*oldest);
     } catch (const std::exception& failure) {
-      why = std::string("the watch failed: ") + failure.what();
+      why = "the watch failed: " + log::plain(failure);
     }
     lock.lock();
     if (!why.empty()) {
@@ -258,6 +281,7 @@ std::string NcclBackend::look(const Pending& oldest) {
   if (!error && age < kSuspicious) return "";
   std::string trouble = liveness_->trouble(ranks_);
   // NCCL notices a lost connection before anything can say whose it was: ask again for a while.
+  // Ends: after 20 times.
   for (int i = 0; error && trouble.empty() && i < 20; ++i) {
     std::this_thread::sleep_for(kTick);
     trouble = liveness_->trouble(ranks_);
@@ -330,7 +354,7 @@ void NcclBackend::meet() {
     barrier = ++barriers_;
   }
   const std::string prefix = formatted("barrier/{}/", barrier);
-  // Asks until there is an answer; the watch deals with a store that stays silent.
+  // Asks until there is an answer.
   auto ask = [&](auto question) {
     for (milliseconds pause(0);; pause = std::min(pause + milliseconds(1), milliseconds(10))) {
       check();
@@ -339,7 +363,7 @@ void NcclBackend::meet() {
       } catch (const std::exception&) {
         pause = kTick;
       }
-      std::this_thread::sleep_for(pause);
+      std::this_thread::sleep_for(pause);  // Ends: the watch finds a silent store, check() throws
     }
   };
   ask([&] { return calls_.set(prefix + std::to_string(rank_), mine), true; });
@@ -365,12 +389,15 @@ void NcclBackend::fail(const std::string& why) {
   {
     Lock lock(mutex_);
     if (!failure_.empty()) return;
+    if (!pending_.empty())
+      for (uint64_t record : pending_.front()->records) flight::finished(record, /*failed=*/true);
     failure_ = why;
     hint_ = why.find("different calls") != std::string::npos ? kOrder
             : why.find("no answer in") != std::string::npos
                 ? "ranks must make the same calls in the same order; if that rank is only slow, "
                   "raise the timeout (FSDP_TIMEOUT, in seconds)."
                 : kLook;
+    record_failure(why, hint_);
   }
   stop_.notify_all();
   liveness_->fail(why);
@@ -421,8 +448,10 @@ NcclBackend::Work NcclBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
                                              std::vector<int64_t>& out_splits,
                                              std::vector<int64_t>& in_splits,
                                              const c10d::AllToAllOptions& options) {
-  return issue(describe(Operation::kAllToAll, in.scalar_type(), 0), options.asyncOp,
-               [&] { return group_->alltoall_base(out, in, out_splits, in_splits, options); });
+  return issue(
+      describe(Operation::kAllToAll, in.scalar_type(), 0), options.asyncOp,
+      [&] { return group_->alltoall_base(out, in, out_splits, in_splits, options); },
+      flight::Amounts{in.numel(), out.numel()});
 }
 
 NcclBackend::Work NcclBackend::barrier(const c10d::BarrierOptions& options) {
@@ -437,6 +466,7 @@ NcclBackend::Work NcclBackend::barrier(const c10d::BarrierOptions& options) {
   // Polled, because the watch must be able to end it.
   at::cuda::CUDAEvent reached(cudaEventDisableTiming);
   reached.record(c10::cuda::getCurrentCUDAStream(device_.index()));
+  // Ends: check() throws what the watch has found.
   for (int spins = 0; !reached.query(); ++spins) {
     if (spins > 1000) std::this_thread::sleep_for(std::chrono::microseconds(50));
     check();
@@ -445,48 +475,4 @@ NcclBackend::Work NcclBackend::barrier(const c10d::BarrierOptions& options) {
   return work;
 }
 
-// --- the module ---
-
-namespace {
-
-c10::intrusive_ptr<Backend> make(const BackendRequest& request) {
-  return c10::make_intrusive<NcclBackend>(request);
-}
-
-int devices() {
-  return c10::cuda::device_count();
-}
-
-void select(int device) {
-  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
-}
-
-std::string describe_nccl() {
-  int version = 0;
-  ncclGetVersion(&version);
-  return formatted("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
-std::string device_name(int device) {
-  return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device))->name;
-}
-
-bool pin(void* memory, size_t bytes) {
-  if (cudaHostRegister(memory, bytes, cudaHostRegisterPortable) == cudaSuccess) return true;
-  (void)cudaGetLastError();  // or the next call would report it
-  return false;
-}
-
-void unpin(void* memory) {
-  if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError();
-}
-
-constexpr Module kModule{make,       devices, select, nullptr,      describe_nccl,  device_name,
-                         make_graph, pin,     unpin,  watch_memory, memory_segments};
-
-}  // namespace
 }  // namespace fsdp::comm
-
-extern "C" const fsdp::comm::Module* fsdp_module() {
-  return &fsdp::comm::kModule;
-}

@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <deque>
+#include <optional>
 #include <thread>
 
 #include "base/mutex.h"
@@ -55,19 +56,23 @@ class NcclBackend : public Backend {
     Description what;
     uint64_t number;
     std::chrono::steady_clock::time_point issued;
+    std::vector<uint64_t> records;  // of the flight recorder; several for a replayed graph
     // Once issued, one of these is set: an event on the stream it ran on, or c10d's own work.
     std::shared_ptr<at::cuda::CUDAEvent> event = nullptr;
     Work work = {};
   };
+  // `amounts`: elements on this rank if the description doesn't say.
   template <typename Issue>
-  Work issue(Description what, bool async, Issue issue);
+  Work issue(Description what, bool async, Issue issue,
+             std::optional<flight::Amounts> amounts = {});
+  uint64_t record(const Description& what, std::optional<flight::Amounts> amounts = {});
   uint64_t note(const std::string& call) FSDP_REQUIRES(mutex_);  // returns the call's number
   void watch();
   std::string look(const Pending& oldest);  // what is wrong, or ""
   std::string compare_hanging(const Pending& oldest);
   std::string compare_calls();
   void meet();
-  void shut_down();
+  void shut_down(std::chrono::steady_clock::time_point deadline);
   void fail(const std::string& why);
 
   const std::string name_;

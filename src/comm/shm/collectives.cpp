@@ -267,7 +267,7 @@ void all_to_all(Group& group, void* out, const std::vector<int64_t>& out_counts,
     if (sent == out_counts[peer]) continue;
     group.raise(formatted("rank {} expects {} elements from rank {}, which sends {}", rank,
                           out_counts[peer], peer, sent),
-                "a rank's output splits must match what the others send to it.");
+                "a rank's output splits must match what the others send to it.", kExitFailed);
   }
   int64_t largest = *std::max_element(matrix.begin(), matrix.end());
   int64_t per_round = elements_per_round(group, size, element);

@@ -13,6 +13,7 @@
 
 #include "base/format.h"
 #include "base/table.h"
+#include "comm/core/flight_recorder.h"
 #include "fsdp/error.h"
 
 namespace fsdp::comm::shm {
@@ -171,6 +172,10 @@ void Group::await(int peer, uint32_t target) {
   std::atomic<uint32_t>& clock = slot(peer).clock;
   if (reached(clock.load(std::memory_order_acquire), target)) return;
   auto started = steady_clock::now();
+  struct Waited {
+    steady_clock::time_point since;
+    ~Waited() { flight::add_wait(steady_clock::now() - since); }
+  } waited{started};
   do {
     for (int i = 0; i < 64; ++i) {
       if (reached(clock.load(std::memory_order_acquire), target)) return;
@@ -185,7 +190,8 @@ void Group::await(int peer, uint32_t target) {
     if (reached(seen, target)) return;
     Trouble trouble = look_around(peer, started);
     // A peer may finish its part and leave between the two looks.
-    if (!trouble.what.empty() && !reached(clock.load(), target)) raise(trouble.what, trouble.hint);
+    if (!trouble.what.empty() && !reached(clock.load(), target))
+      raise(trouble.what, trouble.hint, kExitLostRank);
     slot(peer).sleepers.fetch_add(1);
     futex_wait(clock, seen, kSlice);
     slot(peer).sleepers.fetch_sub(1);
@@ -275,7 +281,8 @@ void Group::compare_descriptions() {
     if (theirs.agrees_with(mine)) continue;
     raise(formatted("ranks made different calls: rank {} {}, rank {} {}", rank_, mine.text(), peer,
                     theirs.text()),
-          "every rank must call the same operations with the same sizes in the same order.");
+          "every rank must call the same operations with the same sizes in the same order.",
+          kExitFailed);
   }
 }
 
@@ -287,13 +294,13 @@ int64_t Group::staging_bytes() const {
   return staging_bytes_for(size_);
 }
 
-void Group::raise(const std::string& what, const std::string& hint) {
+void Group::raise(const std::string& what, const std::string& hint, ExitCode code) {
   std::string call =
       operations_ == 0 ? "joining" : slot(rank_).posted[operations_ % 2].description.text();
   broken_ =
       formatted("{} on communicator \"{}\" (operation {}): {}.", call, name_, operations_, what);
   fail(broken_);
-  throw Error(formatted("rank {}: {}", rank_, broken_), hint);
+  throw CodedError(code, formatted("rank {}: {}", rank_, broken_), hint);
 }
 
 void Group::fail(const std::string& why) noexcept {

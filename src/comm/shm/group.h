@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/exit_code.h"
 #include "base/mutex.h"
 #include "base/process.h"
 #include "comm/core/description.h"
@@ -75,7 +76,7 @@ class Group {
   void next_round();     // switches to the other buffer, once every rank has left it
 
   // Breaks the group for every rank and throws an Error about the current operation.
-  [[noreturn]] void raise(const std::string& what, const std::string& hint);
+  [[noreturn]] void raise(const std::string& what, const std::string& hint, ExitCode code);
   // The same without throwing, for a failure that already has its Error.
   void fail(const std::string& why) noexcept;
   // Gives up this rank, from any thread: an operation that waits ends with an Error.

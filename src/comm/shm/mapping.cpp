@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 
+#include "base/file_error.h"
 #include "base/format.h"
 #include "base/mutex.h"
 #include "base/table.h"
@@ -28,7 +29,7 @@ ino_t inode_of(int descriptor) {
   return info.st_ino;
 }
 
-[[noreturn]] void fail(const std::string& what, int64_t bytes, const char* hint) {
+[[noreturn]] void fail(const std::string& what, int64_t bytes, const std::string& hint) {
   throw Error(formatted("shared memory of {} for {}: {}.", human_bytes(static_cast<double>(bytes)),
                         what, std::strerror(errno)),
               hint);
@@ -58,6 +59,7 @@ Mapping::~Mapping() {
 }
 
 std::shared_ptr<Mapping> Mapping::create(int64_t bytes, const std::string& what) {
+  ignore_size_signal();  // ulimit -f limits shared memory, too
   int descriptor = memfd_create("fsdp", MFD_CLOEXEC);
   if (descriptor < 0) fail(what, bytes, "use Linux 3.17 or newer, which has memfd_create.");
   int problem;
@@ -69,7 +71,9 @@ std::shared_ptr<Mapping> Mapping::create(int64_t bytes, const std::string& what)
   if (problem) {
     ::close(descriptor);
     errno = problem;
-    fail(what, bytes, "free memory on this host, use more hosts, or a smaller model.");
+    fail(what, bytes,
+         problem == EFBIG ? file_hint(problem)
+                          : "free memory on this host, use more hosts, or a smaller model.");
   }
   std::shared_ptr<Mapping> mapping(new Mapping(descriptor, bytes, what));
   Lock lock(g_mutex);

@@ -1,0 +1,205 @@
+// Ranks of real runs are killed, and the runs go on. Their losses are those of undisturbed runs, bit
+// for bit.
+#include <gtest/gtest.h>
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <sstream>
+
+#include "train/runs.h"
+
+namespace fsdp::train {
+namespace {
+
+namespace fs = std::filesystem;
+using launch::eventually;
+using launch::Folder;
+using launch::has;
+using launch::Launched;
+
+const Words kHere = {"FSDP_SECRET=0123456789abcdef0123456789abcdef", "OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "FSDP_TIMEOUT=60", "RANK",
+                     "WORLD_SIZE"};
+constexpr std::chrono::seconds kLong{240};  // of an end, on a machine with much else to do
+constexpr int kSteps = 100;  // enough to be killed in
+
+Words joined(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// With dropout, so that random states count.
+Words with_dropout(const Folder& folder, const std::string& run, int steps) {
+  Words all = joined(tiny_run(folder, run, steps), {"--model.type", "gpt2", "--model.dropout", "0.1"});
+  const auto at = std::find(all.begin(), all.end(), "--model.kv_heads");
+  all.erase(at, at + 2);
+  return all;
+}
+
+int free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t length = sizeof address;
+  const bool bound = bind(socket, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                     getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+  close(socket);
+  return bound ? ntohs(address.sin_port) : 0;
+}
+
+class Recovery : public testing::Test {
+ protected:
+  // Each rank writes its pid to rank-N.
+  std::unique_ptr<Launched> launch(int ranks, const Words& launcher, const Words& flags) {
+    Words all = {FSDP_BINARY, "run", "-n", std::to_string(ranks), "--max-restarts", "3",
+                 "--no-prefix"};
+    all = joined(joined(all, launcher),
+                 {"--", "sh", "-c", "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"", folder_.path(),
+                  FSDP_BINARY, "train", "--log.every", "1"});
+    return std::make_unique<Launched>(
+        joined(joined(all, with_dropout(folder_, "hurt", kSteps)), flags), kHere);
+  }
+  void start(int ranks, const Words& flags) { run_ = launch(ranks, {}, flags); }
+  pid_t pid(int rank) { return folder_.read_pid("rank-" + std::to_string(rank)); }
+
+  bool reaches(int64_t step) {
+    return eventually([&] {
+      const std::string file = folder_ / "hurt/metrics.jsonl";
+      if (!fs::exists(file)) return false;
+      const std::string text = folder_.read("hurt/metrics.jsonl");
+      const size_t line = text.rfind("{\"step\":");
+      return line != std::string::npos && std::atoll(text.c_str() + line + 8) >= step;
+    });
+  }
+  bool said(const std::string& text, int times = 1) {
+    return eventually([&] {
+      const std::string all = run_->err() + run_->out();
+      int found = 0;
+      for (size_t at = all.find(text); at != std::string::npos; at = all.find(text, at + 1)) ++found;
+      return found >= times;
+    });
+  }
+
+  // The steps after which the run went on.
+  std::vector<int64_t> resumed() const {
+    std::istringstream lines(run_->out());
+    std::vector<int64_t> all;
+    for (std::string line; std::getline(lines, line);)
+      if (const std::string text = "resumed    after step "; line.find(text) != std::string::npos)
+        all.push_back(std::atoll(line.c_str() + line.find(text) + text.size()));
+    return all;
+  }
+
+  void expect_undisturbed_losses(int ranks) {
+    ASSERT_EQ(run_->wait(kLong), 0) << run_->err();
+    ASSERT_EQ(train(ranks, with_dropout(folder_, "whole", kSteps)).code, 0);
+    EXPECT_EQ(losses(folder_, "hurt"), losses(folder_, "whole"));
+  }
+
+  Folder folder_;
+  std::unique_ptr<Launched> run_;
+};
+
+TEST_F(Recovery, ARankThatIsKilledIsReplacedAndTheOthersGoOnFromMemory) {
+  start(4, {"--recovery.every", "2"});
+  ASSERT_TRUE(reaches(9)) << run_->err();
+  const pid_t first = pid(0), second = pid(1), third = pid(2), fourth = pid(3);
+  kill(third, SIGKILL);
+  ASSERT_TRUE(said("all ranks have joined again")) << run_->err();
+  ASSERT_TRUE(said("resumed    after step")) << run_->err();
+  EXPECT_EQ(pid(1), second);
+  EXPECT_NE(pid(2), third);
+  // Now rank 0, which holds the store and writes the files of the run.
+  ASSERT_TRUE(reaches(resumed().front() + 8)) << run_->err();
+  kill(first, SIGKILL);
+  ASSERT_TRUE(said("all ranks have joined again", 2)) << run_->err();
+  expect_undisturbed_losses(4);
+  EXPECT_EQ(pid(3), fourth);
+  const auto steps = resumed();
+  ASSERT_EQ(steps.size(), 2u) << run_->out();
+  EXPECT_GE(steps[0], 4);  // two saves before, at least, were complete
+  EXPECT_GT(steps[1], steps[0]);
+  EXPECT_TRUE(has(run_->err(), "restart 2 of 3: rank 0 is replaced, the others stay."));
+  EXPECT_FALSE(fs::exists(folder_ / ("hurt/checkpoints/step-" + std::to_string(steps[0]))));
+}
+
+TEST_F(Recovery, IfAllRanksDieTheRunGoesOnFromMemory) {
+  start(2, {"--recovery.every", "2"});
+  ASSERT_TRUE(reaches(9)) << run_->err();
+  const pid_t ranks[] = {pid(0), pid(1)};
+  for (pid_t rank : ranks) kill(rank, SIGKILL);
+  expect_undisturbed_losses(2);
+  ASSERT_EQ(resumed().size(), 1u);
+  EXPECT_GE(resumed()[0], 4);
+}
+
+// Each launcher has a folder in memory of its own, as on hosts of their own. A rank finds its own
+// file there; that of rank 0 has to be brought.
+TEST_F(Recovery, WithSeveralNodesAllRanksGoOnFromTheirHostsMemories) {
+  const int port = free_port(), control = free_port();
+  const auto node = [&](int number) {
+    return launch(2, {"--nnodes", "2", "--node-rank", std::to_string(number), "--master",
+                      "127.0.0.1:" + std::to_string(port), "--control-port",
+                      std::to_string(control)},
+                  {"--recovery.every", "2"});
+  };
+  run_ = node(0);
+  const auto other = node(1);
+  ASSERT_TRUE(reaches(9)) << run_->err() << other->err();
+  kill(pid(3), SIGKILL);
+  expect_undisturbed_losses(4);
+  EXPECT_EQ(other->wait(kLong), 0) << other->err();
+  ASSERT_EQ(resumed().size(), 1u) << run_->out();
+  EXPECT_GE(resumed()[0], 4);
+  EXPECT_TRUE(has(other->err(), "restart 1 of 3."));
+}
+
+TEST_F(Recovery, WithoutMemoryTheRunGoesOnFromTheDisk) {
+  start(2, {"--recovery.memory", "off", "--checkpoint.every", "5"});
+  ASSERT_TRUE(reaches(13)) << run_->err();
+  kill(pid(1), SIGKILL);
+  expect_undisturbed_losses(2);
+  ASSERT_EQ(resumed().size(), 1u);
+  EXPECT_EQ(resumed()[0] % 5, 0);
+}
+
+TEST_F(Recovery, WithoutAnyCheckpointTheRunBeginsAgainInItsDirectory) {
+  start(2, {"--recovery.memory", "off"});
+  ASSERT_TRUE(reaches(5)) << run_->err();
+  kill(pid(0), SIGKILL);
+  expect_undisturbed_losses(2);
+  EXPECT_TRUE(resumed().empty());
+}
+
+TEST_F(Recovery, ByDefaultItIsOnWhereTheLauncherRestartsRanks) {
+  start(2, {});
+  EXPECT_TRUE(said("recovery   if ranks die, the run goes on from a checkpoint in memory"));
+  ASSERT_TRUE(reaches(40)) << run_->err();
+  kill(pid(1), SIGKILL);
+  expect_undisturbed_losses(2);
+  EXPECT_EQ(resumed().size(), 1u);
+}
+
+TEST(RecoveryMemory, OnNeedsALauncherThatRestarts) {
+  Folder folder;
+  Said said = train(1, joined(tiny_run(folder, "run", 3), {"--recovery.memory", "on"}));
+  EXPECT_NE(said.code, 0);
+  EXPECT_TRUE(has(said.err, "recovery.memory is on, but "));
+  EXPECT_TRUE(has(said.err, "--max-restarts"));
+}
+
+TEST(RecoveryMemory, TrainHasRestartsOfItsOwn) {
+  Folder folder;
+  Said said = train(1, joined(tiny_run(folder, "run", 3), {"--max-restarts", "1",
+                                                          "--recovery.memory", "on"}));
+  EXPECT_EQ(said.code, 0) << said.err;
+  EXPECT_TRUE(has(said.out, "recovery   if ranks die"));
+}
+
+}  // namespace
+}  // namespace fsdp::train
