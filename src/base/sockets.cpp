@@ -149,6 +149,25 @@ std::string peer_of(const FileDescriptor& socket) {
   return getpeername(socket.get(), where, &size) == 0 ? name_of(where, size) : "?";
 }
 
+// Connecting a datagram socket sends nothing: it only chooses the route.
+std::string own_address_towards(const std::string& host) {
+  addrinfo wanted = {};
+  wanted.ai_socktype = SOCK_DGRAM;
+  addrinfo* list = nullptr;
+  if (getaddrinfo(host.c_str(), "9", &wanted, &list) != 0) return "";
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(list, freeaddrinfo);
+  for (const addrinfo* there = list; there; there = there->ai_next) {
+    const FileDescriptor socket(::socket(there->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage address = {};
+    socklen_t size = sizeof address;
+    auto* own = reinterpret_cast<sockaddr*>(&address);
+    if (socket && connect(socket.get(), there->ai_addr, there->ai_addrlen) == 0 &&
+        getsockname(socket.get(), own, &size) == 0)
+      return name_of(own, size);
+  }
+  return "";
+}
+
 void keep_alive(const FileDescriptor& socket) {
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 10);

@@ -27,6 +27,8 @@ int port_of(const FileDescriptor& socket);
 FileDescriptor connect_tcp(const std::string& host, int port, Deadline deadline,
                            std::string& problem);
 std::string peer_of(const FileDescriptor& socket);  // its address, in digits
+// The address of this machine, in digits, from which it would reach `host`; "": it can't.
+std::string own_address_towards(const std::string& host);
 void keep_alive(const FileDescriptor& socket);  // notices within half a minute if a host is gone
 
 // `name` is in Linux's abstract namespace: it is no file, and the kernel forgets it with the

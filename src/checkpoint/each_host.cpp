@@ -15,8 +15,10 @@
 #include "checkpoint/files_needed.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/metadata.h"
+#include "checkpoint/save_plan.h"
 #include "checkpoint/together.h"
 #include "fsdp/error.h"
+#include "shard/model.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -178,6 +180,10 @@ void bring(const World& world, const Path& dir, const std::set<std::string>& fil
 std::string newest_of_hosts(const World& world, const Path& folder) {
   const std::string mine = world.local_rank() == 0 ? inventory(folder).dump() : "";
   return newest_whole(texts_of_all(world, "checkpoints in memory", mine));
+}
+
+bool every_host_has_all(const Sharded& model) {
+  return ranks_of_a_copy(*shard::lock(model)) > 0;
 }
 
 void bring_to_hosts(const World& world, const Path& dir, const Sharded& model,

@@ -16,6 +16,9 @@ namespace fsdp::checkpoint {
 // none. Each host may have a different path for the folder. Collective.
 std::string newest_of_hosts(const World& world, const std::filesystem::path& folder);
 
+// Whether every host has all files: it has whole copies of the model. Not if there is one host.
+bool every_host_has_all(const Sharded& model);
+
 // Copies to each host what its ranks need to load `dir`, over the world's communicator. Collective.
 void bring_to_hosts(const World& world, const std::filesystem::path& dir, const Sharded& model,
                     const Optimizer* optimizer);

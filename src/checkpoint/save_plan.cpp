@@ -151,8 +151,7 @@ at::Tensor ChunkReader::read(const PlannedChunk& chunk) {
   return parts_of(*from.flat, from.parameter, all)[from.piece].memory;
 }
 
-// The ranks of a copy of the model if every host has whole copies, in the order of its ranks; else 0.
-static int ranks_of_a_copy(const shard::Engine& model) {
+int ranks_of_a_copy(const shard::Engine& model) {
   const World& world = shard::world_of(model);
   int ranks = 0;
   for (const auto& unit : shard::units_of(model)) {

@@ -62,6 +62,9 @@ class ChunkReader {
   std::map<std::string, at::Tensor> states_;
 };
 
+// The ranks of a copy of the model if every host has whole copies, in the order of its ranks; else 0.
+int ranks_of_a_copy(const shard::Engine& model);
+
 SavePlan plan_save(shard::Engine& model, const Optimizer* optimizer, const SaveOptions& options);
 
 }  // namespace fsdp::checkpoint

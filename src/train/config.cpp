@@ -82,6 +82,8 @@ void describe_recovery(RecoveryConfig& recovery, OptionList& list) {
   list.section("recovery", "What a run loses when ranks die");
   list.add("memory", recovery.memory,
            "Also keep checkpoints in the host's memory, from which a run goes on when ranks die");
+  list.add("buddy", recovery.buddy,
+           "Keep copies of a host's checkpoints in memory on the next host, so that a host may be lost");
   list.add("every", recovery.every,
            "Steps between checkpoints in memory; 0: as often as costs about 1.5 % of the time",
            {.least = 0});

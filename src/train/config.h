@@ -41,8 +41,16 @@ constexpr auto enum_table(KeepInMemory) {
                                   {"off"}});
 }
 
+enum class KeepCopies { kAuto, kOn, kOff };
+constexpr auto enum_table(KeepCopies) {
+  return std::to_array<EnumName>({{"auto", "if a host has parts that no other has, and all have room"},
+                                  {"on", "an error if that isn't possible"},
+                                  {"off"}});
+}
+
 struct RecoveryConfig {
   KeepInMemory memory = KeepInMemory::kAuto;
+  KeepCopies buddy = KeepCopies::kAuto;
   int64_t every = 0;  // steps; 0: chosen by what it costs
 };
 

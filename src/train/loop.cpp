@@ -199,6 +199,7 @@ class Loop {
       const bool evaluates = due(config_.train.eval_every, state_.step);
       const bool samples = due(config_.train.sample_every, state_.step);
       const bool saves = due(config_.checkpoint.every, state_.step);
+      memory_saves_.pass_on();
       const bool keeps = memory_saves_.due(state_.step);
       if (last || evaluates || samples || saves || keeps) steps_.finish();
       read_outcomes();

@@ -10,6 +10,7 @@
 #include "base/host_memory.h"
 #include "base/log.h"
 #include "base/table.h"
+#include "checkpoint/each_host.h"
 #include "checkpoint/together.h"
 #include "fsdp/error.h"
 
@@ -100,32 +101,48 @@ std::string MemorySaves::why_not() const {
   return "";
 }
 
-// Bytes that the host lacks; 0 or less: it has enough. Two generations, and the copies on their way
-// there.
-int64_t MemorySaves::shortage(const checkpoint::PoolRoom& room) const {
-  const World& world = training_.world;
-  // Replicas take turns in writing to disk; here, every host has all files.
-  const bool copies = training_.config.shard.strategy == ShardingStrategy::HYBRID_SHARD ||
-                      training_.config.shard.strategy == ShardingStrategy::NO_SHARD;
-  const int64_t ranks = world.local_size(), kept = bytes_in(folder_);
-  const int64_t files = 2 * room.bytes * (copies ? world.size() : ranks);
+// Bytes that the host lacks; 0 or less: it has enough. Two generations, `copies` times, and the
+// tensors on their way there.
+int64_t MemorySaves::shortage(const checkpoint::PoolRoom& room, int copies) const {
+  const int64_t ranks = training_.world.local_size(), kept = bytes_in(folder_);
+  const int64_t files = 2 * copies * room.bytes * ranks;
   const int64_t all = files + ranks * std::min(room.bytes, room.pool);
   const auto memory = host_memory();
   const auto usable = static_cast<double>(memory ? memory->usable() : 0);
-  return std::max(all - kept - static_cast<int64_t>((1 - kReserve) * usable),
-                  files - kept - free_in(folder_.parent_path()));
+  const int64_t lacks = std::max(all - kept - static_cast<int64_t>((1 - kReserve) * usable),
+                                 files - kept - free_in(folder_.parent_path()));
+  return checkpoint::largest(training_.world, "room for checkpoints in memory", lacks);
+}
+
+// What a host has alone is lost with it, unless the next one has a copy.
+void MemorySaves::begin_copies(const checkpoint::PoolRoom& room) {
+  const World& world = training_.world;
+  const KeepCopies mode = training_.config.recovery.buddy;
+  const bool alone = world.size() == world.local_size();
+  if (mode == KeepCopies::kOff || alone || checkpoint::every_host_has_all(training_.sharded)) return;
+  if (const int64_t short_of = shortage(room, 2); short_of <= 0) {
+    buddy_ = std::make_unique<checkpoint::Buddy>(world, folder_);
+    // After a restart, what the run went on from.
+    if (const std::string last = checkpoint::newest_of_hosts(world, folder_); !last.empty())
+      buddy_->copy(last);
+  } else if (mode == KeepCopies::kOn) {
+    throw Error(formatted("recovery.buddy is on, but a host lacks {} for copies of another one's "
+                          "checkpoints in memory.",
+                          size_text(short_of)),
+                "set it to auto, or raise the container's limits.");
+  }
 }
 
 std::string MemorySaves::begin(const checkpoint::PoolRoom& room) {
   if (!on_) return "";
-  const World& world = training_.world;
-  const int64_t short_of =
-      checkpoint::largest(world, "room for checkpoints in memory", shortage(room));
-  ready_ = true;
-  if (short_of <= 0)
+  const int64_t short_of = shortage(room, 1);
+  if (short_of <= 0) {
+    ready_ = true;
+    begin_copies(room);
     return formatted(
-        "recovery   if ranks die, the run goes on from a checkpoint in memory (twice {} per rank)",
-        size_text(room.bytes));
+        "recovery   if {} die, the run goes on from a checkpoint in memory ({} times {} per rank)",
+        buddy_ ? "ranks or a host" : "ranks", buddy_ ? 4 : 2, size_text(room.bytes));
+  }
   on_ = false;
   const std::string text = formatted(
       "two checkpoints in memory (twice {} per rank) need {} more than this host, its container or "
@@ -135,6 +152,26 @@ std::string MemorySaves::begin(const checkpoint::PoolRoom& room) {
     throw Error(formatted("recovery.memory is on, but {}.", text),
                 "set it to auto, or raise the container's limits.");
   return formatted("recovery   only from checkpoints on disk: {}", text);
+}
+
+void MemorySaves::pass_on() {
+  if (!buddy_ || !saving_ || passed_on_ || !saving_->done()) return;
+  const std::string name = formatted("step-{}", saved_at_);
+  if (fs::exists(folder_ / name)) buddy_->copy(name);  // else the save failed
+  passed_on_ = true;
+}
+
+// Collective.
+bool MemorySaves::copies_are_under_way() {
+  if (!buddy_) return false;
+  using State = checkpoint::Buddy::State;
+  const World& world = training_.world;
+  const State state = checkpoint::largest(world, "copies on other hosts", buddy_->state());
+  if (state != State::kFailed) return state == State::kCopying || (saving_ && !passed_on_);
+  if (buddy_->state() == State::kFailed)
+    log::warn(formatted("copies on other hosts are off from here on: {}", buddy_->problem()));
+  buddy_.reset();
+  return false;
 }
 
 // A checkpoint on disk outlives processes as well; it shouldn't wait for one in memory.
@@ -154,13 +191,14 @@ bool MemorySaves::due(int64_t step) const {
 MemorySaves::Last MemorySaves::look_at_last(double step_seconds) {
   int64_t every = every_, lasts = lasts_;
   Last last = Last::kWhole;
-  if (saving_ && !saving_->done()) {
+  const bool copying = copies_are_under_way();
+  if (copying || (saving_ && !saving_->done())) {
     every *= 2;
     last = Last::kUnfinished;
   } else if (saving_) {
     try {
       saving_->wait();
-      const double took = saving_->progress().seconds;
+      const double took = saving_->progress().seconds + (buddy_ ? buddy_->seconds() : 0);
       const double step = std::max(step_seconds, 1e-6);
       // On the CPU, the threads that copy and write take cores from the training.
       const double held = std::chrono::duration<double>(saving_->blocked()).count();
@@ -212,6 +250,7 @@ void MemorySaves::save(const RunState& state, double step_seconds) {
                                          training_.sharded, training_.optimizer.get(), options);
     if (saving.skipped()) return;
     saving_ = std::move(saving);
+    passed_on_ = false;
     came_last_ = true;
   } catch (const std::exception& problem) {
     if (!training_.world.trouble().empty()) throw;              // ranks died, which isn't its fault

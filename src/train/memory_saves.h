@@ -2,14 +2,17 @@
 //
 // They are ordinary checkpoints, written in the background into a folder that the launcher made in
 // /dev/shm. They outlive every process of the run but the launcher. There are two generations: the
-// last one that is complete, and the one that is being written.
+// last one that is complete, and the one that is being written. On several hosts, a generation counts
+// as complete once each host's files are on the next host as well (checkpoint/buddy.h).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "checkpoint/buddy.h"
 #include "fsdp/checkpoint.h"
 #include "train/training.h"
 
@@ -26,6 +29,8 @@ class MemorySaves {
   // After the first step. Finds out whether the host has room; if not, saves are off. Collective.
   // Returns a line for the user, if there is something to say.
   std::string begin(const checkpoint::PoolRoom& room);
+  // After each step: a save that is complete begins to go to the next host.
+  void pass_on();
   bool due(int64_t step) const;
   // Collective. Never fails because memory is short.
   void save(const RunState& state, double step_seconds);
@@ -36,9 +41,11 @@ class MemorySaves {
 
  private:
   std::string why_not() const;
-  int64_t shortage(const checkpoint::PoolRoom& room) const;
+  int64_t shortage(const checkpoint::PoolRoom& room, int copies) const;
+  void begin_copies(const checkpoint::PoolRoom& room);
   enum class Last { kWhole, kUnfinished, kFailed };
   Last look_at_last(double step_seconds);
+  bool copies_are_under_way();
   void turn_off(const std::string& why);
   bool disk_save_follows(int64_t step) const;
 
@@ -51,6 +58,8 @@ class MemorySaves {
   int64_t saved_at_ = 0;  // step of the last save
   int failures_ = 0;      // in a row
   std::optional<checkpoint::AsyncSave> saving_;
+  bool passed_on_ = false;  // what saving_ wrote
+  std::unique_ptr<checkpoint::Buddy> buddy_;  // null: no copies on other hosts
 };
 
 }  // namespace fsdp::train

@@ -4,10 +4,15 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <string>
+#include <thread>
 
 #include "base/seams.h"
+#include "checkpoint/buddy.h"
 #include "checkpoint/trained.h"
 #include "shard/world.h"
 
@@ -15,6 +20,13 @@ namespace fsdp::testing {
 namespace {
 
 namespace fs = std::filesystem;
+
+bool eventually(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  return condition();
+}
 
 class EachHost : public ::testing::Test {
  protected:
@@ -36,6 +48,15 @@ class EachHost : public ::testing::Test {
     text_of_rank_0("before");
     if (rank() == 0) act();
     text_of_rank_0("after");
+  }
+  // Saves a checkpoint, with copies on the other host.
+  void save_with_copies(const Trained& trained, int step) {
+    save(trained, step, 100 + rank());
+    checkpoint::Buddy buddy(test_world(), here());
+    buddy.copy("step-" + std::to_string(step));
+    ASSERT_TRUE(eventually([&] { return buddy.state() != checkpoint::Buddy::State::kCopying; }));
+    EXPECT_EQ(buddy.problem(), "");
+    text_of_rank_0("both have copied");
   }
   std::string newest() { return checkpoint::newest_of_hosts(test_world(), here()); }
 
@@ -89,6 +110,52 @@ TEST_F(EachHost, WithWholeCopiesOfTheModelAnyHostMayBeLost) {
       expect_equal(snapshot(loaded), snapshot(saved));
       EXPECT_EQ(std::get<int64_t>(result.extra.at("step")), 1);
     }
+}
+
+TEST_F(EachHost, WithCopiesAnyHostMayBeLost) {
+  for (int lost : {0, 1}) {
+    auto saved = make_trained("transformer", {});
+    saved.train(2);
+    save_with_copies(saved, 1 + lost);
+    const std::string name = "step-" + std::to_string(1 + lost);
+    for (int r = 0; r < world_size(); ++r)
+      EXPECT_TRUE(fs::exists(here() / name / ("__" + std::to_string(r) + "_0.distcp"))) << r;
+    on_rank_0([&] { fs::remove_all(of_host(lost)); });
+    EXPECT_EQ(newest(), name);
+    auto loaded = make_trained("transformer", {}, Rule::kAdamW, 8);
+    const fs::path dir = here() / name;
+    checkpoint::bring_to_hosts(test_world(), dir, loaded.sharded, loaded.optimizer.get());
+    const auto result = checkpoint::load(dir, loaded.sharded, loaded.optimizer.get());
+    expect_equal(snapshot(loaded), snapshot(saved));
+    EXPECT_EQ(std::get<int64_t>(result.per_rank.at("own")), 100 + rank());
+  }
+}
+
+TEST_F(EachHost, ACopyThatIsDamagedOnItsWayIsNotKept) {
+  auto trained = make_trained("transformer", {});
+  trained.train(1);
+  save(trained, 1);
+  on_rank_0([&] {  // after it was saved: what arrives isn't what the manifest says
+    const fs::path file = of_host(0) / "step-1/__1_0.distcp";
+    std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(64).put('!');
+  });
+  checkpoint::Buddy buddy(test_world(), here());
+  buddy.copy("step-1");
+  const bool leads = test_world().local_rank() == 0;
+  if (leads) {
+    ASSERT_TRUE(
+        eventually([&] { return buddy.state() == checkpoint::Buddy::State::kFailed; }));
+    EXPECT_NE(buddy.problem().find(host() == 1 ? "isn't what was saved" : "can't keep copies"),
+              std::string::npos)
+        << buddy.problem();
+  }
+  text_of_rank_0("both have failed");
+  EXPECT_EQ(fs::exists(of_host(1) / "step-1/__1_0.distcp"), false);
+}
+
+TEST_F(EachHost, ABuddyThatIsNotNeededAnymoreEndsAtOnce) {
+  checkpoint::Buddy buddy(test_world(), here());
+  buddy.copy("step-1");  // which nobody has
 }
 
 TEST_F(EachHost, OnlyCheckpointsThatAreWholeCount) {

@@ -138,6 +138,57 @@ TEST_F(Recovery, IfAllRanksDieTheRunGoesOnFromMemory) {
   EXPECT_GE(resumed()[0], 4);
 }
 
+// Two launchers of two ranks each, as on two hosts: each has a folder in memory of its own.
+class LostHost : public Recovery {
+ protected:
+  std::unique_ptr<Launched> node(const std::string& number, const std::string& nnodes,
+                                 const Words& flags) {
+    return launch(2, {"--nnodes", nnodes, "--node-rank", number, "--rendezvous-timeout", timeout_,
+                      "--master", "127.0.0.1:" + std::to_string(port_), "--control-port",
+                      std::to_string(control_)},
+                  joined({"--recovery.every", "2"}, flags));
+  }
+  // The launcher's guard ends its ranks and removes its folder.
+  void lose(Launched& host) {
+    kill(host.pid(), SIGKILL);
+    EXPECT_TRUE(eventually([&] { return !launch::is_alive(host.pid()); }));
+  }
+
+  std::string timeout_ = "120";
+  const int port_ = free_port(), control_ = free_port();
+};
+
+TEST_F(LostHost, IsReplacedByASpareThatGetsItsPartFromTheCopies) {
+  run_ = node("0", "2", {});
+  const auto other = node("1", "2", {});
+  EXPECT_TRUE(said("recovery   if ranks or a host die, the run goes on from a checkpoint"));
+  ASSERT_TRUE(reaches(13)) << run_->err() << other->err();
+  const auto spare = node("spare", "2", {});
+  lose(*other);
+  expect_undisturbed_losses(4);
+  EXPECT_EQ(spare->wait(kLong), 0) << spare->err();
+  ASSERT_EQ(resumed().size(), 1u) << run_->out();
+  EXPECT_GE(resumed()[0], 4);
+  EXPECT_FALSE(fs::exists(folder_ / "hurt/checkpoints/step-4"));
+}
+
+TEST_F(LostHost, WithoutASpareFewerRanksGoOnFromTheCopies) {
+  timeout_ = "5";
+  run_ = node("0", "1:2", {"--model.dropout", "0"});
+  const auto other = node("1", "1:2", {"--model.dropout", "0"});
+  ASSERT_TRUE(reaches(13)) << run_->err() << other->err();
+  lose(*other);
+  ASSERT_EQ(run_->wait(kLong), 0) << run_->err();
+  ASSERT_EQ(resumed().size(), 1u) << run_->out();
+  EXPECT_GE(resumed()[0], 4);
+  Words whole = joined(with_dropout(folder_, "whole", kSteps), {"--model.dropout", "0"});
+  ASSERT_EQ(train(2, whole).code, 0);
+  const auto hurt = losses(folder_, "hurt"), undisturbed = losses(folder_, "whole");
+  ASSERT_EQ(hurt.size(), undisturbed.size());
+  for (size_t step = 0; step < hurt.size(); ++step)
+    EXPECT_NEAR(hurt[step], undisturbed[step], 1e-3) << step;
+}
+
 // Each launcher has a folder in memory of its own, as on hosts of their own. A rank finds its own
 // file there; that of rank 0 has to be brought.
 TEST_F(Recovery, WithSeveralNodesAllRanksGoOnFromTheirHostsMemories) {
