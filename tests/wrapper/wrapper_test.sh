@@ -380,6 +380,19 @@ touch "$world/offline"
 call test
 refused "could not download Python" && ! called ctest && [[ ! -e $(echo "$cache"/python-*) ]]
 fact "tests without their Python fail: they are never skipped"
+new_machine
+call one
+touch "$tree/src/main.cpp" "$world/broken"
+mkfifo "$world"/{pip-waits,never,ninja-waits,ninja-goes}
+(call test; exit "$rc") &
+running=$!
+read -rt 10 <> "$world/pip-waits"
+read -rt 10 <> "$world/ninja-waits"
+echo go > "$world/ninja-goes"
+rc=0
+wait $running || rc=$?
+[[ $rc == 1 && $(cat "$top/err") == *"the build failed"* ]] && flock -w 10 "$cache/.lock" true
+fact "a download beside the build ends with a build that fails"
 
 # ---- docs ----
 
