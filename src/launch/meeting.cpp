@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -83,6 +84,10 @@ Gathering::Gathering(const Options& options)
                     "where node 0's launcher listens; --control-port, or the master port + 1")) {}
 
 Gathering::~Gathering() {
+  try {
+    hear_strangers();
+  } catch (const std::exception&) {  // who hasn't been heard gives up by itself
+  }
   for (auto& stranger : strangers_)
     if (stranger.hello) stranger.connection.send(Verdict{});
 }
@@ -319,6 +324,7 @@ std::string Joining::talk(Connection& connection) {
                             .nproc = options.nproc,
                             .restart = met.plan.restart});
       greeted = true;
+      if (spare()) log::info("connected to node 0 as a spare.");
     }
     if (!greeted && Clock::now() >= patience) return kSilent;
     if (greeted && spare()) deadline = after(options.rendezvous_s);  // as long as the run lasts

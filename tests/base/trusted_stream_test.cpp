@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 class TrustedStreamTest : public testing::Test {
  protected:
   TrustedStreamTest() : listener_(sockets::bind_tcp(0, problem_)) {
-    EXPECT_EQ(listen(listener_.get(), 16), 0);
+    EXPECT_EQ(listen(listener_.get(), SOMAXCONN), 0);
   }
 
   StreamTerms terms(const std::string& secret = "a secret of this run",
@@ -65,7 +65,7 @@ TEST_F(TrustedStreamTest, StrangersDontKeepOthersOut) {
   auto accepted = accept();
   std::vector<FileDescriptor> idle;
   std::string problem;
-  for (int i = 0; i < 200; ++i)
+  for (int i = 0; i < 100; ++i)
     idle.push_back(sockets::connect_tcp("127.0.0.1", port(),
                                         std::chrono::steady_clock::now() + milliseconds(5000), problem));
   const auto other = idle[0].get();

@@ -478,6 +478,8 @@ TEST_F(Returning, ASpareTakesThePlaceOfALostNode) {
   auto spare = start("2", "spare", {}), unused = start("2", "spare", {});
   ASSERT_NE(rank(0, 0), 0);
   ASSERT_NE(rank(1, 0), 0);
+  for (const auto& node : {spare.get(), unused.get()})
+    ASSERT_TRUE(eventually([&] { return has(node->err(), "connected to node 0 as a spare"); }));
   second->signal(SIGKILL);
   EXPECT_NE(rank(0, 1), 0) << first->err();
   EXPECT_NE(rank(1, 1), 0) << spare->err() << unused->err();
