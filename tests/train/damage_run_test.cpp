@@ -15,11 +15,6 @@ using launch::has;
 using launch::Launched;
 namespace fs = std::filesystem;
 
-Words joined(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 const Words kAlone = {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "RANK", "WORLD_SIZE",
                       "FSDP_TIMEOUT"};
 const Words kEveryStep = {"--checkpoint.every",     "1", "--checkpoint.when_busy", "wait",
@@ -27,13 +22,13 @@ const Words kEveryStep = {"--checkpoint.every",     "1", "--checkpoint.when_busy
 
 // FSDP_BINARY train, which goes on until it is ended.
 Words endless(const Folder& folder, const Words& flags) {
-  return joined({FSDP_BINARY, "train", "--ranks", "1", "--dir", folder / "run", "--steps",
-                 "10000000", "--log.every", "1"},
-                flags);
+  return Words{FSDP_BINARY,    "train",   "--ranks",  "1",           "--dir",
+               folder / "run", "--steps", "10000000", "--log.every", "1"} +
+         flags;
 }
 
 Said resume(const Folder& folder, const std::string& steps, const Words& flags = {}) {
-  return train(1, joined({"--dir", folder / "run", "--resume", "--steps", steps}, flags));
+  return train(1, Words{"--dir", folder / "run", "--resume", "--steps", steps} + flags);
 }
 
 bool reaches(const Folder& folder, int step) {
@@ -46,7 +41,7 @@ bool reaches(const Folder& folder, int step) {
 
 // A run of two steps, and a checkpoint of each.
 void make_run(const Folder& folder, const Words& flags = {}) {
-  const Said said = train(1, joined(tiny_run(folder, "run", 2), joined(kEveryStep, flags)));
+  const Said said = train(1, tiny_run(folder, "run", 2) + kEveryStep + flags);
   ASSERT_EQ(said.code, 0) << said.err;
   ASSERT_TRUE(fs::exists(folder / "run/checkpoints/step-1/.metadata"));
 }
@@ -84,7 +79,7 @@ TEST(Damage, ASecondRunInADirectoryIsRefused) {
 TEST(Damage, AStoppedRunThatWasTakenOverWritesNothingMore) {
   Folder folder;
   make_run(folder);
-  Launched first(endless(folder, joined({"--resume"}, kEveryStep)), kAlone);
+  Launched first(endless(folder, Words{"--resume"} + kEveryStep), kAlone);
   ASSERT_TRUE(reaches(folder, 4)) << first.err();
   first.signal(SIGSTOP);
   const Said refused = resume(folder, "10000000");
@@ -230,13 +225,19 @@ TEST(Damage, DataThatIsCutIsAnErrorThatNamesTheFile) {
   Folder folder;
   const std::string data = folder / "tokens.bin";
   std::ofstream(data, std::ios::binary) << std::string(200'000, '\1');
-  Launched run(
-      joined({FSDP_BINARY, "train", "--ranks", "1", "--data.train", data, "--data.seq", "32",
-              "--model.dim", "32", "--model.layers", "1", "--model.heads", "2", "--model.vocab",
-              "512", "--train.batch", "2", "--steps", "10000000", "--dir", folder / "run",
-              "--log.every", "1"},
-             {}),
-      kAlone);
+  Launched run(Words{FSDP_BINARY,      "train",
+                     "--ranks",        "1",
+                     "--data.train",   data,
+                     "--data.seq",     "32",
+                     "--model.dim",    "32",
+                     "--model.layers", "1",
+                     "--model.heads",  "2",
+                     "--model.vocab",  "512",
+                     "--train.batch",  "2",
+                     "--steps",        "10000000",
+                     "--dir",          folder / "run",
+                     "--log.every",    "1"},
+               kAlone);
   ASSERT_TRUE(reaches(folder, 3)) << run.err();
   fs::resize_file(data, 4096);
   EXPECT_EQ(run.wait(), 65);
@@ -247,11 +248,11 @@ TEST(Damage, DataThatIsCutIsAnErrorThatNamesTheFile) {
 
 TEST(Damage, ALimitOnTheSizeOfFilesIsNamedAndDoesNotKill) {
   Folder folder;
-  const Words command = joined({FSDP_BINARY, "train", "--ranks", "1"}, tiny_run(folder, "run", 2));
+  const Words command = Words{FSDP_BINARY, "train", "--ranks", "1"} + tiny_run(folder, "run", 2);
   // Blocks of 512 bytes: too few for the ranks' shared memory, and for a checkpoint.
   for (const std::string blocks : {"40", "800"}) {
     const Words small = {"sh", "-c", "ulimit -f " + blocks + " && exec \"$@\"", "sh"};
-    const Said said = run(joined(small, command), {"OMP_NUM_THREADS=1"});
+    const Said said = run(small + command, {"OMP_NUM_THREADS=1"});
     EXPECT_EQ(said.code, 1) << "SIGXFSZ is " << 128 + SIGXFSZ;
     EXPECT_TRUE(has(said.err, "File too large"));
     EXPECT_TRUE(has(said.err, "ulimit -f unlimited"));

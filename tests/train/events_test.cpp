@@ -13,11 +13,6 @@ using launch::Folder;
 using launch::has;
 namespace fs = std::filesystem;
 
-Words with(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 std::vector<nlohmann::json> events(const Folder& folder, const std::string& run,
                                    const std::string& kind = "") {
   std::istringstream lines(folder.read(run + "/events.jsonl"));
@@ -33,7 +28,7 @@ TEST(RunEvents, TellWhatHappenedAndSurviveARestart) {
   Folder folder;
   const Words saves = {"--checkpoint.every", "4", "--checkpoint.when_busy", "wait",
                        "--train.eval_every", "4"};
-  Said said = train(2, with(tiny_run(folder, "run", 8), saves));
+  Said said = train(2, tiny_run(folder, "run", 8) + saves);
   ASSERT_EQ(said.code, 0) << said.err;
   ASSERT_EQ(events(folder, "run", "start").size(), 1u);
   const auto start = events(folder, "run", "start")[0];
@@ -70,9 +65,9 @@ TEST(RunEvents, TellWhatHappenedAndSurviveARestart) {
 TEST(RunEvents, HaveSkipsAndTheErrorThatEndsARun) {
   Folder folder;
   Said said =
-      train(1, with(tiny_run(folder, "run", 20),
-                    {"--optim.lr", "1e30", "--train.clip", "0", "--optim.warmup_steps", "0",
-                     "--optim.type", "sgd", "--optim.momentum", "0", "--train.max_skips", "2"}));
+      train(1, tiny_run(folder, "run", 20) +
+                   Words{"--optim.lr", "1e30", "--train.clip", "0", "--optim.warmup_steps", "0",
+                         "--optim.type", "sgd", "--optim.momentum", "0", "--train.max_skips", "2"});
   EXPECT_NE(said.code, 0);
   EXPECT_EQ(events(folder, "run", "skip").size(), 2u);
   const auto last = events(folder, "run").back();
@@ -82,7 +77,7 @@ TEST(RunEvents, HaveSkipsAndTheErrorThatEndsARun) {
 
 TEST(Report, IsAPageOfARun) {
   Folder folder;
-  ASSERT_EQ(train(2, with(tiny_run(folder, "one", 8), {"--train.eval_every", "4"})).code, 0);
+  ASSERT_EQ(train(2, tiny_run(folder, "one", 8) + Words{"--train.eval_every", "4"}).code, 0);
   Said said = fsdp({"report", folder / "one"});
   ASSERT_EQ(said.code, 0) << said.err;
   EXPECT_EQ(said.out, folder / "one/report.html" + "\n");
@@ -92,7 +87,7 @@ TEST(Report, IsAPageOfARun) {
     EXPECT_TRUE(has(page, text)) << text;
   EXPECT_FALSE(has(page, "There is no memory plan")) << "the config gives one";
 
-  ASSERT_EQ(train(1, with(tiny_run(folder, "two", 8), {"--train.seed", "7"})).code, 0);
+  ASSERT_EQ(train(1, tiny_run(folder, "two", 8) + Words{"--train.seed", "7"}).code, 0);
   said = fsdp({"report", folder / "one", folder / "two", "-o", folder / "both.html"});
   ASSERT_EQ(said.code, 0) << said.err;
   const std::string both = folder.read("both.html");
@@ -102,7 +97,7 @@ TEST(Report, IsAPageOfARun) {
 
 TEST(Report, OfARunThatHasHardlyBegunSaysWhatIsMissing) {
   Folder folder;
-  ASSERT_EQ(train(1, with(tiny_run(folder, "run", 2), {"--checkpoint.at_end=false"})).code, 0);
+  ASSERT_EQ(train(1, tiny_run(folder, "run", 2) + Words{"--checkpoint.at_end=false"}).code, 0);
   fs::remove(folder / "run/events.jsonl");  // as earlier versions wrote it
   fs::remove(folder / "run/config.toml");
   const Said said = fsdp({"report", folder / "run"});

@@ -15,11 +15,6 @@ using launch::Folder;
 using launch::has;
 namespace fs = std::filesystem;
 
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // The names of a rank's events, and of its process.
 std::set<std::string> names_in(const fs::path& trace, int rank) {
   std::ifstream file(trace);

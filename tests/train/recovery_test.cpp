@@ -28,14 +28,10 @@ const Words kHere = {"FSDP_SECRET=0123456789abcdef0123456789abcdef", "OMP_NUM_TH
 constexpr std::chrono::seconds kLong{240};  // of an end, on a machine with much else to do
 constexpr int kSteps = 100;  // enough to be killed in
 
-Words joined(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
 // With dropout, so that random states count.
 Words with_dropout(const Folder& folder, const std::string& run, int steps) {
-  Words all = joined(tiny_run(folder, run, steps), {"--model.type", "gpt2", "--model.dropout", "0.1"});
+  Words all =
+      tiny_run(folder, run, steps) + Words{"--model.type", "gpt2", "--model.dropout", "0.1"};
   const auto at = std::find(all.begin(), all.end(), "--model.kv_heads");
   all.erase(at, at + 2);
   return all;
@@ -58,11 +54,17 @@ class Recovery : public testing::Test {
   std::unique_ptr<Launched> launch(int ranks, const Words& launcher, const Words& flags) {
     Words all = {FSDP_BINARY, "run", "-n", std::to_string(ranks), "--max-restarts", "3",
                  "--no-prefix"};
-    all = joined(joined(all, launcher),
-                 {"--", "sh", "-c", "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"", folder_.path(),
-                  FSDP_BINARY, "train", "--log.every", "1"});
-    return std::make_unique<Launched>(
-        joined(joined(all, with_dropout(folder_, "hurt", kSteps)), flags), kHere);
+    all = all + launcher +
+          Words{"--",
+                "sh",
+                "-c",
+                "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
+                folder_.path(),
+                FSDP_BINARY,
+                "train",
+                "--log.every",
+                "1"};
+    return std::make_unique<Launched>(all + with_dropout(folder_, "hurt", kSteps) + flags, kHere);
   }
   void start(int ranks, const Words& flags) { run_ = launch(ranks, {}, flags); }
   pid_t pid(int rank) { return folder_.read_pid("rank-" + std::to_string(rank)); }
@@ -143,10 +145,11 @@ class LostHost : public Recovery {
  protected:
   std::unique_ptr<Launched> node(const std::string& number, const std::string& nnodes,
                                  const Words& flags) {
-    return launch(2, {"--nnodes", nnodes, "--node-rank", number, "--rendezvous-timeout", timeout_,
-                      "--master", "127.0.0.1:" + std::to_string(port_), "--control-port",
-                      std::to_string(control_)},
-                  joined({"--recovery.every", "2"}, flags));
+    return launch(
+        2,
+        {"--nnodes", nnodes, "--node-rank", number, "--rendezvous-timeout", timeout_, "--master",
+         "127.0.0.1:" + std::to_string(port_), "--control-port", std::to_string(control_)},
+        Words{"--recovery.every", "2"} + flags);
   }
   // The launcher's guard ends its ranks and removes its folder.
   void lose(Launched& host) {
@@ -181,7 +184,7 @@ TEST_F(LostHost, WithoutASpareFewerRanksGoOnFromTheCopies) {
   ASSERT_EQ(run_->wait(kLong), 0) << run_->err();
   ASSERT_EQ(resumed().size(), 1u) << run_->out();
   EXPECT_GE(resumed()[0], 4);
-  Words whole = joined(with_dropout(folder_, "whole", kSteps), {"--model.dropout", "0"});
+  Words whole = with_dropout(folder_, "whole", kSteps) + Words{"--model.dropout", "0"};
   ASSERT_EQ(train(2, whole).code, 0);
   const auto hurt = losses(folder_, "hurt"), undisturbed = losses(folder_, "whole");
   ASSERT_EQ(hurt.size(), undisturbed.size());
@@ -238,7 +241,7 @@ TEST_F(Recovery, ByDefaultItIsOnWhereTheLauncherRestartsRanks) {
 
 TEST(RecoveryMemory, OnNeedsALauncherThatRestarts) {
   Folder folder;
-  Said said = train(1, joined(tiny_run(folder, "run", 3), {"--recovery.memory", "on"}));
+  Said said = train(1, tiny_run(folder, "run", 3) + Words{"--recovery.memory", "on"});
   EXPECT_NE(said.code, 0);
   EXPECT_TRUE(has(said.err, "recovery.memory is on, but "));
   EXPECT_TRUE(has(said.err, "--max-restarts"));
@@ -246,8 +249,8 @@ TEST(RecoveryMemory, OnNeedsALauncherThatRestarts) {
 
 TEST(RecoveryMemory, TrainHasRestartsOfItsOwn) {
   Folder folder;
-  Said said = train(1, joined(tiny_run(folder, "run", 3), {"--max-restarts", "1",
-                                                          "--recovery.memory", "on"}));
+  Said said = train(
+      1, tiny_run(folder, "run", 3) + Words{"--max-restarts", "1", "--recovery.memory", "on"});
   EXPECT_EQ(said.code, 0) << said.err;
   EXPECT_TRUE(has(said.out, "recovery   if ranks die"));
 }

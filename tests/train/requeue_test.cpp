@@ -14,14 +14,9 @@ using launch::Folder;
 using launch::has;
 using launch::Launched;
 
-Words with(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
 Words job(const Folder& folder, int ranks, int steps) {
-  return with({FSDP_BINARY, "train", "--ranks", std::to_string(ranks)},
-              with(tiny_run(folder, "run", steps), {"--resume=auto", "--log.every", "1"}));
+  return Words{FSDP_BINARY, "train", "--ranks", std::to_string(ranks)} +
+         tiny_run(folder, "run", steps) + Words{"--resume=auto", "--log.every", "1"};
 }
 
 const Words kJobEnvironment = {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "RANK", "WORLD_SIZE",
@@ -85,8 +80,8 @@ TEST(ResumeAuto, NeedsADirectoryThatStaysTheSame) {
 
 TEST(ResumeAuto, WithoutItAStoppedRunEndsWithZero) {
   Folder folder;
-  Launched stopped(with({FSDP_BINARY, "train", "--ranks", "1", "--log.every", "1"},
-                        tiny_run(folder, "run", 100'000)),
+  Launched stopped(Words{FSDP_BINARY, "train", "--ranks", "1", "--log.every", "1"} +
+                       tiny_run(folder, "run", 100'000),
                    kJobEnvironment);
   ASSERT_TRUE(begins_step_3(folder)) << stopped.err();
   stopped.signal(SIGUSR1);
@@ -98,17 +93,30 @@ TEST(ExitCodes, AMistakeInTheConfigIsOneOfTheUser) {
   EXPECT_EQ(fsdp({"train", "--optim.lr", "soon"}).code, 2);
   EXPECT_EQ(fsdp({"train", folder / "none.toml"}).code, 2);
   EXPECT_EQ(fsdp({"train", "--no-such-flag"}).code, 2);
-  EXPECT_EQ(train(2, with(tiny_run(folder, "run", 2), {"--batch", "13"})).code, 2);
+  EXPECT_EQ(train(2, tiny_run(folder, "run", 2) + Words{"--batch", "13"}).code, 2);
   EXPECT_EQ(fsdp({"run", "-n", "2", "--no-prefix", FSDP_BINARY, "train", "--batch", "13"}).code, 2);
 }
 
 // Rank 1 is stopped. Rank 0 says so once, without stacks of c10d, and the launcher gives its code.
 TEST(ExitCodes, ALostRankIsOneToStartAgainFor) {
   Folder folder;
-  Words command = with({FSDP_BINARY, "run", "-n", "2", "--no-prefix", "--grace", "1", "--", "sh",
-                        "-c", "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"", folder.path(),
-                        FSDP_BINARY, "train", "--log.every", "1"},
-                       tiny_run(folder, "run", 100'000));
+  Words command = Words{FSDP_BINARY,
+                        "run",
+                        "-n",
+                        "2",
+                        "--no-prefix",
+                        "--grace",
+                        "1",
+                        "--",
+                        "sh",
+                        "-c",
+                        "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
+                        folder.path(),
+                        FSDP_BINARY,
+                        "train",
+                        "--log.every",
+                        "1"} +
+                  tiny_run(folder, "run", 100'000);
   Launched lost(command,
                 {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "FSDP_TIMEOUT=5", "RANK", "WORLD_SIZE"});
   const pid_t second = folder.read_pid("rank-1");
@@ -126,7 +134,7 @@ TEST(ExitCodes, ALostRankIsOneToStartAgainFor) {
 
 TEST(Leftovers, ARunLeavesNoFileForPerf) {
   Folder folder;
-  Launched one(with({FSDP_BINARY, "train", "--ranks", "1"}, tiny_run(folder, "run", 2)),
+  Launched one(Words{FSDP_BINARY, "train", "--ranks", "1"} + tiny_run(folder, "run", 2),
                {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE", "ONEDNN_JIT_PROFILE"});
   EXPECT_EQ(one.wait(), 0) << one.err();
   EXPECT_FALSE(fs::exists("/tmp/perf-" + std::to_string(one.pid()) + ".map"));

@@ -6,6 +6,11 @@
 
 namespace fsdp::train {
 
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 void write_text(const std::string& file) {
   std::ofstream out(file);
   const char* words[] = {"shard", "gather", "unit", "rank", "reduce", "step", "mesh", "the", "of"};

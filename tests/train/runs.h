@@ -12,6 +12,8 @@ namespace fsdp::train {
 
 using Words = std::vector<std::string>;
 
+Words operator+(Words words, const Words& more);
+
 // Writes some kilobytes of text to a file, the same every time.
 void write_text(const std::string& file);
 

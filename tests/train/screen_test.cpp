@@ -21,11 +21,6 @@ namespace fs = std::filesystem;
 using launch::Folder;
 using launch::has;
 
-Words joined(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
 // A program on a pseudo-terminal.
 class Terminal {
  public:
@@ -132,9 +127,8 @@ std::string all(const std::vector<std::string>& lines) {
 }
 
 Words run_of(const Folder& folder, int ranks, int steps, const Words& more = {}) {
-  return joined(joined({FSDP_BINARY, "train", "--ranks", std::to_string(ranks)},
-                       tiny_run(folder, "run", steps)),
-                joined({"--train.eval_every", "10"}, more));
+  return Words{FSDP_BINARY, "train", "--ranks", std::to_string(ranks)} +
+         tiny_run(folder, "run", steps) + Words{"--train.eval_every", "10"} + more;
 }
 
 TEST(Screen, HasAHistoryAboveTheBarAndEndsWithTheCurve) {
@@ -216,7 +210,7 @@ TEST(Next, SuggestsCommandsThatWorkFromHere) {
   auto in_shell = [&](const std::string& command, const Words& arguments = {}) {
     Words words = {"sh", "-c", "cd \"$0\" && PATH=\"" + (folder / "bin") + ":$PATH\" && " + command,
                    here};
-    return run(joined(words, arguments), {"OMP_NUM_THREADS=1"});
+    return run(words + arguments, {"OMP_NUM_THREADS=1"});
   };
   Words arguments = tiny_run(folder, "run", 3);
   arguments.back() = "my run";  // --dir

@@ -14,11 +14,6 @@ using launch::Folder;
 using launch::has;
 using launch::Launched;
 
-Words joined(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
 const Words kEnvironment = {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "FSDP_TIMEOUT=600", "RANK",
                             "WORLD_SIZE"};
 
@@ -33,9 +28,9 @@ class StoppedRun : public testing::TestWithParam<int> {};
 
 TEST_P(StoppedRun, SavesWithinTheGraceAndExitsWithZero) {
   Folder folder;
-  Launched run(joined({FSDP_BINARY, "train", "--ranks", std::to_string(GetParam()), "--grace",
-                       "600", "--log.every", "1"},
-                      tiny_run(folder, "run", 100'000)),
+  Launched run(Words{FSDP_BINARY, "train", "--ranks", std::to_string(GetParam()), "--grace", "600",
+                     "--log.every", "1"} +
+                   tiny_run(folder, "run", 100'000),
                kEnvironment);
   ASSERT_TRUE(reached_step_3(folder, "run")) << run.err();
   EXPECT_FALSE(fs::exists(folder / "run/checkpoints/latest"));
@@ -51,10 +46,23 @@ INSTANTIATE_TEST_SUITE_P(Ranks, StoppedRun, testing::Values(1, 2));
 // watchdog must end it.
 TEST(HungRun, ARankThatHangsInAStepEndsItselfAndSaysWhereItWas) {
   Folder folder;
-  Words command = joined({FSDP_BINARY, "run", "-n", "2", "--no-prefix", "--", "sh", "-c",
-                          "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"", folder.path(), FSDP_BINARY,
-                          "train", "--grace", "1", "--log.every", "1"},
-                         tiny_run(folder, "run", 100'000));
+  Words command = Words{FSDP_BINARY,
+                        "run",
+                        "-n",
+                        "2",
+                        "--no-prefix",
+                        "--",
+                        "sh",
+                        "-c",
+                        "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
+                        folder.path(),
+                        FSDP_BINARY,
+                        "train",
+                        "--grace",
+                        "1",
+                        "--log.every",
+                        "1"} +
+                  tiny_run(folder, "run", 100'000);
   Launched run(command, kEnvironment);
   pid_t first = folder.read_pid("rank-0"), second = folder.read_pid("rank-1");
   ASSERT_TRUE(reached_step_3(folder, "run")) << run.err();

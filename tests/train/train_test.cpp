@@ -23,11 +23,6 @@ void expect_near(const std::vector<double>& a, const std::vector<double>& b, dou
   for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], bound) << "step " << i + 1;
 }
 
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // --- the same losses, however it is run ---
 
 // Losses of tiny_run, computed by one process when this test was written.
