@@ -4,12 +4,14 @@
 // Measured in two ways. One event at a time: the difference between a call with the event and the
 // same call without; prefetching is off, ranks start together, and a GPU is idle. And whole
 // forwards and backwards of a model of many small units, as in training, minus those of the same
-// model unsharded, divided by the number of units.
+// model unsharded, divided by the number of units. The last row is a part of every collective's
+// call: its record in the flight recorder.
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include "bench/harness.h"
+#include "comm/core/flight_recorder.h"
 #include "fsdp/fully_shard.h"
 #include "train/device.h"
 
@@ -143,6 +145,32 @@ Costs time_chain(const UnitsRow& row, const World& world, int units, const WrapP
   return costs;
 }
 
+// The records of a call that is issued, begun and finished.
+Json time_record(const UnitsRow& row, const World& world) {
+  constexpr int kCalls = 1000;
+  comm::flight::Group* group = comm::flight::add_group("bench", "none", {world.rank()});
+  const auto what = comm::describe(comm::Operation::kAllGather, at::kFloat, row.numel);
+  Samples us;
+  for (int i = 0; i < row.events; ++i) {
+    const double all = seconds_of([&] {
+      for (int call = 0; call < kCalls; ++call) {
+        const uint64_t number = comm::flight::issued(
+            group, what, comm::flight::amounts_of(what, world.size()), world.timeout());
+        comm::flight::started(number);
+        comm::flight::finished(number);
+      }
+    });
+    us.add("record", all / kCalls * 1e6);
+  }
+  const double each = us.median("record");
+  return {{"event", "a collective's record"},
+          {"call_us", each},
+          {"all_gathers", 0},
+          {"reduce_scatters", 0},
+          {"collective_us", 0.0},
+          {"own_us", each}};
+}
+
 Lines time_units(const UnitsRow& row, const World& world) {
   Lines lines = time_one_by_one(row, world);
   Costs one = time_chain(row, world, 1, {}, row.events);
@@ -154,6 +182,7 @@ Lines time_units(const UnitsRow& row, const World& world) {
                             "plain forward", row.units));
   lines.push_back(many.line("a unit's share of backward", "backward", many.gathers[1],
                             many.reductions, "plain backward", row.units));
+  lines.push_back(time_record(row, world));
   return lines;
 }
 
@@ -169,12 +198,14 @@ int run_units(UnitsRow row) {
       "event; call_us=host us .1; all_gathers=all-gathers .2; reduce_scatters=reduce-scatters .2; "
       "collective_us .1; own_us .1; goal_us=goal",
       lines,
-      {formatted("{} ranks, {}, {} units of {} float32. Medians of rank 0's host time in "
-                 "microseconds, minus the same call\nwithout sharding. collective: time inside the "
-                 "communicators' calls. A unit's share of a whole forward or\nbackward includes "
-                 "several events: touch, gather (of the next unit), reshard, and in backward the "
-                 "gradient\nand its reduction.",
-                 row.on.ranks, row.on.backend, row.units, with_separators(row.numel))},
+      {formatted(
+          "{} ranks, {}, {} units of {} float32. Medians of rank 0's host time in "
+          "microseconds, minus the same call\nwithout sharding. collective: time inside the "
+          "communicators' calls. A unit's share of a whole forward or\nbackward includes "
+          "several events: touch, gather (of the next unit), reshard, and in backward the "
+          "gradient\nand its reduction. A collective's record: what the flight recorder adds to "
+          "each call.",
+          row.on.ranks, row.on.backend, row.units, with_separators(row.numel))},
       row.json);
 }
 
