@@ -18,7 +18,7 @@ namespace {
 // The rank of the next test: a process of its own, because a process looks for its page only once.
 TEST(LivenessRank, LetsGoOfTheWorldOfWhichItsLauncherSaysThatARankDied) {
   if (!getenv(rank_status::kVariable)) GTEST_SKIP() << "started by another test";
-  auto store = c10::make_intrusive<c10d::HashStore>();
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("process/0", "1 another host");
   Liveness liveness(store, 1, 2, std::chrono::seconds(60));
   EXPECT_EQ(liveness.trouble({0, 1}), "");
