@@ -23,7 +23,7 @@
 namespace fsdp::rank_status {
 namespace {
 
-constexpr uint64_t kMagic = 0x3373757461747366;  // "fstatus3"
+constexpr uint64_t kMagic = 0x3473757461747366;  // "fstatus4"
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr double kMostGrace = 1e6;  // seconds
 
@@ -82,7 +82,8 @@ struct SharedText {
 struct Page {
   std::atomic<uint64_t> magic;
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> stopping;  // written by the launcher, like the next two
+  std::atomic<uint32_t> stopping;  // written by the launcher, like the next three
+  std::atomic<int32_t> let_go;     // attempt
   std::atomic<int32_t> announced;  // attempt; after its variables
   SharedText<128> variables;
   std::atomic<uint32_t> recovers;
@@ -246,6 +247,11 @@ Start announced() {
   return start;
 }
 
+bool told_to_let_go() {
+  const Page& page = own_page();
+  return page.let_go.load() > page.waits_for.load();
+}
+
 Status current() {
   return read_page(own_page());
 }
@@ -311,6 +317,10 @@ void SharedPage::announce(const Start& start) {
   if (!page_) return;
   page_->variables.store({start.variables});
   page_->announced.store(start.attempt);
+}
+
+void SharedPage::tell_to_let_go(int attempt) {
+  if (page_) page_->let_go.store(attempt);
 }
 
 double default_grace(double slowest_step_s) {

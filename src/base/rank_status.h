@@ -86,6 +86,9 @@ void set_recovers(bool recovers);
 void set_waits_for(int attempt);
 void set_joined(int attempt);
 Start announced();  // the last one
+// The launcher says so: a rank died, perhaps on another host, and this one hasn't reported yet that
+// it waits. May be called from any thread.
+bool told_to_let_go();
 
 Status current();              // this process's own
 int64_t step();                // likewise
@@ -107,6 +110,7 @@ class SharedPage {
   Status read() const;
   void announce_stop();  // see launcher_is_stopping()
   void announce(const Start& start);
+  void tell_to_let_go(int attempt);  // of the world before it; see told_to_let_go()
 
  private:
   int fd_ = -1;

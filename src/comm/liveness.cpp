@@ -107,6 +107,8 @@ std::string Liveness::trouble(const std::vector<int>& ranks) {
     if (r != rank_ && peer.here && !peer.process.alive())
       return formatted("rank {} died (process {} is gone)", r, peer.process.pid());
   }
+  // Before the store: that may be on the host that is gone.
+  if (rank_status::told_to_let_go()) return "a rank of this run died, as the launcher says";
   try {
     if (auto failure = store_.get("failure")) return *failure;
     if (store_.add("endings", 0) > 0)

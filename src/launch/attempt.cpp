@@ -78,8 +78,8 @@ Verdict Attempt::run() {
     read_ranks();
     write_screens();
     notice_exits();
-    watch_replacing();
     nodes_.receive();
+    watch_replacing();
     hurry_ |= nodes_.killing();
     if (nodes_.failure() && !stopping_) stop(SIGTERM);
     if (stopping_ && !told_) tell_ranks();
@@ -243,8 +243,7 @@ void Attempt::notice_exits() {
   failure.pid = first->process.pid;
   failure.code = first->process.exit->code;
   failure.signal = first->process.exit->signal;
-  if (can_replace()) return replace(std::move(failure));
-  nodes_.failed(failure);
+  lost(*first, std::move(failure));
 }
 
 // When the reader of our output is gone, the ranks end, as any program in a pipe does.

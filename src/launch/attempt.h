@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/rank_status.h"
-#include "launch/connection.h"
 #include "launch/failure.h"
 #include "launch/guard.h"
 #include "launch/nodes.h"
@@ -75,6 +74,7 @@ class Attempt {
   bool held_back(const Rank& rank, int stream) const;
   void read_ranks();
   void read_stream(Rank& rank, int stream, size_t most);
+  void read_rest(Rank& rank);
   void show(Rank& rank, int stream, std::string_view piece);
   void notice_exits();
   bool ended_well(const Rank& rank) const;
@@ -93,10 +93,14 @@ class Attempt {
 
   // --- replace.cpp ---
   bool can_replace() const;
-  void replace(Failure failure);  // the ranks that have exited
+  void lost(Rank& rank, Failure failure);  // it died
+  void replace(const Failure& failure);
   void watch_replacing();
+  void begin_replacing();
+  void watch_waiting();
   void announce_start();
   bool all_joined() const;
+  void end_replacing();
 
   const Options& options_;
   Nodes& nodes_;
@@ -106,10 +110,9 @@ class Attempt {
   const std::string memory_;
   std::vector<Rank> ranks_;
   // While ranks are replaced, the others first let go of the world, then all join a new one.
-  enum class Replacing { kNo, kLettingGo, kJoining } replacing_ = Replacing::kNo;
+  // This node follows the stages of all (nodes.h).
+  enum class Replacing { kNo, kAsked, kLettingGo, kJoining } replacing_ = Replacing::kNo;
   Clock::time_point replacing_since_;
-  Failure replaced_failure_;
-  std::optional<HeldPort> port_;  // of the last replacement
   bool at_once_ = false;      // a lone rank without a prefix: show incomplete lines immediately
   bool interrupted_ = false;  // this launcher received a signal to end
   bool hurry_ = false;        // a second signal, or the grace is over: wait for nothing

@@ -75,6 +75,15 @@ void Attempt::read_stream(Rank& rank, int stream, size_t most) {
   }
 }
 
+// What a rank that has exited left in its pipes.
+void Attempt::read_rest(Rank& rank) {
+  for (int stream : {0, 1}) {
+    read_stream(rank, stream, 1024 * 1024);
+    const std::string rest = rank.streams[stream].splitter.take_rest();
+    if (!rest.empty()) show(rank, stream, rest);
+  }
+}
+
 void Attempt::show(Rank& rank, int stream, std::string_view piece) {
   rank.last_lines.add(piece);
   screens_.of(stream).show(rank.rank, rank.prefix, piece, stream);

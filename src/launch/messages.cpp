@@ -28,12 +28,26 @@ static void from_json(const json& in, FailureKind& kind) {
     refuse(formatted("there is no kind of failure {}", number));
 }
 
+static void to_json(json& out, Stage stage) {
+  out = static_cast<int>(stage);
+}
+
+static void from_json(const json& in, Stage& stage) {
+  const int number = in.get<int>();
+  stage = static_cast<Stage>(number);
+  if (stage != Stage::kLettingGo && stage != Stage::kJoining)
+    refuse(formatted("no node can reach stage {}", number));
+}
+
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Failure, kind, node, rank, pid, code, signal, message, hint,
                                    last_lines)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, run_id, nprocs, node, master_port, max_restarts, restart,
                                    grace_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Refusal, message, hint)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureNotice, failure)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplaceRequest, restart, failure)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LetGo, restart, master_port, failure)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Reached, restart, stage)
 
 static void to_json(json& out, const Hello& hello) {
   out = {{"version", hello.version},
@@ -96,10 +110,17 @@ constexpr struct {
   Message (*read)(const json& in);
 } kMessageTypes[] = {
     // in the order of Message
-    {"hello", message_from<Hello>},     {"plan", message_from<Plan>},
-    {"refused", message_from<Refusal>}, {"failed", message_from<FailureNotice>},
-    {"kill", message_from<KillOrder>},  {"ended", message_from<EndNotice>},
-    {"verdict", message_from<Verdict>}, {"beat", message_from<Beat>},
+    {"hello", message_from<Hello>},
+    {"plan", message_from<Plan>},
+    {"refused", message_from<Refusal>},
+    {"failed", message_from<FailureNotice>},
+    {"kill", message_from<KillOrder>},
+    {"ended", message_from<EndNotice>},
+    {"verdict", message_from<Verdict>},
+    {"beat", message_from<Beat>},
+    {"replace", message_from<ReplaceRequest>},
+    {"let_go", message_from<LetGo>},
+    {"reached", message_from<Reached>},
 };
 static_assert(std::size(kMessageTypes) == std::variant_size_v<Message>);
 

@@ -1,6 +1,6 @@
 // Messages between launchers, and how they look on the wire: JSON objects, each with its "type".
-//   to node 0:    Hello, FailureNotice, KillOrder, EndNotice, Beat
-//   from node 0:  Plan, Refusal, FailureNotice, KillOrder, Verdict, Beat
+//   to node 0:    Hello, FailureNotice, KillOrder, EndNotice, Beat, ReplaceRequest, Reached
+//   from node 0:  Plan, Refusal, FailureNotice, KillOrder, Verdict, Beat, LetGo, Reached
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@
 
 namespace fsdp::launch {
 
-inline constexpr int kMessageVersion = 3;
+inline constexpr int kMessageVersion = 4;
 
 struct Hello {  // a node joins
   int version = kMessageVersion;
@@ -47,9 +47,31 @@ struct Verdict {  // what follows when all nodes have ended
   std::optional<Failure> failure;  // nullopt: every rank of every node exited with 0
 };
 
+// While dead ranks are replaced, all nodes are at the same stage.
+enum class Stage {
+  kNone,
+  kLettingGo,  // the other ranks let go of the world; ends when all of them wait
+  kJoining,    // all ranks join the next one; ends when they have
+};
+
+struct ReplaceRequest {  // a rank died that can be replaced while the others stay
+  int restart = 0;       // that the node is at
+  Failure failure;
+};
+
+struct LetGo {  // the ranks that live let go of the world; those that died are started again
+  int restart = 0, master_port = 0;  // of the world that all will join
+  Failure failure;
+};
+
+struct Reached {  // to node 0: this node is at the end of the stage; from it: all nodes are
+  int restart = 0;
+  Stage stage = Stage::kLettingGo;
+};
+
 // Of a Plan, `master_host` isn't sent: every node has its own.
 using Message = std::variant<Hello, Plan, Refusal, FailureNotice, KillOrder, EndNotice, Verdict,
-                             Beat>;
+                             Beat, ReplaceRequest, LetGo, Reached>;
 
 std::string encode(const Message& message);  // one line, without its end
 // Throws an Error that names the field unless the line is exactly a message.

@@ -43,6 +43,7 @@ void Nodes::take(Met met) {
 int Nodes::meet_again(const Interrupted& interrupted) {
   Met met{.plan = plan_};
   met.plan.restart = plan_.restart + 1;
+  met.plan.master_port = options_.master_port;  // ranks that were replaced had another one
   for (auto& [node, peer] : peers_)
     if (!peer.lost) met.connections[node] = std::move(peer.connection);
   int signal = 0;
@@ -61,6 +62,8 @@ void Nodes::begin(int restart, int master_port) {
   failure_.reset();
   verdict_.reset();
   ended_ = killing_ = false;
+  enter(Stage::kNone);
+  port_.reset();
   begun_ = Clock::now();  // while launchers meet, they are silent
   for (auto& [node, peer] : peers_) peer.ended = peer.lost;
 }
@@ -114,6 +117,12 @@ void Nodes::take(int node, const Message& message) {
     decide();
   } else if (const auto* verdict = std::get_if<Verdict>(&message); verdict && !first()) {
     verdict_ = *verdict;
+  } else if (const auto* request = std::get_if<ReplaceRequest>(&message); request && first()) {
+    grant(*request);
+  } else if (const auto* order = std::get_if<LetGo>(&message); order && !first()) {
+    let_go(*order);
+  } else if (const auto* reached = std::get_if<Reached>(&message)) {
+    heard(node, *reached);
   }
 }
 
@@ -175,8 +184,8 @@ void Nodes::failed(const Failure& failure) {
 
 void Nodes::ended(const std::vector<std::string>& last_lines) {
   ended_ = true;
-  bool ours =
-      failure_ && failure_->kind == FailureKind::kRank && failure_->node == plan_.node;
+  bool ours = failure_ && failure_->kind == FailureKind::kRank && failure_->node == plan_.node &&
+              failure_->last_lines.empty();  // a rank that can't be replaced was read to its end
   if (ours) failure_->last_lines = last_lines;
   if (first()) {
     decide();
@@ -203,6 +212,72 @@ void Nodes::decide() {
   if (!all || verdict_) return;
   verdict_ = Verdict{would_restart(), failure_};
   send_to_others(*verdict_, plan_.node);
+}
+
+// --- ranks that are replaced ---
+
+void Nodes::ask_to_replace(const Failure& failure) {
+  const ReplaceRequest request{plan_.restart, failure};
+  if (first())
+    grant(request);
+  else
+    peers_[0].connection.send(request);
+}
+
+void Nodes::grant(const ReplaceRequest& request) {
+  if (failure_ || verdict_) return;
+  // Ranks died on two nodes at once: the order of the first request is on its way to the second.
+  if (stage_ == Stage::kLettingGo && request.restart == plan_.restart - 1) return;
+  const bool complete = !ended_ && std::none_of(peers_.begin(), peers_.end(),
+                                                [](const auto& peer) { return peer.second.ended; });
+  const bool fits = stage_ == Stage::kNone && request.restart == plan_.restart;
+  if (!fits || !complete || plan_.restart >= plan_.max_restarts)
+    return fail(request.failure, plan_.node);
+  // A new port: the store of the world before may still listen on the old one.
+  port_.emplace(0, "a free port for rank 0");
+  const LetGo order{plan_.restart + 1, port_->number(), request.failure};
+  send_to_others(order, plan_.node);
+  let_go(order);
+}
+
+void Nodes::let_go(const LetGo& order) {
+  if (failure_ || verdict_) return;  // node 0 learns of it, and ends all ranks
+  const bool fits = stage_ == Stage::kNone && order.restart == plan_.restart + 1 &&
+                    order.master_port > 0 && order.master_port < 65536;
+  if (!fits) return peers_[0].connection.close("sent an order that doesn't fit");
+  plan_.restart = order.restart;
+  plan_.master_port = order.master_port;
+  replaced_ = order.failure;
+  enter(Stage::kLettingGo);
+}
+
+void Nodes::enter(Stage stage) {
+  stage_ = stage;
+  reached_ = false;
+  for (auto& [node, peer] : peers_) peer.reached = false;
+}
+
+void Nodes::reached() {
+  if (reached_ || failure_ || verdict_) return;
+  reached_ = true;
+  if (first())
+    advance();
+  else
+    peers_[0].connection.send(Reached{plan_.restart, stage_});
+}
+
+void Nodes::heard(int node, const Reached& reached) {
+  if (failure_ || reached.restart != plan_.restart || reached.stage != stage_) return;
+  peers_[node].reached = true;
+  advance();
+}
+
+void Nodes::advance() {
+  const bool all = std::all_of(peers_.begin(), peers_.end(),
+                               [](const auto& peer) { return peer.second.reached; });
+  if (!reached_ || !all) return;
+  if (first()) send_to_others(Reached{plan_.restart, stage_}, plan_.node);
+  enter(stage_ == Stage::kLettingGo ? Stage::kJoining : Stage::kNone);
 }
 
 }  // namespace fsdp::launch

@@ -3,6 +3,11 @@
 // Their connections stay open: a failure is sent to all nodes at once, and a lost connection is a
 // failure too. A node whose ranks have all exited reports it. When all nodes have, node 0 sends the
 // Verdict: finished, restart, or give up. With one node, node 0 decides alone.
+//
+// A node whose rank dies may ask to have it replaced while all others stay (replace.cpp). Node 0
+// then tells all nodes to let their ranks go of the world, under the number and the port of the
+// next restart. When all ranks wait, it tells the nodes to let them join. Any failure meanwhile is
+// one as usual: all ranks end.
 #pragma once
 
 #include <poll.h>
@@ -61,11 +66,20 @@ class Nodes {
 
   const std::optional<Verdict>& verdict() const { return verdict_; }
 
+  // Asks to replace the ranks of this node that died: soon stage() is kLettingGo, or the failure is
+  // one of the run.
+  void ask_to_replace(const Failure& failure);
+  Stage stage() const { return stage_; }
+  const Failure& replaced() const { return replaced_; }  // at a stage: its cause
+  // All ranks of this node have done what the stage is for.
+  void reached();
+
  private:
   struct Peer {
     Connection connection;
-    bool ended = false;  // its ranks have exited, or it was lost
-    bool lost = false;   // its connection is closed
+    bool ended = false;    // its ranks have exited, or it was lost
+    bool lost = false;     // its connection is closed
+    bool reached = false;  // the end of the stage
   };
 
   using Clock = std::chrono::steady_clock;
@@ -81,6 +95,11 @@ class Nodes {
   void lost(int node);
   void take(int node, const Message& message);
   void decide();  // node 0: sends the verdict once all have ended
+  void grant(const ReplaceRequest& request);
+  void let_go(const LetGo& order);
+  void enter(Stage stage);
+  void heard(int node, const Reached& reached);
+  void advance();  // to the next stage, once all nodes are at the end of this one
 
   const Options& options_;
   Plan plan_;
@@ -89,6 +108,10 @@ class Nodes {
   std::optional<Verdict> verdict_;
   std::unique_ptr<Gathering> gathering_;  // node 0, if there are several
   Clock::time_point begun_, last_beat_;
+  Stage stage_ = Stage::kNone;
+  Failure replaced_;
+  std::optional<HeldPort> port_;  // node 0: for rank 0, since ranks were replaced
+  bool reached_ = false;          // this node: the end of the stage
   bool ended_ = false;
   bool killing_ = false;
   bool dismissed_ = false;

@@ -1,62 +1,66 @@
 // Attempt: ranks that die are replaced while the others stay.
 //
 // A rank whose status says that it recovers notices the death of another one by a failed
-// collective. It lets go of the world and reports the attempt it waits for. The launcher starts the
-// replacements at once, under the number and the port of the next restart, and announces both to
-// the others when all of them wait. A rank that doesn't let go in time is killed and replaced, too.
-// If a rank dies while all of them join the new world, everything restarts as usual.
+// collective, or learns of it from its launcher: another host's processes can't be seen. It lets go
+// of the world and reports the restart it waits for. Meanwhile the launcher starts the
+// replacements, under the number and the port of that restart. When all ranks of all nodes wait
+// (nodes.h), it announces both to those that stay. A rank that doesn't let go in time is killed and
+// replaced, too. If a rank dies while all of them join the new world, everything restarts as usual.
+// How long they may take for that is up to their own timeouts.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <set>
 
 #include "base/format.h"
 #include "launch/attempt.h"
 
 namespace fsdp::launch {
+namespace {
 
-// Only with one node: others would have to be told.
+constexpr std::chrono::seconds kStuck{30};  // after SIGKILL: in the kernel
+
+}  // namespace
+
+// Whether this node's ranks do their part in it.
 bool Attempt::can_replace() const {
-  const Plan& plan = nodes_.plan();
-  const bool more = replacing_ == Replacing::kLettingGo || plan.restart < plan.max_restarts;
-  if (plan.nodes() > 1 || stopping_ || !more || replacing_ == Replacing::kJoining) return false;
-  int staying = 0;
+  if (stopping_ || replacing_ == Replacing::kJoining) return false;
+  bool anyone_stays = nodes_.plan().nodes() > 1;
   for (const auto& rank : ranks_) {
-    if (rank.process.exit) {
-      if (ended_well(rank) || rank.fresh) return false;
-      continue;
-    }
+    if (rank.process.exit && (ended_well(rank) || rank.fresh)) return false;
     if (!rank.fresh && !rank.status.read().recovers) return false;
-    ++staying;
+    anyone_stays |= !rank.process.exit;
   }
-  return staying > 0;
+  return anyone_stays;
 }
 
-void Attempt::replace(Failure failure) {
+void Attempt::lost(Rank& rank, Failure failure) {
+  if (replacing_ == Replacing::kAsked) return;
+  if (!can_replace()) return nodes_.failed(failure);
+  read_rest(rank);
+  failure.last_lines = rank.last_lines.lines();
+  if (replacing_ == Replacing::kLettingGo) return replace(failure);
+  replacing_ = Replacing::kAsked;  // until node 0 decides or counts as lost
+  nodes_.ask_to_replace(failure);
+}
+
+// Starts ranks that have exited again. `failure`: of one of them, or of another node's.
+void Attempt::replace(const Failure& failure) {
   std::vector<int> dead;
-  std::string who;
+  std::set<int> all = {failure.rank};
   for (size_t local = 0; local < ranks_.size(); ++local) {
     Rank& rank = ranks_[local];
     if (!rank.process.exit) continue;
+    read_rest(rank);
     dead.push_back(static_cast<int>(local));
-    who += formatted("{}{}", who.empty() ? "" : ", ", rank.rank);
-    for (int stream : {0, 1}) {
-      read_stream(rank, stream, 1024 * 1024);
-      std::string rest = rank.streams[stream].splitter.take_rest();
-      if (!rest.empty()) show(rank, stream, rest);
-    }
-    if (rank.rank == failure.rank) failure.last_lines = rank.last_lines.lines();
+    all.insert(rank.rank);
   }
+  std::string who;
+  for (int rank : all) who += formatted("{}{}", who.empty() ? "" : ", ", rank);
   say_failure(failure);
-  if (replacing_ == Replacing::kNo) {
-    replacing_ = Replacing::kLettingGo;
-    replacing_since_ = Clock::now();
-    replaced_failure_ = failure;
-    if (options_.master_port == 0) port_.emplace(0, "a free port for rank 0");
-    nodes_.begin(nodes_.plan().restart + 1, port_ ? port_->number() : nodes_.plan().master_port);
-  }
-  say(formatted("fsdp: restart {} of {}: {} {} replaced, the others stay.\n",
-                nodes_.plan().restart, nodes_.plan().max_restarts,
-                dead.size() == 1 ? "rank" : "ranks", who + (dead.size() == 1 ? " is" : " are")));
+  say(formatted("fsdp: restart {} of {}: {} replaced, the others stay.\n", nodes_.plan().restart,
+                nodes_.plan().max_restarts,
+                all.size() == 1 ? formatted("rank {} is", who) : formatted("ranks {} are", who)));
   for (int local : dead) {
     Rank& rank = ranks_[local];
     guard_.forget(rank.process.pid);
@@ -70,29 +74,45 @@ void Attempt::replace(Failure failure) {
   start_ranks(dead);
 }
 
-// Once per pass of the loop.
+// Once per pass of the loop: follows the stages of all nodes.
 void Attempt::watch_replacing() {
-  if (stopping_ || nodes_.failure()) replacing_ = Replacing::kNo;
-  if (replacing_ == Replacing::kJoining && all_joined()) {
+  if (stopping_ || nodes_.failure()) {
     replacing_ = Replacing::kNo;
-    for (auto& rank : ranks_) rank.fresh = false;
-    const std::chrono::duration<double> took = Clock::now() - replacing_since_;
-    say(formatted("fsdp: all ranks have joined again after {:.1f} s.\n", took.count()));
+    return;
   }
-  if (replacing_ != Replacing::kLettingGo) return;
+  if (replacing_ == Replacing::kJoining && nodes_.stage() != Stage::kJoining) end_replacing();
+  if (replacing_ < Replacing::kLettingGo && nodes_.stage() == Stage::kLettingGo) begin_replacing();
+  if (replacing_ == Replacing::kLettingGo && nodes_.stage() == Stage::kLettingGo) watch_waiting();
+  if (replacing_ == Replacing::kLettingGo && nodes_.stage() == Stage::kJoining) announce_start();
+  if (replacing_ == Replacing::kJoining && all_joined()) nodes_.reached();
+}
+
+void Attempt::begin_replacing() {
+  if (!can_replace()) return nodes_.failed(nodes_.replaced());
+  replacing_ = Replacing::kLettingGo;
+  replacing_since_ = Clock::now();
+  for (auto& rank : ranks_)
+    if (!rank.process.exit) rank.status.tell_to_let_go(nodes_.plan().restart);
+  replace(nodes_.replaced());
+}
+
+void Attempt::watch_waiting() {
   bool all_wait = true;
+  const auto waited = Clock::now() - replacing_since_;
   for (auto& rank : ranks_) {
     if (rank.fresh) continue;
     // It finished without the dead rank, which had done its part: nobody waits for the others.
-    if (rank.process.exit) return nodes_.failed(replaced_failure_);
+    if (rank.process.exit && ended_well(rank)) return nodes_.failed(nodes_.replaced());
     const rank_status::Status status = rank.status.read();
-    if (status.waits_for == nodes_.plan().restart) continue;
+    if (!rank.process.exit && status.waits_for == nodes_.plan().restart) continue;
     all_wait = false;
-    const double grace = status.grace_s > 0 ? status.grace_s : rank_status::default_grace(0);
-    if (Clock::now() - replacing_since_ < std::chrono::duration<double>(grace)) continue;
-    signal_group(rank.process, SIGKILL);  // notice_exits() finds it
+    if (rank.process.exit) continue;  // notice_exits() replaces it, too
+    const std::chrono::duration<double> grace(status.grace_s > 0 ? status.grace_s
+                                                                 : rank_status::default_grace(0));
+    if (waited >= grace + kStuck) return nodes_.failed(nodes_.replaced());
+    if (waited >= grace) signal_group(rank.process, SIGKILL);
   }
-  if (all_wait) announce_start();
+  if (all_wait) nodes_.reached();
 }
 
 void Attempt::announce_start() {
@@ -112,6 +132,13 @@ bool Attempt::all_joined() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
     return rank.status.read().joined == nodes_.plan().restart;
   });
+}
+
+void Attempt::end_replacing() {
+  replacing_ = Replacing::kNo;
+  for (auto& rank : ranks_) rank.fresh = false;
+  const std::chrono::duration<double> took = Clock::now() - replacing_since_;
+  say(formatted("fsdp: all ranks have joined again after {:.1f} s.\n", took.count()));
 }
 
 }  // namespace fsdp::launch

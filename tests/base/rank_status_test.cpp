@@ -35,6 +35,7 @@ TEST(RankStatus, ReadsWhatWasReported) {
   set_phase("save");
   EXPECT_EQ(current().unit, "");  // of the phase before
   EXPECT_FALSE(launcher_is_stopping());
+  EXPECT_FALSE(told_to_let_go());
 }
 
 TEST(RankStatus, AnEarlierCollectiveThatEndsLaterHidesNothing) {
@@ -94,7 +95,10 @@ TEST(RankStatus, ASharedPageStartsEmpty) {
 TEST(RankStatusRank, JoinsTheStartThatIsAnnounced) {
   if (!getenv(kVariable)) GTEST_SKIP() << "started by another test";
   set_recovers(true);
+  for (int i = 0; i < 60'000 && !told_to_let_go(); ++i) usleep(1000);
+  EXPECT_TRUE(told_to_let_go());
   set_waits_for(3);
+  EXPECT_FALSE(told_to_let_go());
   Start start;
   for (int i = 0; i < 60'000 && (start = announced()).attempt == 0; ++i) usleep(1000);
   set_joined(start.attempt);
@@ -111,6 +115,7 @@ TEST(RankStatus, ARankReadsTheStartThatTheLauncherAnnounces) {
     execl("/proc/self/exe", "core_tests", "--gtest_filter=RankStatusRank.*", nullptr);
     _exit(2);
   }
+  page.tell_to_let_go(3);
   for (int i = 0; i < 60'000 && page.read().waits_for == 0; ++i) usleep(1000);
   EXPECT_TRUE(page.read().recovers);
   EXPECT_EQ(page.read().waits_for, 3);

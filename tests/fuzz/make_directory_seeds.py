@@ -158,12 +158,16 @@ def launchers():
     failure = {"kind": 0, "node": 0, "rank": 1, "pid": 7, "code": 1, "signal": 0, "message": "m",
                "hint": "h", "last_lines": ["a", "\x1b[31mé"]}
     messages = [
-        {"type": "hello", "version": 2, "nnodes": 2, "node": 1, "nproc": 4},
-        {"type": "plan", "run_id": "r", "nprocs": [1, 2], "master_port": 2000, "max_restarts": 3,
-         "grace_s": 0.5}, {"type": "refused", "message": "a", "hint": "b"},
+        {"type": "hello", "version": 4, "nnodes": 2, "node": 1, "nproc": 4, "restart": 0},
+        {"type": "plan", "run_id": "r", "nprocs": [1, 2], "node": 1, "master_port": 2000,
+         "max_restarts": 3, "restart": 1, "grace_s": 0.5},
+        {"type": "refused", "message": "a", "hint": "b"},
         {"type": "failed", "failure": failure}, {"type": "kill"}, {"type": "ended"},
         {"type": "ended", "last_lines": ["x"]}, {"type": "verdict", "restart": True},
-        {"type": "verdict", "restart": False, "failure": failure}]
+        {"type": "verdict", "restart": False, "failure": failure}, {"type": "beat"},
+        {"type": "replace", "restart": 1, "failure": failure},
+        {"type": "let_go", "restart": 2, "master_port": 2000, "failure": failure},
+        {"type": "reached", "restart": 2, "stage": 1}]
     for i, message in enumerate(messages):
         m.seed("launcher", f"message-{i}", json.dumps(message))
         for key in message:

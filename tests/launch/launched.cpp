@@ -27,7 +27,8 @@ bool eventually(const std::function<bool()>& condition, std::chrono::seconds lim
 
 bool is_alive(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat{std::istreambuf_iterator<char>(file), {}};
+  std::string stat;
+  std::getline(file, stat);  // an iterator would throw if the process goes between open and read
   auto end = stat.rfind(')');  // "pid (name) S ..."
   return end != std::string::npos && end + 2 < stat.size() && stat[end + 2] != 'Z';
 }

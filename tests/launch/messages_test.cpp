@@ -51,6 +51,16 @@ TEST(LauncherMessages, APlanArrivesWithoutWhatEachNodeHasItself) {
   EXPECT_EQ(back.master_host, "");
 }
 
+TEST(LauncherMessages, AnOrderToLetGoArrivesAsItWas) {
+  EXPECT_EQ(sent(ReplaceRequest{4, killed()}).restart, 4);
+  EXPECT_EQ(sent(ReplaceRequest{4, killed()}).failure.rank, 3);
+  const LetGo back = sent(LetGo{5, 40001, killed()});
+  EXPECT_EQ(back.restart, 5);
+  EXPECT_EQ(back.master_port, 40001);
+  EXPECT_EQ(back.failure.signal, SIGSEGV);
+  EXPECT_EQ(sent(Reached{5, Stage::kJoining}).stage, Stage::kJoining);
+}
+
 TEST(LauncherMessages, AHelloOfAnotherVersionMayHaveMoreFields) {
   const auto hello = std::get<Hello>(decode(
       R"({"type": "hello", "version": 9, "nnodes": 2, "node": 1, "nproc": 1, "more": true})"));
@@ -78,12 +88,19 @@ TEST(LauncherMessages, AnythingElseIsAnErrorThatNamesTheField) {
   refused("{}", "'type'");
   refused(R"({"type": 3})", "must be string");
   refused(R"({"type": "bye"})", "there is no type \"bye\"");
-  refused(R"({"type": "hello", "version": 3, "nnodes": 2, "node": 1})", "'nproc'");
-  refused(R"({"type": "hello", "version": 3, "nnodes": 2, "node": 1, "nproc": 1})", "\"hello\"");
+  const std::string hello =
+      R"({"type": "hello", "nnodes": 2, "node": 1, "version": )" + std::to_string(kMessageVersion);
+  refused(hello + "}", "'nproc'");
+  refused(hello + R"(, "nproc": 1})", "\"hello\"");
   refused(R"({"type": "kill", "now": true})", "\"kill\" has other fields");
   std::string unknown = encode(FailureNotice{killed()});
   unknown.replace(unknown.find("\"kind\":0"), 8, "\"kind\":9");
   refused(unknown, "there is no kind of failure 9");
+  refused(R"({"type": "let_go", "restart": 1, "master_port": 40001})", "'failure'");
+  refused(R"({"type": "replace", "restart": "1"})", "must be number");
+  for (const char* stage : {"0", "3", "-1"})
+    refused(R"({"type": "reached", "restart": 1, "stage": )" + std::string(stage) + "}",
+            "no node can reach stage " + std::string(stage));
 }
 
 }  // namespace

@@ -22,23 +22,6 @@ using Words = std::vector<std::string>;
 
 const Words kNoSecret = {"FSDP_SECRET", "FSDP_SECRET_FILE"};  // unset
 
-// The ports of one run.
-struct Ports {
-  int master = free_port(), control = free_port();
-
-  Words flags(int nnodes, int node) const {
-    return {"--nnodes",       std::to_string(nnodes),
-            "--node-rank",    std::to_string(node),
-            "--master",       "127.0.0.1:" + std::to_string(master),
-            "--control-port", std::to_string(control)};
-  }
-  std::unique_ptr<Launched> start(int nnodes, int node, Words rest) const {
-    Words all = flags(nnodes, node);
-    all.insert(all.end(), rest.begin(), rest.end());
-    return std::make_unique<Launched>(fsdp_run(all), kNoSecret);
-  }
-};
-
 TEST(Nodes, RanksAreNumberedAcrossBothNodes) {
   Ports ports;
   const char* program =

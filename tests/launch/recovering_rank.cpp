@@ -1,12 +1,13 @@
 // A rank that recovers, for tests of the launcher. In its status it does what `fsdp train` does when
-// another rank dies, which it learns from a file.
+// another rank dies, which it learns from a file or from the launcher.
 //
 // usage: recovering_rank FOLDER [WHAT]
 //   FOLDER/rank-N     its pid, once it has joined the world
-//   FOLDER/dead       makes it let go of the world and wait for the next start; WHAT "stays": never
+//   FOLDER/dead       makes it let go of the world and wait for the next start
 //   FOLDER/joined-N   a line with attempt, port and pid for each start that it joined
 //   FOLDER/done       makes it exit with 0
-// WHAT "plain": it doesn't recover. WHAT "fails": it exits with 3 instead of joining a restart.
+// WHAT "plain": it doesn't recover. "told": it lets go when the launcher says so. "stays": it never
+// does. "fails": it exits with 3 instead of joining the first restart.
 #include <unistd.h>
 
 #include <chrono>
@@ -55,12 +56,13 @@ int main(int argc, char** argv) {
   status::set_grace(0.3);
   for (;;) {
     const int attempt = std::atoi(variable("TORCHELASTIC_RESTART_COUNT").c_str());
-    if (attempt > 0 && what == "fails") return 3;
+    if (attempt == 1 && what == "fails") return 3;
     status::set_joined(attempt);
     std::ofstream(folder + "/joined-" + rank, std::ios::app)
         << attempt << " " << variable("MASTER_PORT") << " " << getpid() << std::endl;
     std::ofstream(folder + "/rank-" + rank) << getpid() << std::endl;
     const auto dead = [&] {
+      if (what == "told") return status::told_to_let_go();
       return what != "stays" && attempt == 0 && fs::exists(folder + "/dead");
     };
     if (!wait_for([&] { return dead() || fs::exists(folder + "/done"); })) return 4;

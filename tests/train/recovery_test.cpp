@@ -141,7 +141,7 @@ TEST_F(Recovery, IfAllRanksDieTheRunGoesOnFromMemory) {
 }
 
 // Two launchers of two ranks each, as on two hosts: each has a folder in memory of its own.
-class LostHost : public Recovery {
+class TwoHosts : public Recovery {
  protected:
   std::unique_ptr<Launched> node(const std::string& number, const std::string& nnodes,
                                  const Words& flags) {
@@ -161,7 +161,7 @@ class LostHost : public Recovery {
   const int port_ = free_port(), control_ = free_port();
 };
 
-TEST_F(LostHost, IsReplacedByASpareThatGetsItsPartFromTheCopies) {
+TEST_F(TwoHosts, ALostOneIsReplacedByASpareThatGetsItsPartFromTheCopies) {
   run_ = node("0", "2", {});
   const auto other = node("1", "2", {});
   EXPECT_TRUE(said("recovery   if ranks or a host die, the run goes on from a checkpoint"));
@@ -175,7 +175,7 @@ TEST_F(LostHost, IsReplacedByASpareThatGetsItsPartFromTheCopies) {
   EXPECT_FALSE(fs::exists(folder_ / "hurt/checkpoints/step-4"));
 }
 
-TEST_F(LostHost, WithoutASpareFewerRanksGoOnFromTheCopies) {
+TEST_F(TwoHosts, WithoutASpareFewerRanksGoOnFromTheCopies) {
   timeout_ = "5";
   run_ = node("0", "1:2", {"--model.dropout", "0"});
   const auto other = node("1", "1:2", {"--model.dropout", "0"});
@@ -192,25 +192,31 @@ TEST_F(LostHost, WithoutASpareFewerRanksGoOnFromTheCopies) {
     EXPECT_NEAR(hurt[step], undisturbed[step], 1e-3) << step;
 }
 
-// Each launcher has a folder in memory of its own, as on hosts of their own. A rank finds its own
-// file there; that of rank 0 has to be brought.
-TEST_F(Recovery, WithSeveralNodesAllRanksGoOnFromTheirHostsMemories) {
-  const int port = free_port(), control = free_port();
-  const auto node = [&](int number) {
-    return launch(2, {"--nnodes", "2", "--node-rank", std::to_string(number), "--master",
-                      "127.0.0.1:" + std::to_string(port), "--control-port",
-                      std::to_string(control)},
-                  {"--recovery.every", "2"});
-  };
-  run_ = node(0);
-  const auto other = node(1);
+// A rank finds its own file in its host's memory; that of rank 0 has to be brought to node 1.
+TEST_F(TwoHosts, ARankThatIsKilledIsReplacedAndThoseOfBothHostsGoOnFromMemory) {
+  run_ = node("0", "2", {});
+  const auto other = node("1", "2", {});
   ASSERT_TRUE(reaches(9)) << run_->err() << other->err();
-  kill(pid(3), SIGKILL);
+  const pid_t ranks[] = {pid(0), pid(1), pid(2), pid(3)};
+  kill(ranks[2], SIGKILL);
+  ASSERT_TRUE(said("all ranks have joined again")) << run_->err() << other->err();
+  ASSERT_TRUE(said("resumed    after step")) << run_->err();
+  EXPECT_NE(pid(2), ranks[2]);
+  // Now rank 0, which holds the store.
+  ASSERT_TRUE(reaches(resumed().front() + 8)) << run_->err();
+  EXPECT_EQ(pid(0), ranks[0]);
+  kill(ranks[0], SIGKILL);
+  ASSERT_TRUE(said("all ranks have joined again", 2)) << run_->err() << other->err();
   expect_undisturbed_losses(4);
   EXPECT_EQ(other->wait(kLong), 0) << other->err();
-  ASSERT_EQ(resumed().size(), 1u) << run_->out();
-  EXPECT_GE(resumed()[0], 4);
-  EXPECT_TRUE(has(other->err(), "restart 1 of 3."));
+  EXPECT_EQ(pid(1), ranks[1]);
+  EXPECT_EQ(pid(3), ranks[3]);
+  const auto steps = resumed();
+  ASSERT_EQ(steps.size(), 2u) << run_->out();
+  EXPECT_GE(steps[0], 4);
+  EXPECT_GT(steps[1], steps[0]);
+  EXPECT_TRUE(has(other->err(), "restart 2 of 3: rank 0 is replaced, the others stay."));
+  EXPECT_FALSE(fs::exists(folder_ / ("hurt/checkpoints/step-" + std::to_string(steps[0]))));
 }
 
 TEST_F(Recovery, WithoutMemoryTheRunGoesOnFromTheDisk) {
