@@ -69,6 +69,7 @@ void Nodes::watch(std::vector<pollfd>& fds) const {
   for (const auto& [node, peer] : peers_) {
     if (peer.connection.is_open()) fds.push_back({peer.connection.fd(), POLLIN, 0});
   }
+  if (gathering_) gathering_->watch(fds);
 }
 
 std::optional<std::chrono::milliseconds> Nodes::tick() const {
@@ -175,8 +176,7 @@ void Nodes::failed(const Failure& failure) {
 
 void Nodes::ended(const std::vector<std::string>& last_lines) {
   ended_ = true;
-  bool ours =
-      failure_ && failure_->kind == FailureKind::kRank && failure_->node == plan_.node;
+  bool ours = failure_ && failure_->kind == FailureKind::kRank && failure_->node == plan_.node;
   if (ours) failure_->last_lines = last_lines;
   if (first()) {
     decide();
