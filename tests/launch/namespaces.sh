@@ -77,7 +77,7 @@ for rank in 0 1; do shows 0 "\[$rank\] $rank of 4, $rank on 0, master 10.77.0.1"
 for rank in 2 3; do shows 1 "\[$rank\] $rank of 4, $((rank - 2)) on 1, master 10.77.0.1"; done
 
 echo "== fsdp::init() joins them into one world (shm works because both share one kernel)"
-export FSDP_TEST_DIR=$folder FSDP_BACKEND=shm FSDP_TIMEOUT=60
+export FSDP_TEST_DIR=$folder FSDP_FLIGHT_DIR=$folder/flight FSDP_BACKEND=shm FSDP_TIMEOUT=60
 both 0 -n 2 -- "$program" collectives
 for rank in 0 1 2 3; do grep -q "^ok .* fsdp run" "$folder/rank-$rank" || fail "rank $rank didn't finish"; done
 rm -f "$folder"/rank-*
