@@ -50,15 +50,18 @@ DraftFile::DraftFile(Path target, bool replace)
     : target_(named(target)), path_(partial(target_)), replace_(replace) {
   check_file(target_, replace_);
   files::make_directories(target_.parent_path());
+  lock_.emplace(path_);
+  check_file(target_, replace_);  // another process may have published it meanwhile
   files::remove_file(path_);
 }
 
 DraftFile::~DraftFile() {
   std::error_code problem;
-  if (!published_) fs::remove(path_, problem);
+  if (!published_ && lock_->is_held()) fs::remove(path_, problem);
 }
 
 void DraftFile::publish() {
+  lock_->check();
   check_file(target_, replace_);
   files::rename(path_, target_);
   published_ = true;
@@ -70,12 +73,15 @@ void DraftFile::publish() {
 DraftDirectory::DraftDirectory(Path target, bool replace, Ours ours)
     : target_(named(target)), path_(partial(target_)), replace_(replace), ours_(std::move(ours)) {
   check_target();
+  files::make_directories(target_.parent_path());
+  lock_.emplace(path_);
+  check_target();  // another process may have published it meanwhile
   remove(path_);
   files::make_directories(path_);
 }
 
 DraftDirectory::~DraftDirectory() {
-  if (published_) return;
+  if (published_ || !lock_->is_held()) return;
   try {
     remove(path_);
   } catch (const std::exception&) {  // the next draft of this name retries
@@ -120,6 +126,7 @@ void DraftDirectory::remove(const Path& dir) const {
 
 void DraftDirectory::publish() {
   files::sync_directory(path_);
+  lock_->check();
   check_target();
   std::error_code problem;
   const bool taken =

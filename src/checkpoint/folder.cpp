@@ -8,6 +8,7 @@
 #include "base/file_error.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "checkpoint/draft_lock.h"
 #include "checkpoint/files.h"
 #include "checkpoint/intact.h"
 #include "checkpoint/metadata.h"
@@ -169,7 +170,7 @@ void end_partials(const Path& folder, const std::string& name, const std::string
     const std::string file = entry.path().filename().string();
     const size_t at = file.find(kPartial);
     if (at == std::string::npos || !has_suffix(file, kPartial) || file.ends_with(".deleted") ||
-        file.ends_with(formatted("{}.{}", kPartial, writer)))
+        file.ends_with(formatted("{}.{}", kPartial, writer)) || is_draft(entry.path()))
       continue;
     if (name.empty() || file.substr(0, at) == name || file.substr(0, at) == kLatest)
       found.push_back(entry.path());

@@ -41,6 +41,10 @@ DataFile::DataFile(const std::string& path) : path_(path) {
   if (!may_stay_open(handle_)) ::close(std::exchange(handle_, -1));
 }
 
+DataFile::DataFile(const std::string& path, int64_t size) : DataFile(path) {
+  size_ = size;
+}
+
 DataFile::~DataFile() {
   if (handle_ >= 0) ::close(handle_);
 }
@@ -66,9 +70,10 @@ void DataFile::read(int64_t offset, void* into, int64_t bytes) const {
                 file_hint(code));
   throw CodedError(
       kExitDamaged,
-      formatted("{} was cut while it was in use: it had {} bytes, and ends at byte {} or before now.",
-                path_, size_, offset),
-      "don't change files while they are trained on: restore it and resume the run.");
+      formatted(
+          "{} was cut while it was in use: it had {} bytes, and ends at byte {} or before now.",
+          path_, size_, offset),
+      "don't change files while they are in use: restore it, and resume the run or start again.");
 }
 
 std::string DataFile::front(int64_t bytes) const {

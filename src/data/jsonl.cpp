@@ -1,17 +1,18 @@
 #include "data/jsonl.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/format.h"
-#include "data/mapped_file.h"
+#include "data/data_file.h"
 #include "data/parallel.h"
 #include "fsdp/error.h"
 
 namespace fsdp::data {
 namespace {
 
-constexpr size_t kBatchOfLines = size_t{32} << 20;  // bytes of lines processed at a time
+constexpr int64_t kFirstRead = 1 << 16;  // bytes, for the first line
 
 struct Line {
   std::string_view text;
@@ -79,34 +80,71 @@ bool next_line(std::string_view& rest, Line& line) {
   return false;
 }
 
+// The lines of a file, many at a time. The file is read from front to end.
+class LineBatches {
+ public:
+  LineBatches(const std::string& path, int64_t batch) : file_(path), batch_(batch) {}
+
+  // Some lines that aren't empty; none at the end. They are valid until the next call.
+  std::vector<Line> next() {
+    std::vector<Line> lines;
+    while (lines.empty() && read_lines()) {
+      std::string_view rest = std::string_view(text_).substr(0, whole_);
+      Line line{{}, number_};
+      while (next_line(rest, line)) lines.push_back(line);
+      number_ = line.number;
+    }
+    return lines;
+  }
+
+ private:
+  bool read_lines();
+
+  DataFile file_;
+  const int64_t batch_;
+  std::string text_;    // whole lines, and the beginning of another one
+  size_t whole_ = 0;    // bytes of the whole lines
+  int64_t read_ = 0;    // bytes of the file
+  int64_t number_ = 0;  // of the last line
+};
+
+// Reads on until there are whole lines. False at the end of the file.
+bool LineBatches::read_lines() {
+  text_.erase(0, whole_);
+  for (whole_ = 0; whole_ == 0 && read_ < file_.size();) {
+    const size_t had = text_.size();
+    const int64_t more = std::min(batch_, file_.size() - read_);
+    text_.resize(had + static_cast<size_t>(more));
+    file_.read(read_, text_.data() + had, more);
+    read_ += more;
+    const size_t end = std::string_view(text_).substr(had).rfind('\n');
+    if (read_ == file_.size())
+      whole_ = text_.size();
+    else if (end != std::string_view::npos)
+      whole_ = had + end + 1;
+  }
+  return whole_ > 0;
+}
+
 }  // namespace
 
 bool has_prompts(const std::string& path, const JsonlOptions& options) {
-  MappedFile file(path);
-  std::string_view rest = file.bytes();
-  Line line{{}, 0};
-  if (!next_line(rest, line)) throw Error(formatted("{} has no lines.", path), "is it complete?");
+  LineBatches file(path, std::min(options.batch, kFirstRead));
+  const auto lines = file.next();
+  if (lines.empty()) throw Error(formatted("{} has no lines.", path), "is it complete?");
   JsonlReader reader{path, options};
-  return reader.prompts(reader.object(line), line.number);
+  return reader.prompts(reader.object(lines[0]), lines[0].number);
 }
 
 void tokenise_jsonl(const std::string& path, const Tokenizer& tokenizer,
                     const JsonlOptions& options,
                     const std::function<void(JsonlDocument&&)>& document) {
   bool with_prompts = has_prompts(path, options);
-  MappedFile file(path);
+  LineBatches file(path, options.batch);
   JsonlReader reader{path, options};
   EncodeOptions encode;
   encode.threads = options.threads;
-  std::string_view rest = file.bytes();
-  Line line{{}, 0};
-  bool more = next_line(rest, line);
-  while (more) {
-    std::vector<Line> lines;
-    for (size_t bytes = 0; more && bytes < kBatchOfLines; more = next_line(rest, line)) {
-      lines.push_back(line);
-      bytes += line.text.size();
-    }
+  for (auto lines = file.next(); !lines.empty(); lines = file.next()) {
     std::vector<Parts> parts(lines.size());
     for_each_index(lines.size(), options.threads,
                    [&](size_t i) { parts[i] = reader.parts(lines[i], with_prompts); });

@@ -17,6 +17,7 @@ struct JsonlOptions {
   std::string prompt_field = "prompt";
   std::string completion_field = "completion";
   int threads = 0;
+  int64_t batch = int64_t{32} << 20;  // bytes of the file that are read and processed at a time
 };
 
 struct JsonlDocument {

@@ -12,20 +12,21 @@
 #include "base/regular_file.h"
 #include "base/table.h"
 #include "data/data_file.h"
-#include "data/mapped_file.h"
+#include "data/parallel.h"
 #include "data/token_writer.h"
 #include "fsdp/error.h"
 
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kKeptOpen = int64_t{1} << 20;  // bytes; smaller files are opened to be read
+constexpr int64_t kKeptOpen = int64_t{1} << 20;      // bytes; smaller files are opened to be read
 constexpr int64_t kBatchOfText = int64_t{64} << 20;  // bytes of text tokenized at a time
+constexpr size_t kFilesAtOnce = 10'000;
 
 class BytesSource : public TokenSource {
  public:
   BytesSource(const FoundFile& file, int32_t end) : path_(file.path), size_(file.bytes), end_(end) {
-    if (size_ >= kKeptOpen) file_ = std::make_unique<DataFile>(path_);
+    if (size_ >= kKeptOpen) file_ = std::make_unique<DataFile>(path_, size_);
   }
   int64_t tokens() const override { return size_ + 1; }
 
@@ -35,7 +36,7 @@ class BytesSource : public TokenSource {
     if (file_)
       file_->read(first, text.data(), bytes);
     else
-      DataFile(path_).read(first, text.data(), bytes);
+      DataFile(path_, size_).read(first, text.data(), bytes);
     for (int64_t i = 0; i < bytes; ++i) ids[i] = static_cast<unsigned char>(text[i]);
     if (bytes < count) ids[bytes] = end_;
   }
@@ -134,15 +135,18 @@ void tokenise_files(const std::vector<FoundFile>& files, const Tokenizer& tokeni
   options.threads = threads;
   int64_t done = 0;
   for (size_t first = 0; first < files.size();) {
-    std::vector<std::unique_ptr<MappedFile>> maps;
-    std::vector<std::string_view> texts;
+    size_t last = first;
     int64_t bytes = 0;
-    while (first < files.size() && maps.size() < 10'000 &&
-           (maps.empty() || bytes + files[first].bytes <= kBatchOfText)) {
-      maps.push_back(std::make_unique<MappedFile>(files[first++].path));
-      texts.push_back(maps.back()->bytes());
-      bytes += maps.back()->size();
-    }
+    while (last < files.size() && last - first < kFilesAtOnce &&
+           (last == first || bytes + files[last].bytes <= kBatchOfText))
+      bytes += files[last++].bytes;
+    std::vector<std::string> contents(last - first);
+    for_each_index(contents.size(), threads, [&](size_t i) {
+      const FoundFile& file = files[first + i];
+      contents[i] = DataFile(file.path, file.bytes).front(file.bytes);
+    });
+    first = last;
+    const std::vector<std::string_view> texts(contents.begin(), contents.end());
     for (auto& ids : tokenizer.encode_batch(texts, options)) {
       if (tokenizer.eos()) ids.push_back(*tokenizer.eos());
       document(std::move(ids));

@@ -92,6 +92,18 @@ void flush(Writer& writer, Signals& signals, int patience_ms) {
   }
 }
 
+// Says why a start failed, and what follows.
+void say_failed_start(Attempt& attempt, const Verdict& verdict, const Plan& plan, Screen& screen) {
+  const Failure& failure = *verdict.failure;
+  bool already_said = failure.kind == FailureKind::kInterrupted ||
+                      (failure.kind == FailureKind::kOutput && failure.signal == SIGPIPE);
+  if (!already_said) attempt.say_failure(failure);
+  if (verdict.restart)
+    screen.say(formatted("fsdp: restart {} of {}.\n", plan.restart + 1, plan.max_restarts));
+  else if (plan.max_restarts > 0 && plan.restart == plan.max_restarts)
+    screen.say(formatted("fsdp: giving up after restart {}.\n", plan.max_restarts));
+}
+
 }  // namespace
 
 int run(const Options& options) {
@@ -111,7 +123,6 @@ int run(const Options& options) {
   Screen out(out_writer, has_colour(STDOUT));
   Screen err(err_writer, has_colour(STDERR));
   Screens screens{out, same ? out : err};
-  auto say = [&](const std::string& text) { screens.err.say(text); };
 
   MemoryFolder memory;
   if (nodes.plan().max_restarts > 0)
@@ -135,20 +146,16 @@ int run(const Options& options) {
       code = attempt.code();
       break;
     }
-    const Failure& failure = *verdict.failure;
-    bool already_said = failure.kind == FailureKind::kInterrupted ||
-                        (failure.kind == FailureKind::kOutput && failure.signal == SIGPIPE);
-    if (!already_said) attempt.say_failure(failure);
-    const Plan& plan = nodes.plan();  // ranks may have been replaced meanwhile
-    if (!verdict.restart) {
-      if (plan.max_restarts > 0 && plan.restart == plan.max_restarts)
-        say(formatted("fsdp: giving up after restart {}.\n", plan.max_restarts));
-      break;
-    }
-    say(formatted("fsdp: restart {} of {}.\n", plan.restart + 1, plan.max_restarts));
+    say_failed_start(attempt, verdict, nodes.plan(), screens.err);  // ranks may have been replaced
+    if (!verdict.restart) break;
     for (Writer* writer : {&out_writer, &err_writer}) writer->write_some();
     if (const int signal = nodes.meet_again([&] { return ending_signal(signals); }))
       return kExitSignal + signal;
+    if (nodes.dismissed()) {
+      screens.err.say("fsdp: the run has ended; another node had taken this one's place.\n");
+      verdict = {};
+      break;
+    }
   }
   for (Writer* writer : {&out_writer, &err_writer})
     flush(*writer, signals, patience(*writer, verdict, interrupted, nodes.plan().grace_s));

@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kStrangerSeconds = 10;  // from a connection to its hello
 constexpr double kDistrustSeconds = 10;  // for what listens in node 0's place
+constexpr double kDecisionSeconds = 10;  // for node 0's plan, beyond the time that it waits
 constexpr size_t kMostStrangers = 64;    // and one per node
 constexpr const char* kSilent = "what listens there doesn't answer";
 
@@ -119,12 +120,11 @@ std::string Gathering::missing(const Met& met) const {
 
 Error Gathering::nodes_are_missing(const Met& met) const {
   const std::string refused = refusals_.summary();
-  return {
-      formatted("node {} didn't join within {}{}.", missing(met), seconds(options_.rendezvous_s),
-                refused.empty() ? "" : "; refused: " + refused),
-      formatted("start fsdp run there with the same --nnodes and --master, and check that port "
-                "{} is open between the nodes. --rendezvous-timeout waits longer.",
-                options_.control_port)};
+  return {formatted("node {} didn't join within {}{}.", missing(met),
+                    seconds(options_.rendezvous_s), refused.empty() ? "" : "; refused: " + refused),
+          formatted("start fsdp run there with the same --nnodes and --master, and check that port "
+                    "{} is open between the nodes. --rendezvous-timeout waits longer.",
+                    options_.control_port)};
 }
 
 void Gathering::wait_for_all(Met& met, const Interrupted& interrupted) {
@@ -151,14 +151,18 @@ void Gathering::wait_for_all(Met& met, const Interrupted& interrupted) {
 }
 
 void Gathering::wait_for_news(const Met& met, Clock::time_point deadline) const {
-  std::vector<pollfd> fds = {{listener_.get(), POLLIN, 0}};
+  std::vector<pollfd> fds;
+  watch(fds);
   auto wake = deadline;
-  for (const auto& stranger : strangers_) {
-    fds.push_back({stranger.connection.fd(), POLLIN, 0});
+  for (const auto& stranger : strangers_)
     if (!stranger.hello) wake = std::min(wake, stranger.until);
-  }
   for (const auto& [node, peer] : met.connections) fds.push_back({peer.fd(), POLLIN, 0});
   poll(fds.data(), fds.size(), milliseconds_until(wake));
+}
+
+void Gathering::watch(std::vector<pollfd>& fds) const {
+  fds.push_back({listener_.get(), POLLIN, 0});
+  for (const auto& stranger : strangers_) fds.push_back({stranger.connection.fd(), POLLIN, 0});
 }
 
 void Gathering::hear_strangers() {
@@ -206,8 +210,8 @@ void Gathering::hear(Stranger& stranger) {
   connection.close();
 }
 
-// Gives places to those that have said hello. One that doesn't fit is told why: it knows the secret,
-// so it is a mistake in its command line.
+// Gives places to those that have said hello. One that doesn't fit is told why: it knows the
+// secret, so it is a mistake in its command line.
 void Gathering::admit(Met& met) {
   for (auto& stranger : strangers_) {
     if (!stranger.hello) continue;
@@ -299,6 +303,9 @@ struct Joining {
   Clock::time_point deadline = after(options.rendezvous_s);
 
   bool spare() const { return met.plan.node == kSpareNode; }
+  // A spare, or a node of an earlier start, whose place may be taken by now.
+  bool waits_for_a_place() const { return spare() || met.plan.restart > 0; }
+  void extend_deadline();
   std::string talk(Connection& connection);
   void take_messages(Connection& connection, bool& done);
 };
@@ -307,9 +314,14 @@ void Joining::take_messages(Connection& connection, bool& done) {
   while (!done) {
     const auto message = connection.next();
     if (!message) return;
-    met.dismissed = spare() && std::holds_alternative<Verdict>(*message);
+    met.dismissed = waits_for_a_place() && std::holds_alternative<Verdict>(*message);
     done = met.dismissed || take_plan(*message, options, met.plan);
   }
+}
+
+// Node 0 knows us, and decides how long to wait for the others.
+void Joining::extend_deadline() {
+  deadline = std::max(deadline, after(options.rendezvous_s + kDecisionSeconds));
 }
 
 // Waits until node 0's launcher has proven the secret and sent its plan. Returns "", or why it has
@@ -317,6 +329,7 @@ void Joining::take_messages(Connection& connection, bool& done) {
 std::string Joining::talk(Connection& connection) {
   const auto patience = std::min(deadline, after(kStrangerSeconds));
   bool greeted = std::exchange(knows_us, false), done = false;
+  if (greeted) extend_deadline();
   while (connection.is_open() && Clock::now() < deadline && interrupted() == 0) {
     if (connection.is_trusted() && !greeted) {
       connection.send(Hello{.nnodes = options.nnodes,
@@ -324,11 +337,14 @@ std::string Joining::talk(Connection& connection) {
                             .nproc = options.nproc,
                             .restart = met.plan.restart});
       greeted = true;
+      extend_deadline();
       if (spare()) log::info("connected to node 0 as a spare.");
     }
     if (!greeted && Clock::now() >= patience) return kSilent;
-    if (greeted && spare()) deadline = after(options.rendezvous_s);  // as long as the run lasts
-    if (greeted && !spare()) log.say("connected to node 0; waiting for the other nodes.");
+    if (greeted && waits_for_a_place()) extend_deadline();  // Ends: with the run, or with node 0
+    if (greeted && !spare())
+      log.say(met.plan.restart > 0 ? "connected to node 0; waiting for the next start."
+                                   : "connected to node 0; waiting for the other nodes.");
     pollfd ready{connection.fd(), POLLIN, 0};
     poll(&ready, 1, milliseconds_until(greeted ? deadline : patience));
     connection.receive();

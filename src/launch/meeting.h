@@ -5,10 +5,10 @@
 // to all. Who doesn't prove the secret, or doesn't fit into the run, is refused and logged; node 0
 // goes on waiting. A launcher that doesn't fit is told why, and ends.
 //
-// Before a restart, nodes that were lost are waited for. A launcher that was cut off connects again;
-// one that died is started again with the same command, node 0's as well. A spare takes the place
-// of a lost node at once, and so does a launcher whose number is taken. If too few come, the run
-// goes on with fewer nodes, as far as options.least_nodes allows.
+// Before a restart, nodes that were lost are waited for. A launcher that was cut off connects
+// again; one that died is started again with the same command, node 0's as well. A spare takes the
+// place of a lost node at once, and so does a launcher whose number is taken. If too few come, the
+// run goes on with fewer nodes, as far as options.least_nodes allows. Node 0's timeout decides.
 #pragma once
 
 #include <poll.h>
@@ -32,7 +32,7 @@ namespace fsdp::launch {
 struct Met {
   Plan plan;
   std::map<int, Connection> connections = {};  // by node: on node 0 all others, else node 0
-  bool dismissed = false;                      // a spare whose run is over
+  bool dismissed = false;                      // the run ended while this one waited for a place
 };
 // Whether something ends the waiting: a signal, or 0.
 using Interrupted = std::function<int()>;
@@ -52,12 +52,13 @@ class Gathering {
   void gather(Met& met, const Interrupted& interrupted);
   // During a start: launchers may come back, and spares wait.
   void hear_strangers();
+  void watch(std::vector<pollfd>& fds) const;  // what to poll for them
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Stranger {
     Connection connection;
-    Clock::time_point until;           // for its hello
+    Clock::time_point until;          // for its hello
     std::optional<Hello> hello = {};  // of a launcher that waits for a place
   };
 
@@ -79,8 +80,8 @@ class Gathering {
 };
 
 // The others' side: connects to node 0 unless it is connected, and takes the plan. Throws an Error
-// after options.rendezvous_s, or one that says why node 0 refused this one. A spare waits as long as
-// the run lasts.
+// if node 0 can't be reached for options.rendezvous_s, or one that says why it refused this one. A
+// spare waits as long as the run lasts, and so does a node whose place was taken.
 void join(const Options& options, Met& met, const Interrupted& interrupted);
 
 }  // namespace fsdp::launch

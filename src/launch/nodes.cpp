@@ -72,6 +72,7 @@ void Nodes::watch(std::vector<pollfd>& fds) const {
   for (const auto& [node, peer] : peers_) {
     if (peer.connection.is_open()) fds.push_back({peer.connection.fd(), POLLIN, 0});
   }
+  if (gathering_) gathering_->watch(fds);
 }
 
 std::optional<std::chrono::milliseconds> Nodes::tick() const {

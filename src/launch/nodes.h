@@ -36,7 +36,7 @@ class Nodes {
   ~Nodes();
 
   const Plan& plan() const { return plan_; }
-  bool dismissed() const { return dismissed_; }  // a spare whose run is over
+  bool dismissed() const { return dismissed_; }  // the run ended while it waited for a place
 
   // Before each start; `restart` is 0 for the first.
   void begin(int restart, int master_port);

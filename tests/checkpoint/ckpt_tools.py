@@ -13,6 +13,8 @@ import pathlib
 import pickle
 import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -217,6 +219,33 @@ def check_replacement(folder, run):
     expect_same(everything(out)["model"], weights)
     assert not (folder / "latest").is_symlink()
     print("replaced only with --force")
+
+
+def check_killed(folder, run):
+    """An export that is killed, or started twice, never spoils what has its name."""
+    out, draft = folder / "killed", folder / "killed.partial"
+    command = ["ckpt", "export", run, out, "--max-shard-size", "1KB"]
+    for _ in range(100):  # until it is stopped in the middle
+        first = subprocess.Popen([FSDP, *map(str, command)], stdout=subprocess.DEVNULL)
+        while first.poll() is None and not draft.exists():
+            pass
+        first.send_signal(signal.SIGSTOP)
+        if draft.exists() and not out.exists():
+            break
+        first.kill()
+        first.wait()
+        shutil.rmtree(out)
+    written = sorted(draft.iterdir())
+    said = fsdp(*command, code=1)
+    assert f"{draft}: is being written by process {first.pid} on " in said, said
+    assert sorted(draft.iterdir()) == written and not out.exists()
+    first.kill()
+    first.wait()
+    fsdp(*command)
+    expect_same(load(out, torch.bfloat16).state_dict(),
+                rounded(everything(run / "checkpoints" / "latest")["model"], torch.bfloat16))
+    assert not list(folder.glob("killed.partial*"))
+    print("a killed export is replaced, and a second one refused")
 
 
 def check_text(folder, run, model):
@@ -460,6 +489,7 @@ def main():
             check_import(folder, name, model)
             print(f"{name}: imported", flush=True)
         check_replacement(folder, folder / "llama")
+        check_killed(folder, folder / "llama")
         check_python(folder)
         check_flat(folder)
         check_damage(folder)

@@ -1,5 +1,5 @@
 // The parts of `fsdp ckpt export`, `import` and `consolidate`: tensors copied from a checkpoint to
-// other files piece by piece, and drafts that appear only when complete.
+// other files piece by piece.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,6 @@
 
 #include "base/deadline.h"
 #include "checkpoint/cover.h"
-#include "checkpoint/draft.h"
 #include "checkpoint/import.h"
 #include "checkpoint/safetensors_write.h"
 #include "checkpoint/stream.h"
@@ -133,69 +132,6 @@ TEST(Streams, GiveATensorInRowMajorOrderHoweverItIsSplit) {
       [&](int64_t more) { told += more; });
   EXPECT_EQ(bytes, std::string("\0\0\x20\x40", 4));
   EXPECT_EQ(told, 4);
-}
-
-// --- drafts ---
-
-TEST(Drafts, AFileAppearsWhenItIsPublished) {
-  Folder folder;
-  const fs::path target = folder.path / "new" / "out";
-  {
-    DraftFile draft(target, false);
-    files::write_whole(draft.path(), "half");
-    EXPECT_FALSE(fs::exists(target));
-  }
-  EXPECT_TRUE(names_in(folder.path / "new").empty());
-  {
-    DraftFile draft(target, false);
-    files::write_whole(draft.path(), "whole");
-    draft.publish();
-  }
-  EXPECT_EQ(text_of(target), "whole");
-  EXPECT_TRUE(has(error_of([&] { DraftFile draft(target, false); }), "--force"));
-  {
-    DraftFile draft(target, true);
-    files::write_whole(draft.path(), "again");
-    EXPECT_EQ(text_of(target), "whole");
-    draft.publish();
-  }
-  EXPECT_EQ(text_of(target), "again");
-  EXPECT_EQ(names_in(folder.path / "new"), std::vector<std::string>{"out"});
-  EXPECT_TRUE(has(error_of([&] { DraftFile draft(folder.path, true); }), "is a directory"));
-}
-
-TEST(Drafts, ADirectoryReplacesOnlyItsOwnKind) {
-  Folder folder;
-  const fs::path target = folder.path / "out";
-  const auto ours = [](const std::string& name) { return name == "mine" || name == "other"; };
-  const auto write = [&](bool replace, const std::string& name) {
-    DraftDirectory draft(target / "", replace, ours);
-    files::write_whole(draft.path() / name, name);
-    draft.publish();
-  };
-  fs::create_directory(target);  // an empty one may be replaced
-  write(false, "mine");
-  EXPECT_TRUE(has(error_of([&] { write(false, "other"); }), "already exists"));
-  write(true, "other");
-  EXPECT_EQ(names_in(target), std::vector<std::string>{"other"});
-  std::ofstream(target / "thesis.tex") << "years";
-  EXPECT_TRUE(has(error_of([&] { write(true, "mine"); }), "thesis.tex"));
-  EXPECT_EQ(names_in(target), (std::vector<std::string>{"other", "thesis.tex"}));
-  EXPECT_EQ(names_in(folder.path), std::vector<std::string>{"out"});
-}
-
-TEST(Drafts, ADirectoryThatFailsLeavesTheOldOne) {
-  Folder folder;
-  const fs::path target = folder.path / "out";
-  const auto ours = [](const std::string&) { return true; };
-  fs::create_directory(target);
-  std::ofstream(target / "old") << "old";
-  {
-    DraftDirectory draft(target, true, ours);
-    files::write_whole(draft.path() / "new", "new");
-  }
-  EXPECT_EQ(names_in(target), std::vector<std::string>{"old"});
-  EXPECT_EQ(names_in(folder.path), std::vector<std::string>{"out"});
 }
 
 // --- files ---

@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "data/bpe.h"
 #include "data/folders.h"
 #include "data/jsonl.h"
+#include "data/text_source.h"
 #include "data/token_file.h"
 #include "data/token_writer.h"
 
@@ -189,6 +191,27 @@ TEST(Sources, WhatCannotBeReadIsRefusedWithAHint) {
   EXPECT_TRUE(contains(error(options), "no token file"));
 }
 
+// A memory map would end the process by SIGBUS.
+TEST(Sources, TextThatIsCutWhileItIsInUseIsAnErrorThatNamesTheFile) {
+  Folder folder;
+  for (const size_t size :
+       {size_t{5000}, size_t{2} << 20}) {  // opened for each read, and kept open
+    const std::string path = folder.write("cut.txt", std::string(size, 'a'));
+    const auto source = open_source(text_options({path}));
+    std::filesystem::resize_file(path, 100);
+    const std::string error = error_of([&] { all(*source); });
+    EXPECT_TRUE(contains(
+        error, path + " was cut while it was in use: it had " + std::to_string(size) + " bytes"))
+        << error;
+  }
+  const std::string path = folder.write("cut.txt", std::string(5000, 'a'));
+  const std::vector<FoundFile> files = {describe_file(path)};
+  std::filesystem::resize_file(path, 100);
+  const std::string error = error_of(
+      [&] { tokenise_files(files, *Tokenizer::load("bytes"), 2, [](std::vector<int32_t>&&) {}); });
+  EXPECT_TRUE(contains(error, path + " was cut while it was in use: it had 5000 bytes")) << error;
+}
+
 TEST(JsonLines, CompletionsCountAndPromptsDoNot) {
   Folder folder;
   std::string path = folder.write("c.jsonl",
@@ -204,6 +227,42 @@ TEST(JsonLines, CompletionsCountAndPromptsDoNot) {
   });
   EXPECT_EQ(ids, (std::vector<int32_t>{'a', 'b', 'c', 256, 0xc3, 0xa9, 256}));
   EXPECT_EQ(counts, (std::vector<uint8_t>{0, 0, 1, 1, 1, 1, 1}));
+}
+
+TEST(JsonLines, AreTheSameHoweverTheFileIsRead) {
+  Folder folder;
+  const std::string lines =
+      "\n{\"text\": \"a\"}\n\n \n{\"text\": \"longer than many reads\"}\n\n{\"text\": \"\"}";
+  const std::string path = folder.write("c.jsonl", lines);
+  const std::string wrong = folder.write("wrong.jsonl", lines + "\n\n{}\n");
+  auto tokenizer = Tokenizer::load("bytes");
+  for (const int64_t batch : {1, 2, 3, 7, 16, 17, 1 << 20}) {
+    JsonlOptions options;
+    options.batch = batch;
+    EXPECT_FALSE(has_prompts(path, options));
+    std::vector<size_t> sizes;
+    tokenise_jsonl(path, *tokenizer, options,
+                   [&](JsonlDocument&& document) { sizes.push_back(document.ids.size()); });
+    EXPECT_EQ(sizes, (std::vector<size_t>{2, 23, 1})) << batch;
+    EXPECT_TRUE(contains(
+        error_of([&] { tokenise_jsonl(wrong, *tokenizer, options, [](JsonlDocument&&) {}); }),
+        "line 9: has no \"text\""))
+        << batch;
+  }
+}
+
+TEST(JsonLines, AFileThatIsCutMeanwhileIsAnErrorThatNamesIt) {
+  Folder folder;
+  std::string lines;
+  for (int i = 0; i < 1000; ++i) lines += "{\"text\": \"a\"}\n";
+  const std::string path = folder.write("cut.jsonl", lines);
+  JsonlOptions options;
+  options.batch = 4096;
+  const std::string error = error_of([&] {
+    tokenise_jsonl(path, *Tokenizer::load("bytes"), options,
+                   [&](JsonlDocument&&) { std::filesystem::resize_file(path, 100); });
+  });
+  EXPECT_TRUE(contains(error, path + " was cut while it was in use: it had 14000 bytes")) << error;
 }
 
 TEST(JsonLines, WhatIsWrongIsNamedByItsLine) {
