@@ -201,10 +201,16 @@ std::vector<ModelCase> language_models() {
   LlamaConfig llama{.vocab = 29, .dim = 16, .layers = 3, .heads = 4, .kv_heads = 2, .ffn = 20};
   LlamaConfig tied = llama;
   tied.tied = true;
+  LlamaConfig gemma3 = of_family(Family::kGemma3, tied);
+  gemma3.window = 3;
+  gemma3.full_every = 2;
+  gemma3.local_rope_base = 100;
   GPT2Config gpt2{.vocab = 29, .max_tokens = 9, .dim = 16, .layers = 3, .heads = 4};
   return {language_model<Llama, LlamaBlock>("llama", llama),
           language_model<Llama, LlamaBlock>("llama_tied", tied),
           language_model<Llama, LlamaBlock>("qwen2", qwen2(llama)),
+          language_model<Decoder, DecoderBlock>("olmo2", of_family(Family::kOlmo2, llama)),
+          language_model<Decoder, DecoderBlock>("gemma3", gemma3),
           language_model<GPT2, GPT2Block>("gpt2", gpt2)};
 }
 
