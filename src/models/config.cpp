@@ -5,42 +5,18 @@
 #include "fsdp/error.h"
 
 namespace fsdp::models {
+namespace {
 
-void describe(ModelConfig& model, OptionList& list) {
+// Generous bounds that keep the number of parameters within 64 bits.
+constexpr double kMostWidth = 1e6, kLongest = 1e8;
+
+// Rotary positions, and which layers see how far.
+void describe_positions(ModelConfig& model, OptionList& list) {
   using enum ModelType;
-  // Generous bounds that keep the number of parameters within 64 bits.
-  constexpr double kWidest = 1e6, kLongest = 1e8;
-  const OnlyWith language(model.type, kLanguageModels), rotary(model.type, kDecoders),
-      gpt2(model.type, {kGpt2}), windowed(model.type, {kMistral, kPhi3, kGemma3}),
+  const OnlyWith rotary(model.type, kDecoders), windowed(model.type, {kMistral, kPhi3, kGemma3}),
       gemma3(model.type, {kGemma3}), llama3(model.rope_scaling, {RopeScalingType::kLlama3}),
       longrope(model.rope_scaling, {RopeScalingType::kLongRope}),
       scaled(model.rope_scaling, {RopeScalingType::kLlama3, RopeScalingType::kLongRope});
-  list.section("model", "The model");
-  list.add("type", model.type, "Model architecture");
-  list.add("vocab", model.vocab, "Vocabulary size; 0: the tokenizer's",
-           {.least = 0, .most = 1e8, .only_with = language});
-  list.add("dim", model.dim, "Width of the model", {.least = 1, .most = kWidest});
-  list.add("layers", model.layers, "Number of blocks; mlp: number of linear layers",
-           {.least = 1, .most = 1e5});
-  list.add("heads", model.heads, "Attention heads; must divide dim unless head_dim is set",
-           {.least = 1, .most = kWidest, .only_with = language});
-  list.add("kv_heads", model.kv_heads, "Key-value heads; must divide heads; 0: same as heads",
-           {.least = 0, .most = kWidest, .only_with = rotary});
-  list.add("head_dim", model.head_dim, "Width of an attention head; 0: dim / heads",
-           {.least = 0, .most = kWidest, .only_with = rotary});
-  list.add("ffn", model.ffn,
-           "Width of the feed-forward layers; 0: 8/3 of dim, rounded up to a multiple of 256 "
-           "(gpt2: 4 times dim)",
-           {.least = 0, .most = 1e7, .only_with = language});
-  list.add("max_tokens", model.max_tokens, "gpt2: number of positions; 0: data.seq",
-           {.least = 0, .most = kLongest, .only_with = gpt2});
-  list.add("tied", model.tied, "Use the embedding matrix as the output layer; always true for gpt2",
-           {.only_with = language});
-  list.add("norm_eps", model.norm_eps, "Epsilon of the norm layers", {.least = 0, .above = true});
-  list.add("init_std", model.init_std, "Standard deviation of initial weight matrices",
-           {.least = 0});
-  list.add("dropout", model.dropout, "gpt2: dropout probability",
-           {.least = 0, .most = 0.99, .only_with = gpt2});
   list.add("rope_base", model.rope_base, "Base of the rotary position embedding (RoPE)",
            {.least = 1, .above = true, .only_with = rotary});
   list.add("rope_scaling", model.rope_scaling, "RoPE scaling for long contexts; longrope: phi3",
@@ -77,12 +53,47 @@ void describe(ModelConfig& model, OptionList& list) {
            {.least = 1, .above = true, .only_with = gemma3});
   list.add("query_pre_attn_scalar", model.query_pre_attn_scalar,
            "gemma3: attention scores are divided by its square root; 0: head_dim",
-           {.least = 0, .most = kWidest, .only_with = gemma3});
+           {.least = 0, .most = kMostWidth, .only_with = gemma3});
   list.add("no_rope_every", model.no_rope_every,
            "smollm3: each n-th layer has no positions; 0: all have them",
            {.least = 0, .most = 1e5, .only_with = {model.type, {kSmolLM3}}});
+}
+
+}  // namespace
+
+void describe(ModelConfig& model, OptionList& list) {
+  using enum ModelType;
+  const OnlyWith language(model.type, kLanguageModels), rotary(model.type, kDecoders),
+      gpt2(model.type, {kGpt2});
+  list.section("model", "The model");
+  list.add("type", model.type, "Model architecture");
+  list.add("vocab", model.vocab, "Vocabulary size; 0: the tokenizer's",
+           {.least = 0, .most = 1e8, .only_with = language});
+  list.add("dim", model.dim, "Width of the model", {.least = 1, .most = kMostWidth});
+  list.add("layers", model.layers, "Number of blocks; mlp: number of linear layers",
+           {.least = 1, .most = 1e5});
+  list.add("heads", model.heads, "Attention heads; must divide dim unless head_dim is set",
+           {.least = 1, .most = kMostWidth, .only_with = language});
+  list.add("kv_heads", model.kv_heads, "Key-value heads; must divide heads; 0: same as heads",
+           {.least = 0, .most = kMostWidth, .only_with = rotary});
+  list.add("head_dim", model.head_dim, "Width of an attention head; 0: dim / heads",
+           {.least = 0, .most = kMostWidth, .only_with = rotary});
+  list.add("ffn", model.ffn,
+           "Width of the feed-forward layers; 0: 8/3 of dim, rounded up to a multiple of 256 "
+           "(gpt2: 4 times dim)",
+           {.least = 0, .most = 1e7, .only_with = language});
+  list.add("max_tokens", model.max_tokens, "gpt2: number of positions; 0: data.seq",
+           {.least = 0, .most = kLongest, .only_with = gpt2});
+  list.add("tied", model.tied, "Use the embedding matrix as the output layer; always true for gpt2",
+           {.only_with = language});
+  list.add("norm_eps", model.norm_eps, "Epsilon of the norm layers", {.least = 0, .above = true});
+  list.add("init_std", model.init_std, "Standard deviation of initial weight matrices",
+           {.least = 0});
+  list.add("dropout", model.dropout, "gpt2: dropout probability",
+           {.least = 0, .most = 0.99, .only_with = gpt2});
+  describe_positions(model, list);
   list.add("width", model.width, "mlp: width of the linear layers",
-           {.least = 1, .most = kWidest, .only_with = {model.type, {kMlp}}});
+           {.least = 1, .most = kMostWidth, .only_with = {model.type, {kMlp}}});
 }
 
 void check(const ModelConfig& model) {

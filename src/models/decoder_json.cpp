@@ -104,8 +104,12 @@ void read_gemma_layers(const Fields& fields, DecoderConfig& config) {
       6, kMostLayers);
   if (!fields.has("layer_types") || !fields["layer_types"].is_array()) return;
   std::vector<bool> full;
-  for (const Json& type : fields["layer_types"]) full.push_back(type == "full_attention");
-  config.full_every = period_of(full);
+  bool fits = true;
+  for (const Json& type : fields["layer_types"]) {
+    full.push_back(type == "full_attention");
+    fits = fits && full.back() == (static_cast<int64_t>(full.size()) % config.full_every == 0);
+  }
+  if (!fits) config.full_every = period_of(full);
 }
 
 void read_window(const Fields& fields, DecoderConfig& config) {
@@ -118,6 +122,7 @@ void read_window(const Fields& fields, DecoderConfig& config) {
       config.window = fields.count("sliding_window", 4096, kMostTokens);
       return;
     case Family::kPhi3:
+      fields.has("original_max_position_embeddings");  // without an effect unless LongRoPE's
       if (fields.has("sliding_window"))
         config.window = fields.count("sliding_window", {}, kMostTokens);
       return;

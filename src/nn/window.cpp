@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "fsdp/error.h"
+#include "shard/dry_run.h"
 
 namespace fsdp::nn {
 namespace {
@@ -29,12 +30,17 @@ bool is_for_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   bool half = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
   bool shapes = q.size(2) == k.size(2) && head_dim == v.size(-1) && head_dim % 8 == 0 &&
                 head_dim <= 256 && q.size(0) > 0;
-  return flash_works && q.is_cuda() && half && shapes && !options.mask.defined() &&
-         options.dropout == 0 && at::globalContext().userEnabledFlashSDP();
+  const bool gpu = q.is_cuda() || (q.is_meta() && shard::dry_run::as_gpu());
+  return flash_works && gpu && half && shapes && !options.mask.defined() && options.dropout == 0 &&
+         at::globalContext().userEnabledFlashSDP();
 }
 
 at::Tensor flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  const AttentionOptions& options) {
+  if (q.is_meta())  // a plan: the same memory; its operations count as if there were no window
+    return at::scaled_dot_product_attention(q, k, v, std::nullopt, /*dropout_p=*/0.0,
+                                            /*is_causal=*/true, options.scale,
+                                            /*enable_gqa=*/k.size(1) != q.size(1));
   return std::get<0>(at::_flash_attention_forward(
                          q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                          /*cum_seq_q=*/std::nullopt, /*cum_seq_k=*/std::nullopt, q.size(2),

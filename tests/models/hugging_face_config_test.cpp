@@ -1,8 +1,10 @@
 // Hugging Face's config.json: reading, refusing unsupported settings by name, and writing.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "fsdp/error.h"
 #include "fsdp/models/hugging_face.h"
@@ -203,6 +205,30 @@ TEST(HuggingFaceFamilies, KeysThatAreNotKnownAreRefusedByName) {
   EXPECT_NE(refusal_of(scaled.dump()).find("rope_scaling.mscale"), std::string::npos);
 }
 
+// What the published files say beside that.
+TEST(HuggingFaceFamilies, PublishedKeysWithoutAnEffectAreKnown) {
+  const std::map<std::string, Json> more = {
+      {"llama", {{"is_llama_config", true}, {"rope_interleaved", false}, {"pretraining_tp", 1}}},
+      {"qwen2", {{"max_window_layers", 28}, {"sliding_window", 4096}, {"use_mrope", false}}},
+      {"qwen3", {{"max_window_layers", 28}, {"use_sliding_window", false}}},
+      {"mistral", {{"attention_dropout", 0.0}, {"eos_token_id", 2}}},
+      {"smollm3",
+       {{"max_window_layers", 28}, {"use_sliding_window", false}, {"no_rope_layer_interval", 4}}},
+      {"olmo2", {{"attention_bias", false}, {"pad_token_id", 1}}},
+      {"phi3",
+       {{"embd_pdrop", 0.0}, {"original_max_position_embeddings", 4096}, {"sliding_window", 2047}}},
+      {"gemma3_text",
+       {{"cache_implementation", "hybrid"},
+        {"attn_logit_softcapping", nullptr},
+        {"sliding_window_pattern", 6},
+        {"use_bidirectional_attention", false}}}};
+  for (const auto& [type, keys] : more) {
+    Json json = family_json(type);
+    json.update(keys);
+    EXPECT_EQ(refusal_of(json.dump()), "") << type;
+  }
+}
+
 TEST(HuggingFaceFamilies, ComputationsThatTheyDoNotHaveHereAreRefused) {
   Json gemma = family_json("gemma3_text"), smollm = family_json("smollm3");
   expect_refused(gemma, "attn_logit_softcapping", 50.0);
@@ -226,6 +252,7 @@ TEST(HuggingFaceFamilies, LayersAreReadFromLists) {
   Json gemma = family_json("gemma3_text"), smollm = family_json("smollm3");
   gemma["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
   EXPECT_EQ(read(gemma).full_every, 2);
+  gemma["sliding_window_pattern"] = 2;
   gemma["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention"};
   EXPECT_EQ(read(gemma).full_every, 0);
   gemma["layer_types"] = {"full_attention", "full_attention", "full_attention"};
@@ -273,7 +300,7 @@ TEST(HuggingFaceFamilies, WrittenConfigsReadBack) {
     EXPECT_EQ(hugging_face_config(back, "float32", 512), text);
     EXPECT_EQ(parameter_count(back), parameter_count(config));
     EXPECT_EQ(back.window, config.window);
-    EXPECT_EQ(back.full_every, type == "gemma3_text" ? 0 : config.full_every);  // 3 layers of 6
+    EXPECT_EQ(back.full_every, config.full_every);
     for (int64_t layer = 0; layer < config.layers; ++layer) {
       EXPECT_EQ(window_of(back, layer), window_of(config, layer)) << type;
       EXPECT_EQ(has_positions(back, layer), has_positions(config, layer)) << type;
