@@ -2,7 +2,7 @@
 """families.py FSDP HF_LOGITS: every family of decoders, from transformers and back.
 
 For each family a small model with random weights is written by transformers. `fsdp train
---init-from` trains it on 1 to 3 ranks; its first loss must be what transformers computes. `fsdp
+--init-from` trains it, or what `fsdp ckpt import` makes of it, on 1 to 3 ranks; its first loss must be what transformers computes. `fsdp
 ckpt export` writes the result, which transformers loads, with the same logits (HF_LOGITS,
 hf_logits.cpp) and the same greedy text as `fsdp generate`. Exits with 77 if a package is missing.
 """
@@ -23,7 +23,7 @@ except ImportError as problem:
     print(f"skipped: {problem}")
     sys.exit(77)
 
-SEQ, BATCH, STEPS, VOCAB = 24, 6, 2, 260
+SEQ, BATCH, STEPS, VOCAB = 24, 6, 2, 257  # of bytes, and the end of a text
 PROMPT, NEW_TOKENS = "each rank", 30  # beyond windows and the original context of LongRoPE
 SIZES = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, intermediate_size=48, pad_token_id=None, bos_token_id=None,
@@ -45,11 +45,11 @@ FAMILIES = {  # class, ranks, settings
 
 def run(*command):
     environment = dict(os.environ, OMP_NUM_THREADS="1", FSDP_BACKEND="shm")
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
-                          env=environment)
+    done = subprocess.run([str(word) for word in command], capture_output=True, env=environment)
+    said, errors = (out.decode(errors="replace") for out in (done.stdout, done.stderr))
     if done.returncode != 0:
-        sys.exit(f"{command} returned {done.returncode}\n{done.stdout}\n{done.stderr}")
-    return done.stdout
+        sys.exit(f"{command} returned {done.returncode}\n{said}\n{errors}")
+    return said
 
 
 def make(name):
@@ -80,8 +80,11 @@ def train(fsdp, folder, name, text):
     """Trains from transformers' directory; returns the run's."""
     model = make(name)
     model.save_pretrained(folder / name)
-    out = folder / (name + "-run")
-    run(fsdp, "train", "--ranks", FAMILIES[name][1], "--init-from", folder / name, "--dir", out,
+    origin, out, ranks = folder / name, folder / (name + "-run"), FAMILIES[name][1]
+    if ranks == 2:  # some by way of a checkpoint of ours
+        origin = folder / (name + "-imported")
+        run(fsdp, "ckpt", "import", folder / name, origin)
+    run(fsdp, "train", "--ranks", ranks, "--init-from", origin, "--dir", out,
         "--data.train", folder / "text", "--data.tokenizer", "bytes", "--data.seq", SEQ,
         "--data.shuffle=false", "--data.valid_share", 0, "--train.batch", BATCH, "--steps", STEPS,
         "--train.sample_tokens", 0, "--shard.precision", "fp32", "--optim.lr", 0.01,
@@ -100,7 +103,8 @@ def check_text(fsdp, name, out, model):
     with torch.no_grad():
         made = model.generate(ids, do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=None,
                               pad_token_id=0)[0, ids.size(1):].tolist()
-    theirs = bytes(id for id in made if id < 256).decode(errors="replace")
+    made = made[:made.index(256)] if 256 in made else made
+    theirs = bytes(made).decode(errors="replace")
     ours = run(fsdp, "generate", out, "--prompt", PROMPT, "--temperature", 0, "--tokens",
                NEW_TOKENS, "--quiet")
     ours = ours.removeprefix(PROMPT).removesuffix("\n")
