@@ -2,8 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/_flash_attention_forward.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
@@ -52,10 +52,8 @@ at::Tensor flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 
 // [rows, before + rows]: which columns each row sees. Row i is the token of column before + i.
 at::Tensor band(int64_t rows, int64_t before, int64_t window, const at::Tensor& like) {
-  at::TensorOptions numbers = at::TensorOptions().dtype(at::kLong).device(like.device());
-  at::Tensor distance =
-      at::arange(before, before + rows, numbers).unsqueeze(1) - at::arange(before + rows, numbers);
-  return distance.ge(0).logical_and(distance.lt(window));
+  auto options = at::TensorOptions().dtype(at::kBool).device(like.device());
+  return at::ones({rows, before + rows}, options).tril(before).triu(before - window + 1);
 }
 
 // The part of a mask [.., queries, keys] for some of both. A dimension of 1 serves all.
