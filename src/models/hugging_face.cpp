@@ -1,6 +1,5 @@
 #include "fsdp/models/hugging_face.h"
 
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
