@@ -8,13 +8,15 @@
 /// Parameters have Hugging Face's names and shapes, so weights fit both ways.
 ///
 /// - models/causal_lm.h: what all language models have: logits, losses, masks, a cache.
-/// - models/llama.h: Llama 1 to 3, and Qwen2.
+/// - models/decoder.h: Llama, Qwen, Mistral, SmolLM3, OLMo 2, Phi-3, Gemma 3: one decoder.
+/// - models/llama.h: its names for a Llama.
 /// - models/gpt2.h: GPT-2.
 /// - models/mlp.h: linears and nothing else.
 /// - models/hugging_face.h: Hugging Face's configurations.
 #pragma once
 
 #include "fsdp/models/causal_lm.h"
+#include "fsdp/models/decoder.h"
 #include "fsdp/models/gpt2.h"
 #include "fsdp/models/hugging_face.h"
 #include "fsdp/models/llama.h"

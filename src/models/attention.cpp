@@ -112,12 +112,16 @@ Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_t
 }
 
 at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                  const Attending& plan, int64_t layer, double dropout) {
+                  const Attending& plan, int64_t layer, const AttendOptions& options) {
   bool causal = !plan.mask.defined() && plan.past == 0;
   KVCache::KeysValues seen = {keys, values};
   if (plan.cache) seen = plan.cache->append(layer, keys, values);
   return nn::attention(queries, seen.first, seen.second,
-                       {.causal = causal, .mask = plan.mask, .dropout = dropout});
+                       {.causal = causal,
+                        .mask = plan.mask,
+                        .dropout = options.dropout,
+                        .scale = options.scale,
+                        .window = options.window});
 }
 
 // --- the cache ---

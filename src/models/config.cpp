@@ -5,26 +5,79 @@
 #include "fsdp/error.h"
 
 namespace fsdp::models {
+namespace {
+
+// Generous bounds that keep the number of parameters within 64 bits.
+constexpr double kMostWidth = 1e6, kLongest = 1e8;
+
+// Rotary positions, and which layers see how far.
+void describe_positions(ModelConfig& model, OptionList& list) {
+  using enum ModelType;
+  const OnlyWith rotary(model.type, kDecoders), windowed(model.type, {kMistral, kPhi3, kGemma3}),
+      gemma3(model.type, {kGemma3}), llama3(model.rope_scaling, {RopeScalingType::kLlama3}),
+      longrope(model.rope_scaling, {RopeScalingType::kLongRope}),
+      scaled(model.rope_scaling, {RopeScalingType::kLlama3, RopeScalingType::kLongRope});
+  list.add("rope_base", model.rope_base, "Base of the rotary position embedding (RoPE)",
+           {.least = 1, .above = true, .only_with = rotary});
+  list.add("rope_scaling", model.rope_scaling, "RoPE scaling for long contexts; longrope: phi3",
+           {.only_with = rotary});
+  list.add("rope_factor", model.rope_factor, "llama3 scaling: factor for long wavelengths",
+           {.least = 1, .only_with = llama3});
+  list.add("rope_low_freq", model.rope_low_freq,
+           "llama3 scaling: wavelengths that fit fewer times than this into the original length "
+           "are scaled fully",
+           {.least = 0, .above = true, .only_with = llama3});
+  list.add("rope_high_freq", model.rope_high_freq,
+           "llama3 scaling: wavelengths that fit more times than this into the original length "
+           "aren't scaled",
+           {.least = 0, .above = true, .only_with = llama3});
+  list.add("rope_original_tokens", model.rope_original_tokens,
+           "RoPE scaling: the original context length, in tokens",
+           {.least = 1, .most = kLongest, .only_with = scaled});
+  list.add("rope_max_tokens", model.rope_max_tokens,
+           "longrope scaling: the longest sequence, in tokens",
+           {.least = 1, .most = kLongest, .only_with = longrope});
+  list.add("rope_short_factors", model.rope_short_factors,
+           "longrope scaling: head_dim / 2 factors for sequences up to the original length",
+           {.only_with = longrope});
+  list.add("rope_long_factors", model.rope_long_factors,
+           "longrope scaling: head_dim / 2 factors for longer sequences", {.only_with = longrope});
+  list.add("window", model.window,
+           "mistral, phi3, gemma3: tokens that a token sees, with itself; 0: all before it",
+           {.least = 0, .most = kLongest, .only_with = windowed});
+  list.add("full_every", model.full_every,
+           "gemma3: each n-th layer has no window; 0: all layers have it",
+           {.least = 0, .most = 1e5, .only_with = gemma3});
+  list.add("rope_local_base", model.rope_local_base,
+           "gemma3: base of the RoPE in layers with a window",
+           {.least = 1, .above = true, .only_with = gemma3});
+  list.add("query_pre_attn_scalar", model.query_pre_attn_scalar,
+           "gemma3: attention scores are divided by its square root; 0: head_dim",
+           {.least = 0, .most = kMostWidth, .only_with = gemma3});
+  list.add("no_rope_every", model.no_rope_every,
+           "smollm3: each n-th layer has no positions; 0: all have them",
+           {.least = 0, .most = 1e5, .only_with = {model.type, {kSmolLM3}}});
+}
+
+}  // namespace
 
 void describe(ModelConfig& model, OptionList& list) {
   using enum ModelType;
-  // Generous bounds that keep the number of parameters within 64 bits.
-  constexpr double kWidest = 1e6, kLongest = 1e8;
-  const OnlyWith language(model.type, kLanguageModels), rotary(model.type, {kLlama, kQwen2}),
-      gpt2(model.type, {kGpt2}), llama3(model.rope_scaling, {RopeScalingType::kLlama3});
+  const OnlyWith language(model.type, kLanguageModels), rotary(model.type, kDecoders),
+      gpt2(model.type, {kGpt2});
   list.section("model", "The model");
   list.add("type", model.type, "Model architecture");
   list.add("vocab", model.vocab, "Vocabulary size; 0: the tokenizer's",
            {.least = 0, .most = 1e8, .only_with = language});
-  list.add("dim", model.dim, "Width of the model", {.least = 1, .most = kWidest});
+  list.add("dim", model.dim, "Width of the model", {.least = 1, .most = kMostWidth});
   list.add("layers", model.layers, "Number of blocks; mlp: number of linear layers",
            {.least = 1, .most = 1e5});
   list.add("heads", model.heads, "Attention heads; must divide dim unless head_dim is set",
-           {.least = 1, .most = kWidest, .only_with = language});
+           {.least = 1, .most = kMostWidth, .only_with = language});
   list.add("kv_heads", model.kv_heads, "Key-value heads; must divide heads; 0: same as heads",
-           {.least = 0, .most = kWidest, .only_with = rotary});
+           {.least = 0, .most = kMostWidth, .only_with = rotary});
   list.add("head_dim", model.head_dim, "Width of an attention head; 0: dim / heads",
-           {.least = 0, .most = kWidest, .only_with = rotary});
+           {.least = 0, .most = kMostWidth, .only_with = rotary});
   list.add("ffn", model.ffn,
            "Width of the feed-forward layers; 0: 8/3 of dim, rounded up to a multiple of 256 "
            "(gpt2: 4 times dim)",
@@ -38,25 +91,9 @@ void describe(ModelConfig& model, OptionList& list) {
            {.least = 0});
   list.add("dropout", model.dropout, "gpt2: dropout probability",
            {.least = 0, .most = 0.99, .only_with = gpt2});
-  list.add("rope_base", model.rope_base, "Base of the rotary position embedding (RoPE)",
-           {.least = 1, .above = true, .only_with = rotary});
-  list.add("rope_scaling", model.rope_scaling, "RoPE scaling for long contexts",
-           {.only_with = rotary});
-  list.add("rope_factor", model.rope_factor, "llama3 scaling: factor for long wavelengths",
-           {.least = 1, .only_with = llama3});
-  list.add("rope_low_freq", model.rope_low_freq,
-           "llama3 scaling: wavelengths that fit fewer times than this into the original length "
-           "are scaled fully",
-           {.least = 0, .above = true, .only_with = llama3});
-  list.add("rope_high_freq", model.rope_high_freq,
-           "llama3 scaling: wavelengths that fit more times than this into the original length "
-           "aren't scaled",
-           {.least = 0, .above = true, .only_with = llama3});
-  list.add("rope_original_tokens", model.rope_original_tokens,
-           "llama3 scaling: the original context length, in tokens",
-           {.least = 1, .most = kLongest, .only_with = llama3});
+  describe_positions(model, list);
   list.add("width", model.width, "mlp: width of the linear layers",
-           {.least = 1, .most = kWidest, .only_with = {model.type, {kMlp}}});
+           {.least = 1, .most = kMostWidth, .only_with = {model.type, {kMlp}}});
 }
 
 void check(const ModelConfig& model) {
@@ -77,6 +114,10 @@ void check(const ModelConfig& model) {
                 "each key-value head serves the same number of heads.");
   if (model.rope_scaling == RopeScalingType::kLlama3 && model.rope_low_freq >= model.rope_high_freq)
     throw Error("model.rope_low_freq isn't below model.rope_high_freq.", "Llama 3 has 1 and 4.");
+  if (model.rope_scaling == RopeScalingType::kLongRope && model.type != ModelType::kPhi3)
+    throw Error(
+        formatted("model.rope_scaling is longrope, but model.type is {}.", enum_name(model.type)),
+        "only phi3 has it; use llama3 or none.");
 }
 
 }  // namespace fsdp::models

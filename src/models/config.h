@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/enum_names.h"
@@ -12,17 +13,43 @@ class OptionList;
 
 namespace fsdp::models {
 
-enum class ModelType { kLlama, kQwen2, kGpt2, kMlp };
+// The decoders first, in the order of Family.
+enum class ModelType {
+  kLlama,
+  kQwen2,
+  kQwen3,
+  kMistral,
+  kSmolLM3,
+  kOlmo2,
+  kPhi3,
+  kGemma3,
+  kGpt2,
+  kMlp
+};
 constexpr auto enum_table(ModelType) {
-  return std::to_array<EnumName>({{"llama"}, {"qwen2"}, {"gpt2"}, {"mlp"}});
+  return std::to_array<EnumName>({{"llama"},
+                                  {"qwen2"},
+                                  {"qwen3"},
+                                  {"mistral"},
+                                  {"smollm3"},
+                                  {"olmo2"},
+                                  {"phi3"},
+                                  {"gemma3"},
+                                  {"gpt2"},
+                                  {"mlp"}});
 }
+inline const std::vector<ModelType> kDecoders = {
+    ModelType::kLlama,   ModelType::kQwen2, ModelType::kQwen3, ModelType::kMistral,
+    ModelType::kSmolLM3, ModelType::kOlmo2, ModelType::kPhi3,  ModelType::kGemma3};
 // All but the mlp, which has no tokens.
-inline const std::vector<ModelType> kLanguageModels = {ModelType::kLlama, ModelType::kQwen2,
-                                                       ModelType::kGpt2};
+inline const std::vector<ModelType> kLanguageModels = {
+    ModelType::kLlama,   ModelType::kQwen2,   ModelType::kQwen3,
+    ModelType::kMistral, ModelType::kSmolLM3, ModelType::kOlmo2,
+    ModelType::kPhi3,    ModelType::kGemma3,  ModelType::kGpt2};
 
-enum class RopeScalingType { kNone, kLlama3 };
+enum class RopeScalingType { kNone, kLlama3, kLongRope };
 constexpr auto enum_table(RopeScalingType) {
-  return std::to_array<EnumName>({{"none"}, {"llama3"}});
+  return std::to_array<EnumName>({{"none"}, {"llama3"}, {"longrope"}});
 }
 
 struct ModelConfig {
@@ -33,7 +60,7 @@ struct ModelConfig {
   int64_t heads = 4;
   int64_t kv_heads = 0;    // 0: same as heads
   int64_t head_dim = 0;    // 0: dim / heads
-  int64_t ffn = 0;         // 0: 8/3 of dim (llama, qwen2) or 4 times dim (gpt2)
+  int64_t ffn = 0;         // 0: 8/3 of dim, or 4 times dim (gpt2)
   int64_t max_tokens = 0;  // gpt2: positions; 0: data.seq
   bool tied = false;       // the output layer is the embedding
   double norm_eps = 1e-5;
@@ -44,8 +71,16 @@ struct ModelConfig {
   double rope_factor = 8;  // llama3 scaling, like the next three
   double rope_low_freq = 1;
   double rope_high_freq = 4;
-  int64_t rope_original_tokens = 8192;
-  int64_t width = 2048;  // mlp: of its `layers` linear layers
+  int64_t rope_original_tokens = 8192;  // longrope as well
+  int64_t rope_max_tokens = 131072;     // longrope, like the next two
+  std::vector<std::string> rope_short_factors = {};
+  std::vector<std::string> rope_long_factors = {};
+  int64_t window = 0;      // mistral, phi3, gemma3; 0: none
+  int64_t full_every = 6;  // gemma3, like the next two
+  double rope_local_base = 10000;
+  int64_t query_pre_attn_scalar = 0;  // 0: head_dim
+  int64_t no_rope_every = 4;          // smollm3
+  int64_t width = 2048;               // mlp: of its `layers` linear layers
 };
 
 void describe(ModelConfig& model, OptionList& list);

@@ -99,7 +99,7 @@ at::Tensor GPT2AttentionImpl::forward(const at::Tensor& qkv, const Attending& at
   };
   std::vector<at::Tensor> parts = qkv.chunk(3, -1);
   at::Tensor mixed = attend(split(parts[0]), split(parts[1]), split(parts[2]), attending, layer_,
-                            is_training() ? attn_dropout_ : 0.0);
+                            {.dropout = is_training() ? attn_dropout_ : 0.0});
   return dropped(c_proj(mixed.transpose(1, 2).flatten(2)), resid_dropout_, is_training());
 }
 

@@ -1,179 +1,96 @@
 #include "fsdp/models/hugging_face.h"
-#include "base/regular_file.h"
 
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "base/format.h"
+#include "base/regular_file.h"
 #include "fsdp/error.h"
+#include "models/decoder_json.h"
+#include "models/families.h"
 
 namespace fsdp::models {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr size_t kLargest = 4 << 20;  // bytes of a config.json
 constexpr int kDeepest = 32;
-// Bounds that no model reaches; within them, parameter counts fit in 64 bits.
-constexpr int64_t kWidest = 1'000'000, kMostTokens = 100'000'000, kMostLayers = 100'000;
 
-// Reads fields of a JSON object; null counts as missing. Errors name the field.
-class Fields {
- public:
-  Fields(const Json& object, const std::string& where, std::string path = "")
-      : object_(object), where_(where), path_(std::move(path)) {}
-
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw Error(formatted("{}: {}.", where_, what),
-                "docs/checkpoints.md describes which llama, qwen2 and gpt2 models are supported.");
-  }
-  [[noreturn]] void refuse(const char* key, const std::string& why) const {
-    refuse(formatted("{}{} {}", path_, key, why));
-  }
-
-  bool has(const char* key) const {
-    const auto found = object_.find(key);
-    return found != object_.end() && !found->is_null();
-  }
-  const Json& operator[](const char* key) const { return *object_.find(key); }
-
-  int64_t count(const char* key, std::optional<int64_t> otherwise, int64_t most) const {
-    if (!has(key)) {
-      if (!otherwise) refuse(key, "is missing");
-      return *otherwise;
-    }
-    const Json& value = (*this)[key];
-    const bool whole = value.is_number_integer() && !value.is_number_float();
-    if (!whole || (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(most)) ||
-        value.get<int64_t>() < 1)
-      refuse(key, formatted("isn't a whole number from 1 to {}", most));
-    return value.get<int64_t>();
-  }
-
-  // Reads `key`, or `other` if `key` is missing: GPT-2 has names of its own and accepts the common
-  // ones.
-  int64_t count(const char* key, const char* other, int64_t otherwise, int64_t most) const {
-    return count(has(key) ? key : other, otherwise, most);
-  }
-
-  double number(const char* key, std::optional<double> otherwise) const {
-    if (!has(key)) {
-      if (!otherwise) refuse(key, "is missing");
-      return *otherwise;
-    }
-    const Json& value = (*this)[key];
-    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
-      refuse(key, "isn't a number of at least 0");
-    return value.get<double>();
-  }
-
-  bool flag(const char* key, bool otherwise) const {
-    if (!has(key)) return otherwise;
-    if (!(*this)[key].is_boolean()) refuse(key, "is neither true nor false");
-    return (*this)[key].get<bool>();
-  }
-
-  std::string text(const char* key, const std::string& otherwise) const {
-    if (!has(key)) return otherwise;
-    const Json& value = (*this)[key];
-    if (!value.is_string()) refuse(key, "isn't a string");
-    std::string text = value.get<std::string>();
-    for (char& c : text)
-      if (c < ' ' || c > '~') c = '?';  // it may be printed
-    return text.substr(0, 64);
-  }
-
-  // A switch that changes the computation in a way that our models don't support.
-  void need(const char* key, bool wanted) const {
-    if (flag(key, wanted) != wanted)
-      refuse(key,
-             formatted("is {}, which the models here don't support", wanted ? "false" : "true"));
-  }
-
-  void need_text(const char* key, const std::vector<std::string>& choices) const {
-    const std::string found = text(key, choices.front());
-    for (const auto& choice : choices)
-      if (found == choice) return;
-    refuse(key, formatted("is \"{}\"; only \"{}\" is supported", found, choices.front()));
-  }
-
-  Fields object(const char* key) const {
-    if (!(*this)[key].is_object()) refuse(key, "isn't an object");
-    return {(*this)[key], where_, formatted("{}{}.", path_, key)};
-  }
-
- private:
-  const Json& object_;
-  const std::string& where_;
-  std::string path_;
-};
-
-// --- rotary positions ---
-//
-// transformers 5 writes "rope_parameters", earlier versions "rope_theta" and "rope_scaling".
-
-void read_rope(const Fields& fields, LlamaConfig& config) {
-  config.rope_base = fields.number("rope_theta", config.rope_base);
-  // If both are present, transformers uses the older one.
-  const char* key = fields.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  if (fields.number("partial_rotary_factor", 1.0) != 1.0)
-    fields.refuse("partial_rotary_factor is not 1, which the models here don't support");
-  if (!fields.has(key)) return;
-  const Fields rope = fields.object(key);
-  config.rope_base = rope.number("rope_theta", config.rope_base);
-  if (rope.number("partial_rotary_factor", 1.0) != 1.0)
-    rope.refuse("partial_rotary_factor", "is not 1, which the models here don't support");
-  const std::string type = rope.text("rope_type", rope.text("type", "default"));
-  if (type == "default") return;
-  if (type != "llama3")
-    rope.refuse("rope_type",
-                formatted("is \"{}\"; only \"default\" and \"llama3\" are supported", type));
-  config.rope_scaling = RopeScaling{.factor = rope.number("factor", {}),
-                                    .low_freq_factor = rope.number("low_freq_factor", {}),
-                                    .high_freq_factor = rope.number("high_freq_factor", {}),
-                                    .original_max_position_embeddings = rope.count(
-                                        "original_max_position_embeddings", {}, kMostTokens)};
-}
-
-// Refuses sliding-window attention.
-void check_windows(const Fields& fields, int64_t layers) {
-  if (fields.has("layer_types")) {
-    const Json& types = fields["layer_types"];
-    if (!types.is_array()) fields.refuse("layer_types isn't a list");
-    for (const Json& type : types)
-      if (type != "full_attention")
-        fields.refuse("layer_types has layers without full attention (a sliding window)");
-    return;
-  }
-  if (!fields.flag("use_sliding_window", false) || !fields.has("sliding_window")) return;
-  if (fields.count("max_window_layers", 28, kMostLayers) < layers)
-    fields.refuse("use_sliding_window is true, which the models here don't support");
-}
-
-LlamaConfig read_llama(const Fields& fields, bool qwen2) {
-  LlamaConfig config;
-  config.vocab = fields.count("vocab_size", {}, kMostTokens);
-  config.dim = fields.count("hidden_size", {}, kWidest);
-  config.layers = fields.count("num_hidden_layers", {}, kMostLayers);
-  config.heads = fields.count("num_attention_heads", {}, kWidest);
-  if (qwen2 && !fields.has("num_key_value_heads")) fields.refuse("num_key_value_heads is missing");
-  config.kv_heads = fields.count("num_key_value_heads", config.heads, kWidest);
-  if (fields.has("head_dim")) config.head_dim = fields.count("head_dim", {}, kWidest);
-  config.ffn = fields.count("intermediate_size", {}, 10 * kWidest);
-  config.tied = fields.flag("tie_word_embeddings", false);
-  config.qkv_bias = qwen2;
-  config.norm_eps = fields.number("rms_norm_eps", 1e-6);
-  config.init_std = fields.number("initializer_range", 0.02);
-  config.rope_base = 10000;
-  read_rope(fields, config);
-  fields.need_text("hidden_act", {"silu", "swish"});
-  if (!qwen2) fields.need("attention_bias", false);
-  fields.need("mlp_bias", false);
-  fields.need("use_mrope", false);
-  check_windows(fields, config.layers);
-  return checked(config);
-}
+// What config.json says beside what a model computes: ids of tokens, what generation does, how the
+// weights are stored, who wrote the file, and heads for other tasks. pad_token_id is among them,
+// because the ids that are trained on are never padding.
+constexpr std::string_view kIrrelevant[] = {"_attn_implementation",
+                                            "_attn_implementation_autoset",
+                                            "_name_or_path",
+                                            "_num_labels",
+                                            "architectures",
+                                            "auto_map",
+                                            "begin_suppress_tokens",
+                                            "bos_token_id",
+                                            "cache_implementation",
+                                            "chunk_size_feed_forward",
+                                            "decoder_start_token_id",
+                                            "diversity_penalty",
+                                            "do_sample",
+                                            "dtype",
+                                            "early_stopping",
+                                            "encoder_no_repeat_ngram_size",
+                                            "eos_token_id",
+                                            "exponential_decay_length_penalty",
+                                            "finetuning_task",
+                                            "forced_bos_token_id",
+                                            "forced_eos_token_id",
+                                            "gradient_checkpointing",
+                                            "id2label",
+                                            "is_decoder",
+                                            "is_encoder_decoder",
+                                            "is_llama_config",
+                                            "keys_to_ignore_at_inference",
+                                            "label2id",
+                                            "length_penalty",
+                                            "max_length",
+                                            "max_window_layers",
+                                            "max_position_embeddings",
+                                            "min_length",
+                                            "model_type",
+                                            "n_ctx",
+                                            "no_repeat_ngram_size",
+                                            "num_beam_groups",
+                                            "num_beams",
+                                            "num_labels",
+                                            "num_return_sequences",
+                                            "output_attentions",
+                                            "output_hidden_states",
+                                            "output_scores",
+                                            "pad_token_id",
+                                            "prefix",
+                                            "pretraining_tp",
+                                            "problem_type",
+                                            "remove_invalid_values",
+                                            "repetition_penalty",
+                                            "return_dict",
+                                            "return_dict_in_generate",
+                                            "sep_token_id",
+                                            "summary_activation",
+                                            "summary_first_dropout",
+                                            "summary_proj_to_labels",
+                                            "summary_type",
+                                            "summary_use_proj",
+                                            "suppress_tokens",
+                                            "task_specific_params",
+                                            "temperature",
+                                            "tf_legacy_loss",
+                                            "tokenizer_class",
+                                            "top_k",
+                                            "top_p",
+                                            "torch_dtype",
+                                            "torchscript",
+                                            "transformers.js_config",
+                                            "transformers_version",
+                                            "typical_p",
+                                            "unk_token_id",
+                                            "unsloth_fixed",
+                                            "unsloth_version",
+                                            "use_bfloat16",
+                                            "use_cache"};
 
 GPT2Config read_gpt2(const Fields& fields) {
   GPT2Config config;
@@ -195,50 +112,6 @@ GPT2Config read_gpt2(const Fields& fields) {
   fields.need("reorder_and_upcast_attn", false);
   fields.need("add_cross_attention", false);
   return checked(config);
-}
-
-Json scaling_json(const RopeScaling& scaling) {
-  return {{"rope_type", "llama3"},
-          {"factor", scaling.factor},
-          {"low_freq_factor", scaling.low_freq_factor},
-          {"high_freq_factor", scaling.high_freq_factor},
-          {"original_max_position_embeddings", scaling.original_max_position_embeddings}};
-}
-
-// transformers 4 and 5 both read rope_theta and rope_scaling.
-Json llama_json(const LlamaConfig& c, int64_t max_positions) {
-  if (max_positions == 0)
-    max_positions =
-        c.rope_scaling
-            ? static_cast<int64_t>(std::min(
-                  1e9, c.rope_scaling->factor *
-                           static_cast<double>(c.rope_scaling->original_max_position_embeddings)))
-            : (c.qkv_bias ? 32768 : 2048);
-  Json json = {{"architectures", {c.qkv_bias ? "Qwen2ForCausalLM" : "LlamaForCausalLM"}},
-               {"model_type", c.qkv_bias ? "qwen2" : "llama"},
-               {"vocab_size", c.vocab},
-               {"hidden_size", c.dim},
-               {"intermediate_size", c.ffn},
-               {"num_hidden_layers", c.layers},
-               {"num_attention_heads", c.heads},
-               {"num_key_value_heads", c.kv_heads},
-               {"head_dim", c.head_dim},
-               {"hidden_act", "silu"},
-               {"max_position_embeddings", max_positions},
-               {"initializer_range", c.init_std},
-               {"rms_norm_eps", c.norm_eps},
-               {"rope_theta", c.rope_base},
-               {"rope_scaling", c.rope_scaling ? scaling_json(*c.rope_scaling) : Json()},
-               {"tie_word_embeddings", c.tied},
-               {"attention_dropout", 0.0},
-               {"use_cache", true}};
-  if (c.qkv_bias) {
-    json["use_sliding_window"] = false;
-  } else {
-    json["attention_bias"] = false;
-    json["mlp_bias"] = false;
-  }
-  return json;
 }
 
 Json gpt2_json(const GPT2Config& c) {
@@ -285,8 +158,13 @@ AnyConfig parse_hugging_face_config(std::string_view text, const std::string& wh
     fields.refuse("quantization_config: quantized weights aren't supported");
   const std::string type = fields.text("model_type", "");
   try {
-    if (type == "llama" || type == "qwen2") return read_llama(fields, type == "qwen2");
-    if (type == "gpt2") return read_gpt2(fields);
+    std::optional<AnyConfig> config;
+    if (const FamilyRow* row = find_family(type)) config = read_decoder(fields, *row);
+    if (type == "gpt2") config = read_gpt2(fields);
+    if (config) {
+      fields.refuse_unknown(kIrrelevant);
+      return *config;
+    }
   } catch (const Error& problem) {  // inconsistent sizes
     if (problem.message().starts_with(where)) throw;
     throw Error(formatted("{}: {}", where, problem.message()), problem.hint());
@@ -302,8 +180,8 @@ AnyConfig read_hugging_face_config(const std::filesystem::path& file) {
 std::string hugging_face_config(const AnyConfig& config, const std::string& dtype,
                                 int64_t max_positions, const SpecialTokens& tokens) {
   Json json;
-  if (const auto* llama = std::get_if<LlamaConfig>(&config))
-    json = llama_json(checked(*llama), max_positions);
+  if (const auto* decoder = std::get_if<DecoderConfig>(&config))
+    json = decoder_json(checked(*decoder), max_positions);
   else
     json = gpt2_json(checked(std::get<GPT2Config>(config)));
   // Null if absent: the defaults are ids of other vocabularies.

@@ -5,27 +5,49 @@
 namespace fsdp::models {
 namespace {
 
-ParameterShapes shapes_of(const LlamaConfig& given) {
-  const LlamaConfig c = checked(given);
+void add_attention(ParameterShapes& shapes, const DecoderConfig& c, const std::string& name) {
+  const int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
+  const auto add = [&](const char* part, std::vector<int64_t> sizes) {
+    shapes.emplace_back(name + part, std::move(sizes));
+  };
+  if (c.fused_projections) {
+    add("qkv_proj.weight", {queries + 2 * keys, c.dim});
+  } else {
+    for (const auto& [part, rows] :
+         {std::pair("q_proj", queries), std::pair("k_proj", keys), std::pair("v_proj", keys)}) {
+      add(formatted("{}.weight", part).c_str(), {rows, c.dim});
+      if (c.qkv_bias) add(formatted("{}.bias", part).c_str(), {rows});
+    }
+  }
+  add("o_proj.weight", {c.dim, queries});
+  if (c.qk_norm == QKNorm::kNone) return;
+  const bool heads = c.qk_norm == QKNorm::kHead;
+  add("q_norm.weight", {heads ? c.head_dim : queries});
+  add("k_norm.weight", {heads ? c.head_dim : keys});
+}
+
+ParameterShapes shapes_of(const DecoderConfig& given) {
+  const DecoderConfig c = checked(given);
   ParameterShapes shapes;
   const auto add = [&](const std::string& name, std::vector<int64_t> sizes) {
     shapes.emplace_back(name, std::move(sizes));
   };
-  const int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
   add("model.embed_tokens.weight", {c.vocab, c.dim});
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     const std::string block = formatted("model.layers.{}.", layer);
-    add(block + "input_layernorm.weight", {c.dim});
-    for (const auto& [name, rows] :
-         {std::pair("q_proj", queries), std::pair("k_proj", keys), std::pair("v_proj", keys)}) {
-      add(formatted("{}self_attn.{}.weight", block, name), {rows, c.dim});
-      if (c.qkv_bias) add(formatted("{}self_attn.{}.bias", block, name), {rows});
-    }
-    add(block + "self_attn.o_proj.weight", {c.dim, queries});
+    if (c.norms != NormPlacement::kAfter) add(block + "input_layernorm.weight", {c.dim});
+    add_attention(shapes, c, block + "self_attn.");
     add(block + "post_attention_layernorm.weight", {c.dim});
-    add(block + "mlp.gate_proj.weight", {c.ffn, c.dim});
-    add(block + "mlp.up_proj.weight", {c.ffn, c.dim});
+    if (c.norms == NormPlacement::kAround) add(block + "pre_feedforward_layernorm.weight", {c.dim});
+    if (c.fused_projections) {
+      add(block + "mlp.gate_up_proj.weight", {2 * c.ffn, c.dim});
+    } else {
+      add(block + "mlp.gate_proj.weight", {c.ffn, c.dim});
+      add(block + "mlp.up_proj.weight", {c.ffn, c.dim});
+    }
     add(block + "mlp.down_proj.weight", {c.dim, c.ffn});
+    if (c.norms != NormPlacement::kBefore)
+      add(block + "post_feedforward_layernorm.weight", {c.dim});
   }
   add("model.norm.weight", {c.dim});
   add(kHeadName, {c.vocab, c.dim});

@@ -1,5 +1,6 @@
 // Linears: alone, and after an activation whose result is recomputed in backward.
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
@@ -13,7 +14,7 @@
 namespace fsdp::nn {
 namespace {
 
-enum class Activation { kNone, kSwiglu, kGelu, kGeluTanh };
+enum class Activation { kNone, kSwiglu, kGeglu, kGelu, kGeluTanh };
 
 Activation gelu_of(const std::string& approximate) {
   if (approximate == "none") return Activation::kGelu;
@@ -22,8 +23,21 @@ Activation gelu_of(const std::string& approximate) {
               "pass \"none\" or \"tanh\".");
 }
 
+struct GateUp {
+  at::Tensor gate, up;  // halves of the columns; the gate contiguous
+};
+
+GateUp halves_of(const at::Tensor& x) {
+  const int64_t width = x.size(-1) / 2;
+  return {x.narrow(-1, 0, width).contiguous(), x.narrow(-1, width, width)};
+}
+
 at::Tensor activated(const at::Tensor& x, Activation activation) {
   switch (activation) {
+    case Activation::kGeglu: {
+      GateUp halves = halves_of(x);
+      return kernels::gelu(halves.gate, /*tanh=*/true).mul_(halves.up);
+    }
     case Activation::kSwiglu:
       return kernels::swiglu(x);
     case Activation::kGelu:
@@ -41,6 +55,12 @@ struct ActivationBackward {
 
 ActivationBackward activation_backward(const at::Tensor& grad, const at::Tensor& x,
                                        Activation activation, bool want_out) {
+  if (activation == Activation::kGeglu) {
+    GateUp halves = halves_of(x);
+    auto [to_gate, gelu] = kernels::gelu_backward(grad * halves.up, halves.gate, /*tanh=*/true,
+                                                  /*want_out=*/true);
+    return {at::cat({to_gate, grad * gelu}, -1), want_out ? gelu * halves.up : at::Tensor()};
+  }
   auto [gradient, out] =
       activation == Activation::kSwiglu
           ? kernels::swiglu_backward(grad, x, want_out)
@@ -51,9 +71,10 @@ ActivationBackward activation_backward(const at::Tensor& grad, const at::Tensor&
 // The same with torch's operators, recorded by autograd.
 at::Tensor plain_activation(const at::Tensor& x, Activation activation) {
   if (activation == Activation::kNone) return x;
-  if (activation != Activation::kSwiglu)
+  if (activation == Activation::kGelu || activation == Activation::kGeluTanh)
     return at::gelu(x, activation == Activation::kGelu ? "none" : "tanh");
   std::vector<at::Tensor> halves = x.chunk(2, -1);
+  if (activation == Activation::kGeglu) return at::gelu(halves[0], "tanh") * halves[1];
   return at::silu(halves[0]) * halves[1];
 }
 
@@ -101,6 +122,7 @@ struct LinearNode : Node {
   std::string name() const override {
     return activation == Activation::kNone     ? "fsdp::linear"
            : activation == Activation::kSwiglu ? "fsdp::swiglu_linear"
+           : activation == Activation::kGeglu  ? "fsdp::geglu_linear"
                                                : "fsdp::gelu_linear";
   }
 
@@ -183,6 +205,11 @@ at::Tensor gelu(const at::Tensor& x, const std::string& approximate) {
 at::Tensor swiglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
                          const at::Tensor& bias, WeightLayout layout) {
   return activated_linear(gate_up, weight, bias, Activation::kSwiglu, layout);
+}
+
+at::Tensor geglu_linear(const at::Tensor& gate_up, const at::Tensor& weight, const at::Tensor& bias,
+                        WeightLayout layout) {
+  return activated_linear(gate_up, weight, bias, Activation::kGeglu, layout);
 }
 
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

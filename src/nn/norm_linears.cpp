@@ -120,8 +120,8 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
   return {out, residual.defined() ? normed.sum : given};
 }
 
-NormedLinears linears(const at::Tensor& x, const at::Tensor& residual, const Norm& norm,
-                      const Tensors& weights, const Tensors& biases, WeightLayout layout) {
+NormedLinears normed_linears(const at::Tensor& x, const at::Tensor& residual, const Norm& norm,
+                             const Tensors& weights, const Tensors& biases, WeightLayout layout) {
   if (weights.empty() || (!biases.empty() && biases.size() != weights.size()))
     throw Error(formatted("norm_linears was called with {} weights and {} biases.", weights.size(),
                           biases.size()),
@@ -154,7 +154,7 @@ NormedLinears norm_linears(const at::Tensor& x, const at::Tensor& residual,
                            const std::vector<at::Tensor>& weights,
                            const std::vector<at::Tensor>& biases) {
   Norm norm{.weight = norm_weight, .eps = eps};
-  return linears(x, residual, norm, weights, biases, WeightLayout::kOutIn);
+  return normed_linears(x, residual, norm, weights, biases, WeightLayout::kOutIn);
 }
 
 NormedLinears layer_norm_linears(const at::Tensor& x, const at::Tensor& residual,
@@ -162,7 +162,7 @@ NormedLinears layer_norm_linears(const at::Tensor& x, const at::Tensor& residual
                                  double eps, const std::vector<at::Tensor>& weights,
                                  const std::vector<at::Tensor>& biases, WeightLayout layout) {
   Norm norm{.weight = norm_weight, .bias = norm_bias, .eps = eps, .layer = true};
-  return linears(x, residual, norm, weights, biases, layout);
+  return normed_linears(x, residual, norm, weights, biases, layout);
 }
 
 }  // namespace fsdp::nn

@@ -1,30 +1,73 @@
 #include "train/model_shape.h"
 
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/format.h"
 #include "fsdp/error.h"
 #include "train/config_resolve.h"
 
 namespace fsdp::train {
 namespace {
 
-models::LlamaConfig llama_shape(const models::ModelConfig& model, int64_t vocab) {
-  models::LlamaConfig shape{.vocab = vocab,
-                            .dim = model.dim,
-                            .layers = model.layers,
-                            .heads = model.heads,
-                            .kv_heads = model.kv_heads,
-                            .head_dim = model.head_dim,
-                            .ffn = model.ffn,
-                            .tied = model.tied,
-                            .qkv_bias = model.type == models::ModelType::kQwen2,
-                            .norm_eps = model.norm_eps,
-                            .rope_base = model.rope_base,
-                            .init_std = model.init_std};
+// The decoders come first in ModelType, in the order of Family.
+models::Family family_of(models::ModelType type) {
+  return static_cast<models::Family>(type);
+}
+
+std::vector<double> factors_of(const char* key, const std::vector<std::string>& words) {
+  std::vector<double> factors;
+  for (const std::string& word : words) {
+    char* end = nullptr;
+    factors.push_back(std::strtod(word.c_str(), &end));
+    if (word.empty() || *end != '\0')
+      throw Error(formatted("{}: \"{}\" isn't a number.", key, word),
+                  "the list has head_dim / 2 numbers, each in quotes.");
+  }
+  return factors;
+}
+
+std::vector<std::string> words_of(const std::vector<double>& factors) {
+  std::vector<std::string> words;
+  for (double factor : factors) words.push_back(formatted("{}", factor));
+  return words;
+}
+
+models::DecoderConfig decoder_shape(const models::ModelConfig& model, int64_t vocab) {
+  models::DecoderConfig shape =
+      models::of_family(family_of(model.type), {.vocab = vocab,
+                                                .dim = model.dim,
+                                                .layers = model.layers,
+                                                .heads = model.heads,
+                                                .kv_heads = model.kv_heads,
+                                                .head_dim = model.head_dim,
+                                                .ffn = model.ffn,
+                                                .tied = model.tied,
+                                                .norm_eps = model.norm_eps,
+                                                .rope_base = model.rope_base,
+                                                .init_std = model.init_std});
+  using enum models::ModelType;
+  const bool gemma3 = model.type == kGemma3;
+  if (gemma3 || model.type == kMistral || model.type == kPhi3) shape.window = model.window;
+  if (gemma3) {
+    shape.full_every = model.full_every;
+    shape.local_rope_base = model.rope_local_base;
+    shape.query_pre_attn_scalar = model.query_pre_attn_scalar;
+  }
+  if (model.type == kSmolLM3) shape.no_rope_every = model.no_rope_every;
   if (model.rope_scaling == models::RopeScalingType::kLlama3)
     shape.rope_scaling =
         models::RopeScaling{.factor = model.rope_factor,
                             .low_freq_factor = model.rope_low_freq,
                             .high_freq_factor = model.rope_high_freq,
                             .original_max_position_embeddings = model.rope_original_tokens};
+  if (model.rope_scaling == models::RopeScalingType::kLongRope)
+    shape.long_rope = models::LongRope{
+        .short_factors = factors_of("model.rope_short_factors", model.rope_short_factors),
+        .long_factors = factors_of("model.rope_long_factors", model.rope_long_factors),
+        .original_max_position_embeddings = model.rope_original_tokens,
+        .max_position_embeddings = model.rope_max_tokens};
   return shape;
 }
 
@@ -43,9 +86,27 @@ models::GPT2Config gpt2_shape(const models::ModelConfig& model, int64_t vocab, i
           .init_std = model.init_std};
 }
 
-void set_llama(models::ModelConfig& model, const models::LlamaConfig& given) {
-  const models::LlamaConfig shape = models::checked(given);
-  model.type = shape.qkv_bias ? models::ModelType::kQwen2 : models::ModelType::kLlama;
+void set_scaling(models::ModelConfig& model, const models::DecoderConfig& shape) {
+  model.rope_scaling = models::RopeScalingType::kNone;
+  if (const auto& scaling = shape.rope_scaling) {
+    model.rope_scaling = models::RopeScalingType::kLlama3;
+    model.rope_factor = scaling->factor;
+    model.rope_low_freq = scaling->low_freq_factor;
+    model.rope_high_freq = scaling->high_freq_factor;
+    model.rope_original_tokens = scaling->original_max_position_embeddings;
+  }
+  if (const auto& scaling = shape.long_rope) {
+    model.rope_scaling = models::RopeScalingType::kLongRope;
+    model.rope_short_factors = words_of(scaling->short_factors);
+    model.rope_long_factors = words_of(scaling->long_factors);
+    model.rope_original_tokens = scaling->original_max_position_embeddings;
+    model.rope_max_tokens = scaling->max_position_embeddings;
+  }
+}
+
+void set_decoder(models::ModelConfig& model, const models::DecoderConfig& given) {
+  const models::DecoderConfig shape = models::checked(given);
+  model.type = static_cast<models::ModelType>(shape.family);
   model.vocab = shape.vocab;
   model.dim = shape.dim;
   model.layers = shape.layers;
@@ -57,13 +118,14 @@ void set_llama(models::ModelConfig& model, const models::LlamaConfig& given) {
   model.norm_eps = shape.norm_eps;
   model.rope_base = shape.rope_base;
   model.init_std = shape.init_std;
-  model.rope_scaling =
-      shape.rope_scaling ? models::RopeScalingType::kLlama3 : models::RopeScalingType::kNone;
-  if (!shape.rope_scaling) return;
-  model.rope_factor = shape.rope_scaling->factor;
-  model.rope_low_freq = shape.rope_scaling->low_freq_factor;
-  model.rope_high_freq = shape.rope_scaling->high_freq_factor;
-  model.rope_original_tokens = shape.rope_scaling->original_max_position_embeddings;
+  model.window = shape.window;
+  if (shape.family == models::Family::kGemma3) {
+    model.full_every = shape.full_every;
+    model.rope_local_base = shape.local_rope_base > 0 ? shape.local_rope_base : shape.rope_base;
+    model.query_pre_attn_scalar = shape.query_pre_attn_scalar;
+  }
+  if (shape.family == models::Family::kSmolLM3) model.no_rope_every = shape.no_rope_every;
+  set_scaling(model, shape);
 }
 
 void set_gpt2(models::ModelConfig& model, const models::GPT2Config& given) {
@@ -90,16 +152,17 @@ models::AnyConfig model_shape(const Config& config, int64_t vocab) {
   const models::ModelConfig& model = config.model;
   const int64_t words = model.vocab > 0 ? model.vocab : vocab;
   if (model.type == models::ModelType::kMlp)
-    throw Error("an mlp isn't a language model.", "pass a run of a llama, qwen2 or gpt2.");
+    throw Error("an mlp isn't a language model.", "pass a run of a language model.");
   if (words < 1)
     throw Error("the model's vocabulary size is unknown: token files don't contain it.",
                 "pass --model.vocab, or --data.tokenizer with the tokenizer that made the files.");
   if (model.type == models::ModelType::kGpt2) return gpt2_shape(model, words, config.data.seq);
-  return llama_shape(model, words);
+  return decoder_shape(model, words);
 }
 
 void set_model_shape(models::ModelConfig& model, const models::AnyConfig& shape) {
-  if (const auto* llama = std::get_if<models::LlamaConfig>(&shape)) return set_llama(model, *llama);
+  if (const auto* decoder = std::get_if<models::DecoderConfig>(&shape))
+    return set_decoder(model, *decoder);
   set_gpt2(model, std::get<models::GPT2Config>(shape));
 }
 

@@ -87,7 +87,16 @@ void generate(models::CausalLMImpl& model, at::Device device, std::vector<int64_
   std::vector<int64_t> next = std::move(prompt);
   if (static_cast<int64_t>(next.size()) > room)  // keep its end, which matters most
     next.erase(next.begin(), next.end() - room);
+  std::vector<int64_t> seen;  // the tokens in the cache
+  const int64_t limit = model.cache_limit();
   for (int64_t made = 0; made < options.tokens && cache.tokens() < room; ++made) {
+    const auto all = static_cast<int64_t>(seen.size() + next.size());
+    if (limit > 0 && cache.tokens() > 0 && cache.tokens() <= limit && all > limit) {
+      cache.reset();
+      next.insert(next.begin(), seen.begin(), seen.end());
+      seen.clear();
+    }
+    if (limit > 0) seen.insert(seen.end(), next.begin(), next.end());
     at::Tensor ids = at::tensor(next, at::kLong).unsqueeze(0).to(device);
     at::Tensor logits = model.logits({.ids = ids, .cache = &cache});  // [1, tokens, vocab]
     int64_t token = draw(logits.select(0, 0).select(0, -1), options, random);

@@ -93,15 +93,16 @@ TrainTask make_task(const Config& config, int64_t vocab) {
       task = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(),
                             wrap::modules<models::GPT2MLP>(), seq);
     else
-      task =
-          language_model(models::Llama(std::get<models::LlamaConfig>(shape)).ptr(),
-                         wrap::modules<models::LlamaBlock>(), wrap::modules<models::SwiGLU>(), seq);
+      task = language_model(models::Decoder(std::get<models::DecoderConfig>(shape)).ptr(),
+                            wrap::modules<models::DecoderBlock>(),
+                            wrap::modules<models::GatedFeedForward>(), seq);
   }
   std::set<const void*> seen;  // tied parameters have two names
   for (const at::Tensor& parameter : task.module->parameters())
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) task.parameters += parameter.numel();
-  constexpr const char* kTitles[] = {"Llama", "Qwen2", "GPT-2",
-                                     "MLP"};  // of each models::ModelType
+  constexpr const char* kTitles[] = {
+      "Llama",  "Qwen2", "Qwen3",   "Mistral", "SmolLM3",
+      "OLMo 2", "Phi-3", "Gemma 3", "GPT-2",   "MLP"};  // of each models::ModelType
   task.title = formatted("{}, {} parameters", kTitles[static_cast<int>(model.type)],
                          observe::human_count(static_cast<double>(task.parameters)));
   return task;

@@ -17,8 +17,8 @@ namespace {
 using namespace fsdp;
 
 std::shared_ptr<models::CausalLMImpl> model_of(const models::AnyConfig& config) {
-  if (const auto* llama = std::get_if<models::LlamaConfig>(&config))
-    return models::Llama(*llama).ptr();
+  if (const auto* decoder = std::get_if<models::DecoderConfig>(&config))
+    return models::Decoder(*decoder).ptr();
   return models::GPT2(std::get<models::GPT2Config>(config)).ptr();
 }
 

@@ -478,6 +478,11 @@ def configs():
         for i, other in enumerate(["x", -1, 0, 1e400, {}, None]):
             seed("config", f"scaling-{key}-{i}",
                  json.dumps({**llama, "rope_scaling": {**scaling, key: other}}))
+    for family in ("qwen3", "mistral", "smollm3", "olmo2", "phi3", "gemma3_text"):
+        seed("config", family, json.dumps({
+            **{key: value for key, value in llama.items() if key != "architectures"},
+            "model_type": family, "num_key_value_heads": 2, "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention"], "no_rope_layers": [1, 0]}))
     seed("config", "qwen2", json.dumps({**llama, "model_type": "qwen2", "use_sliding_window": False,
                                         "architectures": ["Qwen2ForCausalLM"]}))
     gpt2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 256,

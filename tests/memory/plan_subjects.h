@@ -51,6 +51,17 @@ inline PlannedModel llama(
           wrap::modules<models::LlamaBlock>()};
 }
 
+// With windows that are computed in blocks, norms of queries and keys, and GeGLU.
+inline PlannedModel gemma3() {
+  models::DecoderConfig config = models::of_family(
+      models::Family::kGemma3, {.vocab = 512, .dim = 128, .layers = 3, .heads = 4, .kv_heads = 2});
+  config.window = 24;
+  config.full_every = 3;
+  PlannedModel made = llama(config, 160);
+  made.name = "gemma3";
+  return made;
+}
+
 inline PlannedModel gpt2() {
   models::GPT2Config config{.vocab = 512, .max_tokens = 64, .dim = 128, .layers = 3, .heads = 4};
   return {"gpt2",

@@ -12,7 +12,7 @@ namespace fsdp::testing {
 namespace {
 
 std::vector<PlannedModel> subjects() {
-  return {mlp(), llama(), gpt2(), resnet(), lstm()};
+  return {mlp(), llama(), gemma3(), gpt2(), resnet(), lstm()};
 }
 
 PlanOptions options_for(const PlannedModel& subject) {

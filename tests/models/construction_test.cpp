@@ -29,6 +29,11 @@ LlamaConfig tied(LlamaConfig config) {
   return config;
 }
 
+DecoderConfig no_rope(DecoderConfig config) {
+  config.no_rope_every = 2;
+  return config;
+}
+
 GPT2Config untied(GPT2Config config) {
   config.tied = false;
   return config;
@@ -54,6 +59,12 @@ std::vector<BuildCase> cases() {
           llama("llama_head_dim", wide),
           llama("qwen2", qwen2(kLlama)),
           llama("qwen2_tied", qwen2(tied(kLlama))),
+          llama("qwen3", of_family(Family::kQwen3, wide)),
+          llama("mistral", of_family(Family::kMistral, kLlama)),
+          llama("smollm3", of_family(Family::kSmolLM3, no_rope(kLlama))),
+          llama("olmo2", of_family(Family::kOlmo2, kLlama)),
+          llama("phi3", of_family(Family::kPhi3, kLlama)),
+          llama("gemma3", of_family(Family::kGemma3, tied(wide))),
           gpt2("gpt2", kGpt2),
           gpt2("gpt2_untied", untied(kGpt2))};
 }
@@ -87,9 +98,10 @@ TEST_P(Construction, DeferredInitGivesTheSameBits) {
 TEST_P(Construction, BiasesStartAtZeroNormsAtOneMatricesWithInitStd) {
   torch::manual_seed(4);
   Model model = GetParam().build();
+  const bool from_one = GetParam().name == std::string("gemma3");  // norms multiply by 1 + weight
   for (const auto& item : model->named_parameters()) {
     const auto& [name, value] = std::pair(item.key(), item.value());
-    if (name.ends_with("bias")) {
+    if (name.ends_with("bias") || (from_one && value.dim() == 1)) {
       EXPECT_EQ(value.abs().max().item<double>(), 0) << name;
     } else if (value.dim() == 1) {
       EXPECT_TRUE(at::equal(value, at::ones_like(value))) << name;
@@ -165,14 +177,30 @@ TEST_P(Construction, FlopsAreThoseOfTheMatricesAndHalfTheAttention) {
     bool lookup = name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight") ||
                   name.ends_with("wpe.weight");
     if (item.value().dim() > 1 && !lookup) products += static_cast<double>(item.value().numel());
-    if (name == "model.layers.0.self_attn.q_proj.weight")
-      head_dims = static_cast<double>(item.value().size(0));
+    if (name == "model.layers.0.self_attn.o_proj.weight")
+      head_dims = static_cast<double>(item.value().size(1));
     if (name == "transformer.h.0.attn.c_proj.weight")
       head_dims = static_cast<double>(item.value().size(0));
   }
   for (int64_t tokens : {0, 10, 2048})
     EXPECT_DOUBLE_EQ(model->flops_per_token(tokens),
                      6 * products + 6.0 * 2 * head_dims * static_cast<double>(tokens));
+}
+
+TEST(Construction, AWindowCountsWhatItShows) {
+  DecoderConfig config = of_family(Family::kMistral, kLlama);
+  const double full = Decoder(config)->flops_per_token(0), each = 12.0 * config.dim;
+  config.window = 3;
+  config.layers = 1;
+  // Of 5 tokens, in one layer: 0.5, 1.5, 2.5 and twice 3 keys, each without half of its last one.
+  Decoder one(config);
+  EXPECT_NEAR(one->flops_per_token(5) - one->flops_per_token(0), each * (4.5 + 6) / 5, 1e-6);
+  EXPECT_NEAR(one->flops_per_token(3) - one->flops_per_token(0), each * 4.5 / 3, 1e-6);
+  config.full_every = 2;
+  config.layers = 2;
+  Decoder both(config);
+  EXPECT_EQ(both->flops_per_token(0), full);
+  EXPECT_NEAR(both->flops_per_token(5) - full, each * ((4.5 + 6) / 5 + 2.5), 1e-6);
 }
 
 TEST(Construction, ATiedHeadIsOneParameterUnderTwoNames) {
@@ -214,6 +242,45 @@ TEST(Construction, PublishedModelsHaveTheirPublishedSizes) {
           {.vocab = 152064, .dim = 3584, .layers = 28, .heads = 28, .kv_heads = 4, .ffn = 18944})),
       7'615'616'512);
   EXPECT_EQ(parameter_count(GPT2Config{}), 124'439'808);
+  auto of = [](Family family, DecoderConfig sizes) {
+    return parameter_count(of_family(family, std::move(sizes)));
+  };
+  EXPECT_EQ(of(Family::kQwen3, {.vocab = 151936,
+                                .dim = 1024,
+                                .layers = 28,
+                                .heads = 16,
+                                .kv_heads = 8,
+                                .head_dim = 128,
+                                .ffn = 3072,
+                                .tied = true}),
+            596'049'920);
+  EXPECT_EQ(
+      of(Family::kMistral,
+         {.vocab = 32000, .dim = 4096, .layers = 32, .heads = 32, .kv_heads = 8, .ffn = 14336}),
+      7'241'732'096);
+  EXPECT_EQ(of(Family::kSmolLM3, {.vocab = 128256,
+                                  .dim = 2048,
+                                  .layers = 36,
+                                  .heads = 16,
+                                  .kv_heads = 4,
+                                  .ffn = 11008,
+                                  .tied = true}),
+            3'075'098'624);
+  EXPECT_EQ(
+      of(Family::kOlmo2, {.vocab = 100352, .dim = 4096, .layers = 32, .heads = 32, .ffn = 11008}),
+      7'298'617'344);
+  EXPECT_EQ(
+      of(Family::kPhi3, {.vocab = 32064, .dim = 3072, .layers = 32, .heads = 32, .ffn = 8192}),
+      3'821'079'552);
+  EXPECT_EQ(of(Family::kGemma3, {.vocab = 262144,
+                                 .dim = 1152,
+                                 .layers = 26,
+                                 .heads = 4,
+                                 .kv_heads = 1,
+                                 .head_dim = 256,
+                                 .ffn = 6912,
+                                 .tied = true}),
+            999'885'952);
 }
 
 TEST(Construction, AnMlpStartsAsItsLinearsDo) {
@@ -272,6 +339,17 @@ TEST(Configurations, RefuseInvalidNumbers) {
   llama([](LlamaConfig& c) { c.rope_scaling = RopeScaling{.high_freq_factor = 1}; });
   llama(
       [](LlamaConfig& c) { c.rope_scaling = RopeScaling{.original_max_position_embeddings = 0}; });
+  llama([](LlamaConfig& c) { c.window = -1; });
+  llama([](LlamaConfig& c) { c.full_every = -1; });
+  llama([](LlamaConfig& c) { c.query_pre_attn_scalar = -1; });
+  llama([](LlamaConfig& c) { c.long_rope = LongRope{.short_factors = {1}, .long_factors = {2}}; });
+  llama([](LlamaConfig& c) {
+    c.long_rope = LongRope{.short_factors = {1, 0}, .long_factors = {2, 2}};
+  });
+  llama([](LlamaConfig& c) {
+    c.rope_scaling = RopeScaling{};
+    c.long_rope = LongRope{.short_factors = {1, 1}, .long_factors = {2, 2}};
+  });
   auto gpt2 = [](auto change) {
     GPT2Config config = kGpt2;
     change(config);

@@ -36,6 +36,51 @@ CASES = {
     "gpt2_documents": dict(GPT2, gpt2=True, documents=True),
 }
 
+# Other families: transformers' own configs, which our reader of config.json reads.
+SIZES = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, intermediate_size=48, pad_token_id=None, bos_token_id=None,
+             eos_token_id=None)
+LONG_ROPE = dict(rope_type="longrope", rope_theta=10000.0, long_factor=[1.5, 2.0, 3.0, 4.5],
+                 short_factor=[1.0, 1.1, 1.2, 1.4], original_max_position_embeddings=16)
+LONG = dict(rope_parameters=LONG_ROPE, max_position_embeddings=64,
+            original_max_position_embeddings=16)
+GEMMA3 = dict(head_dim=16, num_hidden_layers=3, sliding_window=5, query_pre_attn_scalar=24,
+              layer_types=["sliding_attention", "sliding_attention", "full_attention"])
+FAMILIES = {
+    "qwen3": ("Qwen3", dict(head_dim=14)),
+    "qwen3_tied_left_padded": ("Qwen3", dict(head_dim=14, tie_word_embeddings=True)),
+    "mistral": ("Mistral", dict(sliding_window=5, head_dim=12)),
+    "mistral_without_window": ("Mistral", dict(sliding_window=None)),
+    "mistral_left_padded": ("Mistral", dict(sliding_window=5)),
+    "mistral_right_padded": ("Mistral", dict(sliding_window=5)),
+    "mistral_documents": ("Mistral", dict(sliding_window=3)),
+    "smollm3": ("SmolLM3", dict(no_rope_layer_interval=2, num_hidden_layers=3)),
+    "smollm3_left_padded": ("SmolLM3", dict(no_rope_layers=[0, 0])),
+    "olmo2": ("Olmo2", dict(num_hidden_layers=3)),
+    "olmo2_left_padded": ("Olmo2", {}),
+    "phi3": ("Phi3", dict(sliding_window=5)),
+    "phi3_longrope": ("Phi3", LONG),  # generates beyond the original context
+    "phi3_longrope_longer": ("Phi3", LONG),
+    "gemma3": ("Gemma3Text", GEMMA3),
+    "gemma3_left_padded": ("Gemma3Text", GEMMA3),
+    "gemma3_documents": ("Gemma3Text", GEMMA3),
+}
+for name, (family, settings) in FAMILIES.items():
+    CASES[name] = dict(family=family, settings=dict(SIZES, **settings),
+                       tokens=30 if name.endswith("longer") else TOKENS)
+    for side in ("left", "right"):
+        if name.endswith(side + "_padded"):
+            CASES[name]["padding"] = side
+    if name.endswith("documents"):
+        CASES[name]["documents"] = True
+
+
+def of_family(case):
+    config = getattr(transformers, case["family"] + "Config")(**case["settings"])
+    model = getattr(transformers, case["family"].removesuffix("Text") + "ForCausalLM")(config)
+    case["json"] = model.config.to_json_string()
+    return model
+
 
 def llama(case):
     common = dict(
@@ -74,6 +119,8 @@ def randomize(model):
                 parameter.normal_(0, 0.3)
             else:
                 parameter.uniform_(0.5, 1.5)
+                if "Gemma" in type(model).__name__:  # multiplies by 1 + weight
+                    parameter.sub_(1)
 
 
 def inputs_of(case):
@@ -91,7 +138,7 @@ def inputs_of(case):
     return made
 
 
-def mask_of(inputs):
+def mask_of(inputs, config):
     """The mask and positions that transformers takes, or nothing."""
     if "padding" in inputs:
         positions = (inputs["padding"].long().cumsum(1) - 1).clamp(min=0)
@@ -100,21 +147,28 @@ def mask_of(inputs):
         documents = inputs["documents"]
         seen = documents.unsqueeze(1) == documents.unsqueeze(2)
         seen &= torch.ones_like(seen[0]).tril()
-        blocked = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
-        return dict(attention_mask=blocked.unsqueeze(1))
+        window = getattr(config, "sliding_window", None)
+        near = seen if window is None else seen & torch.ones_like(seen[0]).triu(1 - window)
+        full, sliding = (torch.zeros(one.shape).masked_fill(~one, torch.finfo(torch.float32).min)
+                         .unsqueeze(1) for one in (seen, near))
+        if config.model_type == "gemma3_text":
+            return dict(attention_mask=dict(full_attention=full, sliding_attention=sliding))
+        return dict(attention_mask=sliding)
     return {}
 
 
 def export(case):
-    model = (gpt2 if case.get("gpt2") else llama)(case)
+    make = of_family if "family" in case else gpt2 if case.get("gpt2") else llama
+    model = make(case)
     randomize(model)
     model.eval()
     model.set_attn_implementation("eager")
     inputs = inputs_of(case)
-    logits = model(inputs["ids"], use_cache=False, **mask_of(inputs)).logits
+    logits = model(inputs["ids"], use_cache=False, **mask_of(inputs, model.config)).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), inputs["targets"].flatten())
     loss.backward()
-    result = dict(inputs, logits=logits.detach(), loss=loss.detach(), config=case,
+    result = dict(inputs, logits=logits.detach(), loss=loss.detach(),
+                  config={k: v for k, v in case.items() if k != "settings"},
                   weights={name: value.clone() for name, value in model.state_dict().items()},
                   gradients={name: p.grad for name, p in model.named_parameters()})
     if case.get("padding") != "right" and "documents" not in inputs:

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/subprocess.h"
+#include "fsdp/error.h"
 #include "fsdp/models.h"
 
 namespace fsdp::models {
@@ -127,7 +128,11 @@ class HuggingFace : public ::testing::TestWithParam<const char*> {
     ASSERT_TRUE(exported().cases.isGenericDict());
     theirs_ = std::make_unique<Exported>(Exported(exported().cases)[GetParam()]);
     Exported config((*theirs_)["config"]);
-    if (config.has("gpt2"))
+    if (config.has("json"))
+      ours_ = Decoder(std::get<DecoderConfig>(
+                          parse_hugging_face_config(config["json"].toStringRef(), GetParam())))
+                  .ptr();
+    else if (config.has("gpt2"))
       ours_ = GPT2(gpt2_config(config)).ptr();
     else
       ours_ = Llama(llama_config(config)).ptr();
@@ -205,7 +210,13 @@ TEST_P(HuggingFaceGeneration, GreedyTokensWithACacheAreTheSame) {
   std::vector<at::Tensor> made;
   for (int64_t i = 0; i < expected.size(1); ++i) {
     made.push_back(logits.select(1, logits.size(1) - 1).argmax(-1, /*keepdim=*/true));
-    logits = ours_->logits({.ids = made.back(), .cache = &cache});
+    at::Tensor next = made.back();
+    if (cache.tokens() == ours_->cache_limit()) {
+      EXPECT_THROW(ours_->logits({.ids = next, .cache = &cache}), Error);
+      cache.reset();
+      next = at::cat({inputs_.ids, at::cat(made, 1)}, 1);
+    }
+    logits = ours_->logits({.ids = next, .cache = &cache});
   }
   EXPECT_TRUE(at::equal(at::cat(made, 1), expected)) << at::cat(made, 1) << expected;
 }
@@ -214,12 +225,16 @@ std::string case_name(const ::testing::TestParamInfo<const char*>& info) {
   return info.param;
 }
 
-const auto kUnmasked = ::testing::Values("llama", "llama_one_group", "llama_tied", "llama_head_dim",
-                                         "llama_scaled", "qwen2", "gpt2", "gpt2_ffn");
-const auto kLeftPadded =
-    ::testing::Values("llama_left_padded", "qwen2_tied_left_padded", "gpt2_left_padded");
-const auto kOtherMasks = ::testing::Values("llama_right_padded", "llama_documents",
-                                           "gpt2_right_padded", "gpt2_documents");
+const auto kUnmasked = ::testing::Values(
+    "llama", "llama_one_group", "llama_tied", "llama_head_dim", "llama_scaled", "qwen2", "qwen3",
+    "mistral", "mistral_without_window", "smollm3", "olmo2", "phi3", "phi3_longrope",
+    "phi3_longrope_longer", "gemma3", "gpt2", "gpt2_ffn");
+const auto kLeftPadded = ::testing::Values(
+    "llama_left_padded", "qwen2_tied_left_padded", "qwen3_tied_left_padded", "mistral_left_padded",
+    "smollm3_left_padded", "olmo2_left_padded", "gemma3_left_padded", "gpt2_left_padded");
+const auto kOtherMasks = ::testing::Values(
+    "llama_right_padded", "llama_documents", "mistral_right_padded", "mistral_documents",
+    "gemma3_documents", "gpt2_right_padded", "gpt2_documents");
 
 INSTANTIATE_TEST_SUITE_P(Unmasked, HuggingFace, kUnmasked, case_name);
 INSTANTIATE_TEST_SUITE_P(LeftPadded, HuggingFace, kLeftPadded, case_name);

@@ -1,8 +1,10 @@
 // Hugging Face's config.json: reading, refusing unsupported settings by name, and writing.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "fsdp/error.h"
 #include "fsdp/models/hugging_face.h"
@@ -136,12 +138,180 @@ TEST(HuggingFaceConfig, UnsupportedComputationsAreRefusedByName) {
   expect_refused(llama_json(), "attention_bias", true);
   expect_refused(llama_json(), "mlp_bias", true);
   expect_refused(llama_json(), "quantization_config", {{"quant_method", "fp8"}});
-  expect_refused(llama_json(), "model_type", "mistral");
+  expect_refused(llama_json(), "model_type", "mixtral");
   expect_refused(gpt2_json(), "activation_function", "relu");
   expect_refused(gpt2_json(), "scale_attn_weights", false);
   expect_refused(gpt2_json(), "scale_attn_by_inverse_layer_idx", true);
   expect_refused(gpt2_json(), "reorder_and_upcast_attn", true);
   expect_refused(gpt2_json(), "add_cross_attention", true);
+}
+
+// --- other families ---
+
+Json family_json(const std::string& type) {
+  Json json = llama_json();
+  json["model_type"] = type;
+  json["head_dim"] = 16;
+  json.erase("rope_theta");
+  json.erase("rms_norm_eps");
+  json.erase("tie_word_embeddings");
+  if (type == "gemma3_text") json.erase("hidden_act");
+  return json;
+}
+
+const std::vector<std::string> kFamilyTypes = {"llama",   "qwen2", "qwen3", "mistral",
+                                               "smollm3", "olmo2", "phi3",  "gemma3_text"};
+
+TEST(HuggingFaceFamilies, HaveTheirDescriptionsAndDefaults) {
+  EXPECT_EQ(read(family_json("qwen3")).qk_norm, QKNorm::kHead);
+  DecoderConfig mistral = read(family_json("mistral"));
+  EXPECT_EQ(mistral.window, 4096);
+  Json without = family_json("mistral");
+  without["sliding_window"] = nullptr;
+  EXPECT_EQ(read(without).window, 0);
+  EXPECT_EQ(read(without).family, Family::kMistral);
+  DecoderConfig smollm = read(family_json("smollm3"));
+  EXPECT_EQ(smollm.no_rope_every, 4);
+  EXPECT_EQ(smollm.rope_base, 2e6);
+  EXPECT_TRUE(smollm.tied);
+  DecoderConfig olmo = read(family_json("olmo2"));
+  EXPECT_EQ(olmo.norms, NormPlacement::kAfter);
+  EXPECT_EQ(olmo.qk_norm, QKNorm::kWhole);
+  EXPECT_EQ(olmo.norm_eps, 1e-5);
+  EXPECT_TRUE(read(family_json("phi3")).fused_projections);
+  DecoderConfig gemma = read(family_json("gemma3_text"));
+  EXPECT_TRUE(gemma.norm_from_one && gemma.scaled_embedding && gemma.tied);
+  EXPECT_EQ(gemma.activation, GateActivation::kGeluTanh);
+  EXPECT_EQ(gemma.norms, NormPlacement::kAround);
+  EXPECT_EQ(gemma.full_every, 6);
+  EXPECT_EQ(gemma.rope_base, 1e6);
+  EXPECT_EQ(gemma.local_rope_base, 10000);
+  EXPECT_EQ(gemma.query_pre_attn_scalar, 256);
+}
+
+TEST(HuggingFaceFamilies, KeysThatAreNotKnownAreRefusedByName) {
+  for (const std::string& type : kFamilyTypes) {
+    expect_refused(family_json(type), "residual_multiplier", 0.22);
+    expect_refused(family_json(type), "attention_dropout", 0.1);
+    Json json = family_json(type);
+    json["residual_multiplier"] = nullptr;  // as if it weren't there
+    json["transformers_version"] = "5.0.0";
+    EXPECT_EQ(refusal_of(json.dump()), "") << type;
+  }
+  expect_refused(gpt2_json(), "residual_multiplier", 0.22);
+  Json scaled = llama_json();
+  scaled["rope_scaling"] = llama3();
+  scaled["rope_scaling"]["mscale"] = 2.0;
+  EXPECT_NE(refusal_of(scaled.dump()).find("rope_scaling.mscale"), std::string::npos);
+}
+
+// What the published files say beside that.
+TEST(HuggingFaceFamilies, PublishedKeysWithoutAnEffectAreKnown) {
+  const std::map<std::string, Json> more = {
+      {"llama", {{"is_llama_config", true}, {"rope_interleaved", false}, {"pretraining_tp", 1}}},
+      {"qwen2", {{"max_window_layers", 28}, {"sliding_window", 4096}, {"use_mrope", false}}},
+      {"qwen3", {{"max_window_layers", 28}, {"use_sliding_window", false}}},
+      {"mistral", {{"attention_dropout", 0.0}, {"eos_token_id", 2}}},
+      {"smollm3",
+       {{"max_window_layers", 28}, {"use_sliding_window", false}, {"no_rope_layer_interval", 4}}},
+      {"olmo2", {{"attention_bias", false}, {"pad_token_id", 1}}},
+      {"phi3",
+       {{"embd_pdrop", 0.0}, {"original_max_position_embeddings", 4096}, {"sliding_window", 2047}}},
+      {"gemma3_text",
+       {{"cache_implementation", "hybrid"},
+        {"attn_logit_softcapping", nullptr},
+        {"sliding_window_pattern", 6},
+        {"use_bidirectional_attention", false}}}};
+  for (const auto& [type, keys] : more) {
+    Json json = family_json(type);
+    json.update(keys);
+    EXPECT_EQ(refusal_of(json.dump()), "") << type;
+  }
+}
+
+TEST(HuggingFaceFamilies, ComputationsThatTheyDoNotHaveHereAreRefused) {
+  Json gemma = family_json("gemma3_text"), smollm = family_json("smollm3");
+  expect_refused(gemma, "attn_logit_softcapping", 50.0);
+  expect_refused(gemma, "final_logit_softcapping", 30.0);
+  expect_refused(gemma, "use_bidirectional_attention", true);
+  expect_refused(gemma, "hidden_activation", "silu");
+  expect_refused(gemma, "rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}});
+  expect_refused(gemma, "layer_types", {"full_attention", "sliding_attention"});
+  expect_refused(smollm, "use_sliding_window", true);
+  expect_refused(smollm, "no_rope_layers", {0, 1, 1});
+  expect_refused(smollm, "no_rope_layers", {1, 0});
+  expect_refused(family_json("qwen3"), "attention_bias", true);
+  expect_refused(family_json("olmo2"), "attention_bias", true);
+  expect_refused(family_json("phi3"), "partial_rotary_factor", 0.75);
+  expect_refused(family_json("phi3"), "resid_pdrop", 0.1);
+  expect_refused(family_json("llama"), "rope_interleaved", true);
+  expect_refused(family_json("qwen3"), "num_key_value_heads", nullptr);
+}
+
+TEST(HuggingFaceFamilies, LayersAreReadFromLists) {
+  Json gemma = family_json("gemma3_text"), smollm = family_json("smollm3");
+  gemma["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+  EXPECT_EQ(read(gemma).full_every, 2);
+  gemma["sliding_window_pattern"] = 2;
+  gemma["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention"};
+  EXPECT_EQ(read(gemma).full_every, 0);
+  gemma["layer_types"] = {"full_attention", "full_attention", "full_attention"};
+  EXPECT_EQ(read(gemma).full_every, 1);
+  smollm["no_rope_layers"] = {1, 0, 1};
+  EXPECT_EQ(read(smollm).no_rope_every, 2);
+  smollm["no_rope_layers"] = {1, 1, 1};
+  EXPECT_EQ(read(smollm).no_rope_every, 0);
+}
+
+TEST(HuggingFaceFamilies, LongRopeNeedsAFactorForEachFrequency) {
+  Json phi = family_json("phi3");
+  phi["max_position_embeddings"] = 131072;
+  phi["original_max_position_embeddings"] = 4096;
+  phi["rope_scaling"] = {{"type", "longrope"},
+                         {"short_factor", std::vector<double>(8, 1.0)},
+                         {"long_factor", std::vector<double>(8, 1.5)}};
+  DecoderConfig config = read(phi);
+  ASSERT_TRUE(config.long_rope);
+  EXPECT_EQ(config.long_rope->long_factors.at(7), 1.5);
+  EXPECT_EQ(config.long_rope->original_max_position_embeddings, 4096);
+  EXPECT_EQ(config.long_rope->max_position_embeddings, 131072);
+  Json other = phi;
+  other["rope_scaling"]["factor"] = 8.0;  // not the ratio of the contexts
+  EXPECT_NE(refusal_of(other.dump()).find("rope_scaling.factor"), std::string::npos);
+  other = phi;
+  other["rope_scaling"]["long_factor"] = {1.0, 2.0};
+  EXPECT_NE(refusal_of(other.dump()), "");
+  other = phi;
+  other["model_type"] = "llama";
+  EXPECT_NE(refusal_of(other.dump()).find("rope_scaling.rope_type"), std::string::npos);
+}
+
+TEST(HuggingFaceFamilies, WrittenConfigsReadBack) {
+  for (const std::string& type : kFamilyTypes) {
+    DecoderConfig config = read(family_json(type));
+    if (type == "phi3")
+      config.long_rope = LongRope{.short_factors = std::vector<double>(8, 1.1),
+                                  .long_factors = std::vector<double>(8, 1.7)};
+    if (config.window > 0) config.window = 77;
+    const std::string text = hugging_face_config(config, "float32", 512);
+    const Json json = Json::parse(text);
+    EXPECT_EQ(json.at("model_type"), type);
+    DecoderConfig back = std::get<DecoderConfig>(parse_hugging_face_config(text, "config.json"));
+    EXPECT_EQ(hugging_face_config(back, "float32", 512), text);
+    EXPECT_EQ(parameter_count(back), parameter_count(config));
+    EXPECT_EQ(back.window, config.window);
+    EXPECT_EQ(back.full_every, config.full_every);
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      EXPECT_EQ(window_of(back, layer), window_of(config, layer)) << type;
+      EXPECT_EQ(has_positions(back, layer), has_positions(config, layer)) << type;
+    }
+  }
+}
+
+TEST(HuggingFaceFamilies, ADescriptionOfNoFamilyIsNotWritten) {
+  for (DecoderConfig config : {DecoderConfig{.qk_norm = QKNorm::kHead}, DecoderConfig{.window = 8},
+                               DecoderConfig{.norms = NormPlacement::kAfter}})
+    EXPECT_THROW(hugging_face_config(config, "float32"), Error);
 }
 
 TEST(HuggingFaceConfig, InvalidNumbersAreRefused) {

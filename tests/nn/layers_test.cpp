@@ -190,6 +190,31 @@ TEST_P(Layers, NormLinearsWithFrozenParts) {
     compare(ours, plain, {random({5, 8}), random({8}), random({3, 8}), random({4, 8})}, frozen);
 }
 
+TEST_P(Layers, SeveralLinearsApartAndSideBySide) {
+  for (bool together : {false, true})
+    for (bool bias : {false, true}) {
+      auto weights = [&](const Tensors& in) {
+        return together ? in[1].split_with_sizes({6, 2}) : Tensors{in[1], in[2]};
+      };
+      auto biases = [&](const Tensors& in) {
+        return bias ? Tensors{in[in.size() - 2], in.back()} : Tensors{};
+      };
+      auto ours = [&](const Tensors& in) {
+        return Tensors{linears(in[0], weights(in), biases(in))};
+      };
+      auto plain = [&](const Tensors& in) {
+        at::Tensor out = at::matmul(in[0], at::cat(weights(in)).t());
+        return Tensors{bias ? out + at::cat(biases(in)) : out};
+      };
+      Tensors inputs{random({2, 5, 8}), random({together ? 8 : 6, 8})};
+      if (!together) inputs.push_back(random({2, 8}));
+      for (int64_t width : {6, 2})
+        if (bias) inputs.push_back(random({width}));
+      for (const std::vector<size_t>& frozen : {std::vector<size_t>{}, {0}, {1}, {0, 1}})
+        compare(ours, plain, inputs, frozen);
+    }
+}
+
 TEST_P(Layers, LayerNormLinearsEitherWayRound) {
   for (WeightLayout layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
     auto ours = [&](const Tensors& in) {
@@ -238,6 +263,16 @@ TEST_P(Layers, SwigluLinear) {
   };
   for (const std::vector<size_t>& frozen : {std::vector<size_t>{}, {0}, {1}})
     compare(ours, plain, {random({2, 3, 14}), random({5, 7})}, frozen);
+}
+
+TEST_P(Layers, GegluLinear) {
+  auto ours = [](const Tensors& in) { return Tensors{geglu_linear(in[0], in[1], in[2])}; };
+  auto plain = [](const Tensors& in) {
+    Tensors halves = in[0].chunk(2, -1);
+    return Tensors{at::matmul(plain_gelu(halves[0], true) * halves[1], in[1].t()) + in[2]};
+  };
+  for (const std::vector<size_t>& frozen : {std::vector<size_t>{}, {0}, {1}, {2}})
+    compare(ours, plain, {random({2, 3, 14}, 2), random({5, 7}), random({5})}, frozen);
 }
 
 TEST_P(Layers, GeluLinear) {

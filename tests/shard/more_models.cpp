@@ -176,7 +176,8 @@ TORCH_MODULE(Encoder);
 // --- the language models of src/models ---
 
 template <typename Model, typename Block, typename Config>
-ModelCase language_model(std::string name, Config config) {
+ModelCase language_model(std::string name, Config config,
+                         double bf16_tolerance = 2 * kBf16Epsilon) {
   auto build = [config] {
     Model model(config);
     return built(model.ptr(),
@@ -193,7 +194,7 @@ ModelCase language_model(std::string name, Config config) {
           .batch = batch,
           .wrap = wrap::modules<Block>(),
           .tolerance = 4e-6,
-          .bf16_tolerance = 2 * kBf16Epsilon};
+          .bf16_tolerance = bf16_tolerance};
 }
 
 std::vector<ModelCase> language_models() {
@@ -201,10 +202,18 @@ std::vector<ModelCase> language_models() {
   LlamaConfig llama{.vocab = 29, .dim = 16, .layers = 3, .heads = 4, .kv_heads = 2, .ffn = 20};
   LlamaConfig tied = llama;
   tied.tied = true;
+  LlamaConfig gemma3 = of_family(Family::kGemma3, tied);
+  gemma3.window = 3;
+  gemma3.full_every = 2;
+  gemma3.local_rope_base = 100;
   GPT2Config gpt2{.vocab = 29, .max_tokens = 9, .dim = 16, .layers = 3, .heads = 4};
+  // Norms after attention and feed-forward bring the rounding of small results to full size.
+  const double kNormed = 8 * kBf16Epsilon;
   return {language_model<Llama, LlamaBlock>("llama", llama),
           language_model<Llama, LlamaBlock>("llama_tied", tied),
           language_model<Llama, LlamaBlock>("qwen2", qwen2(llama)),
+          language_model<Decoder, DecoderBlock>("olmo2", of_family(Family::kOlmo2, llama), kNormed),
+          language_model<Decoder, DecoderBlock>("gemma3", gemma3, kNormed),
           language_model<GPT2, GPT2Block>("gpt2", gpt2)};
 }
 

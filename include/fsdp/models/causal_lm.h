@@ -17,6 +17,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -90,12 +91,18 @@ struct Attending {
 /// attention, as in Llama 3's training; positions run on across them.
 Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_tokens = 0);
 
-/// softmax(queries · keys / sqrt(head_dim)) · values.
+/// Options of attend().
+struct AttendOptions {
+  double dropout = 0;                ///< On the attention weights.
+  std::optional<double> scale = {};  ///< Of the scores. Default: 1 / sqrt(head_dim).
+  int64_t window = 0;                ///< Tokens that a token sees, with itself. 0: all before it.
+};
+/// softmax(queries · keys · scale) · values.
 ///
 /// queries [batch, heads, tokens, head_dim]; keys and values may have fewer heads, by a whole
 /// factor. Without a mask it uses the fast causal operator.
 at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                  const Attending& attending, int64_t layer, double dropout = 0.0);
+                  const Attending& attending, int64_t layer, const AttendOptions& options = {});
 
 /// What a block passes on: the residual stream, and what its last layer adds to it. The next norm
 /// adds both in the pass that reads them.
@@ -126,6 +133,9 @@ class CausalLMImpl : public torch::nn::Module {
   virtual int64_t layers() const = 0;
   /// Longest sequence; 0: unlimited.
   virtual int64_t max_tokens() const { return 0; }
+  /// A cache of up to this many tokens can't be continued beyond them: make a new one from all
+  /// tokens. 0: any can.
+  virtual int64_t cache_limit() const { return 0; }
   /// Floating-point operations of forward and backward in a sequence of this length: 6 per weight
   /// in a matrix product (the head counts, the embedding doesn't), and attention over the causal
   /// half of all pairs.

@@ -2,7 +2,8 @@
 /// Reads and writes configurations as Hugging Face's transformers store them (config.json).
 ///
 ///     models::AnyConfig config = models::read_hugging_face_config("SmolLM2-135M/config.json");
-///     if (auto* llama = std::get_if<models::LlamaConfig>(&config)) models::Llama model(*llama);
+///     if (auto* decoder = std::get_if<models::DecoderConfig>(&config))
+///       models::Decoder model(*decoder);
 #pragma once
 
 #include <cstdint>
@@ -12,17 +13,17 @@
 #include <string_view>
 #include <variant>
 
+#include "fsdp/models/decoder.h"
 #include "fsdp/models/gpt2.h"
-#include "fsdp/models/llama.h"
 
 namespace fsdp::models {
 
-/// A configuration of any model here. Qwen2 is a Llama with qkv_bias.
-using AnyConfig = std::variant<LlamaConfig, GPT2Config>;
+/// A configuration of any model here. All but GPT-2 are decoders.
+using AnyConfig = std::variant<DecoderConfig, GPT2Config>;
 
-/// The model that the text of a config.json describes (llama, qwen2 or gpt2). A setting that
-/// changes the mathematics and isn't supported is an Error that names it. `where` is the file's
-/// name, for errors.
+/// The model that the text of a config.json describes. A setting that changes the mathematics and
+/// isn't supported is an Error that names it, and so is a key that isn't known. `where` is the
+/// file's name, for errors.
 AnyConfig parse_hugging_face_config(std::string_view json, const std::string& where);
 /// The same from a file.
 AnyConfig read_hugging_face_config(const std::filesystem::path& file);

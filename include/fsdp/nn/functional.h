@@ -55,6 +55,12 @@ enum class WeightLayout {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                   WeightLayout layout = WeightLayout::kOutIn);
 
+/// Several linears of one input, results side by side: x [rows, in] → [rows, sum of the weights'
+/// widths]. One matrix product if the weights are adjacent in memory, else one each. `biases`:
+/// none, or one per weight.
+at::Tensor linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
+                   const std::vector<at::Tensor>& biases = {});
+
 /// The result of norm_linears().
 struct NormedLinears {
   at::Tensor out;  ///< [rows, sum of the weights' widths].
@@ -89,6 +95,9 @@ at::Tensor gelu(const at::Tensor& x, const std::string& approximate = "none");
 /// linear(swiglu(gate_up), …). Backward keeps only gate_up.
 at::Tensor swiglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
                          const at::Tensor& bias = {}, WeightLayout layout = WeightLayout::kOutIn);
+/// linear(gelu(gate, "tanh") · up, …), as in Gemma. Backward keeps only gate_up.
+at::Tensor geglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
+                        const at::Tensor& bias = {}, WeightLayout layout = WeightLayout::kOutIn);
 /// linear(gelu(x), …). Backward keeps only x.
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                        const std::string& approximate = "none",
@@ -123,6 +132,11 @@ struct AttentionOptions {
   at::Tensor mask = {};
   double dropout = 0;                ///< On the attention weights.
   std::optional<double> scale = {};  ///< Default: 1 / sqrt(head_dim).
+
+  /// A sliding window, beside `causal` or a bool mask: each token sees this many keys, the last one
+  /// its own. The queries are those of the last tokens. 0: all. Keys outside of the window cost
+  /// nothing where it is much shorter than the sequence.
+  int64_t window = 0;
 };
 /// softmax(q · k · scale) · v, each [batch, heads, tokens, head_dim].
 ///

@@ -1,0 +1,110 @@
+// The description of a decoder: what is valid, and what follows from it without making the model.
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "base/format.h"
+#include "fsdp/error.h"
+#include "fsdp/models/decoder.h"
+#include "models/parameter_shapes.h"
+
+namespace fsdp::models {
+namespace {
+
+void check_scaling(const RopeScaling& scaling) {
+  if (!(scaling.factor > 0) || !(scaling.low_freq_factor > 0) ||
+      !(scaling.high_freq_factor > scaling.low_freq_factor) ||
+      scaling.original_max_position_embeddings < 1)
+    throw Error("a decoder's rope scaling is inconsistent.",
+                "factor, low_freq_factor and original_max_position_embeddings must be positive, "
+                "and high_freq_factor above low_freq_factor; Llama 3.1 has 8, 1, 8192 and 4.");
+}
+
+void check_scaling(const LongRope& scaling, int64_t head_dim) {
+  for (const std::vector<double>* factors : {&scaling.short_factors, &scaling.long_factors}) {
+    if (static_cast<int64_t>(factors->size()) != head_dim / 2)
+      throw Error(formatted("LongRoPE has {} factors for heads of {}.", factors->size(), head_dim),
+                  "there is one for each pair of elements: head_dim / 2.");
+    for (double factor : *factors)
+      if (!(factor > 0) || !std::isfinite(factor))
+        throw Error(formatted("LongRoPE has a factor of {:f}.", factor), "it must be positive.");
+  }
+  if (scaling.original_max_position_embeddings < 2 || scaling.max_position_embeddings < 1)
+    throw Error("LongRoPE's contexts must be of 2 tokens or more.", "Phi-3 has 4096 and 131072.");
+}
+
+// Bounded so that no product overflows.
+void check_sizes(const DecoderConfig& config) {
+  for (int64_t size :
+       {config.vocab, config.dim, config.heads, config.head_dim, config.layers, config.ffn})
+    if (size > 1 << 24)
+      throw Error(formatted("a decoder can't have a size of {}.", size),
+                  "check the numbers in the config; each must be at most 16777216.");
+  for (int64_t size : {config.vocab, config.dim, config.heads})
+    if (size < 1) throw Error("a decoder's sizes must be positive.", "set each to 1 or more.");
+  if (config.layers < 0)
+    throw Error("a decoder can't have fewer than 0 layers.", "set layers to 0 or more.");
+}
+
+void check_numbers(const DecoderConfig& config) {
+  if (!(config.norm_eps >= 0) || !(config.rope_base > 0) || !(config.init_std >= 0))
+    throw Error("a decoder's norm_eps and init_std must not be negative, and rope_base positive.",
+                "the usual values are 1e-5, 0.02 and 10000.");
+  if (config.window < 0 || config.full_every < 0 || config.no_rope_every < 0 ||
+      config.query_pre_attn_scalar < 0 || !(config.local_rope_base >= 0))
+    throw Error(
+        "a decoder's window, full_every, no_rope_every, query_pre_attn_scalar and "
+        "local_rope_base must not be negative.",
+        "0 leaves each of them out.");
+  if (config.rope_scaling && config.long_rope)
+    throw Error("a decoder can't have both rope_scaling and long_rope.", "set one of them.");
+  if (config.rope_scaling) check_scaling(*config.rope_scaling);
+  if (config.long_rope) check_scaling(*config.long_rope, config.head_dim);
+}
+
+}  // namespace
+
+DecoderConfig checked(DecoderConfig config) {
+  check_sizes(config);
+  if (config.kv_heads == 0) config.kv_heads = config.heads;
+  if (config.ffn == 0) config.ffn = (8 * config.dim / 3 + 255) / 256 * 256;
+  for (int64_t size : {config.kv_heads, config.ffn})
+    if (size < 1) throw Error("a decoder's sizes must be positive.", "set each to 1 or more.");
+  if (config.head_dim == 0) {
+    if (config.dim % config.heads != 0 || config.dim / config.heads % 2 != 0)
+      throw Error(formatted("a decoder of dim {} can't have {} heads.", config.dim, config.heads),
+                  "dim / heads must be a whole, even number: rotary positions rotate pairs.");
+    config.head_dim = config.dim / config.heads;
+  }
+  if (config.head_dim < 2 || config.head_dim % 2 != 0)
+    throw Error(formatted("a decoder's head_dim can't be {}.", config.head_dim),
+                "it must be even and positive: rotary positions rotate pairs.");
+  if (config.heads % config.kv_heads != 0)
+    throw Error(
+        formatted("{} heads can't share {} key-value heads.", config.heads, config.kv_heads),
+        "kv_heads must divide heads.");
+  check_numbers(config);
+  if (config.family == Family::kLlama && config.qkv_bias) config.family = Family::kQwen2;
+  if (config.fused_projections && config.qkv_bias)
+    throw Error("fused projections have no biases.", "unset qkv_bias or fused_projections.");
+  return config;
+}
+
+int64_t parameter_count(const DecoderConfig& config) {
+  int64_t count = 0;
+  for (const auto& [name, sizes] : parameter_shapes(config))
+    if (name != kHeadName || !config.tied)
+      count += std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return count;
+}
+
+int64_t window_of(const DecoderConfig& config, int64_t layer) {
+  const bool full = config.full_every > 0 && (layer + 1) % config.full_every == 0;
+  return full ? 0 : config.window;
+}
+
+bool has_positions(const DecoderConfig& config, int64_t layer) {
+  return config.no_rope_every == 0 || (layer + 1) % config.no_rope_every != 0;
+}
+
+}  // namespace fsdp::models

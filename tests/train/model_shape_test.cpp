@@ -1,0 +1,59 @@
+// The model section of a config: every family comes back from a run's TOML as it went in.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "fsdp/error.h"
+#include "train/config_resolve.h"
+#include "train/config_write.h"
+#include "train/model_shape.h"
+
+namespace fsdp::train {
+namespace {
+
+using models::DecoderConfig;
+using models::Family;
+
+const DecoderConfig kSizes{
+    .vocab = 64, .dim = 32, .layers = 6, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40};
+
+std::vector<DecoderConfig> decoders() {
+  std::vector<DecoderConfig> all;
+  for (int family = 0; family <= static_cast<int>(Family::kGemma3); ++family)
+    all.push_back(models::of_family(static_cast<Family>(family), kSizes));
+  all[static_cast<size_t>(Family::kMistral)].window = 9;
+  all[static_cast<size_t>(Family::kSmolLM3)].no_rope_every = 3;
+  all[static_cast<size_t>(Family::kPhi3)].long_rope =
+      models::LongRope{.short_factors = {1, 1.125, 1.3, 2}, .long_factors = {1.5, 2, 3.25, 64.1}};
+  DecoderConfig& gemma = all[static_cast<size_t>(Family::kGemma3)];
+  gemma.window = 5;
+  gemma.full_every = 3;
+  gemma.local_rope_base = 123;
+  gemma.query_pre_attn_scalar = 17;
+  return all;
+}
+
+TEST(ModelShape, EveryFamilyComesBackFromARunsConfig) {
+  for (const DecoderConfig& decoder : decoders()) {
+    Config config, read;
+    set_model_shape(config.model, decoder);
+    apply_toml(read, to_toml(config), "config.toml");
+    const models::AnyConfig shape = model_shape(read);
+    EXPECT_EQ(models::hugging_face_config(shape, "float32"),
+              models::hugging_face_config(decoder, "float32"));
+    const auto& back = std::get<DecoderConfig>(shape);
+    EXPECT_EQ(back.family, decoder.family);
+    EXPECT_EQ(parameter_count(back), parameter_count(decoder));
+  }
+}
+
+TEST(ModelShape, AFactorThatIsNoNumberIsRefused) {
+  Config config;
+  set_model_shape(config.model, decoders()[static_cast<size_t>(Family::kPhi3)]);
+  config.model.rope_long_factors[1] = "2x";
+  EXPECT_THROW(model_shape(config), Error);
+}
+
+}  // namespace
+}  // namespace fsdp::train
