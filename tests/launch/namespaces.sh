@@ -40,8 +40,11 @@ on() {
 }
 
 ip link set lo up
-ip link add switch type bridge forward_delay 0 && ip addr add 10.77.0.1/24 dev switch &&
-  ip link set switch up || { echo "FAILED: can't create a bridge."; exit 1; }
+ip link add switch type bridge forward_delay 0 || {
+  echo "SKIPPED, NOT PASSED: this kernel has no bridges (the module bridge)."
+  exit 77
+}
+ip addr add 10.77.0.1/24 dev switch && ip link set switch up || { echo "FAILED: no address."; exit 1; }
 # Machine 1 has the address 10.77.0.2, machine 2 10.77.0.3. cable1 and cable2 lead there.
 for number in 1 2; do
   unshare --net sleep infinity &
