@@ -12,8 +12,9 @@ namespace {
 constexpr std::string_view kDictMethods[] = {"keys", "values", "items", "get", "copy"};
 constexpr std::string_view kListMethods[] = {"index", "count", "copy"};
 // Of Python's lists and dicts; templates may not change values.
-constexpr std::string_view kChanging[] = {"append", "clear", "extend", "insert",     "pop",    "remove",
-                                          "reverse", "sort", "popitem", "setdefault", "update"};
+constexpr std::string_view kChanging[] = {"append",  "clear",      "extend",  "insert",
+                                          "pop",     "remove",     "reverse", "sort",
+                                          "popitem", "setdefault", "update"};
 
 template <size_t kCount>
 bool has(const std::string_view (&names)[kCount], std::string_view name) {
@@ -40,8 +41,8 @@ std::optional<Value> own_attribute(Machine& machine, const Value& object, const 
   const bool sequence = list && (list->kind == List::kList || list->kind == List::kTuple);
   if (sequence && has(kListMethods, name)) return method(object, name);
   if ((object.dict() || (list && list->kind == List::kList)) && has(kChanging, name))
-    return nothing(formatted("\"{}\" would change a {}, which a template may not", name,
-                             type_name(object)));
+    return nothing(
+        formatted("\"{}\" would change a {}, which a template may not", name, type_name(object)));
   if (const auto* space = object.get<std::shared_ptr<Namespace>>()) {
     machine.step(static_cast<int64_t>((*space)->items.size() / 4));
     for (const auto& [key, value] : (*space)->items)
@@ -130,7 +131,8 @@ Slice slice_of_size(Machine& machine, int64_t size, const Value& from, const Val
   const int64_t last = has_to ? place(part(to, 0)) : step > 0 ? high : low;
   Slice slice{first, step, 0};
   if (step > 0 && last > first) slice.count = (last - first - 1) / step + 1;
-  if (step < 0 && last < first) slice.count = (first - last - 1) / -(step + (step == INT64_MIN)) + 1;
+  if (step < 0 && last < first)
+    slice.count = (first - last - 1) / -(step + (step == INT64_MIN)) + 1;
   return slice;
 }
 
@@ -139,7 +141,8 @@ Slice slice_of_size(Machine& machine, int64_t size, const Value& from, const Val
 Values Arguments::in_order(Machine& machine, std::string_view function,
                            std::initializer_list<const char*> names) const {
   if (values.size() > names.size())
-    machine.refuse(formatted("{} takes {} arguments, not {}", function, names.size(), values.size()));
+    machine.refuse(
+        formatted("{} takes {} arguments, not {}", function, names.size(), values.size()));
   Values ordered = values;
   ordered.resize(names.size());
   for (const auto& [name, value] : named) {
@@ -202,8 +205,8 @@ Value item_of(Machine& machine, const Value& object, const Value& key) {
       return nothing(formatted("a {} has no element {}", type_name(object), *index));
     if (indexed) return list->items[static_cast<size_t>(at)];
     const auto starts = code_starts(text->bytes());
-    return make_text(machine, text->part(starts[static_cast<size_t>(at)],
-                                         starts[static_cast<size_t>(at) + 1]));
+    return make_text(
+        machine, text->part(starts[static_cast<size_t>(at)], starts[static_cast<size_t>(at) + 1]));
   }
   if (const Text* name = key.text()) {
     if (!name->bytes().starts_with("_"))
@@ -225,8 +228,8 @@ Value slice_of(Machine& machine, const Value& object, const Value& from, const V
         slice_of_size(machine, static_cast<int64_t>(starts.size() - 1), from, to, step);
     const auto first = static_cast<size_t>(slice.first);
     if (slice.count > 0 && slice.step == 1)
-      return make_text(machine, text->part(starts[first],
-                                           starts[first + static_cast<size_t>(slice.count)]));
+      return make_text(machine,
+                       text->part(starts[first], starts[first + static_cast<size_t>(slice.count)]));
     Text out;
     for (int64_t i = 0; i < slice.count; ++i) {
       const auto at = static_cast<size_t>(slice.first + i * slice.step);

@@ -21,7 +21,8 @@ bool is_lower(char32_t code) {
 
 // Whether the functions above know its case.
 bool is_known(char32_t code) {
-  if (code < 0x100) return code != 0xaa && code != 0xb5 && code != 0xba && code != 0xdf && code != 0xff;
+  if (code < 0x100)
+    return code != 0xaa && code != 0xb5 && code != 0xba && code != 0xdf && code != 0xff;
   return is_caseless(code);
 }
 
@@ -48,8 +49,7 @@ Text with_case(Machine& machine, const Text& text, Case wanted) {
       check_known(machine, text.bytes(), code);
       const bool upper = is_upper(code), lower = is_lower(code);
       const bool raise = wanted == Case::kUpper || (wanted == Case::kTitle && !inside_word) ||
-                         (wanted == Case::kCapital && first) ||
-                         (wanted == Case::kSwapped && lower);
+                         (wanted == Case::kCapital && first) || (wanted == Case::kSwapped && lower);
       put_code(changed, raise && lower ? code - 0x20 : !raise && upper ? code + 0x20 : code);
       inside_word = upper || lower;
       first = false;

@@ -1,5 +1,5 @@
-// Upper and lower case of ASCII and Latin-1. Other letters that have case are refused, because it takes
-// Unicode's tables to treat them as Python does.
+// Upper and lower case of ASCII and Latin-1. Other letters that have case are refused, because it
+// takes Unicode's tables to treat them as Python does.
 #pragma once
 
 #include <string>

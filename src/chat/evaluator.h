@@ -13,7 +13,8 @@
 
 namespace fsdp::chat {
 
-// Variables that are seen together. A loop's body, a macro's and a few blocks have one of their own.
+// Variables that are seen together. A loop's body, a macro's and a few blocks have one of their
+// own.
 class Scope {
  public:
   explicit Scope(std::shared_ptr<Scope> around) : around_(std::move(around)) {}
@@ -77,9 +78,9 @@ class Evaluator {
 
   Machine& machine_;
   std::tm now_;
-  const Text* root_ = nullptr;                       // what is written in the end
-  std::vector<Value> holes_;                         // what filter blocks filter
-  std::vector<ScopePtr> kept_;                       // scopes of macros
+  const Text* root_ = nullptr;                      // what is written in the end
+  std::vector<Value> holes_;                        // what filter blocks filter
+  std::vector<ScopePtr> kept_;                      // scopes of macros
   std::vector<std::shared_ptr<Namespace>> spaces_;  // may hold each other
 };
 

@@ -1,4 +1,5 @@
-// Expressions: their precedence is Jinja's, where a filter and a test bind closer than any operator.
+// Expressions: their precedence is Jinja's, where a filter and a test bind closer than any
+// operator.
 #pragma once
 
 #include "chat/token_stream.h"

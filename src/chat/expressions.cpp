@@ -193,7 +193,8 @@ Arguments Evaluator::arguments_of(const Node& call, const ScopePtr& scope) {
   if (call.spread)
     for (Value& value : items_of(machine_, evaluate(*call.spread, scope)))
       arguments.values.push_back(std::move(value));
-  for (const auto& [name, node] : call.named) arguments.named.emplace_back(name, evaluate(*node, scope));
+  for (const auto& [name, node] : call.named)
+    arguments.named.emplace_back(name, evaluate(*node, scope));
   if (!call.spread_named) return arguments;
   const Value rest = evaluate(*call.spread_named, scope);
   if (!rest.dict()) machine_.refuse("what follows ** isn't a dict");
@@ -265,16 +266,16 @@ void Evaluator::bind(const Function& macro, const Arguments& arguments, const Sc
     for (auto& [name, value] : named_ones) rest.emplace_back(make_text(machine_, name), value);
     inside->set("kwargs", make_dict(machine_, std::move(rest)));
   } else if (!named_ones.empty()) {
-    machine_.refuse(formatted("macro \"{}\" takes no argument \"{}\"", macro.name,
-                              named_ones.front().first));
+    machine_.refuse(
+        formatted("macro \"{}\" takes no argument \"{}\"", macro.name, named_ones.front().first));
   }
   const size_t used = std::min(node.names.size(), arguments.values.size());
   Values more(arguments.values.begin() + static_cast<ptrdiff_t>(used), arguments.values.end());
   if (node.uses_varargs)
     inside->set("varargs", make_list(machine_, std::move(more), List::kTuple));
   else if (!more.empty())
-    machine_.refuse(formatted("macro \"{}\" takes {} arguments at most", macro.name,
-                              node.names.size()));
+    machine_.refuse(
+        formatted("macro \"{}\" takes {} arguments at most", macro.name, node.names.size()));
 }
 
 Value Evaluator::new_namespace(const Arguments& arguments) {
@@ -303,7 +304,8 @@ Value Evaluator::call_global(const std::string& name, const Arguments& arguments
   const std::string& format = text_argument(machine_, values[0], "strftime_now").bytes();
   char text[512];
   if (format.size() > 100) machine_.refuse("a format of strftime_now is too long");
-  return make_text(machine_, std::string(text, std::strftime(text, sizeof text, format.c_str(), &now_)));
+  return make_text(machine_,
+                   std::string(text, std::strftime(text, sizeof text, format.c_str(), &now_)));
 }
 
 }  // namespace fsdp::chat

@@ -17,7 +17,7 @@ class Scope;
 struct Function {
   enum Kind { kMacro, kMethod, kGlobal } kind = kGlobal;
   std::string name;
-  Value self = {};               // of a method
+  Value self = {};              // of a method
   const Node* macro = nullptr;  // of a macro or call block, and where it was defined
   Scope* scope = nullptr;
 };
@@ -57,10 +57,10 @@ Value call_method(Machine& machine, const Function& method, const Arguments& arg
 // Methods of texts by kind: nullopt if `name` isn't one.
 std::optional<Value> call_cutting_method(Machine& machine, const Text& text,
                                          const std::string& name, const Arguments& arguments);
-std::optional<Value> call_asking_method(Machine& machine, const Text& text,
-                                        const std::string& name, const Arguments& arguments);
-std::optional<Value> call_making_method(Machine& machine, const Text& text,
-                                        const std::string& name, const Arguments& arguments);
+std::optional<Value> call_asking_method(Machine& machine, const Text& text, const std::string& name,
+                                        const Arguments& arguments);
+std::optional<Value> call_making_method(Machine& machine, const Text& text, const std::string& name,
+                                        const Arguments& arguments);
 bool is_text_method(std::string_view name);
 // `text` with `with` in place of `old`, at most `most` times; -1: everywhere.
 Value replaced(Machine& machine, const Text& text, const Text& old, const Text& with, int64_t most);

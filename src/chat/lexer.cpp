@@ -56,8 +56,9 @@ class Lexer {
   }
   // Goes to `end` and counts lines.
   void go(size_t end) {
-    machine_.line += static_cast<int>(std::count(source_.begin() + static_cast<ptrdiff_t>(at_),
-                                                 source_.begin() + static_cast<ptrdiff_t>(end), '\n'));
+    machine_.line +=
+        static_cast<int>(std::count(source_.begin() + static_cast<ptrdiff_t>(at_),
+                                    source_.begin() + static_cast<ptrdiff_t>(end), '\n'));
     at_ = end;
     fresh_line_ = end > 0 && source_[end - 1] == '\n';
   }
@@ -105,10 +106,9 @@ class Lexer {
     const size_t begin = at + (signed_end ? 1 : 0);
     if (source_.compare(begin, 2, mark) != 0) return kNone;
     if (sign == '-') return skip_white(source_, begin + 2);
-    return begin + 2 + (block && !signed_end && begin + 2 < source_.size() &&
-                                source_[begin + 2] == '\n'
-                            ? 1
-                            : 0);
+    return begin + 2 +
+           (block && !signed_end && begin + 2 < source_.size() && source_[begin + 2] == '\n' ? 1
+                                                                                             : 0);
   }
 
   void comment() {
@@ -137,7 +137,8 @@ class Lexer {
     go(begin);
     for (size_t tag = source_.find("{%", at_); tag != kNone; tag = source_.find("{%", tag + 1)) {
       const char sign = tag + 2 < source_.size() ? source_[tag + 2] : '\0';
-      const size_t end = end_of_word(tag + 2 + (sign == '-' || sign == '+' ? 1 : 0), "endraw", true);
+      const size_t end =
+          end_of_word(tag + 2 + (sign == '-' || sign == '+' ? 1 : 0), "endraw", true);
       if (end == kNone) continue;
       add_data(data_before(tag, sign, true));
       go(end);
@@ -184,8 +185,7 @@ class Lexer {
     const char c = peek();
     if (std::string_view("+-/*%~[](){}><=.:|,;").find(c) == kNone)
       machine_.refuse(formatted("there is an unexpected character \"{}\"", c));
-    if (c == '{' || c == '(' || c == '[')
-      open += c == '{' ? '}' : c == '(' ? ')' : ']';
+    if (c == '{' || c == '(' || c == '[') open += c == '{' ? '}' : c == '(' ? ')' : ']';
     if (c == '}' || c == ')' || c == ']') {
       if (open.empty() || open.back() != c)
         machine_.refuse(formatted("a \"{}\" closes nothing", c));

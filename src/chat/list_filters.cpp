@@ -19,8 +19,9 @@ Value along(Machine& machine, Value value, const Value& path, const Value& other
     const std::string part(rest.substr(0, dot));
     const bool number = !part.empty() && part.size() < 10 &&
                         part.find_first_not_of("0123456789") == std::string::npos;
-    value = item_of(machine, value,
-                    number ? Value(static_cast<int64_t>(std::stoll(part))) : make_text(machine, part));
+    value =
+        item_of(machine, value,
+                number ? Value(static_cast<int64_t>(std::stoll(part))) : make_text(machine, part));
     if (value.undefined() && given(otherwise)) value = otherwise;
     if (dot == std::string_view::npos) return value;
     rest.remove_prefix(dot + 1);
@@ -34,9 +35,8 @@ struct KeyOf {
   bool cased;
 
   Value operator()(const Value& item) const {
-    const Value key = given(attribute) && !attribute.none()
-                          ? along(machine, item, attribute, Value())
-                          : item;
+    const Value key =
+        given(attribute) && !attribute.none() ? along(machine, item, attribute, Value()) : item;
     if (cased || !key.text()) return key;
     return make_text(machine, with_case(machine, *key.text(), Case::kLower));
   }
@@ -52,7 +52,8 @@ Values in_order_of(Machine& machine, Values items, const KeyOf& key, bool revers
   for (const Value& item : items) keys.emplace_back(key(item), keys.size());
   machine.make(keys.size() * sizeof(keys[0]));
   std::stable_sort(keys.begin(), keys.end(), [&](const auto& a, const auto& b) {
-    return reverse ? compare(machine, b.first, a.first) < 0 : compare(machine, a.first, b.first) < 0;
+    return reverse ? compare(machine, b.first, a.first) < 0
+                   : compare(machine, a.first, b.first) < 0;
   });
   Values sorted;
   for (const auto& entry : keys) sorted.push_back(items[entry.second]);
@@ -106,8 +107,7 @@ Value summed(Machine& machine, const Value& input, const Arguments& arguments) {
   Value sum = given(values[1]) ? values[1] : Value(int64_t{0});
   const bool by_attribute = given(values[0]) && !values[0].none();
   for (const Value& item : items_of(machine, input))
-    sum = binary(machine, "+", sum,
-                 by_attribute ? along(machine, item, values[0], Value()) : item);
+    sum = binary(machine, "+", sum, by_attribute ? along(machine, item, values[0], Value()) : item);
   return sum;
 }
 
@@ -131,8 +131,7 @@ Value reversed(Machine& machine, const Value& input) {
     machine.make(text->size());
     Text out;
     const auto starts = code_starts(text->bytes());
-    for (size_t i = starts.size() - 1; i > 0; --i)
-      out.append(text->part(starts[i - 1], starts[i]));
+    for (size_t i = starts.size() - 1; i > 0; --i) out.append(text->part(starts[i - 1], starts[i]));
     return make_text(machine, std::move(out));
   }
   Values items = items_of(machine, input);
@@ -176,8 +175,8 @@ Chosen chosen(Machine& machine, const std::string& filter, const Arguments& argu
               size_t first) {
   Chosen result;
   result.name = text_argument(machine, arguments.values[first], filter.c_str()).bytes();
-  result.arguments.values.assign(
-      arguments.values.begin() + static_cast<ptrdiff_t>(first) + 1, arguments.values.end());
+  result.arguments.values.assign(arguments.values.begin() + static_cast<ptrdiff_t>(first) + 1,
+                                 arguments.values.end());
   result.arguments.named = arguments.named;
   return result;
 }
@@ -209,8 +208,7 @@ Value selected(Evaluator& evaluator, const std::string& name, const Value& input
   const Chosen test = has_test ? chosen(machine, name, arguments, first) : Chosen{};
   Values results;
   for (const Value& item : items_of(machine, input)) {
-    const Value value =
-        by_attribute ? along(machine, item, arguments.values[0], Value()) : item;
+    const Value value = by_attribute ? along(machine, item, arguments.values[0], Value()) : item;
     machine.step();
     const bool holds_here =
         has_test ? evaluator.tested(test.name, value, test.arguments) : truth(value);
@@ -236,7 +234,7 @@ std::optional<Value> list_filter(Evaluator& evaluator, const std::string& name, 
     return make_list(machine,
                      in_order_of(machine, items_of(machine, input), key, flag_of(values[0])));
   }
-  static constexpr std::string_view kPlain[] = {"length", "count", "first", "last",
+  static constexpr std::string_view kPlain[] = {"length", "count", "first",  "last",
                                                 "list",   "items", "reverse"};
   if (std::find(std::begin(kPlain), std::end(kPlain), name) == std::end(kPlain))
     return std::nullopt;

@@ -1,5 +1,5 @@
-// Machine: one rendering of a template. It has the limits that a hostile template meets, and the line
-// that errors name.
+// Machine: one rendering of a template. It has the limits that a hostile template meets, and the
+// line that errors name.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace fsdp::chat {
 // lists that are made or read.
 struct Limits {
   int64_t steps = 20'000'000;
-  int64_t bytes = int64_t{512} << 20;   // of all texts and lists that are made
+  int64_t bytes = int64_t{512} << 20;  // of all texts and lists that are made
   int64_t output = int64_t{64} << 20;  // bytes
-  int depth = 1000;                     // of nodes that are evaluated inside each other
+  int depth = 1000;                    // of nodes that are evaluated inside each other
 };
 
 constexpr int kDeepestValue = 100;  // lists and dicts in each other

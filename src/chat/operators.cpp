@@ -176,12 +176,12 @@ struct PercentFormat {
     const Conversion how = flags();
     const char kind = at < format.size() ? format[at++] : '\0';
     if (kind == 's' || kind == 'r') {
-      Text text = kind == 's' ? printed(machine, value)
-                              : Text(repr(machine, value), value.source());
+      Text text =
+          kind == 's' ? printed(machine, value) : Text(repr(machine, value), value.source());
       if (how.precision >= 0) {
         const auto starts = code_starts(text.bytes());
-        text = text.part(0, starts[std::min<size_t>(static_cast<size_t>(how.precision),
-                                                    starts.size() - 1)]);
+        text = text.part(
+            0, starts[std::min<size_t>(static_cast<size_t>(how.precision), starts.size() - 1)]);
       }
       if (static_cast<int64_t>(count_codes(text.bytes())) >= how.width) return text;
       return Text(laid_out(how, text.bytes(), false), text.origin());

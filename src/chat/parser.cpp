@@ -101,8 +101,8 @@ class Parser : public ExpressionParser {
     NodePtr items = tuple(false, false, "recursive");
     NodePtr condition = skip_name("if") ? expression() : nullptr;
     if (is_name("recursive")) refuse("recursive loops aren't supported");
-    NodePtr result = made_of(NodeKind::kFor, line, std::move(variable), std::move(items),
-                             std::move(condition));
+    NodePtr result =
+        made_of(NodeKind::kFor, line, std::move(variable), std::move(items), std::move(condition));
     std::string word;
     ++loops_;
     result->body = body({"endfor", "else"}, &word);
@@ -113,8 +113,7 @@ class Parser : public ExpressionParser {
 
   NodePtr set(int line) {
     NodePtr variable = target(true);
-    if (skip_operator("="))
-      return made_of(NodeKind::kSet, line, std::move(variable), tuple());
+    if (skip_operator("=")) return made_of(NodeKind::kSet, line, std::move(variable), tuple());
     NodePtr chain = is_operator("|") ? filters(node(NodeKind::kHole, line)) : nullptr;
     NodePtr result = made_of(NodeKind::kSetBlock, line, std::move(variable), std::move(chain));
     result->body = in_function([&] { return body({"endset"}); });
@@ -151,8 +150,8 @@ class Parser : public ExpressionParser {
     names_used_ = outer;
     if (outer) outer->insert(used.begin(), used.end());
     const auto uses = [&](const char* special) {
-      return used.contains(special) && std::find(macro.names.begin(), macro.names.end(), special) ==
-                                           macro.names.end();
+      return used.contains(special) &&
+             std::find(macro.names.begin(), macro.names.end(), special) == macro.names.end();
     };
     macro.uses_varargs = uses("varargs");
     macro.uses_kwargs = uses("kwargs");

@@ -16,8 +16,8 @@ std::string float_text(double number) {
   if (std::isnan(number)) return "nan";
   if (std::isinf(number)) return number < 0 ? "-inf" : "inf";
   char buffer[64];
-  const auto result = std::to_chars(buffer, buffer + sizeof buffer, number,
-                                    std::chars_format::scientific);
+  const auto result =
+      std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::scientific);
   std::string text(buffer, result.ptr);  // -d.ddde+XX
   const size_t e = text.find('e');
   const int exponent = std::stoi(text.substr(e + 1));
@@ -32,7 +32,8 @@ std::string float_text(double number) {
     if (count > 1) digits.insert(1, ".");
     return formatted("{}{}e{}{:02d}", sign, digits, exponent < 0 ? "-" : "+", std::abs(exponent));
   }
-  if (exponent < 0) return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
+  if (exponent < 0)
+    return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
   if (count <= exponent + 1)
     return sign + digits + std::string(static_cast<size_t>(exponent + 1 - count), '0') + ".0";
   return sign + digits.insert(static_cast<size_t>(exponent + 1), ".");
@@ -47,8 +48,7 @@ bool is_printable(char32_t code) {
                       (code >= 0x200b && code <= 0x200f) || (code >= 0x202a && code <= 0x202e) ||
                       (code >= 0x2060 && code <= 0x206f) || code == 0xfeff ||
                       (code >= 0xfff0 && code <= 0xfffb) || code >= 0xe0000;
-  const bool no_character =
-      (code >= 0xe000 && code <= 0xf8ff) || (code & 0xfffe) == 0xfffe;
+  const bool no_character = (code >= 0xe000 && code <= 0xf8ff) || (code & 0xfffe) == 0xfffe;
   return !space && !format && !no_character;
 }
 
@@ -135,8 +135,8 @@ struct JsonWriter {
       machine.make(text->size());
       return escape(out, text->bytes(), style.ascii);
     }
-    if (const List* list = value.list(); list && (list->kind == List::kList ||
-                                                  list->kind == List::kTuple))
+    if (const List* list = value.list();
+        list && (list->kind == List::kList || list->kind == List::kTuple))
       return items(*list, level);
     if (const Dict* dict = value.dict()) return entries(*dict, level);
     const bool* flag = value.get<bool>();

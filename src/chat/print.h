@@ -13,10 +13,10 @@ Text printed(Machine& machine, const Value& value);
 std::string repr(Machine& machine, const Value& value);
 
 struct JsonStyle {
-  bool ascii = false;     // escape other characters
-  bool sorted = false;    // by key
-  std::string indent;     // of each level, if `lines`
-  bool lines = false;     // each item on a line of its own
+  bool ascii = false;   // escape other characters
+  bool sorted = false;  // by key
+  std::string indent;   // of each level, if `lines`
+  bool lines = false;   // each item on a line of its own
   std::string between = ", ", after_key = ": ";
 };
 std::string to_json(Machine& machine, const Value& value, const JsonStyle& style);

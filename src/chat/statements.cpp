@@ -209,8 +209,8 @@ void Evaluator::assign(const Node& target, const Value& value, const ScopePtr& s
   }
   const Values items = items_of(machine_, value);
   if (items.size() != target.parts.size())
-    machine_.refuse(formatted("{} values can't be assigned to {} names", items.size(),
-                              target.parts.size()));
+    machine_.refuse(
+        formatted("{} values can't be assigned to {} names", items.size(), target.parts.size()));
   for (size_t i = 0; i < items.size(); ++i) assign(*target.parts[i], items[i], scope);
 }
 

@@ -36,8 +36,8 @@ Text Template::render(const nlohmann::ordered_json& variables, const RenderOptio
   Evaluator evaluator(machine, options.now ? *options.now : local_time());
   std::vector<std::pair<std::string, Value>> values;
   for (const auto& [name, value] : variables.items())
-    values.emplace_back(name, name == "messages" ? from_messages(machine, value)
-                                                 : from_json(machine, value));
+    values.emplace_back(
+        name, name == "messages" ? from_messages(machine, value) : from_json(machine, value));
   values.emplace_back("add_generation_prompt", options.generation_prompt);
   return evaluator.run(parsed_->body, std::move(values));
 }

@@ -9,8 +9,8 @@ namespace fsdp::chat {
 namespace {
 
 constexpr const char* kComparisonTests[][4] = {
-    {"==", "eq", "equalto", "=="}, {"!=", "ne", "ne", "!="},       {">", "gt", "greaterthan", ">"},
-    {">=", "ge", "ge", ">="},      {"<", "lt", "lessthan", "<"},   {"<=", "le", "le", "<="},
+    {"==", "eq", "equalto", "=="}, {"!=", "ne", "ne", "!="},     {">", "gt", "greaterthan", ">"},
+    {">=", "ge", "ge", ">="},      {"<", "lt", "lessthan", "<"}, {"<=", "le", "le", "<="},
     {"in", "in", "in", "in"},
 };
 

@@ -1,8 +1,8 @@
 // Text: a string that knows where its characters come from: the template, or a message.
 //
-// What is made of texts keeps the origin of each character where characters are moved (concatenation,
-// slices, strip, split, replace). Where they are computed anew (tojson, upper) the whole result has
-// the origin of what went in.
+// What is made of texts keeps the origin of each character where characters are moved
+// (concatenation, slices, strip, split, replace). Where they are computed anew (tojson, upper) the
+// whole result has the origin of what went in.
 #pragma once
 
 #include <cstddef>

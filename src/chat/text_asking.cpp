@@ -53,9 +53,9 @@ Value found(Machine& machine, const Text& text, const std::string& name,
   const Range range = range_of(machine, text, values[1], values[2]);
   machine.read(text.size());
   const auto part = std::string_view(text.bytes()).substr(range.from, range.to - range.from);
-  const size_t at = !range.exists      ? std::string_view::npos
+  const size_t at = !range.exists    ? std::string_view::npos
                     : name[0] == 'r' ? part.rfind(wanted)
-                                       : part.find(wanted);
+                                     : part.find(wanted);
   if (at != std::string_view::npos)
     return static_cast<int64_t>(
         count_codes(std::string_view(text.bytes()).substr(0, range.from + at)));
@@ -103,8 +103,8 @@ bool is_all(Machine& machine, const Text& text, const std::string& name) {
 
 }  // namespace
 
-std::optional<Value> call_asking_method(Machine& machine, const Text& text,
-                                        const std::string& name, const Arguments& arguments) {
+std::optional<Value> call_asking_method(Machine& machine, const Text& text, const std::string& name,
+                                        const Arguments& arguments) {
   if (name == "startswith" || name == "endswith") return affix(machine, text, name, arguments);
   if (name == "find" || name == "rfind" || name == "index" || name == "rindex")
     return found(machine, text, name, arguments);

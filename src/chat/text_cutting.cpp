@@ -56,8 +56,8 @@ std::vector<Cut> words_of(std::string_view text, int64_t most, bool from_right) 
   if (most < 0 || count <= most) return words;
   if (from_right) {
     words.erase(words.begin() + 1, words.begin() + (count - most));
-    const size_t end = words.size() > 1 ? trimmed_end(text.substr(0, words[1].from))
-                                        : trimmed_end(text);
+    const size_t end =
+        words.size() > 1 ? trimmed_end(text.substr(0, words[1].from)) : trimmed_end(text);
     words[0] = {0, end};
   } else {
     words.resize(static_cast<size_t>(most + 1));
@@ -71,9 +71,10 @@ std::vector<Cut> parts_at(const std::string& text, const std::string& separator,
   std::vector<Cut> parts;
   size_t from = 0, to = text.size();
   while (most != 0) {
-    const size_t found = from_right ? (to < separator.size() ? std::string::npos
-                                                             : text.rfind(separator, to - separator.size()))
-                                    : text.find(separator, from);
+    const size_t found =
+        from_right ? (to < separator.size() ? std::string::npos
+                                            : text.rfind(separator, to - separator.size()))
+                   : text.find(separator, from);
     if (found == std::string::npos) break;
     if (from_right) {
       parts.push_back({found + separator.size(), to});
@@ -131,8 +132,8 @@ Value lines_of(Machine& machine, const Text& text, bool keep_ends) {
 Value partition(Machine& machine, const Text& text, const Text& separator, bool last) {
   machine.read(text.size());
   if (separator.size() == 0) machine.refuse("a separator is empty");
-  const size_t found = last ? text.bytes().rfind(separator.bytes())
-                            : text.bytes().find(separator.bytes());
+  const size_t found =
+      last ? text.bytes().rfind(separator.bytes()) : text.bytes().find(separator.bytes());
   if (found == std::string::npos)
     return values_of(machine, text,
                      last ? std::vector<Cut>{{0, 0}, {0, 0}, {0, text.size()}}

@@ -20,8 +20,8 @@ Text titled(Machine& machine, const Text& text) {
     const Text character = text.part(starts[i], starts[i + 1]);
     out.append(with_case(machine, character, begins ? Case::kUpper : Case::kLower));
     const char32_t code = code_at(text.bytes(), starts[i]);
-    begins = is_white(code) || code == '-' || code == '(' || code == '{' || code == '[' ||
-             code == '<';
+    begins =
+        is_white(code) || code == '-' || code == '(' || code == '{' || code == '[' || code == '<';
   }
   return out;
 }
@@ -76,8 +76,8 @@ Value escaped(Machine& machine, const Value& input) {
 }
 
 Value as_json(Machine& machine, const Value& input, const Arguments& arguments) {
-  const Values values = arguments.in_order(machine, "tojson",
-                                           {"ensure_ascii", "indent", "separators", "sort_keys"});
+  const Values values =
+      arguments.in_order(machine, "tojson", {"ensure_ascii", "indent", "separators", "sort_keys"});
   const auto is_set = [](const Value& value) { return given(value) && !value.none(); };
   JsonStyle style;
   style.ascii = given(values[0]) && truth(values[0]);
@@ -161,7 +161,8 @@ std::optional<Value> text_filter(Evaluator& evaluator, const std::string& name, 
     return replaced(machine, printed(machine, input), printed(machine, values[0]),
                     printed(machine, values[1]), most);
   }
-  if (name == "indent") return indented(machine, text_argument(machine, input, "indent"), arguments);
+  if (name == "indent")
+    return indented(machine, text_argument(machine, input, "indent"), arguments);
   if (name == "format") {
     if (!arguments.named.empty()) machine.refuse("format with names isn't supported");
     return format_percent(machine, printed(machine, input), arguments.values);

@@ -32,18 +32,20 @@ Value filled(Machine& machine, const Text& text, const std::string& name,
   const Values values = arguments.in_order(machine, name, {"width", "fillchar"});
   const int64_t width = integer_argument(machine, values[0], 0);
   if (width > kWidestText) machine.refuse("a text is filled up too much");
-  const std::string fill =
-      name == "zfill" ? "0"
-                      : given(values[1]) ? text_argument(machine, values[1], name.c_str()).bytes() : " ";
+  const std::string fill = name == "zfill" ? "0"
+                           : given(values[1])
+                               ? text_argument(machine, values[1], name.c_str()).bytes()
+                               : " ";
   if (count_codes(fill) != 1) machine.refuse("a fill character isn't one character");
-  const auto missing = std::max<int64_t>(width - static_cast<int64_t>(count_codes(text.bytes())), 0);
+  const auto missing =
+      std::max<int64_t>(width - static_cast<int64_t>(count_codes(text.bytes())), 0);
   const int64_t left = name == "ljust"    ? 0
                        : name == "center" ? missing / 2 + (missing & width & 1)
                                           : missing;
   machine.make(static_cast<size_t>(missing) * fill.size());
   Text out;
-  const bool sign = name == "zfill" && text.size() > 0 &&
-                    (text.bytes()[0] == '-' || text.bytes()[0] == '+');
+  const bool sign =
+      name == "zfill" && text.size() > 0 && (text.bytes()[0] == '-' || text.bytes()[0] == '+');
   if (sign) out.append(text.part(0, 1));
   for (int64_t i = 0; i < left; ++i) out.append(fill);
   out.append(text.part(sign ? 1 : 0, text.size()));
@@ -131,18 +133,18 @@ Value replaced(Machine& machine, const Text& text, const Text& old, const Text& 
 
 bool is_text_method(std::string_view name) {
   static constexpr std::string_view kNames[] = {
-      "strip",     "lstrip",       "rstrip",       "split",   "rsplit",   "splitlines",
-      "partition", "rpartition",   "removeprefix", "removesuffix", "startswith", "endswith",
-      "find",      "rfind",        "index",        "rindex",  "count",    "isspace",
-      "isascii",   "islower",      "isupper",      "isalpha", "isalnum",  "isdigit",
-      "isdecimal", "isnumeric",    "replace",      "join",    "upper",    "lower",
-      "casefold",  "title",        "capitalize",   "swapcase", "center",  "ljust",
-      "rjust",     "zfill",        "format"};
+      "strip",     "lstrip",     "rstrip",       "split",        "rsplit",     "splitlines",
+      "partition", "rpartition", "removeprefix", "removesuffix", "startswith", "endswith",
+      "find",      "rfind",      "index",        "rindex",       "count",      "isspace",
+      "isascii",   "islower",    "isupper",      "isalpha",      "isalnum",    "isdigit",
+      "isdecimal", "isnumeric",  "replace",      "join",         "upper",      "lower",
+      "casefold",  "title",      "capitalize",   "swapcase",     "center",     "ljust",
+      "rjust",     "zfill",      "format"};
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
-std::optional<Value> call_making_method(Machine& machine, const Text& text,
-                                        const std::string& name, const Arguments& arguments) {
+std::optional<Value> call_making_method(Machine& machine, const Text& text, const std::string& name,
+                                        const Arguments& arguments) {
   if (const auto wanted = case_of(name)) {
     arguments.in_order(machine, name, {});
     return make_text(machine, with_case(machine, text, *wanted));

@@ -115,8 +115,8 @@ const int64_t* integer_of(const Value& value, int64_t& storage) {
 }
 
 const char* type_name(const Value& value) {
-  static constexpr const char* kNames[] = {"Undefined", "NoneType", "bool",      "int",
-                                           "float",     "str",      "list",      "dict",
+  static constexpr const char* kNames[] = {"Undefined", "NoneType", "bool",       "int",
+                                           "float",     "str",      "list",       "dict",
                                            "Namespace", "function", "LoopContext"};
   if (const List* list = value.list()) {
     static constexpr const char* kLists[] = {"list", "tuple", "dict view", "range", "generator"};
@@ -131,7 +131,8 @@ bool truth(const Value& value) {
   if (const int64_t* integer = value.get<int64_t>()) return *integer != 0;
   if (const double* real = value.get<double>()) return *real != 0;
   if (const Text* text = value.text()) return text->size() != 0;
-  if (const List* list = value.list()) return list->kind == List::kGenerator || !list->items.empty();
+  if (const List* list = value.list())
+    return list->kind == List::kGenerator || !list->items.empty();
   if (const Dict* dict = value.dict()) return !dict->items.empty();
   if (const auto* loop = value.get<std::shared_ptr<const Loop>>()) return !(*loop)->items->empty();
   return true;

@@ -1,5 +1,5 @@
-// Value: what an expression of a template gives, as Python sees it. Values are immutable, except for
-// namespaces.
+// Value: what an expression of a template gives, as Python sees it. Values are immutable, except
+// for namespaces.
 #pragma once
 
 #include <cstdint>

@@ -181,7 +181,15 @@ std::vector<Stretch> Template::written_by_assistant(const Text& text, const Json
   }
   std::sort(written.begin(), written.end(),
             [](const Stretch& a, const Stretch& b) { return a.from < b.from; });
-  return written;
+  std::vector<Stretch> apart;
+  for (const Stretch& one : written) {
+    if (one.from == one.to) continue;
+    if (!apart.empty() && one.from <= apart.back().to)
+      apart.back().to = std::max(apart.back().to, one.to);
+    else
+      apart.push_back(one);
+  }
+  return apart;
 }
 
 }  // namespace fsdp::chat

@@ -32,7 +32,8 @@ TEST(Hostile, TemplatesEndWithAnError) {
             "rendering the template"},
            {grow + "[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
             "rendering the template"},
-           {grow + "'ab') %}{% for i in range(99) %}{% set n.x = n.x.replace('', n.x) %}{% endfor %}",
+           {grow +
+                "'ab') %}{% for i in range(99) %}{% set n.x = n.x.replace('', n.x) %}{% endfor %}",
             "rendering the template"},
            {grow + "[]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}",
             "nested too deeply"},
@@ -85,7 +86,8 @@ TEST(Hostile, LongConversationsAreRendered) {
   const test::WithDeadline deadline;
   Json messages = Json::array();
   for (int i = 0; i < 400; ++i)
-    messages.push_back({{"role", i % 2 ? "assistant" : "user"}, {"content", std::string(5000, 'x')}});
+    messages.push_back(
+        {{"role", i % 2 ? "assistant" : "user"}, {"content", std::string(5000, 'x')}});
   const Json variables = {{"messages", messages}, {"tools", nullptr}};
   const chat::Template thinking = test::template_named("thinking");
   EXPECT_GT(thinking.render(variables).size(), 2'000'000u);

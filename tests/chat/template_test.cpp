@@ -1,5 +1,5 @@
-// What templates write, compared with Python's jinja2 as transformers sets it up: for templates like
-// those of many model families, and for small ones of each construct.
+// What templates write, compared with Python's jinja2 as transformers sets it up: for templates
+// like those of many model families, and for small ones of each construct.
 #include "chat/template.h"
 
 #include <gtest/gtest.h>
@@ -18,9 +18,8 @@ using test::rendered;
 class Jinja : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    const Finished done = run_program({test::python(), FSDP_CHAT_TESTS "/render_cases.py",
-                                       FSDP_CHAT_TESTS "/templates"},
-                                      false);
+    const Finished done = run_program(
+        {test::python(), FSDP_CHAT_TESTS "/render_cases.py", FSDP_CHAT_TESTS "/templates"}, false);
     code_ = done.code;
     if (code_ == 0) cases_ = new Json(Json::parse(done.output));
   }
@@ -83,8 +82,7 @@ TEST(Template, ErrorsNameTheLine) {
            {"{{ 9223372036854775807 + 1 }}", "64 bits"},
            {"{{ 99999999999999999999 }}", "too large a number"},
        }) {
-    const std::string text =
-        rendered(entry.source, {{"x", true}, {"messages", Json::array()}});
+    const std::string text = rendered(entry.source, {{"x", true}, {"messages", Json::array()}});
     EXPECT_TRUE(contains(text, "t.jinja: line ") && contains(text, entry.expected)) << text;
   }
 }

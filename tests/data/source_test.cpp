@@ -195,7 +195,7 @@ TEST(JsonLines, CompletionsCountAndPromptsDoNot) {
                                   "{\"prompt\": \"ab\", \"completion\": \"c\"}\r\n\n"
                                   "{\"prompt\": \"\", \"completion\": \"\\u00e9\"}");
   auto tokenizer = Tokenizer::load("bytes");
-  EXPECT_TRUE(has_prompts(path, {}));
+  EXPECT_EQ(kind_of_lines(path, {}), LineKind::kPrompts);
   std::vector<int32_t> ids;
   std::vector<uint8_t> counts;
   tokenise_jsonl(path, *tokenizer, {}, [&](JsonlDocument&& document) {
