@@ -177,7 +177,7 @@ TEST(Sources, WhatCannotBeReadIsRefusedWithAHint) {
   EXPECT_TRUE(contains(error(text_options({folder.write("e.txt", "")})), "no text"));
   EXPECT_TRUE(
       contains(error(text_options({folder.write("z", std::string("a\0", 2))})), "zero byte"));
-  EXPECT_TRUE(contains(error(text_options({folder.write("c.jsonl", "{}")})), "--jsonl"));
+  EXPECT_TRUE(contains(error(text_options({folder.write("c.jsonl", "{}")})), "line 1: has no"));
   auto options = text_options({folder.write("t.txt", "text")});
   options.loss_mask = true;
   EXPECT_TRUE(contains(error(options), "loss mask"));
