@@ -8,8 +8,6 @@
 namespace fsdp::data {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct Speaker {
   const char *from, *role;
 };
@@ -21,18 +19,18 @@ constexpr Speaker kSpeakers[] = {
     {"observation", "tool"},
 };
 
-bool is_list(const Json& line, const char* key) {
+bool is_list(const OrderedJson& line, const char* key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_array();
 }
 
 // transformers gives the reasoning of a message under two names.
-Json with_reasoning(const Json& message) {
+OrderedJson with_reasoning(const OrderedJson& message) {
   for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
     const auto found = message.find(key);
     if (found == message.end() || found->is_null()) continue;
-    const Json reasoning = *found;
-    Json aliased = {{"thinking", reasoning}};
+    const OrderedJson reasoning = *found;
+    OrderedJson aliased = {{"thinking", reasoning}};
     aliased.update(message);
     aliased["reasoning_content"] = reasoning;
     return aliased;
@@ -40,7 +38,7 @@ Json with_reasoning(const Json& message) {
   return message;
 }
 
-Json checked(const Json& message, size_t number) {
+OrderedJson checked(const OrderedJson& message, size_t number) {
   if (!message.is_object()) throw BadLine{formatted("message {} isn't an object", number)};
   const auto role = message.find("role");
   if (role == message.end() || !role->is_string())
@@ -54,9 +52,9 @@ Json checked(const Json& message, size_t number) {
   return with_reasoning(message);
 }
 
-Json from_share_gpt(const Json& turn, size_t number) {
+OrderedJson from_share_gpt(const OrderedJson& turn, size_t number) {
   if (turn.is_object() && turn.contains("role")) return checked(turn, number);
-  const Json name = turn.is_object() && turn.contains("from") ? turn["from"] : Json();
+  const OrderedJson name = turn.is_object() && turn.contains("from") ? turn["from"] : OrderedJson();
   const std::string from = name.is_string() ? name.get<std::string>() : "";
   for (const Speaker& speaker : kSpeakers) {
     if (from != speaker.from) continue;
@@ -71,21 +69,21 @@ Json from_share_gpt(const Json& turn, size_t number) {
 }
 
 // "system" of a line that has no such message.
-void add_system(const Json& line, Json& messages) {
+void add_system(const OrderedJson& line, OrderedJson& messages) {
   const auto system = line.find("system");
   if (system == line.end() || !system->is_string() || *system == "") return;
   messages.push_back({{"role", "system"}, {"content", *system}});
 }
 
 // "tools" and such may be JSON, or text that is JSON.
-Json parsed(const Json& value, const char* key) {
+OrderedJson parsed(const OrderedJson& value, const char* key) {
   if (!value.is_string()) return value;
-  Json inner = Json::parse(value.get_ref<const std::string&>(), nullptr, false);
+  OrderedJson inner = OrderedJson::parse(value.get_ref<const std::string&>(), nullptr, false);
   if (inner.is_discarded()) throw BadLine{formatted("\"{}\" is text that isn't JSON", key)};
   return inner;
 }
 
-std::string alpaca_question(const Json& line) {
+std::string alpaca_question(const OrderedJson& line) {
   std::string question = text_of(line, "instruction");
   const auto input = line.find("input");
   if (input == line.end() || input->is_null() || *input == "") return question;
@@ -101,14 +99,14 @@ const char* described(LineKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-const std::string& text_of(const Json& line, const std::string& field) {
+const std::string& text_of(const OrderedJson& line, const std::string& field) {
   const auto found = line.find(field);
   if (found == line.end() || !found->is_string())
     throw BadLine{formatted("\"{}\" isn't a string", field)};
   return found->get_ref<const std::string&>();
 }
 
-LineKind kind_of(const Json& line, const JsonlOptions& options) {
+LineKind kind_of(const OrderedJson& line, const JsonlOptions& options) {
   if (!line.is_object()) throw BadLine{"isn't an object"};
   const bool text = line.contains(options.text_field);
   const bool prompts =
@@ -125,19 +123,20 @@ LineKind kind_of(const Json& line, const JsonlOptions& options) {
       formatted("has no \"{}\", no messages and no other known fields", options.text_field)};
 }
 
-Json conversation_of(const Json& line, LineKind kind) {
-  Json variables = {{"messages", Json::array()}, {"tools", nullptr}, {"documents", nullptr}};
-  Json& messages = variables["messages"];
+OrderedJson conversation_of(const OrderedJson& line, LineKind kind) {
+  OrderedJson variables = {
+      {"messages", OrderedJson::array()}, {"tools", nullptr}, {"documents", nullptr}};
+  OrderedJson& messages = variables["messages"];
   if (kind == LineKind::kAlpaca) {
     add_system(line, messages);
     messages.push_back({{"role", "user"}, {"content", alpaca_question(line)}});
     messages.push_back({{"role", "assistant"}, {"content", text_of(line, "output")}});
   } else {
     const bool share_gpt = kind == LineKind::kShareGpt;
-    const Json& turns = line[share_gpt ? "conversations" : "messages"];
+    const OrderedJson& turns = line[share_gpt ? "conversations" : "messages"];
     if (share_gpt) add_system(line, messages);
     size_t number = 0;
-    for (const Json& turn : turns) {
+    for (const OrderedJson& turn : turns) {
       ++number;
       messages.push_back(share_gpt ? from_share_gpt(turn, number) : checked(turn, number));
     }
@@ -153,7 +152,7 @@ Json conversation_of(const Json& line, LineKind kind) {
   return variables;
 }
 
-std::string alpaca_prompt(const Json& line) {
+std::string alpaca_prompt(const OrderedJson& line) {
   return formatted("Instruction:\n{}\n\nResponse:\n", alpaca_question(line));
 }
 

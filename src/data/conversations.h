@@ -10,6 +10,8 @@
 
 namespace fsdp::data {
 
+using OrderedJson = nlohmann::ordered_json;
+
 enum class BadLines { kStop, kSkip };
 constexpr auto enum_table(BadLines) {
   return std::to_array<EnumName>({{"stop"}, {"skip"}});
@@ -46,11 +48,11 @@ struct BadLine {
 };
 
 // These throw BadLine.
-LineKind kind_of(const nlohmann::ordered_json& line, const JsonlOptions& options);
-const std::string& text_of(const nlohmann::ordered_json& line, const std::string& field);
+LineKind kind_of(const OrderedJson& line, const JsonlOptions& options);
+const std::string& text_of(const OrderedJson& line, const std::string& field);
 // The variables of a chat template: messages, and tools and such if the line has them.
-nlohmann::ordered_json conversation_of(const nlohmann::ordered_json& line, LineKind kind);
+OrderedJson conversation_of(const OrderedJson& line, LineKind kind);
 // The question of an Alpaca line, for tokenizers without a chat template.
-std::string alpaca_prompt(const nlohmann::ordered_json& line);
+std::string alpaca_prompt(const OrderedJson& line);
 
 }  // namespace fsdp::data

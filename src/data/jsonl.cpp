@@ -13,8 +13,6 @@
 namespace fsdp::data {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr size_t kBatchOfLines = size_t{32} << 20;  // bytes of lines processed at a time
 
 struct Line {
@@ -49,13 +47,13 @@ struct JsonlReader {
                   options.prompt_field, options.completion_field, options.text_field));
   }
 
-  static Json object(const Line& line) {
-    Json value = Json::parse(line.text, nullptr, false);
+  static OrderedJson object(const Line& line) {
+    OrderedJson value = OrderedJson::parse(line.text, nullptr, false);
     if (value.is_discarded()) throw BadLine{"isn't JSON"};
     return value;
   }
 
-  void read(const Json& value, LineKind kind, Pieces& out) const {
+  void read(const OrderedJson& value, LineKind kind, Pieces& out) const {
     if (kind_of(value, options) != kind)
       throw BadLine{formatted("is unlike the first line, which has {}", described(kind))};
     if (kind == LineKind::kText) {
