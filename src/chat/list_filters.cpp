@@ -181,17 +181,22 @@ Chosen chosen(Machine& machine, const std::string& filter, const Arguments& argu
   return result;
 }
 
+// What is false, such as none, has no items for map, select and their kind.
+Values items_if_true(Machine& machine, const Value& input) {
+  return truth(input) ? items_of(machine, input) : Values();
+}
+
 Value mapped(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   Machine& machine = evaluator.machine();
   Values results;
   if (arguments.values.empty()) {
     const Values values = arguments.in_order(machine, "map", {"attribute", "default"});
     if (!given(values[0])) machine.refuse("map needs a filter or an attribute");
-    for (const Value& item : items_of(machine, input))
+    for (const Value& item : items_if_true(machine, input))
       results.push_back(along(machine, item, values[0], values[1]));
   } else {
     const Chosen filter = chosen(machine, "map", arguments, 0);
-    for (const Value& item : items_of(machine, input))
+    for (const Value& item : items_if_true(machine, input))
       results.push_back(evaluator.filtered(filter.name, item, filter.arguments));
   }
   return make_list(machine, std::move(results), List::kGenerator);
@@ -207,7 +212,7 @@ Value selected(Evaluator& evaluator, const std::string& name, const Value& input
   const bool has_test = arguments.values.size() > first;
   const Chosen test = has_test ? chosen(machine, name, arguments, first) : Chosen{};
   Values results;
-  for (const Value& item : items_of(machine, input)) {
+  for (const Value& item : items_if_true(machine, input)) {
     const Value value = by_attribute ? along(machine, item, arguments.values[0], Value()) : item;
     machine.step();
     const bool holds_here =

@@ -107,7 +107,7 @@ void escape(std::string& out, std::string_view text, bool ascii) {
     if (special != std::string_view::npos) {
       out += '\\';
       out += kLetters[special];
-    } else if (byte < 0x20) {
+    } else if (byte < 0x20 || (ascii && byte == 0x7f)) {
       out += formatted("\\u{:04x}", static_cast<uint32_t>(byte));
     } else if (byte < 0x80 || !ascii) {
       out += text[i];
@@ -209,6 +209,25 @@ Text printed(Machine& machine, const Value& value) {
             value.source());
   machine.make(text.size());
   return text;
+}
+
+Text html_escaped(Machine& machine, const Text& text) {
+  Text out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t special = std::min(text.bytes().find_first_of("&<>'\"", at), text.size());
+    machine.make(special - at + 8);
+    out.append(text.part(at, special));
+    if (special == text.size()) break;
+    const char c = text.bytes()[special];
+    out.append(c == '&'    ? "&amp;"
+               : c == '<'  ? "&lt;"
+               : c == '>'  ? "&gt;"
+               : c == '\'' ? "&#39;"
+                           : "&#34;",
+               text.part(special, special + 1).origin());
+    at = special + 1;
+  }
+  return out;
 }
 
 std::string repr(Machine& machine, const Value& value) {

@@ -12,6 +12,9 @@ namespace fsdp::chat {
 Text printed(Machine& machine, const Value& value);
 std::string repr(Machine& machine, const Value& value);
 
+// With HTML's special characters as entities.
+Text html_escaped(Machine& machine, const Text& text);
+
 struct JsonStyle {
   bool ascii = false;   // escape other characters
   bool sorted = false;  // by key

@@ -53,24 +53,8 @@ Value indented(Machine& machine, const Text& text, const Arguments& arguments) {
 }
 
 Value escaped(Machine& machine, const Value& input) {
-  Text out;
-  const Text text = printed(machine, input);
-  size_t at = 0;
-  while (at < text.size()) {
-    const size_t special = std::min(text.bytes().find_first_of("&<>'\"", at), text.size());
-    out.append(text.part(at, special));
-    if (special == text.size()) break;
-    machine.make(8);
-    const char c = text.bytes()[special];
-    out.append(c == '&'    ? "&amp;"
-               : c == '<'  ? "&lt;"
-               : c == '>'  ? "&gt;"
-               : c == '\'' ? "&#39;"
-                           : "&#34;",
-               text.part(special, special + 1).origin());
-    at = special + 1;
-  }
-  Value result = input.markup ? input : make_text(machine, std::move(out));
+  Value result = input;
+  if (!input.markup) result = make_text(machine, html_escaped(machine, printed(machine, input)));
   result.markup = true;
   return result;
 }

@@ -15,6 +15,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr int kMostRenderings = 100;  // of the beginnings of a conversation
+
 // Adjacent stretches of runs that `belongs` accepts.
 template <class Belongs>
 std::vector<Stretch> stretches_of(const Text& text, Belongs belongs) {
@@ -39,7 +41,7 @@ class Turns {
   }
 
   // What the assistant wrote in message `number`.
-  void add(int32_t number, std::vector<Stretch>& written) const {
+  void add(int32_t number, std::vector<Stretch>& written) {
     const auto in_turn = [&](const Origin& origin) { return origin.turn == number; };
     std::vector<Stretch> turns = stretches_of(text_, in_turn);
     if (turns.empty())  // not written in a loop: only the fields are known
@@ -83,8 +85,9 @@ class Turns {
     return end;
   }
 
-  // Rendered with a number of messages; nullopt if the template refuses them.
-  std::optional<std::string> rendered(int32_t messages, bool prompt) const {
+  // Rendered with a number of messages; nullopt if the template refuses them, or after too many.
+  std::optional<std::string> rendered(int32_t messages, bool prompt) {
+    if (--renderings_ < 0) return std::nullopt;
     Json variables = variables_;
     Json& list = variables["messages"];
     list.erase(list.begin() + messages, list.end());
@@ -98,13 +101,13 @@ class Turns {
   }
 
   // What a prompt for an answer adds to `text`, which was rendered from `variables`.
-  std::string generation_prompt(const Json& variables, const std::string& text) const {
+  std::string generation_prompt(const Json& variables, const std::string& text) {
     const auto count = static_cast<int32_t>(variables["messages"].size());
     const auto longer = rendered(count, true);
     return longer && longer->starts_with(text) ? longer->substr(text.size()) : std::string();
   }
 
-  size_t header_end(const Stretch& turn, const Stretch& fields, int32_t number) const {
+  size_t header_end(const Stretch& turn, const Stretch& fields, int32_t number) {
     const std::string_view head = part(turn.from, fields.from);
     if (!prompt_.empty() && head.starts_with(prompt_)) return turn.from + prompt_.size();
     // The template may write another prompt there, or none.
@@ -118,9 +121,12 @@ class Turns {
       const auto shorter = rendered(number, false);
       if (shorter && before->starts_with(*shorter)) prompt = before->substr(shorter->size());
     }
+    // Where they differ, the header ends at the last whole marker: "<a><tool>" isn't "<a><think>".
     size_t same = static_cast<size_t>(
         std::mismatch(head.begin(), head.end(), prompt.begin(), prompt.end()).first - head.begin());
-    while (same > 0 && same < head.size() && continues_code(head[same])) --same;
+    constexpr std::string_view kEnds = ">] \n\t";
+    if (same < head.size())
+      while (same > 0 && kEnds.find(head[same - 1]) == std::string_view::npos) --same;
     return turn.from + same < role ? fields.from : turn.from + same;
   }
 
@@ -162,6 +168,7 @@ class Turns {
   const std::vector<std::string>& special_;
   const RenderOptions& options_;
   std::string prompt_;
+  int renderings_ = kMostRenderings;
 };
 
 }  // namespace
@@ -172,7 +179,7 @@ std::vector<Stretch> Template::written_by_assistant(const Text& text, const Json
   if (has_generation())
     return stretches_of(text, [](const Origin& origin) { return origin.generated; });
   std::vector<Stretch> written;
-  const Turns turns(*this, text, variables, special, options);
+  Turns turns(*this, text, variables, special, options);
   int32_t number = 0;
   for (const Json& message : variables["messages"]) {
     const auto role = message.find("role");

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "base/shallow_json.h"
 
 namespace fsdp::data {
 namespace {
@@ -78,7 +79,7 @@ void add_system(const OrderedJson& line, OrderedJson& messages) {
 // "tools" and such may be JSON, or text that is JSON.
 OrderedJson parsed(const OrderedJson& value, const char* key) {
   if (!value.is_string()) return value;
-  OrderedJson inner = OrderedJson::parse(value.get_ref<const std::string&>(), nullptr, false);
+  OrderedJson inner = parse_shallow<OrderedJson>(value.get_ref<const std::string&>(), kMostLevels);
   if (inner.is_discarded()) throw BadLine{formatted("\"{}\" is text that isn't JSON", key)};
   return inner;
 }

@@ -11,6 +11,7 @@
 namespace fsdp::data {
 
 using OrderedJson = nlohmann::ordered_json;
+constexpr int kMostLevels = 100;  // of lists and objects in a line
 
 enum class BadLines { kStop, kSkip };
 constexpr auto enum_table(BadLines) {

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/format.h"
+#include "base/shallow_json.h"
 #include "data/chat_format.h"
 #include "data/mapped_file.h"
 #include "data/parallel.h"
@@ -48,8 +49,9 @@ struct JsonlReader {
   }
 
   static OrderedJson object(const Line& line) {
-    OrderedJson value = OrderedJson::parse(line.text, nullptr, false);
-    if (value.is_discarded()) throw BadLine{"isn't JSON"};
+    OrderedJson value = parse_shallow<OrderedJson>(line.text, kMostLevels);
+    if (value.is_discarded())
+      throw BadLine{formatted("isn't JSON, or has more than {} levels", kMostLevels)};
     return value;
   }
 

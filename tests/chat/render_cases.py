@@ -155,11 +155,12 @@ SNIPPETS = """
 {{ 2.5|round }} {{ 3.5|round }} {{ 2.675|round(2) }} {{ 42.55|round(1, 'floor') }} {{ 42.51|round(1, 'ceil') }} {{ 5|round }} {{ -5|abs }} {{ -2.5|abs }} {{ 1234.5678|round(3) }}
 {{ list|string ~ '' }} {{ 1|string }} {{ list|list }} {{ 'ab'|list }} {{ d|list }}
 {{ 'a\\nb\\n\\nc'|indent }}|{{ 'a\\nb'|indent(2, true) }}|{{ 'a\\n\\nb'|indent(1, blank=true) }}|{{ 'a\\nb'|indent('> ') }}|{{ 'a\\n'|indent }}|{{ ''|indent }}|
-{{ d|tojson }} {{ d|tojson(indent=2) }} {{ list|tojson(indent=0) }} {{ u|tojson }} {{ u|tojson(ensure_ascii=true) }} {{ '😀'|tojson(true) }} {{ d|tojson(sort_keys=true) }} {{ d|tojson(separators=(',', ':')) }} {{ []|tojson(indent=2) }} {{ {}|tojson(indent=2) }} {{ [[], [1]]|tojson(indent='-') }}
+{{ d|tojson }} {{ d|tojson(indent=2) }} {{ list|tojson(indent=0) }} {{ u|tojson }} {{ u|tojson(ensure_ascii=true) }} {{ '😀 \\x7f \\x1f'|tojson(true) }} {{ d|tojson(sort_keys=true) }} {{ d|tojson(separators=(',', ':')) }} {{ []|tojson(indent=2) }} {{ {}|tojson(indent=2) }} {{ [[], [1]]|tojson(indent='-') }}
 {{ html|tojson }} {{ '"\\\\/\\b\\f\\n\\r\\t\\x1f\\x7f'|tojson }} {{ 1.0|tojson }} {{ 1e30|tojson }} {{ none|tojson }} {{ true|tojson }} {{ (1, 2)|tojson }} {{ {1: 2, none: 3, true: 4, 1.5: 5}|tojson }}
 {{ missing|tojson }}
 {{ d.keys()|tojson }}
-{{ html|e }} {{ html|escape ~ html }} {{ html|safe }} {{ html|e|e }} {{ 'x'|safe + 'y' }}
+{{ html|e }} {{ html|escape ~ html }} {{ html|safe }} {{ html|e|e }} {{ 'x'|safe + 'y' }} {{ html|safe + html + (html|safe) }} {{ html + html|safe }} {{ ('a'|safe + html)|e }}
+{{ none|map('upper')|list }} {{ 0|select|list }} {{ none|selectattr('a')|list }} {{ ''|reject('odd')|list }}
 {{ 5 is odd }} {{ 4 is even }} {{ 6 is divisibleby 3 }} {{ 6 is divisibleby(4) }} {{ n is none }} {{ s is string }} {{ d is mapping }} {{ list is sequence }} {{ list is iterable }} {{ 5 is number }} {{ true is number }} {{ 5 is integer }} {{ true is integer }} {{ 5.0 is float }} {{ t is boolean }} {{ t is true }} {{ t is false }} {{ s is callable }} {{ s.upper is callable }} {{ d is iterable }} {{ d is sequence }} {{ 5 is iterable }} {{ none is sameas none }} {{ 1 is eq 1 }} {{ 1 is not eq 2 }} {{ 2 is gt 1 }} {{ 'a' is in 'abc' }} {{ 'a' is lower }} {{ 'aB' is upper }} {{ list is not string }} {{ missing is undefined }} {{ x is ge(2) and x is le 3 }}
 {{ 1 is nosuchtest }}
 {{ 1|nosuchfilter }}

@@ -101,6 +101,8 @@ TEST(Chats, ABadLineStopsOrIsCountedAndSkipped) {
                     "{% for m in messages %}{{ m.content }}{{ raise_exception('no') if "
                     "m.content == 'bad' }}{% endfor %}");
   const std::string good = R"({"messages": [{"role": "assistant", "content": "a"}]})";
+  const std::string deep = R"({"messages": [{"role": "user", "content": )" +
+                           std::string(300'000, '[') + std::string(300'000, ']') + "}]}";
   struct Case {
     const char* line;
     const char* why;
@@ -108,6 +110,7 @@ TEST(Chats, ABadLineStopsOrIsCountedAndSkipped) {
   for (const Case& entry : std::vector<Case>{
            {"{", "isn't JSON"},
            {"7", "isn't an object"},
+           {deep.c_str(), "more than 100 levels"},
            {R"({"text": "a"})", "unlike the first line, which has conversations (messages)"},
            {R"({"messages": []})", "has no messages"},
            {R"({"messages": [7]})", "message 1 isn't an object"},
