@@ -57,8 +57,12 @@ class Tokenizer {
   virtual std::string name() const = 0;         ///< "bytes", or the path of the tokenizer.json.
   virtual const std::string& json() const = 0;  ///< The tokenizer.json's text; empty for bytes.
 
-  /// Writes tokenizer.json (and tokenizer_config.json, which names the end-of-document token) to a
-  /// folder that load() accepts. Does nothing for bytes.
+  /// The chat template beside the tokenizer.json: chat_template.jinja, or chat_template of
+  /// tokenizer_config.json. Empty if there is none.
+  virtual std::string chat_template() const { return ""; }
+
+  /// Writes tokenizer.json (and tokenizer_config.json, which names the end-of-document token, and
+  /// chat_template.jinja) to a folder that load() accepts. Does nothing for bytes.
   virtual void save(const std::string& folder) const = 0;
 };
 

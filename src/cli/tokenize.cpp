@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -12,7 +13,9 @@
 #include "base/exit_code.h"
 #include "base/format.h"
 #include "base/table.h"
+#include "base/terminal.h"
 #include "cli/commands.h"
+#include "cli/show_lines.h"
 #include "data/files.h"
 #include "data/jsonl.h"
 #include "data/split.h"
@@ -32,8 +35,9 @@ constexpr const char* kTokenizeExamples =
     "Examples:\n"
     "  fsdp tokenize book.txt notes/ --out books.bin                    one token per byte\n"
     "  fsdp tokenize corpus/ --tokenizer llama3/ --out corpus.bin       with a tokenizer.json\n"
-    "  fsdp tokenize chats.jsonl --jsonl --tokenizer t.json --out chats.bin\n"
-    "                      {\"text\": ..} or {\"prompt\": .., \"completion\": ..} on each line\n"
+    "  fsdp tokenize chats.jsonl --tokenizer llama3/ --out chats.bin    conversations, one per "
+    "line\n"
+    "  fsdp tokenize chats.jsonl --tokenizer llama3/ --show 3           show what is trained on\n"
     "  fsdp tokenize --tokenizer t.json --show \"How is this split?\"     show the tokens of a "
     "text\n"
     "  fsdp tokenize --tokenizer t.json --decode corpus.bin --first 50  show the text of a file\n"
@@ -42,16 +46,17 @@ constexpr const char* kTokenizeExamples =
     "without\n"
     "a header), megatron (.bin and .idx). fsdp train reads all of them. A document is a file, or a "
     "line\n"
-    "of JSON lines, and ends with the tokenizer's end-of-document token. For prompts and "
-    "completions,\n"
-    "FILE.mask is written too: only completions count in the loss.";
+    "of JSON lines, and ends with the tokenizer's end-of-document token. Lines have messages,\n"
+    "conversations (ShareGPT), instruction and output (Alpaca), prompt and completion, or text. "
+    "If\n"
+    "only a part of each counts in the loss, FILE.mask is written, too.";
 
 struct TokenizeFlags {
   std::vector<std::string> inputs;
   std::string tokenizer = "bytes";
   std::string out;
   std::string format = "llmc";
-  bool jsonl = false;
+  bool jsonl = false, skip_bad_lines = false;
   data::JsonlOptions fields;
   double valid_share = 0;
   int threads = 0;
@@ -89,6 +94,19 @@ class Progress {
   Clock::time_point begin_ = Clock::now(), last_ = begin_;
 };
 
+// Whether the inputs are JSON lines: because a flag or their names say so.
+bool are_lines(const TokenizeFlags& flags) {
+  const auto is_lines = [](const std::string& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored) ? !data::json_lines_below(path).empty()
+                                           : data::is_json_lines(path);
+  };
+  const auto lines = std::count_if(flags.inputs.begin(), flags.inputs.end(), is_lines);
+  if (!flags.jsonl && lines > 0 && lines < static_cast<int64_t>(flags.inputs.size()))
+    throw Error("some inputs are JSON lines, and some are text.", "tokenize them separately.");
+  return flags.jsonl || lines > 0;
+}
+
 std::vector<data::FoundFile> input_files(const TokenizeFlags& flags) {
   std::vector<data::FoundFile> files;
   for (const std::string& path : flags.inputs) {
@@ -96,8 +114,7 @@ std::vector<data::FoundFile> input_files(const TokenizeFlags& flags) {
     if (fs::is_directory(path, ignored)) {
       auto below = flags.jsonl ? data::files_below(path) : data::text_files_below(path);
       if (flags.jsonl)
-        std::erase_if(below,
-                      [](auto& file) { return fs::path(file.path).extension() != ".jsonl"; });
+        std::erase_if(below, [](auto& file) { return !data::is_json_lines(file.path); });
       files.insert(files.end(), below.begin(), below.end());
       continue;
     }
@@ -105,9 +122,6 @@ std::vector<data::FoundFile> input_files(const TokenizeFlags& flags) {
     if (data::looks_binary(path)) {
       throw Error(path + " isn't text: it has a zero byte.",
                   "name text files, or folders of them.");
-    }
-    if (!flags.jsonl && fs::path(path).extension() == ".jsonl") {
-      throw Error(path + " is a JSON lines file.", "add --jsonl to read one document per line.");
     }
   }
   if (files.empty()) {
@@ -147,6 +161,25 @@ struct Output {
   }
 };
 
+data::JsonlOptions lines_of(const TokenizeFlags& flags) {
+  data::JsonlOptions options = flags.fields;
+  options.threads = flags.threads;
+  if (flags.skip_bad_lines) options.bad_lines = data::BadLines::kSkip;
+  return options;
+}
+
+// The kind of all files.
+data::LineKind kind_of_files(const TokenizeFlags& flags,
+                             const std::vector<data::FoundFile>& files) {
+  const data::LineKind kind = data::kind_of_lines(files[0].path, lines_of(flags));
+  for (const data::FoundFile& file : files)
+    if (const auto other = data::kind_of_lines(file.path, lines_of(flags)); other != kind)
+      throw Error(formatted("{} has {}, unlike {}, which has {}.", file.path,
+                            data::described(other), files[0].path, data::described(kind)),
+                  "tokenize files of different kinds separately.");
+  return kind;
+}
+
 void tokenise(const TokenizeFlags& flags, const std::vector<data::FoundFile>& files,
               const data::Tokenizer& tokenizer, int64_t bytes, bool mask, Output& output) {
   Progress progress(bytes);
@@ -156,23 +189,19 @@ void tokenise(const TokenizeFlags& flags, const std::vector<data::FoundFile>& fi
     return data::tokenise_files(files, tokenizer, flags.threads, document,
                                 [&](int64_t at) { progress.at(at); });
   }
-  data::JsonlOptions fields = flags.fields;
-  fields.threads = flags.threads;
   for (const data::FoundFile& file : files) {
-    if (data::has_prompts(file.path, fields) != mask)
-      throw Error(
-          formatted("{} has {}prompts, unlike {}.", file.path, mask ? "no " : "", files[0].path),
-          "tokenize files with and without prompts separately.");
-    data::tokenise_jsonl(file.path, tokenizer, fields, [&](data::JsonlDocument&& document) {
-      if (!mask) document.counts.clear();
-      output.add(document.ids, document.counts);
-      done += document.bytes;
-      progress.at(done);
-    });
+    const auto skipped = data::tokenise_jsonl(file.path, tokenizer, lines_of(flags),
+                                              [&](data::JsonlDocument&& document) {
+                                                if (!mask) document.counts.clear();
+                                                output.add(document.ids, document.counts);
+                                                done += document.bytes;
+                                                progress.at(done);
+                                              });
+    say_skipped(file.path, skipped);
   }
 }
 
-int write(const TokenizeFlags& flags) {
+int write(TokenizeFlags flags) {
   if (flags.inputs.empty())
     throw CodedError(kExitUsage, "no input was given.",
                      "name files or folders; fsdp tokenize --help has examples.");
@@ -184,10 +213,12 @@ int write(const TokenizeFlags& flags) {
                      "fsdp train recognizes token files by that extension.");
   refuse_to_overwrite(flags);
   auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  flags.jsonl = are_lines(flags);
   auto files = input_files(flags);
   int64_t bytes = 0;
   for (const auto& file : files) bytes += file.bytes;
-  bool mask = flags.jsonl && data::has_prompts(files[0].path, flags.fields);
+  const auto kind = flags.jsonl ? kind_of_files(flags, files) : data::LineKind::kText;
+  const bool mask = data::has_mask(kind);
 
   auto begin = Clock::now();
   Output output;
@@ -212,7 +243,8 @@ int write(const TokenizeFlags& flags) {
   auto line = [](const char* name, const std::string& value) {
     std::cout << formatted("{:10} {}\n", name, value);
   };
-  line("files", with_separators(static_cast<int64_t>(files.size())));
+  line("files", formatted("{}{}", with_separators(static_cast<int64_t>(files.size())),
+                          flags.jsonl ? formatted(" ({})", data::described(kind)) : ""));
   line("text", human_bytes(static_cast<double>(bytes)));
   line("tokens", formatted("{} ({:.2f} bytes per token)", with_separators(tokens),
                            static_cast<double>(bytes) / static_cast<double>(tokens)));
@@ -252,6 +284,29 @@ int show(const TokenizeFlags& flags) {
   table.print(std::cout, false);
   std::cout << ids.size() << " tokens, " << flags.show.size() << " bytes; vocabulary of "
             << with_separators(tokenizer->vocab_size()) << "\n";
+  return 0;
+}
+
+// Shows the first documents of JSON lines, and what of them is trained on.
+int show_examples(TokenizeFlags flags) {
+  int64_t count = 0;
+  const char* end = flags.show.data() + flags.show.size();
+  const auto read = std::from_chars(flags.show.data(), end, count);
+  if (read.ec != std::errc{} || read.ptr != end || count < 1)
+    throw CodedError(kExitUsage, "--show with inputs takes a number of examples.",
+                     "--show 3 shows three; without inputs --show shows the tokens of a text.");
+  flags.jsonl = are_lines(flags);
+  if (!flags.jsonl)
+    throw Error(formatted("{} is text, all of which is trained on.", flags.inputs[0]),
+                "pass JSON lines; without inputs --show shows the tokens of a text.");
+  auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  for (const auto& file : input_files(flags)) {
+    if (count == 0) break;
+    const auto kind = data::kind_of_lines(file.path, lines_of(flags));
+    std::cerr << file.path << ": " << data::described(kind) << "; what is trained on is "
+              << (has_colour(STDOUT) ? "green" : "between [[ and ]]") << "\n";
+    count -= show_lines(file.path, *tokenizer, lines_of(flags), count, std::cout);
+  }
   return 0;
 }
 
@@ -299,7 +354,18 @@ void add_writing(CLI::App* command, const std::shared_ptr<TokenizeFlags>& flags)
 
 void add_json_lines(CLI::App* command, const std::shared_ptr<TokenizeFlags>& flags) {
   const char* lines = "JSON lines";
-  command->add_flag("--jsonl", flags->jsonl, "Inputs are JSON lines: one document per line")
+  command
+      ->add_flag("--jsonl", flags->jsonl,
+                 "Inputs are JSON lines: one document per line; files named .jsonl are without it")
+      ->group(lines);
+  command
+      ->add_option("--chat-template", flags->fields.chat_template,
+                   "Chat template for conversations; default: the tokenizer's")
+      ->type_name("FILE")
+      ->group(lines);
+  command
+      ->add_flag("--skip-bad-lines", flags->skip_bad_lines,
+                 "Count and skip lines that can't be used, instead of stopping")
       ->group(lines);
   command->add_option("--text-field", flags->fields.text_field, "Field with the text")
       ->type_name("NAME")
@@ -321,8 +387,11 @@ void add_json_lines(CLI::App* command, const std::shared_ptr<TokenizeFlags>& fla
 
 void add_looking(CLI::App* command, const std::shared_ptr<TokenizeFlags>& flags) {
   const char* looking = "Looking at tokens";
-  auto* shown = command->add_option("--show", flags->show, "Show the tokens of this text")
-                    ->type_name("TEXT")
+  auto* shown = command
+                    ->add_option("--show", flags->show,
+                                 "Show N documents of JSON lines and what of them is trained on; "
+                                 "without inputs: the tokens of a text")
+                    ->type_name("N|TEXT")
                     ->group(looking);
   auto* decoded = command->add_option("--decode", flags->decode, "Show the text of this token file")
                       ->type_name("FILE")
@@ -350,7 +419,9 @@ void add_tokenize(CLI::App& app, Action& action) {
   add_json_lines(command, flags);
   add_looking(command, flags);
   command->callback([flags, command, &action] {
-    if (command->count("--show"))
+    if (command->count("--show") && !flags->inputs.empty())
+      action = [flags] { return show_examples(*flags); };
+    else if (command->count("--show"))
       action = [flags] { return show(*flags); };
     else if (command->count("--decode"))
       action = [flags] { return decode(*flags); };

@@ -133,7 +133,8 @@ void Batches::State::number_documents(int64_t first, const int64_t* ids, int64_t
   auto start = starts.begin();
   int64_t number = 0;
   for (int64_t i = 0; i < options.seq; ++i) {
-    bool by_token = i > 0 && options.eos && ids[i - 1] == *options.eos;
+    bool by_token =
+        i > 0 && options.eos && ids[i - 1] == *options.eos && source->ends_document(first + i - 1);
     bool by_index = start != starts.end() && *start == first + i;
     if (by_index) ++start;
     if (i > 0 && (by_token || by_index)) ++number;

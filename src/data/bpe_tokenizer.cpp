@@ -109,10 +109,12 @@ class BpeTokenizer::Lease {
   std::unique_ptr<BpeScratch> scratch_;
 };
 
-BpeTokenizer::BpeTokenizer(std::string name, std::string json, std::string config)
+BpeTokenizer::BpeTokenizer(std::string name, std::string json, std::string config,
+                           std::string chat_template)
     : name_(std::move(name)),
       json_(std::move(json)),
       config_(std::move(config)),
+      chat_template_(std::move(chat_template)),
       parts_(parse_tokenizer(json_, name_)),
       raw_(those(parts_.added, false, parts_.nfc)),
       normal_(those(parts_.added, true, parts_.nfc)),
@@ -155,6 +157,21 @@ std::string_view BpeTokenizer::piece(int32_t id) const {
   return parts_.pieces[id];
 }
 
+std::string BpeTokenizer::chat_template() const {
+  if (!chat_template_.empty() || config_.empty()) return chat_template_;
+  const auto root = nlohmann::json::parse(config_, nullptr, false);
+  if (!root.is_object() || !root.contains("chat_template")) return "";
+  const auto& found = root["chat_template"];
+  if (found.is_string()) return found.get<std::string>();
+  if (!found.is_array()) return "";
+  for (const auto& entry : found) {  // several, by name
+    const bool whole = entry.is_object() && entry.contains("name") && entry.contains("template");
+    if (whole && entry["name"] == "default" && entry["template"].is_string())
+      return entry["template"].get<std::string>();
+  }
+  return "";
+}
+
 void BpeTokenizer::save(const std::string& folder) const {
   auto write = [&](const char* file, const std::string& text) {
     std::string path = (std::filesystem::path(folder) / file).string();
@@ -167,6 +184,7 @@ void BpeTokenizer::save(const std::string& folder) const {
   };
   write("tokenizer.json", json_);
   if (!config_.empty()) write("tokenizer_config.json", config_);
+  if (!chat_template_.empty()) write("chat_template.jinja", chat_template_);
 }
 
 std::string_view BpeTokenizer::normalized(std::string_view text, int threads,

@@ -16,8 +16,9 @@ namespace fsdp::data {
 class BpeTokenizer : public Tokenizer {
  public:
   // `config`: the tokenizer_config.json next to the tokenizer.json, which names eos and bos; or
-  // empty.
-  BpeTokenizer(std::string name, std::string json, std::string config);
+  // empty. `chat_template`: the chat_template.jinja next to it, or empty.
+  BpeTokenizer(std::string name, std::string json, std::string config,
+               std::string chat_template = {});
 
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options) const override;
   std::vector<std::vector<int32_t>> encode_batch(const std::vector<std::string_view>& texts,
@@ -30,6 +31,7 @@ class BpeTokenizer : public Tokenizer {
   std::optional<int32_t> id_of(std::string_view token) const override;
   std::string name() const override { return name_; }
   const std::string& json() const override { return json_; }
+  std::string chat_template() const override;
   void save(const std::string& folder) const override;
 
   // Bytes of text per thread and piece of work. Only tests change it.
@@ -53,7 +55,7 @@ class BpeTokenizer : public Tokenizer {
               std::vector<int32_t>& ids) const;
   PatternBudget budget_for(size_t bytes) const { return PatternBudget(bytes, parts_.steps.size()); }
 
-  std::string name_, json_, config_;
+  std::string name_, json_, config_, chat_template_;
   TokenizerParts parts_;
   AddedTokens raw_, normal_;  // matched before and after normalization
   std::vector<bool> special_;

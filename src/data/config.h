@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/options.h"
+#include "data/conversations.h"
 #include "data/format.h"
 
 namespace fsdp::data {
@@ -17,15 +18,18 @@ struct DataConfig {
   std::vector<std::string> valid;  // likewise; empty: `valid_share` of `train`
   double valid_share = 0.02;
   Format format = Format::kAuto;
-  std::string tokenizer = "bytes";  // for text: bytes, or a tokenizer.json
-  int64_t seq = 256;                // tokens per sample
+  std::string tokenizer = "bytes";       // for text: bytes, or a tokenizer.json
+  std::string chat_template;             // for conversations: a file; empty: the tokenizer's
+  BadLines bad_lines = BadLines::kStop;  // of JSON lines
+  int64_t seq = 256;                     // tokens per sample
   bool shuffle = true;
   bool document_mask = false;  // attention stays within a document
-  bool loss_mask = false;      // FILE.mask next to each token file says which tokens count
+  bool loss_mask = false;      // only what FILE.mask selects, or an assistant wrote, counts
   int64_t prefetch = 2;        // batches loaded ahead; 0: each when it is needed
 
   bool is_random() const;        // some of `train` is "random"
   bool has_token_files() const;  // `format` says so
+  JsonlOptions lines() const;    // how JSON lines are read
 };
 
 // `language`: the model is a language model.

@@ -60,6 +60,21 @@ std::vector<FoundFile> text_files_below(const std::string& folder) {
   return files;
 }
 
+bool is_json_lines(const std::string& path) {
+  return fs::path(path).extension() == ".jsonl";
+}
+
+std::vector<FoundFile> json_lines_below(const std::string& folder) {
+  auto files = text_files_below(folder);
+  std::erase_if(files, [](const FoundFile& file) {
+    const std::string name = fs::path(file.path).filename().string();
+    return name.starts_with("README") || name.starts_with("LICENSE");
+  });
+  for (const FoundFile& file : files)
+    if (!is_json_lines(file.path)) return {};
+  return files;
+}
+
 bool looks_binary(const std::string& path) {
   char front[8192];
   const RegularFile file(path);

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 
 #include "base/format.h"
+#include "base/shallow_json.h"
+#include "data/chat_format.h"
 #include "data/data_file.h"
 #include "data/parallel.h"
 #include "fsdp/error.h"
@@ -19,52 +22,69 @@ struct Line {
   int64_t number;
 };
 
-struct Parts {
-  std::string prompt, text;
+// A line's pieces, or why it is skipped.
+struct Pieces {
+  std::vector<ChatPiece> pieces;
+  bool ends = true;  // with the token that ends a document
+  std::string bad;
 };
 
 struct JsonlReader {
   const std::string& path;
   const JsonlOptions& options;
+  const ChatFormat* chat = nullptr;
 
-  [[noreturn]] void refuse(int64_t line, const std::string& why) const {
-    throw Error(formatted("{}: line {}: {}.", path, line, why),
-                formatted("each line must be an object with \"{}\", or with \"{}\" and \"{}\"; "
-                          "--text-field, --prompt-field and --completion-field set other names.",
-                          options.text_field, options.prompt_field, options.completion_field));
+  std::string where(const Line& line, const std::string& why) const {
+    return formatted("{}: line {}: {}", path, line.number, why);
   }
 
-  nlohmann::json object(const Line& line) const {
-    auto value = nlohmann::json::parse(line.text, nullptr, false);
-    if (value.is_discarded()) refuse(line.number, "isn't JSON");
-    if (!value.is_object()) refuse(line.number, "isn't an object");
+  [[noreturn]] void refuse(const Line& line, const std::string& why) const {
+    throw Error(
+        where(line, why) + ".",
+        formatted("each line is an object with \"messages\", \"conversations\", "
+                  "\"instruction\" and \"output\", \"{}\" and \"{}\", or \"{}\" (see "
+                  "docs/data.md); data.bad_lines = skip leaves bad lines out. fsdp tokenize has "
+                  "--skip-bad-lines, and --text-field, --prompt-field and "
+                  "--completion-field for other names.",
+                  options.prompt_field, options.completion_field, options.text_field));
+  }
+
+  static OrderedJson object(const Line& line) {
+    OrderedJson value = parse_shallow<OrderedJson>(line.text, kMostLevels);
+    if (value.is_discarded())
+      throw BadLine{formatted("isn't JSON, or has more than {} levels", kMostLevels)};
     return value;
   }
 
-  bool prompts(const nlohmann::json& value, int64_t line) const {
-    bool both = value.contains(options.prompt_field) && value.contains(options.completion_field);
-    if (!both && !value.contains(options.text_field)) {
-      refuse(line, formatted("has no \"{}\"", options.text_field));
+  void read(const OrderedJson& value, LineKind kind, Pieces& out) const {
+    if (kind_of(value, options) != kind)
+      throw BadLine{formatted("is unlike the first line, which has {}", described(kind))};
+    if (kind == LineKind::kText) {
+      out.pieces = {{text_of(value, options.text_field), true}};
+    } else if (kind == LineKind::kPrompts) {
+      out.pieces = {{text_of(value, options.prompt_field), false},
+                    {text_of(value, options.completion_field), true}};
+    } else if (kind == LineKind::kAlpaca && !chat->exists()) {
+      out.pieces = {{alpaca_prompt(value), false}, {text_of(value, "output"), true}};
+    } else {
+      out.pieces = chat->pieces(conversation_of(value, kind));
+      out.ends = false;
     }
-    return both;
   }
 
-  std::string field(nlohmann::json& value, const std::string& name, int64_t line) const {
-    auto found = value.find(name);
-    if (found == value.end() || !found->is_string())
-      refuse(line, formatted("\"{}\" isn't a string", name));
-    return std::move(found->get_ref<std::string&>());
-  }
-
-  Parts parts(const Line& line, bool with_prompts) const {
-    auto value = object(line);
-    if (prompts(value, line.number) != with_prompts) {
-      refuse(line.number, with_prompts ? "has no prompt and completion, unlike the first line"
-                                       : "has a prompt and a completion, unlike the first line");
+  Pieces pieces(const Line& line, LineKind kind) const {
+    Pieces out;
+    const bool skips = options.bad_lines == BadLines::kSkip;
+    try {
+      read(object(line), kind, out);
+    } catch (const BadLine& bad) {
+      if (!skips) refuse(line, bad.why);
+      out.bad = where(line, bad.why);
+    } catch (const Error& problem) {  // of the chat template
+      if (!skips) throw Error(where(line, problem.message()), problem.hint());
+      out.bad = where(line, problem.message());
     }
-    if (!with_prompts) return {"", field(value, options.text_field, line.number)};
-    return {field(value, options.prompt_field, line.number),
-            field(value, options.completion_field, line.number)};
+    return out;
   }
 };
 
@@ -126,42 +146,83 @@ bool LineBatches::read_lines() {
   return whole_ > 0;
 }
 
-}  // namespace
-
-bool has_prompts(const std::string& path, const JsonlOptions& options) {
-  LineBatches file(path, std::min(options.batch, kFirstRead));
-  const auto lines = file.next();
-  if (lines.empty()) throw Error(formatted("{} has no lines.", path), "is it complete?");
-  JsonlReader reader{path, options};
-  return reader.prompts(reader.object(lines[0]), lines[0].number);
+JsonlDocument document_of(const Line& line, const Pieces& pieces,
+                          std::vector<std::vector<int32_t>>& ids, size_t first,
+                          const Tokenizer& tokenizer) {
+  JsonlDocument result;
+  for (size_t i = 0; i < pieces.pieces.size(); ++i) {
+    result.ids.insert(result.ids.end(), ids[first + i].begin(), ids[first + i].end());
+    result.counts.resize(result.ids.size(), pieces.pieces[i].counts);
+  }
+  if (pieces.ends && tokenizer.eos()) {
+    result.ids.push_back(*tokenizer.eos());
+    result.counts.push_back(1);
+  }
+  result.bytes = static_cast<int64_t>(line.text.size()) + 1;
+  result.line = line.number;
+  return result;
 }
 
-void tokenise_jsonl(const std::string& path, const Tokenizer& tokenizer,
-                    const JsonlOptions& options,
-                    const std::function<void(JsonlDocument&&)>& document) {
-  bool with_prompts = has_prompts(path, options);
-  LineBatches file(path, options.batch);
-  JsonlReader reader{path, options};
-  EncodeOptions encode;
-  encode.threads = options.threads;
+// A format for files that need one.
+std::optional<ChatFormat> chat_format(const std::string& path, LineKind kind,
+                                      const Tokenizer& tokenizer, const JsonlOptions& options) {
+  if (kind == LineKind::kText || kind == LineKind::kPrompts) return std::nullopt;
+  std::optional<ChatFormat> chat(std::in_place, tokenizer, options.chat_template);
+  if (!chat->exists() && kind != LineKind::kAlpaca)
+    throw Error(
+        formatted("{} has {}, but tokenizer {} has no chat template.", path, described(kind),
+                  tokenizer.name()),
+        "pass the template's file: --data.chat_template FILE.jinja (--chat-template of fsdp "
+        "tokenize).");
+  return chat;
+}
+
+}  // namespace
+
+LineKind kind_of_lines(const std::string& path, const JsonlOptions& options) {
+  LineBatches file(path, std::min(options.batch, kFirstRead));
+  const JsonlReader reader{path, options};
   for (auto lines = file.next(); !lines.empty(); lines = file.next()) {
-    std::vector<Parts> parts(lines.size());
-    for_each_index(lines.size(), options.threads,
-                   [&](size_t i) { parts[i] = reader.parts(lines[i], with_prompts); });
-    std::vector<std::string_view> texts;
-    for (const Parts& part : parts) texts.insert(texts.end(), {part.prompt, part.text});
-    auto ids = tokenizer.encode_batch(texts, encode);
-    for (size_t i = 0; i < lines.size(); ++i) {
-      JsonlDocument result;
-      result.ids = std::move(ids[2 * i]);
-      result.counts.assign(result.ids.size(), 0);
-      result.ids.insert(result.ids.end(), ids[2 * i + 1].begin(), ids[2 * i + 1].end());
-      if (tokenizer.eos()) result.ids.push_back(*tokenizer.eos());
-      result.counts.resize(result.ids.size(), 1);
-      result.bytes = static_cast<int64_t>(lines[i].text.size()) + 1;
-      document(std::move(result));
+    for (const Line& line : lines) {
+      try {
+        return kind_of(JsonlReader::object(line), options);
+      } catch (const BadLine& bad) {
+        if (options.bad_lines == BadLines::kStop) reader.refuse(line, bad.why);
+      }
     }
   }
+  throw Error(formatted("{} has no lines that can be read.", path), "is it complete?");
+}
+
+SkippedLines tokenise_jsonl(const std::string& path, const Tokenizer& tokenizer,
+                            const JsonlOptions& options,
+                            const std::function<void(JsonlDocument&&)>& document) {
+  const LineKind kind = kind_of_lines(path, options);
+  const auto chat = chat_format(path, kind, tokenizer, options);
+  LineBatches file(path, options.batch);
+  JsonlReader reader{path, options, chat ? &*chat : nullptr};
+  EncodeOptions encode;
+  encode.threads = options.threads;
+  SkippedLines skipped;
+  for (auto lines = file.next(); !lines.empty(); lines = file.next()) {
+    std::vector<Pieces> all(lines.size());
+    for_each_index(lines.size(), options.threads,
+                   [&](size_t i) { all[i] = reader.pieces(lines[i], kind); });
+    std::vector<std::string_view> texts;
+    for (const Pieces& one : all)
+      for (const ChatPiece& piece : one.pieces) texts.push_back(piece.text);
+    auto ids = tokenizer.encode_batch(texts, encode);
+    size_t first = 0;
+    for (size_t i = 0; i < lines.size(); ++i) {
+      if (!all[i].bad.empty()) {
+        if (skipped.count++ == 0) skipped.first = all[i].bad;
+        continue;
+      }
+      document(document_of(lines[i], all[i], ids, first, tokenizer));
+      first += all[i].pieces.size();
+    }
+  }
+  return skipped;
 }
 
 }  // namespace fsdp::data

@@ -6,6 +6,7 @@
 
 #include "base/format.h"
 #include "data/files.h"
+#include "data/jsonl.h"
 #include "data/text_source.h"
 #include "data/token_file.h"
 #include "fsdp/error.h"
@@ -71,6 +72,10 @@ class JoinedSource : public TokenSource {
     });
     return all;
   }
+  bool ends_document(int64_t token) const override {
+    const size_t part = part_of(token);
+    return parts_[part]->ends_document(token - starts_[part]);
+  }
   std::string where(int64_t token) const override {
     size_t part = part_of(token);
     return parts_[part]->where(token - starts_[part]);
@@ -112,10 +117,6 @@ std::shared_ptr<TokenSource> open_text(const std::vector<FoundFile>& files,
     throw Error(formatted("{} is text, but there is no tokenizer.", files[0].path),
                 "pass bytes or a tokenizer.json.");
   }
-  if (options.loss_mask) {
-    throw Error(formatted("{} is text, which has no loss mask.", files[0].path),
-                "fsdp tokenize makes a token file with a mask from prompts and completions.");
-  }
   if (options.tokenizer->name() == "bytes") return bytes_source(files, *options.tokenizer->eos());
   return tokenised_source(files, options.tokenizer, options.cache_dir);
 }
@@ -126,12 +127,22 @@ struct Opened {
   std::vector<std::shared_ptr<TokenSource>> tokens;
 };
 
+Opened open_lines(const std::vector<FoundFile>& files, const SourceOptions& options) {
+  if (!options.tokenizer)
+    throw Error(formatted("{} is text, but there is no tokenizer.", files[0].path),
+                "pass bytes or a tokenizer.json.");
+  return {{}, {lines_source(files, options)}};
+}
+
 Opened open_folder(const std::string& path, const SourceOptions& options) {
   auto files = files_below(path);
   auto is_bin = [](const FoundFile& file) { return fs::path(file.path).extension() == ".bin"; };
   bool text = options.format == Format::kText;
   if (options.format == Format::kAuto) text = std::none_of(files.begin(), files.end(), is_bin);
   Opened opened;
+  if (text && options.format == Format::kAuto)
+    if (const auto lines = json_lines_below(path); !lines.empty())
+      return open_lines(lines, options);
   if (text) {
     opened.text = text_files_below(path);
     return opened;
@@ -153,17 +164,13 @@ Opened open_file(const std::string& path, const SourceOptions& options) {
   if (options.format != Format::kText && (options.format != Format::kAuto || tokens)) {
     return {{}, {file_source(path, options.format, options.loss_mask)}};
   }
-  if (options.format == Format::kAuto && extension == ".jsonl") {
-    throw Error(formatted("{} is JSON lines, not text.", path),
-                "fsdp tokenize --jsonl makes a token file from it; --data.format text trains on "
-                "its bytes.");
-  }
   if (looks_binary(path)) {
     throw Error(formatted("{} isn't text: it has a zero byte.", path),
                 "token files end in .bin; convert other formats to text or tokens first.");
   }
   FoundFile file = describe_file(path);
   if (file.bytes == 0) return {};
+  if (options.format == Format::kAuto && is_json_lines(path)) return open_lines({file}, options);
   return {{file}, {}};
 }
 
@@ -175,6 +182,10 @@ void TokenSource::read_mask(int64_t, int64_t count, uint8_t* counts) const {
 
 std::vector<int64_t> TokenSource::document_starts(int64_t, int64_t) const {
   return {};
+}
+
+bool TokenSource::ends_document(int64_t) const {
+  return true;
 }
 
 std::shared_ptr<TokenSource> file_source(const std::string& path, Format format, bool mask) {
@@ -212,7 +223,49 @@ std::shared_ptr<TokenSource> open_source(const SourceOptions& options) {
     parts.insert(parts.end(), opened.tokens.begin(), opened.tokens.end());
   }
   close_text();
-  return joined(std::move(parts));
+  auto source = joined(std::move(parts));
+  if (options.loss_mask && !source->has_mask())
+    throw Error(
+        formatted("{} is text, which has no loss mask.", options.paths[0]),
+        "conversations, prompts with completions, and token files with FILE.mask have one.");
+  return source;
+}
+
+std::string reason_for_mask(const std::vector<std::string>& paths, const JsonlOptions& lines) {
+  std::string reason;
+  std::error_code problem;
+  const auto look = [&](const fs::path& file) {
+    const fs::path mask = sibling(file.string(), ".mask");
+    const bool tokens = file.extension() == ".bin" || file.extension() == ".idx";
+    if (reason.empty() && tokens && fs::is_regular_file(mask, problem))
+      reason = formatted("{} selects the tokens that count in the loss", mask);
+  };
+  const auto look_inside = [&](const std::string& file) {
+    if (!reason.empty()) return;
+    try {
+      const LineKind kind = kind_of_lines(file, lines);
+      if (has_mask(kind))
+        reason = formatted("{} has {}, and only {} count in the loss", file, described(kind),
+                           kind == LineKind::kPrompts ? "completions" : "the assistant's words");
+    } catch (const Error&) {  // whoever reads the file says what is wrong with it
+    }
+  };
+  for (const std::string& path : paths) {
+    look(path);
+    if (!fs::is_directory(path, problem)) {
+      if (is_json_lines(path)) look_inside(path);
+      continue;
+    }
+    bool has_lines = false;
+    for (const auto& entry : fs::recursive_directory_iterator(
+             path, fs::directory_options::skip_permission_denied, problem)) {
+      look(entry.path());
+      has_lines = has_lines || is_json_lines(entry.path().string());
+    }
+    if (has_lines && reason.empty())
+      for (const FoundFile& file : json_lines_below(path)) look_inside(file.path);
+  }
+  return reason;
 }
 
 }  // namespace fsdp::data

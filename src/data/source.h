@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "data/conversations.h"
 #include "data/format.h"
 #include "fsdp/tokenizer.h"
 
@@ -14,7 +15,8 @@ namespace fsdp::data {
 
 // What a source is made of, to be shown in one line.
 struct SourceInfo {
-  std::string kind;  // "text as bytes", "text", "nanogpt", "llmc", "megatron", "mixed"
+  std::string kind = {};  // "text as bytes", "text", "nanogpt", "llmc", "megatron", "mixed", or
+                          // "text of JSON lines" and such
   int64_t files = 0;
   int64_t bytes = 0;  // of those files
 };
@@ -33,6 +35,9 @@ class TokenSource {
   // Positions in [first, first + count) where a document begins according to the file's index
   // (Megatron). Documents that are separated only by a token aren't listed.
   virtual std::vector<int64_t> document_starts(int64_t first, int64_t count) const;
+  // Whether an end-of-document token at a position ends a document. In conversations it ends a
+  // turn, and document_starts() has the documents.
+  virtual bool ends_document(int64_t token) const;
   // "FILE: token 17", for errors.
   virtual std::string where(int64_t token) const = 0;
   virtual SourceInfo info() const = 0;
@@ -42,11 +47,17 @@ struct SourceOptions {
   std::vector<std::string> paths;  // files, and folders to search for files
   Format format = Format::kAuto;
   std::shared_ptr<const Tokenizer> tokenizer;  // for text; not needed for token files
-  bool loss_mask = false;                      // FILE.mask next to each FILE.bin must exist
-  std::string cache_dir;                       // for tokenized text; empty: in memory
+  // FILE.mask next to each FILE.bin must exist; of JSON lines only what is learned counts.
+  bool loss_mask = false;
+  JsonlOptions lines = {};  // for JSON lines
+  std::string cache_dir;    // for tokenized text; empty: in memory
 };
 
 // Throws Error if a path doesn't exist, has no data, or isn't in the format.
 std::shared_ptr<TokenSource> open_source(const SourceOptions& options);
+
+// Why a loss mask is to be used with these paths: "FILE.mask selects ..."; "" if none has one.
+// Looks at names and first lines only.
+std::string reason_for_mask(const std::vector<std::string>& paths, const JsonlOptions& lines);
 
 }  // namespace fsdp::data

@@ -21,6 +21,11 @@ std::shared_ptr<TokenSource> tokenised_source(const std::vector<FoundFile>& file
                                               std::shared_ptr<const Tokenizer> tokenizer,
                                               const std::string& cache_dir);
 
+// The documents of JSON lines, all of one kind; cached likewise. With options.loss_mask it has the
+// mask of conversations and completions.
+std::shared_ptr<TokenSource> lines_source(const std::vector<FoundFile>& files,
+                                          const SourceOptions& options);
+
 // Tokenizes files in order, in batches that fit in memory. `document` gets the ids of each file,
 // including the end of the document; `progress` gets the number of bytes done so far.
 void tokenise_files(const std::vector<FoundFile>& files, const Tokenizer& tokenizer, int threads,

@@ -75,11 +75,14 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& what) {
                 "convert other kinds of tokenizers with Hugging Face's transformers: "
                 "AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(FOLDER).");
   }
-  fs::path config = path.parent_path() / "tokenizer_config.json";
-  bool has_config = path.filename() == "tokenizer.json" && fs::exists(config, ignored);
-  return std::make_shared<BpeTokenizer>(
-      path.string(), read_file(path, kLargestTokenizer),
-      has_config ? read_file(config, kLargestTokenizer) : std::string());
+  const bool usual = path.filename() == "tokenizer.json";
+  const auto beside = [&](const char* name) {
+    const fs::path file = path.parent_path() / name;
+    return usual && fs::exists(file, ignored) ? read_file(file, kLargestTokenizer) : std::string();
+  };
+  return std::make_shared<BpeTokenizer>(path.string(), read_file(path, kLargestTokenizer),
+                                        beside("tokenizer_config.json"),
+                                        beside("chat_template.jinja"));
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special) const {

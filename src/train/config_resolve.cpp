@@ -8,7 +8,7 @@
 #include "base/format.h"
 #include "base/nearest.h"
 #include "base/regular_file.h"
-#include "data/token_file.h"
+#include "data/source.h"
 #include "fsdp/error.h"
 #include "train/config_check.h"
 #include "train/config_ready.h"
@@ -205,7 +205,8 @@ std::optional<Config> kept_config(const Config& config) {
   return started;
 }
 
-// Uses the loss masks that lie next to token files, unless the user has decided.
+// Uses the loss masks that lie next to token files, and those of conversations, unless the user has
+// decided.
 void find_masks(Config& config, const std::set<std::string>& given,
                 std::vector<std::string>& notes) {
   if (given.contains("data.loss_mask") || config.data.format == data::Format::kText) return;
@@ -213,27 +214,11 @@ void find_masks(Config& config, const std::set<std::string>& given,
     if (const auto kept = kept_config(config)) config.data.loss_mask = kept->data.loss_mask;
     return;
   }
-  std::string found;
-  auto look = [&](const fs::path& file) {
-    std::error_code problem;
-    const fs::path mask = data::sibling(file.string(), ".mask");
-    const bool tokens = file.extension() == ".bin" || file.extension() == ".idx";
-    if (found.empty() && tokens && fs::is_regular_file(mask, problem)) found = mask.string();
-  };
-  for (const std::string& path : config.data.train) {
-    std::error_code problem;
-    look(path);
-    if (!fs::is_directory(path, problem)) continue;
-    for (const auto& entry : fs::recursive_directory_iterator(
-             path, fs::directory_options::skip_permission_denied, problem))
-      look(entry.path());
-  }
-  if (found.empty()) return;
+  const std::string reason = data::reason_for_mask(config.data.train, config.data.lines());
+  if (reason.empty()) return;
   config.data.loss_mask = true;
   notes.push_back(
-      formatted("data.loss_mask is true: {} selects the tokens that count in the "
-                "loss; --data.loss_mask false ignores it.",
-                found));
+      formatted("data.loss_mask is true: {}; --data.loss_mask false ignores it.", reason));
 }
 
 // A rate for training from scratch would undo what the weights know.

@@ -261,6 +261,8 @@ void check_paths(const Config& config) {
     check("data.valid", path, "leave it out to hold out a share of data.train.");
   if (config.data.tokenizer != "bytes")
     check("data.tokenizer", config.data.tokenizer, "pass a tokenizer.json, or bytes.");
+  if (!config.data.chat_template.empty())
+    check("data.chat_template", config.data.chat_template, "pass a chat template, a .jinja file.");
 }
 
 std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cache) {
@@ -280,6 +282,7 @@ std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cac
       .format = config.data.format,
       .tokenizer = data::Tokenizer::load(config.data.tokenizer),
       .loss_mask = config.data.loss_mask,
+      .lines = config.data.lines(),
       .cache_dir = cache};
   std::shared_ptr<data::TokenSource> source = data::open_source(options), valid;
   if (!config.data.valid.empty()) {
@@ -287,7 +290,8 @@ std::unique_ptr<Corpus> open_corpus(const Config& config, const std::string& cac
     valid = data::open_source(options);
   }
   // Token files don't record their tokenizer: it is known only if the config names one.
-  bool text = source->info().kind.starts_with("text") || source->info().kind == "mixed";
+  const std::string kind = source->info().kind;
+  bool text = kind.starts_with("text") || kind.ends_with("JSON lines") || kind == "mixed";
   bool known = text || config.data.tokenizer != "bytes";
   return std::make_unique<TokenCorpus>(config, source, valid, known ? options.tokenizer : nullptr);
 }

@@ -179,7 +179,7 @@ TEST(Sources, WhatCannotBeReadIsRefusedWithAHint) {
   EXPECT_TRUE(contains(error(text_options({folder.write("e.txt", "")})), "no text"));
   EXPECT_TRUE(
       contains(error(text_options({folder.write("z", std::string("a\0", 2))})), "zero byte"));
-  EXPECT_TRUE(contains(error(text_options({folder.write("c.jsonl", "{}")})), "--jsonl"));
+  EXPECT_TRUE(contains(error(text_options({folder.write("c.jsonl", "{}")})), "line 1: has no"));
   auto options = text_options({folder.write("t.txt", "text")});
   options.loss_mask = true;
   EXPECT_TRUE(contains(error(options), "loss mask"));
@@ -218,7 +218,7 @@ TEST(JsonLines, CompletionsCountAndPromptsDoNot) {
                                   "{\"prompt\": \"ab\", \"completion\": \"c\"}\r\n\n"
                                   "{\"prompt\": \"\", \"completion\": \"\\u00e9\"}");
   auto tokenizer = Tokenizer::load("bytes");
-  EXPECT_TRUE(has_prompts(path, {}));
+  EXPECT_EQ(kind_of_lines(path, {}), LineKind::kPrompts);
   std::vector<int32_t> ids;
   std::vector<uint8_t> counts;
   tokenise_jsonl(path, *tokenizer, {}, [&](JsonlDocument&& document) {
@@ -239,7 +239,7 @@ TEST(JsonLines, AreTheSameHoweverTheFileIsRead) {
   for (const int64_t batch : {1, 2, 3, 7, 16, 17, 1 << 20}) {
     JsonlOptions options;
     options.batch = batch;
-    EXPECT_FALSE(has_prompts(path, options));
+    EXPECT_EQ(kind_of_lines(path, options), LineKind::kText);
     std::vector<size_t> sizes;
     tokenise_jsonl(path, *tokenizer, options,
                    [&](JsonlDocument&& document) { sizes.push_back(document.ids.size()); });

@@ -100,6 +100,43 @@ TEST(Tokenize, ShowsTokensAndDecodesFiles) {
       << decoded.output;
 }
 
+constexpr const char* kChat =
+    R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\n"}]})"
+    "\n";
+constexpr const char* kChatTemplate =
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}";
+
+TEST(Tokenize, ConversationsAreKnownByTheirNameAndFirstLine) {
+  Folder folder;
+  const std::string chats = folder.write("c.jsonl", std::string(kChat) + "bad\n" + kChat);
+  const std::string chat_template = folder.write("t.jinja", kChatTemplate), out = folder / "c.bin";
+  Finished result = tokenize({chats, "--chat-template", chat_template, "--out", out});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_TRUE(contains(result.output, chats + ": line 2: isn't JSON")) << result.output;
+  result = tokenize({chats, "--chat-template", chat_template, "--skip-bad-lines", "--out", out});
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_TRUE(contains(result.output, "files      1 (conversations (messages))")) << result.output;
+  EXPECT_TRUE(contains(result.output, "skipped 1 bad lines of " + chats)) << result.output;
+  const std::string prompt = "<user>a;<assistant>", both = prompt + "b\n;" + prompt + "b\n;";
+  EXPECT_EQ(all(out), std::vector<int64_t>(both.begin(), both.end()));
+  const std::string mask = std::string(prompt.size(), '\0') + "\1\1\1";
+  EXPECT_EQ(test::read_file(folder / "c.mask"), mask + mask);
+}
+
+TEST(Tokenize, ShowsWhatIsTrainedOn) {
+  Folder folder;
+  const std::string chats = folder.write("c.jsonl", std::string(kChat) + kChat + kChat);
+  const std::string chat_template = folder.write("t.jinja", kChatTemplate);
+  const Finished shown = tokenize({chats, "--chat-template", chat_template, "--show", "2"});
+  ASSERT_EQ(shown.code, 0) << shown.output;
+  EXPECT_TRUE(contains(shown.output,
+                       "line 2: 22 tokens, 3 trained on ---\n"
+                       "<user>a;<assistant>[[b\n;]]\n"))
+      << shown.output;
+  EXPECT_FALSE(contains(shown.output, "line 3")) << shown.output;
+}
+
 TEST(Tokenize, ErrorsSayWhatToDo) {
   Folder folder;
   std::string text = folder.write("a.txt", "abc");
@@ -114,8 +151,12 @@ TEST(Tokenize, ErrorsSayWhatToDo) {
       {{text, "--out", folder / "a.tok"}, "must end in .bin", 2},
       {{folder / "none", "--out", folder / "a.bin"}, "none"},
       {{folder.write("z.txt", std::string("a\0", 2)), "--out", folder / "a.bin"}, "zero byte"},
-      {{folder.write("l.jsonl", "{}"), "--out", folder / "a.bin"}, "--jsonl"},
+      {{folder.write("l.jsonl", "{}"), "--out", folder / "a.bin"}, "line 1: has no \"text\""},
+      {{folder / "l.jsonl", text, "--out", folder / "a.bin"}, "some inputs are JSON lines"},
       {{folder.write("e/l.jsonl", "{}"), "--jsonl", "--out", folder / "a.bin"}, "line 1"},
+      {{folder.write("m.jsonl", kChat), "--out", folder / "a.bin"}, "has no chat template"},
+      {{folder / "m.jsonl", "--show", "some"}, "takes a number", 2},
+      {{text, "--show", "3"}, "all of which is trained on"},
       {{text, "--tokenizer", "nothing.json", "--out", folder / "a.bin"}, "nothing.json"},
       {{text, "--out", folder / "no/such/a.bin"}, "can't write"},
       {{"--decode", folder.write("long.txt", "A text that no token file looks like.")},

@@ -2,6 +2,7 @@
 runs, JSON lines, long texts, and what launchers and ranks send each other. make_seeds.py calls it.
 """
 import json
+import pathlib
 import struct
 
 import make_seeds as m
@@ -150,6 +151,11 @@ def json_lines():
             "surrogate": '{"text":"\\ud800"}', "zero": '{"text":"\\u0000"}', "control": '{"text":"\x01"}',
             "twice": '{"text":"a","text":5}', "null": '{"text":null}', "prompt-only": '{"prompt":"a"}'}.items():
         m.seed("jsonl", name, data)
+    turns = '[{"role":"user","content":"a"},{"role":"assistant","content":"b","tool_calls":[{"x":1}]}]'
+    m.with_cuts("jsonl", "messages", '{"messages":%s}\n{"tools":"[1]","messages":%s}\n' % (turns, turns), 6)
+    m.seed("jsonl", "share-gpt", '{"system":"s","conversations":[{"from":"human","value":"a"},'
+                                 '{"from":"gpt","value":"b"}]}\n{"conversations":[{"from":"x"}]}\n')
+    m.seed("jsonl", "alpaca", '{"instruction":"a","input":"i","output":"b"}\n{"instruction":"a","output":"b"}')
     m.seed("jsonl", "not-utf8", b'{"text":"\xff\xc3"}\n')
     m.seed("jsonl", "zero-byte", b'{"text":"a"}\0\n{"text":"b"}\n')
 
@@ -241,7 +247,29 @@ def texts():
                 m.seed("texts", f"{pattern}-{chunk}-{name}", head + spec(*words))
 
 
+def chats():
+    """Chat templates: those of tests/chat, and what hangs or eats memory where it isn't bounded."""
+    for path in sorted((pathlib.Path(__file__).parent.parent / "chat/templates").glob("*.jinja")):
+        m.seed("chat", path.stem, path.read_bytes())
+    grow = "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = "
+    for name, data in {
+            "macros": "{% macro m(a, b=1) %}{{ a }}{{ caller() }}{% endmacro %}{% call m(2) %}x{% endcall %}",
+            "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+            "text": grow + "n.x ~ n.x %}{% endfor %}", "lists": grow + "[n.x] %}{% endfor %}",
+            "spaces": grow + "namespace(x=n) %}{% endfor %}", "raw": "{% raw %}{{ x }}{% endraw %}",
+            "strings": "{{ '%5s|%d'|format('a', 3) }}{{ 'a,b'.split(',', 1)[::-1] }}{{ '{}'.format(1) }}",
+            "filters": "{{ messages|map(attribute='role')|unique|list|sort|join(', ')|title|indent(2) }}",
+            "brackets": "{{ " + "(" * 3000, "blocks": "{% if 1 %}" * 3000, "signs": "{{ " + "-" * 3000 + "1 }}",
+            "numbers": "{{ 2 ** 63 }}{{ 7 // -2 % 3 }}{{ 1e400 }}{{ 0.1|round(3) }}",
+            "conversation": "{% for m in messages %}{{ m.role }}{% endfor %}\n---\n"
+                            '{"messages": [{"role": "assistant", "content": null}], "x": {"a": [1.5]}}',
+            "deep": "{{ messages }}\n---\n" + '{"messages": [{"content": ' + "[" * 2000 + "]" * 2000 + "}]}"}.items():
+        m.seed("chat", name, data)
+
+
 def make():
+    chats()
     for part in (checkpoints, hugging_face, runs, json_lines, launchers, rank_messages,
                  store, texts):
         part()

@@ -366,6 +366,41 @@ TEST(Train, AMaskedLossIsTheSameOnAnyNumberOfRanks) {
   EXPECT_NE((found.out + found.err).find("data.loss_mask is true"), std::string::npos);
 }
 
+// Read directly, conversations are the tokens and the mask that fsdp tokenize makes of them.
+TEST(Train, ConversationsAreReadDirectly) {
+  Folder folder;
+  const std::string chats = folder / "chats.jsonl", chat_template = folder / "t.jinja";
+  std::ofstream(chat_template)
+      << "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}";
+  {
+    std::ofstream lines(chats);
+    for (int i = 0; i < 400; ++i)
+      lines << R"({"messages": [{"role": "user", "content": "what is )" << i
+            << R"( times two?"}, {"role": "assistant", "content": ")" << 2 * i << R"("}]})" << '\n';
+    lines << "bad\n";
+  }
+  Said made = fsdp({"tokenize", chats, "--chat-template", chat_template, "--skip-bad-lines",
+                    "--out", folder / "chats.bin"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const auto run = [&](const std::string& name, const std::string& data, const Words& more) {
+    Words all = tiny_run(folder, name, 4) + Words{"--model.vocab", "257"} + more;
+    *std::find(all.begin(), all.end(), folder / "text") = data;
+    return train(1, all);
+  };
+  const Words with_template = {"--data.chat_template", chat_template};
+  const Said stopped = run("stopped", chats, with_template);
+  EXPECT_EQ(stopped.code, 1);
+  EXPECT_NE(stopped.err.find("chats.jsonl: line 401: isn't JSON"), std::string::npos)
+      << stopped.err;
+  const Said direct = run("direct", chats, with_template + Words{"--data.bad_lines", "skip"});
+  ASSERT_EQ(direct.code, 0) << direct.err;
+  const std::string all = direct.out + direct.err;
+  EXPECT_NE(all.find("skipped 1 bad lines"), std::string::npos) << all;
+  EXPECT_NE(all.find("only the assistant's words count in the loss"), std::string::npos) << all;
+  ASSERT_EQ(run("tokens", folder / "chats.bin", {}).code, 0);
+  EXPECT_EQ(losses(folder, "direct"), losses(folder, "tokens"));
+}
+
 TEST(Train, AnMlpLearnsToMoveVectors) {
   Folder folder;
   Said said = train(2, {"mlp-small", "--model.width", "16", "--model.layers", "1", "--train.batch",
