@@ -15,6 +15,7 @@
 #include "checkpoint/test_files.h"
 #include "checkpoint/torch_file.h"
 #include "fsdp/error.h"
+#include "fsdp/models/llama.h"
 #include "models/parameter_shapes.h"
 
 namespace fsdp::checkpoint {
