@@ -29,6 +29,7 @@ namespace fsdp::data {
 namespace {
 
 constexpr size_t kAlone = size_t{1} << 16;  // bytes: shorter texts aren't worth a thread
+constexpr size_t kGrowth = 100;             // looks that a byte counts which a step adds to a piece
 constexpr size_t kMarks = 4096;             // positions of a scan that join() can use
 
 }  // namespace
@@ -262,7 +263,7 @@ void JsonTokenizer::words(std::string_view piece, size_t index, bool first,
   if (!rewriter) return split(piece, index, first, scanning);
   std::string changed;
   if (rewriter->rewrite(piece, first, changed)) {
-    scanning.budget.spend(changed.size());
+    scanning.budget.spend(changed.size() + kGrowth * (changed.size() - piece.size()));
     piece = changed;
   }
   split(piece, index, first, scanning);

@@ -55,7 +55,8 @@ class Splitter {
 class Rewriter {
  public:
   virtual ~Rewriter() = default;
-  // Writes the new piece to `out`, which is empty; or returns false, if it stays as it is.
+  // Writes the new piece, not shorter, to `out`, which is empty; or returns false, if it stays as
+  // it is.
   // `first`: it begins where the text that is encoded begins.
   virtual bool rewrite(std::string_view piece, bool first, std::string& out) const = 0;
 };
