@@ -613,7 +613,9 @@ def character_tokenizers():
            "merges": ["a b", "▁ a", ["▁a", "b"]]}
     unigram = {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [
         ["<unk>", 0], ["a", -1.5], ["b", -2], ["ab", -2.5], ["▁", -3], ["▁a", -3.5], ["x", -1e308]]}
-    plain = {"normalizer": None, "pre_tokenizer": None, "decoder": decoder, "model": bpe}
+    plain = {"normalizer": None, "pre_tokenizer": None, "decoder": decoder, "model": bpe, "added_tokens": [
+        {"id": 500, "content": "<|endoftext|>", "special": True, "normalized": False},
+        {"id": 501, "content": "<b a>", "normalized": True, "lstrip": True}]}
     prepend = {"type": "Prepend", "prepend": "▁"}
     regex = {"type": "Replace", "pattern": {"Regex": "a+b?"}, "content": "ba"}
     for name, change in {
