@@ -1,8 +1,8 @@
 /// @file
 /// Text to token ids and back.
 ///
-/// Two kinds: `bytes`, where a token is a byte, and byte-level BPE as Hugging Face's `tokenizers`
-/// package stores it in a tokenizer.json (GPT-2, Llama 3, Qwen 2.5, …). BPE ids equal that
+/// Two kinds: `bytes`, where a token is a byte, and BPE or Unigram as Hugging Face's `tokenizers`
+/// package stores it in a tokenizer.json (Llama, Qwen, Mistral, Gemma, …). The ids equal that
 /// package's for the same text. Invalid UTF-8 is read as Python reads it with errors="replace".
 /// docs/data.md says which parts of a tokenizer.json are supported; any other is an Error that
 /// names it.
@@ -40,9 +40,10 @@ class Tokenizer {
 
   /// The bytes that the ids stand for: valid UTF-8 if the ids came from such text, but not for
   /// every sequence of ids; StreamDecoder makes text for display. Throws Error for an id outside
-  /// the vocabulary.
-  std::string decode(const std::vector<int32_t>& ids, bool skip_special = false) const;
-  /// The bytes of one token.
+  /// the vocabulary. Tokenizers in the style of SentencePiece drop the space that they put before
+  /// the first word.
+  virtual std::string decode(const std::vector<int32_t>& ids, bool skip_special = false) const;
+  /// The bytes of one token, within a text.
   virtual std::string_view piece(int32_t id) const = 0;
   /// Whether a token is special.
   virtual bool special(int32_t id) const = 0;
@@ -81,6 +82,7 @@ class StreamDecoder {
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool skip_special_;
+  bool first_ = true;  // no token has been shown
   std::string held_;
 };
 

@@ -1,56 +1,16 @@
-// Short words are merged in an array, in O(n²) without allocation; long ones with a heap, in
+// Few symbols are merged in an array, in O(n²) without allocation; many with a heap, in
 // O(n log n). Both merge the pair with the lowest rank first and, of equal ranks, the leftmost.
 #include "data/bpe.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "data/unicode.h"
+#include "data/word_cache.h"
 
 namespace fsdp::data {
 namespace {
 
-constexpr size_t kShortWord = 40;  // bytes
+constexpr size_t kFew = 40;  // symbols
 constexpr uint32_t kNever = UINT32_MAX;
-
-// The character that spells a byte: the byte itself if it is printable, otherwise the next unused
-// one from 256 on.
-struct Alphabet {
-  std::array<char32_t, 256> of_byte;
-  std::unordered_map<char32_t, unsigned char> byte_of;
-
-  Alphabet() {
-    char32_t free = 256;
-    for (char32_t byte = 0; byte < 256; ++byte) {
-      bool seen = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-      of_byte[byte] = seen ? byte : free++;
-      byte_of[of_byte[byte]] = static_cast<unsigned char>(byte);
-    }
-  }
-};
-
-const Alphabet& alphabet() {
-  static const Alphabet alphabet;
-  return alphabet;
-}
-
-uint64_t mix(uint64_t value) {
-  value *= 0x9e3779b97f4a7c15ull;
-  return value ^ value >> 32;
-}
-
-uint64_t hash(std::string_view word) {
-  uint64_t value = word.size();
-  while (word.size() >= 8) {
-    uint64_t eight;
-    std::memcpy(&eight, word.data(), 8);
-    value = mix(value ^ eight);
-    word.remove_prefix(8);
-  }
-  uint64_t rest = 0;
-  std::memcpy(&rest, word.data(), word.size());
-  return mix(value ^ rest);
-}
 
 uint64_t merge_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
@@ -58,25 +18,28 @@ uint64_t merge_key(int32_t left, int32_t right) {
 
 }  // namespace
 
-std::string bytes_of_token(std::string_view token) {
-  std::string bytes;
-  for (size_t at = 0; at < token.size();) {
-    auto found = alphabet().byte_of.find(next_code(token, at));
-    if (found == alphabet().byte_of.end()) return std::string(token);
-    bytes.push_back(static_cast<char>(found->second));
-  }
-  return bytes;
-}
+class Bpe::Memory : public Model::Scratch {
+ public:
+  struct Symbol {
+    int32_t id;
+    int32_t previous, next;  // -1: none
+    bool alive;
+  };
+  struct Candidate {
+    uint32_t rank;
+    int32_t at;  // of the left symbol
+    int32_t id;  // of the merged token
+  };
 
-std::string token_of_byte(unsigned char byte) {
-  std::string token;
-  append_utf8(token, alphabet().of_byte[byte]);
-  return token;
-}
+  WordCache cache;
+  std::vector<int32_t> spelled;
+  std::vector<Symbol> symbols;
+  std::vector<Candidate> heap;
+};
 
-Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges,
+Bpe::Bpe(std::unique_ptr<const Spelling> spelling, const std::vector<Merge>& merges,
          std::unordered_map<std::string, int32_t> words)
-    : byte_ids_(byte_ids), words_(std::move(words)) {
+    : spelling_(std::move(spelling)), words_(std::move(words)) {
   size_t size = 16;
   while (size < merges.size() * 2) size *= 2;
   table_.resize(size);
@@ -89,6 +52,10 @@ Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& mer
   }
 }
 
+std::unique_ptr<Model::Scratch> Bpe::scratch() const {
+  return std::make_unique<Memory>();
+}
+
 const Bpe::Entry* Bpe::find(int32_t left, int32_t right) const {
   uint64_t pair = merge_key(left, right);
   for (uint64_t at = mix(pair) & mask_;; at = (at + 1) & mask_) {
@@ -97,40 +64,27 @@ const Bpe::Entry* Bpe::find(int32_t left, int32_t right) const {
   }
 }
 
-void Bpe::encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& ids) const {
-  if (word.size() > BpeScratch::kKey) return merge(word, scratch, ids);
-  BpeScratch::Slot& slot = scratch.slots_[hash(word) & (BpeScratch::kSlots - 1)];
-  if (slot.length == word.size() && !std::memcmp(slot.key, word.data(), word.size())) {
-    for (int i = 0; i < slot.count; ++i) ids.push_back(slot.ids[i]);
-    return;
-  }
-  size_t before = ids.size();
-  merge(word, scratch, ids);
-  size_t count = ids.size() - before;
-  if (count > BpeScratch::kIds) return;
-  slot.length = static_cast<uint8_t>(word.size());
-  slot.count = static_cast<uint8_t>(count);
-  std::memcpy(slot.key, word.data(), word.size());
-  std::copy(ids.end() - count, ids.end(), slot.ids);
+void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const {
+  auto& memory = static_cast<Memory&>(scratch);
+  memory.cache.encode(word, ids, [&] { merge(word, memory, ids); });
 }
 
-void Bpe::merge(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& ids) const {
+void Bpe::merge(std::string_view word, Memory& memory, std::vector<int32_t>& ids) const {
   if (!words_.empty()) {
     auto whole = words_.find(std::string(word));
     if (whole != words_.end()) return ids.push_back(whole->second);
   }
-  if (word.size() <= kShortWord) return merge_short(word, ids);
-  merge_long(word, scratch, ids);
+  memory.spelled.clear();
+  spelling_->spell(word, memory.spelled);
+  if (memory.spelled.size() <= kFew) return merge_few(memory.spelled, ids);
+  merge_many(memory, ids);
 }
 
-void Bpe::merge_short(std::string_view word, std::vector<int32_t>& ids) const {
-  int32_t symbols[kShortWord];
-  int32_t results[kShortWord];  // of merging a symbol with the next
-  uint32_t ranks[kShortWord];
-  int count = 0;
-  for (unsigned char byte : word) {
-    if (byte_ids_[byte] >= 0) symbols[count++] = byte_ids_[byte];
-  }
+void Bpe::merge_few(std::vector<int32_t>& spelled, std::vector<int32_t>& ids) const {
+  int32_t* symbols = spelled.data();
+  int32_t results[kFew];  // of merging a symbol with the next
+  uint32_t ranks[kFew];
+  int count = static_cast<int>(spelled.size());
   auto look = [&](int i) {
     const Entry* entry = i + 1 < count ? find(symbols[i], symbols[i + 1]) : nullptr;
     ranks[i] = entry ? entry->rank : kNever;
@@ -153,17 +107,15 @@ void Bpe::merge_short(std::string_view word, std::vector<int32_t>& ids) const {
   ids.insert(ids.end(), symbols, symbols + count);
 }
 
-void Bpe::merge_long(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& ids) const {
-  auto& symbols = scratch.symbols_;
-  auto& heap = scratch.heap_;
+void Bpe::merge_many(Memory& memory, std::vector<int32_t>& ids) const {
+  auto& symbols = memory.symbols;
+  auto& heap = memory.heap;
   symbols.clear();
   heap.clear();
-  for (unsigned char byte : word) {
-    if (byte_ids_[byte] < 0) continue;
+  for (int32_t id : memory.spelled) {
     auto at = static_cast<int32_t>(symbols.size());
-    symbols.push_back({byte_ids_[byte], at - 1, at + 1, true});
+    symbols.push_back({id, at - 1, at + 1, true});
   }
-  if (symbols.empty()) return;
   symbols.back().next = -1;
 
   auto later = [](const auto& a, const auto& b) {

@@ -40,6 +40,8 @@ class PatternBudget {
   explicit PatternBudget(size_t bytes, size_t passes = 1)
       : all_(100'000 + kLooksPerByte * static_cast<int64_t>(bytes * passes)), left_(all_) {}
   int64_t used() const { return all_ - left_; }
+  // Counts other work on the text; the next look throws if the budget is used up.
+  void spend(size_t bytes) { left_ -= static_cast<int64_t>(bytes); }
 
  private:
   friend class Pattern;

@@ -6,7 +6,7 @@
 
 #include "base/format.h"
 #include "base/regular_file.h"
-#include "data/bpe_tokenizer.h"
+#include "data/json_tokenizer.h"
 #include "data/parallel.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
@@ -80,9 +80,9 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& what) {
     const fs::path file = path.parent_path() / name;
     return usual && fs::exists(file, ignored) ? read_file(file, kLargestTokenizer) : std::string();
   };
-  return std::make_shared<BpeTokenizer>(path.string(), read_file(path, kLargestTokenizer),
-                                        beside("tokenizer_config.json"),
-                                        beside("chat_template.jinja"));
+  return std::make_shared<JsonTokenizer>(path.string(), read_file(path, kLargestTokenizer),
+                                         beside("tokenizer_config.json"),
+                                         beside("chat_template.jinja"));
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special) const {
@@ -99,7 +99,12 @@ StreamDecoder::StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool sk
 
 std::string StreamDecoder::push(int32_t id) {
   std::string_view bytes = tokenizer_->piece(id);
-  if (!skip_special_ || !tokenizer_->special(id)) held_ += bytes;
+  if (!skip_special_ || !tokenizer_->special(id)) {
+    // Some tokenizers drop a space at the beginning of a text.
+    const std::string alone = first_ ? tokenizer_->decode({id}) : std::string();
+    held_ += first_ && bytes.ends_with(alone) ? alone : bytes;
+    first_ = false;
+  }
   size_t ready = 0;
   while (ready < held_.size()) {
     Utf8Step step = utf8_step(held_, ready);

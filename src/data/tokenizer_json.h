@@ -4,30 +4,30 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "data/added_tokens.h"
-#include "data/bpe.h"
-#include "data/pattern.h"
+#include "data/decoder.h"
+#include "data/model.h"
+#include "data/normalizer.h"
+#include "data/pre_tokenizer.h"
 
 namespace fsdp::data {
 
-// One step of splitting text into words, applied to every piece that the previous step made.
-struct WordStep {
-  bool prefix_space = false;         // prepends a space to a piece that doesn't start with one
-  std::shared_ptr<Pattern> pattern;  // splits a piece at every match; null: doesn't split
-};
-
 struct TokenizerParts {
-  std::shared_ptr<const Bpe> bpe;
-  bool nfc = false;  // normalize the text first
+  std::vector<std::unique_ptr<const Normalizer>> normalizers;
   std::vector<WordStep> steps;
+  bool byte_level = false;  // the model gets bytes instead of characters
+  std::unique_ptr<const Model> model;
   std::vector<AddedToken> added;
   std::vector<int32_t> before, after;  // tokens that the template puts around a text
-  std::vector<std::string> pieces;     // the bytes of each id; empty for unused ids
-  std::vector<bool> known;             // whether the id is used
+  // By id, as the file spells them, and added tokens as they are searched for: normalized. Empty
+  // for unused ids.
+  std::vector<std::string> tokens;
+  std::vector<std::string> pieces;  // the bytes that each adds in the middle of a text
+  std::vector<bool> known;          // whether the id is used
+  DecodeSteps decoder;              // empty if the pieces are the text
 };
 
 // `name`: the file, for errors.

@@ -156,6 +156,13 @@ def strings(rng, lexicon):
         yield ("e" + mark + "\u0323" + mark + "가\u11a8 \u1100\u1161\u11a8 \u212b \u2126 \ufb2c x").encode()
 
 
+def case_of(tokenizer, text):
+    readable = text.decode("utf-8", "replace")
+    plain = tokenizer.encode(readable, add_special_tokens=False).ids
+    return {"text": base64.b64encode(text).decode(), "ids": plain, "full": tokenizer.encode(readable).ids,
+            "decoded": tokenizer.decode(plain, skip_special_tokens=False)}
+
+
 def main(folder):
     rng = random.Random(5)
     lexicon = words(rng, 4000)
@@ -178,12 +185,7 @@ def main(folder):
         if name in ("gpt2", "llama3", "qwen2"):
             ids = tokenizer.encode(readable, add_special_tokens=False).ids
             numpy.array(ids, dtype=numpy.int32).tofile(os.path.join(folder, name, "corpus.ids"))
-        cases = []
-        for case in nasty:
-            plain = tokenizer.encode(case.decode("utf-8", "replace"), add_special_tokens=False).ids
-            full = tokenizer.encode(case.decode("utf-8", "replace")).ids
-            cases.append({"text": base64.b64encode(case).decode(), "ids": plain, "full": full,
-                          "decoded": tokenizer.decode(plain, skip_special_tokens=False)})
+        cases = [case_of(tokenizer, case) for case in nasty]
         with open(os.path.join(folder, name, "strings.json"), "w", encoding="utf-8") as out:
             json.dump(cases, out)
 

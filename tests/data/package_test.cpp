@@ -9,8 +9,9 @@
 #include <random>
 
 #include "base/subprocess.h"
-#include "data/bpe_tokenizer.h"
+#include "data/base64.h"
 #include "data/folders.h"
+#include "data/json_tokenizer.h"
 #include "data/unicode.h"
 #include "fsdp/tokenizer.h"
 
@@ -18,20 +19,6 @@ namespace fsdp::data {
 namespace {
 
 using test::Folder;
-
-std::string from_base64(const std::string& text) {
-  static const std::string digits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string bytes;
-  uint32_t bits = 0;
-  int count = 0;
-  for (char c : text) {
-    if (c == '=') break;
-    bits = bits << 6 | static_cast<uint32_t>(digits.find(c));
-    if ((count += 6) >= 8) bytes.push_back(static_cast<char>(bits >> (count -= 8)));
-  }
-  return bytes;
-}
 
 // The folder that make_tokenizers.py fills, once for all tests.
 class Package : public testing::Test {
@@ -94,7 +81,7 @@ TEST_F(Package, SingleStringsGiveTheSameIdsAndDecodeToTheSameText) {
         nlohmann::json::parse(test::read_file(*folder_ / (std::string(name) + "/strings.json")));
     ASSERT_GT(cases.size(), 600u);
     for (const auto& entry : cases) {
-      std::string text = from_base64(entry["text"].get<std::string>());
+      std::string text = test::from_base64(entry["text"].get<std::string>());
       auto theirs = entry["ids"].get<std::vector<int32_t>>();
       auto ids = ours->encode(text);
       ASSERT_EQ(ids, theirs) << name << ": " << entry["text"];
@@ -111,7 +98,8 @@ TEST_F(Package, CutsAndThreadsDoNotChangeTheIds) {
   std::string text = corpus().substr(1'000'000, 100'000) + std::string(900, ' ') + "x" +
                      std::string(900, '\n') + std::string(700, 'q');
   for (const char* name : {"gpt2", "gaps", "cased", "llama3", "qwen2"}) {
-    BpeTokenizer cut(name, test::read_file(*folder_ / (std::string(name) + "/tokenizer.json")), "");
+    JsonTokenizer cut(name, test::read_file(*folder_ / (std::string(name) + "/tokenizer.json")),
+                      "");
     cut.set_chunk(size_t{1} << 30);
     EncodeOptions alone;
     alone.threads = 1;

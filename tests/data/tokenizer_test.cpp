@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/deadline.h"
-#include "data/bpe_tokenizer.h"
 #include "data/folders.h"
+#include "data/json_tokenizer.h"
 
 namespace fsdp::data {
 namespace {
@@ -59,9 +59,10 @@ TEST(TokenizerJson, WhatIsNotUnderstoodIsRefusedByName) {
     Json value;
     const char* expected;
   };
+  const std::string long_text(1'001, 'x');
   std::vector<Case> cases = {
       {"/model/type", "WordPiece", "model: type WordPiece"},
-      {"/model/type", "Unigram", "type Unigram"},
+      {"/model/type", "Unigram", "type Unigram isn't supported behind the pre-tokenizer ByteLevel"},
       {"/model/dropout", 0.1, "model.dropout"},
       {"/model/unk_token", "<unk>", "model.unk_token"},
       {"/model/byte_fallback", true, "model.byte_fallback"},
@@ -80,20 +81,42 @@ TEST(TokenizerJson, WhatIsNotUnderstoodIsRefusedByName) {
       {"/normalizer",
        {{"type", "Sequence"}, {"normalizers", {{{"type", "Lowercase"}}}}},
        "Lowercase"},
-      {"/pre_tokenizer", nullptr, "pre_tokenizer: has no ByteLevel"},
-      {"/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer: type Metaspace"},
+      {"/normalizer", {{"type", "Precompiled"}}, "normalizer: type Precompiled"},
+      {"/normalizer", {{"type", "Prepend"}}, "normalizer.prepend"},
+      {"/normalizer", {{"type", "Prepend"}, {"prepend", long_text}}, "has 1001 bytes"},
+      {"/normalizer", {{"type", "Replace"}, {"content", "x"}}, "normalizer.pattern"},
+      {"/normalizer",
+       {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", "x"}},
+       "neither a String nor a Regex"},
+      {"/normalizer",
+       {{"type", "Replace"}, {"pattern", {{"Regex", "a*"}}}, {"content", "x"}},
+       "matches the empty text"},
+      {"/pre_tokenizer", nullptr, "decoder: type ByteLevel needs the pre-tokenizer ByteLevel"},
+      {"/pre_tokenizer", {{"type", "Punctuation"}}, "pre_tokenizer: type Punctuation"},
+      {"/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer.replacement"},
+      {"/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "ab"}}, "isn't one character"},
+      {"/pre_tokenizer",
+       {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}},
+       "last isn't supported"},
+      {"/pre_tokenizer",
+       {{"type", "Metaspace"}, {"replacement", "_"}, {"add_prefix_space", false}},
+       "contradicts prepend_scheme"},
       {"/pre_tokenizer", 7, "pre_tokenizer: isn't an object"},
+      {"/pre_tokenizer", {{"type", "Digits"}}, "individual_digits"},
       {"/pre_tokenizer",
-       {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "Isolated"}},
-       "only regular expressions"},
+       {{"type", "Split"}, {"pattern", {{"Regex", " "}}}, {"behavior", "Sideways"}},
+       "Sideways isn't supported"},
       {"/pre_tokenizer",
-       {{"type", "Split"}, {"pattern", {{"Regex", " "}}}, {"behavior", "Removed"}},
-       "Removed isn't supported"},
+       {{"type", "Sequence"},
+        {"pretokenizers",
+         {{{"type", "ByteLevel"}}, {{"type", "Digits"}, {"individual_digits", true}}}}},
+       "a step follows ByteLevel"},
       {"/pre_tokenizer",
        {{"type", "Split"}, {"pattern", {{"Regex", "\\w+"}}}, {"behavior", "Isolated"}},
        "\\w"},
       {"/post_processor", {{"type", "BertProcessing"}}, "post_processor: type BertProcessing"},
       {"/decoder", {{"type", "Metaspace"}}, "decoder: type Metaspace"},
+      {"/decoder", {{"type", "WordPiece"}}, "decoder: type WordPiece"},
       {"/added_tokens",
        {{{"id", 0}, {"content", "x"}, {"special", true}}},
        "another token has id 0"},
@@ -114,6 +137,67 @@ TEST(TokenizerJson, WhatIsNotUnderstoodIsRefusedByName) {
   }
   folder.write("tokenizer.json", small().dump());
   EXPECT_EQ(Tokenizer::load(folder.path())->encode("abba"), (std::vector<int32_t>{2, 1, 0}));
+}
+
+// A small tokenizer.json of characters.
+nlohmann::json characters() {
+  nlohmann::json root = small();
+  root["model"]["vocab"] = {{"a", 0}, {"b", 1}, {"ab", 2}, {"_", 3}, {"<unk>", 4}};
+  root["model"]["unk_token"] = "<unk>";
+  root["pre_tokenizer"] = nullptr;
+  root["decoder"] = {{"type", "Fuse"}};
+  return root;
+}
+
+nlohmann::json scores() {
+  nlohmann::json root = characters();
+  nlohmann::json vocab = nlohmann::json::array();
+  for (const auto& [token, score] :
+       {std::pair{"<unk>", 0.0}, {"a", -1.0}, {"b", -1.5}, {"ab", -2.0}})
+    vocab.push_back(nlohmann::json::array({token, score}));
+  root["model"] = {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}};
+  return root;
+}
+
+TEST(TokenizerJson, PartsForCharactersAreCheckedToo) {
+  using Json = nlohmann::json;
+  const Json metaspace = {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}};
+  Json strip_first = characters();
+  strip_first["pre_tokenizer"] = metaspace;
+  strip_first["normalizer"] = {{"type", "Strip"}, {"strip_left", true}, {"strip_right", false}};
+  Json emptied = characters();
+  emptied["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "x"}}}, {"content", ""}};
+  emptied["added_tokens"] = {{{"id", 9}, {"content", "xx"}, {"normalized", true}}};
+  const auto changed = [](Json root, const char* pointer, const Json& value) {
+    root[Json::json_pointer(pointer)] = value;
+    return root;
+  };
+  const std::vector<std::pair<Json, const char*>> cases = {
+      {strip_first, "first isn't supported with a normalizer"},
+      {emptied, "\"xx\" is normalized to nothing"},
+      {changed(characters(), "/decoder", nullptr), "decoder: is missing"},
+      {changed(characters(), "/decoder", {{"type", "ByteLevel"}}), "needs the pre-tokenizer"},
+      {changed(characters(), "/decoder", {{"type", "CTC"}}), "decoder: type CTC"},
+      {changed(characters(), "/decoder", {{"type", "Strip"}, {"content", "ab"}}),
+       "decoder.content"},
+      {changed(characters(), "/decoder", {{"type", "Strip"}, {"content", "a"}}), "decoder.start"},
+      {changed(characters(), "/model/unk_token", "x"), "\"x\" isn't in the vocabulary"},
+      {changed(scores(), "/model/unk_id", nullptr), "model.unk_id: is missing"},
+      {changed(scores(), "/model/unk_id", 4), "4 isn't in the vocabulary"},
+      {changed(scores(), "/model/vocab/1", Json::array({"a"})), "isn't a token and its score"},
+      {changed(scores(), "/model/vocab/1", Json::array({"b", 1})), "appears twice"},
+      {changed(scores(), "/model/vocab/1", Json::array({std::string(1'001, 'x'), 1})),
+       "1001 bytes"},
+      {changed(scores(), "/model/vocab", Json::array()), "model.vocab: is empty"},
+  };
+  for (const auto& [root, expected] : cases) {
+    const std::string error = test::error_of([&] { JsonTokenizer("small", root.dump(), ""); });
+    EXPECT_TRUE(test::contains(error, expected)) << root << ": " << error;
+  }
+  EXPECT_EQ(JsonTokenizer("small", characters().dump(), "").encode("abxb", {}),
+            (std::vector<int32_t>{2, 4, 1}));
+  EXPECT_EQ(JsonTokenizer("small", scores().dump(), "").encode("abxyb", {}),
+            (std::vector<int32_t>{3, 0, 2}));
 }
 
 TEST(TokenizerJson, WhatIsNoTokenizerIsRefused) {
@@ -186,7 +270,7 @@ TEST(HostileTokenizers, APatternThatTakesTooLongIsNamed) {
 TEST(HostileTokenizers, AWordOfManyChunksIsLookedAtOnce) {
   const test::WithDeadline deadline;
   const auto json = small_with("[^\\s]+|\\s+");
-  BpeTokenizer cut("cut", json.dump(), ""), whole("whole", json.dump(), "");
+  JsonTokenizer cut("cut", json.dump(), ""), whole("whole", json.dump(), "");
   cut.set_chunk(16);
   whole.set_chunk(size_t{1} << 30);
   std::string text;
@@ -208,7 +292,7 @@ TEST(HostileTokenizers, TokensOfSpacesTakeTheSpacesOnce) {
   for (const auto& [left, right] : {std::pair{true, false}, {false, true}, {true, true}}) {
     nlohmann::json root = small();
     root["added_tokens"] = {token(7, " ", left, right), token(8, "x", left, right)};
-    BpeTokenizer tokenizer("spaces", root.dump(), "");
+    JsonTokenizer tokenizer("spaces", root.dump(), "");
     const auto ids = tokenizer.encode("a" + spaces + "x" + spaces + "b", {});
     EXPECT_EQ(std::count(ids.begin(), ids.end(), 7), 400'000);
     EXPECT_EQ(std::count(ids.begin(), ids.end(), 8), 1);
@@ -217,8 +301,66 @@ TEST(HostileTokenizers, TokensOfSpacesTakeTheSpacesOnce) {
   }
   nlohmann::json root = small();
   root["added_tokens"] = {token(7, std::string(1'001, 'x').c_str(), false, false)};
-  EXPECT_TRUE(test::contains(test::error_of([&] { BpeTokenizer("long", root.dump(), ""); }),
+  EXPECT_TRUE(test::contains(test::error_of([&] { JsonTokenizer("long", root.dump(), ""); }),
                              "added_tokens[0].content"));
+}
+
+// Each step doubles the text, or puts much in the place of each character.
+TEST(HostileTokenizers, StepsThatMakeTooMuchTextAreNamed) {
+  const test::WithDeadline deadline;
+  const auto sequence = [](const char* key, const nlohmann::json& step, int count) {
+    nlohmann::json steps = nlohmann::json::array();
+    for (int i = 0; i < count; ++i) steps.push_back(step);
+    return nlohmann::json{{"type", "Sequence"}, {key, steps}};
+  };
+  const auto replace = [](const std::string& by) {
+    return nlohmann::json{{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", by}};
+  };
+  const std::string text(200'000, 'a');
+  for (const auto& step : {sequence("normalizers", replace("aa"), 60),
+                           sequence("normalizers", replace(std::string(900, 'a')), 2)}) {
+    nlohmann::json root = characters();
+    root["normalizer"] = step;
+    const std::string error =
+        test::error_of([&] { JsonTokenizer("doubled", root.dump(), "").encode(text, {}); });
+    EXPECT_TRUE(test::contains(error, "doubled: normalizer.normalizers makes more than")) << error;
+  }
+  nlohmann::json root = characters();
+  root["decoder"] = sequence("decoders", replace("aa"), 60);
+  EXPECT_TRUE(test::contains(test::error_of([&] { JsonTokenizer("doubled", root.dump(), ""); }),
+                             "doubled: decoder.decoders makes more than"));
+  root = characters();
+  const nlohmann::json one = {
+      {"type", "Split"}, {"pattern", {{"Regex", "."}}}, {"behavior", "Isolated"}};
+  auto& steps = root["pre_tokenizer"] = sequence("pretokenizers", one, 60);
+  for (int i = 0; i < 60; i += 2) {
+    steps["pretokenizers"][i] = {
+        {"type", "Metaspace"}, {"replacement", i % 4 ? "_" : "-"}, {"split", false}};
+  }
+  EXPECT_TRUE(
+      test::contains(test::error_of([&] {
+                       JsonTokenizer("doubled", root.dump(), "").encode(text.substr(0, 20'000), {});
+                     }),
+                     "looks at each byte of a text more than 200 times"));
+  steps = sequence("pretokenizers", one, 65);
+  EXPECT_TRUE(test::contains(test::error_of([&] { JsonTokenizer("long", root.dump(), ""); }),
+                             "has too many steps"));
+}
+
+// A text without a pre-tokenizer is one word, and so is one without spaces.
+TEST(HostileTokenizers, AWordOfMegabytesTakesTimeLinearInIt) {
+  const test::WithDeadline deadline;
+  const std::string text(2'000'000, 'a');
+  nlohmann::json root = scores();
+  std::string token;
+  for (int i = 0; i < 8; ++i)
+    root["model"]["vocab"].push_back(nlohmann::json::array({token += "aa", -3.0 * (i + 1)}));
+  EXPECT_EQ(JsonTokenizer("long", root.dump(), "").encode(text, {}).size(), 2'000'000u);
+  root = characters();
+  root["model"]["vocab"]["aa"] = 9;
+  root["model"]["vocab"]["aaaa"] = 10;
+  root["model"]["merges"] = {"a a", "aa aa"};
+  EXPECT_EQ(JsonTokenizer("long", root.dump(), "").encode(text, {}).size(), 500'000u);
 }
 
 TEST(HostileTokenizers, AFifoInPlaceOfAFileIsRefused) {

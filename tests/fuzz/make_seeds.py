@@ -603,6 +603,48 @@ def tokenizers():
             "added-same-id": {"added_tokens": [{"id": 90, "content": "x"}, {"id": 90, "content": "y"}]},
     }.items():
         seed("tokenizer", name, json.dumps(tokenizer(**change)) + "\0\0  aab é a ")
+    character_tokenizers()
+
+
+def character_tokenizers():
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+    decoder = {"type": "Sequence", "decoders": [
+        {**replace, "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+    vocab = {token: i for i, token in enumerate(
+        ["<unk>", "a", "b", "▁", "ab", "▁a", "▁ab", *(f"<0x{byte:02X}>" for byte in range(0x80, 0x100))])}
+    bpe = {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": vocab,
+           "merges": ["a b", "▁ a", ["▁a", "b"]]}
+    unigram = {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [
+        ["<unk>", 0], ["a", -1.5], ["b", -2], ["ab", -2.5], ["▁", -3], ["▁a", -3.5], ["x", -1e308]]}
+    plain = {"normalizer": None, "pre_tokenizer": None, "decoder": decoder, "model": bpe, "added_tokens": [
+        {"id": 500, "content": "<|endoftext|>", "special": True, "normalized": False},
+        {"id": 501, "content": "<b a>", "normalized": True, "lstrip": True}]}
+    prepend = {"type": "Prepend", "prepend": "▁"}
+    regex = {"type": "Replace", "pattern": {"Regex": "a+b?"}, "content": "ba"}
+    for name, change in {
+            "llama-2": {"normalizer": {"type": "Sequence", "normalizers": [prepend, replace]}},
+            "mistral": {"pre_tokenizer": metaspace},
+            "gemma": {"normalizer": replace, "pre_tokenizer": {
+                "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}},
+            "unigram": {"model": unigram, "pre_tokenizer": metaspace},
+            "unigram-bytes": {"model": {**unigram, "byte_fallback": True}, "normalizer": regex},
+            "metaspace-decoder": {"decoder": metaspace},
+            "strip": {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+            "doubles": {"normalizer": {"type": "Sequence", "normalizers": [
+                {**replace, "pattern": {"String": "a"}, "content": "aa"}] * 60}},
+            "whole": {"model": {**bpe, "ignore_merges": True, "fuse_unk": False}},
+            "words": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "Whitespace"}, {"type": "WhitespaceSplit"},
+                {"type": "Digits", "individual_digits": False}, metaspace]}},
+            **{f"split-{behavior}-{invert}": {"pre_tokenizer": {
+                "type": "Split", "pattern": {"Regex": "[ab]"}, "behavior": behavior, "invert": invert}}
+               for behavior in ("Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+               for invert in (False, True)},
+    }.items():
+        seed("tokenizer", "characters-" + name, json.dumps(tokenizer(**{**plain, **change}))
+             + "\0\0  aab é 12 ▁▁a ")
     seed("tokenizer", "config-wrong", json.dumps(tokenizer()) + '\0{"eos_token":{"content":5}}\0')
     seed("tokenizer", "config-list", json.dumps(tokenizer()) + "\0[1]\0")
     seed("tokenizer", "config-cut", json.dumps(tokenizer()) + '\0{"eos')

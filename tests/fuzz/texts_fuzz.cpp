@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "data/bpe_tokenizer.h"
+#include "data/json_tokenizer.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
 
@@ -71,11 +71,11 @@ std::string text_of(std::string_view spec) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   if (size < 2) return 0;
   constexpr size_t kCount = std::size(kPatterns);
-  static std::unique_ptr<data::BpeTokenizer> whole[kCount], cut[kCount];
+  static std::unique_ptr<data::JsonTokenizer> whole[kCount], cut[kCount];
   const size_t which = bytes[0] % kCount;
   if (!whole[which]) {
-    whole[which] = std::make_unique<data::BpeTokenizer>("whole", json_of(kPatterns[which]), "");
-    cut[which] = std::make_unique<data::BpeTokenizer>("cut", json_of(kPatterns[which]), "");
+    whole[which] = std::make_unique<data::JsonTokenizer>("whole", json_of(kPatterns[which]), "");
+    cut[which] = std::make_unique<data::JsonTokenizer>("cut", json_of(kPatterns[which]), "");
     whole[which]->set_chunk(size_t{1} << 30);
   }
   cut[which]->set_chunk(size_t{1} << (bytes[1] % 12));

@@ -3,7 +3,7 @@
 // ids.
 #include <cstdlib>
 
-#include "data/bpe_tokenizer.h"
+#include "data/json_tokenizer.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
 
@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   const std::string text = part(std::max(config_from, text_from), size).substr(0, 64);
   try {
     const auto tokenizer =
-        std::make_shared<data::BpeTokenizer>("fuzzed", part(0, config_from), config);
+        std::make_shared<data::JsonTokenizer>("fuzzed", part(0, config_from), config);
     encode(tokenizer, text);
     encode(tokenizer, "aaaa aab\n  It's 123 \xc3\xa9\xe4\xbd\xa0 <|endoftext|>\xff.");
   } catch (const fsdp::Error&) {

@@ -1,14 +1,14 @@
 // Encoding text on all cores:
 //
-//   text       made valid UTF-8, split at added tokens, normalized           -> segments
-//   segment    split into words by the pattern, each word merged by Bpe      -> ids
+//   text       made valid UTF-8, split at added tokens, normalized            -> segments
+//   segment    split into words by the pre-tokenizers, each encoded by Model  -> ids
 //
 // Several threads scan a large segment, each starting where no word may begin. The result is still
-// exact: the end of the next word depends only on the text and on where it starts (Pattern::find),
+// exact: the end of the next word depends only on the text and on where it starts (Splitter::next),
 // so two scans that reach the same position continue alike. join() follows the scan from the left
 // until it meets the one from the middle, usually within a word or two, and takes its ids from
 // there.
-#include "data/bpe_tokenizer.h"
+#include "data/json_tokenizer.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -20,8 +20,8 @@
 #include "base/file_error.h"
 #include "base/format.h"
 #include "base/regular_file.h"
-#include "data/nfc.h"
 #include "data/parallel.h"
+#include "data/text_parts.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
 
@@ -29,50 +29,19 @@ namespace fsdp::data {
 namespace {
 
 constexpr size_t kAlone = size_t{1} << 16;  // bytes: shorter texts aren't worth a thread
+constexpr size_t kGrowth = 100;             // looks that a byte counts which a step adds to a piece
 constexpr size_t kMarks = 4096;             // positions of a scan that join() can use
-
-std::vector<AddedToken> those(const std::vector<AddedToken>& tokens, bool normalized,
-                              bool nfc_first) {
-  std::vector<AddedToken> chosen;
-  for (AddedToken token : tokens) {
-    if (token.normalized != normalized) continue;
-    if (normalized && nfc_first) token.content = nfc(token.content);
-    chosen.push_back(std::move(token));
-  }
-  return chosen;
-}
-
-// Cuts `text` into parts of about `size` bytes, each before a byte that `can_cut` accepts.
-template <class CanCut>
-std::vector<std::string_view> parts_of(std::string_view text, size_t size, CanCut can_cut) {
-  std::vector<std::string_view> parts;
-  while (text.size() > size) {
-    size_t at = size;
-    while (at < text.size() && !can_cut(text[at])) ++at;
-    parts.push_back(text.substr(0, at));
-    text.remove_prefix(at);
-  }
-  parts.push_back(text);
-  return parts;
-}
-
-// True if `good` holds for every part. Not std::vector<bool>: threads would write to the same byte.
-template <class Good>
-bool all_parts(const std::vector<std::string_view>& parts, int threads, Good good) {
-  std::vector<char> results(parts.size());
-  for_each_index(parts.size(), threads, [&](size_t i) { results[i] = good(parts[i]); });
-  return std::find(results.begin(), results.end(), 0) == results.end();
-}
 
 }  // namespace
 
-struct BpeTokenizer::Segment {
+struct JsonTokenizer::Segment {
   std::string_view text;
   int32_t token = -1;  // an added token instead of text
+  bool first = false;  // begins where the text begins
 };
 
 // Either some whole segments, or a part of a large one.
-struct BpeTokenizer::Work {
+struct JsonTokenizer::Work {
   size_t first = 0, last = 0;  // segments
   bool partial = false;        // segment `first` from `from` until a word ends at `to` or later
   size_t from = 0, to = 0;
@@ -81,18 +50,18 @@ struct BpeTokenizer::Work {
   std::vector<std::pair<size_t, size_t>> marks;  // starts of words, and the number of ids before
 };
 
-struct BpeTokenizer::Scanning {
-  BpeScratch& scratch;
+struct JsonTokenizer::Scanning {
+  Model::Scratch& scratch;
   PatternBudget& budget;
   std::vector<int32_t>& ids;
 };
 
-class BpeTokenizer::Lease {
+class JsonTokenizer::Lease {
  public:
-  explicit Lease(const BpeTokenizer& owner) : owner_(owner) {
+  explicit Lease(const JsonTokenizer& owner) : owner_(owner) {
     Lock lock(owner.mutex_);
     if (owner.idle_.empty()) {
-      scratch_ = std::make_unique<BpeScratch>();
+      scratch_ = owner.parts_.model->scratch();
     } else {
       scratch_ = std::move(owner.idle_.back());
       owner.idle_.pop_back();
@@ -102,22 +71,22 @@ class BpeTokenizer::Lease {
     Lock lock(owner_.mutex_);
     owner_.idle_.push_back(std::move(scratch_));
   }
-  BpeScratch& operator*() { return *scratch_; }
+  Model::Scratch& operator*() { return *scratch_; }
 
  private:
-  const BpeTokenizer& owner_;
-  std::unique_ptr<BpeScratch> scratch_;
+  const JsonTokenizer& owner_;
+  std::unique_ptr<Model::Scratch> scratch_;
 };
 
-BpeTokenizer::BpeTokenizer(std::string name, std::string json, std::string config,
-                           std::string chat_template)
+JsonTokenizer::JsonTokenizer(std::string name, std::string json, std::string config,
+                             std::string chat_template)
     : name_(std::move(name)),
       json_(std::move(json)),
       config_(std::move(config)),
       chat_template_(std::move(chat_template)),
       parts_(parse_tokenizer(json_, name_)),
-      raw_(those(parts_.added, false, parts_.nfc)),
-      normal_(those(parts_.added, true, parts_.nfc)),
+      raw_(added(false)),
+      normal_(added(true)),
       special_(parts_.pieces.size()) {
   for (const AddedToken& token : parts_.added) special_[token.id] = token.special;
   auto by_name = [&](const char* key, std::initializer_list<const char*> usual) {
@@ -139,16 +108,43 @@ BpeTokenizer::BpeTokenizer(std::string name, std::string json, std::string confi
   bos_ = by_name("bos_token", {"<|begin_of_text|>", "<s>", "<bos>"});
 }
 
-std::optional<int32_t> BpeTokenizer::id_of(std::string_view token) const {
+// The added tokens that are searched for before normalization, or after it.
+std::vector<AddedToken> JsonTokenizer::added(bool after) const {
+  std::vector<AddedToken> chosen;
+  for (AddedToken token : parts_.added) {
+    if (token.normalized != after) continue;
+    token.content = parts_.tokens[token.id];
+    chosen.push_back(std::move(token));
+  }
+  return chosen;
+}
+
+std::optional<int32_t> JsonTokenizer::id_of(std::string_view token) const {
   for (const AddedToken& added : parts_.added) {
     if (added.content == token) return added.id;
   }
-  auto found = std::find(parts_.pieces.begin(), parts_.pieces.end(), token);
-  if (token.empty() || found == parts_.pieces.end()) return std::nullopt;
-  return static_cast<int32_t>(found - parts_.pieces.begin());
+  if (token.empty()) return std::nullopt;
+  // Bytes may have two tokens, such as A and <0x41>: the file's own spelling counts first.
+  const auto* spellings = parts_.byte_level ? &parts_.pieces : &parts_.tokens;
+  for (const auto* texts : {spellings, &parts_.pieces}) {
+    auto found = std::find(texts->begin(), texts->end(), token);
+    if (found != texts->end()) return static_cast<int32_t>(found - texts->begin());
+  }
+  return std::nullopt;
 }
 
-std::string_view BpeTokenizer::piece(int32_t id) const {
+std::string JsonTokenizer::decode(const std::vector<int32_t>& ids, bool skip_special) const {
+  if (parts_.decoder.empty()) return Tokenizer::decode(ids, skip_special);
+  std::vector<std::string> tokens;
+  tokens.reserve(ids.size());
+  for (int32_t id : ids) {
+    piece(id);  // throws if there is none
+    if (!skip_special || !special(id)) tokens.push_back(parts_.tokens[id]);
+  }
+  return decoded(parts_.decoder, std::move(tokens));
+}
+
+std::string_view JsonTokenizer::piece(int32_t id) const {
   if (id < 0 || id >= vocab_size() || !parts_.known[id]) {
     throw Error(
         formatted("{} has no token {}.", name_, id),
@@ -157,7 +153,7 @@ std::string_view BpeTokenizer::piece(int32_t id) const {
   return parts_.pieces[id];
 }
 
-std::string BpeTokenizer::chat_template() const {
+std::string JsonTokenizer::chat_template() const {
   if (!chat_template_.empty() || config_.empty()) return chat_template_;
   const auto root = nlohmann::json::parse(config_, nullptr, false);
   if (!root.is_object() || !root.contains("chat_template")) return "";
@@ -172,7 +168,7 @@ std::string BpeTokenizer::chat_template() const {
   return "";
 }
 
-void BpeTokenizer::save(const std::string& folder) const {
+void JsonTokenizer::save(const std::string& folder) const {
   auto write = [&](const char* file, const std::string& text) {
     std::string path = (std::filesystem::path(folder) / file).string();
     std::ofstream out(place_of_file(path), std::ios::binary);
@@ -187,17 +183,6 @@ void BpeTokenizer::save(const std::string& folder) const {
   if (!chat_template_.empty()) write("chat_template.jinja", chat_template_);
 }
 
-std::string_view BpeTokenizer::normalized(std::string_view text, int threads,
-                                          std::string& storage) const {
-  auto parts =
-      parts_of(text, size_t{1} << 20, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-  if (!parts_.nfc || all_parts(parts, threads, surely_nfc)) return text;
-  std::vector<std::string> results(parts.size());
-  for_each_index(parts.size(), threads, [&](size_t i) { results[i] = nfc(parts[i]); });
-  for (const auto& result : results) storage += result;
-  return storage;
-}
-
 // `storage` owns the result if it had to be changed.
 static std::string_view made_valid(std::string_view text, int threads, std::string& storage) {
   // No ill-formed part extends past a byte that starts a character.
@@ -207,8 +192,8 @@ static std::string_view made_valid(std::string_view text, int threads, std::stri
   return storage = repaired(text);
 }
 
-std::vector<BpeTokenizer::Segment> BpeTokenizer::segments(std::string_view text, int threads,
-                                                          std::deque<std::string>& storage) const {
+std::vector<JsonTokenizer::Segment> JsonTokenizer::segments(
+    std::string_view text, int threads, std::deque<std::string>& storage) const {
   std::vector<Segment> result;
   auto split = [&](std::string_view part, const AddedTokens& tokens, auto&& plain) {
     size_t at = 0;
@@ -219,22 +204,36 @@ std::vector<BpeTokenizer::Segment> BpeTokenizer::segments(std::string_view text,
     }
     if (at < part.size()) plain(part.substr(at));
   };
-  bool prefix = parts_.steps[0].prefix_space;
-  split(made_valid(text, threads, storage.emplace_back()), raw_, [&](std::string_view part) {
-    split(normalized(part, threads, storage.emplace_back()), normal_, [&](std::string_view plain) {
-      if (prefix && plain[0] != ' ') plain = storage.emplace_back(" ").append(plain);
-      result.push_back({plain, -1});
+  const Rewriter* rewriter = parts_.steps.empty() ? nullptr : parts_.steps[0].rewriter.get();
+  const std::string_view whole = made_valid(text, threads, storage.emplace_back());
+  Normalizing work(whole.size(), parts_.normalizers.size(), threads);
+  split(whole, raw_, [&](std::string_view raw) {
+    std::string& normal = storage.emplace_back();
+    const std::string_view part = normalized(parts_.normalizers, raw, work, normal);
+    split(part, normal_, [&](std::string_view plain) {
+      const bool first = raw.data() == whole.data() && plain.data() == part.data();
+      if (rewriter) {
+        std::string& changed = storage.emplace_back();
+        if (rewriter->rewrite(plain, first, changed)) plain = changed;
+        work.room.take(changed.size(), name_);
+      }
+      if (!plain.empty()) result.push_back({plain, -1, first});
     });
   });
   return result;
 }
 
-std::vector<BpeTokenizer::Work> BpeTokenizer::cut(const std::vector<Segment>& segments) const {
+// The first step's rewriter has been applied to segments.
+const Splitter* JsonTokenizer::first_splitter() const {
+  return parts_.steps.empty() ? nullptr : parts_.steps[0].splitter.get();
+}
+
+std::vector<JsonTokenizer::Work> JsonTokenizer::cut(const std::vector<Segment>& segments) const {
   std::vector<Work> all;
   size_t filled = chunk_;  // bytes in the last Work; chunk_ if it can take no more
   for (size_t i = 0; i < segments.size(); ++i) {
     std::string_view text = segments[i].text;
-    if (text.size() <= 2 * chunk_ || !parts_.steps[0].pattern) {
+    if (text.size() <= 2 * chunk_ || !first_splitter()) {
       if (filled >= chunk_) {
         all.emplace_back().first = i;
         filled = 0;
@@ -255,37 +254,56 @@ std::vector<BpeTokenizer::Work> BpeTokenizer::cut(const std::vector<Segment>& se
   return all;
 }
 
-void BpeTokenizer::words(std::string_view piece, size_t index, Scanning& scanning) const {
+// Applies the steps from `index` on to a piece, and encodes the words that are left.
+void JsonTokenizer::words(std::string_view piece, size_t index, bool first,
+                          Scanning& scanning) const {
   if (index == parts_.steps.size())
-    return parts_.bpe->encode(piece, scanning.scratch, scanning.ids);
-  const WordStep& step = parts_.steps[index];
-  if (step.prefix_space && piece[0] != ' ')
-    return words(std::string(1, ' ').append(piece), index, scanning);
-  if (!step.pattern) return words(piece, index + 1, scanning);
+    return parts_.model->encode(piece, scanning.scratch, scanning.ids);
+  const Rewriter* rewriter = parts_.steps[index].rewriter.get();
+  if (!rewriter) return split(piece, index, first, scanning);
+  std::string changed;
+  if (rewriter->rewrite(piece, first, changed)) {
+    scanning.budget.spend(changed.size() + kGrowth * (changed.size() - piece.size()));
+    piece = changed;
+  }
+  split(piece, index, first, scanning);
+}
+
+void JsonTokenizer::split(std::string_view piece, size_t index, bool first,
+                          Scanning& scanning) const {
+  const Splitter* splitter = parts_.steps[index].splitter.get();
+  if (!splitter) return words(piece, index + 1, first, scanning);
   for (size_t at = 0; at < piece.size();) {
-    auto [begin, end, ignored] = step.pattern->find(piece, at, scanning.budget);
-    if (begin == Pattern::kNone) begin = end = piece.size();
-    if (begin > at) words(piece.substr(at, begin - at), index + 1, scanning);
-    if (end > begin) words(piece.substr(begin, end - begin), index + 1, scanning);
-    at = end;
+    const auto step = splitter->next(piece, at, scanning.budget);
+    const auto use = [&](Splitter::Piece part) {
+      if (part.empty()) return;
+      words(piece.substr(part.begin, part.end - part.begin), index + 1, first && part.begin == 0,
+            scanning);
+    };
+    use(step.first);
+    use(step.second);
+    at = step.end;
   }
 }
 
-// Encodes the text from `from` to the end of the first step's next match, and returns that end. If
-// this depends on what is beyond `limit`, where a character begins, does nothing and returns
-// `from`.
-size_t BpeTokenizer::scan_piece(std::string_view text, size_t from, size_t limit,
-                                Scanning& scanning) const {
-  const std::string_view front = text.substr(0, limit);
-  auto [begin, end, reached_end] = parts_.steps[0].pattern->find(front, from, scanning.budget);
-  if (reached_end && limit < text.size()) return from;
-  if (begin == Pattern::kNone) begin = end = text.size();
-  if (begin > from) words(text.substr(from, begin - from), 1, scanning);
-  if (end > begin) words(text.substr(begin, end - begin), 1, scanning);
-  return end;
+// Encodes the first step's next pieces from `from` on, and returns where they end. If this depends
+// on what is beyond `limit`, where a character begins, does nothing and returns `from`.
+size_t JsonTokenizer::scan_piece(const Segment& segment, size_t from, size_t limit,
+                                 Scanning& scanning) const {
+  const std::string_view text = segment.text;
+  const auto step = first_splitter()->next(text.substr(0, limit), from, scanning.budget);
+  if (step.reached_end && limit < text.size()) return from;
+  const auto use = [&](Splitter::Piece part) {
+    if (part.empty()) return;
+    const bool first = segment.first && part.begin == 0;
+    words(text.substr(part.begin, part.end - part.begin), 1, first, scanning);
+  };
+  use(step.first);
+  use(step.second);
+  return step.end;
 }
 
-void BpeTokenizer::run(const std::vector<Segment>& segments, Work& work) const {
+void JsonTokenizer::run(const std::vector<Segment>& segments, Work& work) const {
   Lease scratch(*this);
   if (work.partial) {
     std::string_view text = segments[work.first].text;
@@ -296,7 +314,7 @@ void BpeTokenizer::run(const std::vector<Segment>& segments, Work& work) const {
     Scanning scanning{*scratch, budget, work.ids};
     for (work.end = work.from; work.end < work.to;) {
       size_t before = work.ids.size();
-      size_t after = scan_piece(text, work.end, limit, scanning);
+      size_t after = scan_piece(segments[work.first], work.end, limit, scanning);
       if (after == work.end) break;
       if (work.marks.size() < kMarks) work.marks.emplace_back(work.end, before);
       work.end = after;
@@ -311,19 +329,20 @@ void BpeTokenizer::run(const std::vector<Segment>& segments, Work& work) const {
     std::string_view text = segments[i].text;
     if (segments[i].token >= 0) {
       work.ids.push_back(segments[i].token);
-    } else if (!parts_.steps[0].pattern) {
-      words(text, 1, scanning);
+    } else if (!first_splitter()) {
+      words(text, std::min<size_t>(1, parts_.steps.size()), segments[i].first, scanning);
     } else {
-      for (size_t at = 0; at < text.size();) at = scan_piece(text, at, text.size(), scanning);
+      for (size_t at = 0; at < text.size();)
+        at = scan_piece(segments[i], at, text.size(), scanning);
     }
   }
 }
 
 // Appends the ids of `work` from `from` on, a position that the scan from the left reached. Returns
 // the position reached.
-size_t BpeTokenizer::join(const std::vector<Segment>& segments, Work& work, size_t from,
-                          PatternBudget& budget, std::vector<int32_t>& ids) const {
-  std::string_view text = segments[work.first].text;
+size_t JsonTokenizer::join(const std::vector<Segment>& segments, Work& work, size_t from,
+                           PatternBudget& budget, std::vector<int32_t>& ids) const {
+  const Segment& segment = segments[work.first];
   std::optional<Lease> scratch;
   while (from < work.to) {
     auto mark = std::lower_bound(work.marks.begin(), work.marks.end(), std::pair{from, size_t{0}});
@@ -334,12 +353,12 @@ size_t BpeTokenizer::join(const std::vector<Segment>& segments, Work& work, size
     }
     if (!scratch) scratch.emplace(*this);
     Scanning scanning{**scratch, budget, ids};
-    from = scan_piece(text, from, text.size(), scanning);
+    from = scan_piece(segment, from, segment.text.size(), scanning);
   }
   return from;
 }
 
-std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions options) const {
+std::vector<int32_t> JsonTokenizer::encode(std::string_view text, EncodeOptions options) const {
   int threads = text.size() < kAlone ? 1 : thread_count(options.threads);
   std::deque<std::string> storage;
   auto all = segments(text, threads, storage);
@@ -352,7 +371,9 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   ids.reserve(total);
   if (options.special_tokens) ids = parts_.before;
   size_t at = 0;
-  PatternBudget budget = budget_for(text.size());
+  size_t bytes = 0;
+  for (const Segment& segment : all) bytes += segment.text.size();
+  PatternBudget budget = budget_for(bytes);
   for (Work& work : works) {
     if (work.partial) {
       if (work.from == 0) at = 0;
@@ -366,7 +387,7 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   return ids;
 }
 
-std::vector<std::vector<int32_t>> BpeTokenizer::encode_batch(
+std::vector<std::vector<int32_t>> JsonTokenizer::encode_batch(
     const std::vector<std::string_view>& texts, EncodeOptions options) const {
   std::vector<std::vector<int32_t>> results(texts.size());
   auto large = [&](size_t i) { return texts[i].size() > 8 * chunk_; };

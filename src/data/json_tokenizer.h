@@ -1,4 +1,4 @@
-// BpeTokenizer: a Hugging Face tokenizer.json. See fsdp/tokenizer.h.
+// JsonTokenizer: a Hugging Face tokenizer.json. See fsdp/tokenizer.h.
 #pragma once
 
 #include <deque>
@@ -13,16 +13,17 @@
 
 namespace fsdp::data {
 
-class BpeTokenizer : public Tokenizer {
+class JsonTokenizer : public Tokenizer {
  public:
   // `config`: the tokenizer_config.json next to the tokenizer.json, which names eos and bos; or
   // empty. `chat_template`: the chat_template.jinja next to it, or empty.
-  BpeTokenizer(std::string name, std::string json, std::string config,
-               std::string chat_template = {});
+  JsonTokenizer(std::string name, std::string json, std::string config,
+                std::string chat_template = {});
 
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options) const override;
   std::vector<std::vector<int32_t>> encode_batch(const std::vector<std::string_view>& texts,
                                                  EncodeOptions options) const override;
+  std::string decode(const std::vector<int32_t>& ids, bool skip_special = false) const override;
   std::string_view piece(int32_t id) const override;
   bool special(int32_t id) const override { return special_.at(id); }
   int32_t vocab_size() const override { return static_cast<int32_t>(parts_.pieces.size()); }
@@ -40,20 +41,25 @@ class BpeTokenizer : public Tokenizer {
  private:
   struct Segment;  // a part of the text, or an added token found in it
   struct Work;     // a piece of work for one thread
-  class Lease;     // exclusive use of a BpeScratch
+  class Lease;     // exclusive use of a Model::Scratch
+
+  struct Scanning;  // what a scan uses and fills
 
   // `storage` owns the texts that had to be changed.
   std::vector<Segment> segments(std::string_view text, int threads,
                                 std::deque<std::string>& storage) const;
-  std::string_view normalized(std::string_view text, int threads, std::string& storage) const;
+  std::vector<AddedToken> added(bool normalized) const;
+  const Splitter* first_splitter() const;  // which threads can share a segment by, or null
   std::vector<Work> cut(const std::vector<Segment>& segments) const;
   void run(const std::vector<Segment>& segments, Work& work) const;
-  struct Scanning;  // what a scan uses and fills
-  size_t scan_piece(std::string_view text, size_t from, size_t limit, Scanning& scanning) const;
-  void words(std::string_view piece, size_t step, Scanning& scanning) const;
+  size_t scan_piece(const Segment& segment, size_t from, size_t limit, Scanning& scanning) const;
+  void words(std::string_view piece, size_t step, bool first, Scanning& scanning) const;
+  void split(std::string_view piece, size_t step, bool first, Scanning& scanning) const;
   size_t join(const std::vector<Segment>& segments, Work& work, size_t from, PatternBudget& budget,
               std::vector<int32_t>& ids) const;
-  PatternBudget budget_for(size_t bytes) const { return PatternBudget(bytes, parts_.steps.size()); }
+  PatternBudget budget_for(size_t bytes) const {
+    return PatternBudget(bytes, parts_.steps.size() + 1);
+  }
 
   std::string name_, json_, config_, chat_template_;
   TokenizerParts parts_;
@@ -63,7 +69,7 @@ class BpeTokenizer : public Tokenizer {
   size_t chunk_ = size_t{1} << 18;
 
   mutable Mutex mutex_;
-  mutable std::vector<std::unique_ptr<BpeScratch>> idle_ FSDP_GUARDED_BY(mutex_);
+  mutable std::vector<std::unique_ptr<Model::Scratch>> idle_ FSDP_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp::data
