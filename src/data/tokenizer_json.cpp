@@ -1,6 +1,7 @@
 #include "data/tokenizer_json.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -12,14 +13,14 @@
 namespace fsdp::data {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr size_t kLongestAdded = 1000;  // bytes: at each byte of a text, so many may be compared
 
-void read_template(TokenizerReader& reader, const Json& part, const std::string& where) {
-  const Json& tokens = reader.required(part, "special_tokens", Json::value_t::object, where);
+void read_template(TokenizerReader& reader, const nlohmann::json& part, const std::string& where) {
+  const nlohmann::json& tokens =
+      reader.required(part, "special_tokens", nlohmann::json::value_t::object, where);
   bool behind = false;
-  for (const Json& item : reader.required(part, "single", Json::value_t::array, where)) {
+  for (const nlohmann::json& item :
+       reader.required(part, "single", nlohmann::json::value_t::array, where)) {
     if (item.is_object() && item.contains("Sequence")) {
       if (behind) reader.refuse(formatted("{}.single", where), "contains the text twice");
       behind = true;
@@ -31,7 +32,8 @@ void read_template(TokenizerReader& reader, const Json& part, const std::string&
     auto found = tokens.find(token);
     if (found == tokens.end())
       reader.refuse(formatted("{}.special_tokens", where), formatted("has no \"{}\"", token));
-    for (const Json& value : reader.required(*found, "ids", Json::value_t::array, where)) {
+    for (const nlohmann::json& value :
+         reader.required(*found, "ids", nlohmann::json::value_t::array, where)) {
       (behind ? reader.parts.after : reader.parts.before)
           .push_back(reader.id(value, where + ".special_tokens"));
     }
@@ -39,10 +41,12 @@ void read_template(TokenizerReader& reader, const Json& part, const std::string&
   if (!behind) reader.refuse(formatted("{}.single", where), "doesn't contain the text");
 }
 
-void read_post_processor(TokenizerReader& reader, const Json& part, const std::string& where) {
+void read_post_processor(TokenizerReader& reader, const nlohmann::json& part,
+                         const std::string& where) {
   std::string type = reader.type_of(part, where);
   if (type == "Sequence") {
-    for (const Json& inner : reader.required(part, "processors", Json::value_t::array, where)) {
+    for (const nlohmann::json& inner :
+         reader.required(part, "processors", nlohmann::json::value_t::array, where)) {
       read_post_processor(reader, inner, where + ".processors");
     }
   } else if (type == "TemplateProcessing") {
@@ -55,21 +59,22 @@ void read_post_processor(TokenizerReader& reader, const Json& part, const std::s
   }
 }
 
-void read_added(TokenizerReader& reader, const Json& entries) {
+void read_added(TokenizerReader& reader, const nlohmann::json& entries) {
   if (!entries.is_array()) reader.refuse("added_tokens", "isn't a list");
   std::unordered_map<std::string, int32_t> vocabulary;
   for (size_t i = 0; i < reader.parts.tokens.size(); ++i) {
     if (reader.parts.known[i]) vocabulary.emplace(reader.parts.tokens[i], i);
   }
   std::unordered_set<std::string> seen;
-  for (const Json& entry : entries) {
+  for (const nlohmann::json& entry : entries) {
     std::string where = formatted("added_tokens[{}]", seen.size());
     if (!entry.is_object()) reader.refuse(where, "isn't an object");
     const auto flag = [&](const char* key) { return reader.member(entry, key, false, where); };
     AddedToken token;
     token.content = reader.member(entry, "content", std::string(), where);
-    token.id = reader.id(reader.required(entry, "id", Json::value_t::number_unsigned, where),
-                         where + ".id");
+    token.id =
+        reader.id(reader.required(entry, "id", nlohmann::json::value_t::number_unsigned, where),
+                  where + ".id");
     token.special = flag("special");
     token.single_word = flag("single_word");
     token.lstrip = flag("lstrip");
@@ -119,9 +124,9 @@ void require_known(const TokenizerReader& reader, const std::vector<int32_t>& id
   }
 }
 
-void read_tokenizer(TokenizerReader& reader, const Json& root) {
+void read_tokenizer(TokenizerReader& reader, const nlohmann::json& root) {
   if (!root.is_object()) reader.refuse("the file", "isn't a tokenizer");
-  auto part = [&](const char* key) -> const Json* {
+  auto part = [&](const char* key) -> const nlohmann::json* {
     auto found = root.find(key);
     return found == root.end() || found->is_null() ? nullptr : &*found;
   };
@@ -148,10 +153,10 @@ void read_tokenizer(TokenizerReader& reader, const Json& root) {
 }  // namespace
 
 TokenizerParts parse_tokenizer(const std::string& text, const std::string& name) {
-  Json root;
+  nlohmann::json root;
   try {
-    root = Json::parse(text);
-  } catch (const Json::exception& problem) {
+    root = nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& problem) {
     throw Error(
         formatted("{} isn't valid JSON: {}", name, problem.what()),
         "it may be truncated, or a Git LFS pointer instead of the file; download it again.");

@@ -18,6 +18,7 @@ from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normaliz
 LOW_LINE = "\u2581"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SPECIAL = ["<unk>", "<s>", "</s>"]
+WORDS = "  a b  c "
 
 NFC, PREPEND, REPLACE = normalizers.NFC, normalizers.Prepend, normalizers.Replace
 SPLIT, METASPACE, SEQUENCE = pre_tokenizers.Split, pre_tokenizers.Metaspace, pre_tokenizers.Sequence
@@ -71,7 +72,7 @@ def bpe(lines, normalizer=None, pre_tokenizer=None, decoder=None, bytes_too=True
     return tokenizer
 
 
-def unigram(lines, pre_tokenizer, normalizer=None, decoder=None, byte_fallback=False):
+def unigram(lines, pre_tokenizer, normalizer=None, decoder=None, byte_fallback=False, special=True):
     learner = Tokenizer(models.Unigram())
     learner.pre_tokenizer = METASPACE()
     european = ("".join(c for c in line if ord(c) < 0x180) for line in lines)
@@ -86,7 +87,8 @@ def unigram(lines, pre_tokenizer, normalizer=None, decoder=None, byte_fallback=F
     if pre_tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoder or METASPACE_DECODER
-    tokenizer.add_special_tokens(SPECIAL)
+    if special:
+        tokenizer.add_special_tokens(SPECIAL)
     return tokenizer
 
 
@@ -138,7 +140,7 @@ def constructs(lines):
     crossing = bpe(lines, SPACES_TO_LINES)
     content = json.loads(crossing.to_str())
     vocabulary = content["model"]["vocab"]
-    vocabulary.update({token: len(vocabulary) + i + 50 for i, token in enumerate(["a" + LOW_LINE, "e" + LOW_LINE])})
+    vocabulary.update({"a" + LOW_LINE: len(vocabulary) + 50, "e" + LOW_LINE: len(vocabulary) + 51})
     content["model"]["merges"][:0] = [["a", LOW_LINE], ["e", LOW_LINE]]
     yield "crossing", finished(Tokenizer.from_str(json.dumps(content)))
     some = content["model"]["vocab"] = {t: i for t, i in vocabulary.items() if t not in ("<0xC3>", "<0xE2>")}
@@ -152,7 +154,15 @@ def constructs(lines):
     spelled = decoders.Sequence([decoders.Replace(Regex("[aeiou]+"), "_"), decoders.Strip("_", 0, 1),
                                  decoders.Strip("_", 2, 0)])
     yield "whitespace", finished(bpe(lines, pre_tokenizer=pre_tokenizers.Whitespace(), decoder=spelled))
-    yield "digits", finished(bpe(lines, pre_tokenizer=pre_tokenizers.Digits(individual_digits=True)))
+    content["model"]["ignore_merges"] = True
+    content["model"]["merges"] = content["model"]["merges"][2:]
+    content["model"]["vocab"][WORDS.replace(" ", LOW_LINE)] = 3000
+    yield "whole_text", finished(Tokenizer.from_str(json.dumps(content)))
+    yield "digits", finished(unigram(lines, pre_tokenizers.Digits(individual_digits=True)))
+    yield "unigram_spelled", finished(unigram(lines, METASPACE(), byte_fallback=True, special=False))
+    scores = Tokenizer(models.Unigram([("<unk>", 0.0), ("ab", -30.0), ("b", 5.0), ("c", -1.0), ("<s>", 0.0)], 0))
+    scores.decoder = decoders.Fuse()
+    yield "scores", finished(scores)
     yield "split_spaces", finished(bpe(lines, pre_tokenizer=SEQUENCE([
         pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=False),
         METASPACE(prepend_scheme="first")])))
@@ -191,8 +201,9 @@ def main(folder):
     lexicon = base.words(rng, 400)
     lines = base.text(rng, lexicon, 60_000).decode("utf-8", "replace").split("\n")
     texts = [text for text in base.strings(rng, lexicon) if len(text) < 4000]
-    texts = [*texts[:len(texts) - 350], *texts[-40:], "  a b  c ".encode(), f"{LOW_LINE}a {LOW_LINE}".encode()]
-    texts += [base.text(rng, lexicon, 3000) for _ in range(3)] + ["a\U00011de1\U00016ff5b7\u00bd8".encode()]
+    texts = [*texts[:len(texts) - 350], *texts[-40:], *(base.text(rng, lexicon, 3000) for _ in range(3))]
+    texts += [each.encode() for each in (
+        WORDS, "ab c<unk>ab", f"{LOW_LINE}a {LOW_LINE}", "a\U00011de1\U00011de2\U00016ff5\U00016ff6b7\u00bd8")]
     for name, tokenizer in [*families(lines), *constructs(lines)]:
         record(tokenizer, os.path.join(folder, name), texts, rng)
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "data/json_tokenizer.h"
+#include "data/spelling.h"
 #include "data/unicode.h"
 #include "fsdp/error.h"
 
