@@ -69,10 +69,14 @@ struct Ownership {
   std::function<void()> check = {};
 };
 
+/// Chooses tensors of a model by name.
+using Chosen = std::function<bool(const std::string& name)>;
+
 /// Options of save() and save_async().
 struct SaveOptions {
   Extra extra = {};       ///< The same on every rank. Rank 0 writes it as `extra.<key>`.
   Extra per_rank = {};    ///< Each rank's own. Rank k writes it as `extra.rank<k>.<key>`.
+  Chosen only = {};       ///< Parameters to save, with their states. Empty: all.
   int64_t keep_last = 0;  ///< After the save, delete all but this many (keep_last()). 0: keep all.
   IfBusy if_busy = IfBusy::WAIT;  ///< For save_async().
 
@@ -151,13 +155,15 @@ struct PoolRoom {
 /// ones. Call it after the first step(), when the optimizer has its states. `pool`: its largest
 /// size in bytes on this rank; 0: half of the host memory that is available (in a container, below
 /// its limit), divided by the ranks on the host. Only the first call, before any save_async(), sets
-/// it.
-PoolRoom prepare_async(const Sharded& model, const Optimizer* optimizer, int64_t pool = 0);
+/// it. `only`: SaveOptions::only.
+PoolRoom prepare_async(const Sharded& model, const Optimizer* optimizer, int64_t pool = 0,
+                       const Chosen& only = {});
 
 /// Options of load() and load_state_dict().
 struct LoadOptions {
   bool strict = true;     ///< Tensors that only one side has are an Error. False: they are skipped.
   bool optimizer = true;  ///< False: optimizer states aren't loaded.
+  Chosen only = {};       ///< Parameters to load; others keep their values. Empty: all.
 };
 
 /// What load() read besides the model and the optimizer.

@@ -12,7 +12,9 @@
 ///
 /// - nn/functional.h: functions, some for several layers at once.
 /// - nn/modules.h: Linear, LayerNorm, Embedding and RMSNorm.
+/// - nn/lora.h: adapters for fine-tuning.
 #pragma once
 
 #include "fsdp/nn/functional.h"
+#include "fsdp/nn/lora.h"
 #include "fsdp/nn/modules.h"

@@ -69,6 +69,9 @@ struct MixedPrecision {
   bool norms_in_fp32 = false;
   /// Further parameters to keep in float32.
   Chosen keep_fp32;
+  /// Parameters that are frozen at fully_shard() have masters like others, so that they may be
+  /// trained later. False: they are kept in param_dtype alone; leave them frozen.
+  bool frozen_masters = true;
 };
 
 /// Where a flat buffer is cut into shards.

@@ -187,13 +187,13 @@ bool every_host_has_all(const Sharded& model) {
 }
 
 void bring_to_hosts(const World& world, const Path& dir, const Sharded& model,
-                    const Optimizer* optimizer) {
+                    const Optimizer* optimizer, const LoadOptions& options) {
   if (world.size() == world.local_size()) return;
   together(world, "a folder for " + dir.filename().string(), [&] {
     if (world.local_rank() == 0) files::make_directories(dir);
   });
   bring(world, dir, {kManifestName, kMetadataName, "__0_0.distcp"});
-  bring(world, dir, files_needed(dir, model, optimizer));
+  bring(world, dir, files_needed(dir, model, optimizer, options));
 }
 
 }  // namespace fsdp::checkpoint

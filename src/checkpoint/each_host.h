@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
 #include "fsdp/world.h"
@@ -19,8 +20,9 @@ std::string newest_of_hosts(const World& world, const std::filesystem::path& fol
 // Whether every host has all files: it has whole copies of the model. Not if there is one host.
 bool every_host_has_all(const Sharded& model);
 
-// Copies to each host what its ranks need to load `dir`, over the world's communicator. Collective.
+// Copies to each host what its ranks need to load `dir` with these options, over the world's
+// communicator. Collective.
 void bring_to_hosts(const World& world, const std::filesystem::path& dir, const Sharded& model,
-                    const Optimizer* optimizer);
+                    const Optimizer* optimizer, const LoadOptions& options = {});
 
 }  // namespace fsdp::checkpoint

@@ -6,12 +6,13 @@
 #include <set>
 #include <string>
 
+#include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
 #include "fsdp/optim.h"
 
 namespace fsdp::checkpoint {
 
 std::set<std::string> files_needed(const std::filesystem::path& dir, const Sharded& model,
-                                   const Optimizer* optimizer);
+                                   const Optimizer* optimizer, const LoadOptions& options);
 
 }  // namespace fsdp::checkpoint

@@ -1,6 +1,7 @@
 #include "checkpoint/hugging_face.h"
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -171,18 +172,30 @@ bool is_mask(std::string_view name) {
 
 }  // namespace
 
+bool is_peft(const fs::path& dir) {
+  std::error_code problem;
+  return is_file(dir / kPeftConfig) && is_file(dir / kPeftWeights) &&
+         !is_file(dir / kWeightsFile) && !is_file(dir / kWeightsIndex) &&
+         !fs::exists(dir / kMetadataName, problem);
+}
+
 bool is_hugging_face(const fs::path& dir) {
   std::error_code problem;
-  return is_file(dir / "config.json") && !fs::exists(dir / kMetadataName, problem);
+  return is_file(dir / "config.json") && !fs::exists(dir / kMetadataName, problem) && !is_peft(dir);
 }
 
 HuggingFaceListing list_hugging_face(const fs::path& dir) {
   HuggingFaceListing listing;
+  if (is_peft(dir)) {
+    add_shard(listing, dir, {kPeftWeights, {}, true});
+    return listing;
+  }
   for (auto& shard : find_shards(dir)) add_shard(listing, dir, std::move(shard));
   return listing;
 }
 
 std::string name_in_model(const std::string& name) {
+  if (name.starts_with(kPeftPrefix)) return name_in_model(name.substr(std::strlen(kPeftPrefix)));
   if (name.ends_with(".rotary_emb.inv_freq") || is_mask(name)) return "";
   for (const char* begin : {"wte.", "wpe.", "h.", "ln_f."})
     if (name.starts_with(begin)) return "transformer." + name;

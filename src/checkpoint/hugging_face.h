@@ -14,8 +14,16 @@ namespace fsdp::checkpoint {
 inline constexpr const char* kWeightsFile = "model.safetensors";
 inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 
-// Whether `dir` is such a directory and not a checkpoint of ours. Doesn't open the files.
+// A directory of adapters as PEFT writes it.
+inline constexpr const char* kPeftConfig = "adapter_config.json";
+inline constexpr const char* kPeftWeights = "adapter_model.safetensors";
+inline constexpr const char* kPeftPrefix = "base_model.model.";  // of names in the weights
+
+// Whether `dir` is such a directory, and not a checkpoint of ours or of the other kind. A model's
+// directory may have adapters as well, and adapters' the model's config.json: weights decide.
+// Doesn't open the files.
 bool is_hugging_face(const std::filesystem::path& dir);
+bool is_peft(const std::filesystem::path& dir);
 
 struct ListedTensor {
   std::string file;  // in the directory
@@ -29,13 +37,14 @@ struct HuggingFaceListing {
   std::vector<std::string> left_out;            // tensors that our models don't use
 };
 
-// Lists what the directory holds; reads and checks the headers of all files. A file or tensor that
-// is in the index but missing is an Error that names both.
+// Lists what a directory of either kind holds; reads and checks the headers of all files. A file or
+// tensor that is in the index but missing is an Error that names both.
 HuggingFaceListing list_hugging_face(const std::filesystem::path& dir);
 
 // The name in our models of a tensor that a file calls `name`; empty for tensors that our models
 // compute themselves. Handles the differences between files of different versions:
 //   GPT-2 without a head has no "transformer." before its names, Llama no "model."
+//   PEFT has "base_model.model." before all names
 //   older files store GPT-2's masks (attn.bias, attn.masked_bias) and Llama's frequencies
 //   (rotary_emb.inv_freq), which aren't weights
 std::string name_in_model(const std::string& name);

@@ -29,7 +29,10 @@ namespace {
 // Finds tensors by name and collects mismatches.
 class Matching {
  public:
-  explicit Matching(Source& source) : source_(source) {}
+  Matching(Source& source, const Chosen& only) : source_(source), only_(only) {}
+
+  // Whether a parameter is to be loaded.
+  bool wants(const std::string& name) const { return !only_ || only_(name); }
 
   // The name, out of a tensor's several names, under which the checkpoint holds it; "" if it
   // doesn't or the shape differs.
@@ -61,7 +64,7 @@ class Matching {
   // Notes what the checkpoint has below `prefix` that wasn't used.
   void note_unused(const std::string& prefix, const std::string& whose) {
     for (const auto& [name, entry] : source_.metadata().tensors)
-      if (name.starts_with(prefix) && !used_.contains(name))
+      if (name.starts_with(prefix) && !used_.contains(name) && wants(name.substr(prefix.size())))
         note(formatted("\"{}\" is in the checkpoint but not in the {}", name, whose), name);
   }
 
@@ -78,6 +81,7 @@ class Matching {
 
  private:
   Source& source_;
+  const Chosen& only_;
   std::set<std::string> used_;
   std::vector<std::string> problems_, skipped_;
 };
@@ -172,10 +176,14 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::E
 ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* optimizer,
                       const LoadOptions& options) {
   ShardedPlan plan;
-  Matching matching(source);
+  Matching matching(source, options.only);
   require_prefix(source, "model.", kModelHint);
   for (const auto& sharded : sharded_parameters(model)) {
     const auto& p = sharded.parameter();
+    if (!matching.wants(p.name())) {
+      plan.incomplete.insert(&sharded.flat->unit());
+      continue;
+    }
     const auto found = matching.find("model.", p.names, p.sizes, false);
     if (found.empty()) {
       plan.incomplete.insert(&sharded.flat->unit());
@@ -184,6 +192,7 @@ ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* opt
     add(plan, source, sharded, /*state=*/"", found);
   }
   for (const auto& [name, tensor] : replicated_tensors(model)) {
+    if (!matching.wants(name)) continue;
     const auto found = matching.find("model.", {name}, tensor.sizes().vec(), false);
     if (found.empty()) continue;
     source.check(found, whole(tensor).rectangle);
@@ -228,14 +237,14 @@ void read_model(Source& source, const ShardedPlan& plan, shard::Engine& model,
 }  // namespace
 
 std::set<std::string> files_needed(const std::filesystem::path& dir, const Sharded& sharded,
-                                   const Optimizer* optimizer) {
+                                   const Optimizer* optimizer, const LoadOptions& options) {
   const auto model = shard::model_of(sharded);
   const auto engine = model->lock();
   shard::Unseen unseen;
   Source source(dir);
   std::set<std::string> files;
   source.only_note_files(&files);
-  make_plan(source, *engine, optimizer, {});
+  make_plan(source, *engine, optimizer, options);
   const std::string own = formatted("extra.rank{}.", model->world().rank());
   for (const auto& [name, entry] : source.metadata().tensors)
     if (name.starts_with(own))
@@ -333,11 +342,12 @@ Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
   shard::Unseen unseen;
   at::NoGradGuard no_grad;
   Source source(dir);
-  Matching matching(source);
+  Matching matching(source, options.only);
   require_prefix(source, "model.", kModelHint);
   std::vector<std::pair<std::string, Part>> fills;
   std::vector<std::pair<at::Tensor, at::Tensor>> fresh;  // a tensor and its future memory
   for (const auto& [tensor, names] : tensors_of(module)) {
+    if (!matching.wants(names.front())) continue;
     const auto found = matching.find("model.", names, tensor.sizes().vec(), false);
     if (found.empty()) continue;
     at::Tensor memory = tensor;

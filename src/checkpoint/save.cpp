@@ -389,13 +389,14 @@ void save(const std::filesystem::path& dir, const Sharded& sharded, const Optimi
   save.finish_now(plan);
 }
 
-PoolRoom prepare_async(const Sharded& sharded, const Optimizer* optimizer, int64_t pool) {
+PoolRoom prepare_async(const Sharded& sharded, const Optimizer* optimizer, int64_t pool,
+                       const Chosen& only) {
   const auto model = shard::model_of(sharded);
   const auto engine = model->lock();
   require_same_model(model, optimizer, "checkpoint::save");
   shard::Unseen unseen;
   const auto saver = saver_of(*engine);
-  const int64_t bytes = plan_save(*engine, optimizer, {}).bytes();
+  const int64_t bytes = plan_save(*engine, optimizer, {.only = only}).bytes();
   saver->grow_pool(bytes, pool, model->device());
   return {bytes, saver->pool()->limit()};
 }

@@ -49,7 +49,7 @@ std::vector<FlatTensor> flat_states(const shard::Flat& flat, const Optimizer& op
   return tensors;
 }
 
-void plan_tensors(SavePlan& plan, shard::Engine& model) {
+void plan_tensors(SavePlan& plan, shard::Engine& model, const Chosen& only) {
   Turns turns;
   const Optimizer* optimizer = plan.optimizer;
   const bool first = plan.file == 0;
@@ -57,8 +57,9 @@ void plan_tensors(SavePlan& plan, shard::Engine& model) {
   std::vector<int64_t> steps;  // of the parameters of `counted`
   for (const auto& sharded : sharded_parameters(model)) {
     const shard::Flat& flat = *sharded.flat;
-    require_values(flat.unit());
     const auto& p = sharded.parameter();
+    if (only && !only(p.name())) continue;
+    require_values(flat.unit());
     // Adds this rank's parts of the master or of one state.
     const auto add = [&](std::vector<KeyPath> paths, const FlatTensor& kind) {
       const auto options = at::TensorOptions(kind.type);
@@ -88,6 +89,7 @@ void plan_tensors(SavePlan& plan, shard::Engine& model) {
   }
   if (!first) return;
   for (const auto& [name, tensor] : replicated_tensors(model)) {
+    if (only && !only(name)) continue;
     if (tensor.is_meta())
       throw Error(formatted("\"{}\" has no values yet.", name),
                   "call sharded.materialize(device) before saving.");
@@ -177,7 +179,7 @@ SavePlan plan_save(shard::Engine& model, const Optimizer* optimizer, const SaveO
     plan.writes = world.local_rank() < copy;
     if (!plan.writes) return plan;
   }
-  plan_tensors(plan, model);
+  plan_tensors(plan, model, options.only);
   if (optimizer && plan.file == 0) plan.values = param_groups(*optimizer);
   if (plan.file == 0) plan_extra(plan, options.extra, {"extra"});
   if (!plan.is_copy) plan_extra(plan, options.per_rank, {"extra", "rank" + std::to_string(rank)});

@@ -29,7 +29,7 @@ std::vector<int64_t> minus(std::vector<int64_t> a, const std::vector<int64_t>& b
 
 Source::Source(const std::filesystem::path& dir) : dir_(dir) {
   allow_many_files();  // a checkpoint of a thousand ranks has a thousand files
-  if (is_hugging_face(dir)) {
+  if (is_hugging_face(dir) || is_peft(dir)) {
     open_hugging_face();
     return;
   }

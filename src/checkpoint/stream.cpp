@@ -96,9 +96,12 @@ void stream(Source& source, const std::string& name, at::ScalarType dtype,
 
 void stream_bytes(Source& source, const Copied& tensor,
                   const std::function<void(const void*, size_t)>& take, const Advance& advance) {
-  stream(source, tensor.from, tensor.dtype, [&](const Part& part) {
-    take(part.memory.const_data_ptr(), part.memory.nbytes());
-    if (advance) advance(static_cast<int64_t>(part.memory.nbytes()));
+  const at::ScalarType read = tensor.change ? at::kFloat : tensor.dtype;
+  stream(source, tensor.from, read, [&](const Part& part) {
+    if (tensor.change) tensor.change(part);
+    const at::Tensor memory = part.memory.to(tensor.dtype);
+    take(memory.const_data_ptr(), memory.nbytes());
+    if (advance) advance(static_cast<int64_t>(memory.nbytes()));
   });
 }
 

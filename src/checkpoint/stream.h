@@ -19,6 +19,9 @@ struct Copied {          // a tensor of a checkpoint that is copied to another f
   std::string from;      // name in the checkpoint ("model.norm.weight")
   std::string to;        // name in the file ("norm.weight")
   at::ScalarType dtype;  // in the file
+
+  // Changes the values of a float32 piece, before they get their dtype. Empty: they stay.
+  std::function<void(const Part&)> change = {};
 };
 
 int64_t count_of(const std::vector<int64_t>& sizes);  // elements; an Error on overflow

@@ -4,10 +4,13 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "base/format.h"
 #include "base/table.h"
 #include "checkpoint/draft.h"
 #include "checkpoint/dtype.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/safetensors_write.h"
+#include "cli/adapters.h"
 #include "cli/ckpt.h"
 #include "cli/ckpt_source.h"
 #include "cli/transfer.h"
@@ -28,6 +31,10 @@ constexpr const char* kExportExamples = R"(Examples:
   Then in Python:
     AutoModelForCausalLM.from_pretrained("demo-hf")
 
+  The adapters of a run with [lora], as PEFT loads them, and the model with them merged into it:
+    fsdp ckpt export runs/tuned tuned-peft
+    fsdp ckpt export runs/tuned tuned-hf --merge
+
 DIR is a run's directory, its checkpoints folder, one checkpoint, or a Hugging Face directory. OUT
 appears once it is complete. Tensors are streamed: memory use doesn't grow with the model.)";
 
@@ -45,13 +52,14 @@ const std::vector<std::string>& tokenizer_files() {
 }
 
 struct ExportFlags {
-  std::string where, out, dtype = "bf16", most = "5GB";
-  bool force = false;
+  std::string where, out, dtype, most = "5GB";
+  bool force = false, merge = false;
 };
 
 bool is_exported(const std::string& name) {
   const auto& tokenizer = tokenizer_files();
   return name == kConfig || name == kGeneration || checkpoint::is_safetensors_shard(name) ||
+         name == checkpoint::kPeftConfig || name == checkpoint::kPeftWeights ||
          std::find(tokenizer.begin(), tokenizer.end(), name) != tokenizer.end();
 }
 
@@ -87,15 +95,67 @@ void copy_tokenizer(const std::vector<fs::path>& folders, const fs::path& to) {
                        "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n");
 }
 
-int run_export(const ExportFlags& flags) {
-  const int64_t most = parse_bytes(flags.most);
-  const CheckpointSource from = open_source(flags.where);
-  const SourceModel model = model_of(from);
-  check_model(from, model.config);
-  const at::ScalarType dtype = parse_dtype(flags.dtype).value_or(at::kFloat);
-  const auto tensors = exported_tensors(model, dtype);
+void say_written(const ExportFlags& flags, const CheckpointSource& from, int64_t bytes,
+                 const fs::path& tokenizer) {
+  std::cout << flags.out << ": " << human_bytes(static_cast<double>(bytes)) << " from "
+            << from.dir.string() << (tokenizer.empty() ? ", without a tokenizer" : "") << "\n";
+}
+
+// The directory of a base is found by the name that its adapters have for it.
+CheckpointSource open_base(const CheckpointSource& adapters, const models::PeftConfig& config) {
+  std::error_code problem;
+  if (config.base.empty() || !fs::is_directory(config.base, problem))
+    throw Error(formatted("{} has adapters for \"{}\", which isn't a directory here.", adapters.dir,
+                          config.base),
+                adapters.peft ? "set base_model_name_or_path in adapter_config.json to the "
+                                "directory of that model."
+                              : "put the model back: a run with adapters needs its base.");
+  return open_source(config.base);
+}
+
+// Writes the adapters alone, as PEFT does.
+int export_adapters(const ExportFlags& flags, const CheckpointSource& from,
+                    const models::PeftConfig& config) {
+  // Their masters are in float32, and they are small.
+  const at::ScalarType dtype = parse_dtype(flags.dtype.empty() ? "fp32" : flags.dtype).value();
+  const auto tensors = peft_tensors(from, dtype);
   const int64_t bytes = checkpoint::bytes_of(*from.source, tensors);
   const fs::path tokenizer = tokenizer_folder(from);
+  checkpoint::DraftDirectory draft(flags.out, flags.force, is_exported);
+  files::write_whole(draft.path() / checkpoint::kPeftConfig, models::peft_config(config));
+  if (!tokenizer.empty()) copy_tokenizer({tokenizer, origin_folder(from)}, draft.path());
+  {
+    Transfer transfer("writing " + flags.out, bytes);
+    checkpoint::write_safetensors(*from.source, draft.path() / checkpoint::kPeftWeights, tensors,
+                                  {{"format", "pt"}}, transfer.advancing());
+  }
+  draft.publish();
+  say_written(flags, from, bytes, tokenizer);
+  return 0;
+}
+
+int run_export(const ExportFlags& flags) {
+  const int64_t most = parse_bytes(flags.most);
+  const CheckpointSource given = open_source(flags.where);
+  const auto adapters = adapters_of(given);
+  if (adapters && !flags.merge) return export_adapters(flags, given, *adapters);
+  if (flags.merge && !adapters)
+    throw Error(formatted("{} has no adapters to merge.", given.dir),
+                "leave out --merge: it is a whole model.");
+  std::optional<CheckpointSource> base;
+  if (adapters) base = open_base(given, *adapters);
+  const CheckpointSource& from = base ? *base : given;
+  const SourceModel model = model_of(from);
+  check_model(from, model.config);
+  const at::ScalarType dtype = parse_dtype(flags.dtype.empty() ? "bf16" : flags.dtype).value();
+  auto tensors = exported_tensors(model, dtype);
+  if (adapters) {
+    check_adapters(given, *adapters, model.config);
+    merge_adapters(tensors, given, *adapters);
+  }
+  const int64_t bytes = checkpoint::bytes_of(*from.source, tensors);
+  const fs::path own = tokenizer_folder(given);
+  const fs::path tokenizer = own.empty() ? tokenizer_folder(from) : own;
 
   checkpoint::DraftDirectory draft(flags.out, flags.force, is_exported);
   files::write_whole(draft.path() / kConfig,
@@ -103,15 +163,14 @@ int run_export(const ExportFlags& flags) {
                                                  model.max_positions, model.tokens));
   files::write_whole(draft.path() / kGeneration,
                      model.generation.empty() ? generation_config(model.tokens) : model.generation);
-  if (!tokenizer.empty()) copy_tokenizer({tokenizer, origin_folder(from)}, draft.path());
+  if (!tokenizer.empty()) copy_tokenizer({tokenizer, origin_folder(given)}, draft.path());
   {
     Transfer transfer("writing " + flags.out, bytes);
     checkpoint::write_safetensors_shards(*from.source, draft.path(), tensors, most,
                                          {{"format", "pt"}}, transfer.advancing());
   }
   draft.publish();
-  std::cout << flags.out << ": " << human_bytes(static_cast<double>(bytes)) << " from "
-            << from.dir.string() << (tokenizer.empty() ? ", without a tokenizer" : "") << "\n";
+  say_written(flags, given, bytes, tokenizer);
   return 0;
 }
 
@@ -126,12 +185,15 @@ void add_ckpt_export(CLI::App& ckpt, Action& action) {
       ->type_name("DIR")
       ->required();
   command->add_option("out", flags->out, "Directory to create")->type_name("OUT")->required();
-  command->add_option("--dtype", flags->dtype, "Dtype of the weights: bf16, fp32 or fp16")
-      ->check(CLI::IsMember({"bf16", "fp32", "fp16"}))
-      ->capture_default_str();
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "Dtype of the weights: bf16, fp32 or fp16; default: bf16, of adapters fp32")
+      ->check(CLI::IsMember({"bf16", "fp32", "fp16"}));
   command->add_option("--max-shard-size", flags->most, "Largest weight file: 5GB, 500MB, 64MiB")
       ->type_name("SIZE")
       ->capture_default_str();
+  command->add_flag("--merge", flags->merge,
+                    "Merge the adapters of a run with [lora] into its base");
   command->add_flag("--force", flags->force, "Replace an earlier export");
   command->callback([flags, &action] { action = [flags] { return run_export(*flags); }; });
 }

@@ -67,7 +67,8 @@ void read_others(SourceModel& model, const checkpoint::Extra& extra, const fs::p
 CheckpointSource open_source(const std::string& where) {
   CheckpointSource from;
   from.hugging_face = checkpoint::is_hugging_face(where);
-  if (from.hugging_face) {
+  from.peft = checkpoint::is_peft(where);
+  if (from.hugging_face || from.peft) {
     from.dir = where;
   } else {
     const train::FoundCheckpoint found = train::find_checkpoint(where);
@@ -122,7 +123,7 @@ fs::path tokenizer_folder(const CheckpointSource& from) {
   const auto holds = [&](const fs::path& folder) {
     return !folder.empty() && fs::is_regular_file(folder / "tokenizer.json", problem);
   };
-  if (from.hugging_face) return holds(from.dir) ? from.dir : fs::path();
+  if (from.hugging_face || from.peft) return holds(from.dir) ? from.dir : fs::path();
   if (holds(from.run)) return from.run;
   const checkpoint::Extra extra = checkpoint::read_extras(*from.source, 0, nullptr).run;
   const auto found = extra.find("tokenizer");

@@ -16,10 +16,12 @@ struct CheckpointSource {
   std::filesystem::path dir;  // of the checkpoint itself
   std::filesystem::path run;  // it belongs to; empty: none
   bool hugging_face = false;
+  bool peft = false;  // adapters alone, in a directory as PEFT writes it
   std::unique_ptr<checkpoint::Source> source;
 };
 
-// Opens a run's directory, its checkpoints folder, one checkpoint, or a Hugging Face directory.
+// Opens a run's directory, its checkpoints folder, one checkpoint, or a directory of Hugging Face's
+// transformers or PEFT.
 CheckpointSource open_source(const std::string& where);
 
 struct SourceModel {

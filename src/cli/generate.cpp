@@ -16,6 +16,8 @@
 #include "fsdp/error.h"
 #include "fsdp/models/hugging_face.h"
 #include "fsdp/tokenizer.h"
+#include "models/peft.h"
+#include "train/init_from.h"
 #include "train/model_shape.h"
 #include "train/run_directory.h"
 #include "train/sample.h"
@@ -92,6 +94,38 @@ Writer from_run(const GenerateFlags& flags) {
           .special_tokens = as_template && *as_template};
 }
 
+Writer writer_of(const GenerateFlags& flags) {
+  if (!checkpoint::is_peft(flags.where))
+    return checkpoint::is_hugging_face(flags.where) ? from_hugging_face(flags) : from_run(flags);
+  const std::filesystem::path adapters = flags.where;
+  const models::PeftConfig peft = models::read_peft_config(adapters / checkpoint::kPeftConfig);
+  GenerateFlags base = flags;
+  base.where = peft.base;
+  std::error_code problem;
+  if (flags.tokenizer.empty() && std::filesystem::exists(adapters / "tokenizer.json", problem))
+    base.tokenizer = flags.where;
+  if (peft.base.empty() || !std::filesystem::is_directory(peft.base, problem))
+    throw Error(formatted("{} has adapters for \"{}\", which isn't a directory here.", flags.where,
+                          peft.base),
+                "download that model and set base_model_name_or_path in adapter_config.json to "
+                "its directory.");
+  Writer writer = writer_of(base);
+  writer.config.lora = peft.lora;
+  writer.config.init_from = peft.base;
+  writer.weights = adapters;
+  return writer;
+}
+
+void load_weights(const Writer& writer, torch::nn::Module& module) {
+  checkpoint::LoadOptions own;
+  if (writer.config.lora.rank > 0) {
+    own.only = nn::is_adapter;
+    checkpoint::load(train::base_of_adapters(writer.config), module,
+                     {.only = [](const std::string& name) { return !nn::is_adapter(name); }});
+  }
+  checkpoint::load(writer.weights, module, own);
+}
+
 at::Device device_of(const std::string& wanted) {
   const comm::Module* cuda = wanted == "cpu" ? nullptr : comm::find_module("cuda");
   bool usable = cuda && cuda->devices() > 0;
@@ -108,14 +142,13 @@ std::string prompt_of(const GenerateFlags& flags) {
 
 int run_generate(const GenerateFlags& flags) {
   checking_usage([&] { train::check(flags.sample); });
-  Writer writer =
-      checkpoint::is_hugging_face(flags.where) ? from_hugging_face(flags) : from_run(flags);
+  Writer writer = writer_of(flags);
   const auto& tokenizer = writer.tokenizer;
   if (writer.config.model.type == models::ModelType::kMlp)
     throw Error("an mlp can't generate text.", "pass a run of a language model.");
   at::Device device = device_of(flags.device);
   train::TrainTask task = train::make_unfilled_task(writer.config, tokenizer->vocab_size());
-  checkpoint::load(writer.weights, *task.module);
+  load_weights(writer, *task.module);
   task.module->to(device);
   if (!flags.quiet) std::cerr << "fsdp: " << task.title << ", " << writer.weights.string() << "\n";
 
@@ -157,7 +190,8 @@ void add_generate(CLI::App& app, Action& action) {
   command->footer(kGenerateExamples);
   command
       ->add_option("checkpoint", flags->where,
-                   "A run's directory, one of its checkpoints, or a Hugging Face directory")
+                   "A run's directory, one of its checkpoints, or a directory of Hugging Face's "
+                   "transformers or PEFT")
       ->type_name("DIR")
       ->required();
   command

@@ -113,8 +113,8 @@ void tell_what_may_be_kept(const train::ConfigPlan& of) {
 int plan_world(const PlanFlags& flags, const train::Config& config, const Gpu& gpu, int world) {
   train::ConfigPlan of = plan_of(flags, config, gpu, world);
   Plan asked = plan(of.model, of.options);
-  const PlannedSaves saves =
-      saves_of(asked, of.options, std::min(world, flags.per_host), config.checkpoint.pool);
+  const PlannedSaves saves = saves_of(asked, of.options, std::min(world, flags.per_host),
+                                      config.checkpoint.pool, of.adapters_saved);
   if (flags.json) {
     print_kinds(asked);
     print_verdict(asked, of.tokens_per_sample, saves);

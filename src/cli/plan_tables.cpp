@@ -170,11 +170,11 @@ void print_kinds(const Plan& plan) {
 }
 
 PlannedSaves saves_of(const Plan& plan, const PlanOptions& options, int ranks_on_host,
-                      double pool_gib) {
+                      double pool_gib, std::optional<double> adapters_saved) {
   const PlannedMemory& memory = plan.memory;
   PlannedSaves saves;
-  saves.bytes = static_cast<double>(memory.parameters + memory.master + memory.states +
-                                    memory.host + memory.disk);
+  const int64_t all = memory.parameters + memory.master + memory.states + memory.host + memory.disk;
+  saves.bytes = adapters_saved.value_or(static_cast<double>(all));
   const double rate = options.disk_speed * 1e9 / ranks_on_host;
   saves.seconds = saves.bytes / rate;
   if (const double step = plan.time.total(); step > 0)

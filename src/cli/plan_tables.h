@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ void print_choices(const std::vector<PlanChoice>& choices, int64_t tokens_per_sa
 // One row per world size: how many settings fit, and the fastest.
 void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sample, bool json);
 
-// Saves of a planned run.
+// Saves of a planned run. `adapters_saved` as in ConfigPlan.
 struct PlannedSaves {
   double bytes = 0;    // of a rank
   double seconds = 0;  // until the disk of the host has those of all its ranks
@@ -28,7 +29,7 @@ struct PlannedSaves {
   double held = 0;     // seconds that the update after a save waits, because the pool is smaller
 };
 PlannedSaves saves_of(const Plan& plan, const PlanOptions& options, int ranks_on_host,
-                      double pool_gib);
+                      double pool_gib, std::optional<double> adapters_saved);
 std::string describe(const PlannedSaves& saves, double disk_speed);
 
 // JSON: the kinds of memory; then whether it fits, the times, and saves.

@@ -13,6 +13,11 @@
 namespace fsdp::comm {
 namespace {
 
+// Null on the meta device. There, a part of a tensor has an address that isn't null.
+void* memory_of(const at::Tensor& tensor) {
+  return tensor.is_meta() ? nullptr : tensor.data_ptr();
+}
+
 class QueuedWork : public c10d::Work {
  public:
   QueuedWork(int rank, c10d::OpType type, std::shared_ptr<Queue> queue, at::TensorList result)
@@ -217,8 +222,8 @@ CpuBackend::Work CpuBackend::_allgather_base(at::Tensor& out, at::Tensor& in,
   Call call{describe(Operation::kAllGather, in.scalar_type(), in.numel())};
   require(call, in, "input", in.numel());
   require(call, out, "output", in.numel() * size_);
-  call.out = out.data_ptr();
-  call.in = in.data_ptr();
+  call.out = memory_of(out);
+  call.in = memory_of(in);
   return issue(c10d::OpType::_ALLGATHER_BASE, std::move(call), {options.asyncOp, options.timeout},
                {out, in}, {out});
 }
@@ -231,8 +236,8 @@ CpuBackend::Work CpuBackend::allgather(std::vector<Tensors>& out, Tensors& in,
   at::Tensor input = in[0].contiguous(), flat = at::empty({size_ * input.numel()}, input.options());
   require(call, input, "input", input.numel());
   for (const at::Tensor& tensor : out[0]) require(call, tensor, "output", input.numel());
-  call.out = flat.data_ptr();
-  call.in = input.data_ptr();
+  call.out = memory_of(flat);
+  call.in = memory_of(input);
   auto copy_out = [flat, outputs = out[0]] {
     at::NoGradGuard no_grad;
     for (size_t r = 0; r < outputs.size(); ++r)
@@ -250,8 +255,8 @@ CpuBackend::Work CpuBackend::_reduce_scatter_base(at::Tensor& out, at::Tensor& i
   require_reducible(call);
   require(call, out, "output", out.numel());
   require(call, in, "input", out.numel() * size_);
-  call.out = out.data_ptr();
-  call.in = in.data_ptr();
+  call.out = memory_of(out);
+  call.in = memory_of(in);
   return issue(c10d::OpType::_REDUCE_SCATTER_BASE, std::move(call),
                {options.asyncOp, options.timeout}, {out, in}, {out});
 }
@@ -270,8 +275,8 @@ CpuBackend::Work CpuBackend::reduce_scatter(Tensors& out, std::vector<Tensors>& 
   }
   at::Tensor flat = at::cat(flattened);
   require(call, out[0], "output", out[0].numel());
-  call.out = out[0].data_ptr();
-  call.in = flat.data_ptr();
+  call.out = memory_of(out[0]);
+  call.in = memory_of(flat);
   return issue(c10d::OpType::REDUCE_SCATTER, std::move(call), {options.asyncOp, options.timeout},
                {out[0], flat}, out);
 }
@@ -283,7 +288,7 @@ CpuBackend::Work CpuBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
   require_reducible(call);
   if (tensors.size() != 1) refuse(call, "it takes one tensor", "call it once per tensor.");
   require(call, tensor, "tensor", tensor.numel());
-  call.out = tensor.data_ptr();
+  call.out = memory_of(tensor);
   return issue(c10d::OpType::ALLREDUCE, std::move(call), {options.asyncOp, options.timeout},
                {tensor}, {tensor});
 }
@@ -296,7 +301,7 @@ CpuBackend::Work CpuBackend::broadcast(Tensors& tensors, const c10d::BroadcastOp
   if (options.rootRank < 0 || options.rootRank >= size_)
     refuse(call, "there is no such rank", "pass a rank of this communicator, counted from 0.");
   require(call, tensor, "tensor", tensor.numel());
-  call.out = tensor.data_ptr();
+  call.out = memory_of(tensor);
   return issue(c10d::OpType::BROADCAST, std::move(call), {options.asyncOp, options.timeout},
                {tensor}, {tensor});
 }
@@ -325,8 +330,8 @@ CpuBackend::Work CpuBackend::alltoall_base(at::Tensor& out, at::Tensor& in,
   };
   call.in_counts = counts(in, in_splits, "input");
   call.out_counts = counts(out, out_splits, "output");
-  call.out = out.data_ptr();
-  call.in = in.data_ptr();
+  call.out = memory_of(out);
+  call.in = memory_of(in);
   return issue(c10d::OpType::ALLTOALL_BASE, std::move(call), {options.asyncOp, options.timeout},
                {out, in}, {out});
 }

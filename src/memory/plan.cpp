@@ -28,9 +28,9 @@ PlannedMemory kinds_of(const memory::DryRun& run, const memory::Sample& sample,
                        const PlanOptions& options) {
   const MemoryReport& engine = sample.engine;
   PlannedMemory kinds;
-  bool apart = engine.gathered_from > 0;
-  kinds.parameters = apart ? engine.gathered_from : engine.parameters;
-  kinds.master = apart ? engine.parameters : 0;
+  const int64_t alone = std::min(run.alone, engine.parameters);
+  kinds.parameters = engine.gathered_from + alone;
+  kinds.master = engine.parameters - alone;
   kinds.gradients = engine.gradients;
   kinds.states = engine.optimizer;
   kinds.gather_buffers = engine.unsharded + engine.secondary;
@@ -77,7 +77,8 @@ void move_to_host(PlannedMemory& kinds, const memory::DryRun& run, const Offload
   }
   if (offload.optimizer || offload.gradients) kinds.host += take(kinds.gradients);
   if (!offload.optimizer && !offload.parameters) return;
-  int64_t shards = share_of(kinds.parameters, share);
+  const int64_t stay = offload.parameters ? 0 : std::min(run.frozen, kinds.parameters);
+  int64_t shards = share_of(kinds.parameters - stay, share);
   kinds.host += shards;
   if (offload.parameters) kinds.parameters -= shards;
 }

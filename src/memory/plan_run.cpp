@@ -81,9 +81,13 @@ ShardOptions shard_options(const World& world, const PlanOptions& options) {
 void note_units(const shard::Engine& model, DryRun& run) {
   for (const auto& unit : shard::units_of(model)) {
     int64_t trained = 0;
-    for (const auto& flat : unit->flats)
+    for (const auto& flat : unit->flats) {
+      if (!flat->trainable()) run.frozen += static_cast<int64_t>(flat->shard.nbytes());
+      if (flat->shard.is_same(flat->master))
+        run.alone += static_cast<int64_t>(flat->shard.nbytes());
       for (const shard::Parameter& p : flat->parameters())
         if (p.handle.requires_grad()) trained += p.handle.numel();
+    }
     run.units.push_back({unit->name, unit->root, unit->numel(), unit->full_bytes(), trained});
     run.parameters += unit->numel();
     run.element += static_cast<double>(unit->full_bytes());
@@ -208,6 +212,8 @@ DryRun spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to)
     shrink(sample.engine.optimizer);
     after = std::max(after, sample.live);
   }
+  other.alone = static_cast<int64_t>(static_cast<double>(run.alone) * share);
+  other.frozen = static_cast<int64_t>(static_cast<double>(run.frozen) * share);
   other.peak += after - before;
   other.held += after - before;
   // Each of n ranks sends (n - 1) / n of a buffer.

@@ -34,6 +34,8 @@ struct DryRun {
     int64_t trained;       // elements that require gradients
   };
   std::vector<UnitSize> units;
+  int64_t alone = 0;       // bytes of shards that are their own masters
+  int64_t frozen = 0;      // bytes of shards that aren't updated
   int64_t parameters = 0;  // elements of all units
   double element = 0;      // average bytes per gathered parameter element
 };

@@ -18,6 +18,7 @@
 #include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
+#include "fsdp/nn/lora.h"
 
 namespace fsdp::models {
 namespace {
@@ -77,14 +78,9 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderConfig& config, int64_t 
   k_norm = register_module("k_norm", norm(keys));
 }
 
-std::vector<at::Tensor> DecoderAttentionImpl::projections() const {
-  if (config_.fused_projections) return {qkv_proj->weight};
-  return {q_proj->weight, k_proj->weight, v_proj->weight};
-}
-
-std::vector<at::Tensor> DecoderAttentionImpl::biases() const {
-  if (!config_.qkv_bias) return {};
-  return {q_proj->bias, k_proj->bias, v_proj->bias};
+std::vector<nn::Linear> DecoderAttentionImpl::projections() const {
+  if (config_.fused_projections) return {qkv_proj};
+  return {q_proj, k_proj, v_proj};
 }
 
 at::Tensor DecoderAttentionImpl::normed(const at::Tensor& qkv) const {
@@ -125,12 +121,17 @@ GatedFeedForwardImpl::GatedFeedForwardImpl(const DecoderConfig& config)
   down_proj = register_module("down_proj", matrix(config.ffn, config.dim));
 }
 
-std::vector<at::Tensor> GatedFeedForwardImpl::projections() const {
-  if (gate_up_proj) return {gate_up_proj->weight};
-  return {gate_proj->weight, up_proj->weight};
+std::vector<nn::Linear> GatedFeedForwardImpl::projections() const {
+  if (gate_up_proj) return {gate_up_proj};
+  return {gate_proj, up_proj};
 }
 
 at::Tensor GatedFeedForwardImpl::forward(const at::Tensor& gate_up) {
+  if (down_proj->has_adapter()) {  // it reads what is activated, too
+    if (activation_ == GateActivation::kSilu) return down_proj(nn::swiglu(gate_up));
+    const std::vector<at::Tensor> halves = gate_up.chunk(2, -1);
+    return down_proj(nn::gelu(halves[0], "tanh") * halves[1]);
+  }
   return activation_ == GateActivation::kSilu ? nn::swiglu_linear(gate_up, down_proj->weight)
                                               : nn::geglu_linear(gate_up, down_proj->weight);
 }
@@ -152,13 +153,26 @@ DecoderBlockImpl::DecoderBlockImpl(const DecoderConfig& config, int64_t layer)
 
 // The linears of the stream's sum, after a norm or without one.
 nn::NormedLinears DecoderBlockImpl::read(const Stream& stream, const nn::RMSNorm& norm,
-                                         const std::vector<at::Tensor>& weights,
-                                         const std::vector<at::Tensor>& biases) const {
-  if (norm)
+                                         const std::vector<nn::Linear>& linears) const {
+  std::vector<at::Tensor> weights, biases;
+  bool adapted = false;
+  for (const nn::Linear& linear : linears) {
+    weights.push_back(linear->weight);
+    if (linear->bias.defined()) biases.push_back(linear->bias);
+    adapted = adapted || linear->has_adapter();
+  }
+  if (norm && !adapted)
     return nn::norm_linears(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps(),
                             weights, biases);
-  at::Tensor sum = stream.delta.defined() ? stream.x + stream.delta : stream.x;
-  return {nn::linears(sum, weights, biases), sum};
+  nn::NormedSum input;
+  if (norm) {
+    input = nn::add_rms_norm(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps());
+  } else {
+    input.sum = stream.delta.defined() ? stream.x + stream.delta : stream.x;
+    input.out = input.sum;
+  }
+  at::Tensor out = nn::linears(input.out, weights, biases);
+  return {adapted ? nn::add_adapters(out, input.out, linears) : out, input.sum};
 }
 
 // What a sublayer adds to the stream.
@@ -170,7 +184,7 @@ Stream DecoderBlockImpl::forward(const Stream& stream, const RotaryTables& table
                                  const Attending& attending) {
   const bool before = !post_feedforward_layernorm;  // the names of kBefore
   const nn::RMSNorm none = nullptr;
-  auto [qkv, x] = read(stream, input_layernorm, self_attn->projections(), self_attn->biases());
+  auto [qkv, x] = read(stream, input_layernorm, self_attn->projections());
   at::Tensor attended =
       written(self_attn(qkv, tables, attending), before ? none : post_attention_layernorm);
   auto [gate_up, sum] =

@@ -1,10 +1,13 @@
 // The modules: torch::nn modules whose forward calls the fused layers.
 #include "fsdp/nn/modules.h"
 
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <torch/nn/init.h>
 
+#include "fsdp/init_parameters.h"
 #include "fsdp/nn/functional.h"
+#include "fsdp/nn/lora.h"
 
 namespace fsdp::nn {
 namespace {
@@ -21,13 +24,49 @@ std::shared_ptr<torch::nn::Module> cloned(const Ours& module,
 
 }  // namespace
 
+AdapterMatrixImpl::AdapterMatrixImpl(const at::Tensor& given) {
+  weight = register_parameter("weight", given);
+}
+
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  return linear(x, weight, bias);
+  at::Tensor out = linear(x, weight, bias);
+  return has_adapter() ? out + adapter(x) : out;
+}
+
+// A starts as torch starts a linear's weight.
+void LinearImpl::add_adapter(int64_t rank, double scale, double dropout) {
+  scale_ = scale;
+  dropout_ = dropout;
+  const auto matrix = [&](const char* name, int64_t rows, int64_t columns) {
+    at::Tensor values = at::empty({rows, columns}, weight.options());
+    init_tensor_(values, adapter_start(name, values.sizes()));
+    return register_module(name, std::make_shared<AdapterMatrixImpl>(values));
+  };
+  lora_A = matrix("lora_A", rank, weight.size(1));
+  lora_B = matrix("lora_B", weight.size(0), rank);
+}
+
+at::Tensor LinearImpl::adapter(const at::Tensor& x) const {
+  const bool drops = dropout_ > 0 && is_training();
+  const at::Tensor input = drops ? at::dropout(x, dropout_, /*train=*/true) : x;
+  return nn::linear(nn::linear(input, lora_A->weight) * scale_, lora_B->weight);
 }
 
 std::shared_ptr<torch::nn::Module> LinearImpl::clone(
     const std::optional<at::Device>& device) const {
-  return cloned<torch::nn::LinearImpl>(*this, device);
+  if (!has_adapter()) return cloned<torch::nn::LinearImpl>(*this, device);
+  torch::NoGradGuard no_grad;
+  auto copy = std::make_shared<LinearImpl>(options);
+  copy->add_adapter(lora_A->weight.size(0), scale_, dropout_);
+  const auto from = named_parameters();
+  for (const auto& item : copy->named_parameters()) {
+    const at::Tensor& own = from[item.key()];
+    item.value().set_data(own.to(device.value_or(own.device()), own.scalar_type(),
+                                 /*non_blocking=*/false, /*copy=*/true));
+    item.value().requires_grad_(own.requires_grad());
+  }
+  copy->train(is_training());
+  return copy;
 }
 
 at::Tensor LayerNormImpl::forward(const at::Tensor& x) {

@@ -39,7 +39,8 @@ Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
               (precision.keep_fp32 && precision.keep_fp32(p.name(), p.handle)) ||
               (p.is_batch_norm && precision.param_dtype);
   at::ScalarType param = fp32 ? at::kFloat : precision.param_dtype.value_or(own);
-  at::ScalarType master = precision.master_dtype.value_or(own);
+  const bool follows = trainable || precision.frozen_masters;
+  at::ScalarType master = follows ? precision.master_dtype.value_or(own) : param;
   bool split = precision.split_master && param == at::kBFloat16 && master == at::kFloat;
   return {param,
           master,

@@ -96,6 +96,7 @@ std::vector<Option> options(Config& config) {
   const OnlyWith language(config.model.type, models::kLanguageModels);
   describe_run(config, list);
   describe(config.model, list);
+  describe(config.lora, list);
   describe(config.data, list, language);
   list.section("train", "Length, batches, evaluation and samples");
   describe_steps(config.train, list);

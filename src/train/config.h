@@ -12,6 +12,7 @@
 #include "data/config.h"
 #include "memory/config.h"
 #include "models/config.h"
+#include "nn/config.h"
 #include "observe/config.h"
 #include "optim/config.h"
 #include "shard/config.h"
@@ -92,6 +93,7 @@ struct Config {
   bool take_over = false;      // even from a process that seems to be alive
   std::string init_from = "";  // a Hugging Face directory, a run or a checkpoint; empty: none
   models::ModelConfig model;
+  nn::LoRAConfig lora;
   data::DataConfig data;
   TrainConfig train;
   optim::OptimConfig optim;

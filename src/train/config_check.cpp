@@ -49,6 +49,24 @@ void check_model(const Config& config) {
         "lower data.seq, or set model.max_tokens to 0, which means data.seq.");
 }
 
+void check_lora(const Config& config) {
+  const nn::LoRAConfig& lora = config.lora;
+  if (lora.rank == 0) {
+    for (auto [given, key] :
+         {std::pair(lora.alpha != nn::LoRAConfig().alpha, "alpha"),
+          std::pair(lora.dropout > 0, "dropout"), std::pair(!lora.targets.empty(), "targets"),
+          std::pair(lora.rslora, "rslora"), std::pair(!lora.init_from.empty(), "init_from")})
+      if (given)
+        throw Error(formatted("lora.{} has no effect: there are no adapters.", key),
+                    "set lora.rank; 8 to 64 are usual.");
+    return;
+  }
+  const auto& decoders = models::kDecoders;
+  if (std::find(decoders.begin(), decoders.end(), config.model.type) == decoders.end())
+    throw Error(formatted("a model of type {} can't have adapters.", enum_name(config.model.type)),
+                "set lora.rank to 0 to train all parameters.");
+}
+
 void check_data(const Config& config) {
   const data::DataConfig& data = config.data;
   check(data);
@@ -144,6 +162,7 @@ void check_graph(const Config& config) {
 
 // What a plan needs, too.
 void check_rest(const Config& config, int world) {
+  check_lora(config);
   check(config.optim, known_steps(config));
   check(config.shard, world);
   check_activations(config);
@@ -164,6 +183,9 @@ void check(const Config& config, int world) {
     refuse_without_dir(config.resume == Resume::kAuto);
   check_effects(config);
   check_model(config);
+  if (config.lora.rank > 0 && config.init_from.empty())
+    throw Error("lora.rank is set, but there are no weights to adapt.",
+                "pass --init-from DIR: a Hugging Face model, a run or a checkpoint.");
   check_data(config);
   check_length(config);
   check_batch(config.train, world);

@@ -23,7 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kTuningRate = 2e-5;  // of --init-from
+constexpr double kTuningRate = 2e-5;   // of --init-from
+constexpr double kAdapterRate = 2e-4;  // the same for adapters
 constexpr const char* kEnds[] = {"train.steps", "train.tokens", "train.epochs"};
 
 struct Source {
@@ -229,8 +230,10 @@ void take_tuning_rate(Config& config, const std::set<std::string>& said,
     if (const auto kept = kept_config(config)) config.optim.lr = kept->optim.lr;
     return;
   }
-  config.optim.lr = kTuningRate;
-  notes.push_back("optim.lr is 2e-5, a rate for fine-tuning; --optim.lr sets another.");
+  const bool lora = config.lora.rank > 0;
+  config.optim.lr = lora ? kAdapterRate : kTuningRate;
+  notes.push_back(formatted("optim.lr is {}, a rate for {}; --optim.lr sets another.",
+                            lora ? "2e-4" : "2e-5", lora ? "adapters" : "fine-tuning"));
 }
 
 Resolved resolve(const CommandLine& line) {
@@ -245,6 +248,14 @@ Resolved resolve(const CommandLine& line) {
   Config& config = resolved.config;
   config.resumes = config.resume == Resume::kYes ||
                    (config.resume == Resume::kAuto && has_checkpoint(config.dir));
+  if (!config.lora.init_from.empty()) {
+    std::set<std::string> said = flags;
+    said.insert(resolved.given.begin(), resolved.given.end());
+    if (!config.resumes)
+      take_adapters(config, said);
+    else if (const auto kept = kept_config(config))
+      config.lora = kept->lora;
+  }
   if (!config.init_from.empty()) {
     const bool chosen = !line.configs.empty() || config.resumes;  // not the demo by default
     std::set<std::string> said = flags;

@@ -7,6 +7,7 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
 #include "fsdp/models/hugging_face.h"
+#include "models/peft.h"
 #include "train/config_resolve.h"
 #include "train/config_values.h"
 #include "train/config_write.h"
@@ -67,6 +68,10 @@ Origin origin_of_run(const std::string& where) {
   FoundCheckpoint found = find_checkpoint(where);
   checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
   Config config = config_of(extra, found.checkpoint);
+  if (config.lora.rank > 0)
+    throw Error(
+        formatted("{} has adapters alone; their base is {}.", where, config.init_from),
+        formatted("write a model of both: fsdp ckpt export --merge {} OUT; then pass OUT.", where));
   Origin origin{.weights = found.checkpoint, .model = config.model};
   if (config.model.type != models::ModelType::kMlp)
     set_model_shape(origin.model, model_shape(config));
@@ -100,6 +105,9 @@ bool reads_text(const Config& config) {
 
 Origin find_origin(const std::string& where) {
   fs::path dir(where);
+  if (checkpoint::is_peft(dir))
+    throw Error(formatted("{} has adapters alone.", where),
+                "pass the model that they are for, and this directory as --lora.init_from.");
   if (!checkpoint::is_hugging_face(dir)) return origin_of_run(where);
   Origin origin{.weights = dir};
   set_model_shape(origin.model, models::read_hugging_face_config(dir / "config.json"));
@@ -107,6 +115,14 @@ Origin find_origin(const std::string& where) {
   if (fs::exists(dir / "tokenizer.json", problem))
     origin.tokenizer = (dir / "tokenizer.json").string();
   return origin;
+}
+
+fs::path base_of_adapters(const Config& config) {
+  std::error_code problem;
+  if (!fs::is_directory(config.init_from, problem))
+    throw Error(formatted("the base of the adapters isn't in {}.", config.init_from),
+                "put it back there; a run is also resumed with --init-from and its new place.");
+  return find_origin(config.init_from).weights;
 }
 
 void take_origin(Config& config, const std::set<std::string>& given,
@@ -119,7 +135,8 @@ void take_origin(Config& config, const std::set<std::string>& given,
     throw Error(formatted("{} is {} on the command line, but {} in the model in {}.", one.name,
                           one.wanted, one.there, from),
                 formatted("leave out --{}: the weights determine the shape.", one.name));
-  if (config.resumes && flags.contains("init_from"))
+  const bool base = config.lora.rank > 0;  // of adapters; a resumed run needs it, too
+  if (config.resumes && flags.contains("init_from") && !base)
     notes.push_back("init_from is ignored: the run resumes from its own checkpoint.");
   if (chosen_file && !config.resumes)
     for (const Difference& one : differences(origin.model, config.model, given))
@@ -139,6 +156,26 @@ void take_origin(Config& config, const std::set<std::string>& given,
     notes.push_back(formatted("{} has no tokenizer.json: text is read with tokenizer {}.", from,
                               config.data.tokenizer));
   }
+}
+
+void take_adapters(Config& config, const std::set<std::string>& given) {
+  const fs::path dir = config.lora.init_from;
+  if (!checkpoint::is_peft(dir))
+    throw Error(formatted("lora.init_from = {}: isn't a directory with {} and {}.", dir.string(),
+                          checkpoint::kPeftConfig, checkpoint::kPeftWeights),
+                "pass what PEFT's save_pretrained() or fsdp ckpt export wrote.");
+  Config found = config;
+  found.lora = models::read_peft_config(dir / checkpoint::kPeftConfig).lora;
+  found.lora.dropout = config.lora.dropout;
+  found.lora.init_from = config.lora.init_from;
+  const auto asked = options(config), there = options(found);
+  for (size_t i = 0; i < asked.size(); ++i)
+    if (asked[i].section == "lora" && given.contains(asked[i].name()) &&
+        value_text(asked[i]) != value_text(there[i]))
+      throw Error(formatted("{} is {}, but {} in {}.", asked[i].name(), value_text(asked[i]),
+                            value_text(there[i]), dir),
+                  formatted("leave out {}: the adapters determine it.", asked[i].name()));
+  config.lora = found.lora;
 }
 
 void keep_origin(const Origin& origin, const std::filesystem::path& into) {

@@ -20,6 +20,9 @@ struct Origin {
 // Reads no weights.
 Origin find_origin(const std::string& where);
 
+// The weights of the model that a config's adapters are for. They may have gone since.
+std::filesystem::path base_of_adapters(const Config& config);
+
 // Copies the settings next to a Hugging Face model's weights (maximum length, end tokens, chat
 // template) to `into`, for exports of the run. For one rank.
 void keep_origin(const Origin& origin, const std::filesystem::path& into);
@@ -32,5 +35,9 @@ void keep_origin(const Origin& origin, const std::filesystem::path& into);
 void take_origin(Config& config, const std::set<std::string>& given,
                  const std::set<std::string>& flags, bool chosen_file,
                  std::vector<std::string>& notes);
+
+// Sets config.lora to what the directory in lora.init_from says. An option of it among `given` with
+// another value is an Error; the dropout is the config's. Not for a resumed run.
+void take_adapters(Config& config, const std::set<std::string>& given);
 
 }  // namespace fsdp::train

@@ -294,7 +294,8 @@ class Loop {
     const bool keeps = memory_saves_.wanted();
     if (!config_.checkpoint.async || (config_.checkpoint.every == 0 && !keeps)) return;
     const auto pool = static_cast<int64_t>(config_.checkpoint.pool * (1 << 30));
-    const auto room = checkpoint::prepare_async(training_.sharded, training_.optimizer.get(), pool);
+    const auto room = checkpoint::prepare_async(training_.sharded, training_.optimizer.get(), pool,
+                                                load_options(config_).only);
     if (const std::string text = memory_saves_.begin(room); !text.empty()) report_.line(text);
     if (room.pool < room.bytes)
       report_.line(formatted(
@@ -386,10 +387,13 @@ Ended train(const World& world, RunRequest request) {
   prepare_allocator(world.device());
   Begun begun = begin(world, request);
   request.config.resumes = !begun.points.empty();
-  if (!request.config.init_from.empty() &&
-      !request.config.resumes)  // its latest checkpoint may change
+  const bool lora = request.config.lora.rank > 0;  // needs its base again, wherever it is used
+  if (!request.config.init_from.empty() && (lora || !request.config.resumes))
     request.config.init_from = from_rank_0(world, "fsdp/train/origin", [&] {
-      return find_origin(request.config.init_from).weights.string();
+      const Config& config = request.config;  // the latest checkpoint there may change
+      return (lora ? std::filesystem::absolute(base_of_adapters(config))
+                   : find_origin(config.init_from).weights)
+          .string();
     });
   watch_memory(world.device());
   const RunDirectory& directory = begun.directory;

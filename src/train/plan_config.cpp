@@ -45,6 +45,10 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   ConfigPlan plan;
   plan.title = formatted("{}, computed in {}", known.title, enum_name(config.shard.precision));
   plan.tokens_per_sample = known.tokens_per_sample;
+  if (config.lora.rank > 0) {  // masters and states in float32
+    const int states = config.optim.type == optim::OptimizerType::kAdamW ? 2 : 1;
+    plan.adapters_saved = 4.0 * (1 + states) * static_cast<double>(known.trained) / world;
+  }
   plan.model = [config, vocab] {
     TrainTask task = make_task(config, vocab);
     return PlanSubject{task.module, [task, config](const PlanStep& step) {

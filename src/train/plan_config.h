@@ -14,6 +14,8 @@ struct ConfigPlan {
   PlanOptions options;
   std::string title;              // "Llama, 8.03B parameters, computed in bf16"
   int64_t tokens_per_sample = 0;  // 1 if samples aren't text
+  // Bytes per rank of a checkpoint of adapters. nullopt: all parameters are saved.
+  std::optional<double> adapters_saved = {};
 };
 
 // For `world` ranks, `ranks_per_node` per host; without `gpu`, for CPUs. Reads no data.

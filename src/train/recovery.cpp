@@ -162,7 +162,7 @@ std::vector<StartingPoint> starting_points(const World& world, const std::string
 void prepare_to_load(const StartingPoint& from, const Training& training) {
   if (from.in_memory)
     checkpoint::bring_to_hosts(training.world, from.path, training.sharded,
-                               training.optimizer.get());
+                               training.optimizer.get(), load_options(training.config));
 }
 
 void forget_others(const World& world, const StartingPoint& used) {

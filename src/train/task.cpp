@@ -8,6 +8,7 @@
 
 #include "base/format.h"
 #include "fsdp/deferred_init.h"
+#include "models/parameter_shapes.h"
 #include "observe/throughput.h"
 #include "train/model_shape.h"
 
@@ -50,7 +51,35 @@ TrainTask mlp(const models::ModelConfig& model) {
   return task;
 }
 
+// What backward needn't compute: the gradients of frozen matrices, 2 operations per weight and
+// token. The embedding is no product unless it is the head as well.
+double flops_saved(const TrainTask& task, bool tied, int64_t seq) {
+  double frozen = 0, trained = 0;
+  for (const auto& item : task.module->named_parameters()) {
+    if (item.value().dim() < 2 || (!tied && item.key().ends_with("embed_tokens.weight"))) continue;
+    if (tied && item.key() == models::kHeadName) continue;
+    (item.value().requires_grad() ? trained : frozen) += static_cast<double>(item.value().numel());
+  }
+  return (2 * frozen - 6 * trained) * static_cast<double>(seq);
+}
+
+// Freezes the model and adds adapters.
+void adapt(TrainTask& task, const Config& config) {
+  nn::add_lora(*task.module, lora_options(config.lora));
+  task.flops_per_sample -= flops_saved(task, config.model.tied, task.tokens_per_sample);
+  task.initial = [base = task.initial](const std::string& name, at::IntArrayRef sizes) {
+    return nn::is_adapter(name) ? nn::adapter_start(name, sizes) : base(name, sizes);
+  };
+}
+
 }  // namespace
+
+nn::LoRAOptions lora_options(const nn::LoRAConfig& lora) {
+  nn::LoRAOptions options{
+      .rank = lora.rank, .alpha = lora.alpha, .dropout = lora.dropout, .rslora = lora.rslora};
+  if (!lora.targets.empty()) options.where = nn::named_linears(lora.targets);
+  return options;
+}
 
 Samples part_of(const Samples& samples, int64_t first, int64_t count) {
   auto part = [&](const at::Tensor& tensor) {
@@ -97,14 +126,22 @@ TrainTask make_task(const Config& config, int64_t vocab) {
                             wrap::modules<models::DecoderBlock>(),
                             wrap::modules<models::GatedFeedForward>(), seq);
   }
+  const bool lora = config.lora.rank > 0;
+  if (lora) adapt(task, config);
   std::set<const void*> seen;  // tied parameters have two names
   for (const at::Tensor& parameter : task.module->parameters())
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second) task.parameters += parameter.numel();
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      task.parameters += parameter.numel();
+      if (parameter.requires_grad()) task.trained += parameter.numel();
+    }
   constexpr const char* kTitles[] = {
       "Llama",  "Qwen2", "Qwen3",   "Mistral", "SmolLM3",
       "OLMo 2", "Phi-3", "Gemma 3", "GPT-2",   "MLP"};  // of each models::ModelType
   task.title = formatted("{}, {} parameters", kTitles[static_cast<int>(model.type)],
                          observe::human_count(static_cast<double>(task.parameters)));
+  if (lora)
+    task.title += formatted(", {} of them in adapters",
+                            observe::human_count(static_cast<double>(task.trained)));
   return task;
 }
 

@@ -11,6 +11,7 @@
 
 #include "fsdp/init_parameters.h"
 #include "fsdp/models.h"
+#include "fsdp/nn/lora.h"
 #include "fsdp/wrap.h"
 #include "train/config.h"
 
@@ -39,8 +40,12 @@ struct TrainTask {
   double flops_per_sample = 0;  // forward and backward
   int64_t tokens_per_sample = 0;
   int64_t parameters = 0;
+  int64_t trained = 0;  // of them: the same, or those of adapters
   std::string title;  // "Llama, 3.4M parameters"
 };
+
+// Of a config whose rank isn't 0.
+nn::LoRAOptions lora_options(const nn::LoRAConfig& lora);
 
 // Parameters follow from torch::manual_seed. `vocab`: the tokenizer's size.
 TrainTask make_task(const Config& config, int64_t vocab);

@@ -21,10 +21,12 @@
 namespace fsdp::train {
 namespace {
 
-MixedPrecision mixed_precision(const shard::ShardConfig& shard) {
+MixedPrecision mixed_precision(const Config& config) {
+  const shard::ShardConfig& shard = config.shard;
   if (shard.precision == shard::Precision::kFp32) return {};
   MixedPrecision mixed{.param_dtype = dtype_of(shard.precision),
-                       .reduce_dtype = dtype_of(shard.reduce)};
+                       .reduce_dtype = dtype_of(shard.reduce),
+                       .frozen_masters = config.lora.rank == 0};
   if (shard.gradients != shard::Precision::kFp32) mixed.grad_dtype = dtype_of(shard.gradients);
   return mixed;
 }
@@ -50,7 +52,7 @@ void resolve_precision(shard::ShardConfig& shard, bool gpu) {
 ShardOptions shard_options(const World& world, const Config& config, const TrainTask& task) {
   const shard::ShardConfig& shard = config.shard;
   ShardOptions options{.strategy = shard.strategy,
-                       .mixed_precision = mixed_precision(shard),
+                       .mixed_precision = mixed_precision(config),
                        .reshard_after_forward = reshard_of(shard.reshard_after_forward),
                        .device = world.device(),
                        .forward_prefetch = static_cast<int>(shard.forward_prefetch),
@@ -160,6 +162,25 @@ void seed_rank(const World& world, int64_t seed, int64_t step) {
   torch::manual_seed(static_cast<uint64_t>(seed) * 1'000'003 + 7919 * step + world.rank());
 }
 
+bool is_base(const std::string& name) {
+  return !nn::is_adapter(name);
+}
+
+// Values to begin with. A resumed run loads its own checkpoint later, which has all of them but the
+// base of adapters.
+void init_weights(Training& training) {
+  const Config& config = training.config;
+  const bool lora = config.lora.rank > 0;
+  if (lora || (!config.resumes && config.init_from.empty()))
+    init_parameters(training.sharded, static_cast<uint64_t>(config.train.seed),
+                    lora ? nn::adapter_start : training.task.initial);
+  if (!config.init_from.empty() && (lora || !config.resumes))
+    checkpoint::load(find_origin(config.init_from).weights, training.sharded, nullptr,
+                     {.only = lora ? is_base : checkpoint::Chosen()});
+  if (!config.lora.init_from.empty() && !config.resumes)
+    checkpoint::load(config.lora.init_from, training.sharded, nullptr, {.only = nn::is_adapter});
+}
+
 int64_t integer(const checkpoint::Extra& extra, const std::string& key,
                 const std::filesystem::path& from) {
   auto found = extra.find(key);
@@ -235,14 +256,10 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
 
   training.task = make_unfilled_task(chosen, chosen.model.vocab);
   training.sharded = shard_task(world, chosen, training.task, /*initialize=*/false);
-  if (!chosen.resumes && chosen.init_from.empty())
-    init_parameters(training.sharded, static_cast<uint64_t>(chosen.train.seed),
-                    training.task.initial);
+  init_weights(training);
   if (world.size() > 1)  // losses are already divided by the number of targets over all ranks
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
-  if (!chosen.init_from.empty() && !chosen.resumes)  // a resumed run loads its own checkpoint later
-    checkpoint::load(find_origin(chosen.init_from).weights, training.sharded, nullptr);
   training.optimizer = make_optimizer(chosen.optim, training.sharded);
   if (chosen.shard.precision == shard::Precision::kFp16 && chosen.optim.grad_scaler)
     training.scaler = std::make_unique<GradScaler>();
@@ -286,6 +303,7 @@ checkpoint::SaveOptions save_options(const Training& training, const RunState& s
     options.extra["scale"] = training.scaler->state().scale;
     options.extra["scale_good_steps"] = training.scaler->state().good_steps;
   }
+  if (training.config.lora.rank > 0) options.only = nn::is_adapter;
   RandomState random = random_state(training.world.device());
   options.per_rank["random_cpu"] = random.cpu;
   if (random.device.defined()) options.per_rank["random_device"] = random.device;
@@ -313,8 +331,15 @@ int64_t steps_done(const std::filesystem::path& checkpoint) {
   return integer(checkpoint::read_extra(checkpoint), "step", checkpoint);
 }
 
+checkpoint::LoadOptions load_options(const Config& config) {
+  checkpoint::LoadOptions options;
+  if (config.lora.rank > 0) options.only = nn::is_adapter;
+  return options;
+}
+
 RunState restore(Training& training, const std::filesystem::path& from) {
-  checkpoint::Loaded loaded = checkpoint::load(from, training.sharded, training.optimizer.get());
+  checkpoint::Loaded loaded = checkpoint::load(from, training.sharded, training.optimizer.get(),
+                                               load_options(training.config));
   RunState state{.step = integer(loaded.extra, "step", from),
                  .position = integer(loaded.extra, "position", from),
                  .tokens = integer(loaded.extra, "tokens", from),

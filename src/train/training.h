@@ -76,6 +76,8 @@ checkpoint::SaveOptions save_options(const Training& training, const RunState& s
 // saved, because the save before is still being written (checkpoint.when_busy; never with `must`).
 bool save(Training& training, const RunState& state, bool must);
 int64_t steps_done(const std::filesystem::path& checkpoint);
+// What a run's checkpoints hold of its model: all, or its adapters.
+checkpoint::LoadOptions load_options(const Config& config);
 RunState restore(Training& training, const std::filesystem::path& checkpoint);
 
 }  // namespace fsdp::train

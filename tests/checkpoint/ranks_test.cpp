@@ -62,6 +62,27 @@ TEST(Checkpoints, EveryModelLoadsWhatItSaved) {
   }
 }
 
+TEST(Checkpoints, HoldsAndLoadsOnlyWhatIsChosen) {
+  const checkpoint::Chosen chosen = [](const std::string& name) {  // all that is trained
+    return name.ends_with(".a") || name.ends_with(".b");
+  };
+  SharedFolder folder;
+  auto saved = make_trained("lora", {});
+  saved.train(2);
+  checkpoint::save(folder / "some", saved.sharded, saved.optimizer.get(), {.only = chosen});
+  auto loaded = make_trained("lora", {}, Rule::kAdamW, 8);
+  loaded.train(1);
+  Snapshot expected = snapshot(saved);
+  for (auto& [name, value] : snapshot(loaded))
+    if (name.starts_with("model.") && !chosen(name)) expected[name] = value;
+  EXPECT_NE(error_of([&] {
+              checkpoint::load(folder / "some", loaded.sharded, loaded.optimizer.get());
+            }).find("\"model.first.weight\" is in the model but not in the checkpoint"),
+            std::string::npos);
+  checkpoint::load(folder / "some", loaded.sharded, loaded.optimizer.get(), {.only = chosen});
+  expect_equal(snapshot(loaded), expected);
+}
+
 TEST(Checkpoints, AnyStrategyWrapPolicyAndCutLoadsWhatAnyOtherSaved) {
   std::vector<ShardOptions> ways;
   for (auto strategy : strategies()) ways.push_back(with_strategy(strategy));

@@ -110,6 +110,24 @@ TEST(PlanCommand, OffloadMovesStatesToTheHost) {
   EXPECT_GT(kinds["host"], 0);
 }
 
+TEST(PlanCommand, AFrozenBaseHasNoMastersGradientsOrStates) {
+  const Words words = {"llama-1b", "--world", "2"}, adapters = {"--lora.rank", "8"};
+  Words adapted = words;
+  adapted.insert(adapted.end(), adapters.begin(), adapters.end());
+  auto whole = kinds_of(words), some = kinds_of(adapted);
+  for (const char* kind : {"master", "gradients", "states"}) {
+    EXPECT_GT(some[kind], 0) << kind;
+    EXPECT_LT(some[kind], whole[kind] / 50) << kind;
+  }
+  EXPECT_GT(some["parameters"], whole["parameters"] * 9 / 10);
+  EXPECT_LT(some["parameters"], whole["parameters"] * 11 / 10);
+  adapted.insert(adapted.end(), {"--offload", "optimizer"});
+  EXPECT_LT(kinds_of(adapted)["host"], some["parameters"] / 10);
+  adapted.push_back("--no-survey");
+  const Json verdict = rows_of(adapted).back();
+  EXPECT_LT(verdict["checkpoint_bytes"].get<double>(), 2.0 * double(some["states"]));
+}
+
 TEST(PlanCommand, ADirectoryTakesThemOffTheHost) {
   Words words = {"demo", "--world", "2", "--offload", "optimizer"};
   const int64_t host = kinds_of(words)["host"];

@@ -490,7 +490,12 @@ def configs():
             "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
             "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "tie_word_embeddings": True}
     seed("config", "gpt2", json.dumps(gpt2))
-    for base, config in (("llama", llama), ("gpt2", gpt2)):
+    adapters = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "bias": "none",
+                "target_modules": ["q_proj", "v_proj"], "use_rslora": False,
+                "base_model_name_or_path": "base", "init_lora_weights": True, "rank_pattern": {}}
+    seed("config", "adapters", json.dumps(adapters))
+    seed("config", "dora", json.dumps({**adapters, "use_dora": True}))
+    for base, config in (("llama", llama), ("gpt2", gpt2), ("adapters", adapters)):
         for key in [key for key, value in config.items() if isinstance(value, (int, float))]:
             for i, other in enumerate([0, -1, 7, 2**31, 2**62, 2**63, 1e18, 1e-320]):
                 if i % 4 == hash_of(key) % 4:

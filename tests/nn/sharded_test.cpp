@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "fsdp/nn.h"
+#include "fsdp/optim.h"
+#include "fsdp/world.h"
 #include "nn/products.h"
 #include "shard/engine.h"
 #include "shard/model.h"
@@ -273,6 +275,56 @@ TEST_P(ShardedLayers, WeightsOfOneUnitLieSideBySideOnOneRank) {
     EXPECT_TRUE(at::equal(whole, at::cat({part("left"), part("right")}))) << kind;
     EXPECT_FALSE(layers::joined({part("right"), part("left")}).defined()) << kind;
   }
+}
+
+// Six of seven parameters are frozen.
+struct AdaptedImpl : torch::nn::Module {
+  AdaptedImpl() {
+    layers::add_lora(*this, {.rank = 4, .alpha = 8});
+    torch::NoGradGuard no_grad;
+    for (const auto& item : named_parameters())
+      if (item.key().ends_with("lora_B.weight")) item.value().normal_(0, 0.1);
+  }
+  at::Tensor forward(const at::Tensor& x) { return down(up(x).tanh()); }
+
+  layers::Linear up = register_module("up", layers::Linear(48, 96));
+  layers::Linear down = register_module("down", layers::Linear(96, 48));
+};
+TORCH_MODULE(Adapted);
+
+TEST(ShardedAdapters, AFrozenBaseHasNoGradientsStatesOrMasters) {
+  const MixedPrecision half{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  int64_t held[2] = {0, 0};
+  for (bool masters : {true, false}) {
+    torch::manual_seed(4);
+    Adapted model;
+    int64_t all = 0, trained = 0;
+    for (const auto& parameter : model->parameters())
+      (parameter.requires_grad() ? trained : all) += parameter.numel();
+    MixedPrecision precision = half;
+    precision.frozen_masters = masters;
+    auto sharded = fully_shard(model, {.mixed_precision = precision});
+    AdamW optimizer(sharded, {.lr = 1e-2, .weight_decay = 0});
+    const at::Tensor frozen = sharded.full_tensor("up.weight").clone();
+    for (int step = 0; step < 2; ++step) {
+      model->forward(at::ones({2, 48}, model->up->weight.options().dtype(at::kFloat)))
+          .sum()
+          .backward();
+      optimizer.step();
+      if (step == 0) optimizer.zero_grad();
+    }
+    const MemoryReport memory = sharded.memory();
+    const auto share = static_cast<double>(World::current().size());
+    const auto bytes = [&](int64_t of) { return static_cast<double>(of) * share; };
+    held[masters] = memory.parameters + memory.gathered_from;
+    EXPECT_LT(bytes(memory.gradients), 4.5 * double(trained));
+    EXPECT_LT(bytes(memory.optimizer), 9.0 * double(trained));
+    if (!masters) {
+      EXPECT_LT(bytes(held[masters]), 2.1 * double(all) + 4.5 * double(trained));
+    }
+    EXPECT_TRUE(at::equal(sharded.full_tensor("up.weight"), frozen));
+  }
+  EXPECT_LT(held[false], held[true]);
 }
 
 }  // namespace

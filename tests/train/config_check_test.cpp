@@ -20,6 +20,7 @@ TEST(Check, TakesWhatGoesTogether) {
   EXPECT_EQ(clash({}), "(accepted)");
   EXPECT_EQ(clash({"train.batch", "12", "train.micro_batch", "2"}, 3), "(accepted)");
   EXPECT_EQ(clash({"optim.type", "sgd", "optim.momentum", "0"}), "(accepted)");
+  EXPECT_EQ(clash({"lora.rank", "8", "lora.rslora", "true", "init_from", "m"}), "(accepted)");
   EXPECT_EQ(clash({"shard.reshard_after_forward", "2"}, 4), "(accepted)");
   EXPECT_EQ(clash({"shard.reshard_after_forward", "false", "shard.strategy", "shard_grad_op"}, 4),
             "(accepted)");
@@ -57,6 +58,11 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"model.type", "gpt2", "model.rope_base", "5e5"}, "model.rope_base = 5e5 has no effect"},
       {{"model.dropout", "0.1"}, "set model.type to gpt2"},
       {{"model.width", "64"}, "set model.type to mlp"},
+      {{"lora.alpha", "8"}, "lora.alpha has no effect"},
+      {{"lora.targets", "q_proj"}, "lora.targets has no effect"},
+      {{"lora.init_from", "adapters"}, "lora.init_from has no effect"},
+      {{"lora.rank", "8"}, "there are no weights to adapt"},
+      {{"lora.rank", "8", "init_from", "m", "model.type", "gpt2"}, "can't have adapters"},
       {{"model.rope_factor", "32"}, "set model.rope_scaling to llama3"},
       {{"model.rope_scaling", "llama3", "model.rope_low_freq", "4"}, "isn't below"},
       {{"model.type", "mlp"}, "an mlp can't be trained on text"},

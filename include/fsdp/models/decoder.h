@@ -153,10 +153,8 @@ class DecoderAttentionImpl : public torch::nn::Module {
   /// qkv: the outputs of the projections side by side; overwritten. → [batch, tokens, dim].
   at::Tensor forward(const at::Tensor& qkv, const RotaryTables& tables, const Attending& attending);
 
-  /// Weights of q, k and v, or the one of all three.
-  std::vector<at::Tensor> projections() const;
-  /// Biases of q, k and v. Empty if they have none.
-  std::vector<at::Tensor> biases() const;
+  /// Those of q, k and v, or the one of all three.
+  std::vector<nn::Linear> projections() const;
 
   nn::Linear q_proj = nullptr;    ///< To queries.
   nn::Linear k_proj = nullptr;    ///< To keys.
@@ -183,8 +181,8 @@ class GatedFeedForwardImpl : public torch::nn::Module {
   /// gate_up: the outputs of the two projections side by side. → [.., dim].
   at::Tensor forward(const at::Tensor& gate_up);
 
-  /// Weights of gate and up, or the one of both.
-  std::vector<at::Tensor> projections() const;
+  /// Those of gate and up, or the one of both.
+  std::vector<nn::Linear> projections() const;
 
   nn::Linear gate_proj = nullptr;     ///< To the gate.
   nn::Linear up_proj = nullptr;       ///< To what is gated.
@@ -217,8 +215,7 @@ class DecoderBlockImpl : public torch::nn::Module {
  private:
   at::Tensor written(const at::Tensor& x, const nn::RMSNorm& norm) const;
   nn::NormedLinears read(const Stream& stream, const nn::RMSNorm& norm,
-                         const std::vector<at::Tensor>& weights,
-                         const std::vector<at::Tensor>& biases = {}) const;
+                         const std::vector<nn::Linear>& linears) const;
 
   bool norm_from_one_;
 };

@@ -17,15 +17,40 @@
 
 namespace fsdp::nn {
 
+/// One of the two matrices of an adapter.
+class AdapterMatrixImpl : public torch::nn::Module {
+ public:
+  /// `weight` becomes its parameter.
+  explicit AdapterMatrixImpl(const at::Tensor& weight);
+
+  at::Tensor weight;  ///< [rows, columns].
+};
+
 /// A linear layer. Constructors are torch's.
+///
+/// It may have an adapter (add_lora() in nn/lora.h), which adds scale · B · A · dropout(x).
 class LinearImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;
   /// [.., in] → [.., out].
   at::Tensor forward(const at::Tensor& x);
+
+  /// Adds an adapter whose B is zero. The weight and the bias stay as they are.
+  void add_adapter(int64_t rank, double scale, double dropout);
+  /// Whether it has an adapter.
+  bool has_adapter() const { return lora_A != nullptr; }
+  /// What the adapter adds: [.., in] → [.., out].
+  at::Tensor adapter(const at::Tensor& x) const;
+
+  std::shared_ptr<AdapterMatrixImpl> lora_A;  ///< [rank, in]. Null without an adapter.
+  std::shared_ptr<AdapterMatrixImpl> lora_B;  ///< [out, rank]. Null without an adapter.
+
   /// A deep copy.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
+
+ private:
+  double scale_ = 0, dropout_ = 0;  // of the adapter
 };
 /// Holder of LinearImpl: `nn::Linear up(512, 2048)`.
 TORCH_MODULE(Linear);

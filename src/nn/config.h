@@ -1,0 +1,37 @@
+// [lora] of a run's config.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/options.h"
+
+namespace fsdp::nn {
+
+struct LoRAConfig {
+  int64_t rank = 0;  // 0: no adapters
+  double alpha = 16;
+  double dropout = 0;
+  std::vector<std::string> targets = {};  // ends of names; empty: all linears of blocks
+  bool rslora = false;
+  std::string init_from = "";  // PEFT's directory; empty: new adapters
+};
+
+inline void describe(LoRAConfig& lora, OptionList& list) {
+  list.section("lora", "Adapters: train small matrices beside frozen linears");
+  list.add("rank", lora.rank, "Rank of the adapters; 0: no adapters, all parameters are trained",
+           {.least = 0, .most = 65536});
+  list.add("alpha", lora.alpha, "Adapters are multiplied by alpha / rank", {.least = 0});
+  list.add("dropout", lora.dropout, "Dropout probability on the input of adapters",
+           {.least = 0, .most = 0.999999});
+  list.add("targets", lora.targets,
+           "Linears that have adapters, by the end of their names: q_proj, v_proj, …; empty: all "
+           "but the output layer");
+  list.add("rslora", lora.rslora, "Adapters are multiplied by alpha / sqrt(rank) instead");
+  list.add("init_from", lora.init_from,
+           "Start from the adapters in this directory, as PEFT writes it (adapter_config.json and "
+           "adapter_model.safetensors), with its rank, alpha, targets and rslora; empty: new ones");
+}
+
+}  // namespace fsdp::nn
