@@ -29,7 +29,7 @@ namespace fsdp::data {
 namespace {
 
 constexpr size_t kAlone = size_t{1} << 16;  // bytes: shorter texts aren't worth a thread
-constexpr size_t kGrowth = 100;             // looks that a byte counts which a step adds to a piece
+constexpr size_t kGrowth = 50;              // looks that a byte counts which a step adds to a piece
 constexpr size_t kMarks = 4096;             // positions of a scan that join() can use
 
 }  // namespace

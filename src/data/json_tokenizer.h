@@ -1,6 +1,7 @@
 // JsonTokenizer: a Hugging Face tokenizer.json. See fsdp/tokenizer.h.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <string>
@@ -58,7 +59,7 @@ class JsonTokenizer : public Tokenizer {
   size_t join(const std::vector<Segment>& segments, Work& work, size_t from, PatternBudget& budget,
               std::vector<int32_t>& ids) const;
   PatternBudget budget_for(size_t bytes) const {
-    return PatternBudget(bytes, parts_.steps.size() + 1);
+    return PatternBudget(bytes, std::max<size_t>(1, parts_.steps.size()));
   }
 
   std::string name_, json_, config_, chat_template_;
