@@ -7,11 +7,14 @@
 
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 
 #include "fsdp/error.h"
 #include "optim/work_again.h"
 #include "train/memory_plan.h"
+#include "train/recovery.h"
 
 namespace fsdp::train {
 namespace {
@@ -32,6 +35,23 @@ struct Around : ::testing::Environment {
   std::optional<WithSeams> stand_in;
 };
 const auto* const around = ::testing::AddGlobalTestEnvironment(new Around);
+
+TEST(InterruptedBackward, LeavesNothingBehind) {
+  auto kept = std::make_shared<int>(0);
+  const std::weak_ptr<int> seen = kept;
+  {
+    const at::Tensor x = torch::ones({2}, torch::requires_grad());
+    const at::Tensor waits = x * 2, fails = x * 3;  // the later one runs first
+    waits.register_hook([kept](const at::Tensor& gradient) { return gradient; });
+    fails.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a rank died"); });
+    EXPECT_THROW((waits + fails).sum().backward(), std::runtime_error);
+  }
+  kept.reset();
+  EXPECT_FALSE(seen.expired());  // or this isn't needed any more
+  drop_interrupted_backward();
+  EXPECT_TRUE(seen.expired());
+}
 
 TEST(Crawling, IsThreeStepsInARowThatWereShortOfMemory) {
   Crawling run;
