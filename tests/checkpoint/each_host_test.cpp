@@ -45,9 +45,9 @@ class EachHost : public ::testing::Test {
   }
   // One rank changes the folders, while the others wait.
   static void on_rank_0(const std::function<void()>& act) {
-    text_of_rank_0("before");
+    test_world().comm().barrier();
     if (rank() == 0) act();
-    text_of_rank_0("after");
+    test_world().comm().barrier();
   }
   // Saves a checkpoint, with copies on the other host.
   void save_with_copies(const Trained& trained, int step) {
@@ -56,7 +56,7 @@ class EachHost : public ::testing::Test {
     buddy.copy("step-" + std::to_string(step));
     ASSERT_TRUE(eventually([&] { return buddy.state() != checkpoint::Buddy::State::kCopying; }));
     EXPECT_EQ(buddy.problem(), "");
-    text_of_rank_0("both have copied");
+    test_world().comm().barrier();
   }
   std::string newest() { return checkpoint::newest_of_hosts(test_world(), here()); }
 
@@ -149,7 +149,7 @@ TEST_F(EachHost, ACopyThatIsDamagedOnItsWayIsNotKept) {
               std::string::npos)
         << buddy.problem();
   }
-  text_of_rank_0("both have failed");
+  test_world().comm().barrier();
   EXPECT_EQ(fs::exists(of_host(1) / "step-1/__1_0.distcp"), false);
 }
 

@@ -208,7 +208,7 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(3)
     families.FAMILIES = FAMILIES
-    chosen = sys.argv[2:] or list(FAMILIES)
+    chosen = sys.argv[3:] or list(FAMILIES)
     text = "each rank gathers the shard of a unit, and reduces its gradient.\n" * 60
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(made)
