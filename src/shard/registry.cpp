@@ -100,8 +100,12 @@ void unpark(const Model* model) {
   end_parked([&](Model& other) { return &other == model; });
 }
 
+void end_unused() {
+  end_parked([](Model& model) { return !in_use(model); });
+}
+
 void add(const std::shared_ptr<Model>& model) {
-  end_parked([](Model& other) { return !in_use(other); });
+  end_unused();
   Lock lock(known().mutex);
   known().all.emplace_back(model.get(), model);
   ++known().count;

@@ -20,6 +20,7 @@
 #include "checkpoint/each_host.h"
 #include "checkpoint/together.h"
 #include "fsdp/error.h"
+#include "shard/registry.h"
 
 namespace fsdp::train {
 namespace {
@@ -140,6 +141,7 @@ void drop_interrupted_backward() {
   at::Tensor none = at::zeros({});
   torch::autograd::create_gradient_edge(none, std::make_shared<Nothing>());
   none.backward();
+  shard::registry::end_unused();
 }
 
 fs::path memory_checkpoints() {

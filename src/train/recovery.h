@@ -20,7 +20,7 @@ namespace fsdp::train {
 Ended train_through_faults(const InitOptions& options, const RunRequest& request);
 
 // After an exception in backward: autograd keeps what it had still to run on this thread until the
-// next backward, and with it the model and the world. Drops it.
+// next backward, and with it parameters, their model and the world. Drops it all.
 void drop_interrupted_backward();
 
 // For checkpoints in memory; empty: the launcher gave none.

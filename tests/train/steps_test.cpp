@@ -12,7 +12,9 @@
 #include <stdexcept>
 
 #include "fsdp/error.h"
+#include "fsdp/fully_shard.h"
 #include "optim/work_again.h"
+#include "shard/registry.h"
 #include "train/memory_plan.h"
 #include "train/recovery.h"
 
@@ -51,6 +53,23 @@ TEST(InterruptedBackward, LeavesNothingBehind) {
   EXPECT_FALSE(seen.expired());  // or this isn't needed any more
   drop_interrupted_backward();
   EXPECT_TRUE(seen.expired());
+}
+
+TEST(InterruptedBackward, LeavesNoShardedModel) {
+  const auto models = [] { return shard::registry::models().size(); };
+  const size_t before = models();
+  {
+    torch::nn::Sequential model(torch::nn::Linear(2, 2));
+    const Sharded sharded = fully_shard(model, {.device = world().device()});
+    const at::Tensor x = torch::ones({1, 2}, torch::requires_grad());
+    const at::Tensor waits = model->forward(x), fails = x * 3;
+    fails.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a rank died"); });
+    EXPECT_THROW((waits + fails).sum().backward(), std::runtime_error);
+  }
+  EXPECT_EQ(models(), before + 1);
+  drop_interrupted_backward();
+  EXPECT_EQ(models(), before);
 }
 
 TEST(Crawling, IsThreeStepsInARowThatWereShortOfMemory) {
