@@ -1,9 +1,12 @@
 #include "shard/registry.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -12,6 +15,7 @@
 #include "base/mutex.h"
 #include "shard/background.h"
 #include "shard/engine.h"
+#include "shard/interrupted.h"
 #include "shard/model.h"
 #include "shard/runtime.h"
 
@@ -45,6 +49,11 @@ void end_parked(Done done) {
   std::erase_if(known().parked, [&](const auto& model) {
     return std::find(ended.begin(), ended.end(), model) != ended.end();
   });
+}
+
+// Those whose module has gone meanwhile.
+void end_unused() {
+  end_parked([](Model& model) { return !in_use(model); });
 }
 
 // A world, and therefore its models, must be left before the process ends. This needs a new thread:
@@ -100,10 +109,6 @@ void unpark(const Model* model) {
   end_parked([&](Model& other) { return &other == model; });
 }
 
-void end_unused() {
-  end_parked([](Model& model) { return !in_use(model); });
-}
-
 void add(const std::shared_ptr<Model>& model) {
   end_unused();
   Lock lock(known().mutex);
@@ -139,3 +144,15 @@ std::vector<std::shared_ptr<Model>> models_with_modules() {
 }
 
 }  // namespace fsdp::shard::registry
+
+// The next backward on this thread finds the rest of the one before and drops it. Models that were
+// parked because of what that held can go then.
+void fsdp::shard::drop_interrupted_backward() {
+  struct Nothing : torch::autograd::Node {
+    torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+  };
+  at::Tensor none = at::zeros({});
+  torch::autograd::create_gradient_edge(none, std::make_shared<Nothing>());
+  none.backward();
+  registry::end_unused();
+}

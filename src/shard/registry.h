@@ -23,7 +23,6 @@ void remove(const Model* model);
 // fully_shard(block) and drops the result.
 void park(std::shared_ptr<Model> model);
 void unpark(const Model* model);
-void end_unused();  // parked models whose module has gone meanwhile
 bool empty();  // cheap: called for every saved tensor
 std::vector<std::shared_ptr<Model>> models();
 // Those whose module still exists. A parked model outlives its module until the next fully_shard,

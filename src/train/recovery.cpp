@@ -1,14 +1,10 @@
 #include "train/recovery.h"
 
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/function.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
-#include <memory>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -20,7 +16,7 @@
 #include "checkpoint/each_host.h"
 #include "checkpoint/together.h"
 #include "fsdp/error.h"
-#include "shard/registry.h"
+#include "shard/interrupted.h"
 
 namespace fsdp::train {
 namespace {
@@ -111,7 +107,7 @@ std::optional<Ended> train_in_one_world(const InitOptions& options, const RunReq
       return train(world, request);
     } catch (const std::exception&) {
       others = recovers && others_failed(world);
-      if (others) drop_interrupted_backward();
+      if (others) shard::drop_interrupted_backward();
       throw;  // the world must end during the exception: it then doesn't wait for the others
     }
   } catch (const std::exception&) {
@@ -131,17 +127,6 @@ Ended train_through_faults(const InitOptions& options, const RunRequest& request
     if (const auto ended = train_in_one_world(options, request, recovers, why)) return *ended;
     if (!join_next_start()) std::rethrow_exception(why);
   }
-}
-
-// The next backward on this thread finds the rest of the one before and drops it.
-void drop_interrupted_backward() {
-  struct Nothing : torch::autograd::Node {
-    torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
-  };
-  at::Tensor none = at::zeros({});
-  torch::autograd::create_gradient_edge(none, std::make_shared<Nothing>());
-  none.backward();
-  shard::registry::end_unused();
 }
 
 fs::path memory_checkpoints() {

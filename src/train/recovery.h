@@ -19,10 +19,6 @@ namespace fsdp::train {
 // world, joins the next one, and goes on from the last checkpoint; this process stays.
 Ended train_through_faults(const InitOptions& options, const RunRequest& request);
 
-// After an exception in backward: autograd keeps what it had still to run on this thread until the
-// next backward, and with it parameters, their model and the world. Drops it all.
-void drop_interrupted_backward();
-
 // For checkpoints in memory; empty: the launcher gave none.
 std::filesystem::path memory_checkpoints();
 

@@ -14,9 +14,9 @@
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "optim/work_again.h"
+#include "shard/interrupted.h"
 #include "shard/registry.h"
 #include "train/memory_plan.h"
-#include "train/recovery.h"
 
 namespace fsdp::train {
 namespace {
@@ -51,7 +51,7 @@ TEST(InterruptedBackward, LeavesNothingBehind) {
   }
   kept.reset();
   EXPECT_FALSE(seen.expired());  // or this isn't needed any more
-  drop_interrupted_backward();
+  shard::drop_interrupted_backward();
   EXPECT_TRUE(seen.expired());
 }
 
@@ -68,7 +68,7 @@ TEST(InterruptedBackward, LeavesNoShardedModel) {
     EXPECT_THROW((waits + fails).sum().backward(), std::runtime_error);
   }
   EXPECT_EQ(models(), before + 1);
-  drop_interrupted_backward();
+  shard::drop_interrupted_backward();
   EXPECT_EQ(models(), before);
 }
 
