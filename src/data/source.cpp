@@ -111,12 +111,15 @@ class JoinedSource : public TokenSource {
   bool masked_ = false;
 };
 
-std::shared_ptr<TokenSource> open_text(const std::vector<FoundFile>& files,
-                                       const SourceOptions& options) {
-  if (!options.tokenizer) {
+void need_tokenizer(const std::vector<FoundFile>& files, const SourceOptions& options) {
+  if (!options.tokenizer)
     throw Error(formatted("{} is text, but there is no tokenizer.", files[0].path),
                 "pass bytes or a tokenizer.json.");
-  }
+}
+
+std::shared_ptr<TokenSource> open_text(const std::vector<FoundFile>& files,
+                                       const SourceOptions& options) {
+  need_tokenizer(files, options);
   if (options.tokenizer->name() == "bytes") return bytes_source(files, *options.tokenizer->eos());
   return tokenised_source(files, options.tokenizer, options.cache_dir);
 }
@@ -128,9 +131,7 @@ struct Opened {
 };
 
 Opened open_lines(const std::vector<FoundFile>& files, const SourceOptions& options) {
-  if (!options.tokenizer)
-    throw Error(formatted("{} is text, but there is no tokenizer.", files[0].path),
-                "pass bytes or a tokenizer.json.");
+  need_tokenizer(files, options);
   return {{}, {lines_source(files, options)}};
 }
 

@@ -202,9 +202,15 @@ TEST(DraftsOfSeveral, WritersThatAreKilledAnywhereLeaveOneWholeResult) {
       } catch (const std::exception&) {  // another one is writing
       }
   }
-  for (const pid_t writer : writers) {
+  const auto written = [&] {  // "": nothing at the moment
+    std::string text;
+    std::ifstream(target / "a") >> text;
+    return text;
+  };
+  for (const pid_t writer : writers) {  // each is killed after another result
     while (!fs::exists(target)) usleep(100);
-    usleep(20'000);
+    const std::string seen = written();
+    for (std::string now = seen; now == seen || now.empty(); now = written()) usleep(100);
     kill(writer, SIGKILL);
     waitpid(writer, nullptr, 0);
   }

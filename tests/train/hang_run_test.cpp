@@ -27,25 +27,8 @@ struct TwoRanks {
         second(folder.read_pid("rank-1")) {}
 
   static Words command(const Folder& folder, const Words& more) {
-    Words words = {FSDP_BINARY,
-                   "run",
-                   "-n",
-                   "2",
-                   "--grace",
-                   "1",
-                   "--",
-                   "sh",
-                   "-c",
-                   "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
-                   folder.path(),
-                   FSDP_BINARY,
-                   "train",
-                   "--log.every",
-                   "1"};
-    words.insert(words.end(), more.begin(), more.end());
-    const Words rest = tiny_run(folder, "run", 1'000'000);
-    words.insert(words.end(), rest.begin(), rest.end());
-    return words;
+    return run_with_pids(folder, {"-n", "2", "--grace", "1"}) + more +
+           tiny_run(folder, "run", 1'000'000);
   }
 
   Launched run;

@@ -52,18 +52,9 @@ class Recovery : public testing::Test {
  protected:
   // Each rank writes its pid to rank-N.
   std::unique_ptr<Launched> launch(int ranks, const Words& launcher, const Words& flags) {
-    Words all = {FSDP_BINARY, "run", "-n", std::to_string(ranks), "--max-restarts", "3",
-                 "--no-prefix"};
-    all = all + launcher +
-          Words{"--",
-                "sh",
-                "-c",
-                "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
-                folder_.path(),
-                FSDP_BINARY,
-                "train",
-                "--log.every",
-                "1"};
+    const Words all = run_with_pids(
+        folder_,
+        Words{"-n", std::to_string(ranks), "--max-restarts", "3", "--no-prefix"} + launcher);
     return std::make_unique<Launched>(all + with_dropout(folder_, "hurt", kSteps) + flags, kHere);
   }
   void start(int ranks, const Words& flags) { run_ = launch(ranks, {}, flags); }

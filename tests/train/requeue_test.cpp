@@ -100,23 +100,8 @@ TEST(ExitCodes, AMistakeInTheConfigIsOneOfTheUser) {
 // Rank 1 is stopped. Rank 0 says so once, without stacks of c10d, and the launcher gives its code.
 TEST(ExitCodes, ALostRankIsOneToStartAgainFor) {
   Folder folder;
-  Words command = Words{FSDP_BINARY,
-                        "run",
-                        "-n",
-                        "2",
-                        "--no-prefix",
-                        "--grace",
-                        "1",
-                        "--",
-                        "sh",
-                        "-c",
-                        "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
-                        folder.path(),
-                        FSDP_BINARY,
-                        "train",
-                        "--log.every",
-                        "1"} +
-                  tiny_run(folder, "run", 100'000);
+  const Words command = run_with_pids(folder, {"-n", "2", "--no-prefix", "--grace", "1"}) +
+                        tiny_run(folder, "run", 100'000);
   Launched lost(command,
                 {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "FSDP_TIMEOUT=5", "RANK", "WORLD_SIZE"});
   const pid_t second = folder.read_pid("rank-1");

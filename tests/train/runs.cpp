@@ -71,6 +71,19 @@ Said fsdp(Words arguments) {
   return run(std::move(arguments), {"OMP_NUM_THREADS=1"});
 }
 
+Words run_with_pids(const launch::Folder& folder, const Words& launcher) {
+  return Words{FSDP_BINARY, "run"} + launcher +
+         Words{"--",
+               "sh",
+               "-c",
+               "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
+               folder.path(),
+               FSDP_BINARY,
+               "train",
+               "--log.every",
+               "1"};
+}
+
 Said train(int ranks, Words arguments) {
   Words command = {"train", "--ranks", std::to_string(ranks)};
   command.insert(command.end(), arguments.begin(), arguments.end());

@@ -20,6 +20,10 @@ void write_text(const std::string& file);
 // A model of about ten thousand parameters: `steps` steps of 12 samples of 32 bytes from FOLDER/text.
 Words tiny_run(const launch::Folder& folder, const std::string& run, int steps);
 
+// fsdp run with these flags, of fsdp train with a line per step. Ranks write their pids to
+// FOLDER/rank-N.
+Words run_with_pids(const launch::Folder& folder, const Words& launcher);
+
 struct Said {
   int code = -1;
   std::string out, err;

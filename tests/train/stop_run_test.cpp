@@ -46,23 +46,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, StoppedRun, testing::Values(1, 2));
 // watchdog must end it.
 TEST(HungRun, ARankThatHangsInAStepEndsItselfAndSaysWhereItWas) {
   Folder folder;
-  Words command = Words{FSDP_BINARY,
-                        "run",
-                        "-n",
-                        "2",
-                        "--no-prefix",
-                        "--",
-                        "sh",
-                        "-c",
-                        "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
-                        folder.path(),
-                        FSDP_BINARY,
-                        "train",
-                        "--grace",
-                        "1",
-                        "--log.every",
-                        "1"} +
-                  tiny_run(folder, "run", 100'000);
+  const Words command = run_with_pids(folder, {"-n", "2", "--no-prefix"}) + Words{"--grace", "1"} +
+                        tiny_run(folder, "run", 100'000);
   Launched run(command, kEnvironment);
   pid_t first = folder.read_pid("rank-0"), second = folder.read_pid("rank-1");
   ASSERT_TRUE(reached_step_3(folder, "run")) << run.err();
