@@ -1,6 +1,9 @@
 // Messages between launchers, a line each: what can be read is written and must read the same.
 // The handshake before them is in store_fuzz.cpp.
+#include <cstdint>
 #include <cstdlib>
+#include <string>
+#include <string_view>
 
 #include "fsdp/error.h"
 #include "launch/messages.h"
