@@ -13,7 +13,12 @@ namespace data = fsdp::data;
 
 namespace {
 
-constexpr size_t kLongest = 1 << 14;  // bytes of a text; more is too slow under the sanitizers
+// Bytes of a text; more is too slow under the sanitizers.
+#ifdef __OPTIMIZE__
+constexpr size_t kLongest = 1 << 14;
+#else
+constexpr size_t kLongest = 1 << 12;
+#endif
 
 const char* const kPatterns[] = {
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+)",
