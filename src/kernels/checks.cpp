@@ -321,8 +321,8 @@ RowSizes check_embedding_backward(const at::Tensor& grad, const at::Tensor& ids,
 
 int64_t check_fill_random_(const at::Tensor& out, bool, double, double, int64_t, int64_t first) {
   const char* op = "fill_random_";
-  if (!out.defined() || !is_float(out) || !out.is_contiguous())
-    refuse(op, "out", out, "a contiguous floating-point tensor");
+  const bool known = out.defined() && (is_float(out) || out.scalar_type() == at::kDouble);
+  if (!known || !out.is_contiguous()) refuse(op, "out", out, "a contiguous floating-point tensor");
   if (first < 0)
     throw Error(formatted("fill_random_ begins at number {} of its sequence.", first),
                 "pass the index of out's first element, 0 or more.");
