@@ -186,9 +186,10 @@ Strings step_notes(const Options& options, const Results& results) {
       "capture. planned GB: what `fsdp plan` expects for eager steps. On the CPU peak GB is the "
       "whole process, and the plan counts tensors only.",
       kApart};
-  if (options.row.grad_dtype.empty() && any([](const Row& row) { return row.dtype == "bf16"; }))
+  if (options.row.grad_dtype.empty() && any([](const Row& row) { return row.dtype != "fp32"; }))
     notes.push_back(formatted(
-        "gradients of bf16 rows on a GPU: bf16, as the matrix products give them, if nothing is "
+        "gradients of bf16 and fp8 rows on a GPU: bf16, as the matrix products give them, if "
+        "nothing is "
         "reduced{}; else reduced and kept in float32{}. FSDP2's are bf16 and then cast to float32.",
         any([](const Row& row) { return row.accumulate > 1; }) ? " or accumulated" : "",
         any([](const Row& row) { return row.on.ranks > 1; }) ? " (2 ranks)" : ""));

@@ -54,6 +54,7 @@ bool is_expensive(std::string_view name) {
                    "linear",
                    "mkldnn_linear",
                    "_scaled_mm",
+                   "fp8_mm",
                    "_grouped_mm",
                    "_scaled_grouped_mm",
                    "convolution",

@@ -9,7 +9,7 @@
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
 #include "kernels/ops.h"
-#include "nn/products.h"
+#include "nn/fp8_products.h"
 
 namespace fsdp::nn {
 namespace {
@@ -112,10 +112,12 @@ at::Tensor activate(const at::Tensor& given, Activation activation) {
 // --- a linear, with or without an activation before it ---
 
 // Inputs: x, weight, bias. Saved: x if the gradient of the weight or of the activation is needed,
-// the weight if the gradient of x is.
+// the weight if the gradient of x is; in fp8 without an activation, the columns of x and their
+// factors instead of x.
 struct LinearNode : Node {
   Activation activation = Activation::kNone;
   WeightLayout layout = WeightLayout::kOutIn;
+  Fp8 fp8 = Fp8::kNone;
   Target weight, bias;
   std::vector<int64_t> sizes, widths;  // of x; of the weight
 
@@ -133,8 +135,9 @@ struct LinearNode : Node {
     if (!wants(0) && !wants(1)) return result;
     Tensors kept = saved();
     at::Tensor rows = kept[0].defined() ? as_rows(kept[0]) : at::Tensor();
+    const ProductsBackward back_of(fp8, grad, wants(0), wants(1));
     if (wants(0)) {
-      at::Tensor grad_rows = products_backward(grad, {kept[1]}, layout);
+      at::Tensor grad_rows = back_of.to_x({kept[1]}, layout);
       if (activation != Activation::kNone) {
         ActivationBackward back = activation_backward(grad_rows, rows, activation, wants(1));
         grad_rows = back.x;
@@ -144,31 +147,38 @@ struct LinearNode : Node {
     } else if (activation != Activation::kNone) {
       rows = activated(rows, activation);
     }
-    if (wants(1)) result[1] = weight_gradients(grad, rows, {&weight}, widths, layout)[0];
+    if (wants(1))
+      result[1] = back_of.to_weights(rows, {kept[2], kept[3]}, {&weight}, widths, layout)[0];
     return result;
   }
 };
 
 at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
-                            const at::Tensor& bias, Activation activation, WeightLayout layout) {
+                            const at::Tensor& bias, Activation activation, WeightLayout layout,
+                            Fp8 wished) {
   at::Tensor x = like_weight(given, weight);
   bool known = (has_kernels(weight) || weight.scalar_type() == at::kDouble) && weight.dim() == 2 &&
                x.scalar_type() == weight.scalar_type() &&
                (!bias.defined() || bias.scalar_type() == weight.scalar_type());
   if (activation != Activation::kNone && !has_kernels(x))
     return activated_linear(plain_activation(x, activation), weight, bias, Activation::kNone,
-                            layout);
+                            layout, wished);
   if (!known)  // torch supports it, or throws
     return at::linear(x, layout == WeightLayout::kOutIn ? weight : weight.t(),
                       bias.defined() ? std::optional(bias) : std::nullopt);
   x = x.contiguous();
   std::vector<int64_t> sizes = x.sizes().vec();
   at::Tensor out;
+  const Fp8 fp8 = usable(wished, x, {weight}, layout);
+  kernels::fp8::Bytes columns;
+  const bool keeps_columns = quantises_gradients(fp8) && activation == Activation::kNone &&
+                             at::GradMode::is_enabled() && weight.requires_grad();
   {
     Unrecorded unrecorded;
     Tensors biases;
     if (bias.defined()) biases.push_back(bias);
-    out = products(as_rows(activated(x, activation)), {weight}, biases, layout);
+    out = products_as(fp8, as_rows(activated(x, activation)), {weight}, biases, layout,
+                      keeps_columns ? &columns : nullptr);
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
     out = out.view(sizes);
@@ -176,12 +186,14 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
   if (auto node = record<LinearNode>({x, weight, bias})) {
     node->activation = activation;
     node->layout = layout;
+    node->fp8 = fp8;
     node->weight = Target(weight);
     node->bias = Target(bias);
     node->sizes = x.sizes().vec();
     node->widths = widths_of({weight}, layout);
     bool need_x = node->will_want(1) || (node->will_want(0) && activation != Activation::kNone);
-    node->save({need_x ? x : at::Tensor(), node->will_want(0) ? weight : at::Tensor()});
+    node->save({need_x && !keeps_columns ? x : at::Tensor(),
+                node->will_want(0) ? weight : at::Tensor(), columns.data, columns.factors});
     node->returns(out);
   }
   return out;
@@ -190,8 +202,8 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                  WeightLayout layout) {
-  return activated_linear(x, weight, bias, Activation::kNone, layout);
+                  WeightLayout layout, Fp8 fp8) {
+  return activated_linear(x, weight, bias, Activation::kNone, layout, fp8);
 }
 
 at::Tensor swiglu(const at::Tensor& gate_up) {
@@ -203,18 +215,18 @@ at::Tensor gelu(const at::Tensor& x, const std::string& approximate) {
 }
 
 at::Tensor swiglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
-                         const at::Tensor& bias, WeightLayout layout) {
-  return activated_linear(gate_up, weight, bias, Activation::kSwiglu, layout);
+                         const at::Tensor& bias, WeightLayout layout, Fp8 fp8) {
+  return activated_linear(gate_up, weight, bias, Activation::kSwiglu, layout, fp8);
 }
 
 at::Tensor geglu_linear(const at::Tensor& gate_up, const at::Tensor& weight, const at::Tensor& bias,
-                        WeightLayout layout) {
-  return activated_linear(gate_up, weight, bias, Activation::kGeglu, layout);
+                        WeightLayout layout, Fp8 fp8) {
+  return activated_linear(gate_up, weight, bias, Activation::kGeglu, layout, fp8);
 }
 
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                       const std::string& approximate, WeightLayout layout) {
-  return activated_linear(x, weight, bias, gelu_of(approximate), layout);
+                       const std::string& approximate, WeightLayout layout, Fp8 fp8) {
+  return activated_linear(x, weight, bias, gelu_of(approximate), layout, fp8);
 }
 
 }  // namespace fsdp::nn

@@ -8,8 +8,8 @@
 #include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
+#include "nn/fp8_products.h"
 #include "nn/norm.h"
-#include "nn/products.h"
 
 namespace fsdp::nn {
 namespace {
@@ -20,6 +20,7 @@ namespace {
 struct NormLinearsNode : Node {
   Norm norm;  // without its tensors
   WeightLayout layout = WeightLayout::kOutIn;
+  Fp8 fp8 = Fp8::kNone;
   Target norm_weight, norm_bias;
   std::vector<Target> weights, biases;
   std::vector<int64_t> widths;
@@ -59,9 +60,11 @@ struct NormLinearsNode : Node {
       std::move(made.begin(), made.end(), result.begin() + static_cast<int64_t>(first_bias));
     }
     at::Tensor rows;  // the input of the linears
-    if (wants(0) || wants(1) || wants(2) || wants(3)) {
+    const bool to_x = wants(0) || wants(1) || wants(2) || wants(3);
+    const ProductsBackward back_of(fp8, grad, to_x, some_weight);
+    if (to_x) {
       Tensors matrices(kept.begin() + 5, kept.end());
-      at::Tensor grad_rows = products_backward(grad, matrices, layout).view(x.sizes());
+      at::Tensor grad_rows = back_of.to_x(matrices, layout).view(x.sizes());
       NormBackward back = norm_backward(grad_rows, grad_sum, x, mean, rstd, whole,
                                         wants(2) ? &norm_weight : nullptr,
                                         wants(3) ? &norm_bias : nullptr, some_weight);
@@ -74,7 +77,7 @@ struct NormLinearsNode : Node {
       rows = normalised(x, {}, whole).out;
     }
     if (some_weight) {
-      Tensors made = weight_gradients(grad, as_rows(rows), to_weights, widths, layout);
+      Tensors made = back_of.to_weights(as_rows(rows), {}, to_weights, widths, layout);
       std::move(made.begin(), made.end(), result.begin() + 4);
     }
     return result;
@@ -82,9 +85,10 @@ struct NormLinearsNode : Node {
 };
 
 NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& added, const Norm& norm,
-                                 const Tensors& weights, const Tensors& biases,
-                                 WeightLayout layout) {
+                                 const Tensors& weights, const Tensors& biases, WeightLayout layout,
+                                 Fp8 wished) {
   at::Tensor x = given.contiguous();
+  const Fp8 fp8 = usable(wished, x, weights, layout);
   at::Tensor residual = added.defined() ? added.contiguous() : added;
   std::vector<int64_t> sizes = x.sizes().vec();
   kernels::Normed normed;
@@ -92,7 +96,7 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
   {
     Unrecorded unrecorded;
     normed = normalised(x, residual, norm);
-    out = products(as_rows(normed.out), weights, biases, layout);
+    out = products_as(fp8, as_rows(normed.out), weights, biases, layout);
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
     out = out.view(sizes);
@@ -104,6 +108,7 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
   if (auto node = record<NormLinearsNode>(inputs)) {
     node->norm = {.eps = norm.eps, .layer = norm.layer};
     node->layout = layout;
+    node->fp8 = fp8;
     node->norm_weight = Target(norm.weight);
     node->norm_bias = Target(norm.bias);
     for (const at::Tensor& weight : weights) node->weights.emplace_back(weight);
@@ -121,7 +126,8 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
 }
 
 NormedLinears normed_linears(const at::Tensor& x, const at::Tensor& residual, const Norm& norm,
-                             const Tensors& weights, const Tensors& biases, WeightLayout layout) {
+                             const Tensors& weights, const Tensors& biases, WeightLayout layout,
+                             Fp8 fp8) {
   if (weights.empty() || (!biases.empty() && biases.size() != weights.size()))
     throw Error(formatted("norm_linears was called with {} weights and {} biases.", weights.size(),
                           biases.size()),
@@ -136,14 +142,14 @@ NormedLinears normed_linears(const at::Tensor& x, const at::Tensor& residual, co
                std::all_of(all.begin(), all.end(), [&](const at::Tensor& tensor) {
                  return tensor.defined() && tensor.scalar_type() == x.scalar_type();
                });
-  if (alike) return fused_norm_linears(x, residual, norm, weights, biases, layout);
+  if (alike) return fused_norm_linears(x, residual, norm, weights, biases, layout, fp8);
 
   NormedSum normed = norm.layer ? add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)
                                 : add_rms_norm(x, residual, norm.weight, norm.eps);
   Tensors outs;
   for (size_t i = 0; i < weights.size(); ++i)
     outs.push_back(
-        linear(normed.out, weights[i], biases.empty() ? at::Tensor() : biases[i], layout));
+        linear(normed.out, weights[i], biases.empty() ? at::Tensor() : biases[i], layout, fp8));
   return {outs.size() == 1 ? outs[0] : at::cat(outs, -1), normed.sum};
 }
 
@@ -152,17 +158,18 @@ NormedLinears normed_linears(const at::Tensor& x, const at::Tensor& residual, co
 NormedLinears norm_linears(const at::Tensor& x, const at::Tensor& residual,
                            const at::Tensor& norm_weight, double eps,
                            const std::vector<at::Tensor>& weights,
-                           const std::vector<at::Tensor>& biases) {
+                           const std::vector<at::Tensor>& biases, Fp8 fp8) {
   Norm norm{.weight = norm_weight, .eps = eps};
-  return normed_linears(x, residual, norm, weights, biases, WeightLayout::kOutIn);
+  return normed_linears(x, residual, norm, weights, biases, WeightLayout::kOutIn, fp8);
 }
 
 NormedLinears layer_norm_linears(const at::Tensor& x, const at::Tensor& residual,
                                  const at::Tensor& norm_weight, const at::Tensor& norm_bias,
                                  double eps, const std::vector<at::Tensor>& weights,
-                                 const std::vector<at::Tensor>& biases, WeightLayout layout) {
+                                 const std::vector<at::Tensor>& biases, WeightLayout layout,
+                                 Fp8 fp8) {
   Norm norm{.weight = norm_weight, .bias = norm_bias, .eps = eps, .layer = true};
-  return normed_linears(x, residual, norm, weights, biases, layout);
+  return normed_linears(x, residual, norm, weights, biases, layout, fp8);
 }
 
 }  // namespace fsdp::nn

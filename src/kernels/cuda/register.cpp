@@ -17,6 +17,7 @@
 
 #include "base/format.h"
 #include "fsdp/error.h"
+#include "kernels/cuda/fp8_operators.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/outputs.h"
 
@@ -420,6 +421,8 @@ TORCH_LIBRARY_IMPL(fsdp, CUDA, m) {
   m.impl("embedding_backward", embedding_backward);
   m.impl("fill_random_", fill_random_);
   m.impl("scale_into", scale_into);
+  m.impl("fp8_amax", fp8_amax);
+  m.impl("fp8_cast", fp8_cast);
 }
 
 }  // namespace fsdp::kernels

@@ -187,5 +187,11 @@ void __stcs(T* to, T value) {
   *to = value;
 }
 
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+  const unsigned before = *at;
+  if (value > before) *at = value;
+  return before;
+}
+
 #define cudaMemsetAsync(to, value, bytes, stream) (std::memset(to, value, bytes), cudaSuccess)
 #define cudaGetLastError() cudaSuccess

@@ -1,0 +1,230 @@
+// The operators of fp8.h: schemas, the functions that call them, checks, and the meta device.
+#include "kernels/fp8.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include <sstream>
+#include <string>
+#include <tuple>
+
+#include "base/format.h"
+#include "base/modules.h"
+#include "fsdp/error.h"
+
+namespace fsdp::kernels {
+namespace fp8 {
+namespace {
+
+using at::Tensor;
+using Optional = std::optional<Tensor>;
+using Two = std::tuple<Tensor, Tensor>;
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// The state during a call, as in ops.cpp.
+class Quiet {
+ public:
+  explicit Quiet(const Tensor& first) {
+    if (first.is_cuda()) {
+      static const bool loaded = (load_cuda_module(), true);
+      static_cast<void>(loaded);
+    }
+    if (!at::GradMode::is_enabled()) below_.emplace();
+  }
+
+ private:
+  std::optional<at::AutoDispatchBelowAutograd> below_;
+};
+
+Optional if_defined(const Tensor& tensor) {
+  return tensor.defined() ? Optional(tensor) : std::nullopt;
+}
+
+Tensor if_any(Tensor tensor) {
+  return tensor.numel() > 0 ? std::move(tensor) : Tensor();
+}
+
+bool is_byte(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat8_e4m3fn || tensor.scalar_type() == at::kFloat8_e5m2;
+}
+
+std::string described(const Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  std::ostringstream text;
+  text << tensor.sizes() << " " << toString(tensor.scalar_type()) << " on " << tensor.device();
+  return text.str();
+}
+
+[[noreturn]] void refuse_tensor(const char* name, const Tensor& tensor, const char* expected) {
+  throw Error(formatted("fp8: {} is {}, expected {}.", name, described(tensor), expected),
+              "see kernels/fp8.h; sizes are multiples of 16.");
+}
+
+void check_factors(const char* name, const Tensor& factors, int64_t rows, const Tensor& beside) {
+  if (factors.defined() && factors.scalar_type() == at::kFloat && factors.is_contiguous() &&
+      factors.device() == beside.device() && (factors.numel() == 1 || factors.numel() == rows))
+    return;
+  refuse_tensor(name, factors, "one float32, or one per row, on the device of the matrix");
+}
+
+// --- the meta device ---
+
+Two amax_meta(const Tensor& x, bool rowwise, bool rows, bool columns) {
+  const Matrix size = check_amax(x);
+  const auto options = x.options().dtype(at::kFloat);
+  if (!rowwise) return {at::empty({1}, options), at::empty({0}, options)};
+  return {at::empty({rows ? size.rows : 0}, options),
+          at::empty({columns ? size.columns : 0}, options)};
+}
+
+Four cast_meta(const Tensor& x, const Optional& row_amax, const Optional& column_amax, bool e5m2) {
+  const Matrix size = check_cast(x, row_amax, column_amax);
+  const auto bytes = x.options().dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn);
+  const auto floats = x.options().dtype(at::kFloat);
+  const auto data = [&](bool wanted, int64_t rows, int64_t columns) {
+    return wanted ? at::empty({rows, columns}, bytes) : at::empty({0}, bytes);
+  };
+  const auto factors = [&](const Optional& amax) {
+    return at::empty({amax ? amax->numel() : 0}, floats);
+  };
+  return {data(row_amax.has_value(), size.rows, size.columns), factors(row_amax),
+          data(column_amax.has_value(), size.columns, size.rows), factors(column_amax)};
+}
+
+Tensor product_meta(const Tensor& a, const Tensor& a_factors, const Tensor& b,
+                    const Tensor& b_factors, const Optional& bias, at::ScalarType type, bool) {
+  Tensor out = at::empty({a.size(0), b.size(0)}, a.options().dtype(type));
+  check_product(out, a, a_factors, b, b_factors, bias);
+  return out;
+}
+
+void product_into_meta(const Tensor& out, const Tensor& a, const Tensor& a_factors, const Tensor& b,
+                       const Tensor& b_factors, bool) {
+  check_product(out, a, a_factors, b, b_factors, {});
+}
+
+}  // namespace
+
+// --- checks ---
+
+Matrix check_amax(const Tensor& x) {
+  const bool known =
+      x.defined() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 ||
+                      x.scalar_type() == at::kHalf);
+  if (!known || x.dim() != 2 || !x.is_contiguous() || !fits(x.size(0), x.size(1)))
+    refuse_tensor("the matrix", x, "a contiguous matrix of float32, bfloat16 or float16");
+  return {x.size(0), x.size(1)};
+}
+
+Matrix check_cast(const Tensor& x, const Optional& row_amax, const Optional& column_amax) {
+  const Matrix size = check_amax(x);
+  if (row_amax) check_factors("the magnitudes of rows", *row_amax, size.rows, x);
+  if (column_amax) check_factors("the magnitudes of columns", *column_amax, size.columns, x);
+  return size;
+}
+
+Product check_product(const Tensor& out, const Tensor& a, const Tensor& a_factors, const Tensor& b,
+                      const Tensor& b_factors, const Optional& bias) {
+  for (const auto& [name, tensor] : {std::pair("a", &a), std::pair("b", &b)})
+    if (!tensor->defined() || tensor->dim() != 2 || !is_byte(*tensor) || tensor->stride(1) != 1 ||
+        tensor->stride(0) % 16 != 0 || tensor->storage_offset() % 16 != 0 ||
+        !fits(tensor->size(0), tensor->size(1)))
+      refuse_tensor(name, *tensor, "a matrix of float8 with rows in 16 bytes each");
+  if (a.scalar_type() == at::kFloat8_e5m2 && b.scalar_type() == at::kFloat8_e5m2)
+    throw Error("fp8: both operands are e5m2.", "tensor cores take at most one of them.");
+  const Product size{a.size(0), b.size(0), a.size(1)};
+  if (b.size(1) != size.k) refuse_tensor("b", b, "as many columns as a");
+  check_factors("a's factors", a_factors, size.m, a);
+  check_factors("b's factors", b_factors, size.n, b);
+  if ((a_factors.numel() == 1) != (b_factors.numel() == 1))
+    throw Error("fp8: one operand is scaled tensorwise and the other rowwise.",
+                "quantise both in the same way.");
+  if (!out.defined() || out.dim() != 2 || out.size(0) != size.m || out.size(1) != size.n ||
+      out.stride(1) != 1 || out.device() != a.device())
+    refuse_tensor("the result", out, "a matrix of a's rows by b's rows");
+  if (bias && bias->defined() &&
+      (bias->dim() != 1 || bias->size(0) != size.n || bias->scalar_type() != out.scalar_type()))
+    refuse_tensor("the bias", *bias, "one number per column of the result, in its dtype");
+  return size;
+}
+
+// --- the functions ---
+
+Amax amax_of(const Tensor& x, Scaling scaling, Wanted wanted) {
+  static const auto op = operator_named<Two(const Tensor&, bool, bool, bool)>("fsdp::fp8_amax");
+  const Quiet quiet(x);
+  const bool rowwise = scaling == Scaling::kRowwise;
+  auto [rows, columns] = op.call(x, rowwise, wanted.rows, wanted.columns);
+  if (!rowwise) return {wanted.rows ? rows : Tensor(), wanted.columns ? rows : Tensor()};
+  return {if_any(std::move(rows)), if_any(std::move(columns))};
+}
+
+Quantised cast(const Tensor& x, const Amax& amax, bool e5m2) {
+  static const auto op =
+      operator_named<Four(const Tensor&, const Optional&, const Optional&, bool)>("fsdp::fp8_cast");
+  const Quiet quiet(x);
+  auto [rows, row_factors, columns, column_factors] =
+      op.call(x, if_defined(amax.rows), if_defined(amax.columns), e5m2);
+  return {{if_any(std::move(rows)), if_any(std::move(row_factors))},
+          {if_any(std::move(columns)), if_any(std::move(column_factors))}};
+}
+
+Quantised quantise(const Tensor& x, Scaling scaling, Wanted wanted, bool e5m2) {
+  return cast(x, amax_of(x, scaling, wanted), e5m2);
+}
+
+Tensor product(const Bytes& a, const Bytes& b, const Tensor& bias, at::ScalarType type, bool fast) {
+  static const auto op =
+      operator_named<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                            const Optional&, at::ScalarType, bool)>("fsdp::fp8_mm");
+  const Quiet quiet(a.data);
+  return op.call(a.data, a.factors, b.data, b.factors, if_defined(bias), type, fast);
+}
+
+void product_into(const Tensor& out, const Bytes& a, const Bytes& b, bool accumulate) {
+  static const auto op =
+      operator_named<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                          bool)>("fsdp::fp8_mm_into");
+  const Quiet quiet(a.data);
+  op.call(out, a.data, a.factors, b.data, b.factors, accumulate);
+  out.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace fp8
+
+TORCH_LIBRARY_FRAGMENT(fsdp, m) {
+  m.def(
+      "fp8_amax(Tensor x, bool rowwise, bool rows, bool columns) -> (Tensor rows, Tensor columns)");
+  m.def(
+      "fp8_cast(Tensor x, Tensor? row_amax, Tensor? column_amax, bool e5m2)"
+      " -> (Tensor rows, Tensor row_factors, Tensor columns, Tensor column_factors)");
+  m.def(
+      "fp8_mm(Tensor a, Tensor a_factors, Tensor b, Tensor b_factors, Tensor? bias,"
+      " ScalarType dtype, bool fast) -> Tensor");
+  m.def(
+      "fp8_mm_into(Tensor(a!) out, Tensor a, Tensor a_factors, Tensor b, Tensor b_factors,"
+      " bool accumulate) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(fsdp, Autograd, m) {
+  for (const char* name : {"fp8_amax", "fp8_cast", "fp8_mm", "fp8_mm_into"})
+    m.impl(name, torch::autograd::autogradNotImplementedFallback());
+}
+
+TORCH_LIBRARY_IMPL(fsdp, Meta, m) {
+  m.impl("fp8_amax", fp8::amax_meta);
+  m.impl("fp8_cast", fp8::cast_meta);
+  m.impl("fp8_mm", fp8::product_meta);
+  m.impl("fp8_mm_into", fp8::product_into_meta);
+}
+
+}  // namespace fsdp::kernels

@@ -1,0 +1,81 @@
+#include "nn/fp8_products.h"
+
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+
+namespace fsdp::nn {
+namespace {
+
+using kernels::fp8::Bytes;
+using kernels::fp8::quantise;
+using kernels::fp8::Scaling;
+
+Scaling scaling_of(Fp8 fp8) {
+  return fp8 == Fp8::kTensorwise ? Scaling::kTensorwise : Scaling::kRowwise;
+}
+
+// One matrix, so that its factors don't depend on whether weights are adjacent.
+at::Tensor as_one(const Tensors& parts) {
+  at::Tensor whole = joined(parts);
+  return whole.defined() ? whole : at::cat(parts, 0);
+}
+
+Bytes rows_of(const Bytes& all, int64_t first, int64_t count) {
+  const bool one = all.factors.numel() == 1;
+  return {all.data.narrow(0, first, count),
+          one ? all.factors : all.factors.narrow(0, first, count)};
+}
+
+}  // namespace
+
+Fp8 usable(Fp8 fp8, const at::Tensor& x, const Tensors& weights, WeightLayout layout) {
+  if (fp8 == Fp8::kNone || layout != WeightLayout::kOutIn) return Fp8::kNone;
+  const at::ScalarType type = x.scalar_type();
+  const bool known = type == at::kBFloat16 || type == at::kHalf || type == at::kFloat;
+  const int64_t width = x.size(-1);
+  const bool fits = known && width > 0 && kernels::fp8::fits(x.numel() / width, width) &&
+                    std::all_of(weights.begin(), weights.end(), [](const at::Tensor& weight) {
+                      return kernels::fp8::fits(weight.size(0), weight.size(1));
+                    });
+  return fits ? fp8 : Fp8::kNone;
+}
+
+at::Tensor products_as(Fp8 fp8, const at::Tensor& x, const Tensors& weights, const Tensors& biases,
+                       WeightLayout layout, Bytes* columns) {
+  if (fp8 == Fp8::kNone) return products(x, weights, biases, layout);
+  const auto of_x = quantise(x, scaling_of(fp8), {.rows = true, .columns = columns != nullptr});
+  if (columns) *columns = of_x.columns;
+  const Bytes weight = quantise(as_one(weights), scaling_of(fp8), {.rows = true}).rows;
+  return kernels::fp8::product(of_x.rows, weight, biases.empty() ? at::Tensor() : as_one(biases),
+                               x.scalar_type(), /*fast=*/true);
+}
+
+ProductsBackward::ProductsBackward(Fp8 fp8, const at::Tensor& grad, bool to_x, bool to_weights)
+    : fp8_(fp8), grad_(grad) {
+  to_weights = to_weights && quantises_gradients(fp8);
+  if (fp8 != Fp8::kNone && (to_x || to_weights))
+    bytes_ = quantise(grad, scaling_of(fp8), {.rows = to_x, .columns = to_weights});
+}
+
+at::Tensor ProductsBackward::to_x(const Tensors& weights, WeightLayout layout) const {
+  if (fp8_ == Fp8::kNone) return products_backward(grad_, weights, layout);
+  const Bytes weight = quantise(as_one(weights), scaling_of(fp8_), {.columns = true}).columns;
+  return kernels::fp8::product(bytes_.rows, weight, {}, grad_.scalar_type(), /*fast=*/false);
+}
+
+Tensors ProductsBackward::to_weights(const at::Tensor& x, const Bytes& columns,
+                                     const std::vector<const Target*>& targets,
+                                     const std::vector<int64_t>& widths,
+                                     WeightLayout layout) const {
+  if (!quantises_gradients(fp8_)) return weight_gradients(grad_, x, targets, widths, layout);
+  const Bytes of_x =
+      columns.data.defined() ? columns : quantise(x, scaling_of(fp8_), {.columns = true}).columns;
+  return write_weight_gradients(
+      targets, widths, [&](const shard::GradientPlace& place, int64_t first, int64_t count) {
+        kernels::fp8::product_into(place.gradient, rows_of(bytes_.columns, first, count), of_x,
+                                   place.accumulate);
+      });
+}
+
+}  // namespace fsdp::nn

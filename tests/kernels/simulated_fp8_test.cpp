@@ -1,0 +1,62 @@
+// The CUDA passes of fp8.h, simulated on the CPU: the bits of the CPU's emulation, whose rounding
+// isn't NVIDIA's code.
+#include "kernels/fp8.h"
+
+#include <cmath>
+
+#include "kernels/simulated/testing.h"
+
+namespace fsdp::kernels {
+namespace {
+
+std::vector<at::Tensor> made_of(const at::Tensor& x, fp8::Scaling scaling, fp8::Wanted wanted,
+                                bool e5m2) {
+  const auto made = fp8::quantise(x, scaling, wanted, e5m2);
+  std::vector<at::Tensor> all;
+  for (const auto& copy : {made.rows, made.columns}) {
+    if (!copy.data.defined()) continue;
+    all.push_back(copy.data.view(at::kByte));
+    all.push_back(copy.factors);
+  }
+  return all;
+}
+
+// Magnitudes from the least subnormal byte to beyond the range, with both signs.
+at::Tensor of_every_size(at::IntArrayRef sizes, at::ScalarType type) {
+  return (torch::randn(sizes) * at::pow(2.0, torch::randn(sizes) * 5)).to(type);
+}
+
+TEST(SimulatedFp8, GivesTheBitsOfTheCpu) {
+  Options options;
+  for (auto type : kDtypes)
+    for (auto scaling : {fp8::Scaling::kTensorwise, fp8::Scaling::kRowwise})
+      for (auto [rows, columns] :
+           {std::pair<int64_t, int64_t>{16, 16}, {128, 128}, {144, 272}, {400, 16}, {16, 400}})
+        for (auto wanted : {fp8::Wanted{true, true}, {true, false}, {false, true}}) {
+          const bool e5m2 = options.flip();
+          const at::Tensor x = of_every_size({rows, columns}, type);
+          const auto made = simulated([&] { return made_of(x, scaling, wanted, e5m2); });
+          const auto expected = made_of(x, scaling, wanted, e5m2);
+          ASSERT_EQ(made.size(), expected.size());
+          for (size_t i = 0; i < made.size(); ++i)
+            EXPECT_TRUE(same_bits(made[i], expected[i]))
+                << type << " " << rows << " x " << columns << ", result " << i;
+        }
+}
+
+TEST(SimulatedFp8, PassesOnWhatIsNotFinite) {
+  for (auto scaling : {fp8::Scaling::kTensorwise, fp8::Scaling::kRowwise})
+    for (double bad : {HUGE_VAL, std::nan("")}) {
+      at::Tensor x = torch::randn({48, 32});
+      x[20][9] = bad;
+      const auto made = simulated([&] { return made_of(x, scaling, {true, true}, false); });
+      const int64_t row = scaling == fp8::Scaling::kRowwise ? 20 : 0;
+      const int64_t column = scaling == fp8::Scaling::kRowwise ? 9 : 0;
+      EXPECT_TRUE(made[1][row].isnan().item<bool>());
+      EXPECT_TRUE(made[3][column].isnan().item<bool>());
+      EXPECT_EQ(made[1].isnan().sum().item<int64_t>(), 1);
+    }
+}
+
+}  // namespace
+}  // namespace fsdp::kernels
