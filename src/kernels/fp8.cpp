@@ -15,6 +15,7 @@
 #include "base/format.h"
 #include "base/modules.h"
 #include "fsdp/error.h"
+#include "kernels/outputs.h"
 
 namespace fsdp::kernels {
 namespace fp8 {
@@ -23,6 +24,7 @@ namespace {
 using at::Tensor;
 using Optional = std::optional<Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
+using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <typename Signature>
@@ -78,16 +80,19 @@ void check_factors(const char* name, const Tensor& factors, int64_t rows, const 
 
 // --- the meta device ---
 
-Two amax_meta(const Tensor& x, bool rowwise, bool rows, bool columns) {
-  const Matrix size = check_amax(x);
+Two amax_meta(const Tensor& x, const Optional& rstd, const Optional& weight, bool swiglu,
+              bool rowwise, bool rows, bool columns) {
+  const Matrix size = check_source(x, rstd, weight, swiglu);
   const auto options = x.options().dtype(at::kFloat);
   if (!rowwise) return {at::empty({1}, options), at::empty({0}, options)};
   return {at::empty({rows ? size.rows : 0}, options),
           at::empty({columns ? size.columns : 0}, options)};
 }
 
-Four cast_meta(const Tensor& x, const Optional& row_amax, const Optional& column_amax, bool e5m2) {
-  const Matrix size = check_cast(x, row_amax, column_amax);
+Four cast_meta(const Tensor& x, const Optional& rstd, const Optional& weight, bool swiglu,
+               const Optional& row_amax, const Optional& column_amax, bool e5m2) {
+  const Matrix size = check_source(x, rstd, weight, swiglu);
+  check_magnitudes(size, x, row_amax, column_amax);
   const auto bytes = x.options().dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn);
   const auto floats = x.options().dtype(at::kFloat);
   const auto data = [&](bool wanted, int64_t rows, int64_t columns) {
@@ -98,6 +103,14 @@ Four cast_meta(const Tensor& x, const Optional& row_amax, const Optional& column
   };
   return {data(row_amax.has_value(), size.rows, size.columns), factors(row_amax),
           data(column_amax.has_value(), size.columns, size.rows), factors(column_amax)};
+}
+
+Three rms_norm_meta(const Tensor& x, const Optional& residual, const Tensor& weight, double eps,
+                    bool rowwise) {
+  const RowSizes size = check_rms_norm(x, residual, weight, eps);
+  const auto floats = x.options().dtype(at::kFloat);
+  return {at::empty({rowwise ? size.rows : 1}, floats),
+          empty_if(residual && residual->defined(), x), empty_rows(x)};
 }
 
 Tensor product_meta(const Tensor& a, const Tensor& a_factors, const Tensor& b,
@@ -116,20 +129,30 @@ void product_into_meta(const Tensor& out, const Tensor& a, const Tensor& a_facto
 
 // --- checks ---
 
-Matrix check_amax(const Tensor& x) {
+Matrix check_source(const Tensor& x, const Optional& rstd, const Optional& weight, bool swiglu) {
   const bool known =
       x.defined() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 ||
                       x.scalar_type() == at::kHalf);
-  if (!known || x.dim() != 2 || !x.is_contiguous() || !fits(x.size(0), x.size(1)))
+  const int64_t halves = swiglu ? 2 : 1;
+  if (!known || x.dim() != 2 || !x.is_contiguous() || x.size(1) % halves != 0 ||
+      !fits(x.size(0), x.size(1) / halves))
     refuse_tensor("the matrix", x, "a contiguous matrix of float32, bfloat16 or float16");
-  return {x.size(0), x.size(1)};
+  const Matrix size{x.size(0), x.size(1) / halves};
+  if (rstd.has_value() != weight.has_value() || (rstd && swiglu))
+    throw Error("fp8: a matrix is computed in two ways, or in half of one.", "see Source.");
+  if (rstd && (rstd->numel() != size.rows || rstd->scalar_type() != at::kFloat ||
+               !rstd->is_contiguous() || rstd->device() != x.device()))
+    refuse_tensor("rstd", *rstd, "one float32 per row");
+  if (weight && (weight->numel() != size.columns || weight->scalar_type() != x.scalar_type() ||
+                 !weight->is_contiguous() || weight->device() != x.device()))
+    refuse_tensor("the norm's weight", *weight, "one number per column, in the matrix's dtype");
+  return size;
 }
 
-Matrix check_cast(const Tensor& x, const Optional& row_amax, const Optional& column_amax) {
-  const Matrix size = check_amax(x);
+void check_magnitudes(const Matrix& size, const Tensor& x, const Optional& row_amax,
+                      const Optional& column_amax) {
   if (row_amax) check_factors("the magnitudes of rows", *row_amax, size.rows, x);
   if (column_amax) check_factors("the magnitudes of columns", *column_amax, size.columns, x);
-  return size;
 }
 
 Product check_product(const Tensor& out, const Tensor& a, const Tensor& a_factors, const Tensor& b,
@@ -159,27 +182,56 @@ Product check_product(const Tensor& out, const Tensor& a, const Tensor& a_factor
 
 // --- the functions ---
 
-Amax amax_of(const Tensor& x, Scaling scaling, Wanted wanted) {
-  static const auto op = operator_named<Two(const Tensor&, bool, bool, bool)>("fsdp::fp8_amax");
-  const Quiet quiet(x);
+Source Source::normed(Tensor x, Tensor rstd, Tensor weight) {
+  Source source(std::move(x));
+  source.rstd = std::move(rstd);
+  source.weight = std::move(weight);
+  return source;
+}
+
+Source Source::activated(Tensor gate_up) {
+  Source source(std::move(gate_up));
+  source.swiglu = true;
+  return source;
+}
+
+Amax amax_of(const Source& source, Scaling scaling, Wanted wanted) {
+  static const auto op =
+      operator_named<Two(const Tensor&, const Optional&, const Optional&, bool, bool, bool, bool)>(
+          "fsdp::fp8_amax");
+  const Quiet quiet(source.x);
   const bool rowwise = scaling == Scaling::kRowwise;
-  auto [rows, columns] = op.call(x, rowwise, wanted.rows, wanted.columns);
+  auto [rows, columns] = op.call(source.x, if_defined(source.rstd), if_defined(source.weight),
+                                 source.swiglu, rowwise, wanted.rows, wanted.columns);
   if (!rowwise) return {wanted.rows ? rows : Tensor(), wanted.columns ? rows : Tensor()};
   return {if_any(std::move(rows)), if_any(std::move(columns))};
 }
 
-Quantised cast(const Tensor& x, const Amax& amax, bool e5m2) {
+Quantised cast(const Source& source, const Amax& amax, bool e5m2) {
   static const auto op =
-      operator_named<Four(const Tensor&, const Optional&, const Optional&, bool)>("fsdp::fp8_cast");
-  const Quiet quiet(x);
+      operator_named<Four(const Tensor&, const Optional&, const Optional&, bool, const Optional&,
+                          const Optional&, bool)>("fsdp::fp8_cast");
+  const Quiet quiet(source.x);
   auto [rows, row_factors, columns, column_factors] =
-      op.call(x, if_defined(amax.rows), if_defined(amax.columns), e5m2);
+      op.call(source.x, if_defined(source.rstd), if_defined(source.weight), source.swiglu,
+              if_defined(amax.rows), if_defined(amax.columns), e5m2);
   return {{if_any(std::move(rows)), if_any(std::move(row_factors))},
           {if_any(std::move(columns)), if_any(std::move(column_factors))}};
 }
 
-Quantised quantise(const Tensor& x, Scaling scaling, Wanted wanted, bool e5m2) {
-  return cast(x, amax_of(x, scaling, wanted), e5m2);
+Quantised quantise(const Source& source, Scaling scaling, Wanted wanted, bool e5m2) {
+  return cast(source, amax_of(source, scaling, wanted), e5m2);
+}
+
+NormedAmax rms_norm_amax(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+                         Scaling scaling) {
+  static const auto op =
+      operator_named<Three(const Tensor&, const Optional&, const Tensor&, double, bool)>(
+          "fsdp::fp8_rms_norm");
+  const Quiet quiet(x);
+  auto [amax, sum, rstd] =
+      op.call(x, if_defined(residual), weight, eps, scaling == Scaling::kRowwise);
+  return {std::move(amax), std::move(sum), std::move(rstd)};
 }
 
 Tensor product(const Bytes& a, const Bytes& b, const Tensor& bias, at::ScalarType type, bool fast) {
@@ -203,10 +255,15 @@ void product_into(const Tensor& out, const Bytes& a, const Bytes& b, bool accumu
 
 TORCH_LIBRARY_FRAGMENT(fsdp, m) {
   m.def(
-      "fp8_amax(Tensor x, bool rowwise, bool rows, bool columns) -> (Tensor rows, Tensor columns)");
+      "fp8_amax(Tensor x, Tensor? rstd, Tensor? weight, bool swiglu, bool rowwise, bool rows,"
+      " bool columns) -> (Tensor rows, Tensor columns)");
   m.def(
-      "fp8_cast(Tensor x, Tensor? row_amax, Tensor? column_amax, bool e5m2)"
+      "fp8_cast(Tensor x, Tensor? rstd, Tensor? weight, bool swiglu, Tensor? row_amax,"
+      " Tensor? column_amax, bool e5m2)"
       " -> (Tensor rows, Tensor row_factors, Tensor columns, Tensor column_factors)");
+  m.def(
+      "fp8_rms_norm(Tensor x, Tensor? residual, Tensor weight, float eps, bool rowwise)"
+      " -> (Tensor amax, Tensor sum, Tensor rstd)");
   m.def(
       "fp8_mm(Tensor a, Tensor a_factors, Tensor b, Tensor b_factors, Tensor? bias,"
       " ScalarType dtype, bool fast) -> Tensor");
@@ -216,13 +273,14 @@ TORCH_LIBRARY_FRAGMENT(fsdp, m) {
 }
 
 TORCH_LIBRARY_IMPL(fsdp, Autograd, m) {
-  for (const char* name : {"fp8_amax", "fp8_cast", "fp8_mm", "fp8_mm_into"})
+  for (const char* name : {"fp8_amax", "fp8_cast", "fp8_rms_norm", "fp8_mm", "fp8_mm_into"})
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
 }
 
 TORCH_LIBRARY_IMPL(fsdp, Meta, m) {
   m.impl("fp8_amax", fp8::amax_meta);
   m.impl("fp8_cast", fp8::cast_meta);
+  m.impl("fp8_rms_norm", fp8::rms_norm_meta);
   m.impl("fp8_mm", fp8::product_meta);
   m.impl("fp8_mm_into", fp8::product_into_meta);
 }

@@ -8,6 +8,7 @@
 //   number = byte * factor
 // All are powers of two (fp8_number.h). Bytes moved by a pass that writes both copies: it reads the
 // matrix once and writes two bytes per element; finding the largest magnitudes reads it once more.
+// A matrix that is made from another needn't exist: see Source.
 //
 // As the operators of ops.h: called through the dispatcher, recording no graph.
 #pragma once
@@ -43,11 +44,32 @@ struct Wanted {
   bool columns = false;
 };
 
-// x [rows, columns], float32, bfloat16 or float16; both sizes are multiples of 16.
-Amax amax_of(const at::Tensor& x, Scaling scaling, Wanted wanted);
+// The matrix [rows, columns] to quantise, float32, bfloat16 or float16; both sizes are multiples of
+// 16. What is computed as it is read has the bits of the operators in ops.h, rounded to x's dtype.
+struct Source {
+  at::Tensor x;             // the matrix …
+  at::Tensor rstd, weight;  // … if defined: x * rstd * weight, the output of rms_norm
+  bool swiglu = false;      // swiglu(x), x [rows, 2 * columns]
+
+  Source(at::Tensor matrix) : x(std::move(matrix)) {}
+  static Source normed(at::Tensor x, at::Tensor rstd, at::Tensor weight);
+  static Source activated(at::Tensor gate_up);
+};
+
+Amax amax_of(const Source& source, Scaling scaling, Wanted wanted);
 // The copies whose largest magnitudes are given. A magnitude beyond them saturates.
-Quantised cast(const at::Tensor& x, const Amax& amax, bool e5m2 = false);
-Quantised quantise(const at::Tensor& x, Scaling scaling, Wanted wanted, bool e5m2 = false);
+Quantised cast(const Source& source, const Amax& amax, bool e5m2 = false);
+Quantised quantise(const Source& source, Scaling scaling, Wanted wanted, bool e5m2 = false);
+
+// rms_norm() without its output: x (+ residual) and what Source::normed needs, with the largest
+// magnitudes of the output, [1] or [rows].
+struct NormedAmax {
+  at::Tensor amax;
+  at::Tensor sum;   // empty [0] without a residual
+  at::Tensor rstd;  // [rows]
+};
+NormedAmax rms_norm_amax(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                         double eps, Scaling scaling);
 
 // a · bᵀ (+ bias) in `type`: a [m, k], b [n, k], bias [n] of that type or undefined → [m, n]. At
 // most one operand is e5m2. `fast`: sums may be kept with fewer bits for a while, as tensor cores
@@ -67,9 +89,11 @@ inline bool fits(int64_t rows, int64_t columns) {
 struct Matrix {
   int64_t rows, columns;
 };
-Matrix check_amax(const at::Tensor& x);
-Matrix check_cast(const at::Tensor& x, const std::optional<at::Tensor>& row_amax,
-                  const std::optional<at::Tensor>& column_amax);
+Matrix check_source(const at::Tensor& x, const std::optional<at::Tensor>& rstd,
+                    const std::optional<at::Tensor>& weight, bool swiglu);
+void check_magnitudes(const Matrix& size, const at::Tensor& x,
+                      const std::optional<at::Tensor>& row_amax,
+                      const std::optional<at::Tensor>& column_amax);
 struct Product {
   int64_t m, n, k;
 };

@@ -11,10 +11,6 @@ using kernels::fp8::Bytes;
 using kernels::fp8::quantise;
 using kernels::fp8::Scaling;
 
-Scaling scaling_of(Fp8 fp8) {
-  return fp8 == Fp8::kTensorwise ? Scaling::kTensorwise : Scaling::kRowwise;
-}
-
 // One matrix, so that its factors don't depend on whether weights are adjacent.
 at::Tensor as_one(const Tensors& parts) {
   at::Tensor whole = joined(parts);
@@ -28,6 +24,10 @@ Bytes rows_of(const Bytes& all, int64_t first, int64_t count) {
 }
 
 }  // namespace
+
+Scaling scaling_of(Fp8 fp8) {
+  return fp8 == Fp8::kTensorwise ? Scaling::kTensorwise : Scaling::kRowwise;
+}
 
 Fp8 usable(Fp8 fp8, const at::Tensor& x, const Tensors& weights, WeightLayout layout) {
   if (fp8 == Fp8::kNone || layout != WeightLayout::kOutIn) return Fp8::kNone;
@@ -46,9 +46,14 @@ at::Tensor products_as(Fp8 fp8, const at::Tensor& x, const Tensors& weights, con
   if (fp8 == Fp8::kNone) return products(x, weights, biases, layout);
   const auto of_x = quantise(x, scaling_of(fp8), {.rows = true, .columns = columns != nullptr});
   if (columns) *columns = of_x.columns;
+  return fp8_products(fp8, of_x.rows, weights, biases, x.scalar_type());
+}
+
+at::Tensor fp8_products(Fp8 fp8, const Bytes& x, const Tensors& weights, const Tensors& biases,
+                        at::ScalarType type) {
   const Bytes weight = quantise(as_one(weights), scaling_of(fp8), {.rows = true}).rows;
-  return kernels::fp8::product(of_x.rows, weight, biases.empty() ? at::Tensor() : as_one(biases),
-                               x.scalar_type(), /*fast=*/true);
+  return kernels::fp8::product(x, weight, biases.empty() ? at::Tensor() : as_one(biases), type,
+                               /*fast=*/true);
 }
 
 ProductsBackward::ProductsBackward(Fp8 fp8, const at::Tensor& grad, bool to_x, bool to_weights)

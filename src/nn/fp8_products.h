@@ -19,9 +19,14 @@ inline bool quantises_gradients(Fp8 fp8) {
   return fp8 != Fp8::kNone && fp8 != Fp8::kRowwiseBf16Grad;
 }
 
+kernels::fp8::Scaling scaling_of(Fp8 fp8);
+
 // As products(). Not null: `columns` becomes those of x, for to_weights().
 at::Tensor products_as(Fp8 fp8, const at::Tensor& x, const Tensors& weights, const Tensors& biases,
                        WeightLayout layout, kernels::fp8::Bytes* columns = nullptr);
+// The same in fp8 from the rows of x; the result has the dtype `type`.
+at::Tensor fp8_products(Fp8 fp8, const kernels::fp8::Bytes& x, const Tensors& weights,
+                        const Tensors& biases, at::ScalarType type);
 
 // y's gradient, for products in backward.
 class ProductsBackward {
@@ -31,7 +36,7 @@ class ProductsBackward {
 
   // As products_backward().
   at::Tensor to_x(const Tensors& weights, WeightLayout layout) const;
-  // As weight_gradients(). x may be undefined if its columns are given.
+  // As weight_gradients(). In fp8 x may be undefined if its columns are given.
   Tensors to_weights(const at::Tensor& x, const kernels::fp8::Bytes& columns,
                      const std::vector<const Target*>& targets, const std::vector<int64_t>& widths,
                      WeightLayout layout) const;

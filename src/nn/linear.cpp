@@ -1,4 +1,5 @@
 // Linears: alone, and after an activation whose result is recomputed in backward.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
@@ -13,6 +14,8 @@
 
 namespace fsdp::nn {
 namespace {
+
+using kernels::fp8::Source;
 
 enum class Activation { kNone, kSwiglu, kGeglu, kGelu, kGeluTanh };
 
@@ -112,8 +115,8 @@ at::Tensor activate(const at::Tensor& given, Activation activation) {
 // --- a linear, with or without an activation before it ---
 
 // Inputs: x, weight, bias. Saved: x if the gradient of the weight or of the activation is needed,
-// the weight if the gradient of x is; in fp8 without an activation, the columns of x and their
-// factors instead of x.
+// the weight if the gradient of x is. In fp8: without an activation the columns of x and their
+// factors instead of x, and with swiglu the largest magnitudes of its columns.
 struct LinearNode : Node {
   Activation activation = Activation::kNone;
   WeightLayout layout = WeightLayout::kOutIn;
@@ -136,19 +139,22 @@ struct LinearNode : Node {
     Tensors kept = saved();
     at::Tensor rows = kept[0].defined() ? as_rows(kept[0]) : at::Tensor();
     const ProductsBackward back_of(fp8, grad, wants(0), wants(1));
+    kernels::fp8::Bytes columns{kept[2], kept[3]};
+    if (kept[4].defined() && wants(1))
+      columns = kernels::fp8::cast(Source::activated(rows), {.columns = kept[4]}).columns;
     if (wants(0)) {
       at::Tensor grad_rows = back_of.to_x({kept[1]}, layout);
       if (activation != Activation::kNone) {
-        ActivationBackward back = activation_backward(grad_rows, rows, activation, wants(1));
+        const bool want_out = wants(1) && !columns.data.defined();
+        ActivationBackward back = activation_backward(grad_rows, rows, activation, want_out);
         grad_rows = back.x;
         rows = back.out;
       }
       result[0] = grad_rows.view(sizes);
-    } else if (activation != Activation::kNone) {
+    } else if (activation != Activation::kNone && !columns.data.defined()) {
       rows = activated(rows, activation);
     }
-    if (wants(1))
-      result[1] = back_of.to_weights(rows, {kept[2], kept[3]}, {&weight}, widths, layout)[0];
+    if (wants(1)) result[1] = back_of.to_weights(rows, columns, {&weight}, widths, layout)[0];
     return result;
   }
 };
@@ -171,14 +177,23 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
   at::Tensor out;
   const Fp8 fp8 = usable(wished, x, {weight}, layout);
   kernels::fp8::Bytes columns;
-  const bool keeps_columns = quantises_gradients(fp8) && activation == Activation::kNone &&
-                             at::GradMode::is_enabled() && weight.requires_grad();
+  kernels::fp8::Amax amax;
+  const bool to_weight =
+      quantises_gradients(fp8) && at::GradMode::is_enabled() && weight.requires_grad();
+  const bool keeps_columns = to_weight && activation == Activation::kNone;
   {
     Unrecorded unrecorded;
     Tensors biases;
     if (bias.defined()) biases.push_back(bias);
-    out = products_as(fp8, as_rows(activated(x, activation)), {weight}, biases, layout,
-                      keeps_columns ? &columns : nullptr);
+    if (fp8 != Fp8::kNone && activation == Activation::kSwiglu) {
+      const Source source = Source::activated(as_rows(x));
+      amax = kernels::fp8::amax_of(source, scaling_of(fp8), {.rows = true, .columns = to_weight});
+      out = fp8_products(fp8, kernels::fp8::cast(source, {.rows = amax.rows}).rows, {weight},
+                         biases, x.scalar_type());
+    } else {
+      out = products_as(fp8, as_rows(activated(x, activation)), {weight}, biases, layout,
+                        keeps_columns ? &columns : nullptr);
+    }
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
     out = out.view(sizes);
@@ -193,7 +208,8 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
     node->widths = widths_of({weight}, layout);
     bool need_x = node->will_want(1) || (node->will_want(0) && activation != Activation::kNone);
     node->save({need_x && !keeps_columns ? x : at::Tensor(),
-                node->will_want(0) ? weight : at::Tensor(), columns.data, columns.factors});
+                node->will_want(0) ? weight : at::Tensor(), columns.data, columns.factors,
+                amax.columns});
     node->returns(out);
   }
   return out;

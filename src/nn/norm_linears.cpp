@@ -14,9 +14,18 @@
 namespace fsdp::nn {
 namespace {
 
+using kernels::fp8::Bytes;
+using kernels::fp8::Source;
+
+// Whether the norm's output is quantised as it is computed, and never stored.
+bool is_fused(Fp8 fp8, const Norm& norm) {
+  return fp8 != Fp8::kNone && !norm.layer;
+}
+
 // Inputs: x, residual, the norm's weight and bias, then the weights, then the biases. Outputs: the
 // products, and the sum if there is a residual. Saved: the sum (or x), mean, rstd, the norm's
-// weight and bias, and the weights if the gradient passes through them.
+// weight and bias, the largest magnitude of the normalised rows (fp8), and the weights if the
+// gradient passes through them.
 struct NormLinearsNode : Node {
   Norm norm;  // without its tensors
   WeightLayout layout = WeightLayout::kOutIn;
@@ -35,6 +44,15 @@ struct NormLinearsNode : Node {
     for (size_t i = 0; i < targets.size(); ++i)
       if (wants(first + i)) some[i] = &targets[i];
     return some;
+  }
+
+  // The columns of the norm's output in fp8; undefined where the output itself is needed.
+  Bytes columns_of(const at::Tensor& x, const at::Tensor& rstd, const Norm& whole,
+                   const at::Tensor& amax) const {
+    if (!is_fused(fp8, whole) || !quantises_gradients(fp8)) return {};
+    const Source source = Source::normed(as_rows(x), rstd, whole.weight);
+    if (fp8 == Fp8::kTensorwise) return kernels::fp8::cast(source, {.columns = amax}).columns;
+    return kernels::fp8::quantise(source, scaling_of(fp8), {.columns = true}).columns;
   }
 
   Tensors backward(const Tensors& gradients) override {
@@ -62,22 +80,25 @@ struct NormLinearsNode : Node {
     at::Tensor rows;  // the input of the linears
     const bool to_x = wants(0) || wants(1) || wants(2) || wants(3);
     const ProductsBackward back_of(fp8, grad, to_x, some_weight);
+    const Bytes columns = some_weight ? columns_of(x, rstd, whole, kept[5]) : Bytes();
+    const bool want_rows = some_weight && !columns.data.defined();
     if (to_x) {
-      Tensors matrices(kept.begin() + 5, kept.end());
+      Tensors matrices(kept.begin() + 6, kept.end());
       at::Tensor grad_rows = back_of.to_x(matrices, layout).view(x.sizes());
       NormBackward back = norm_backward(grad_rows, grad_sum, x, mean, rstd, whole,
                                         wants(2) ? &norm_weight : nullptr,
-                                        wants(3) ? &norm_bias : nullptr, some_weight);
+                                        wants(3) ? &norm_bias : nullptr, want_rows);
       if (wants(0)) result[0] = back.x;
       if (wants(1)) result[1] = back.x;
       result[2] = back.weight;
       result[3] = back.bias;
       rows = back.out;
-    } else if (some_weight) {
+    } else if (want_rows) {
       rows = normalised(x, {}, whole).out;
     }
     if (some_weight) {
-      Tensors made = back_of.to_weights(as_rows(rows), {}, to_weights, widths, layout);
+      if (want_rows) rows = as_rows(rows);
+      Tensors made = back_of.to_weights(rows, columns, to_weights, widths, layout);
       std::move(made.begin(), made.end(), result.begin() + 4);
     }
     return result;
@@ -92,11 +113,22 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
   at::Tensor residual = added.defined() ? added.contiguous() : added;
   std::vector<int64_t> sizes = x.sizes().vec();
   kernels::Normed normed;
-  at::Tensor out;
+  at::Tensor out, amax;
   {
     Unrecorded unrecorded;
-    normed = normalised(x, residual, norm);
-    out = products_as(fp8, as_rows(normed.out), weights, biases, layout);
+    if (is_fused(fp8, norm)) {
+      const auto made =
+          kernels::fp8::rms_norm_amax(x, residual, norm.weight, norm.eps, scaling_of(fp8));
+      normed = {.sum = made.sum, .rstd = made.rstd};
+      amax = made.amax;
+      const Source source =
+          Source::normed(as_rows(residual.defined() ? made.sum : x), made.rstd, norm.weight);
+      out = fp8_products(fp8, kernels::fp8::cast(source, {.rows = amax}).rows, weights, biases,
+                         x.scalar_type());
+    } else {
+      normed = normalised(x, residual, norm);
+      out = products_as(fp8, as_rows(normed.out), weights, biases, layout);
+    }
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
     out = out.view(sizes);
@@ -114,8 +146,12 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
     for (const at::Tensor& weight : weights) node->weights.emplace_back(weight);
     for (const at::Tensor& bias : biases) node->biases.emplace_back(bias);
     node->widths = widths_of(weights, layout);
-    Tensors kept{residual.defined() ? normed.sum.tensor_data() : x, normed.mean, normed.rstd,
-                 norm.weight, norm.bias};
+    Tensors kept{residual.defined() ? normed.sum.tensor_data() : x,
+                 normed.mean,
+                 normed.rstd,
+                 norm.weight,
+                 norm.bias,
+                 fp8 == Fp8::kTensorwise ? amax : at::Tensor()};
     if (node->will_want(0) || node->will_want(1) || node->will_want(2) || node->will_want(3))
       kept.insert(kept.end(), weights.begin(), weights.end());
     node->save(kept);

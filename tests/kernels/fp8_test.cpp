@@ -154,6 +154,41 @@ TEST_P(Fp8, EveryDeviceGivesTheBitsOfTheCpu) {
         }
 }
 
+void expect_same(const fp8::Quantised& made, const fp8::Quantised& expected) {
+  for (auto copy : {&fp8::Quantised::rows, &fp8::Quantised::columns}) {
+    EXPECT_TRUE(
+        same_bits((made.*copy).data.view(at::kByte), (expected.*copy).data.view(at::kByte)));
+    EXPECT_TRUE(same_bits((made.*copy).factors, (expected.*copy).factors));
+  }
+}
+
+TEST_P(Fp8, WhatANormWritesIsQuantisedAsItIsComputed) {
+  for (Scaling scaling : kScalings)
+    for (auto type : kDtypes)
+      for (auto [rows, columns] : {std::pair<int64_t, int64_t>{48, 64}, {144, 2064}, {16, 40000}})
+        for (bool adds : {false, true}) {
+          const at::Tensor x = random({rows, columns}, type), weight = random({columns}, type);
+          const at::Tensor residual = adds ? random({rows, columns}, type) : at::Tensor();
+          const Normed normed = rms_norm(x, residual, weight, 1e-5);
+          const auto made = fp8::rms_norm_amax(x, residual, weight, 1e-5, scaling);
+          EXPECT_TRUE(same_bits(made.rstd, normed.rstd));
+          EXPECT_TRUE(same_bits(made.sum, normed.sum));
+          EXPECT_TRUE(same_bits(made.amax, fp8::amax_of(normed.out, scaling, {true, false}).rows));
+          const auto source = fp8::Source::normed(adds ? made.sum : x, made.rstd, weight);
+          expect_same(fp8::quantise(source, scaling, {true, true}),
+                      fp8::quantise(normed.out, scaling, {true, true}));
+        }
+}
+
+TEST_P(Fp8, WhatSwigluWritesIsQuantisedAsItIsComputed) {
+  for (Scaling scaling : kScalings)
+    for (auto type : kDtypes) {
+      const at::Tensor gate_up = random({144, 2 * 272}, type);
+      expect_same(fp8::quantise(fp8::Source::activated(gate_up), scaling, {true, true}),
+                  fp8::quantise(swiglu(gate_up), scaling, {true, true}));
+    }
+}
+
 TEST_P(Fp8, ZeroAndConstantMatricesAreExact) {
   for (Scaling scaling : kScalings)
     for (double value : {0.0, 1.0, -3.0, 1e-30, 448.0}) {

@@ -9,7 +9,7 @@
 namespace fsdp::kernels {
 namespace {
 
-std::vector<at::Tensor> made_of(const at::Tensor& x, fp8::Scaling scaling, fp8::Wanted wanted,
+std::vector<at::Tensor> made_of(const fp8::Source& x, fp8::Scaling scaling, fp8::Wanted wanted,
                                 bool e5m2) {
   const auto made = fp8::quantise(x, scaling, wanted, e5m2);
   std::vector<at::Tensor> all;
@@ -42,6 +42,40 @@ TEST(SimulatedFp8, GivesTheBitsOfTheCpu) {
             EXPECT_TRUE(same_bits(made[i], expected[i]))
                 << type << " " << rows << " x " << columns << ", result " << i;
         }
+}
+
+// Rows of a warp, of a block, and longer.
+TEST(SimulatedFp8, QuantisesWhatOtherKernelsWouldWrite) {
+  Options options;
+  for (auto type : kDtypes)
+    for (auto scaling : {fp8::Scaling::kTensorwise, fp8::Scaling::kRowwise})
+      for (int64_t width : {64, 2048, 32784}) {
+        const int64_t rows = width > 2048 ? 16 : 32;
+        const at::Tensor x = torch::randn({rows, width}).to(type);
+        const at::Tensor residual =
+            options.flip() ? torch::randn({rows, width}).to(type) : at::Tensor();
+        const at::Tensor weight = torch::randn({width}).to(type);
+        const at::Tensor gate_up = torch::randn({rows, 2 * 144}).to(type);
+        simulated([&]() -> std::vector<at::Tensor> {
+          const auto normed = rms_norm(x, residual, weight, 1e-5);
+          const auto made = fp8::rms_norm_amax(x, residual, weight, 1e-5, scaling);
+          EXPECT_TRUE(same_bits(made.rstd, normed.rstd));
+          EXPECT_TRUE(same_bits(made.sum, normed.sum));
+          EXPECT_TRUE(same_bits(made.amax, fp8::amax_of(normed.out, scaling, {true, false}).rows));
+          if (width > 2048) return {made.amax};
+          const at::Tensor of = residual.defined() ? made.sum : x;
+          const auto direct = made_of(normed.out, scaling, {true, true}, false);
+          const auto fused =
+              made_of(fp8::Source::normed(of, made.rstd, weight), scaling, {true, true}, false);
+          for (size_t i = 0; i < fused.size(); ++i) EXPECT_TRUE(same_bits(fused[i], direct[i]));
+          const auto active = made_of(swiglu(gate_up), scaling, {true, true}, false);
+          const auto activated =
+              made_of(fp8::Source::activated(gate_up), scaling, {true, true}, false);
+          for (size_t i = 0; i < active.size(); ++i)
+            EXPECT_TRUE(same_bits(activated[i], active[i]));
+          return fused;
+        });
+      }
 }
 
 TEST(SimulatedFp8, PassesOnWhatIsNotFinite) {

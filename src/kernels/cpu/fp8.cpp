@@ -15,6 +15,7 @@
 #include "kernels/cpu/dtypes.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/fp8_number.h"
+#include "kernels/ops.h"
 
 namespace fsdp::kernels::cpu {
 namespace {
@@ -34,8 +35,31 @@ void raise(float* to, uint32_t bits) {
   }
 }
 
-std::tuple<Tensor, Tensor> fp8_amax(const Tensor& x, bool rowwise, bool rows, bool columns) {
-  const auto [count, width] = fp8::check_amax(x);
+// The matrix that a source stands for.
+Tensor matrix_of(const Tensor& x, const Optional& rstd, const Optional& weight, bool swiglu) {
+  if (swiglu) return kernels::swiglu(x);
+  if (!rstd) return x;
+  const int64_t count = x.size(0), width = x.size(1);
+  Tensor made = at::empty({count, width}, x.options());
+  with_dtype(x.scalar_type(), [&]<typename T>(T) {
+    parallel_rows(count, width, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* from = read<T>(x) + row * width;
+        const float by = read<float>(*rstd)[row];
+        for (int64_t i = 0; i < width; ++i)
+          write<T>(made)[row * width + i] = static_cast<T>(static_cast<float>(from[i]) * by *
+                                                           static_cast<float>(read<T>(*weight)[i]));
+      }
+    });
+  });
+  return made;
+}
+
+std::tuple<Tensor, Tensor> fp8_amax(const Tensor& given, const Optional& rstd,
+                                    const Optional& norm_weight, bool swiglu, bool rowwise,
+                                    bool rows, bool columns) {
+  const auto [count, width] = fp8::check_source(given, rstd, norm_weight, swiglu);
+  const Tensor x = matrix_of(given, rstd, norm_weight, swiglu);
   const auto made = [&](int64_t size) {
     return at::full({size}, 0, x.options().dtype(at::kFloat));
   };
@@ -79,9 +103,13 @@ Tensor restoring(const Optional& amax, bool e5m2) {
   return factors;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> fp8_cast(const Tensor& x, const Optional& row_amax,
+std::tuple<Tensor, Tensor, Tensor, Tensor> fp8_cast(const Tensor& given, const Optional& rstd,
+                                                    const Optional& norm_weight, bool swiglu,
+                                                    const Optional& row_amax,
                                                     const Optional& column_amax, bool e5m2) {
-  const auto [count, width] = fp8::check_cast(x, row_amax, column_amax);
+  const auto [count, width] = fp8::check_source(given, rstd, norm_weight, swiglu);
+  fp8::check_magnitudes({count, width}, given, row_amax, column_amax);
+  const Tensor x = matrix_of(given, rstd, norm_weight, swiglu);
   const auto options = x.options().dtype(e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn);
   const Tensor rows = row_amax ? at::empty({count, width}, options) : at::empty({0}, options);
   const Tensor columns = column_amax ? at::empty({width, count}, options) : at::empty({0}, options);
@@ -106,6 +134,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fp8_cast(const Tensor& x, const Optio
     });
   });
   return {rows, restoring(row_amax, e5m2), columns, restoring(column_amax, e5m2)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> fp8_rms_norm(const Tensor& x, const Optional& residual,
+                                                const Tensor& weight, double eps, bool rowwise) {
+  Normed made = kernels::rms_norm(x, residual.value_or(Tensor()), weight, eps);
+  const Tensor rows = made.out.view({-1, made.out.size(-1)});
+  const auto scaling = rowwise ? fp8::Scaling::kRowwise : fp8::Scaling::kTensorwise;
+  return {fp8::amax_of(rows, scaling, {.rows = true}).rows, made.sum, made.rstd};
 }
 
 // The numbers that bytes stand for.
@@ -157,6 +193,7 @@ void fp8_mm_into(const Tensor& out, const Tensor& a, const Tensor& a_factors, co
 TORCH_LIBRARY_IMPL(fsdp, CPU, m) {
   m.impl("fp8_amax", fp8_amax);
   m.impl("fp8_cast", fp8_cast);
+  m.impl("fp8_rms_norm", fp8_rms_norm);
   m.impl("fp8_mm", fp8_mm);
   m.impl("fp8_mm_into", fp8_mm_into);
 }

@@ -7,10 +7,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ inline float sigmoid(float x) {
-  return fast_reciprocal(1.0f + fast_exp2(-kLog2E * x));
-}
-
 // --- swiglu: each thread takes one vector of N columns of a row ---
 
 // Index is 32 bits wide where that is enough; otherwise the division would be most of the

@@ -154,6 +154,34 @@ __device__ inline float fast_reciprocal(float x) {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.69314718055994531f;
 
+__device__ inline float sigmoid(float x) {
+  return fast_reciprocal(1.0f + fast_exp2(-kLog2E * x));
+}
+
+// --- largest magnitudes, compared as bits: a NaN is the largest ---
+
+__device__ __forceinline__ unsigned magnitude(float x) {
+  return __float_as_uint(x) & 0x7fffffffu;
+}
+
+__device__ __forceinline__ unsigned larger(unsigned a, unsigned b) {
+  return a > b ? a : b;
+}
+
+// Most calls don't change anything, and then only read: writes to one address wait for each other.
+__device__ __forceinline__ void raise(float* to, unsigned bits) {
+  unsigned* place = reinterpret_cast<unsigned*>(to);
+  if (bits > __ldcg(place)) atomicMax(place, bits);
+}
+
+// The largest of THREADS adjacent threads of a warp.
+template <int THREADS>
+__device__ __forceinline__ unsigned largest_of(unsigned x) {
+#pragma unroll
+  for (int step = THREADS / 2; step > 0; step /= 2) x = larger(x, __shfl_xor_sync(kAll, x, step));
+  return x;
+}
+
 // --- sums; every thread gets the same bits ---
 
 __device__ inline float warp_sum(float x) {

@@ -28,6 +28,62 @@ struct Plain {
   }
 };
 
+// Rounded as the operator that would have written them.
+template <class T>
+__device__ __forceinline__ void round_to(float (&x)[kEach]) {
+  if constexpr (!std::is_same_v<T, float>) to_floats(from_floats<T, kEach>(x), x);
+}
+
+// The output of rms_norm, in the order of norm.cu.
+template <class T>
+struct Normed {
+  const T* x;
+  const float* rstd;
+  const T* weight;
+  int64_t width;
+
+  __device__ __forceinline__ void load(int64_t row, int64_t column, float (&to)[kEach]) const {
+    float by[kEach];
+    load_floats<T, kEach>(x + row * width + column, to);
+    load_floats<T, kEach>(weight + column, by);
+    const float scale = rstd[row];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) to[i] = to[i] * scale * by[i];
+    round_to<T>(to);
+  }
+};
+
+// The output of swiglu.
+template <class T>
+struct Activated {
+  const T* gate_up;
+  int64_t width;
+
+  __device__ __forceinline__ void load(int64_t row, int64_t column, float (&to)[kEach]) const {
+    float up[kEach];
+    load_floats<T, kEach>(gate_up + row * 2 * width + column, to);
+    load_floats<T, kEach>(gate_up + row * 2 * width + width + column, up);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) to[i] = to[i] * sigmoid(to[i]) * up[i];
+    round_to<T>(to);
+  }
+};
+
+// Calls f with the source that a matrix describes.
+template <class F>
+void with_source(const Fp8Matrix& x, F f) {
+  with_type(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const T* data = static_cast<const T*>(x.data);
+    if (x.swiglu)
+      f(Activated<T>{data, x.columns});
+    else if (x.rstd)
+      f(Normed<T>{data, x.rstd, static_cast<const T*>(x.weight), x.columns});
+    else
+      f(Plain<T>{data, x.columns});
+  });
+}
+
 // Where a thread's numbers are.
 struct Place {
   int64_t row, column;
@@ -42,27 +98,7 @@ struct Place {
   }
 };
 
-// --- magnitudes, compared as bits: a NaN is the largest ---
-
-__device__ __forceinline__ unsigned magnitude(float x) {
-  return __float_as_uint(x) & 0x7fffffffu;
-}
-
-__device__ __forceinline__ unsigned larger(unsigned a, unsigned b) {
-  return a > b ? a : b;
-}
-
-__device__ __forceinline__ void raise(float* to, unsigned bits) {
-  atomicMax(reinterpret_cast<unsigned*>(to), bits);
-}
-
-// The largest of 16 threads that share a threadIdx.y, or of all 32 of a warp.
-template <int THREADS>
-__device__ __forceinline__ unsigned largest_of(unsigned x) {
-#pragma unroll
-  for (int step = THREADS / 2; step > 0; step /= 2) x = larger(x, __shfl_xor_sync(kAll, x, step));
-  return x;
-}
+// --- magnitudes ---
 
 template <class Source>
 __global__ void __launch_bounds__(kThreads)
@@ -272,18 +308,13 @@ void cast_from(const Source& source, int64_t rows, int64_t columns, const Fp8Cop
 }  // namespace
 
 void fp8_amax(const Fp8Matrix& x, const Fp8Amax& amax, cudaStream_t stream) {
-  with_type(x.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    amax_from(Plain<T>{static_cast<const T*>(x.data), x.columns}, x.rows, x.columns, amax, stream);
-  });
+  with_source(x, [&](const auto& source) { amax_from(source, x.rows, x.columns, amax, stream); });
 }
 
 void fp8_cast(const Fp8Matrix& x, const Fp8Copy& rows, const Fp8Copy& columns, bool rowwise,
               bool e5m2, cudaStream_t stream) {
-  with_type(x.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    cast_from(Plain<T>{static_cast<const T*>(x.data), x.columns}, x.rows, x.columns, rows, columns,
-              rowwise, e5m2, stream);
+  with_source(x, [&](const auto& source) {
+    cast_from(source, x.rows, x.columns, rows, columns, rowwise, e5m2, stream);
   });
 }
 

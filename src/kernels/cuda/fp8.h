@@ -12,7 +12,10 @@
 namespace fsdp::kernels::cuda {
 
 struct Fp8Matrix {
-  const void* data = nullptr;  // [rows, columns]
+  const void* data = nullptr;    // [rows, columns]
+  const float* rstd = nullptr;   // not null: the matrix is data * rstd [rows] * weight [columns]
+  const void* weight = nullptr;  // of data's dtype
+  bool swiglu = false;           // the matrix is swiglu(data), data [rows, 2 * columns]
   int64_t rows = 0;
   int64_t columns = 0;
   Dtype dtype = Dtype::kFloat32;

@@ -22,10 +22,12 @@ struct NormForward {
   const void* residual = nullptr;  // [rows, dim] or null
   const void* weight = nullptr;    // [dim]
   const void* bias = nullptr;      // [dim] or null
-  void* out = nullptr;             // [rows, dim]
+  void* out = nullptr;             // [rows, dim]; null with amax
   void* sum = nullptr;             // [rows, dim]; null without a residual
   float* mean = nullptr;           // [rows]; layer_norm only
   float* rstd = nullptr;           // [rows]
+  float* amax = nullptr;           // rms_norm: out's largest magnitude instead of out; or null
+  bool amax_per_row = false;       // [rows], else [1]
   int64_t rows = 0;
   int64_t dim = 0;
   float eps = 0;

@@ -50,6 +50,31 @@ __device__ inline Vec<T, N> add(const Vec<T, N>& x, const Vec<T, N>& residual) {
 
 // --- forward ---
 
+// A row's largest magnitude, from those of its threads.
+template <bool WARP>
+__device__ inline void put_amax(const NormForward& a, int64_t row, unsigned own) {
+  __shared__ unsigned shared[kWarp];
+  own = largest_of<kWarp>(own);
+  if constexpr (!WARP) {
+    if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = own;
+    __syncthreads();
+    own = threadIdx.x < blockDim.x / kWarp ? shared[threadIdx.x] : 0;
+    if (threadIdx.x >= kWarp) return;
+    own = largest_of<kWarp>(own);
+  }
+  if (threadIdx.x != 0) return;
+  if (a.amax_per_row)
+    a.amax[row] = __uint_as_float(own);
+  else
+    raise(a.amax, own);
+}
+
+// The magnitude of a number as it would be stored.
+template <class T>
+__device__ inline unsigned stored_magnitude(float x) {
+  return magnitude(to_float(from_float<T>(x)));
+}
+
 // Calls f(i, column) for each vector of N elements of the row that this thread holds.
 template <int N, int ITEMS, class F>
 __device__ __forceinline__ void for_vectors(int dim, F f) {
@@ -109,6 +134,7 @@ __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_ker
     a.rstd[row] = rstd;
     if constexpr (CENTER) a.mean[row] = mean;
   }
+  unsigned most = 0;
   for_vectors<N, ITEMS>(dim, [&](int i, int column) {
     float x[N], w[N], b[N] = {};
     to_floats(values[i], x);
@@ -117,8 +143,12 @@ __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_ker
 #pragma unroll
     for (int j = 0; j < N; ++j)
       x[j] = scaled<CENTER>(normalised<CENTER>(x[j], mean, rstd), w[j], b[j]);
-    store_floats<T, N>(static_cast<T*>(a.out) + start + column, x);
+    if (a.out) store_floats<T, N>(static_cast<T*>(a.out) + start + column, x);
+    if (CENTER || !a.amax) return;
+#pragma unroll
+    for (int j = 0; j < N; ++j) most = larger(most, stored_magnitude<T>(x[j]));
   });
+  if (!CENTER && a.amax) put_amax<WARP>(a, row, most);
 }
 
 // Rows of any length: read once for each sum and once more.
@@ -155,12 +185,16 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(NormForward a) {
     a.rstd[row] = rstd;
     if constexpr (CENTER) a.mean[row] = mean;
   }
+  unsigned most = 0;
   for (int64_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
     const float w = to_float(static_cast<const T*>(a.weight)[i]);
     const float b = CENTER && a.bias ? to_float(static_cast<const T*>(a.bias)[i]) : 0.0f;
-    static_cast<T*>(a.out)[start + i] =
+    const T value =
         from_float<T>(scaled<CENTER>(normalised<CENTER>(to_float(x[i]), mean, rstd), w, b));
+    if (a.out) static_cast<T*>(a.out)[start + i] = value;
+    most = larger(most, magnitude(to_float(value)));
   }
+  if (!CENTER && a.amax) put_amax<false>(a, row, most);
 }
 
 int threads_for(int64_t items) {  // whole warps
@@ -408,6 +442,7 @@ int64_t backward_of(const NormBackward& a, cudaStream_t stream) {
 template <bool CENTER>
 void forward(const NormForward& norm, cudaStream_t stream) {
   if (norm.rows == 0 || norm.dim == 0) return;
+  if (norm.amax && !norm.amax_per_row) cudaMemsetAsync(norm.amax, 0, sizeof(float), stream);
   with_type(norm.dtype,
             [&](auto type) { forward_of<typename decltype(type)::type, CENTER>(norm, stream); });
 }

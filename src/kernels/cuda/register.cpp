@@ -423,6 +423,7 @@ TORCH_LIBRARY_IMPL(fsdp, CUDA, m) {
   m.impl("scale_into", scale_into);
   m.impl("fp8_amax", fp8_amax);
   m.impl("fp8_cast", fp8_cast);
+  m.impl("fp8_rms_norm", fp8_rms_norm);
 }
 
 }  // namespace fsdp::kernels

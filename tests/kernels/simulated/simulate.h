@@ -179,6 +179,10 @@ T __ldg(const T* from) {
   return *from;
 }
 template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
+template <typename T>
 T __ldcs(const T* from) {
   return *from;
 }
