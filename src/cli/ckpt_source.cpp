@@ -142,9 +142,7 @@ fs::path origin_folder(const CheckpointSource& from) {
 
 std::optional<at::ScalarType> parse_dtype(const std::string& name) {
   const auto precision = parse_enum<shard::Precision>(name);
-  return precision && *precision != shard::Precision::kFp8
-             ? std::optional(train::dtype_of(*precision))
-             : std::nullopt;
+  return precision ? std::optional(train::dtype_of(*precision)) : std::nullopt;
 }
 
 std::vector<std::string> model_names(const checkpoint::Source& source) {

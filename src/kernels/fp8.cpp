@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -26,6 +27,7 @@ using Optional = std::optional<Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> operator_named(const char* name) {
@@ -105,12 +107,41 @@ Four cast_meta(const Tensor& x, const Optional& rstd, const Optional& weight, bo
           data(column_amax.has_value(), size.columns, size.rows), factors(column_amax)};
 }
 
-Three rms_norm_meta(const Tensor& x, const Optional& residual, const Tensor& weight, double eps,
-                    bool rowwise) {
+Four quantise_meta(const Tensor& x, bool rowwise, bool rows, bool columns, bool e5m2) {
+  const auto [row_amax, column_amax] = amax_meta(x, {}, {}, false, rowwise, rows, columns);
+  const Tensor& other = rowwise ? column_amax : row_amax;
+  return cast_meta(x, {}, {}, false, rows ? Optional(row_amax) : std::nullopt,
+                   columns ? Optional(other) : std::nullopt, e5m2);
+}
+
+Five rms_norm_meta(const Tensor& x, const Optional& residual, const Tensor& weight, double eps,
+                   bool rowwise) {
   const RowSizes size = check_rms_norm(x, residual, weight, eps);
   const auto floats = x.options().dtype(at::kFloat);
-  return {at::empty({rowwise ? size.rows : 1}, floats),
-          empty_if(residual && residual->defined(), x), empty_rows(x)};
+  const Tensor amax = at::empty({rowwise ? size.rows : 1}, floats);
+  return {at::empty({size.rows, size.dim}, x.options().dtype(at::kFloat8_e4m3fn)),
+          empty_if(residual && residual->defined(), x), empty_rows(x), at::empty_like(amax), amax};
+}
+
+Tensor one_float(const Tensor& like) {
+  return at::empty({1}, like.options().dtype(at::kFloat));
+}
+
+Three rms_norm_backward_meta(const Tensor& grad, const Optional& grad_sum, const Tensor& x,
+                             const Tensor& rstd, const Tensor& weight, const Optional& grad_weight,
+                             bool accumulate, bool want_out) {
+  check_rms_norm_backward(grad, grad_sum, x, rstd, weight, grad_weight, accumulate, want_out);
+  return {empty_contiguous(x), empty_if(want_out, x), one_float(x)};
+}
+
+Two swiglu_backward_meta(const Tensor& grad, const Tensor& gate_up) {
+  check_swiglu_backward(grad, gate_up, false);
+  return {empty_contiguous(gate_up), one_float(grad)};
+}
+
+Two rope_pack_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos,
+                   const Tensor& sin) {
+  return {empty_packed(q, check_rope_pack(q, k, v, cos, sin)), one_float(q)};
 }
 
 Tensor product_meta(const Tensor& a, const Tensor& a_factors, const Tensor& b,
@@ -207,31 +238,74 @@ Amax amax_of(const Source& source, Scaling scaling, Wanted wanted) {
   return {if_any(std::move(rows)), if_any(std::move(columns))};
 }
 
+namespace {
+
+Quantised copies(Four made) {
+  auto& [rows, row_factors, columns, column_factors] = made;
+  return {{if_any(std::move(rows)), if_any(std::move(row_factors))},
+          {if_any(std::move(columns)), if_any(std::move(column_factors))}};
+}
+
+}  // namespace
+
 Quantised cast(const Source& source, const Amax& amax, bool e5m2) {
   static const auto op =
       operator_named<Four(const Tensor&, const Optional&, const Optional&, bool, const Optional&,
                           const Optional&, bool)>("fsdp::fp8_cast");
   const Quiet quiet(source.x);
-  auto [rows, row_factors, columns, column_factors] =
-      op.call(source.x, if_defined(source.rstd), if_defined(source.weight), source.swiglu,
-              if_defined(amax.rows), if_defined(amax.columns), e5m2);
-  return {{if_any(std::move(rows)), if_any(std::move(row_factors))},
-          {if_any(std::move(columns)), if_any(std::move(column_factors))}};
+  return copies(op.call(source.x, if_defined(source.rstd), if_defined(source.weight), source.swiglu,
+                        if_defined(amax.rows), if_defined(amax.columns), e5m2));
 }
 
 Quantised quantise(const Source& source, Scaling scaling, Wanted wanted, bool e5m2) {
-  return cast(source, amax_of(source, scaling, wanted), e5m2);
+  if (source.swiglu || source.rstd.defined())
+    return cast(source, amax_of(source, scaling, wanted), e5m2);
+  static const auto op =
+      operator_named<Four(const Tensor&, bool, bool, bool, bool)>("fsdp::fp8_quantise");
+  const Quiet quiet(source.x);
+  return copies(op.call(source.x, scaling == Scaling::kRowwise, wanted.rows, wanted.columns, e5m2));
 }
 
-NormedAmax rms_norm_amax(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
-                         Scaling scaling) {
+NormedBytes rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+                     Scaling scaling) {
   static const auto op =
-      operator_named<Three(const Tensor&, const Optional&, const Tensor&, double, bool)>(
+      operator_named<Five(const Tensor&, const Optional&, const Tensor&, double, bool)>(
           "fsdp::fp8_rms_norm");
   const Quiet quiet(x);
-  auto [amax, sum, rstd] =
+  auto [rows, sum, rstd, factors, amax] =
       op.call(x, if_defined(residual), weight, eps, scaling == Scaling::kRowwise);
-  return {std::move(amax), std::move(sum), std::move(rstd)};
+  return {{std::move(rows), std::move(factors)}, std::move(sum), std::move(rstd), std::move(amax)};
+}
+
+NormGradientsAmax rms_norm_backward(const Tensor& grad, const Tensor& grad_sum, const Tensor& x,
+                                    const Tensor& rstd, const Tensor& weight,
+                                    const Tensor& grad_weight, bool accumulate, bool want_out) {
+  static const auto op =
+      operator_named<Three(const Tensor&, const Optional&, const Tensor&, const Tensor&,
+                           const Tensor&, const Optional&, bool, bool)>(
+          "fsdp::fp8_rms_norm_backward");
+  const Quiet quiet(x);
+  auto [grad_x, out, amax] = op.call(grad, if_defined(grad_sum), x, rstd, weight,
+                                     if_defined(grad_weight), accumulate, want_out);
+  if (grad_weight.defined()) grad_weight.unsafeGetTensorImpl()->bump_version();
+  return {std::move(grad_x), std::move(out), std::move(amax)};
+}
+
+WithAmax swiglu_backward(const Tensor& grad, const Tensor& gate_up) {
+  static const auto op =
+      operator_named<Two(const Tensor&, const Tensor&)>("fsdp::fp8_swiglu_backward");
+  const Quiet quiet(grad);
+  auto [result, amax] = op.call(grad, gate_up);
+  return {std::move(result), std::move(amax)};
+}
+
+WithAmax rope_pack(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos,
+                   const Tensor& sin) {
+  static const auto op = operator_named<Two(const Tensor&, const Tensor&, const Tensor&,
+                                            const Tensor&, const Tensor&)>("fsdp::fp8_rope_pack");
+  const Quiet quiet(q);
+  auto [result, amax] = op.call(q, k, v, cos, sin);
+  return {std::move(result), std::move(amax)};
 }
 
 Tensor product(const Bytes& a, const Bytes& b, const Tensor& bias, at::ScalarType type, bool fast) {
@@ -262,8 +336,19 @@ TORCH_LIBRARY_FRAGMENT(fsdp, m) {
       " Tensor? column_amax, bool e5m2)"
       " -> (Tensor rows, Tensor row_factors, Tensor columns, Tensor column_factors)");
   m.def(
+      "fp8_quantise(Tensor x, bool rowwise, bool rows, bool columns, bool e5m2)"
+      " -> (Tensor rows, Tensor row_factors, Tensor columns, Tensor column_factors)");
+  m.def(
       "fp8_rms_norm(Tensor x, Tensor? residual, Tensor weight, float eps, bool rowwise)"
-      " -> (Tensor amax, Tensor sum, Tensor rstd)");
+      " -> (Tensor rows, Tensor sum, Tensor rstd, Tensor factors, Tensor amax)");
+  m.def(
+      "fp8_rms_norm_backward(Tensor grad, Tensor? grad_sum, Tensor x, Tensor rstd, Tensor weight,"
+      " Tensor(a!)? grad_weight, bool accumulate, bool want_out)"
+      " -> (Tensor grad_x, Tensor out, Tensor amax)");
+  m.def("fp8_swiglu_backward(Tensor grad, Tensor gate_up) -> (Tensor grad_gate_up, Tensor amax)");
+  m.def(
+      "fp8_rope_pack(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin)"
+      " -> (Tensor out, Tensor amax)");
   m.def(
       "fp8_mm(Tensor a, Tensor a_factors, Tensor b, Tensor b_factors, Tensor? bias,"
       " ScalarType dtype, bool fast) -> Tensor");
@@ -273,14 +358,20 @@ TORCH_LIBRARY_FRAGMENT(fsdp, m) {
 }
 
 TORCH_LIBRARY_IMPL(fsdp, Autograd, m) {
-  for (const char* name : {"fp8_amax", "fp8_cast", "fp8_rms_norm", "fp8_mm", "fp8_mm_into"})
+  for (const char* name :
+       {"fp8_amax", "fp8_cast", "fp8_quantise", "fp8_rms_norm", "fp8_rms_norm_backward",
+        "fp8_swiglu_backward", "fp8_rope_pack", "fp8_mm", "fp8_mm_into"})
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
 }
 
 TORCH_LIBRARY_IMPL(fsdp, Meta, m) {
   m.impl("fp8_amax", fp8::amax_meta);
   m.impl("fp8_cast", fp8::cast_meta);
+  m.impl("fp8_quantise", fp8::quantise_meta);
   m.impl("fp8_rms_norm", fp8::rms_norm_meta);
+  m.impl("fp8_rms_norm_backward", fp8::rms_norm_backward_meta);
+  m.impl("fp8_swiglu_backward", fp8::swiglu_backward_meta);
+  m.impl("fp8_rope_pack", fp8::rope_pack_meta);
   m.impl("fp8_mm", fp8::product_meta);
   m.impl("fp8_mm_into", fp8::product_into_meta);
 }

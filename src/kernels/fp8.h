@@ -10,7 +10,9 @@
 // matrix once and writes two bytes per element; finding the largest magnitudes reads it once more.
 // A matrix that is made from another needn't exist: see Source.
 //
-// As the operators of ops.h: called through the dispatcher, recording no graph.
+// As the operators of ops.h: called through the dispatcher, recording no graph. An operator that
+// reads a sharded parameter of another dtype than float32 gets its other inputs cast, so those that
+// take a parameter in forward (quantise, rms_norm) take nothing that mustn't be.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -61,15 +63,33 @@ Amax amax_of(const Source& source, Scaling scaling, Wanted wanted);
 Quantised cast(const Source& source, const Amax& amax, bool e5m2 = false);
 Quantised quantise(const Source& source, Scaling scaling, Wanted wanted, bool e5m2 = false);
 
-// rms_norm() without its output: x (+ residual) and what Source::normed needs, with the largest
-// magnitudes of the output, [1] or [rows].
-struct NormedAmax {
-  at::Tensor amax;
-  at::Tensor sum;   // empty [0] without a residual
+// rms_norm() without its output: the rows of it, and what Source::normed needs.
+struct NormedBytes {
+  Bytes rows;
+  at::Tensor sum;   // x + residual; empty [0] without a residual
   at::Tensor rstd;  // [rows]
+  at::Tensor amax;  // the output's largest magnitudes, [1] or [rows]
 };
-NormedAmax rms_norm_amax(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
-                         double eps, Scaling scaling);
+NormedBytes rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                     double eps, Scaling scaling);
+
+// Operators of ops.h whose result is a gradient that will be quantised tensorwise: they also return
+// its largest magnitude, [1], which then needs no pass of its own. Empty [0]: not known.
+struct WithAmax {
+  at::Tensor result;
+  at::Tensor amax;
+};
+struct NormGradientsAmax {
+  at::Tensor x, out;  // as NormGradients
+  at::Tensor amax;    // of x
+};
+NormGradientsAmax rms_norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum,
+                                    const at::Tensor& x, const at::Tensor& rstd,
+                                    const at::Tensor& weight, const at::Tensor& grad_weight,
+                                    bool accumulate, bool want_out);
+WithAmax swiglu_backward(const at::Tensor& grad, const at::Tensor& gate_up);
+WithAmax rope_pack(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const at::Tensor& cos, const at::Tensor& sin);
 
 // a · bᵀ (+ bias) in `type`: a [m, k], b [n, k], bias [n] of that type or undefined → [m, n]. At
 // most one operand is e5m2. `fast`: sums may be kept with fewer bits for a while, as tensor cores

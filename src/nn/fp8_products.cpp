@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "nn/known_amax.h"
+
 namespace fsdp::nn {
 namespace {
 
@@ -52,15 +54,20 @@ at::Tensor products_as(Fp8 fp8, const at::Tensor& x, const Tensors& weights, con
 at::Tensor fp8_products(Fp8 fp8, const Bytes& x, const Tensors& weights, const Tensors& biases,
                         at::ScalarType type) {
   const Bytes weight = quantise(as_one(weights), scaling_of(fp8), {.rows = true}).rows;
-  return kernels::fp8::product(x, weight, biases.empty() ? at::Tensor() : as_one(biases), type,
+  // A copy: beside a sharded parameter, bytes would be cast to its dtype.
+  return kernels::fp8::product(x, weight, biases.empty() ? at::Tensor() : at::cat(biases, 0), type,
                                /*fast=*/true);
 }
 
-ProductsBackward::ProductsBackward(Fp8 fp8, const at::Tensor& grad, bool to_x, bool to_weights)
-    : fp8_(fp8), grad_(grad) {
+ProductsBackward::ProductsBackward(Fp8 fp8, const at::Tensor& gradient, bool to_x, bool to_weights)
+    : fp8_(fp8), grad_(as_rows(gradient)) {
+  const at::Tensor amax = KnownAmax::of_thread().find(gradient, fp8 == Fp8::kTensorwise);
   to_weights = to_weights && quantises_gradients(fp8);
-  if (fp8 != Fp8::kNone && (to_x || to_weights))
-    bytes_ = quantise(grad, scaling_of(fp8), {.rows = to_x, .columns = to_weights});
+  if (fp8 == Fp8::kNone || (!to_x && !to_weights)) return;
+  const auto none = at::Tensor();
+  bytes_ = amax.defined()
+               ? kernels::fp8::cast(grad_, {to_x ? amax : none, to_weights ? amax : none})
+               : quantise(grad_, scaling_of(fp8), {.rows = to_x, .columns = to_weights});
 }
 
 at::Tensor ProductsBackward::to_x(const Tensors& weights, WeightLayout layout) const {

@@ -31,8 +31,9 @@ at::Tensor fp8_products(Fp8 fp8, const kernels::fp8::Bytes& x, const Tensors& we
 // y's gradient, for products in backward.
 class ProductsBackward {
  public:
-  // grad [rows, widths]. to_x, to_weights: which of the functions below will be called.
-  ProductsBackward(Fp8 fp8, const at::Tensor& grad, bool to_x, bool to_weights);
+  // gradient [.., widths], as autograd passed it. to_x, to_weights: which of the functions below
+  // will be called.
+  ProductsBackward(Fp8 fp8, const at::Tensor& gradient, bool to_x, bool to_weights);
 
   // As products_backward().
   at::Tensor to_x(const Tensors& weights, WeightLayout layout) const;

@@ -11,6 +11,7 @@
 #include "fsdp/nn/functional.h"
 #include "kernels/ops.h"
 #include "nn/fp8_products.h"
+#include "nn/known_amax.h"
 
 namespace fsdp::nn {
 namespace {
@@ -52,23 +53,29 @@ at::Tensor activated(const at::Tensor& x, Activation activation) {
 }
 
 struct ActivationBackward {
-  at::Tensor x;    // the gradient of x
-  at::Tensor out;  // forward's result, if requested
+  at::Tensor x;     // the gradient of x
+  at::Tensor out;   // forward's result, if requested
+  at::Tensor amax;  // of the gradient of x, if requested and known
 };
 
 ActivationBackward activation_backward(const at::Tensor& grad, const at::Tensor& x,
-                                       Activation activation, bool want_out) {
+                                       Activation activation, bool want_out,
+                                       bool want_amax = false) {
+  if (activation == Activation::kSwiglu && want_amax && !want_out) {
+    auto made = kernels::fp8::swiglu_backward(grad, x);
+    return {made.result, {}, made.amax};
+  }
   if (activation == Activation::kGeglu) {
     GateUp halves = halves_of(x);
     auto [to_gate, gelu] = kernels::gelu_backward(grad * halves.up, halves.gate, /*tanh=*/true,
                                                   /*want_out=*/true);
-    return {at::cat({to_gate, grad * gelu}, -1), want_out ? gelu * halves.up : at::Tensor()};
+    return {at::cat({to_gate, grad * gelu}, -1), want_out ? gelu * halves.up : at::Tensor(), {}};
   }
   auto [gradient, out] =
       activation == Activation::kSwiglu
           ? kernels::swiglu_backward(grad, x, want_out)
           : kernels::gelu_backward(grad, x, activation == Activation::kGeluTanh, want_out);
-  return {gradient, out};
+  return {gradient, out, {}};
 }
 
 // The same with torch's operators, recorded by autograd.
@@ -138,19 +145,23 @@ struct LinearNode : Node {
     if (!wants(0) && !wants(1)) return result;
     Tensors kept = saved();
     at::Tensor rows = kept[0].defined() ? as_rows(kept[0]) : at::Tensor();
-    const ProductsBackward back_of(fp8, grad, wants(0), wants(1));
+    const ProductsBackward back_of(fp8, gradients[0], wants(0), wants(1));
     kernels::fp8::Bytes columns{kept[2], kept[3]};
     if (kept[4].defined() && wants(1))
       columns = kernels::fp8::cast(Source::activated(rows), {.columns = kept[4]}).columns;
     if (wants(0)) {
+      at::Tensor amax;  // of the gradient of x
       at::Tensor grad_rows = back_of.to_x({kept[1]}, layout);
       if (activation != Activation::kNone) {
         const bool want_out = wants(1) && !columns.data.defined();
-        ActivationBackward back = activation_backward(grad_rows, rows, activation, want_out);
+        ActivationBackward back =
+            activation_backward(grad_rows, rows, activation, want_out, fp8 == Fp8::kTensorwise);
         grad_rows = back.x;
         rows = back.out;
+        amax = back.amax;
       }
       result[0] = grad_rows.view(sizes);
+      if (amax.defined()) KnownAmax::of_thread().remember(result[0], amax);
     } else if (activation != Activation::kNone && !columns.data.defined()) {
       rows = activated(rows, activation);
     }

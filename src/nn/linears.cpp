@@ -41,7 +41,7 @@ struct LinearsNode : Node {
     std::vector<const Target*> to_weights = needed(weights, 1),
                                to_biases = needed(biases, first_bias);
     if (some(to_biases)) put(bias_gradients(grad, to_biases, widths), first_bias);
-    const ProductsBackward back_of(fp8, grad, wants(0), some(to_weights));
+    const ProductsBackward back_of(fp8, gradients[0], wants(0), some(to_weights));
     if (wants(0))
       result[0] =
           back_of.to_x(Tensors(kept.begin() + 3, kept.end()), WeightLayout::kOutIn).view(sizes);

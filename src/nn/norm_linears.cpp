@@ -79,7 +79,7 @@ struct NormLinearsNode : Node {
     }
     at::Tensor rows;  // the input of the linears
     const bool to_x = wants(0) || wants(1) || wants(2) || wants(3);
-    const ProductsBackward back_of(fp8, grad, to_x, some_weight);
+    const ProductsBackward back_of(fp8, gradients[0], to_x, some_weight);
     const Bytes columns = some_weight ? columns_of(x, rstd, whole, kept[5]) : Bytes();
     const bool want_rows = some_weight && !columns.data.defined();
     if (to_x) {
@@ -117,14 +117,10 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
   {
     Unrecorded unrecorded;
     if (is_fused(fp8, norm)) {
-      const auto made =
-          kernels::fp8::rms_norm_amax(x, residual, norm.weight, norm.eps, scaling_of(fp8));
+      const auto made = kernels::fp8::rms_norm(x, residual, norm.weight, norm.eps, scaling_of(fp8));
       normed = {.sum = made.sum, .rstd = made.rstd};
       amax = made.amax;
-      const Source source =
-          Source::normed(as_rows(residual.defined() ? made.sum : x), made.rstd, norm.weight);
-      out = fp8_products(fp8, kernels::fp8::cast(source, {.rows = amax}).rows, weights, biases,
-                         x.scalar_type());
+      out = fp8_products(fp8, made.rows, weights, biases, x.scalar_type());
     } else {
       normed = normalised(x, residual, norm);
       out = products_as(fp8, as_rows(normed.out), weights, biases, layout);

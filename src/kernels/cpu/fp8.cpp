@@ -136,12 +136,58 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fp8_cast(const Tensor& given, const O
   return {rows, restoring(row_amax, e5m2), columns, restoring(column_amax, e5m2)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> fp8_rms_norm(const Tensor& x, const Optional& residual,
-                                                const Tensor& weight, double eps, bool rowwise) {
-  Normed made = kernels::rms_norm(x, residual.value_or(Tensor()), weight, eps);
-  const Tensor rows = made.out.view({-1, made.out.size(-1)});
-  const auto scaling = rowwise ? fp8::Scaling::kRowwise : fp8::Scaling::kTensorwise;
-  return {fp8::amax_of(rows, scaling, {.rows = true}).rows, made.sum, made.rstd};
+std::tuple<Tensor, Tensor, Tensor, Tensor> fp8_quantise(const Tensor& x, bool rowwise, bool rows,
+                                                        bool columns, bool e5m2) {
+  const auto [row_amax, column_amax] = fp8_amax(x, {}, {}, false, rowwise, rows, columns);
+  const Tensor& other = rowwise ? column_amax : row_amax;
+  return fp8_cast(x, {}, {}, false, rows ? Optional(row_amax) : std::nullopt,
+                  columns ? Optional(other) : std::nullopt, e5m2);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_rms_norm(const Tensor& x,
+                                                                const Optional& residual,
+                                                                const Tensor& weight, double eps,
+                                                                bool rowwise) {
+  const Normed made = kernels::rms_norm(x, residual.value_or(Tensor()), weight, eps);
+  const Tensor whole = made.out.view({-1, made.out.size(-1)});
+  const Tensor amax = std::get<0>(fp8_amax(whole, {}, {}, false, rowwise, true, false));
+  auto [rows, factors, none, no_factors] = fp8_cast(whole, {}, {}, false, amax, {}, false);
+  return {rows, made.sum, made.rstd, factors, amax};
+}
+
+// A tensor's largest magnitude, [1].
+Tensor amax_of_all(const Tensor& x) {
+  const Tensor most = at::full({1}, 0, x.options().dtype(at::kFloat));
+  with_dtype(x.scalar_type(), [&]<typename T>(T) {
+    parallel(x.numel(), [&](int64_t, int64_t begin, int64_t end) {
+      uint32_t own = 0;
+      for (int64_t i = begin; i < end; ++i) own = std::max(own, magnitude(read<T>(x)[i]));
+      raise(write<float>(most), own);
+    });
+  });
+  return most;
+}
+
+std::tuple<Tensor, Tensor, Tensor> fp8_rms_norm_backward(const Tensor& grad,
+                                                         const Optional& grad_sum, const Tensor& x,
+                                                         const Tensor& rstd, const Tensor& weight,
+                                                         const Optional& grad_weight,
+                                                         bool accumulate, bool want_out) {
+  auto made = kernels::rms_norm_backward(grad, grad_sum.value_or(Tensor()), x, rstd, weight,
+                                         grad_weight.value_or(Tensor()), accumulate, want_out);
+  const Tensor amax = amax_of_all(made.x);
+  return {std::move(made.x), std::move(made.out), amax};
+}
+
+std::tuple<Tensor, Tensor> fp8_swiglu_backward(const Tensor& grad, const Tensor& gate_up) {
+  const Tensor made = std::get<0>(kernels::swiglu_backward(grad, gate_up, false));
+  return {made, amax_of_all(made)};
+}
+
+std::tuple<Tensor, Tensor> fp8_rope_pack(const Tensor& q, const Tensor& k, const Tensor& v,
+                                         const Tensor& cos, const Tensor& sin) {
+  const Tensor made = kernels::rope_pack(q, k, v, cos, sin);
+  return {made, amax_of_all(made)};
 }
 
 // The numbers that bytes stand for.
@@ -193,7 +239,11 @@ void fp8_mm_into(const Tensor& out, const Tensor& a, const Tensor& a_factors, co
 TORCH_LIBRARY_IMPL(fsdp, CPU, m) {
   m.impl("fp8_amax", fp8_amax);
   m.impl("fp8_cast", fp8_cast);
+  m.impl("fp8_quantise", fp8_quantise);
   m.impl("fp8_rms_norm", fp8_rms_norm);
+  m.impl("fp8_rms_norm_backward", fp8_rms_norm_backward);
+  m.impl("fp8_swiglu_backward", fp8_swiglu_backward);
+  m.impl("fp8_rope_pack", fp8_rope_pack);
   m.impl("fp8_mm", fp8_mm);
   m.impl("fp8_mm_into", fp8_mm_into);
 }

@@ -182,6 +182,50 @@ __device__ __forceinline__ unsigned largest_of(unsigned x) {
   return x;
 }
 
+// Raises `to` by the largest of a block's numbers. All threads of the block call it, once.
+__device__ inline void raise_by_block(float* to, unsigned own) {
+  __shared__ unsigned most;
+  const int thread = threadIdx.x + blockDim.x * threadIdx.y;
+  if (thread == 0) most = 0;
+  __syncthreads();
+  own = __reduce_max_sync(__activemask(), own);
+  if (thread % kWarp == 0) atomicMax(&most, own);
+  __syncthreads();
+  if (thread == 0) raise(to, most);
+}
+
+// The largest of a row's threads, a warp's or a block's, whose x counts them: written (`alone`), or
+// raised to.
+template <bool WARP>
+__device__ inline void put_row_amax(float* to, bool alone, unsigned own) {
+  __shared__ unsigned shared[kWarp];
+  own = largest_of<kWarp>(own);
+  if constexpr (!WARP) {
+    if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = own;
+    __syncthreads();
+    if (threadIdx.x >= kWarp) return;
+    own = largest_of<kWarp>(threadIdx.x < blockDim.x / kWarp ? shared[threadIdx.x] : 0);
+  }
+  if (threadIdx.x != 0) return;
+  if (alone)
+    *to = __uint_as_float(own);
+  else
+    raise(to, own);
+}
+
+// The magnitude of a number as it would be stored.
+template <class T>
+__device__ inline unsigned stored_magnitude(float x) {
+  return magnitude(to_float(from_float<T>(x)));
+}
+
+template <class T, int N>
+__device__ inline unsigned largest_stored(const float (&x)[N], unsigned most) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) most = larger(most, stored_magnitude<T>(x[i]));
+  return most;
+}
+
 // --- sums; every thread gets the same bits ---
 
 __device__ inline float warp_sum(float x) {

@@ -109,8 +109,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fp8_cast(const Tensor& x, const Optio
   return {rows, row_factors, columns, column_factors};
 }
 
-std::tuple<Tensor, Tensor, Tensor> fp8_rms_norm(const Tensor& x, const Optional& residual,
-                                                const Tensor& weight, double eps, bool rowwise) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> fp8_quantise(const Tensor& x, bool rowwise, bool rows,
+                                                        bool columns, bool e5m2) {
+  const auto [row_amax, column_amax] = fp8_amax(x, {}, {}, false, rowwise, rows, columns);
+  const Tensor& other = rowwise ? column_amax : row_amax;
+  return fp8_cast(x, {}, {}, false, rows ? Optional(row_amax) : std::nullopt,
+                  columns ? Optional(other) : std::nullopt, e5m2);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fp8_rms_norm(const Tensor& x,
+                                                                const Optional& residual,
+                                                                const Tensor& weight, double eps,
+                                                                bool rowwise) {
   const RowSizes size = check_rms_norm(x, residual, weight, eps);
   const bool adds = residual && residual->defined();
   const Tensor sum = empty_if(adds, x), rstd = empty_rows(x);
@@ -128,7 +138,9 @@ std::tuple<Tensor, Tensor, Tensor> fp8_rms_norm(const Tensor& x, const Optional&
   norm.eps = static_cast<float>(eps);
   norm.dtype = dtype_of_matrix(x);
   on_stream_of(x, [&](cudaStream_t stream) { cuda::rms_norm(norm, stream); });
-  return {amax, sum, rstd};
+  const Tensor whole = (adds ? sum : x).view({size.rows, size.dim});
+  auto [rows, factors, none, no_factors] = fp8_cast(whole, rstd, weight, false, amax, {}, false);
+  return {rows, sum, rstd, factors, amax};
 }
 
 }  // namespace fsdp::kernels
