@@ -1,6 +1,7 @@
 #include "nn/fp8_products.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/mul.h>
 
 #include <algorithm>
 
@@ -44,16 +45,17 @@ Fp8 usable(Fp8 fp8, const at::Tensor& x, const Tensors& weights, WeightLayout la
 }
 
 at::Tensor products_as(Fp8 fp8, const at::Tensor& x, const Tensors& weights, const Tensors& biases,
-                       WeightLayout layout, Bytes* columns) {
+                       WeightLayout layout, Fp8Kept& kept) {
   if (fp8 == Fp8::kNone) return products(x, weights, biases, layout);
-  const auto of_x = quantise(x, scaling_of(fp8), {.rows = true, .columns = columns != nullptr});
-  if (columns) *columns = of_x.columns;
-  return fp8_products(fp8, of_x.rows, weights, biases, x.scalar_type());
+  const auto of_x = quantise(x, scaling_of(fp8), {.rows = true, .columns = kept.wants_columns});
+  kept.columns = of_x.columns;
+  return fp8_products(fp8, of_x.rows, weights, biases, x.scalar_type(), kept);
 }
 
 at::Tensor fp8_products(Fp8 fp8, const Bytes& x, const Tensors& weights, const Tensors& biases,
-                        at::ScalarType type) {
+                        at::ScalarType type, Fp8Kept& kept) {
   const Bytes weight = quantise(as_one(weights), scaling_of(fp8), {.rows = true}).rows;
+  kept.weight_factors = weight.factors;
   // A copy: beside a sharded parameter, bytes would be cast to its dtype.
   return kernels::fp8::product(x, weight, biases.empty() ? at::Tensor() : at::cat(biases, 0), type,
                                /*fast=*/true);
@@ -70,9 +72,16 @@ ProductsBackward::ProductsBackward(Fp8 fp8, const at::Tensor& gradient, bool to_
                : quantise(grad_, scaling_of(fp8), {.rows = to_x, .columns = to_weights});
 }
 
-at::Tensor ProductsBackward::to_x(const Tensors& weights, WeightLayout layout) const {
+at::Tensor ProductsBackward::to_x(const Tensors& weights, WeightLayout layout,
+                                  const at::Tensor& weight_factors) const {
   if (fp8_ == Fp8::kNone) return products_backward(grad_, weights, layout);
-  const Bytes weight = quantise(as_one(weights), scaling_of(fp8_), {.columns = true}).columns;
+  // Tensorwise the columns have the factor of the rows. It is that of a largest magnitude of 448,
+  // the range's end, times itself.
+  const at::Tensor all = as_one(weights);
+  const Bytes weight =
+      fp8_ == Fp8::kTensorwise
+          ? kernels::fp8::cast(all, {.columns = at::mul(weight_factors, 448)}).columns
+          : quantise(all, scaling_of(fp8_), {.columns = true}).columns;
   return kernels::fp8::product(bytes_.rows, weight, {}, grad_.scalar_type(), /*fast=*/false);
 }
 

@@ -21,12 +21,19 @@ inline bool quantises_gradients(Fp8 fp8) {
 
 kernels::fp8::Scaling scaling_of(Fp8 fp8);
 
-// As products(). Not null: `columns` becomes those of x, for to_weights().
+// What forward leaves for backward.
+struct Fp8Kept {
+  bool wants_columns = false;   // set by the caller
+  kernels::fp8::Bytes columns;  // of x, if they are wanted
+  at::Tensor weight_factors;    // of the weights' rows
+};
+
+// As products().
 at::Tensor products_as(Fp8 fp8, const at::Tensor& x, const Tensors& weights, const Tensors& biases,
-                       WeightLayout layout, kernels::fp8::Bytes* columns = nullptr);
+                       WeightLayout layout, Fp8Kept& kept);
 // The same in fp8 from the rows of x; the result has the dtype `type`.
 at::Tensor fp8_products(Fp8 fp8, const kernels::fp8::Bytes& x, const Tensors& weights,
-                        const Tensors& biases, at::ScalarType type);
+                        const Tensors& biases, at::ScalarType type, Fp8Kept& kept);
 
 // y's gradient, for products in backward.
 class ProductsBackward {
@@ -35,8 +42,9 @@ class ProductsBackward {
   // will be called.
   ProductsBackward(Fp8 fp8, const at::Tensor& gradient, bool to_x, bool to_weights);
 
-  // As products_backward().
-  at::Tensor to_x(const Tensors& weights, WeightLayout layout) const;
+  // As products_backward(). `weight_factors`: Fp8Kept's.
+  at::Tensor to_x(const Tensors& weights, WeightLayout layout,
+                  const at::Tensor& weight_factors) const;
   // As weight_gradients(). In fp8 x may be undefined if its columns are given.
   Tensors to_weights(const at::Tensor& x, const kernels::fp8::Bytes& columns,
                      const std::vector<const Target*>& targets, const std::vector<int64_t>& widths,

@@ -123,7 +123,8 @@ at::Tensor activate(const at::Tensor& given, Activation activation) {
 
 // Inputs: x, weight, bias. Saved: x if the gradient of the weight or of the activation is needed,
 // the weight if the gradient of x is. In fp8: without an activation the columns of x and their
-// factors instead of x, and with swiglu the largest magnitudes of its columns.
+// factors instead of x, with swiglu the largest magnitudes of its columns; and the weight's
+// factors.
 struct LinearNode : Node {
   Activation activation = Activation::kNone;
   WeightLayout layout = WeightLayout::kOutIn;
@@ -151,7 +152,7 @@ struct LinearNode : Node {
       columns = kernels::fp8::cast(Source::activated(rows), {.columns = kept[4]}).columns;
     if (wants(0)) {
       at::Tensor amax;  // of the gradient of x
-      at::Tensor grad_rows = back_of.to_x({kept[1]}, layout);
+      at::Tensor grad_rows = back_of.to_x({kept[1]}, layout, kept[5]);
       if (activation != Activation::kNone) {
         const bool want_out = wants(1) && !columns.data.defined();
         ActivationBackward back =
@@ -187,11 +188,11 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
   std::vector<int64_t> sizes = x.sizes().vec();
   at::Tensor out;
   const Fp8 fp8 = usable(wished, x, {weight}, layout);
-  kernels::fp8::Bytes columns;
+  Fp8Kept kept;
   kernels::fp8::Amax amax;
   const bool to_weight =
       quantises_gradients(fp8) && at::GradMode::is_enabled() && weight.requires_grad();
-  const bool keeps_columns = to_weight && activation == Activation::kNone;
+  kept.wants_columns = to_weight && activation == Activation::kNone;
   {
     Unrecorded unrecorded;
     Tensors biases;
@@ -200,10 +201,9 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
       const Source source = Source::activated(as_rows(x));
       amax = kernels::fp8::amax_of(source, scaling_of(fp8), {.rows = true, .columns = to_weight});
       out = fp8_products(fp8, kernels::fp8::cast(source, {.rows = amax.rows}).rows, {weight},
-                         biases, x.scalar_type());
+                         biases, x.scalar_type(), kept);
     } else {
-      out = products_as(fp8, as_rows(activated(x, activation)), {weight}, biases, layout,
-                        keeps_columns ? &columns : nullptr);
+      out = products_as(fp8, as_rows(activated(x, activation)), {weight}, biases, layout, kept);
     }
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
@@ -218,9 +218,9 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
     node->sizes = x.sizes().vec();
     node->widths = widths_of({weight}, layout);
     bool need_x = node->will_want(1) || (node->will_want(0) && activation != Activation::kNone);
-    node->save({need_x && !keeps_columns ? x : at::Tensor(),
-                node->will_want(0) ? weight : at::Tensor(), columns.data, columns.factors,
-                amax.columns});
+    node->save({need_x && !kept.wants_columns ? x : at::Tensor(),
+                node->will_want(0) ? weight : at::Tensor(), kept.columns.data, kept.columns.factors,
+                amax.columns, kept.weight_factors});
     node->returns(out);
   }
   return out;

@@ -12,7 +12,8 @@ namespace fsdp::nn {
 namespace {
 
 // Inputs: x, the weights, the biases. Saved: x (in fp8: its columns and their factors) if the
-// gradient of a weight is needed, and the weights if the gradient of x is.
+// gradient of a weight is needed, the weights' factors in fp8, and the weights if the gradient of x
+// is needed.
 struct LinearsNode : Node {
   Fp8 fp8 = Fp8::kNone;
   std::vector<Target> weights, biases;
@@ -43,8 +44,8 @@ struct LinearsNode : Node {
     if (some(to_biases)) put(bias_gradients(grad, to_biases, widths), first_bias);
     const ProductsBackward back_of(fp8, gradients[0], wants(0), some(to_weights));
     if (wants(0))
-      result[0] =
-          back_of.to_x(Tensors(kept.begin() + 3, kept.end()), WeightLayout::kOutIn).view(sizes);
+      result[0] = back_of.to_x(Tensors(kept.begin() + 4, kept.end()), WeightLayout::kOutIn, kept[3])
+                      .view(sizes);
     const at::Tensor rows = kept[0].defined() ? as_rows(kept[0]) : at::Tensor();
     if (some(to_weights))
       put(back_of.to_weights(rows, {kept[1], kept[2]}, to_weights, widths, WeightLayout::kOutIn),
@@ -75,13 +76,12 @@ at::Tensor linears(const at::Tensor& given, const std::vector<at::Tensor>& weigh
   }
   at::Tensor x = given.contiguous(), out;
   const Fp8 fp8 = usable(wished, x, weights, WeightLayout::kOutIn);
-  kernels::fp8::Bytes columns;
-  const bool keeps_columns = quantises_gradients(fp8) && at::GradMode::is_enabled() &&
-                             torch::autograd::any_variable_requires_grad(weights);
+  Fp8Kept made;
+  made.wants_columns = quantises_gradients(fp8) && at::GradMode::is_enabled() &&
+                       torch::autograd::any_variable_requires_grad(weights);
   {
     Unrecorded unrecorded;
-    out = products_as(fp8, as_rows(x), weights, biases, WeightLayout::kOutIn,
-                      keeps_columns ? &columns : nullptr);
+    out = products_as(fp8, as_rows(x), weights, biases, WeightLayout::kOutIn, made);
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
@@ -97,7 +97,8 @@ at::Tensor linears(const at::Tensor& given, const std::vector<at::Tensor>& weigh
     node->widths = widths_of(weights, WeightLayout::kOutIn);
     bool need_x = false;
     for (size_t i = 0; i < weights.size(); ++i) need_x = need_x || node->will_want(1 + i);
-    Tensors kept{need_x && !keeps_columns ? x : at::Tensor(), columns.data, columns.factors};
+    Tensors kept{need_x && !made.wants_columns ? x : at::Tensor(), made.columns.data,
+                 made.columns.factors, made.weight_factors};
     if (node->will_want(0)) kept.insert(kept.end(), weights.begin(), weights.end());
     node->save(kept);
     node->returns(out);

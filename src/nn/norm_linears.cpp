@@ -24,8 +24,8 @@ bool is_fused(Fp8 fp8, const Norm& norm) {
 
 // Inputs: x, residual, the norm's weight and bias, then the weights, then the biases. Outputs: the
 // products, and the sum if there is a residual. Saved: the sum (or x), mean, rstd, the norm's
-// weight and bias, the largest magnitude of the normalised rows (fp8), and the weights if the
-// gradient passes through them.
+// weight and bias, the largest magnitude of the normalised rows and the weights' factors (fp8), and
+// the weights if the gradient passes through them.
 struct NormLinearsNode : Node {
   Norm norm;  // without its tensors
   WeightLayout layout = WeightLayout::kOutIn;
@@ -83,8 +83,8 @@ struct NormLinearsNode : Node {
     const Bytes columns = some_weight ? columns_of(x, rstd, whole, kept[5]) : Bytes();
     const bool want_rows = some_weight && !columns.data.defined();
     if (to_x) {
-      Tensors matrices(kept.begin() + 6, kept.end());
-      at::Tensor grad_rows = back_of.to_x(matrices, layout).view(x.sizes());
+      Tensors matrices(kept.begin() + 7, kept.end());
+      at::Tensor grad_rows = back_of.to_x(matrices, layout, kept[6]).view(x.sizes());
       NormBackward back = norm_backward(grad_rows, grad_sum, x, mean, rstd, whole,
                                         wants(2) ? &norm_weight : nullptr,
                                         wants(3) ? &norm_bias : nullptr, want_rows);
@@ -114,16 +114,18 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
   std::vector<int64_t> sizes = x.sizes().vec();
   kernels::Normed normed;
   at::Tensor out, amax;
+  Fp8Kept made;
   {
     Unrecorded unrecorded;
     if (is_fused(fp8, norm)) {
-      const auto made = kernels::fp8::rms_norm(x, residual, norm.weight, norm.eps, scaling_of(fp8));
-      normed = {.sum = made.sum, .rstd = made.rstd};
-      amax = made.amax;
-      out = fp8_products(fp8, made.rows, weights, biases, x.scalar_type());
+      const auto bytes =
+          kernels::fp8::rms_norm(x, residual, norm.weight, norm.eps, scaling_of(fp8));
+      normed = {.sum = bytes.sum, .rstd = bytes.rstd};
+      amax = bytes.amax;
+      out = fp8_products(fp8, bytes.rows, weights, biases, x.scalar_type(), made);
     } else {
       normed = normalised(x, residual, norm);
-      out = products_as(fp8, as_rows(normed.out), weights, biases, layout);
+      out = products_as(fp8, as_rows(normed.out), weights, biases, layout, made);
     }
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
@@ -147,7 +149,8 @@ NormedLinears fused_norm_linears(const at::Tensor& given, const at::Tensor& adde
                  normed.rstd,
                  norm.weight,
                  norm.bias,
-                 fp8 == Fp8::kTensorwise ? amax : at::Tensor()};
+                 fp8 == Fp8::kTensorwise ? amax : at::Tensor(),
+                 made.weight_factors};
     if (node->will_want(0) || node->will_want(1) || node->will_want(2) || node->will_want(3))
       kept.insert(kept.end(), weights.begin(), weights.end());
     node->save(kept);

@@ -103,7 +103,7 @@ TEST_P(Fp8, MagnitudesAreExact) {
   for (auto type : kDtypes)
     for (auto [rows, columns] : {std::pair<int64_t, int64_t>{16, 16}, {144, 272}, {1040, 48}}) {
       const at::Tensor x = random({rows, columns}, type);
-      const at::Tensor size = x.abs().to(at::kFloat);
+      const at::Tensor size = x.cpu().abs().to(at::kFloat);
       const auto one = fp8::amax_of(x, Scaling::kTensorwise, {true, true});
       EXPECT_TRUE(same_bits(one.rows, size.max().view({1})));
       EXPECT_TRUE(same_bits(one.columns, one.rows));
@@ -120,8 +120,8 @@ TEST_P(Fp8, CopiesAreWithinHalfAUnit) {
   for (bool e5m2 : {false, true})
     for (Scaling scaling : kScalings)
       for (auto type : kDtypes) {
-        const at::Tensor spread = at::pow(10, random({272, 1}, at::kFloat)).to(type);
-        const at::Tensor x = random({272, 144}, type) * spread;
+        const at::Tensor spread = at::pow(10, torch::randn({272, 1}));
+        const at::Tensor x = here((torch::randn({272, 144}) * spread).to(type));
         const auto made = fp8::quantise(x, scaling, {true, true}, e5m2);
         for (const auto& [bytes, whole] : {std::pair(made.rows, exact(x).detach()),
                                            std::pair(made.columns, exact(x).detach().t())}) {
@@ -192,6 +192,39 @@ TEST_P(Fp8, WhatSwigluWritesIsQuantisedAsItIsComputed) {
     }
 }
 
+at::Tensor amax_of_whole(const at::Tensor& x) {
+  return x.cpu().abs().max().to(at::kFloat).view({1});
+}
+
+TEST_P(Fp8, KernelsOfGradientsFindTheirMagnitudes) {
+  for (auto type : kDtypes) {
+    for (auto [rows, width] : {std::pair<int64_t, int64_t>{37, 64}, {3, 7}}) {
+      const at::Tensor grad = random({rows, width}, type),
+                       gate_up = random({rows, 2 * width}, type);
+      const auto made = fp8::swiglu_backward(grad, gate_up);
+      EXPECT_TRUE(same_bits(made.result, std::get<0>(swiglu_backward(grad, gate_up, false))));
+      EXPECT_TRUE(same_bits(made.amax, amax_of_whole(made.result)));
+    }
+    for (int64_t width : {16, 6}) {
+      const at::Tensor q = random({2, 4, 5, width}, type), k = random({2, 2, 5, width}, type);
+      const at::Tensor cos = random({5, width / 2}).repeat({1, 2}), sin = cos * 0.5;
+      const auto made = fp8::rope_pack(q, k, k, cos, sin);
+      EXPECT_TRUE(same_bits(made.result, rope_pack(q, k, k, cos, sin)));
+      EXPECT_TRUE(same_bits(made.amax, amax_of_whole(made.result)));
+    }
+    for (int64_t width : {64, 2048, 4096, 100}) {
+      const at::Tensor x = random({70, width}, type), grad = random({70, width}, type);
+      const at::Tensor weight = random({width}, type), rstd = here(torch::rand({70}));
+      const auto made = fp8::rms_norm_backward(grad, x, x, rstd, weight, {}, false, true);
+      const auto plain = rms_norm_backward(grad, x, x, rstd, weight, {}, false, true);
+      EXPECT_TRUE(same_bits(made.x, plain.x));
+      EXPECT_TRUE(same_bits(made.out, plain.out));
+      EXPECT_TRUE(made.amax.numel() == 0 || same_bits(made.amax, amax_of_whole(made.x)));
+      EXPECT_TRUE(made.amax.numel() == 1 || width == 100);
+    }
+  }
+}
+
 TEST_P(Fp8, ZeroAndConstantMatricesAreExact) {
   for (Scaling scaling : kScalings)
     for (double value : {0.0, 1.0, -3.0, 1e-30, 448.0}) {
@@ -214,10 +247,10 @@ TEST_P(Fp8, ANumberThatIsNotFiniteMakesProductsThatAreNot) {
       const auto made = fp8::quantise(x, scaling, {true, true});
       const auto other = fp8::quantise(random({16, 32}, at::kBFloat16), scaling, {true, true});
       const at::Tensor by_rows = fp8::product(made.rows, other.rows, {}, at::kFloat, true);
-      EXPECT_FALSE(by_rows[5].isfinite().any().item<bool>());
+      EXPECT_FALSE(by_rows[5].cpu().isfinite().any().item<bool>());
       const auto third = fp8::quantise(random({32, 16}, at::kBFloat16), scaling, {true, true});
       const at::Tensor by_columns = fp8::product(made.columns, third.columns, {}, at::kFloat, true);
-      EXPECT_FALSE(by_columns[7].isfinite().any().item<bool>());
+      EXPECT_FALSE(by_columns[7].cpu().isfinite().any().item<bool>());
     }
 }
 
@@ -267,7 +300,7 @@ TEST_P(Fp8, ProductsTakePartsOfMatrices) {
   const at::Tensor out = wide.narrow(1, 16, 32);
   fp8::product_into(out, part, x.columns, false);
   EXPECT_TRUE(near(out, restored(part).matmul(restored(x.columns).t()), 200));
-  EXPECT_EQ(wide.narrow(1, 0, 16).abs().max().item<float>(), 0);
+  EXPECT_EQ(wide.cpu().narrow(1, 0, 16).abs().max().item<float>(), 0);
 }
 
 TEST_P(Fp8, OneOperandMayBeE5m2) {

@@ -78,6 +78,36 @@ TEST(SimulatedFp8, QuantisesWhatOtherKernelsWouldWrite) {
       }
 }
 
+at::Tensor amax_of_whole(const at::Tensor& x) {
+  return x.abs().max().to(at::kFloat).view({1});
+}
+
+TEST(SimulatedFp8, KernelsOfGradientsFindTheirMagnitudes) {
+  for (auto type : kDtypes)
+    for (auto [rows, width] : {std::pair<int64_t, int64_t>{37, 64}, {3, 2056}, {5, 7}}) {
+      const at::Tensor grad = torch::randn({rows, width}).to(type);
+      const at::Tensor gate_up = torch::randn({rows, 2 * width}).to(type);
+      const at::Tensor weight = torch::randn({width}).to(type), rstd = torch::rand({rows});
+      const at::Tensor q = torch::randn({2, 4, 5, 16}).to(type),
+                       k = torch::randn({2, 2, 5, 16}).to(type);
+      const at::Tensor cos = torch::randn({5, 8}).repeat({1, 2}), sin = cos * 0.5;
+      simulated([&]() -> std::vector<at::Tensor> {
+        const auto active = fp8::swiglu_backward(grad, gate_up);
+        EXPECT_TRUE(same_bits(active.result, std::get<0>(swiglu_backward(grad, gate_up, false))));
+        EXPECT_TRUE(same_bits(active.amax, amax_of_whole(active.result)));
+        const auto packed = fp8::rope_pack(q, k, k, cos, sin);
+        EXPECT_TRUE(same_bits(packed.result, rope_pack(q, k, k, cos, sin)));
+        EXPECT_TRUE(same_bits(packed.amax, amax_of_whole(packed.result)));
+        const auto norm = fp8::rms_norm_backward(grad, grad, grad, rstd, weight, {}, false, false);
+        EXPECT_TRUE(same_bits(
+            norm.x, rms_norm_backward(grad, grad, grad, rstd, weight, {}, false, false).x));
+        EXPECT_EQ(norm.amax.numel(), width % 8 == 0 ? 1 : 0);
+        EXPECT_TRUE(width % 8 != 0 || same_bits(norm.amax, amax_of_whole(norm.x)));
+        return {active.amax, packed.amax, norm.amax};
+      });
+    }
+}
+
 TEST(SimulatedFp8, PassesOnWhatIsNotFinite) {
   for (auto scaling : {fp8::Scaling::kTensorwise, fp8::Scaling::kRowwise})
     for (double bad : {HUGE_VAL, std::nan("")}) {

@@ -7,16 +7,15 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
-#include "base/modules.h"
 #include "fsdp/error.h"
 #include "fsdp/nn.h"
 #include "kernels/fp8.h"
+#include "nn/testing.h"
 #include "shard/counting_allocator.h"
 
 namespace fsdp::nn {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
 using kernels::fp8::Scaling;
 
 struct Fp8Case {
@@ -28,9 +27,7 @@ struct Fp8Case {
 class Fp8Layers : public ::testing::TestWithParam<Fp8Case> {
  protected:
   void SetUp() override {
-    const bool cuda = GetParam().device == at::kCUDA;
-    if (cuda && !(find_library("cuda") && at::globalContext().hasCUDA()))
-      GTEST_SKIP() << "needs a GPU";
+    if (GetParam().device == at::kCUDA && !has_cuda()) GTEST_SKIP() << "needs a GPU";
     torch::manual_seed(11);
   }
   Fp8 recipe() const { return GetParam().recipe; }
@@ -140,9 +137,9 @@ TEST_P(Fp8Layers, AnInfiniteNumberReachesTheGradients) {
       (in_weight ? weight : x)[3][5] = INFINITY;
     }
     const at::Tensor y = linear(x, weight, {}, WeightLayout::kOutIn, recipe());
-    EXPECT_FALSE(y.isfinite().all().item<bool>());
+    EXPECT_FALSE(y.cpu().isfinite().all().item<bool>());
     y.square().sum().backward();
-    EXPECT_FALSE(weight.grad().isfinite().all().item<bool>());
+    EXPECT_FALSE(weight.grad().cpu().isfinite().all().item<bool>());
   }
 }
 

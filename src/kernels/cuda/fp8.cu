@@ -234,8 +234,9 @@ __device__ __forceinline__ void put_factors(const Fp8Copy& rows, const Fp8Copy& 
         fp8::factors_of(columns.amax[ROWWISE ? column : 0], e5m2).restore;
 }
 
+// Three blocks per multiprocessor where registers allow it: a block waits for memory twice.
 template <class Source, bool ROWWISE>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, ROWWISE ? 2 : 3)
     cast_kernel(Source source, int64_t row_count, int64_t column_count, Fp8Copy rows,
                 Fp8Copy columns, bool e5m2) {
   __shared__ uint2 shared[kTile][kAcross];
