@@ -128,36 +128,41 @@ __global__ void __launch_bounds__(kThreads)
 template <class Source>
 __global__ void __launch_bounds__(kThreads)
     rowwise_amax_kernel(Source source, int64_t rows, int64_t columns, Fp8Amax amax) {
-  __shared__ unsigned shared[kAcross][kTile];
+  __shared__ unsigned of_columns[kAcross][kTile], of_rows[kTile];
   const Place place(rows, columns);
-  float x[kEach][kEach] = {};
+  const int x = threadIdx.x, y = threadIdx.y;
+  float values[kEach][kEach] = {};
   if (place.inside)
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) source.load(place.row + i, place.column, x[i]);
+    for (int i = 0; i < kEach; ++i) source.load(place.row + i, place.column, values[i]);
   unsigned of_column[kEach] = {};
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     unsigned of_row = 0;
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const unsigned bits = magnitude(x[i][j]);
+      const unsigned bits = magnitude(values[i][j]);
       of_row = larger(of_row, bits);
       of_column[j] = larger(of_column[j], bits);
     }
     of_row = largest_of<kAcross>(of_row);
-    if (amax.rows && threadIdx.x == 0 && place.row < rows) raise(amax.rows + place.row + i, of_row);
+    if (x == i) of_rows[y * kEach + i] = of_row;
   }
-  if (!amax.columns) return;
 #pragma unroll
-  for (int j = 0; j < kEach; ++j) shared[threadIdx.y][threadIdx.x * kEach + j] = of_column[j];
+  for (int j = 0; j < kEach; ++j) of_columns[y][x * kEach + j] = of_column[j];
   __syncthreads();
-  const int own = threadIdx.y * kAcross + threadIdx.x;  // a column of the tile
-  const int64_t column = place.column - threadIdx.x * kEach + own;
-  if (own >= kTile || column >= columns) return;
-  unsigned most = 0;
+  // Half of the threads take a column of the tile each, the others a row.
+  const int own = (y * kAcross + x) % kTile;
+  const int64_t row = place.row - y * kEach + own, column = place.column - x * kEach + own;
+  if (y * kAcross + x < kTile) {
+    if (!amax.columns || column >= columns) return;
+    unsigned most = 0;
 #pragma unroll
-  for (int y = 0; y < kAcross; ++y) most = larger(most, shared[y][own]);
-  raise(amax.columns + column, most);
+    for (int i = 0; i < kAcross; ++i) most = larger(most, of_columns[i][own]);
+    raise(amax.columns + column, most);
+  } else if (amax.rows && row < rows) {
+    raise(amax.rows + row, of_rows[own]);
+  }
 }
 
 // --- casts ---
