@@ -13,8 +13,10 @@
 /// - nn/functional.h: functions, some for several layers at once.
 /// - nn/modules.h: Linear, LayerNorm, Embedding and RMSNorm.
 /// - nn/lora.h: adapters for fine-tuning.
+/// - nn/fp8.h: linears whose matrix products have operands of one byte.
 #pragma once
 
+#include "fsdp/nn/fp8.h"
 #include "fsdp/nn/functional.h"
 #include "fsdp/nn/lora.h"
 #include "fsdp/nn/modules.h"

@@ -100,6 +100,7 @@ train::Config config_of(const Row& row) {
   config.shard.strategy = train::parse_strategy(row.strategy);
   config.shard.shard_ranks = row.copies > 0 ? row.on.ranks / row.copies : 0;
   config.shard.precision = setting<shard::Precision>("dtype", row.dtype);
+  if (row.dtype == "fp8") config.fp8.recipe = setting<nn::Fp8Recipe>("recipe", row.recipe);
   config.shard.reduce = config.shard.gradients =
       row.grad_dtype == "bf16" ? shard::Precision::kBf16 : shard::Precision::kFp32;
   config.shard.reshard_after_forward.number = row.reshard;
@@ -124,7 +125,7 @@ std::string peer_flags(const Row& row) {
   std::string flags =
       formatted("--device {} --steps {} --warmup {} --clip {}{} --batch {} --dtype {} --init {}",
                 row.on.device, row.steps, row.warmup, row.clip, row.offloads() ? " --offload" : "",
-                row.batch, row.dtype, row.init);
+                row.batch, row.dtype == "fp8" ? "bf16" : row.dtype, row.init);
   if (row.model == "mlp")
     flags += formatted(" --mlp {}", row.width);
   else
@@ -155,7 +156,7 @@ std::string description(const Row& row) {
   }
   return formatted("{}: {}, batch {} per rank{}, {}", title_of(row), sizes, row.batch,
                    row.accumulate > 1 ? formatted(", {} of them per step", row.accumulate) : "",
-                   row.dtype);
+                   row.dtype == "fp8" ? "fp8 " + row.recipe : row.dtype);
 }
 
 Strings notes_of(const Row& row, const std::string& memory) {
@@ -191,8 +192,11 @@ void add_row_flags(Flags& flags, Options& options) {
   flags.number("--accumulate", row.accumulate, "Micro-batches per step");
   flags.flag("--tied", row.tied, "llama: share the weights of head and embedding");
   flags.flag("--qkv-bias", row.qkv_bias, "llama: add biases to queries, keys and values");
-  flags.choice("--dtype", row.dtype, {"fp32", "bf16"},
-               "Dtype of parameters in forward and backward: fp32 or bf16");
+  flags.choice("--dtype", row.dtype, {"fp32", "bf16", "fp8"},
+               "Dtype of parameters in forward and backward: fp32, bf16, or fp8: bf16 with linears "
+               "that compute in fp8");
+  flags.choice("--recipe", row.recipe, {"tensorwise", "rowwise", "rowwise_bf16_grad"},
+               "How fp8 scales numbers: tensorwise, rowwise or rowwise_bf16_grad");
   flags.group("Options");
 }
 
@@ -248,7 +252,7 @@ Row with_flags(const Row& row, const Options& options) {
   // Gradients stay as the matrix products give them if nothing is reduced or accumulated.
   const bool alone = changed.on.ranks == 1 && row.accumulate == 1 && changed.on.device != "cpu";
   if (changed.grad_dtype.empty())
-    changed.grad_dtype = alone && row.dtype == "bf16" ? "bf16" : "fp32";
+    changed.grad_dtype = alone && row.dtype != "fp32" ? "bf16" : "fp32";
   changed.plan = true;
   return changed;
 }

@@ -37,6 +37,7 @@ struct Row {
   bool tied = false, qkv_bias = false;
   int64_t width = 2048;        // of each of an mlp's 8 linears
   std::string dtype = "fp32";  // of parameters in forward and backward; the optimizer has fp32
+  std::string recipe = "tensorwise";  // of dtype fp8
   // Where we and the peer draw the initial weights (the same ones): cpu, or device, which takes
   // seconds instead of minutes.
   std::string init = "cpu";
@@ -46,7 +47,7 @@ struct Row {
   int64_t accumulate = 1;  // micro-batches per step
   int steps = 10, warmup = 3;
   double clip = 1;                   // norm to clip gradients to; 0: don't clip
-  std::string grad_dtype = "";       // of a bf16 row, until the update: bf16 or fp32; empty: fp32
+  std::string grad_dtype = "";  // of a bf16 or fp8 row, until the update: bf16 or fp32; empty: fp32
   std::string activations = "none";  // as activations.mode of fsdp train
   int keep_last = 0;                 // blocks at the end that aren't recomputed
 
@@ -77,12 +78,12 @@ struct Row {
   double flops() const;  // of forward and backward, per rank and step as tokens()
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Row, on, mode, model, layers, dim, heads, kv_heads,
-                                                ffn, vocab, seq, tied, qkv_bias, width, dtype, init,
-                                                batch, accumulate, steps, warmup, clip, grad_dtype,
-                                                activations, keep_last, strategy, copies, reshard,
-                                                prefetch, fraction, stages, memory, plan, name,
-                                                title, modes, goal_ms, goal_gb, goal_times,
-                                                published_rate, in_all)
+                                                ffn, vocab, seq, tied, qkv_bias, width, dtype,
+                                                recipe, init, batch, accumulate, steps, warmup,
+                                                clip, grad_dtype, activations, keep_last, strategy,
+                                                copies, reshard, prefetch, fraction, stages, memory,
+                                                plan, name, title, modes, goal_ms, goal_gb,
+                                                goal_times, published_rate, in_all)
 
 // A list of bench/rows.json: cpu, train or offload. Two rows of offload may share a name: with and
 // without clipping.

@@ -186,9 +186,10 @@ Strings step_notes(const Options& options, const Results& results) {
       "capture. planned GB: what `fsdp plan` expects for eager steps. On the CPU peak GB is the "
       "whole process, and the plan counts tensors only.",
       kApart};
-  if (options.row.grad_dtype.empty() && any([](const Row& row) { return row.dtype == "bf16"; }))
+  if (options.row.grad_dtype.empty() && any([](const Row& row) { return row.dtype != "fp32"; }))
     notes.push_back(formatted(
-        "gradients of bf16 rows on a GPU: bf16, as the matrix products give them, if nothing is "
+        "gradients of bf16 and fp8 rows on a GPU: bf16, as the matrix products give them, if "
+        "nothing is "
         "reduced{}; else reduced and kept in float32{}. FSDP2's are bf16 and then cast to float32.",
         any([](const Row& row) { return row.accumulate > 1; }) ? " or accumulated" : "",
         any([](const Row& row) { return row.on.ranks > 1; }) ? " (2 ranks)" : ""));
@@ -305,7 +306,9 @@ FSDP2 needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one 
             "cpu: a Llama of 13.8M and an MLP of 8 x 2048, which have goals on the CPU (the "
             "default if no flag of the model is given); all: every row with a goal on a GPU; or "
             "some of these: 182m, 953m, mlp, 117m, qwen0.5b, qwen1.5b, qwen3b, 3.6b, "
-            "3.6b-selective, 3.6b-feed_forward, 3.6b-full, 3.6b-keep8, 3.6b-offload, 8b",
+            "3.6b-selective, 3.6b-feed_forward, 3.6b-full, 3.6b-keep8, 3.6b-offload, 8b; in fp8: "
+            "953m-fp8, 953m-fp8-rowwise, 953m-fp8-rowwise_bf16_grad, qwen0.5b-fp8, qwen1.5b-fp8, "
+            "qwen3b-fp8",
             "NAMES");
   flags.any("--strategy", row.strategy,
             "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD (compared with DDP) or HYBRID_SHARD");

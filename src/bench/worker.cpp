@@ -61,7 +61,7 @@ Inputs draw_inputs(const Row& row, const World& world) {
   at::Generator random = at::detail::createCPUGenerator(1234 + world.rank());
   if (row.model == "mlp") {
     // Without sharding, nothing else casts them.
-    const auto type = row.mode == "plain" && row.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+    const auto type = row.mode == "plain" && row.dtype != "fp32" ? at::kBFloat16 : at::kFloat;
     const at::Tensor x = at::randn({row.batch, row.width}, random, at::kFloat);
     const at::Tensor targets = at::randn({row.batch, row.width}, random, at::kFloat);
     return {x.to(where, type), targets.to(where, type)};
@@ -172,7 +172,7 @@ Training make_training(const Row& row, const World& world) {
     shard::deferred::allocate(model, world.device());
     if (draw) model.apply(draw);
     model.to(world.device());
-    training.plain = std::make_shared<PlainAdamW>(model, row.dtype == "bf16");
+    training.plain = std::make_shared<PlainAdamW>(model, row.dtype != "fp32");
     return training;
   }
   training.sharded = train::shard_task(world, config, training.task, /*initialize=*/!unfilled);

@@ -54,6 +54,7 @@ bool is_expensive(std::string_view name) {
                    "linear",
                    "mkldnn_linear",
                    "_scaled_mm",
+                   "fp8_mm",
                    "_grouped_mm",
                    "_scaled_grouped_mm",
                    "convolution",
@@ -118,7 +119,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle) : op(handle) {
          (!tensors || !any_tensor || makes_constant(name) ||
           in(name, {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn"}));
   expensive = known && is_expensive(name);
-  adds = library == "fsdp" && in(name, {"rms_norm", "layer_norm"});
+  adds = library == "fsdp" && in(name, {"rms_norm", "layer_norm", "fp8_rms_norm"});
   batch_norm = in(name, {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}) && !writes;
 }
 

@@ -119,6 +119,8 @@ double size(const c10::IValue& value, int64_t dim) {
 
 // The flops of an operator, from its arguments. Composite operators count through their parts.
 double flops_of(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
+  if (name == "fsdp::fp8_mm") return 2 * numel(inputs[0]) * size(inputs[2], 0);
+  if (name == "fsdp::fp8_mm_into") return 2 * numel(inputs[1]) * size(inputs[3], 0);
   if (!name.starts_with("aten::")) return 0;
   name.remove_prefix(6);
   if (name == "mm" || name == "bmm") return 2 * numel(inputs[0]) * size(inputs[1], -1);
@@ -224,7 +226,8 @@ std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
   std::string_view name = function.name();
   c10::ArrayRef<const c10::IValue> inputs = function.inputs();
   double flops = flops_of(name, inputs);
-  if (flops > 0) shard::dry_run::count_product({flops, input_bytes(inputs)});
+  const double speed = name.starts_with("fsdp::fp8") ? 2 : 1;
+  if (flops > 0) shard::dry_run::count_product({flops, input_bytes(inputs), speed});
   if (Counted* sum = summed(name, inputs)) return std::make_unique<InSum>(current_meter(), sum);
   if (name == "aten::convolution" || name == "aten::convolution_backward") {
     auto kernel = std::make_unique<InConvolution>();

@@ -20,7 +20,7 @@ double products_time(const DryRun& run, const Gpu& gpu) {
   double peak = (run.element < 4 ? gpu.tflops : gpu.tflops_fp32) * 1e12 * kProducts;
   double bandwidth = gpu.bandwidth * 1e9 * kBandwidth, seconds = 0;
   for (const auto& product : run.products)
-    seconds += std::max(product.flops / peak, product.bytes / bandwidth);
+    seconds += std::max(product.flops / (peak * product.speed), product.bytes / bandwidth);
   return seconds;
 }
 

@@ -132,8 +132,8 @@ at::Tensor GatedFeedForwardImpl::forward(const at::Tensor& gate_up) {
     const std::vector<at::Tensor> halves = gate_up.chunk(2, -1);
     return down_proj(nn::gelu(halves[0], "tanh") * halves[1]);
   }
-  return activation_ == GateActivation::kSilu ? nn::swiglu_linear(gate_up, down_proj->weight)
-                                              : nn::geglu_linear(gate_up, down_proj->weight);
+  const auto layer = activation_ == GateActivation::kSilu ? nn::swiglu_linear : nn::geglu_linear;
+  return layer(gate_up, down_proj->weight, {}, nn::WeightLayout::kOutIn, down_proj->fp8);
 }
 
 DecoderBlockImpl::DecoderBlockImpl(const DecoderConfig& config, int64_t layer)
@@ -156,14 +156,16 @@ nn::NormedLinears DecoderBlockImpl::read(const Stream& stream, const nn::RMSNorm
                                          const std::vector<nn::Linear>& linears) const {
   std::vector<at::Tensor> weights, biases;
   bool adapted = false;
+  nn::Fp8 fp8 = linears.front()->fp8;
   for (const nn::Linear& linear : linears) {
+    if (linear->fp8 != fp8) fp8 = nn::Fp8::kNone;
     weights.push_back(linear->weight);
     if (linear->bias.defined()) biases.push_back(linear->bias);
     adapted = adapted || linear->has_adapter();
   }
   if (norm && !adapted)
     return nn::norm_linears(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps(),
-                            weights, biases);
+                            weights, biases, fp8);
   nn::NormedSum input;
   if (norm) {
     input = nn::add_rms_norm(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps());
@@ -171,7 +173,7 @@ nn::NormedLinears DecoderBlockImpl::read(const Stream& stream, const nn::RMSNorm
     input.sum = stream.delta.defined() ? stream.x + stream.delta : stream.x;
     input.out = input.sum;
   }
-  at::Tensor out = nn::linears(input.out, weights, biases);
+  at::Tensor out = nn::linears(input.out, weights, biases, fp8);
   return {adapted ? nn::add_adapters(out, input.out, linears) : out, input.sum};
 }
 

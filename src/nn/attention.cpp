@@ -13,7 +13,9 @@
 #include "base/log.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
+#include "kernels/fp8.h"
 #include "kernels/ops.h"
+#include "nn/known_amax.h"
 #include "nn/node.h"
 #include "nn/window.h"
 
@@ -70,8 +72,12 @@ struct RopeHeadsNode : Node {
       if (!gradients[i].defined()) return at::zeros({batch, count, tokens, head_dim}, options);
       return gradients[i].stride(-1) == 1 ? gradients[i] : gradients[i].contiguous();
     };
-    return {kernels::rope_pack(whole(0, heads), whole(1, kv_heads), whole(2, kv_heads), tables[0],
-                               tables[1])};
+    const at::Tensor q = whole(0, heads), k = whole(1, kv_heads), v = whole(2, kv_heads);
+    if (!KnownAmax::of_thread().wanted() || q.scalar_type() == at::kDouble)
+      return {kernels::rope_pack(q, k, v, tables[0], tables[1])};
+    auto [grad, amax] = kernels::fp8::rope_pack(q, k, v, tables[0], tables[1]);
+    KnownAmax::of_thread().remember(grad, amax);
+    return {grad};
   }
 };
 

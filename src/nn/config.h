@@ -1,4 +1,4 @@
-// [lora] of a run's config.
+// [lora] and [fp8] of a run's config.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,30 @@ struct LoRAConfig {
   bool rslora = false;
   std::string init_from = "";  // PEFT's directory; empty: new adapters
 };
+
+enum class Fp8Recipe { kTensorwise, kRowwise, kRowwiseBf16Grad };
+constexpr auto enum_table(Fp8Recipe) {
+  return std::to_array<EnumName>(
+      {{"tensorwise", "one factor per matrix, the fastest"},
+       {"rowwise", "one per row of each operand"},
+       {"rowwise_bf16_grad", "rowwise, but gradients of weights are products in bf16"}});
+}
+
+struct Fp8Config {  // with shard.precision = fp8
+  Fp8Recipe recipe = Fp8Recipe::kTensorwise;
+  std::vector<std::string> skip = {};  // ends of names
+  int64_t least = 128;                 // inputs and outputs of a linear
+};
+
+inline void describe(Fp8Config& fp8, OptionList& list) {
+  list.section("fp8", "Matrix products of one-byte numbers: shard.precision = fp8");
+  list.add("recipe", fp8.recipe, "How numbers are scaled before they are rounded");
+  list.add(
+      "skip", fp8.skip,
+      "Linears that stay in bf16, by the end of their names: o_proj, layers.0.mlp.down_proj, …");
+  list.add("least", fp8.least, "Linears with fewer inputs or outputs stay in bf16",
+           {.least = 16, .most = 1e9});
+}
 
 inline void describe(LoRAConfig& lora, OptionList& list) {
   list.section("lora", "Adapters: train small matrices beside frozen linears");

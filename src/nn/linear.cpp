@@ -1,4 +1,5 @@
 // Linears: alone, and after an activation whose result is recomputed in backward.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
@@ -9,10 +10,13 @@
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
 #include "kernels/ops.h"
-#include "nn/products.h"
+#include "nn/fp8_products.h"
+#include "nn/known_amax.h"
 
 namespace fsdp::nn {
 namespace {
+
+using kernels::fp8::Source;
 
 enum class Activation { kNone, kSwiglu, kGeglu, kGelu, kGeluTanh };
 
@@ -49,23 +53,29 @@ at::Tensor activated(const at::Tensor& x, Activation activation) {
 }
 
 struct ActivationBackward {
-  at::Tensor x;    // the gradient of x
-  at::Tensor out;  // forward's result, if requested
+  at::Tensor x;     // the gradient of x
+  at::Tensor out;   // forward's result, if requested
+  at::Tensor amax;  // of the gradient of x, if requested and known
 };
 
 ActivationBackward activation_backward(const at::Tensor& grad, const at::Tensor& x,
-                                       Activation activation, bool want_out) {
+                                       Activation activation, bool want_out,
+                                       bool want_amax = false) {
+  if (activation == Activation::kSwiglu && want_amax && !want_out) {
+    auto made = kernels::fp8::swiglu_backward(grad, x);
+    return {made.result, {}, made.amax};
+  }
   if (activation == Activation::kGeglu) {
     GateUp halves = halves_of(x);
     auto [to_gate, gelu] = kernels::gelu_backward(grad * halves.up, halves.gate, /*tanh=*/true,
                                                   /*want_out=*/true);
-    return {at::cat({to_gate, grad * gelu}, -1), want_out ? gelu * halves.up : at::Tensor()};
+    return {at::cat({to_gate, grad * gelu}, -1), want_out ? gelu * halves.up : at::Tensor(), {}};
   }
   auto [gradient, out] =
       activation == Activation::kSwiglu
           ? kernels::swiglu_backward(grad, x, want_out)
           : kernels::gelu_backward(grad, x, activation == Activation::kGeluTanh, want_out);
-  return {gradient, out};
+  return {gradient, out, {}};
 }
 
 // The same with torch's operators, recorded by autograd.
@@ -112,10 +122,13 @@ at::Tensor activate(const at::Tensor& given, Activation activation) {
 // --- a linear, with or without an activation before it ---
 
 // Inputs: x, weight, bias. Saved: x if the gradient of the weight or of the activation is needed,
-// the weight if the gradient of x is.
+// the weight if the gradient of x is. In fp8: without an activation the columns of x and their
+// factors instead of x, with swiglu the largest magnitudes of its columns; and the weight's
+// factors.
 struct LinearNode : Node {
   Activation activation = Activation::kNone;
   WeightLayout layout = WeightLayout::kOutIn;
+  Fp8 fp8 = Fp8::kNone;
   Target weight, bias;
   std::vector<int64_t> sizes, widths;  // of x; of the weight
 
@@ -133,42 +146,65 @@ struct LinearNode : Node {
     if (!wants(0) && !wants(1)) return result;
     Tensors kept = saved();
     at::Tensor rows = kept[0].defined() ? as_rows(kept[0]) : at::Tensor();
+    const ProductsBackward back_of(fp8, gradients[0], wants(0), wants(1));
+    kernels::fp8::Bytes columns{kept[2], kept[3]};
+    if (kept[4].defined() && wants(1))
+      columns = kernels::fp8::cast(Source::activated(rows), {.columns = kept[4]}).columns;
     if (wants(0)) {
-      at::Tensor grad_rows = products_backward(grad, {kept[1]}, layout);
+      at::Tensor amax;  // of the gradient of x
+      at::Tensor grad_rows = back_of.to_x({kept[1]}, layout, kept[5]);
       if (activation != Activation::kNone) {
-        ActivationBackward back = activation_backward(grad_rows, rows, activation, wants(1));
+        const bool want_out = wants(1) && !columns.data.defined();
+        ActivationBackward back =
+            activation_backward(grad_rows, rows, activation, want_out, fp8 == Fp8::kTensorwise);
         grad_rows = back.x;
         rows = back.out;
+        amax = back.amax;
       }
       result[0] = grad_rows.view(sizes);
-    } else if (activation != Activation::kNone) {
+      if (amax.defined()) KnownAmax::of_thread().remember(result[0], amax);
+    } else if (activation != Activation::kNone && !columns.data.defined()) {
       rows = activated(rows, activation);
     }
-    if (wants(1)) result[1] = weight_gradients(grad, rows, {&weight}, widths, layout)[0];
+    if (wants(1)) result[1] = back_of.to_weights(rows, columns, {&weight}, widths, layout)[0];
     return result;
   }
 };
 
 at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
-                            const at::Tensor& bias, Activation activation, WeightLayout layout) {
+                            const at::Tensor& bias, Activation activation, WeightLayout layout,
+                            Fp8 wished) {
   at::Tensor x = like_weight(given, weight);
   bool known = (has_kernels(weight) || weight.scalar_type() == at::kDouble) && weight.dim() == 2 &&
                x.scalar_type() == weight.scalar_type() &&
                (!bias.defined() || bias.scalar_type() == weight.scalar_type());
   if (activation != Activation::kNone && !has_kernels(x))
     return activated_linear(plain_activation(x, activation), weight, bias, Activation::kNone,
-                            layout);
+                            layout, wished);
   if (!known)  // torch supports it, or throws
     return at::linear(x, layout == WeightLayout::kOutIn ? weight : weight.t(),
                       bias.defined() ? std::optional(bias) : std::nullopt);
   x = x.contiguous();
   std::vector<int64_t> sizes = x.sizes().vec();
   at::Tensor out;
+  const Fp8 fp8 = usable(wished, x, {weight}, layout);
+  Fp8Kept kept;
+  kernels::fp8::Amax amax;
+  const bool to_weight =
+      quantises_gradients(fp8) && at::GradMode::is_enabled() && weight.requires_grad();
+  kept.wants_columns = to_weight && activation == Activation::kNone;
   {
     Unrecorded unrecorded;
     Tensors biases;
     if (bias.defined()) biases.push_back(bias);
-    out = products(as_rows(activated(x, activation)), {weight}, biases, layout);
+    if (fp8 != Fp8::kNone && activation == Activation::kSwiglu) {
+      const Source source = Source::activated(as_rows(x));
+      amax = kernels::fp8::amax_of(source, scaling_of(fp8), {.rows = true, .columns = to_weight});
+      out = fp8_products(fp8, kernels::fp8::cast(source, {.rows = amax.rows}).rows, {weight},
+                         biases, x.scalar_type(), kept);
+    } else {
+      out = products_as(fp8, as_rows(activated(x, activation)), {weight}, biases, layout, kept);
+    }
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
     out = out.view(sizes);
@@ -176,12 +212,15 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
   if (auto node = record<LinearNode>({x, weight, bias})) {
     node->activation = activation;
     node->layout = layout;
+    node->fp8 = fp8;
     node->weight = Target(weight);
     node->bias = Target(bias);
     node->sizes = x.sizes().vec();
     node->widths = widths_of({weight}, layout);
     bool need_x = node->will_want(1) || (node->will_want(0) && activation != Activation::kNone);
-    node->save({need_x ? x : at::Tensor(), node->will_want(0) ? weight : at::Tensor()});
+    node->save({need_x && !kept.wants_columns ? x : at::Tensor(),
+                node->will_want(0) ? weight : at::Tensor(), kept.columns.data, kept.columns.factors,
+                amax.columns, kept.weight_factors});
     node->returns(out);
   }
   return out;
@@ -190,8 +229,8 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                  WeightLayout layout) {
-  return activated_linear(x, weight, bias, Activation::kNone, layout);
+                  WeightLayout layout, Fp8 fp8) {
+  return activated_linear(x, weight, bias, Activation::kNone, layout, fp8);
 }
 
 at::Tensor swiglu(const at::Tensor& gate_up) {
@@ -203,18 +242,18 @@ at::Tensor gelu(const at::Tensor& x, const std::string& approximate) {
 }
 
 at::Tensor swiglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
-                         const at::Tensor& bias, WeightLayout layout) {
-  return activated_linear(gate_up, weight, bias, Activation::kSwiglu, layout);
+                         const at::Tensor& bias, WeightLayout layout, Fp8 fp8) {
+  return activated_linear(gate_up, weight, bias, Activation::kSwiglu, layout, fp8);
 }
 
 at::Tensor geglu_linear(const at::Tensor& gate_up, const at::Tensor& weight, const at::Tensor& bias,
-                        WeightLayout layout) {
-  return activated_linear(gate_up, weight, bias, Activation::kGeglu, layout);
+                        WeightLayout layout, Fp8 fp8) {
+  return activated_linear(gate_up, weight, bias, Activation::kGeglu, layout, fp8);
 }
 
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                       const std::string& approximate, WeightLayout layout) {
-  return activated_linear(x, weight, bias, gelu_of(approximate), layout);
+                       const std::string& approximate, WeightLayout layout, Fp8 fp8) {
+  return activated_linear(x, weight, bias, gelu_of(approximate), layout, fp8);
 }
 
 }  // namespace fsdp::nn

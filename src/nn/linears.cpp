@@ -6,14 +6,16 @@
 #include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
-#include "nn/products.h"
+#include "nn/fp8_products.h"
 
 namespace fsdp::nn {
 namespace {
 
-// Inputs: x, the weights, the biases. Saved: x if the gradient of a weight is needed, and the
-// weights if the gradient of x is.
+// Inputs: x, the weights, the biases. Saved: x (in fp8: its columns and their factors) if the
+// gradient of a weight is needed, the weights' factors in fp8, and the weights if the gradient of x
+// is needed.
 struct LinearsNode : Node {
+  Fp8 fp8 = Fp8::kNone;
   std::vector<Target> weights, biases;
   std::vector<int64_t> sizes, widths;  // of x; of the weights
 
@@ -40,12 +42,14 @@ struct LinearsNode : Node {
     std::vector<const Target*> to_weights = needed(weights, 1),
                                to_biases = needed(biases, first_bias);
     if (some(to_biases)) put(bias_gradients(grad, to_biases, widths), first_bias);
+    const ProductsBackward back_of(fp8, gradients[0], wants(0), some(to_weights));
     if (wants(0))
-      result[0] =
-          products_backward(grad, Tensors(kept.begin() + 1, kept.end()), WeightLayout::kOutIn)
-              .view(sizes);
+      result[0] = back_of.to_x(Tensors(kept.begin() + 4, kept.end()), WeightLayout::kOutIn, kept[3])
+                      .view(sizes);
+    const at::Tensor rows = kept[0].defined() ? as_rows(kept[0]) : at::Tensor();
     if (some(to_weights))
-      put(weight_gradients(grad, as_rows(kept[0]), to_weights, widths, WeightLayout::kOutIn), 1);
+      put(back_of.to_weights(rows, {kept[1], kept[2]}, to_weights, widths, WeightLayout::kOutIn),
+          1);
     return result;
   }
 };
@@ -53,7 +57,7 @@ struct LinearsNode : Node {
 }  // namespace
 
 at::Tensor linears(const at::Tensor& given, const std::vector<at::Tensor>& weights,
-                   const std::vector<at::Tensor>& biases) {
+                   const std::vector<at::Tensor>& biases, Fp8 wished) {
   if (weights.empty() || (!biases.empty() && biases.size() != weights.size()))
     throw Error(formatted("linears was called with {} weights and {} biases.", weights.size(),
                           biases.size()),
@@ -66,13 +70,18 @@ at::Tensor linears(const at::Tensor& given, const std::vector<at::Tensor>& weigh
   if (!alike) {
     Tensors outs;
     for (size_t i = 0; i < weights.size(); ++i)
-      outs.push_back(linear(given, weights[i], biases.empty() ? at::Tensor() : biases[i]));
+      outs.push_back(linear(given, weights[i], biases.empty() ? at::Tensor() : biases[i],
+                            WeightLayout::kOutIn, wished));
     return outs.size() == 1 ? outs[0] : at::cat(outs, -1);
   }
   at::Tensor x = given.contiguous(), out;
+  const Fp8 fp8 = usable(wished, x, weights, WeightLayout::kOutIn);
+  Fp8Kept made;
+  made.wants_columns = quantises_gradients(fp8) && at::GradMode::is_enabled() &&
+                       torch::autograd::any_variable_requires_grad(weights);
   {
     Unrecorded unrecorded;
-    out = products(as_rows(x), weights, biases, WeightLayout::kOutIn);
+    out = products_as(fp8, as_rows(x), weights, biases, WeightLayout::kOutIn, made);
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = out.size(-1);
     shard::ViewsOnly views;
@@ -83,11 +92,13 @@ at::Tensor linears(const at::Tensor& given, const std::vector<at::Tensor>& weigh
   if (auto node = record<LinearsNode>(inputs)) {
     for (const at::Tensor& weight : weights) node->weights.emplace_back(weight);
     for (const at::Tensor& bias : biases) node->biases.emplace_back(bias);
+    node->fp8 = fp8;
     node->sizes = x.sizes().vec();
     node->widths = widths_of(weights, WeightLayout::kOutIn);
     bool need_x = false;
     for (size_t i = 0; i < weights.size(); ++i) need_x = need_x || node->will_want(1 + i);
-    Tensors kept{need_x ? x : at::Tensor()};
+    Tensors kept{need_x && !made.wants_columns ? x : at::Tensor(), made.columns.data,
+                 made.columns.factors, made.weight_factors};
     if (node->will_want(0)) kept.insert(kept.end(), weights.begin(), weights.end());
     node->save(kept);
     node->returns(out);

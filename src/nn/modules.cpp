@@ -29,7 +29,7 @@ AdapterMatrixImpl::AdapterMatrixImpl(const at::Tensor& given) {
 }
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  at::Tensor out = linear(x, weight, bias);
+  at::Tensor out = linear(x, weight, bias, WeightLayout::kOutIn, fp8);
   return has_adapter() ? out + adapter(x) : out;
 }
 
@@ -54,9 +54,14 @@ at::Tensor LinearImpl::adapter(const at::Tensor& x) const {
 
 std::shared_ptr<torch::nn::Module> LinearImpl::clone(
     const std::optional<at::Device>& device) const {
-  if (!has_adapter()) return cloned<torch::nn::LinearImpl>(*this, device);
+  if (!has_adapter()) {
+    auto copy = cloned<torch::nn::LinearImpl>(*this, device);
+    copy->as<LinearImpl>()->fp8 = fp8;
+    return copy;
+  }
   torch::NoGradGuard no_grad;
   auto copy = std::make_shared<LinearImpl>(options);
+  copy->fp8 = fp8;
   copy->add_adapter(lora_A->weight.size(0), scale_, dropout_);
   const auto from = named_parameters();
   for (const auto& item : copy->named_parameters()) {

@@ -4,6 +4,8 @@
 #include <ATen/ops/rms_norm.h>
 
 #include "fsdp/nn/functional.h"
+#include "kernels/fp8.h"
+#include "nn/known_amax.h"
 
 namespace fsdp::nn {
 namespace {
@@ -82,6 +84,12 @@ NormBackward norm_backward(const at::Tensor& grad, const at::Tensor& grad_sum, c
   for (const Opened* opened : {&to_weight, &to_bias})
     if (accumulate && opened->place.gradient.defined() && !opened->place.accumulate)
       opened->place.gradient.zero_();
+  if (!norm.layer && KnownAmax::of_thread().wanted() && x.scalar_type() != at::kDouble) {
+    const auto made = kernels::fp8::rms_norm_backward(
+        grad, grad_sum, x, rstd, norm.weight, to_weight.place.gradient, accumulate, want_out);
+    KnownAmax::of_thread().remember(made.x, made.amax);
+    return {made.x, made.out, weight ? to_weight.close() : at::Tensor(), {}};
+  }
   kernels::NormGradients made =
       norm.layer ? kernels::layer_norm_backward(grad, grad_sum, x, mean, rstd, norm.weight,
                                                 norm.bias, to_weight.place.gradient,

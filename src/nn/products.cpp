@@ -144,26 +144,36 @@ at::Tensor products_backward(const at::Tensor& grad, const Tensors& weights, Wei
   return sum;
 }
 
+Tensors write_weight_gradients(
+    const std::vector<const Target*>& targets, const std::vector<int64_t>& widths,
+    c10::function_ref<void(const shard::GradientPlace&, int64_t, int64_t)> write) {
+  std::vector<Opened> opened = open_all(targets);
+  shard::GradientPlace whole;
+  if (all_wanted(targets)) whole = joined_place(opened);
+  if (whole.gradient.defined()) {
+    write(whole, 0, std::accumulate(widths.begin(), widths.end(), int64_t{0}));
+  } else {
+    int64_t at = 0;
+    for (size_t i = 0; i < targets.size(); ++i) {
+      if (targets[i]) write(opened[i].place, at, widths[i]);
+      at += widths[i];
+    }
+  }
+  return close_all(targets, opened);
+}
+
 Tensors weight_gradients(const at::Tensor& grad, const at::Tensor& x,
                          const std::vector<const Target*>& targets,
                          const std::vector<int64_t>& widths, WeightLayout layout) {
-  auto write = [&](const shard::GradientPlace& place, const at::Tensor& part) {
-    if (layout == WeightLayout::kOutIn)
-      product_into(place, part.t(), x);
-    else
-      product_into(place, x.t(), part);
-  };
+  if (layout == WeightLayout::kOutIn)
+    return write_weight_gradients(
+        targets, widths, [&](const shard::GradientPlace& place, int64_t first, int64_t count) {
+          product_into(place, grad.narrow(-1, first, count).t(), x);
+        });
   std::vector<Opened> opened = open_all(targets);
-  bool rows_join = layout == WeightLayout::kOutIn || targets.size() == 1;
-  shard::GradientPlace whole;
-  if (rows_join && all_wanted(targets)) whole = joined_place(opened);
-  if (whole.gradient.defined()) {
-    write(whole, grad);
-  } else {
-    for_each_part(grad, widths, [&](size_t i, const at::Tensor& part) {
-      if (targets[i]) write(opened[i].place, part);
-    });
-  }
+  for_each_part(grad, widths, [&](size_t i, const at::Tensor& part) {
+    if (targets[i]) product_into(opened[i].place, x.t(), part);
+  });
   return close_all(targets, opened);
 }
 

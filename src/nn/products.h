@@ -2,6 +2,8 @@
 // they are reduced from.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include "fsdp/nn/functional.h"
 #include "nn/node.h"
 
@@ -22,6 +24,11 @@ at::Tensor products_backward(const at::Tensor& grad, const Tensors& weights, Wei
 Tensors weight_gradients(const at::Tensor& grad, const at::Tensor& x,
                          const std::vector<const Target*>& targets,
                          const std::vector<int64_t>& widths, WeightLayout layout);
+// The gradients of weights in the layout kOutIn by `write`, which is called with the place of a
+// gradient and the columns of `grad` that it belongs to: one call if the places are adjacent.
+Tensors write_weight_gradients(
+    const std::vector<const Target*>& targets, const std::vector<int64_t>& widths,
+    c10::function_ref<void(const shard::GradientPlace&, int64_t first, int64_t count)> write);
 // The same for the biases: sums over rows.
 Tensors bias_gradients(const at::Tensor& grad, const std::vector<const Target*>& targets,
                        const std::vector<int64_t>& widths);

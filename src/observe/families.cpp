@@ -48,6 +48,12 @@ constexpr Known kKnown[] = {
     {"normresult", Family::kOptimizer},  // likewise
     {"lpnorm", Family::kOptimizer},
 
+    {"fp8_mm", Family::kProducts},
+    {"fp8_rms_norm", Family::kNorms},
+    {"fp8_", Family::kElementwise},
+    {"cast_kernel", Family::kElementwise},  // to fp8
+    {"amax_kernel", Family::kElementwise},
+
     {"gemm", Family::kProducts},
     {"nvjet", Family::kProducts},
     {"cutlass", Family::kProducts},

@@ -40,7 +40,8 @@ std::optional<double> peak_tflops(std::string_view device, std::string_view prec
   for (const Peak& peak : kPeaks) {
     if (device.find(peak.part) == std::string_view::npos) continue;
     if (is_lesser(device)) return {};
-    if (precision == "bf16" || precision == "fp16") return peak.bf16;
+    // A run in fp8 is measured against bf16's, as others do: the shares can be compared.
+    if (precision == "bf16" || precision == "fp16" || precision == "fp8") return peak.bf16;
     if (precision == "tf32") return peak.tf32;
     if (precision == "fp32") return peak.fp32;
     return {};

@@ -8,7 +8,8 @@
 namespace fsdp::observe {
 
 // The vendor's TFLOP/s for dense matrix products on tensor cores (no sparsity, no overclocking).
-// `device`: the driver's name for it. `precision`: bf16, fp16, tf32 or fp32. nullopt: unknown.
+// `device`: the driver's name for it. `precision`: bf16, fp16, fp8 (bf16's), tf32 or fp32. nullopt:
+// unknown.
 std::optional<double> peak_tflops(std::string_view device, std::string_view precision);
 
 // Share of the peak, 0..1; nullopt if the peak is unknown or 0.

@@ -19,10 +19,11 @@ void describe(ShardConfig& shard, OptionList& list) {
            "hybrid_shard: ranks that share one copy of the model; 0: the ranks of one host",
            {.least = 0, .only_with = {shard.strategy, {ShardingStrategy::HYBRID_SHARD}}});
   list.add("precision", shard.precision, "Data type of parameters and activations in operators");
-  list.add("reduce", shard.reduce, "Data type of gradients in reductions", {.without_first = 1});
+  list.add("reduce", shard.reduce, "Data type of gradients in reductions",
+           {.without_first = 1, .without_last = 1});
   list.add("gradients", shard.gradients,
            "Data type of gradients between backward and the optimizer; bf16 halves their memory",
-           {.without_first = 1, .without_last = 1});
+           {.without_first = 1, .without_last = 2});
   list.add("reshard_after_forward", shard.reshard_after_forward,
            "Reshard parameters after forward (true), keep them for backward (false), or reshard to "
            "this many ranks");

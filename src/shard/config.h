@@ -20,10 +20,13 @@ constexpr auto enum_table(WrapBy) {
   return std::to_array<EnumName>({{"block"}, {"size"}, {"root"}});
 }
 
-enum class Precision { kAuto, kFp32, kBf16, kFp16 };
+enum class Precision { kAuto, kFp32, kBf16, kFp16, kFp8 };
 constexpr auto enum_table(Precision) {
-  return std::to_array<EnumName>(
-      {{"auto", "bf16 on a GPU, else fp32"}, {"fp32"}, {"bf16"}, {"fp16"}});
+  return std::to_array<EnumName>({{"auto", "bf16 on a GPU, else fp32"},
+                                  {"fp32"},
+                                  {"bf16"},
+                                  {"fp16"},
+                                  {"fp8", "bf16, and matrix products of linears in fp8"}});
 }
 
 enum class Reshard { kAuto, kTrue, kFalse };

@@ -36,6 +36,7 @@ class TapeHook;
 struct Product {
   double flops;
   double bytes;  // read and written
+  double speed = 1;  // how many times as fast as with operands of the parameters' dtype
 };
 
 struct DryRunState {

@@ -94,6 +94,7 @@ struct Config {
   std::string init_from = "";  // a Hugging Face directory, a run or a checkpoint; empty: none
   models::ModelConfig model;
   nn::LoRAConfig lora;
+  nn::Fp8Config fp8;
   data::DataConfig data;
   TrainConfig train;
   optim::OptimConfig optim;

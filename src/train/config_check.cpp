@@ -67,6 +67,24 @@ void check_lora(const Config& config) {
                 "set lora.rank to 0 to train all parameters.");
 }
 
+void check_fp8(const Config& config) {
+  const nn::Fp8Config& fp8 = config.fp8;
+  const nn::Fp8Config usual;
+  const std::string given = enum_name(config.shard.precision);
+  if (config.shard.precision == shard::Precision::kFp8) {
+    if (config.model.type == models::ModelType::kGpt2)
+      throw Error("a gpt2 has no linears that can compute in fp8.",
+                  "set shard.precision to bf16, or choose another model.type.");
+    return;
+  }
+  for (auto [changed, key] :
+       {std::pair(fp8.recipe != usual.recipe, "recipe"), std::pair(!fp8.skip.empty(), "skip"),
+        std::pair(fp8.least != usual.least, "least")})
+    if (changed)
+      throw Error(formatted("fp8.{} has no effect: shard.precision is {}.", key, given),
+                  "set shard.precision to fp8.");
+}
+
 void check_data(const Config& config) {
   const data::DataConfig& data = config.data;
   check(data);
@@ -163,6 +181,7 @@ void check_graph(const Config& config) {
 // What a plan needs, too.
 void check_rest(const Config& config, int world) {
   check_lora(config);
+  check_fp8(config);
   check(config.optim, known_steps(config));
   check(config.shard, world);
   check_activations(config);

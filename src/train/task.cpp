@@ -1,13 +1,14 @@
 #include "train/task.h"
 
-#include <algorithm>
-
 #include <ATen/ops/mse_loss.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "base/format.h"
 #include "fsdp/deferred_init.h"
+#include "fsdp/nn/fp8.h"
 #include "models/parameter_shapes.h"
 #include "observe/throughput.h"
 #include "train/model_shape.h"
@@ -63,6 +64,17 @@ double flops_saved(const TrainTask& task, bool tied, int64_t seq) {
   return (2 * frozen - 6 * trained) * static_cast<double>(seq);
 }
 
+nn::Fp8 recipe_of(nn::Fp8Recipe recipe) {
+  switch (recipe) {
+    case nn::Fp8Recipe::kRowwise:
+      return nn::Fp8::kRowwise;
+    case nn::Fp8Recipe::kRowwiseBf16Grad:
+      return nn::Fp8::kRowwiseBf16Grad;
+    default:
+      return nn::Fp8::kTensorwise;
+  }
+}
+
 // Freezes the model and adds adapters.
 void adapt(TrainTask& task, const Config& config) {
   nn::add_lora(*task.module, lora_options(config.lora));
@@ -70,6 +82,27 @@ void adapt(TrainTask& task, const Config& config) {
   task.initial = [base = task.initial](const std::string& name, at::IntArrayRef sizes) {
     return nn::is_adapter(name) ? nn::adapter_start(name, sizes) : base(name, sizes);
   };
+}
+
+// Converts linears and says which: "fp8 (tensorwise): 14 linears; in bf16: …".
+std::string computed_in_fp8(torch::nn::Module& module, const nn::Fp8Config& config) {
+  nn::Fp8Policy policy{.recipe = recipe_of(config.recipe), .least = config.least};
+  if (!config.skip.empty())
+    policy.where = [skipped = nn::named_linears(config.skip)](const std::string& name) {
+      return !skipped(name);
+    };
+  int64_t converted = 0;
+  std::map<std::string, std::vector<std::string>> others;  // names by reason
+  for (const nn::Fp8Linear& linear : nn::convert_to_fp8(module, policy)) {
+    converted += linear.why_not.empty() ? 1 : 0;
+    if (!linear.why_not.empty()) others[linear.why_not].push_back(linear.name);
+  }
+  std::string text = formatted("fp8 ({}): {} linears; in bf16: all that isn't a linear of a block",
+                               enum_name(config.recipe), converted);
+  for (const auto& [why, names] : others)
+    text += formatted(", {}{} ({})", names.front(),
+                      names.size() > 1 ? formatted(" and {} more", names.size() - 1) : "", why);
+  return text + ".";
 }
 
 }  // namespace
@@ -128,6 +161,8 @@ TrainTask make_task(const Config& config, int64_t vocab) {
   }
   const bool lora = config.lora.rank > 0;
   if (lora) adapt(task, config);
+  if (config.shard.precision == shard::Precision::kFp8)
+    task.fp8 = computed_in_fp8(*task.module, config.fp8);
   std::set<const void*> seen;  // tied parameters have two names
   for (const at::Tensor& parameter : task.module->parameters())
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) {

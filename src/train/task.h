@@ -42,6 +42,7 @@ struct TrainTask {
   int64_t parameters = 0;
   int64_t trained = 0;  // of them: the same, or those of adapters
   std::string title;  // "Llama, 3.4M parameters"
+  std::string fp8;    // which linears compute in fp8, and which don't and why; empty: none do
 };
 
 // Of a config whose rank isn't 0.

@@ -40,7 +40,8 @@ ReshardAfterForward reshard_of(const OrNumber<shard::Reshard>& reshard) {
 }  // namespace
 
 at::ScalarType dtype_of(shard::Precision precision) {
-  if (precision == shard::Precision::kBf16) return at::kBFloat16;
+  if (precision == shard::Precision::kBf16 || precision == shard::Precision::kFp8)
+    return at::kBFloat16;
   return precision == shard::Precision::kFp16 ? at::kHalf : at::kFloat;
 }
 
@@ -255,6 +256,7 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
                       "that the model was trained with, or add the rows in Python.");
 
   training.task = make_unfilled_task(chosen, chosen.model.vocab);
+  if (!training.task.fp8.empty() && world.rank() == 0) log::info(training.task.fp8);
   training.sharded = shard_task(world, chosen, training.task, /*initialize=*/false);
   init_weights(training);
   if (world.size() > 1)  // losses are already divided by the number of targets over all ranks

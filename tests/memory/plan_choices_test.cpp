@@ -226,6 +226,22 @@ TEST(Plan, OffloadMustFitInHostMemory) {
   EXPECT_TRUE(plan(llama().model, options).fits);
 }
 
+TEST(Plan, Fp8KeepsNoMoreAndIsFaster) {
+  const models::LlamaConfig config{.vocab = 512, .dim = 2048, .layers = 2, .heads = 16};
+  const PlannedModel usual = llama(config, 1024);
+  PlanOptions options = options_for(usual);
+  options.gpu = gpu("h100");
+  options.shard.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  const Plan bf16 = plan(usual.model, options);
+  for (auto recipe : {nn::Fp8::kTensorwise, nn::Fp8::kRowwise, nn::Fp8::kRowwiseBf16Grad}) {
+    const Plan fp8 = plan(fp8_llama(recipe, config, 1024).model, options);
+    EXPECT_NEAR(fp8.flops, bf16.flops, 1e-6 * bf16.flops);
+    EXPECT_LT(fp8.time.compute, bf16.time.compute);
+    EXPECT_LT(static_cast<double>(fp8.memory.peak()),
+              1.02 * static_cast<double>(bf16.memory.peak()));
+  }
+}
+
 TEST(Plan, RecomputationKeepsLessAndTakesLonger) {
   PlanOptions options = options_for(llama());
   options.gpu = gpu("h100");

@@ -13,6 +13,7 @@
 #include "fsdp/models/gpt2.h"
 #include "fsdp/models/llama.h"
 #include "fsdp/models/mlp.h"
+#include "fsdp/nn/fp8.h"
 #include "fsdp/plan.h"
 
 namespace fsdp::testing {
@@ -48,6 +49,24 @@ inline PlannedModel llama(
                        at::Tensor ids = ids_for(step, tokens, config.vocab);
                        return model->loss_sum({.ids = ids}, ids);
                      }),
+          wrap::modules<models::LlamaBlock>()};
+}
+
+inline PlannedModel fp8_llama(
+    nn::Fp8 recipe = nn::Fp8::kTensorwise,
+    models::LlamaConfig config = {.vocab = 512, .dim = 128, .layers = 3, .heads = 4, .kv_heads = 4},
+    int64_t tokens = 64) {
+  return {"llama in fp8",
+          plan_model(
+              [=] {
+                models::Llama model(config);
+                nn::convert_to_fp8(*model, {.recipe = recipe});
+                return model;
+              },
+              [=](models::Llama& model, const PlanStep& step) {
+                at::Tensor ids = ids_for(step, tokens, config.vocab);
+                return model->loss_sum({.ids = ids}, ids);
+              }),
           wrap::modules<models::LlamaBlock>()};
 }
 

@@ -6,6 +6,7 @@
 
 #include "fsdp/nn.h"
 #include "fsdp/optim.h"
+#include "fsdp/recompute.h"
 #include "fsdp/world.h"
 #include "nn/products.h"
 #include "shard/engine.h"
@@ -274,6 +275,102 @@ TEST_P(ShardedLayers, WeightsOfOneUnitLieSideBySideOnOneRank) {
     ASSERT_TRUE(whole.defined()) << kind;
     EXPECT_TRUE(at::equal(whole, at::cat({part("left"), part("right")}))) << kind;
     EXPECT_FALSE(layers::joined({part("right"), part("left")}).defined()) << kind;
+  }
+}
+
+// --- in fp8 ---
+
+// Packed linears after a norm, the feed-forward's, one whose rows aren't a multiple of 16, and a
+// weight that is used twice.
+struct OneByteImpl : torch::nn::Module {
+  explicit OneByteImpl(layers::Fp8 recipe) {
+    layers::convert_to_fp8(*this, {.recipe = recipe, .least = 16});
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    auto [both, sum] =
+        layers::norm_linears(x, {}, norm->weight, norm->eps(), {gate->weight, up->weight},
+                             {gate->bias, up->bias}, gate->fp8);
+    at::Tensor h = layers::swiglu_linear(both, down->weight, down->bias,
+                                         layers::WeightLayout::kOutIn, down->fp8);
+    return twice(twice(h + sum).tanh()).tanh() + odd(h.slice(0, 0, 3)).tanh().mean();
+  }
+
+  layers::RMSNorm norm = register_module("norm", layers::RMSNorm(32));
+  layers::Linear gate = register_module("gate", layers::Linear(32, 48));
+  layers::Linear up = register_module("up", layers::Linear(32, 48));
+  layers::Linear down = register_module("down", layers::Linear(48, 32));
+  layers::Linear twice = register_module("twice", layers::Linear(32, 32));
+  layers::Linear odd = register_module("odd", layers::Linear(32, 16));
+};
+TORCH_MODULE(OneByte);
+
+ModelCase in_fp8(layers::Fp8 recipe) {
+  auto build = [recipe] {
+    auto first = OneByte(recipe), second = OneByte(recipe);
+    torch::nn::ModuleList both(first, second);
+    return built(both.ptr(), [first, second](const Batch& batch) mutable {
+      return mean_square(second(first(batch.x)), batch.y);
+    });
+  };
+  auto batch = [](int step, int rank) {
+    return Batch{step, random_normal(step, rank, 0, {32, 32}),
+                 random_normal(step, rank, 1, {32, 32})};
+  };
+  // A number that is rounded to the other neighbour differs by a sixteenth.
+  return {.name = "fp8",
+          .build = build,
+          .batch = batch,
+          .wrap = wrap::modules<OneByte>(),
+          .tolerance = 1e-2,
+          .bf16_tolerance = 5e-2};
+}
+
+class ShardedFp8 : public ::testing::TestWithParam<layers::Fp8> {};
+
+INSTANTIATE_TEST_SUITE_P(Recipes, ShardedFp8,
+                         ::testing::Values(layers::Fp8::kTensorwise, layers::Fp8::kRowwise,
+                                           layers::Fp8::kRowwiseBf16Grad));
+
+TEST_P(ShardedFp8, TrainsAsTheUnshardedCopy) {
+  const ModelCase model = in_fp8(GetParam());
+  for (bool bf16 : {false, true}) {
+    ShardOptions options{.device = test_device()};
+    if (bf16) options.mixed_precision = bf16_precision();
+    SideBySide both(model, options);
+    both.train(3);
+  }
+}
+
+TEST_P(ShardedFp8, EveryStrategyGivesTheSameBits) {
+  const ModelCase model = in_fp8(GetParam());
+  std::vector<at::Tensor> first;
+  for (auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP,
+                        ShardingStrategy::NO_SHARD}) {
+    SideBySide both(model, {.strategy = strategy, .device = test_device()});
+    both.train(2);
+    std::vector<at::Tensor> now;
+    for (const char* name : {"0.gate.weight", "0.down.weight", "1.twice.weight", "1.norm.weight"})
+      now.push_back(both.sharded().full_tensor(name));
+    if (first.empty()) first = now;
+    for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], first[i])) << i;
+  }
+}
+
+TEST_P(ShardedFp8, RecomputationGivesTheSameBits) {
+  const ModelCase model = in_fp8(GetParam());
+  std::vector<at::Tensor> first;
+  for (auto mode : {std::optional<Recompute>(), std::optional(Recompute::FULL),
+                    std::optional(Recompute::SELECTIVE)}) {
+    SideBySide both(model, {.device = test_device()});
+    if (mode)
+      apply_activation_checkpointing(both.sharded(), RecomputePolicy(model.wrap, {.mode = *mode}));
+    both.train(2);
+    std::vector<at::Tensor> now;
+    for (const char* name : {"0.gate.weight", "0.down.weight", "1.twice.weight", "1.norm.weight"})
+      now.push_back(both.sharded().full_tensor(name));
+    if (first.empty()) first = now;
+    for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], first[i])) << i;
   }
 }
 

@@ -19,6 +19,13 @@ namespace fsdp::nn {
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<Tensors(const Tensors&)>;
 
+// LibTorch looks for CUDA once, when the first test is seeded: the module is loaded before.
+class CudaModule : public ::testing::Environment {
+ public:
+  void SetUp() override { find_library("cuda"); }
+};
+inline const auto* const kCudaModule = ::testing::AddGlobalTestEnvironment(new CudaModule);
+
 inline bool has_cuda() {
   static const bool has = find_library("cuda") != nullptr && at::globalContext().hasCUDA();
   return has;

@@ -420,6 +420,22 @@ TEST(Train, LowPrecisionFollowsTheFullOne) {
   }
 }
 
+TEST(Train, Fp8FollowsTheFullPrecision) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "fp32", 10)).code, 0);
+  for (const char* recipe : {"tensorwise", "rowwise"}) {
+    Said said = train(
+        2, tiny_run(folder, recipe, 10) + Words{"--shard.precision", "fp8", "--fp8.recipe", recipe,
+                                                "--fp8.least", "16", "--fp8.skip", "k_proj"});
+    ASSERT_EQ(said.code, 0) << said.err;
+    expect_near(losses(folder, recipe), losses(folder, "fp32"), 0.15);
+    const std::string text = said.out + said.err;
+    for (const std::string part : {"fp8 (" + std::string(recipe) + "): 12 linears; in bf16",
+                                   std::string("self_attn.k_proj and 1 more (excluded by name)")})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+}
+
 // --- launchers ---
 
 TEST(Train, RunsUnderEveryLauncher) {

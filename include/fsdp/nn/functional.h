@@ -48,18 +48,27 @@ enum class WeightLayout {
   kInOut,  ///< [in, out], as in GPT-2's files.
 };
 
+/// How a linear's matrix products are computed: in its weight's type, or with operands of one byte
+/// (nn/fp8.h).
+enum class Fp8 {
+  kNone,            ///< In the weight's type.
+  kTensorwise,      ///< fp8 (e4m3), one factor per matrix.
+  kRowwise,         ///< fp8 (e4m3), one factor per row of each operand.
+  kRowwiseBf16Grad  ///< kRowwise, but gradients of weights in the weight's type.
+};
+
 /// @name Matrix products
 /// @{
 
 /// x [rows, in] → [rows, out]. The bias [out] is optional.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
-                  WeightLayout layout = WeightLayout::kOutIn);
+                  WeightLayout layout = WeightLayout::kOutIn, Fp8 fp8 = Fp8::kNone);
 
 /// Several linears of one input, results side by side: x [rows, in] → [rows, sum of the weights'
 /// widths]. One matrix product if the weights are adjacent in memory, else one each. `biases`:
 /// none, or one per weight.
 at::Tensor linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
-                   const std::vector<at::Tensor>& biases = {});
+                   const std::vector<at::Tensor>& biases = {}, Fp8 fp8 = Fp8::kNone);
 
 /// The result of norm_linears().
 struct NormedLinears {
@@ -75,13 +84,13 @@ struct NormedLinears {
 NormedLinears norm_linears(const at::Tensor& x, const at::Tensor& residual,
                            const at::Tensor& norm_weight, double eps,
                            const std::vector<at::Tensor>& weights,
-                           const std::vector<at::Tensor>& biases = {});
+                           const std::vector<at::Tensor>& biases = {}, Fp8 fp8 = Fp8::kNone);
 /// The same with layer_norm().
 NormedLinears layer_norm_linears(const at::Tensor& x, const at::Tensor& residual,
                                  const at::Tensor& norm_weight, const at::Tensor& norm_bias,
                                  double eps, const std::vector<at::Tensor>& weights,
                                  const std::vector<at::Tensor>& biases = {},
-                                 WeightLayout layout = WeightLayout::kOutIn);
+                                 WeightLayout layout = WeightLayout::kOutIn, Fp8 fp8 = Fp8::kNone);
 
 /// @}
 /// @name Activations
@@ -94,14 +103,16 @@ at::Tensor gelu(const at::Tensor& x, const std::string& approximate = "none");
 
 /// linear(swiglu(gate_up), …). Backward keeps only gate_up.
 at::Tensor swiglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
-                         const at::Tensor& bias = {}, WeightLayout layout = WeightLayout::kOutIn);
+                         const at::Tensor& bias = {}, WeightLayout layout = WeightLayout::kOutIn,
+                         Fp8 fp8 = Fp8::kNone);
 /// linear(gelu(gate, "tanh") · up, …), as in Gemma. Backward keeps only gate_up.
 at::Tensor geglu_linear(const at::Tensor& gate_up, const at::Tensor& weight,
-                        const at::Tensor& bias = {}, WeightLayout layout = WeightLayout::kOutIn);
+                        const at::Tensor& bias = {}, WeightLayout layout = WeightLayout::kOutIn,
+                        Fp8 fp8 = Fp8::kNone);
 /// linear(gelu(x), …). Backward keeps only x.
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                        const std::string& approximate = "none",
-                       WeightLayout layout = WeightLayout::kOutIn);
+                       WeightLayout layout = WeightLayout::kOutIn, Fp8 fp8 = Fp8::kNone);
 
 /// @}
 /// @name Attention

@@ -15,6 +15,8 @@
 #include <memory>
 #include <optional>
 
+#include "fsdp/nn/functional.h"
+
 namespace fsdp::nn {
 
 /// One of the two matrices of an adapter.
@@ -41,6 +43,8 @@ class LinearImpl : public torch::nn::LinearImpl {
   bool has_adapter() const { return lora_A != nullptr; }
   /// What the adapter adds: [.., in] → [.., out].
   at::Tensor adapter(const at::Tensor& x) const;
+
+  Fp8 fp8 = Fp8::kNone;  ///< How its products are computed; convert_to_fp8() sets it.
 
   std::shared_ptr<AdapterMatrixImpl> lora_A;  ///< [rank, in]. Null without an adapter.
   std::shared_ptr<AdapterMatrixImpl> lora_B;  ///< [out, rank]. Null without an adapter.

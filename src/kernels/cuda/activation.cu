@@ -7,10 +7,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ inline float sigmoid(float x) {
-  return fast_reciprocal(1.0f + fast_exp2(-kLog2E * x));
-}
-
 // --- swiglu: each thread takes one vector of N columns of a row ---
 
 // Index is 32 bits wide where that is enough; otherwise the division would be most of the
@@ -30,31 +26,37 @@ __global__ void __launch_bounds__(kThreads)
   store_floats<T, N>(out + int64_t(item) * N, gate);
 }
 
-template <class T, int N, class Index>
+// AMAX: also raises `amax` by the magnitudes of grad_gate_up.
+template <class T, int N, class Index, bool AMAX>
 __global__ void __launch_bounds__(kThreads)
-    swiglu_backward_kernel(const T* grad, const T* gate_up, T* grad_gate_up, T* out, Index items,
-                           Index of_row) {
+    swiglu_backward_kernel(const T* grad, const T* gate_up, T* grad_gate_up, T* out, float* amax,
+                           Index items, Index of_row) {
   const Index item = Index(blockIdx.x) * kThreads + threadIdx.x;
-  if (item >= items) return;
-  const Index row = item / of_row;
-  const int64_t start = (int64_t(item) + int64_t(row) * of_row) * N;
-  const int64_t width = int64_t(of_row) * N;
-  float gate[N], up[N], d[N];
-  load_floats<T, N>(gate_up + start, gate);
-  load_floats<T, N>(gate_up + start + width, up);
-  load_floats<T, N>(grad + int64_t(item) * N, d);
-  float product[N];
+  unsigned most = 0;
+  if (item < items) {
+    const Index row = item / of_row;
+    const int64_t start = (int64_t(item) + int64_t(row) * of_row) * N;
+    const int64_t width = int64_t(of_row) * N;
+    float gate[N], up[N], d[N];
+    load_floats<T, N>(gate_up + start, gate);
+    load_floats<T, N>(gate_up + start + width, up);
+    load_floats<T, N>(grad + int64_t(item) * N, d);
+    float product[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float s = sigmoid(gate[i]);
-    const float silu = gate[i] * s;
-    product[i] = silu * up[i];
-    gate[i] = d[i] * up[i] * (s + silu * (1.0f - s));
-    up[i] = d[i] * silu;
+    for (int i = 0; i < N; ++i) {
+      const float s = sigmoid(gate[i]);
+      const float silu = gate[i] * s;
+      product[i] = silu * up[i];
+      gate[i] = d[i] * up[i] * (s + silu * (1.0f - s));
+      up[i] = d[i] * silu;
+      if constexpr (AMAX)
+        most = larger(most, larger(stored_magnitude<T>(gate[i]), stored_magnitude<T>(up[i])));
+    }
+    store_floats<T, N>(grad_gate_up + start, gate);
+    store_floats<T, N>(grad_gate_up + start + width, up);
+    if (out) store_floats<T, N>(out + int64_t(item) * N, product);
   }
-  store_floats<T, N>(grad_gate_up + start, gate);
-  store_floats<T, N>(grad_gate_up + start + width, up);
-  if (out) store_floats<T, N>(out + int64_t(item) * N, product);
+  if constexpr (AMAX) raise_by_block(amax, most);
 }
 
 // Calls f<Index>(items, blocks) with the narrower of two index types that can count all threads.
@@ -77,14 +79,15 @@ void swiglu_of(const void* gate_up, void* out, int64_t rows, int64_t width, cuda
   });
 }
 
-template <class T, int N>
+template <class T, int N, bool AMAX>
 void swiglu_backward_of(const void* grad, const void* gate_up, void* grad_gate_up, void* out,
-                        int64_t rows, int64_t width, cudaStream_t stream) {
+                        float* amax, int64_t rows, int64_t width, cudaStream_t stream) {
   with_index(rows * width / N, [&](auto type, unsigned blocks) {
     using Index = typename decltype(type)::type;
-    swiglu_backward_kernel<T, N, Index><<<blocks, kThreads, 0, stream>>>(
+    swiglu_backward_kernel<T, N, Index, AMAX><<<blocks, kThreads, 0, stream>>>(
         static_cast<const T*>(grad), static_cast<const T*>(gate_up), static_cast<T*>(grad_gate_up),
-        static_cast<T*>(out), static_cast<Index>(rows * width / N), static_cast<Index>(width / N));
+        static_cast<T*>(out), amax, static_cast<Index>(rows * width / N),
+        static_cast<Index>(width / N));
   });
 }
 
@@ -229,14 +232,16 @@ void swiglu(const void* gate_up, void* out, int64_t rows, int64_t width, Dtype d
 }
 
 void swiglu_backward(const void* grad, const void* gate_up, void* grad_gate_up, void* out,
-                     int64_t rows, int64_t width, Dtype dtype, cudaStream_t stream) {
+                     float* amax, int64_t rows, int64_t width, Dtype dtype, cudaStream_t stream) {
+  if (amax) cudaMemsetAsync(amax, 0, sizeof(float), stream);
   if (rows == 0 || width == 0) return;
   with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (width % 8 == 0 && aligned16(grad, gate_up, grad_gate_up, out))
-      swiglu_backward_of<T, 8>(grad, gate_up, grad_gate_up, out, rows, width, stream);
-    else
-      swiglu_backward_of<T, 1>(grad, gate_up, grad_gate_up, out, rows, width, stream);
+    const bool vectors = width % 8 == 0 && aligned16(grad, gate_up, grad_gate_up, out);
+    const auto run =
+        vectors ? (amax ? swiglu_backward_of<T, 8, true> : swiglu_backward_of<T, 8, false>)
+                : (amax ? swiglu_backward_of<T, 1, true> : swiglu_backward_of<T, 1, false>);
+    run(grad, gate_up, grad_gate_up, out, amax, rows, width, stream);
   });
 }
 

@@ -154,6 +154,78 @@ __device__ inline float fast_reciprocal(float x) {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.69314718055994531f;
 
+__device__ inline float sigmoid(float x) {
+  return fast_reciprocal(1.0f + fast_exp2(-kLog2E * x));
+}
+
+// --- largest magnitudes, compared as bits: a NaN is the largest ---
+
+__device__ __forceinline__ unsigned magnitude(float x) {
+  return __float_as_uint(x) & 0x7fffffffu;
+}
+
+__device__ __forceinline__ unsigned larger(unsigned a, unsigned b) {
+  return a > b ? a : b;
+}
+
+// Most calls don't change anything, and then only read: writes to one address wait for each other.
+__device__ __forceinline__ void raise(float* to, unsigned bits) {
+  unsigned* place = reinterpret_cast<unsigned*>(to);
+  if (bits > __ldcg(place)) atomicMax(place, bits);
+}
+
+// The largest of THREADS adjacent threads of a warp.
+template <int THREADS>
+__device__ __forceinline__ unsigned largest_of(unsigned x) {
+#pragma unroll
+  for (int step = THREADS / 2; step > 0; step /= 2) x = larger(x, __shfl_xor_sync(kAll, x, step));
+  return x;
+}
+
+// Raises `to` by the largest of a block's numbers. All threads of the block call it, once.
+__device__ inline void raise_by_block(float* to, unsigned own) {
+  __shared__ unsigned most;
+  const int thread = threadIdx.x + blockDim.x * threadIdx.y;
+  if (thread == 0) most = 0;
+  __syncthreads();
+  own = __reduce_max_sync(__activemask(), own);
+  if (thread % kWarp == 0) atomicMax(&most, own);
+  __syncthreads();
+  if (thread == 0) raise(to, most);
+}
+
+// The largest of a row's threads, a warp's or a block's, whose x counts them: written (`alone`), or
+// raised to.
+template <bool WARP>
+__device__ inline void put_row_amax(float* to, bool alone, unsigned own) {
+  __shared__ unsigned shared[kWarp];
+  own = largest_of<kWarp>(own);
+  if constexpr (!WARP) {
+    if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = own;
+    __syncthreads();
+    if (threadIdx.x >= kWarp) return;
+    own = largest_of<kWarp>(threadIdx.x < blockDim.x / kWarp ? shared[threadIdx.x] : 0);
+  }
+  if (threadIdx.x != 0) return;
+  if (alone)
+    *to = __uint_as_float(own);
+  else
+    raise(to, own);
+}
+
+// The magnitude of a number as it would be stored.
+template <class T>
+__device__ inline unsigned stored_magnitude(float x) {
+  return magnitude(to_float(from_float<T>(x)));
+}
+
+template <class T, int N>
+__device__ inline unsigned largest_stored(const float (&x)[N], unsigned most) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) most = larger(most, stored_magnitude<T>(x[i]));
+  return most;
+}
+
 // --- sums; every thread gets the same bits ---
 
 __device__ inline float warp_sum(float x) {

@@ -22,10 +22,12 @@ struct NormForward {
   const void* residual = nullptr;  // [rows, dim] or null
   const void* weight = nullptr;    // [dim]
   const void* bias = nullptr;      // [dim] or null
-  void* out = nullptr;             // [rows, dim]
+  void* out = nullptr;             // [rows, dim]; null with amax
   void* sum = nullptr;             // [rows, dim]; null without a residual
   float* mean = nullptr;           // [rows]; layer_norm only
   float* rstd = nullptr;           // [rows]
+  float* amax = nullptr;           // rms_norm: out's largest magnitude instead of out; or null
+  bool amax_per_row = false;       // [rows], else [1]
   int64_t rows = 0;
   int64_t dim = 0;
   float eps = 0;
@@ -48,6 +50,7 @@ struct NormBackward {
   void* grad_bias = nullptr;         // [dim] of grad_bias_dtype, or null: not wanted
   float* weight_partials = nullptr;  // [norm_partials(rows, dim), dim], scratch for grad_weight
   float* bias_partials = nullptr;    // the same for grad_bias
+  float* amax = nullptr;             // one: grad_x's largest magnitude; or null: not wanted
   int64_t rows = 0;
   int64_t dim = 0;
   Dtype dtype = Dtype::kFloat32;
@@ -57,6 +60,8 @@ struct NormBackward {
 };
 // Rows of scratch for a parameter's gradient; the same on every device.
 int64_t norm_partials(int64_t rows, int64_t dim);
+// Whether rms_norm_backward can also give amax.
+bool finds_amax(const NormBackward& norm);
 void rms_norm_backward(const NormBackward& norm, cudaStream_t stream);
 void layer_norm_backward(const NormBackward& norm, cudaStream_t stream);
 
@@ -92,7 +97,8 @@ struct HeadsView {  // [batch, heads, tokens, head_dim], the last dimension cont
 
 struct RopePack {
   HeadsView q, k, v;
-  void* out = nullptr;  // [batch, tokens, (heads + 2 * kv_heads) * head_dim]
+  void* out = nullptr;    // [batch, tokens, (heads + 2 * kv_heads) * head_dim]
+  float* amax = nullptr;  // one: out's largest magnitude; or null: not wanted
   RopeTable table;
   int64_t batch = 0;
   int64_t tokens = 0;
@@ -108,9 +114,10 @@ void rope_pack(const RopePack& rope, cudaStream_t stream);
 // gate_up [rows, 2 * width] → out [rows, width]
 void swiglu(const void* gate_up, void* out, int64_t rows, int64_t width, Dtype dtype,
             cudaStream_t stream);
-// grad [rows, width]; out [rows, width] or null: not wanted
+// grad [rows, width]; out [rows, width] or null: not wanted; amax: one, grad_gate_up's largest
+// magnitude, or null: not wanted
 void swiglu_backward(const void* grad, const void* gate_up, void* grad_gate_up, void* out,
-                     int64_t rows, int64_t width, Dtype dtype, cudaStream_t stream);
+                     float* amax, int64_t rows, int64_t width, Dtype dtype, cudaStream_t stream);
 void gelu(const void* x, void* out, int64_t numel, bool tanh, Dtype dtype, cudaStream_t stream);
 void gelu_backward(const void* grad, const void* x, void* grad_x, void* out, int64_t numel,
                    bool tanh, Dtype dtype, cudaStream_t stream);

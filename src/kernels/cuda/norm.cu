@@ -50,6 +50,13 @@ __device__ inline Vec<T, N> add(const Vec<T, N>& x, const Vec<T, N>& residual) {
 
 // --- forward ---
 
+template <bool CENTER>
+__device__ inline void put_statistics(const NormForward& a, int64_t row, float mean, float rstd) {
+  if (threadIdx.x != 0) return;
+  a.rstd[row] = rstd;
+  if constexpr (CENTER) a.mean[row] = mean;
+}
+
 // Calls f(i, column) for each vector of N elements of the row that this thread holds.
 template <int N, int ITEMS, class F>
 __device__ __forceinline__ void for_vectors(int dim, F f) {
@@ -105,10 +112,8 @@ __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_ker
     row_sum<WARP, 1>(total, shared[1]);
   }
   const float rstd = rsqrtf(total[0] / dim + a.eps);
-  if (threadIdx.x == 0) {
-    a.rstd[row] = rstd;
-    if constexpr (CENTER) a.mean[row] = mean;
-  }
+  put_statistics<CENTER>(a, row, mean, rstd);
+  unsigned most = 0;
   for_vectors<N, ITEMS>(dim, [&](int i, int column) {
     float x[N], w[N], b[N] = {};
     to_floats(values[i], x);
@@ -117,8 +122,11 @@ __global__ void __launch_bounds__(WARP ? kWarp* kRowsOfBlock : 1024) forward_ker
 #pragma unroll
     for (int j = 0; j < N; ++j)
       x[j] = scaled<CENTER>(normalised<CENTER>(x[j], mean, rstd), w[j], b[j]);
-    store_floats<T, N>(static_cast<T*>(a.out) + start + column, x);
+    if (a.out) store_floats<T, N>(static_cast<T*>(a.out) + start + column, x);
+    if (!CENTER && a.amax) most = largest_stored<T, N>(x, most);
   });
+  if (!CENTER && a.amax)
+    put_row_amax<WARP>(a.amax_per_row ? a.amax + row : a.amax, a.amax_per_row, most);
 }
 
 // Rows of any length: read once for each sum and once more.
@@ -151,15 +159,18 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(NormForward a) {
     block_sum<1>(total, shared[1]);
   }
   const float rstd = rsqrtf(total[0] / a.dim + a.eps);
-  if (threadIdx.x == 0) {
-    a.rstd[row] = rstd;
-    if constexpr (CENTER) a.mean[row] = mean;
-  }
+  put_statistics<CENTER>(a, row, mean, rstd);
+  unsigned most = 0;
   for (int64_t i = threadIdx.x; i < a.dim; i += blockDim.x) {
     const float w = to_float(static_cast<const T*>(a.weight)[i]);
     const float b = CENTER && a.bias ? to_float(static_cast<const T*>(a.bias)[i]) : 0.0f;
-    static_cast<T*>(a.out)[start + i] =
+    const T value =
         from_float<T>(scaled<CENTER>(normalised<CENTER>(to_float(x[i]), mean, rstd), w, b));
+    if (a.out) static_cast<T*>(a.out)[start + i] = value;
+    most = larger(most, magnitude(to_float(value)));
+  }
+  if constexpr (!CENTER) {
+    if (a.amax) put_row_amax<false>(a.amax_per_row ? a.amax + row : a.amax, a.amax_per_row, most);
   }
 }
 
@@ -232,8 +243,19 @@ __device__ inline void put_warps(float* partials, const float (&sums)[N], int co
   put_partials<N>(partials, total, column, dim);
 }
 
-// One vector of N elements per thread. AHEAD: the next row is read while this one is summed.
-template <class T, int N, bool CENTER, bool WARP, bool AHEAD, int THREADS, int BLOCKS>
+// A block's sums for a parameter's gradient; partials may be null.
+template <bool WARP, int N>
+__device__ inline void put_sums(float* partials, const float (&sums)[N], int column, int64_t dim) {
+  if (!partials) return;
+  if constexpr (WARP)
+    put_warps<N>(partials, sums, column, dim);
+  else if (column < dim)
+    put_partials<N>(partials, sums, column, dim);
+}
+
+// One vector of N elements per thread. AHEAD: the next row is read while this one is summed. AMAX:
+// also raises a.amax by the magnitudes of grad_x.
+template <class T, int N, bool CENTER, bool WARP, bool AHEAD, int THREADS, int BLOCKS, bool AMAX>
 __global__ void __launch_bounds__(THREADS, BLOCKS) backward_kernel(NormBackward a) {
   constexpr int K = CENTER ? 2 : 1;
   __shared__ float shared[2][K][kWarp];
@@ -244,6 +266,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_kernel(NormBackward 
   Vec<T, N> weight;
   if (inside) weight = load<T, N>(static_cast<const T*>(a.weight) + column);
   float grad_weight[N] = {}, grad_bias[N] = {};
+  unsigned most = 0;
   RowInputs<T, N, CENTER> next;
   int64_t row = WARP ? int64_t(blockIdx.x) * kRowsOfBlock + threadIdx.y : blockIdx.x;
   if (AHEAD && row < a.rows) next.read(a, row, column);
@@ -277,6 +300,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_kernel(NormBackward 
     for (int i = 0; i < N; ++i)
       dx[i] = in.rstd * (grad[i] * w[i] - average - x[i] * along) + added[i];
     store_floats<T, N>(static_cast<T*>(a.grad_x) + offset, dx);
+    if constexpr (AMAX) most = largest_stored<T, N>(dx, most);
     if (a.out) {
       float b[N] = {};
       if (CENTER && a.bias) load_floats<T, N>(static_cast<const T*>(a.bias) + column, b);
@@ -285,13 +309,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_kernel(NormBackward 
       store_floats<T, N>(static_cast<T*>(a.out) + offset, x);
     }
   }
-  if constexpr (WARP) {
-    if (a.weight_partials) put_warps<N>(a.weight_partials, grad_weight, column, a.dim);
-    if (CENTER && a.bias_partials) put_warps<N>(a.bias_partials, grad_bias, column, a.dim);
-  } else if (inside) {
-    if (a.weight_partials) put_partials<N>(a.weight_partials, grad_weight, column, a.dim);
-    if (CENTER && a.bias_partials) put_partials<N>(a.bias_partials, grad_bias, column, a.dim);
-  }
+  if constexpr (AMAX) raise_by_block(a.amax, most);
+  put_sums<WARP, N>(a.weight_partials, grad_weight, column, a.dim);
+  if constexpr (CENTER) put_sums<WARP, N>(a.bias_partials, grad_bias, column, a.dim);
 }
 
 // Rows of any length: read twice, and partial sums kept in memory.
@@ -375,7 +395,7 @@ __global__ void __launch_bounds__(1024)
 }
 
 // Returns the number of partial rows.
-template <class T, bool CENTER>
+template <class T, bool CENTER, bool AMAX>
 int64_t backward_of(const NormBackward& a, cudaStream_t stream) {
   const bool vectors =
       a.dim % 8 == 0 && aligned16(a.grad, a.grad_sum, a.x, a.weight, a.bias, a.grad_x, a.out,
@@ -387,18 +407,18 @@ int64_t backward_of(const NormBackward& a, cudaStream_t stream) {
       vectors && items <= kWarp ? std::min(most, divide_up(a.rows, kRowsOfBlock)) : most);
   if (grid == 0) return 0;
   if (vectors && items <= kWarp)
-    backward_kernel<T, 8, CENTER, true, true, kWarp * kRowsOfBlock, 3>
+    backward_kernel<T, 8, CENTER, true, true, kWarp * kRowsOfBlock, 3, AMAX>
         <<<grid, dim3(kWarp, kRowsOfBlock), 0, stream>>>(a);
   else if (vectors && items <= 256)
-    backward_kernel<T, 8, CENTER, false, true, 256, kBlocks>
+    backward_kernel<T, 8, CENTER, false, true, 256, kBlocks, AMAX>
         <<<grid, threads_for(items), 0, stream>>>(a);
   else if (vectors && items <= 1024)
-    backward_kernel<T, 8, CENTER, false, false, 1024, 1>
+    backward_kernel<T, 8, CENTER, false, false, 1024, 1, AMAX>
         <<<grid, threads_for(items), 0, stream>>>(a);
   else if (vectors)
     backward_long_kernel<T, 8, CENTER><<<grid, 1024, 0, stream>>>(a);
   else if (items <= 1024)
-    backward_kernel<T, 1, CENTER, false, false, 1024, 1>
+    backward_kernel<T, 1, CENTER, false, false, 1024, 1, false>
         <<<grid, threads_for(items), 0, stream>>>(a);
   else
     backward_long_kernel<T, 1, CENTER><<<grid, 1024, 0, stream>>>(a);
@@ -408,6 +428,7 @@ int64_t backward_of(const NormBackward& a, cudaStream_t stream) {
 template <bool CENTER>
 void forward(const NormForward& norm, cudaStream_t stream) {
   if (norm.rows == 0 || norm.dim == 0) return;
+  if (norm.amax && !norm.amax_per_row) cudaMemsetAsync(norm.amax, 0, sizeof(float), stream);
   with_type(norm.dtype,
             [&](auto type) { forward_of<typename decltype(type)::type, CENTER>(norm, stream); });
 }
@@ -417,7 +438,15 @@ void backward(const NormBackward& norm, cudaStream_t stream) {
   if (norm.dim == 0) return;
   int64_t partials = 0;
   with_type(norm.dtype, [&](auto type) {
-    partials = backward_of<typename decltype(type)::type, CENTER>(norm, stream);
+    using T = typename decltype(type)::type;
+    if constexpr (!CENTER) {
+      if (norm.amax) {
+        cudaMemsetAsync(norm.amax, 0, sizeof(float), stream);
+        partials = backward_of<T, CENTER, true>(norm, stream);
+        return;
+      }
+    }
+    partials = backward_of<T, CENTER, false>(norm, stream);
   });
   const Parameter weight{norm.weight_partials, norm.grad_weight, norm.grad_weight_dtype};
   const Parameter bias{norm.bias_partials, norm.grad_bias, norm.grad_bias_dtype};
@@ -442,6 +471,11 @@ int64_t norm_partials(int64_t rows, int64_t dim) {
   // Four blocks of 256 threads, or eight of 128, for each of 132 multiprocessors. A constant, so
   // that the order of sums is the same everywhere.
   return std::min<int64_t>(rows, dim <= 1024 ? 1056 : 528);
+}
+
+bool finds_amax(const NormBackward& norm) {
+  return norm.dim % 8 == 0 && norm.dim <= 8192 &&
+         aligned16(norm.grad, norm.grad_sum, norm.x, norm.weight, norm.grad_x, norm.out);
 }
 
 void rms_norm_backward(const NormBackward& norm, cudaStream_t stream) {

@@ -17,6 +17,7 @@
 
 #include "base/format.h"
 #include "fsdp/error.h"
+#include "kernels/cuda/fp8_operators.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/outputs.h"
 
@@ -80,6 +81,11 @@ void check_rows(int64_t rows) {
   if (rows <= INT32_MAX) return;
   throw Error(formatted("a CUDA kernel got {} rows.", rows),
               "split the tensor into pieces of fewer than 2^31 rows.");
+}
+
+// One float32 for the largest magnitude of a result.
+Tensor one_amax(const Tensor& like) {
+  return at::empty({1}, like.options().dtype(at::ScalarType::Float));
 }
 
 // --- normalisation ---
@@ -146,7 +152,7 @@ Wanted wanted(const Optional& grad, const Tensor& x, const RowSizes& size) {
 Two backward(const Tensor& grad, const Optional& grad_sum, const Tensor& x, const Tensor& mean,
              const Tensor& rstd, const Tensor& weight, const Optional& bias,
              const Optional& grad_weight, const Optional& grad_bias, bool accumulate, bool want_out,
-             const RowSizes& size, bool centered) {
+             const RowSizes& size, bool centered, Tensor* amax = nullptr) {
   check_rows(size.rows);
   Tensor grad_x = empty_contiguous(x), out = empty_if(want_out, x);
   const Wanted of_weight = wanted(grad_weight, x, size), of_bias = wanted(grad_bias, x, size);
@@ -170,6 +176,10 @@ Two backward(const Tensor& grad, const Optional& grad_sum, const Tensor& x, cons
   norm.grad_weight_dtype = of_weight.dtype;
   norm.grad_bias_dtype = of_bias.dtype;
   norm.accumulate = accumulate;
+  if (amax) {
+    *amax = cuda::finds_amax(norm) ? one_amax(x) : at::empty({0}, x.options().dtype(at::kFloat));
+    norm.amax = amax->numel() > 0 ? write_floats(*amax) : nullptr;
+  }
   on_device(x, [&](cudaStream_t stream) {
     centered ? cuda::layer_norm_backward(norm, stream) : cuda::rms_norm_backward(norm, stream);
   });
@@ -183,6 +193,19 @@ Two rms_norm_backward(const Tensor& grad, const Optional& grad_sum, const Tensor
       check_rms_norm_backward(grad, grad_sum, x, rstd, weight, grad_weight, accumulate, want_out);
   return backward(grad, grad_sum, x, {}, rstd, weight, {}, grad_weight, {}, accumulate, want_out,
                   size, false);
+}
+
+std::tuple<Tensor, Tensor, Tensor> fp8_rms_norm_backward(const Tensor& grad,
+                                                         const Optional& grad_sum, const Tensor& x,
+                                                         const Tensor& rstd, const Tensor& weight,
+                                                         const Optional& grad_weight,
+                                                         bool accumulate, bool want_out) {
+  const RowSizes size =
+      check_rms_norm_backward(grad, grad_sum, x, rstd, weight, grad_weight, accumulate, want_out);
+  Tensor amax;
+  auto [grad_x, out] = backward(grad, grad_sum, x, {}, rstd, weight, {}, grad_weight, {},
+                                accumulate, want_out, size, false, &amax);
+  return {std::move(grad_x), std::move(out), std::move(amax)};
 }
 
 Two layer_norm_backward(const Tensor& grad, const Optional& grad_sum, const Tensor& x,
@@ -227,8 +250,8 @@ cuda::HeadsView view_of(const Tensor& heads) {  // [batch, heads, tokens, head_d
   return {read(heads), heads.stride(0), heads.stride(1), heads.stride(2)};
 }
 
-Tensor rope_pack(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos,
-                 const Tensor& sin) {
+Tensor rope_pack_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos,
+                    const Tensor& sin, const Tensor& amax) {
   const RopeSizes size = check_rope_pack(q, k, v, cos, sin);
   check_rows(size.batch * size.tokens);
   Tensor out = empty_packed(q, size);
@@ -237,6 +260,7 @@ Tensor rope_pack(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   rope.k = view_of(k);
   rope.v = view_of(v);
   rope.out = write(out);
+  rope.amax = write_floats(amax);
   rope.table = table_of(cos, sin, size);
   rope.batch = size.batch;
   rope.tokens = size.tokens;
@@ -246,6 +270,17 @@ Tensor rope_pack(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   rope.dtype = dtype_of(q);
   on_device(q, [&](cudaStream_t stream) { cuda::rope_pack(rope, stream); });
   return out;
+}
+
+Tensor rope_pack(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos,
+                 const Tensor& sin) {
+  return rope_pack_to(q, k, v, cos, sin, {});
+}
+
+Two fp8_rope_pack(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos,
+                  const Tensor& sin) {
+  Tensor amax = one_amax(q);
+  return {rope_pack_to(q, k, v, cos, sin, amax), amax};
 }
 
 // --- activations ---
@@ -259,15 +294,25 @@ Tensor swiglu(const Tensor& gate_up) {
   return out;
 }
 
-Two swiglu_backward(const Tensor& grad, const Tensor& gate_up, bool want_out) {
+Two swiglu_backward_to(const Tensor& grad, const Tensor& gate_up, bool want_out,
+                       const Tensor& amax) {
   const RowSizes size = check_swiglu_backward(grad, gate_up, want_out);
   Tensor grad_gate_up = empty_contiguous(gate_up), out = empty_if(want_out, grad);
   on_device(gate_up, [&](cudaStream_t stream) {
     cuda::swiglu_backward(read(grad), read(gate_up), write(grad_gate_up),
-                          want_out ? write(out) : nullptr, size.rows, size.dim, dtype_of(gate_up),
-                          stream);
+                          want_out ? write(out) : nullptr, write_floats(amax), size.rows, size.dim,
+                          dtype_of(gate_up), stream);
   });
   return {std::move(grad_gate_up), std::move(out)};
+}
+
+Two swiglu_backward(const Tensor& grad, const Tensor& gate_up, bool want_out) {
+  return swiglu_backward_to(grad, gate_up, want_out, {});
+}
+
+Two fp8_swiglu_backward(const Tensor& grad, const Tensor& gate_up) {
+  Tensor amax = one_amax(grad);
+  return {std::get<0>(swiglu_backward_to(grad, gate_up, false, amax)), amax};
 }
 
 Tensor gelu(const Tensor& x, bool tanh) {
@@ -420,6 +465,13 @@ TORCH_LIBRARY_IMPL(fsdp, CUDA, m) {
   m.impl("embedding_backward", embedding_backward);
   m.impl("fill_random_", fill_random_);
   m.impl("scale_into", scale_into);
+  m.impl("fp8_amax", fp8_amax);
+  m.impl("fp8_cast", fp8_cast);
+  m.impl("fp8_quantise", fp8_quantise);
+  m.impl("fp8_rms_norm", fp8_rms_norm);
+  m.impl("fp8_rms_norm_backward", fp8_rms_norm_backward);
+  m.impl("fp8_swiglu_backward", fp8_swiglu_backward);
+  m.impl("fp8_rope_pack", fp8_rope_pack);
 }
 
 }  // namespace fsdp::kernels

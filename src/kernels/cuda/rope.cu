@@ -93,11 +93,11 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(Rope a, unsigned vectors
   }
 }
 
-template <class T, class C, int N>
-__global__ void __launch_bounds__(kThreads)
-    rope_pack_kernel(RopePack a, unsigned vectors, unsigned groups) {
-  const int64_t at = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (at >= a.batch * a.tokens) return;
+// A thread's part of token `at`. Returns the largest magnitude it wrote if AMAX.
+template <class T, class C, int N, bool AMAX>
+__device__ __forceinline__ unsigned rope_pack_part(const RopePack& a, int64_t at, unsigned vectors,
+                                                   unsigned groups) {
+  unsigned most = 0;
   const unsigned batch = static_cast<unsigned>(at) / static_cast<unsigned>(a.tokens);
   const unsigned token = static_cast<unsigned>(at) - batch * static_cast<unsigned>(a.tokens);
   const int half = static_cast<int>(a.head_dim / 2);
@@ -134,8 +134,25 @@ __global__ void __launch_bounds__(kThreads)
       if (head < turned) turn<N>(first, second, cos, sin);
       store_floats<T, N>(start + k * step, first);
       store_floats<T, N>(start + k * step + half, second);
+      if constexpr (AMAX) {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+          most =
+              larger(most, larger(stored_magnitude<T>(first[i]), stored_magnitude<T>(second[i])));
+      }
     }
   }
+  return most;
+}
+
+// AMAX: also raises a.amax by the magnitudes of out.
+template <class T, class C, int N, bool AMAX>
+__global__ void __launch_bounds__(kThreads)
+    rope_pack_kernel(RopePack a, unsigned vectors, unsigned groups) {
+  const int64_t at = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+  unsigned most = 0;
+  if (at < a.batch * a.tokens) most = rope_pack_part<T, C, N, AMAX>(a, at, vectors, groups);
+  if constexpr (AMAX) raise_by_block(a.amax, most);
 }
 
 // Whether vectors of 8 may be read: every half head starts at a multiple of 16 bytes.
@@ -174,12 +191,10 @@ void rope_pack_of(const RopePack& a, cudaStream_t stream) {
                        in_vectors(a.v, a.dtype, a.head_dim) && aligned16(a.out);
   const int64_t heads = a.heads + 2 * a.kv_heads;
   const Shape shape = shape_of(a.batch * a.tokens, heads, a.head_dim / 2, vectors ? 8 : 1);
-  if (vectors)
-    rope_pack_kernel<T, C, 8>
-        <<<shape.grid, shape.block, 0, stream>>>(a, shape.vectors, shape.groups);
-  else
-    rope_pack_kernel<T, C, 1>
-        <<<shape.grid, shape.block, 0, stream>>>(a, shape.vectors, shape.groups);
+  const auto kernel =
+      vectors ? (a.amax ? rope_pack_kernel<T, C, 8, true> : rope_pack_kernel<T, C, 8, false>)
+              : (a.amax ? rope_pack_kernel<T, C, 1, true> : rope_pack_kernel<T, C, 1, false>);
+  kernel<<<shape.grid, shape.block, 0, stream>>>(a, shape.vectors, shape.groups);
 }
 
 }  // namespace
@@ -196,6 +211,7 @@ void rope(const Rope& rope, cudaStream_t stream) {
 }
 
 void rope_pack(const RopePack& rope, cudaStream_t stream) {
+  if (rope.amax) cudaMemsetAsync(rope.amax, 0, sizeof(float), stream);
   if (rope.batch * rope.tokens * (rope.heads + 2 * rope.kv_heads) * rope.head_dim == 0) return;
   with_type(rope.dtype, [&](auto type) {
     using T = typename decltype(type)::type;

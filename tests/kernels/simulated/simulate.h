@@ -18,6 +18,7 @@
 #include <vector_functions.h>
 #include <vector_types.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -95,6 +96,16 @@ T __shfl_down_sync(unsigned, T value, unsigned delta) {  // past the last lane, 
 template <typename T>
 T __shfl_sync(unsigned, T value, unsigned from) {
   return simulate::shuffle(value, from % simulate::kWarp);
+}
+inline unsigned __activemask() {
+  return ~0u;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  const simulate::Given given = simulate::exchange(value);
+  unsigned most = 0;
+  for (unsigned i = 0; i < simulate::kWarp; ++i)
+    if (given.present >> i & 1) most = std::max(most, static_cast<unsigned>(given.values[i]));
+  return most;
 }
 inline unsigned __ballot_sync(unsigned, bool predicate) {
   const simulate::Given given = simulate::exchange(predicate);
@@ -179,12 +190,22 @@ T __ldg(const T* from) {
   return *from;
 }
 template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
+template <typename T>
 T __ldcs(const T* from) {
   return *from;
 }
 template <typename T>
 void __stcs(T* to, T value) {
   *to = value;
+}
+
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+  const unsigned before = *at;
+  if (value > before) *at = value;
+  return before;
 }
 
 #define cudaMemsetAsync(to, value, bytes, stream) (std::memset(to, value, bytes), cudaSuccess)

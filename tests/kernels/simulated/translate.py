@@ -1,7 +1,7 @@
 """Turns CUDA sources into C++ that simulate.h can run on the CPU: translate.py FOLDER OUT
 
 Writes OUT/NAME.cpp for each FOLDER/NAME.cu and FOLDER/NAME.cpp, and OUT/kernels/cuda/NAME.cuh for
-each header with device code.
+each header with device code. Files that call cuBLASLt are left out.
 
 In a .cu only the launches aren't C++: kernel<<<grid, block, shared, stream>>>(arguments) becomes a
 call of simulate::launch. A few known instructions of inline assembly are replaced. A .cpp registers
@@ -82,6 +82,8 @@ def main(folder, out):
         write(out / "kernels/cuda" / header.name, kernels(header.read_text()))
     for source in sorted(folder.glob("*.c[up]*")):
         text = source.read_text()
+        if "cublasLt.h" in text:  # a library's products
+            continue
         if source.suffix == ".cu":
             first, text = "simulate.h", kernels(text)
         elif source.suffix == ".cpp":
