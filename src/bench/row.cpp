@@ -100,8 +100,11 @@ train::Config config_of(const Row& row) {
   config.shard.strategy = train::parse_strategy(row.strategy);
   config.shard.shard_ranks = row.copies > 0 ? row.on.ranks / row.copies : 0;
   config.shard.precision = setting<shard::Precision>("dtype", row.dtype);
-  config.shard.reduce = config.shard.gradients =
-      row.grad_dtype == "bf16" ? shard::Precision::kBf16 : shard::Precision::kFp32;
+  const bool halves = row.grad_dtype == "bf16";
+  config.shard.gradients = halves ? shard::Precision::kBf16 : shard::Precision::kFp32;
+  config.shard.reduce = halves ? shard::Reduce::kBf16 : shard::Reduce::kFp32;
+  if (!row.gather.empty()) config.shard.gather = setting<shard::Gather>("gather", row.gather);
+  if (!row.reduce.empty()) config.shard.reduce = setting<shard::Reduce>("reduce", row.reduce);
   config.shard.reshard_after_forward.number = row.reshard;
   config.shard.forward_prefetch = config.shard.backward_prefetch = row.prefetch;
   config.activations = {.mode = setting<memory::ActivationsMode>("activations", row.activations),

@@ -22,6 +22,8 @@ inline constexpr size_t kGradientSlots = 2;  // one fills while the other is red
 
 struct Slot {
   at::Tensor bytes;
+  at::Tensor
+      codes;  // what gathers receive in fewer bits; on a GPU, the gatherer's are used instead
   Unit* tenant = nullptr;
   bool ring = true;  // false: it belongs to one unit
   StreamEvent free_after;

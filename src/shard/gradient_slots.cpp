@@ -22,7 +22,9 @@ const Communicator& reducer(const Group& group) {
 // it happens only where all ranks pass: at the beginning of a backward, and in a reduction.
 bool reads_in_place(const Flat& flat) {
   const Communicator& comm = reducer(*flat.unit().group);
-  return comm && comm.size() > 1 && !has_streams(flat.device()) && comm.backend_name() == "shm";
+  const bool coded = flat.reduce_wire() != Wire::PLAIN && flat.unit().group->shard_size > 1;
+  return comm && !coded && comm.size() > 1 && !has_streams(flat.device()) &&
+         comm.backend_name() == "shm";
 }
 
 int64_t slot_bytes(const Flat& flat) {
@@ -55,6 +57,7 @@ void GradientReducer::prepare_slots() {
   const bool any =
       std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->takes_part; });
   if (!sync_ || !any) return;
+  make_messages();
   for (const auto& unit : units_) {
     size_t wanted = 0;
     for (const auto& flat : unit->flats) {
@@ -152,6 +155,8 @@ void GradientReducer::add_memory(MemoryReport& report) const {
     return static_cast<int64_t>(slot.bytes.nbytes() +
                                 (slot.part.defined() ? slot.part.nbytes() : 0));
   };
+  for (const at::Tensor* messages : {&sent_, &received_})
+    if (messages->defined()) report.reduce_buffers += static_cast<int64_t>(messages->nbytes());
   for (const auto& slot : slots_)
     if (slot->ring) report.reduce_buffers += bytes(*slot);
   for (const auto& [flat, slot] : own_slots_) {

@@ -23,8 +23,16 @@ int64_t Unit::full_bytes() const {
 bool Unit::needs_slot() const {
   if (flats.empty()) return false;
   if (flats.front()->host && flats.front()->host->parameters) return true;
-  if (group->shard_size == 1) return false;
+  if (group->shard_size == 1) return coded_bytes() > 0;
   return !flats.front()->window.defined();
+}
+
+int64_t Unit::coded_bytes() const {
+  int64_t total = 0;
+  for (const auto& flat : flats)
+    if (flat->gather_wire() != Wire::PLAIN)
+      total += group->shard_size * flat->gather_message_bytes();
+  return total;
 }
 
 bool Unit::viewed() const {

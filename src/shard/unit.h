@@ -80,6 +80,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int64_t numel() const;
   int64_t full_bytes() const;  // of all flats, each aligned to 256 bytes
   bool needs_slot() const;     // gathering needs memory of its own
+  int64_t coded_bytes() const;  // what a gather receives in fewer bits, all flats
   bool viewed() const;         // a view of a parameter exists outside of the engine
   bool keyed_when_ready() const { return cast_inputs || watched; }
   std::string label(const char* what = "") const;  // unit "layers.0" (what)
