@@ -52,8 +52,9 @@ at::Tensor GradientReducer::scatter_coded(Flat& flat) {
   at::Tensor received = received_.narrow(0, 0, bytes);
   if (!is_code(flat)) kernels::encode_wire(full, sent, group.shard_size, wire);
   const std::string label = label_of(flat.unit());
+  // In words of 8 bytes, because MPI counts to 2^31.
   comm_.run([&] {
-    return group.reduce.all_to_all(received, sent, {}, {},
+    return group.reduce.all_to_all(received.view(at::kLong), sent.view(at::kLong), {}, {},
                                    {.label = label, .identity = flat.unit().id + 1});
   });
   comm_.traffic().reduce_scatter += flat.reduce_message_bytes() * (group.shard_size - 1);
