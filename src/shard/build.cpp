@@ -104,6 +104,15 @@ void check_wires(const PlannedUnit& unit, const MixedPrecision& precision,
   }
 }
 
+void check_precisions(const std::vector<PlannedUnit>& planned, const ShardOptions& options) {
+  check_precision(options.mixed_precision, "the model");
+  for (const PlannedUnit& unit : planned) {
+    const auto& own = unit.options.mixed_precision;
+    if (own) check_precision(*own, formatted("unit \"{}\"", unit.name));
+    check_wires(unit, own.value_or(options.mixed_precision), options);
+  }
+}
+
 std::vector<bool> choose_offloaded(const std::vector<PlannedUnit>& planned,
                                    const Offload& offload) {
   if (!offload.any()) return std::vector<bool>(planned.size(), false);
@@ -373,12 +382,7 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
                       "call fully_shard once per module, children before parents.");
   }
   refuse_shared_modules(beneath, trees);
-  check_precision(options.mixed_precision, "the model");
-  for (const PlannedUnit& unit : planned)
-    if (unit.options.mixed_precision)
-      check_precision(*unit.options.mixed_precision, formatted("unit \"{}\"", unit.name));
-  for (const PlannedUnit& unit : planned)
-    check_wires(unit, unit.options.mixed_precision.value_or(options.mixed_precision), options);
+  check_precisions(planned, options);
   compare_plans(world, planned);
   check_offload(options.offload);
   auto group = group_for(world, options, device);

@@ -69,6 +69,7 @@ class Flat {
   // How a gather sends it: not PLAIN means that every rank computes with what is received.
   Wire gather_wire() const { return dtypes_.gather_wire; }
   Wire reduce_wire() const { return dtypes_.reduce_wire; }
+  bool coded() const { return gather_wire() != Wire::PLAIN || reduce_wire() != Wire::PLAIN; }
   int64_t gather_message_bytes() const;  // what a rank sends to each other in a gather
   int64_t reduce_message_bytes() const;  // and in a reduction over "shard"
   at::Device device() const { return device_; }

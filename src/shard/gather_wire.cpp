@@ -1,4 +1,4 @@
-// Gathers in fewer bits: where their messages are received, and what becomes of them.
+// What gathers in fewer bits receive, and what reshard_after_forward = n keeps of any gather.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -45,6 +45,19 @@ void Gatherer::decode(const Unit& unit, Flat& flat, const at::Tensor& full, Slot
   const int64_t place = unit.group->shard_rank % unit.keep_parts;
   flat.secondary.copy_(codes.narrow(0, place * bytes, bytes));
   flat.secondary_valid = true;
+}
+
+void Gatherer::keep_secondary(Unit& unit) {
+  for (const auto& flat : unit.flats) {
+    if (flat->gather_wire() != Wire::PLAIN) continue;  // kept by decode()
+    int64_t numel = flat->layout().full_numel() / unit.keep_parts;
+    if (!flat->secondary.defined())
+      flat->secondary = at::empty({numel}, flat->shard.options().device(comm_.device()));
+    int64_t place = unit.group->shard_rank % unit.keep_parts;
+    flat->secondary.copy_(unit.full_view(*flat, unit.slot->bytes).narrow(0, place * numel, numel));
+    flat->secondary_valid = true;
+  }
+  comm_.shards_written();
 }
 
 }  // namespace fsdp::shard

@@ -47,21 +47,6 @@ std::unique_ptr<Slot> make_slot(at::Device device, int64_t bytes, bool ring) {
   return slot;
 }
 
-// A flat's part of a slot's memory.
-at::Tensor full_view(const Unit& unit, const Flat& flat, const at::Tensor& bytes) {
-  int64_t at = 0;
-  for (const auto& other : unit.flats) {
-    if (other.get() == &flat) break;
-    at += aligned_bytes(other->full_bytes());
-  }
-  return bytes.narrow(0, at, flat.full_bytes()).view(flat.param_dtype());
-}
-
-// Whether a gather of the flat sends it in fewer bits. summon_full_params() shows exact values.
-bool is_coded(const Unit& unit, const Flat& flat) {
-  return flat.gather_wire() != Wire::PLAIN && !unit.writable;
-}
-
 void require_values(const Unit& unit, const char* by) {
   if (unit.meta)
     throw Error(formatted("unit \"{}\" has no values yet ({} reads it).", unit.name, by),
@@ -179,11 +164,11 @@ void Gatherer::start(Unit& unit, Slot& slot, const char* by) {
   const Communicator& comm =
       from_neighbours ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
   for (const auto& flat : unit.flats) {
-    at::Tensor full = full_view(unit, *flat, slot.bytes);
+    at::Tensor full = unit.full_view(*flat, slot.bytes);
     at::Tensor part = from_neighbours        ? flat->secondary
                       : shard_on_host(*flat) ? offload_.bring_shard(*flat, full)
                                              : flat->shard;
-    const bool coded = is_coded(unit, *flat);
+    const bool coded = unit.sends_codes(*flat);
     at::Tensor whole = coded ? codes_of(unit, *flat, slot) : full;
     if (coded && !from_neighbours) {
       const int64_t bytes = flat->gather_message_bytes();
@@ -228,9 +213,9 @@ void Gatherer::finish(Unit& unit) {
   unit.works.clear();
   exposed_wait(comm_, unit.gathered, in_backward_);
   for (const auto& flat : unit.flats) {
-    if (is_coded(unit, *flat) && comm_.device().is_cpu())
-      decode(unit, *flat, full_view(unit, *flat, unit.slot->bytes), *unit.slot);
-    at::Tensor full = unit.slot                ? full_view(unit, *flat, unit.slot->bytes)
+    if (unit.sends_codes(*flat) && comm_.device().is_cpu())
+      decode(unit, *flat, unit.full_view(*flat, unit.slot->bytes), *unit.slot);
+    at::Tensor full = unit.slot                ? unit.full_view(*flat, unit.slot->bytes)
                       : flat->window.defined() ? flat->window
                       : shard_on_host(*flat)   ? flat->host->resident
                                                : flat->shard;
@@ -316,7 +301,8 @@ void Gatherer::reshard(Unit& unit) {
   bool was_ready = unit.state == Unit::State::kReady;
   for (Work& work : unit.works) work.wait();
   unit.works.clear();
-  if (was_ready && unit.slot && !in_backward_ && unit.keep_parts > 1) keep_secondary(unit);
+  const bool keeps = was_ready && unit.slot && !in_backward_ && unit.keep_parts > 1;
+  if (keeps && !unit.writable) keep_secondary(unit);  // what a user writes isn't gathered
   std::string written;
   bool had_slot = unit.slot != nullptr;
   for (const auto& flat : unit.flats) {
@@ -346,19 +332,6 @@ void Gatherer::reshard(Unit& unit) {
 void Gatherer::reshard_all() {
   masters_.refuse_while_summoned("this call, which reshards every unit,");
   for (const auto& unit : units_) reshard(*unit);
-}
-
-void Gatherer::keep_secondary(Unit& unit) {
-  for (const auto& flat : unit.flats) {
-    if (is_coded(unit, *flat)) continue;  // kept by decode()
-    int64_t numel = flat->layout().full_numel() / unit.keep_parts;
-    if (!flat->secondary.defined())
-      flat->secondary = at::empty({numel}, flat->shard.options().device(comm_.device()));
-    int64_t place = unit.group->shard_rank % unit.keep_parts;
-    flat->secondary.copy_(full_view(unit, *flat, unit.slot->bytes).narrow(0, place * numel, numel));
-    flat->secondary_valid = true;
-  }
-  comm_.shards_written();
 }
 
 // set_data can't be noticed when it happens. A parameter it took out of its unit would silently
@@ -447,7 +420,7 @@ void Gatherer::pin_writable(Unit& unit) {
   unit.slot = unit.own.get();
   for (const auto& flat : unit.flats) {
     flat->settle();
-    full_view(unit, *flat, unit.slot->bytes)
+    unit.full_view(*flat, unit.slot->bytes)
         .copy_(flat->window.defined() ? flat->window : flat->shard);
   }
   unit.state = Unit::State::kGathering;

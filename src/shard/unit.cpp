@@ -35,6 +35,15 @@ int64_t Unit::coded_bytes() const {
   return total;
 }
 
+at::Tensor Unit::full_view(const Flat& flat, const at::Tensor& bytes) const {
+  int64_t at = 0;
+  for (const auto& other : flats) {
+    if (other.get() == &flat) break;
+    at += aligned_bytes(other->full_bytes());
+  }
+  return bytes.narrow(0, at, flat.full_bytes()).view(flat.param_dtype());
+}
+
 bool Unit::viewed() const {
   return std::any_of(flats.begin(), flats.end(), [](const auto& flat) { return flat->viewed(); });
 }

@@ -211,6 +211,24 @@ TEST(Wires, WritesToSummonedParametersAreKept) {
   expect_received(subject, Wire::INT8, {});
 }
 
+TEST(Wires, SummoningLeavesWhatNeighboursKeepAlone) {
+  if (world_size() % 2 || world_size() < 4) GTEST_SKIP() << "needs two groups of neighbours";
+  for (Wire wire : {Wire::PLAIN, Wire::FP8}) {
+    auto options = wire_options(wire);
+    options.share_host_memory = false;
+    options.reshard_after_forward = 2;
+    options.forward_prefetch = options.backward_prefetch = 0;
+    WireModel subject(options);
+    subject.loss(0).backward();
+    {
+      const auto summoned = subject.sharded.summon_full_params({.writeback = false});
+      at::NoGradGuard no_grad;
+      subject.model->block(0)->up->weight.add_(1);
+    }
+    expect_received(subject, wire, {});
+  }
+}
+
 TEST(Wires, FrozenParametersAreGatheredInBytesToo) {
   WireModel frozen(wire_options(Wire::FP8));
   for (auto& parameter : frozen.model->block(0)->parameters()) parameter.set_requires_grad(false);
