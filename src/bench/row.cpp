@@ -105,6 +105,7 @@ train::Config config_of(const Row& row) {
   config.shard.reduce = halves ? shard::Reduce::kBf16 : shard::Reduce::kFp32;
   if (!row.gather.empty()) config.shard.gather = setting<shard::Gather>("gather", row.gather);
   if (!row.reduce.empty()) config.shard.reduce = setting<shard::Reduce>("reduce", row.reduce);
+  config.shard.share_host_memory = row.share;
   config.shard.reshard_after_forward.number = row.reshard;
   config.shard.forward_prefetch = config.shard.backward_prefetch = row.prefetch;
   config.activations = {.mode = setting<memory::ActivationsMode>("activations", row.activations),

@@ -52,6 +52,7 @@ struct Row {
 
   // --- sharding ---
   std::string gather = "", reduce = "";  // as shard.gather and shard.reduce; empty: not in bytes
+  bool share = true;                     // shm: parameters once per host
   std::string strategy = "FULL_SHARD";
   int copies = 0;       // HYBRID_SHARD: of the model; 0: one per host
   int reshard = 0;      // reshard_after_forward: a number of ranks; 0: as the strategy does
@@ -80,10 +81,10 @@ struct Row {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Row, on, mode, model, layers, dim, heads, kv_heads,
                                                 ffn, vocab, seq, tied, qkv_bias, width, dtype, init,
                                                 batch, accumulate, steps, warmup, clip, grad_dtype,
-                                                gather, reduce, activations, keep_last, strategy,
-                                                copies, reshard, prefetch, fraction, stages, memory,
-                                                plan, name, title, modes, goal_ms, goal_gb,
-                                                goal_times, published_rate, in_all)
+                                                gather, reduce, share, activations, keep_last,
+                                                strategy, copies, reshard, prefetch, fraction,
+                                                stages, memory, plan, name, title, modes, goal_ms,
+                                                goal_gb, goal_times, published_rate, in_all)
 
 // A list of bench/rows.json: cpu, train or offload. Two rows of offload may share a name: with and
 // without clipping.

@@ -20,6 +20,10 @@ std::vector<Row> strategy_rows(const Row& given) {
   const bool halves = given.on.ranks % 2 == 0 && given.on.ranks > 2;
   add("FULL_SHARD");
   if (halves) add("FULL_SHARD", ", keeps 1/2", /*reshard=*/2);
+  if (given.on.device == "cpu" && given.on.backend != "mpi") {
+    add("FULL_SHARD", ", not shared");
+    rows.back().share = false;
+  }
   const auto add_wire = [&](const char* gather, const char* reduce) {
     add("FULL_SHARD", formatted(", {}", *gather ? formatted("gathers {}", gather)
                                                 : formatted("reduces {}", reduce)));
