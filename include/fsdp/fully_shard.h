@@ -272,9 +272,9 @@ class Sharded {
   /// Divides summed gradients by `factor` instead of the number of ranks. 0: the number of ranks
   /// again. The same on every rank.
   void set_gradient_divide_factor(double factor) const;
-  /// Calls `hook` with each reduced shard (in reduce_dtype) and its unit's name, before the shard
-  /// is divided and accumulated. It may change the shard. On a GPU the reduction's stream is
-  /// current. An empty function removes the hook.
+  /// Calls `hook` with each reduced shard (in reduce_dtype, or as MixedPrecision::reduce sums it)
+  /// and its unit's name, before the shard is divided and accumulated. It may change the shard. On
+  /// a GPU the reduction's stream is current. An empty function removes the hook.
   void set_reduce_hook(std::function<void(at::Tensor shard, const std::string& unit)> hook) const;
   /// The loss to call backward on when ranks have unequal parts of a batch: gradients become the
   /// average over all of it, with this rank's part weighted by `weight` (its number of tokens).

@@ -78,9 +78,9 @@ struct MemoryReport {
   int64_t gradients = 0;       ///< Reduced shards. On a GPU zero from zero_grad to backward.
   int64_t optimizer = 0;       ///< Optimizer states.
   int64_t unsharded = 0;       ///< Gathered units: the ring, and units with a buffer of their own.
-  int64_t ring = 0;            ///< The ring alone (part of `unsharded`).
+  int64_t ring = 0;            ///< The ring alone, with its messages (part of `unsharded`).
   int64_t secondary = 0;       ///< Parts that reshard_after_forward = n keeps.
-  int64_t reduce_buffers = 0;  ///< Whole gradients waiting to be reduced.
+  int64_t reduce_buffers = 0;  ///< Whole gradients waiting to be reduced, and their messages.
   int64_t accumulated = 0;     ///< Whole gradients that no_sync keeps.
   int64_t shared_window = 0;   ///< This rank's shards in shared memory, counted above.
   int64_t padding = 0;         ///< Part of `parameters` that belongs to no parameter.

@@ -47,6 +47,17 @@ struct ReshardAfterForward {
   std::optional<int> keep_parts;  ///< 0: keep nothing; 1: everything; n: 1/n.
 };
 
+/// How numbers travel between ranks.
+enum class Wire {
+  PLAIN,  ///< As they are.
+  BF16,   ///< Rounded to bfloat16. Only for gradients.
+  FP8,    ///< One byte: float8_e4m3fn, with a power of two as the scale of each 256 numbers.
+  INT8,   ///< One byte: an integer, with a float32 as the scale of each 256 numbers.
+};
+
+/// "PLAIN" and so on.
+const char* name(Wire wire);
+
 /// Dtypes of a sharded model. Unset ones keep the dtype that the module was built with, except as
 /// noted.
 struct MixedPrecision {
@@ -72,6 +83,17 @@ struct MixedPrecision {
   /// Parameters that are frozen at fully_shard() have masters like others, so that they may be
   /// trained later. False: they are kept in param_dtype alone; leave them frozen.
   bool frozen_masters = true;
+
+  /// How parameters are gathered. FP8 and INT8: matrices (parameters of at least two dimensions
+  /// that aren't kept in float32) are rounded on the rank that owns them and sent in one byte.
+  /// Every rank computes with the rounded values, the owner too; masters, states and checkpoints
+  /// are exact.
+  Wire gather = Wire::PLAIN;
+  /// How gradients of the same parameters are reduced over "shard". Anything but PLAIN: each rank
+  /// sends its whole gradient in parts, rounded, and sums what it receives in float32, in rank
+  /// order. Gradients still accumulate in reduce_dtype on each rank, and over "replicate" they are
+  /// reduced in it.
+  Wire reduce = Wire::PLAIN;
 };
 
 /// Where a flat buffer is cut into shards.

@@ -101,8 +101,12 @@ train::Config config_of(const Row& row) {
   config.shard.shard_ranks = row.copies > 0 ? row.on.ranks / row.copies : 0;
   config.shard.precision = setting<shard::Precision>("dtype", row.dtype);
   if (row.dtype == "fp8") config.fp8.recipe = setting<nn::Fp8Recipe>("recipe", row.recipe);
-  config.shard.reduce = config.shard.gradients =
-      row.grad_dtype == "bf16" ? shard::Precision::kBf16 : shard::Precision::kFp32;
+  const bool halves = row.grad_dtype == "bf16";
+  config.shard.gradients = halves ? shard::Precision::kBf16 : shard::Precision::kFp32;
+  config.shard.reduce = halves ? shard::Reduce::kBf16 : shard::Reduce::kFp32;
+  if (!row.gather.empty()) config.shard.gather = setting<shard::Gather>("gather", row.gather);
+  if (!row.reduce.empty()) config.shard.reduce = setting<shard::Reduce>("reduce", row.reduce);
+  config.shard.share_host_memory = row.share;
   config.shard.reshard_after_forward.number = row.reshard;
   config.shard.forward_prefetch = config.shard.backward_prefetch = row.prefetch;
   config.activations = {.mode = setting<memory::ActivationsMode>("activations", row.activations),

@@ -52,6 +52,8 @@ struct Row {
   int keep_last = 0;                 // blocks at the end that aren't recomputed
 
   // --- sharding ---
+  std::string gather = "", reduce = "";  // as shard.gather and shard.reduce; empty: not in bytes
+  bool share = true;                     // shm: parameters once per host
   std::string strategy = "FULL_SHARD";
   int copies = 0;       // HYBRID_SHARD: of the model; 0: one per host
   int reshard = 0;      // reshard_after_forward: a number of ranks; 0: as the strategy does
@@ -80,10 +82,11 @@ struct Row {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Row, on, mode, model, layers, dim, heads, kv_heads,
                                                 ffn, vocab, seq, tied, qkv_bias, width, dtype,
                                                 recipe, init, batch, accumulate, steps, warmup,
-                                                clip, grad_dtype, activations, keep_last, strategy,
-                                                copies, reshard, prefetch, fraction, stages, memory,
-                                                plan, name, title, modes, goal_ms, goal_gb,
-                                                goal_times, published_rate, in_all)
+                                                clip, grad_dtype, gather, reduce, share,
+                                                activations, keep_last, strategy, copies, reshard,
+                                                prefetch, fraction, stages, memory, plan, name,
+                                                title, modes, goal_ms, goal_gb, goal_times,
+                                                published_rate, in_all)
 
 // A list of bench/rows.json: cpu, train or offload. Two rows of offload may share a name: with and
 // without clipping.

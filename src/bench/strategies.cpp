@@ -1,4 +1,5 @@
-// fsdp bench strategies: memory, bytes sent and step time of each sharding strategy, on one model.
+// fsdp bench strategies: memory, bytes sent and step time of each sharding strategy, on one model,
+// and of what travels in fewer bits.
 // Memory is that of the rank that holds most.
 #include "base/log.h"
 #include "bench/harness.h"
@@ -19,6 +20,21 @@ std::vector<Row> strategy_rows(const Row& given) {
   const bool halves = given.on.ranks % 2 == 0 && given.on.ranks > 2;
   add("FULL_SHARD");
   if (halves) add("FULL_SHARD", ", keeps 1/2", /*reshard=*/2);
+  if (given.on.device == "cpu" && given.on.backend != "mpi") {
+    add("FULL_SHARD", ", not shared");
+    rows.back().share = false;
+  }
+  const auto add_wire = [&](const char* gather, const char* reduce) {
+    add("FULL_SHARD", formatted(", {}", *gather ? formatted("gathers {}", gather)
+                                                : formatted("reduces {}", reduce)));
+    rows.back().gather = gather;
+    rows.back().reduce = reduce;
+  };
+  add_wire("fp8", "");
+  add_wire("int8", "");
+  if (given.dtype == "bf16") add_wire("", "bf16");
+  add_wire("", "fp8");
+  add_wire("", "int8");
   add("SHARD_GRAD_OP");
   if (halves) add("HYBRID_SHARD", formatted(" 2 x {}", given.on.ranks / 2), 0, /*copies=*/2);
   add("NO_SHARD");

@@ -157,14 +157,14 @@ const char* event_name(Event::Kind kind, const shard::Unit& unit) {
 int64_t sent_for(const Event& event, const shard::Unit& unit) {
   const shard::Flat& flat = *unit.flats.front();
   const shard::Group& group = *unit.group;
-  auto shard_bytes = [&](at::ScalarType type) {
-    return flat.layout().shard_numel() * static_cast<int64_t>(c10::elementSize(type));
-  };
   if (event.kind == Event::kGatherIssued && unit.needs_slot())
-    return shard_bytes(flat.param_dtype()) * (group.shard_size - 1);
-  if (event.kind == Event::kReduceIssued)
-    return shard_bytes(flat.reduce_dtype()) * (group.shard_size - 1) +
-           2 * shard_bytes(flat.reduce_dtype()) * (group.replicate_size - 1) / group.replicate_size;
+    return flat.gather_message_bytes() * (group.shard_size - 1);
+  if (event.kind == Event::kReduceIssued) {
+    const int64_t part =
+        flat.layout().shard_numel() * static_cast<int64_t>(c10::elementSize(flat.reduce_dtype()));
+    return flat.reduce_message_bytes() * (group.shard_size - 1) +
+           2 * part * (group.replicate_size - 1) / group.replicate_size;
+  }
   return 0;
 }
 

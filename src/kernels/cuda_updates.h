@@ -1,6 +1,6 @@
-// CudaUpdates: the parts of update.h and split.h that libfsdp_cuda.so implements. The module
-// registers its table when it is loaded; without it (or on another device) LibTorch's operators do
-// the work.
+// CudaUpdates: the parts of update.h, split.h and wire.h that libfsdp_cuda.so implements. The
+// module registers its table when it is loaded; without it (or on another device) LibTorch's
+// operators do the work.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +8,7 @@
 #include <span>
 
 #include "kernels/update.h"
+#include "kernels/wire.h"
 
 namespace fsdp::kernels {
 
@@ -24,6 +25,9 @@ struct CudaUpdates {
   Clipping (*clip_factor)(const at::Tensor& total, double max_norm);
   void (*split_float)(const at::Tensor& whole, const at::Tensor& high, const at::Tensor& rest);
   at::Tensor (*join_float)(const at::Tensor& high, const at::Tensor& rest);
+  void (*encode_wire)(const at::Tensor& values, const at::Tensor& bytes, int64_t messages,
+                      Wire wire);
+  void (*sum_wire)(const at::Tensor& bytes, const at::Tensor& sums, const WireSum& what, Wire wire);
 };
 
 void set_cuda_updates(const CudaUpdates* table);  // called by the module

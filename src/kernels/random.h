@@ -11,11 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define FSDP_ANYWHERE __host__ __device__ __forceinline__
-#else
-#define FSDP_ANYWHERE [[gnu::always_inline]] inline
-#endif
+#include "kernels/anywhere.h"
 
 namespace fsdp::kernels::random {
 

@@ -75,12 +75,12 @@ Found fp16_without_scaler(const RunFacts& facts) {
 
 Found bf16_reduction(const RunFacts& facts) {
   constexpr int kMany = 16;
-  if (facts.reduce != shard::Precision::kBf16 || facts.reduce_ranks < kMany) return {};
+  if (facts.reduce != shard::Reduce::kBf16 || facts.replicas < kMany) return {};
   return Advice{
       "bf16-reduction-many-ranks",
       formatted(
-          "gradients of {} ranks are summed in bf16, which keeps 8 bits of every partial sum.",
-          facts.reduce_ranks),
+          "gradients of {} replicas are summed in bf16, which keeps 8 bits of every partial sum.",
+          facts.replicas),
       "set shard.reduce to fp32; only the bytes of reductions double."};
 }
 

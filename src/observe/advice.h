@@ -38,8 +38,8 @@ struct RunFacts {
 
   // The config.
   shard::Precision precision = shard::Precision::kFp32;  // of parameters in operators
-  shard::Precision reduce = shard::Precision::kFp32;     // of gradients in reductions
-  int reduce_ranks = 1;                                  // ranks that a gradient is summed over
+  shard::Reduce reduce = shard::Reduce::kFp32;
+  int replicas = 1;  // copies of the model, whose gradients are summed in the dtype of `reduce`
   bool grad_scaler = false;
   std::optional<double> clip;  // 0: none
   int64_t micro_batch = 0;

@@ -22,6 +22,8 @@ inline constexpr size_t kGradientSlots = 2;  // one fills while the other is red
 
 struct Slot {
   at::Tensor bytes;
+  at::Tensor
+      codes;  // what gathers receive in fewer bits; on a GPU, the gatherer's are used instead
   Unit* tenant = nullptr;
   bool ring = true;  // false: it belongs to one unit
   StreamEvent free_after;
@@ -32,6 +34,7 @@ struct GradientSlot {
   at::Tensor part;  // shard-sized; reduced gradients are copied to host memory from here
   bool taken = false;
   bool ring = true;              // false: it belongs to one flat
+  bool coded = false;            // for flats that travel in fewer bits, or for others
   bool shared = false;           // in memory that the other ranks of the host read
   const Group* group = nullptr;  // whose ranks can read it
   uint64_t last_use = 0;

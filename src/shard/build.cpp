@@ -28,13 +28,19 @@ const char* name(ShardingStrategy strategy) {
   return kNames[static_cast<int>(strategy)];
 }
 
+const char* name(Wire wire) {
+  constexpr const char* kNames[] = {"PLAIN", "BF16", "FP8", "INT8"};
+  return kNames[static_cast<int>(wire)];
+}
+
 namespace shard {
 namespace {
 
 Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
   at::ScalarType own = p.handle.scalar_type();
   bool trainable = p.handle.requires_grad();
-  if (!at::isFloatingType(own)) return {own, own, own, own, false, trainable};
+  if (!at::isFloatingType(own))
+    return {own, own, own, own, false, trainable, Wire::PLAIN, Wire::PLAIN};
   bool fp32 = (precision.norms_in_fp32 && p.is_norm) ||
               (precision.keep_fp32 && precision.keep_fp32(p.name(), p.handle)) ||
               (p.is_batch_norm && precision.param_dtype);
@@ -42,12 +48,16 @@ Dtypes dtypes_of(const Parameter& p, const MixedPrecision& precision) {
   const bool follows = trainable || precision.frozen_masters;
   at::ScalarType master = follows ? precision.master_dtype.value_or(own) : param;
   bool split = precision.split_master && param == at::kBFloat16 && master == at::kFloat;
+  // Blocks of other numbers would lose more, and the few bytes don't matter.
+  const bool matrix = p.handle.dim() >= 2 && !fp32;
   return {param,
           master,
           precision.reduce_dtype.value_or(param),
           precision.grad_dtype.value_or(master),
           split,
-          trainable};
+          trainable,
+          matrix ? precision.gather : Wire::PLAIN,
+          matrix || precision.reduce == Wire::BF16 ? precision.reduce : Wire::PLAIN};
 }
 
 void check_precision(const MixedPrecision& precision, const std::string& where) {
@@ -64,6 +74,43 @@ void check_precision(const MixedPrecision& precision, const std::string& where) 
   check("output_dtype", precision.output_dtype);
   check("master_dtype", precision.master_dtype);
   check("grad_dtype", precision.grad_dtype);
+}
+
+// Throws where numbers can't travel as `precision` says.
+void check_wires(const PlannedUnit& unit, const MixedPrecision& precision,
+                 const ShardOptions& options) {
+  if (precision.gather == Wire::PLAIN && precision.reduce == Wire::PLAIN) return;
+  const char* field = precision.gather != Wire::PLAIN ? "gather" : "reduce";
+  const Wire wire = precision.gather != Wire::PLAIN ? precision.gather : precision.reduce;
+  const std::string given =
+      formatted("unit \"{}\": mixed_precision.{} is {}", unit.name, field, name(wire));
+  if (precision.gather == Wire::BF16)
+    throw Error(given + ", which is for gradients.",
+                "set mixed_precision.param_dtype to at::kBFloat16, or gather to Wire::FP8 or "
+                "Wire::INT8.");
+  if (options.strategy == ShardingStrategy::NO_SHARD)
+    throw Error(
+        given + ", but NO_SHARD gathers no parameters and reduces along \"replicate\" only.",
+        "use another strategy, or Wire::PLAIN.");
+  for (const Parameter& p : unit.parameters) {
+    const Dtypes dtypes = dtypes_of(p, precision);
+    const bool gathers = dtypes.gather_wire != Wire::PLAIN && dtypes.param == at::kDouble;
+    const bool reduces = dtypes.reduce_wire != Wire::PLAIN && dtypes.reduce == at::kDouble;
+    if (gathers || reduces)
+      throw Error(formatted("{}, but parameter \"{}\" is {} in {}.", given, p.name(),
+                            c10::toString(at::kDouble), gathers ? "gathers" : "reductions"),
+                  "float64 is meant to be exact: use Wire::PLAIN, or set param_dtype and "
+                  "reduce_dtype to at::kFloat.");
+  }
+}
+
+void check_precisions(const std::vector<PlannedUnit>& planned, const ShardOptions& options) {
+  check_precision(options.mixed_precision, "the model");
+  for (const PlannedUnit& unit : planned) {
+    const auto& own = unit.options.mixed_precision;
+    if (own) check_precision(*own, formatted("unit \"{}\"", unit.name));
+    check_wires(unit, own.value_or(options.mixed_precision), options);
+  }
 }
 
 std::vector<bool> choose_offloaded(const std::vector<PlannedUnit>& planned,
@@ -132,9 +179,10 @@ std::shared_ptr<Unit> make_unit(PlannedUnit& planned, const ShardOptions& option
   return unit;
 }
 
-// A unit is gathered as a whole, so all of its flats have windows or none has.
+// A unit is gathered as a whole, so all of its flats have windows or none has. What is computed
+// with isn't the shards where they travel in fewer bits.
 bool has_windows(const Unit& unit) {
-  return unit.group->shares_memory && unit.group->shard_size > 1 &&
+  return unit.group->shares_memory && unit.group->shard_size > 1 && unit.coded_bytes() == 0 &&
          std::none_of(unit.flats.begin(), unit.flats.end(),
                       [](const auto& flat) { return shard_on_host(*flat); });
 }
@@ -334,10 +382,7 @@ std::shared_ptr<Model> shard_trees(std::shared_ptr<ModuleTree> holder,
                       "call fully_shard once per module, children before parents.");
   }
   refuse_shared_modules(beneath, trees);
-  check_precision(options.mixed_precision, "the model");
-  for (const PlannedUnit& unit : planned)
-    if (unit.options.mixed_precision)
-      check_precision(*unit.options.mixed_precision, formatted("unit \"{}\"", unit.name));
+  check_precisions(planned, options);
   compare_plans(world, planned);
   check_offload(options.offload);
   auto group = group_for(world, options, device);

@@ -19,8 +19,9 @@ void describe(ShardConfig& shard, OptionList& list) {
            "hybrid_shard: ranks that share one copy of the model; 0: the ranks of one host",
            {.least = 0, .only_with = {shard.strategy, {ShardingStrategy::HYBRID_SHARD}}});
   list.add("precision", shard.precision, "Data type of parameters and activations in operators");
-  list.add("reduce", shard.reduce, "Data type of gradients in reductions",
-           {.without_first = 1, .without_last = 1});
+  list.add("reduce", shard.reduce, "Data type of gradients in reductions");
+  list.add("gather", shard.gather,
+           "How parameters are gathered; fp8 and int8 halve the bytes of bf16 and round weights");
   list.add("gradients", shard.gradients,
            "Data type of gradients between backward and the optimizer; bf16 halves their memory",
            {.without_first = 1, .without_last = 2});
@@ -56,12 +57,23 @@ void check(const ShardConfig& shard, int world) {
     throw Error(formatted("{} doesn't divide the {} ranks that share the model.", given, ranks),
                 "choose a divisor, true or false.");
   check_precision(shard);
+  const bool none = shard.strategy == ShardingStrategy::NO_SHARD;
+  if (none && shard.gather != Gather::kPlain)
+    throw Error(formatted("shard.gather = {} has no effect: no_shard gathers no parameters.",
+                          enum_name(shard.gather)),
+                "set it to plain, or choose another shard.strategy.");
+  if (none && (shard.reduce == Reduce::kFp8 || shard.reduce == Reduce::kInt8))
+    throw Error(
+        formatted("shard.reduce = {} doesn't work with no_shard, whose gradients are summed "
+                  "by an all-reduce.",
+                  enum_name(shard.reduce)),
+        "set shard.reduce to fp32 or bf16, or choose another shard.strategy.");
 }
 
 void check_precision(const ShardConfig& shard) {
   const std::string computed = enum_name(shard.precision), reduced = enum_name(shard.reduce);
   const bool fp32 = shard.precision == Precision::kFp32;
-  if (fp32 && shard.reduce != Precision::kFp32)
+  if (fp32 && (shard.reduce == Reduce::kBf16 || shard.reduce == Reduce::kFp16))
     throw Error(formatted("shard.reduce = {} would round gradients, which are computed in fp32 "
                           "(shard.precision).",
                           reduced),

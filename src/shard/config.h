@@ -29,6 +29,24 @@ constexpr auto enum_table(Precision) {
                                   {"fp8", "bf16, and matrix products of linears in fp8"}});
 }
 
+// How gradients are reduced.
+enum class Reduce { kFp32, kBf16, kFp16, kFp8, kInt8 };
+constexpr auto enum_table(Reduce) {
+  return std::to_array<EnumName>({{"fp32"},
+                                  {"bf16", "sent in bf16, summed in fp32"},
+                                  {"fp16"},
+                                  {"fp8", "sent in one byte, summed in fp32"},
+                                  {"int8", "sent in one byte, summed in fp32"}});
+}
+
+// How parameters are gathered.
+enum class Gather { kPlain, kFp8, kInt8 };
+constexpr auto enum_table(Gather) {
+  return std::to_array<EnumName>({{"plain", "in shard.precision"},
+                                  {"fp8", "matrices in one byte"},
+                                  {"int8", "matrices in one byte"}});
+}
+
 enum class Reshard { kAuto, kTrue, kFalse };
 constexpr auto enum_table(Reshard) {
   return std::to_array<EnumName>({{"auto", "decided by the strategy"}, {"true"}, {"false"}});
@@ -40,7 +58,8 @@ struct ShardConfig {
   int64_t wrap_min_params = 1'000'000;  // for wrap = size
   int64_t shard_ranks = 0;  // hybrid_shard: ranks that share one copy; 0: the ranks of one host
   Precision precision = Precision::kAuto;  // of parameters in operators
-  Precision reduce = Precision::kFp32;     // of gradients in reductions
+  Reduce reduce = Reduce::kFp32;
+  Gather gather = Gather::kPlain;
   Precision gradients = Precision::kFp32;  // between backward and the optimizer
   OrNumber<Reshard> reshard_after_forward;
   int64_t forward_prefetch = 1;

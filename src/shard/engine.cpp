@@ -64,6 +64,7 @@ void Engine::before_write(Unit& unit, const char* by) {
   for (const auto& flat : unit.flats) {
     flat->settle();
     flat->bump_versions();
+    flat->shard_changed();
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/format.h"
 #include "kernels/split.h"
+#include "kernels/wire.h"
 #include "shard/offload.h"
 #include "shard/on_disk.h"
 #include "shard/tape_hook.h"
@@ -53,7 +54,8 @@ Flat::Flat(Unit& unit, std::vector<Parameter> parameters, int world, int rank, C
            const Dtypes& dtypes, at::Device device)
     : unit_(unit),
       parameters_(std::move(parameters)),
-      layout_(extents_of(parameters_), world, cut),
+      layout_(extents_of(parameters_), world, cut,
+              dtypes.gather_wire == Wire::PLAIN ? 0 : kernels::kWireBlock),
       rank_(rank),
       dtypes_(dtypes),
       device_(device),
@@ -105,6 +107,18 @@ void Flat::expect_none() {
 
 int64_t Flat::full_bytes() const {
   return layout_.full_numel() * element_bytes(dtypes_.param);
+}
+
+int64_t Flat::gather_message_bytes() const {
+  if (gather_wire() != Wire::PLAIN)
+    return kernels::wire_bytes(layout_.shard_numel(), gather_wire());
+  return layout_.shard_numel() * element_bytes(param_dtype());
+}
+
+int64_t Flat::reduce_message_bytes() const {
+  if (reduce_wire() != Wire::PLAIN)
+    return kernels::wire_bytes(layout_.shard_numel(), reduce_wire());
+  return layout_.shard_numel() * element_bytes(reduce_dtype());
 }
 
 bool Flat::trainable() const {

@@ -45,6 +45,7 @@ struct Dtypes {
   at::ScalarType param, master, reduce, grad;
   bool split;  // the master is split
   bool trainable;
+  Wire gather_wire, reduce_wire;  // how it travels
   auto operator<=>(const Dtypes&) const = default;
 };
 
@@ -65,6 +66,12 @@ class Flat {
   at::ScalarType reduce_dtype() const { return dtypes_.reduce; }
   at::ScalarType grad_dtype() const { return handed_out() ? dtypes_.master : dtypes_.grad; }
   at::TensorOptions master_options() const;  // on the device where the update runs
+  // How a gather sends it: not PLAIN means that every rank computes with what is received.
+  Wire gather_wire() const { return dtypes_.gather_wire; }
+  Wire reduce_wire() const { return dtypes_.reduce_wire; }
+  bool coded() const { return gather_wire() != Wire::PLAIN || reduce_wire() != Wire::PLAIN; }
+  int64_t gather_message_bytes() const;  // what a rank sends to each other in a gather
+  int64_t reduce_message_bytes() const;  // and in a reduction over "shard"
   at::Device device() const { return device_; }
   int64_t full_bytes() const;
   bool trainable() const;  // some parameter requires a gradient
@@ -75,7 +82,8 @@ class Flat {
   at::Tensor window;       // [full_numel] shared by the ranks of a host; `shard` is a part of it
   at::Tensor grad;         // [shard_numel] grad_dtype; undefined: none since zero_grad
   at::Tensor grad_memory;  // the memory of `grad`; on the CPU kept from step to step
-  at::Tensor secondary;    // reshard_after_forward = n: this rank's 1/n while the unit is sharded
+  // reshard_after_forward = n: this rank's 1/n while the unit is sharded, as it travels
+  at::Tensor secondary;
   bool secondary_valid = false;
   void shard_changed();  // its copies elsewhere are out of date
 

@@ -13,6 +13,7 @@
 #include "base/rank_status.h"
 #include "base/table.h"
 #include "fsdp/fully_shard.h"
+#include "kernels/wire.h"
 #include "shard/comm_context.h"
 #include "shard/masters.h"
 #include "shard/offload.h"
@@ -44,16 +45,6 @@ std::unique_ptr<Slot> make_slot(at::Device device, int64_t bytes, bool ring) {
   // Unfinished work on the current stream may still read or write this memory.
   slot->free_after.record(device);
   return slot;
-}
-
-// A flat's part of a slot's memory.
-at::Tensor full_view(const Unit& unit, const Flat& flat, const at::Tensor& bytes) {
-  int64_t at = 0;
-  for (const auto& other : unit.flats) {
-    if (other.get() == &flat) break;
-    at += aligned_bytes(other->full_bytes());
-  }
-  return bytes.narrow(0, at, flat.full_bytes()).view(flat.param_dtype());
 }
 
 void require_values(const Unit& unit, const char* by) {
@@ -167,17 +158,31 @@ void Gatherer::start(Unit& unit, Slot& slot, const char* by) {
   slot.free_after.wait(device);
   comm_.await_shards();
   Profiled profiled(comm_, Profiler::kGather, unit, in_backward_);
-  const bool from_neighbours = unit.keep_parts > 1 && unit.flats.front()->secondary_valid;
+  const bool from_neighbours = unit.keep_parts > 1 && !unit.writable &&
+                               std::all_of(unit.flats.begin(), unit.flats.end(),
+                                           [](const auto& flat) { return flat->secondary_valid; });
   const Communicator& comm =
       from_neighbours ? unit.group->neighbours(unit.keep_parts) : unit.group->gather;
   for (const auto& flat : unit.flats) {
-    at::Tensor full = full_view(unit, *flat, slot.bytes);
+    at::Tensor full = unit.full_view(*flat, slot.bytes);
     at::Tensor part = from_neighbours        ? flat->secondary
                       : shard_on_host(*flat) ? offload_.bring_shard(*flat, full)
                                              : flat->shard;
-    if (unit.group->shard_size == 1) continue;  // the copy is the whole gather
-    unit.works.push_back(comm_.run([&] { return comm.all_gather(full, part, call); }));
-    comm_.traffic().all_gather += part.nbytes() * (comm.size() - 1);
+    const bool coded = unit.sends_codes(*flat);
+    at::Tensor whole = coded ? codes_of(unit, *flat, slot) : full;
+    if (coded && !from_neighbours) {
+      const int64_t bytes = flat->gather_message_bytes();
+      at::Tensor own = whole.narrow(0, unit.group->shard_rank * bytes, bytes);
+      kernels::encode_wire(part, own, /*messages=*/1, flat->gather_wire());
+      part = own;
+    }
+    if (unit.group->shard_size > 1) {
+      unit.works.push_back(comm_.run([&] { return comm.all_gather(whole, part, call); }));
+      comm_.traffic().all_gather += part.nbytes() * (comm.size() - 1);
+    } else if (!coded && !part.is_alias_of(full)) {
+      full.copy_(part);
+    }
+    if (coded && !async) decode(unit, *flat, full, slot);
   }
   unit.gathered.record(device);
   profiled.done({&unit.gathered});
@@ -208,7 +213,9 @@ void Gatherer::finish(Unit& unit) {
   unit.works.clear();
   exposed_wait(comm_, unit.gathered, in_backward_);
   for (const auto& flat : unit.flats) {
-    at::Tensor full = unit.slot                ? full_view(unit, *flat, unit.slot->bytes)
+    if (unit.sends_codes(*flat) && comm_.device().is_cpu())
+      decode(unit, *flat, unit.full_view(*flat, unit.slot->bytes), *unit.slot);
+    at::Tensor full = unit.slot                ? unit.full_view(*flat, unit.slot->bytes)
                       : flat->window.defined() ? flat->window
                       : shard_on_host(*flat)   ? flat->host->resident
                                                : flat->shard;
@@ -294,7 +301,8 @@ void Gatherer::reshard(Unit& unit) {
   bool was_ready = unit.state == Unit::State::kReady;
   for (Work& work : unit.works) work.wait();
   unit.works.clear();
-  if (was_ready && unit.slot && !in_backward_ && unit.keep_parts > 1) keep_secondary(unit);
+  const bool keeps = was_ready && unit.slot && !in_backward_ && unit.keep_parts > 1;
+  if (keeps && !unit.writable) keep_secondary(unit);  // what a user writes isn't gathered
   std::string written;
   bool had_slot = unit.slot != nullptr;
   for (const auto& flat : unit.flats) {
@@ -324,18 +332,6 @@ void Gatherer::reshard(Unit& unit) {
 void Gatherer::reshard_all() {
   masters_.refuse_while_summoned("this call, which reshards every unit,");
   for (const auto& unit : units_) reshard(*unit);
-}
-
-void Gatherer::keep_secondary(Unit& unit) {
-  for (const auto& flat : unit.flats) {
-    int64_t numel = flat->layout().full_numel() / unit.keep_parts;
-    if (!flat->secondary.defined())
-      flat->secondary = at::empty({numel}, flat->shard.options().device(comm_.device()));
-    int64_t place = unit.group->shard_rank % unit.keep_parts;
-    flat->secondary.copy_(full_view(unit, *flat, unit.slot->bytes).narrow(0, place * numel, numel));
-    flat->secondary_valid = true;
-  }
-  comm_.shards_written();
 }
 
 // set_data can't be noticed when it happens. A parameter it took out of its unit would silently
@@ -424,7 +420,7 @@ void Gatherer::pin_writable(Unit& unit) {
   unit.slot = unit.own.get();
   for (const auto& flat : unit.flats) {
     flat->settle();
-    full_view(unit, *flat, unit.slot->bytes)
+    unit.full_view(*flat, unit.slot->bytes)
         .copy_(flat->window.defined() ? flat->window : flat->shard);
   }
   unit.state = Unit::State::kGathering;
@@ -468,10 +464,14 @@ void Gatherer::end_backward(bool failed) {
 // --- reports and captures ---
 
 void Gatherer::add_memory(MemoryReport& report) const {
-  for (const auto& slot : ring_) report.ring += static_cast<int64_t>(slot->bytes.nbytes());
+  const auto bytes_of = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : int64_t{0};
+  };
+  report.ring = bytes_of(codes_);
+  for (const auto& slot : ring_) report.ring += bytes_of(slot->bytes) + bytes_of(slot->codes);
   report.unsharded = report.ring;
   for (const auto& unit : units_)
-    if (unit->own) report.unsharded += static_cast<int64_t>(unit->own->bytes.nbytes());
+    if (unit->own) report.unsharded += bytes_of(unit->own->bytes) + bytes_of(unit->own->codes);
 }
 
 void Gatherer::forget_events() {

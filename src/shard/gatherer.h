@@ -67,6 +67,9 @@ class Gatherer {
   void ensure_family(Unit& unit, const char* by, bool backward);
   void start(Unit& unit, Slot& slot, const char* by);
   void finish(Unit& unit);
+  // gather_wire.cpp: flats that travel in fewer bits
+  at::Tensor codes_of(const Unit& unit, const Flat& flat, Slot& slot);
+  void decode(const Unit& unit, Flat& flat, const at::Tensor& full, Slot& slot);
   void prefetch(Unit& unit, bool backward);
   bool may_leave(const Unit& unit) const;
   Slot* find_slot(Unit& unit, bool may_grow);
@@ -83,6 +86,7 @@ class Gatherer {
   const std::vector<std::shared_ptr<Unit>>& units_;
   Order order_;
   std::vector<std::unique_ptr<Slot>> ring_;
+  at::Tensor codes_;        // on a GPU: of every gather in turn, on the gather stream
   Unit* family_ = nullptr;  // the even unit whose uneven ones are gathered
   uint64_t uses_ = 0;
   bool stale_readers_ = false;  // shards were written since the ranks last met

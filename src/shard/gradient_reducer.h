@@ -2,6 +2,7 @@
 //
 //   gradients.cpp        one gradient, one reduction, the beginning and end of a backward
 //   gradient_slots.cpp   the buffers in which full gradients wait for their reduction
+//   gradient_wire.cpp    reductions in fewer bits
 //   reduction_order.cpp  the order of reductions, which all ranks share
 #pragma once
 
@@ -103,6 +104,10 @@ class GradientReducer {
   void accumulate(Flat& flat, at::Tensor reduced);
   at::Tensor leaving_part(Flat& flat);
 
+  // gradient_wire.cpp
+  void make_messages();
+  at::Tensor scatter_coded(Flat& flat);
+
   // gradient_slots.cpp
   GradientSlot* make_slot(const Flat& flat, bool ring, bool shared);
   GradientSlot* find_ring_slot(const Flat& flat, bool shared_only);
@@ -123,6 +128,7 @@ class GradientReducer {
   std::vector<std::unique_ptr<GradientSlot>> slots_;
   std::map<Flat*, GradientSlot*> own_slots_;
   uint64_t slot_uses_ = 0;
+  at::Tensor sent_, received_;  // messages of reductions in fewer bits, one reduction at a time
 
   std::vector<Unit*> used_;  // in the forward of this pass, by first use
   uint64_t pass_ = 1;

@@ -18,15 +18,24 @@ const Communicator& reducer(const Group& group) {
   return group.shard_size > 1 ? group.reduce : group.replicate;
 }
 
+int64_t slot_bytes(const Flat& flat) {
+  return flat.layout().full_numel() * element_bytes(flat.slot_dtype());
+}
+
+// Whether a ring slot suits a flat. The few parameters of a unit that travel as they are have slots
+// of their own, which are small.
+bool suits(const GradientSlot& slot, const Flat& flat) {
+  return slot.ring && slot.group == flat.unit().group.get() && slot.coded == flat.coded() &&
+         slot.bytes.numel() >= slot_bytes(flat);
+}
+
 // Whether the ranks read each other's gradients in place. Allocating such memory is collective, so
 // it happens only where all ranks pass: at the beginning of a backward, and in a reduction.
 bool reads_in_place(const Flat& flat) {
   const Communicator& comm = reducer(*flat.unit().group);
-  return comm && comm.size() > 1 && !has_streams(flat.device()) && comm.backend_name() == "shm";
-}
-
-int64_t slot_bytes(const Flat& flat) {
-  return flat.layout().full_numel() * element_bytes(flat.slot_dtype());
+  const bool coded = flat.reduce_wire() != Wire::PLAIN && flat.unit().group->shard_size > 1;
+  return comm && !coded && comm.size() > 1 && !has_streams(flat.device()) &&
+         comm.backend_name() == "shm";
 }
 
 }  // namespace
@@ -37,13 +46,15 @@ GradientSlot* GradientReducer::make_slot(const Flat& flat, bool ring, bool share
   int64_t bytes = slot_bytes(flat);
   if (ring)
     for (const Flat* other : flats_of(units_))
-      if (!other->unit().root && other->unit().group.get() == &group && other->trainable())
+      if (!other->unit().root && other->unit().group.get() == &group && other->trainable() &&
+          other->coded() == flat.coded())
         bytes = std::max(bytes, slot_bytes(*other));
   auto slot = std::make_unique<GradientSlot>();
   slot->bytes =
       shared ? comm_.run([&] { return reducer(group).reduce_buffer(bytes, at::kByte, device); })
              : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   slot->ring = ring;
+  slot->coded = flat.coded();
   slot->shared = shared;
   slot->group = &group;
   slots_.push_back(std::move(slot));
@@ -55,6 +66,7 @@ void GradientReducer::prepare_slots() {
   const bool any =
       std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->takes_part; });
   if (!sync_ || !any) return;
+  make_messages();
   for (const auto& unit : units_) {
     size_t wanted = 0;
     for (const auto& flat : unit->flats) {
@@ -66,8 +78,7 @@ void GradientReducer::prepare_slots() {
       }
       ++wanted;
       size_t have = std::count_if(slots_.begin(), slots_.end(), [&](const auto& slot) {
-        return slot->ring && slot->shared && slot->group == unit->group.get() &&
-               slot->bytes.numel() >= slot_bytes(*flat);
+        return slot->shared && suits(*slot, *flat);
       });
       if (have < wanted) make_slot(*flat, true, true);
     }
@@ -77,9 +88,8 @@ void GradientReducer::prepare_slots() {
 GradientSlot* GradientReducer::find_ring_slot(const Flat& flat, bool shared_only) {
   GradientSlot* found = nullptr;
   for (const auto& slot : slots_) {
-    if (!slot->ring || slot->taken || slot->group != flat.unit().group.get() ||
-        slot->bytes.numel() < slot_bytes(flat) || (shared_only && !slot->shared))
-      continue;
+    if (slot->taken || !suits(*slot, flat) || (shared_only && !slot->shared)) continue;
+    if (slot->shared && !reads_in_place(flat)) continue;
     const bool better = !found || (slot->shared && !found->shared) ||
                         (slot->shared == found->shared && slot->last_use < found->last_use);
     if (better) found = slot.get();
@@ -103,8 +113,9 @@ void GradientReducer::take_slot(Flat& flat) {
     slot = known->second;
   } else {
     slot = find_ring_slot(flat, /*shared_only=*/false);
-    const auto count =
-        std::count_if(slots_.begin(), slots_.end(), [](const auto& s) { return s->ring; });
+    const auto count = std::count_if(slots_.begin(), slots_.end(), [&](const auto& s) {
+      return s->ring && s->coded == flat.coded();
+    });
     bool in_use = slot && (slot->free_after.recorded() || dry_run::as_gpu());
     if (!slot || (static_cast<size_t>(count) < kGradientSlots && in_use))
       slot = make_slot(flat, true, false);
@@ -130,9 +141,7 @@ void GradientReducer::share_slot(Flat& flat) {
   for (Flat* other : flats_of(units_)) {
     if (slot) break;
     GradientSlot* theirs = other == &flat ? nullptr : other->slot;
-    if (!theirs || !theirs->ring || !theirs->shared || theirs->group != flat.unit().group.get() ||
-        theirs->bytes.numel() < slot_bytes(flat))
-      continue;
+    if (!theirs || !theirs->shared || !suits(*theirs, flat)) continue;
     move(*other, make_slot(*other, true, false));
     slot = theirs;
   }
@@ -152,6 +161,8 @@ void GradientReducer::add_memory(MemoryReport& report) const {
     return static_cast<int64_t>(slot.bytes.nbytes() +
                                 (slot.part.defined() ? slot.part.nbytes() : 0));
   };
+  for (const at::Tensor* messages : {&sent_, &received_})
+    if (messages->defined()) report.reduce_buffers += static_cast<int64_t>(messages->nbytes());
   for (const auto& slot : slots_)
     if (slot->ring) report.reduce_buffers += bytes(*slot);
   for (const auto& [flat, slot] : own_slots_) {

@@ -297,6 +297,7 @@ at::Tensor GradientReducer::scatter(Flat& flat) {
   const Group& group = *flat.unit().group;
   const at::Tensor& full = flat.slot_view();
   if (group.shard_size == 1) return full;
+  if (flat.reduce_wire() != Wire::PLAIN) return scatter_coded(flat);
   const bool direct = !flat.grad.defined() && flat.reduce_dtype() == flat.grad_dtype();
   at::Tensor reduced = gradient_on_host(flat) ? leaving_part(flat)
                        : direct               ? flat.grad_memory
@@ -365,6 +366,8 @@ void GradientReducer::zero(bool set_to_none) {
     offload_.await_gradients();
     own_slots_.clear();
     slots_.clear();
+    sent_.reset();
+    received_.reset();
   }
 }
 

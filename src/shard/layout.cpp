@@ -9,10 +9,6 @@ namespace {
 
 constexpr double kPaddingForRows = 0.009;  // the most AUTO spends on cuts between rows
 
-int64_t aligned(int64_t n) {
-  return (n + Layout::kAlign - 1) / Layout::kAlign * Layout::kAlign;
-}
-
 // The first cut after `position`.
 int64_t next_cut(int64_t position, int64_t shard) {
   return (position / shard + 1) * shard;
@@ -26,15 +22,14 @@ bool cuts_on_rows(int64_t at, const Extent& p, int64_t shard) {
   return (first - at) % p.row == 0 && (one || shard % p.row == 0);
 }
 
-int64_t row_of(const Extent& p, Cut cut) {
-  if (cut == Cut::ELEMENT) return 1;
-  return std::max<int64_t>(1, cut == Cut::TENSOR ? p.numel : p.row);
-}
-
 }  // namespace
 
-Layout::Layout(std::vector<Extent> parameters, int world, Cut cut)
-    : parameters_(std::move(parameters)), world_(world), cut_(cut) {
+Layout::Layout(std::vector<Extent> parameters, int world, Cut cut, int64_t blocks)
+    : parameters_(std::move(parameters)),
+      world_(world),
+      cut_(cut),
+      blocks_(blocks > 0),
+      align_(std::max(kAlign, blocks)) {
   for (const Extent& p : parameters_) used_ += p.numel;
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   if (cut != Cut::AUTO) {
@@ -43,7 +38,7 @@ Layout::Layout(std::vector<Extent> parameters, int world, Cut cut)
   }
   std::vector<int64_t> inside;
   int64_t least = search(Cut::ELEMENT, kNoLimit, inside);
-  int64_t most = least + std::max(kAlign, static_cast<int64_t>(least * kPaddingForRows));
+  int64_t most = least + std::max(align_, static_cast<int64_t>(least * kPaddingForRows));
   cut_ = Cut::ROW;
   shard_ = search(Cut::ROW, most, offsets_);
   if (shard_ > 0) return;
@@ -52,13 +47,21 @@ Layout::Layout(std::vector<Extent> parameters, int world, Cut cut)
   offsets_ = std::move(inside);
 }
 
+// The elements between which cuts may fall. Blocks begin at multiples of the alignment, as shards
+// do, so blocks alone need no more.
+int64_t Layout::row_of(const Extent& p, Cut cut) const {
+  if (cut == Cut::ELEMENT) return 1;
+  const int64_t row = std::max<int64_t>(1, cut == Cut::TENSOR ? p.numel : p.row);
+  return blocks_ && cut == Cut::ROW ? std::lcm(row, align_) : row;
+}
+
 // Packs the parameters into shards of `shard` elements; false if they don't fit.
 bool Layout::place(int64_t shard, Cut cut, std::vector<int64_t>& offsets) const {
   offsets.clear();
   int64_t at = 0;
   for (const Extent& given : parameters_) {
     Extent p{given.numel, row_of(given, cut)};
-    if (p.numel >= kAlign) at = aligned(at);
+    if (blocks_ || p.numel >= kAlign) at = aligned(at);
     if (!cuts_on_rows(at, p, shard)) {
       // Move it so that the next cut falls between rows, or to that cut.
       int64_t cut_at = next_cut(at, shard);
@@ -75,9 +78,9 @@ bool Layout::place(int64_t shard, Cut cut, std::vector<int64_t>& offsets) const 
 
 // The smallest shard up to `limit` that holds the parameters; 0 if there is none.
 int64_t Layout::search(Cut cut, int64_t limit, std::vector<int64_t>& offsets) const {
-  int64_t least = std::max(kAlign, aligned((used_ + world_ - 1) / world_));
+  int64_t least = std::max(align_, aligned((used_ + world_ - 1) / world_));
   // A parameter longer than three shards contains two cuts, so the shard is a multiple of its row.
-  int64_t step = kAlign;
+  int64_t step = align_;
   for (const Extent& p : parameters_) {
     int64_t row = row_of(p, cut);
     if (p.numel < 3 * least || cut == Cut::TENSOR) continue;

@@ -6,6 +6,9 @@
 // of a parameter that spans several shards are one shard apart. They can all fall between rows only
 // if the shard is a multiple of the row. Where that costs too much padding (many ranks, small
 // units, rows of different length), Cut::AUTO cuts inside rows instead. Offsets are in elements.
+//
+// With `blocks`, parameters are divided into blocks of that many elements, each from its first
+// element on, and no cut falls inside a block: a block's values don't depend on the cuts.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +34,7 @@ class Layout {
   static constexpr int64_t kAlign = 64;
 
   Layout() = default;
-  Layout(std::vector<Extent> parameters, int world, Cut cut);
+  Layout(std::vector<Extent> parameters, int world, Cut cut, int64_t blocks = 0);
 
   int world() const { return world_; }
   Cut cut() const { return cut_; }  // never AUTO: ROW, ELEMENT or TENSOR
@@ -43,12 +46,16 @@ class Layout {
   Slice slice(size_t parameter, int rank) const;
 
  private:
+  int64_t aligned(int64_t n) const { return (n + align_ - 1) / align_ * align_; }
+  int64_t row_of(const Extent& p, Cut cut) const;
   bool place(int64_t shard, Cut cut, std::vector<int64_t>& offsets) const;
   int64_t search(Cut cut, int64_t limit, std::vector<int64_t>& offsets) const;
 
   std::vector<Extent> parameters_;
   int world_ = 1;
   Cut cut_ = Cut::ROW;
+  bool blocks_ = false;
+  int64_t align_ = kAlign;  // of shards, and of parameters unless they are small
   int64_t shard_ = 0;
   int64_t used_ = 0;
   std::vector<int64_t> offsets_;

@@ -23,8 +23,25 @@ int64_t Unit::full_bytes() const {
 bool Unit::needs_slot() const {
   if (flats.empty()) return false;
   if (flats.front()->host && flats.front()->host->parameters) return true;
-  if (group->shard_size == 1) return false;
+  if (group->shard_size == 1) return coded_bytes() > 0;
   return !flats.front()->window.defined();
+}
+
+int64_t Unit::coded_bytes() const {
+  int64_t total = 0;
+  for (const auto& flat : flats)
+    if (flat->gather_wire() != Wire::PLAIN)
+      total += group->shard_size * flat->gather_message_bytes();
+  return total;
+}
+
+at::Tensor Unit::full_view(const Flat& flat, const at::Tensor& bytes) const {
+  int64_t at = 0;
+  for (const auto& other : flats) {
+    if (other.get() == &flat) break;
+    at += aligned_bytes(other->full_bytes());
+  }
+  return bytes.narrow(0, at, flat.full_bytes()).view(flat.param_dtype());
 }
 
 bool Unit::viewed() const {

@@ -80,6 +80,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int64_t numel() const;
   int64_t full_bytes() const;  // of all flats, each aligned to 256 bytes
   bool needs_slot() const;     // gathering needs memory of its own
+  int64_t coded_bytes() const;  // what a gather receives in fewer bits, all flats
+  // A flat's part of memory for all flats.
+  at::Tensor full_view(const Flat& flat, const at::Tensor& bytes) const;
+  // Whether a gather sends the flat in fewer bits. summon_full_params() shows exact values.
+  bool sends_codes(const Flat& flat) const {
+    return flat.gather_wire() != Wire::PLAIN && !writable;
+  }
   bool viewed() const;         // a view of a parameter exists outside of the engine
   bool keyed_when_ready() const { return cast_inputs || watched; }
   std::string label(const char* what = "") const;  // unit "layers.0" (what)

@@ -50,6 +50,14 @@ std::string shown_sample(const std::string& text) {
   return formatted("{}\n{}", paint(STDOUT, "1", "The model writes:"), printable(text));
 }
 
+// Copies of the model, whose gradients are summed after those of the ranks that share one.
+int replicas_of(const shard::ShardConfig& shard, const World& world) {
+  if (shard.strategy == ShardingStrategy::NO_SHARD) return world.size();
+  if (shard.strategy != ShardingStrategy::HYBRID_SHARD) return 1;
+  return world.size() /
+         (shard.shard_ranks > 0 ? static_cast<int>(shard.shard_ranks) : world.local_size());
+}
+
 observe::RunFacts facts_of(const Training& training) {
   const Config& config = training.config;
   const World& world = training.world;
@@ -65,8 +73,8 @@ observe::RunFacts facts_of(const Training& training) {
     facts.omp_threads = static_cast<int>(*threads);
   facts.precision = config.shard.precision;
   const bool fp32 = config.shard.precision == shard::Precision::kFp32;
-  facts.reduce = fp32 ? shard::Precision::kFp32 : config.shard.reduce;
-  facts.reduce_ranks = world.size();
+  facts.reduce = fp32 ? shard::Reduce::kFp32 : config.shard.reduce;
+  facts.replicas = replicas_of(config.shard, world);
   facts.grad_scaler = training.scaler != nullptr;
   facts.clip = config.train.clip;
   int64_t rows = config.train.batch / world.size();

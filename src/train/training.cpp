@@ -21,13 +21,33 @@
 namespace fsdp::train {
 namespace {
 
+Wire wire_of(shard::Gather gather) {
+  if (gather == shard::Gather::kPlain) return Wire::PLAIN;
+  return gather == shard::Gather::kFp8 ? Wire::FP8 : Wire::INT8;
+}
+
+// What gradients accumulate in, and how they travel.
+void set_reduction(MixedPrecision& mixed, const shard::ShardConfig& shard) {
+  using enum shard::Reduce;
+  mixed.reduce_dtype = shard.reduce == kBf16   ? at::kBFloat16
+                       : shard.reduce == kFp16 ? at::kHalf
+                                               : at::kFloat;
+  if (shard.strategy == ShardingStrategy::NO_SHARD) return;
+  if (shard.reduce == kBf16) mixed.reduce = Wire::BF16;
+  if (shard.reduce == kFp8) mixed.reduce = Wire::FP8;
+  if (shard.reduce == kInt8) mixed.reduce = Wire::INT8;
+}
+
 MixedPrecision mixed_precision(const Config& config) {
   const shard::ShardConfig& shard = config.shard;
-  if (shard.precision == shard::Precision::kFp32) return {};
-  MixedPrecision mixed{.param_dtype = dtype_of(shard.precision),
-                       .reduce_dtype = dtype_of(shard.reduce),
-                       .frozen_masters = config.lora.rank == 0};
-  if (shard.gradients != shard::Precision::kFp32) mixed.grad_dtype = dtype_of(shard.gradients);
+  MixedPrecision mixed;
+  if (shard.precision != shard::Precision::kFp32) {
+    mixed.param_dtype = dtype_of(shard.precision);
+    mixed.frozen_masters = config.lora.rank == 0;
+    if (shard.gradients != shard::Precision::kFp32) mixed.grad_dtype = dtype_of(shard.gradients);
+  }
+  set_reduction(mixed, shard);
+  mixed.gather = wire_of(shard.gather);
   return mixed;
 }
 

@@ -151,5 +151,11 @@ TEST(Plan, PredictsMixedPrecision) {
   expect_close("bf16", plan(llama().model, options).memory.peak(), measured(llama(), options));
 }
 
+TEST(Plan, PredictsGathersInOneByte) {
+  PlanOptions options = options_for(llama());
+  options.shard.mixed_precision = {.param_dtype = at::kBFloat16, .gather = Wire::FP8};
+  expect_close("wire", plan(llama().model, options).memory.peak(), measured(llama(), options));
+}
+
 }  // namespace
 }  // namespace fsdp::testing

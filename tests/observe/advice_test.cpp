@@ -40,7 +40,7 @@ std::map<std::string, std::vector<Reason>> reasons() {
       .units = {{"a", 1 << 20}, {"b", 500'000}, {"", 100}, {"c", 90'000}, {"d", 200'000}}};
   RunFacts shared{.world = 2, .backend = "shm", .units = {{"a", 10'000}, {"b", 442'368}}};
   RunFacts fp16{.precision = shard::Precision::kFp16};
-  RunFacts bf16{.reduce = shard::Precision::kBf16, .reduce_ranks = 16};
+  RunFacts bf16{.reduce = shard::Reduce::kBf16, .replicas = 16};
   RunFacts spike{.clip = 0.0, .losses = {3, 3, 3, 2, 2, 3, 100, 3, 3, 3, 6.1}};
   RunFacts omp{.ranks_on_host = 2, .cores = 16, .torchrun = true, .omp_threads = 1};
   RunFacts micro{
@@ -73,8 +73,8 @@ std::map<std::string, std::vector<Reason>> reasons() {
        {{fp16, [](RunFacts& f) { f.grad_scaler = true; }, "fp16"},
         {fp16, [](RunFacts& f) { f.precision = shard::Precision::kBf16; }, ""}}},
       {"bf16-reduction-many-ranks",
-       {{bf16, [](RunFacts& f) { f.reduce_ranks = 15; }, "16 ranks"},
-        {bf16, [](RunFacts& f) { f.reduce = shard::Precision::kFp32; }, ""}}},
+       {{bf16, [](RunFacts& f) { f.replicas = 15; }, "16 replicas"},
+        {bf16, [](RunFacts& f) { f.reduce = shard::Reduce::kFp32; }, ""}}},
       {"loss-spike-without-clipping",
        {{spike, [](RunFacts& f) { f.losses.back() = 6; }, "jumped to 6.1 from a median of 3."},
         {spike, [](RunFacts& f) { f.clip = 1; }, ""},
@@ -142,7 +142,7 @@ TEST(Advice, HintsAtTheThreadsThatFit) {
 
 TEST(Adviser, GivesEachOnceAndSilencedOnesNever) {
   RunFacts facts{
-      .precision = shard::Precision::kFp16, .reduce = shard::Precision::kBf16, .reduce_ranks = 64};
+      .precision = shard::Precision::kFp16, .reduce = shard::Reduce::kBf16, .replicas = 64};
   Adviser adviser;
   EXPECT_EQ(names_of(adviser.news(facts)),
             (Names{"fp16-without-scaler", "bf16-reduction-many-ranks"}));

@@ -211,12 +211,13 @@ struct Lengths {
   int64_t between = 0;  // tokens of a pass without gradients after each step; 0: none
 };
 
-std::vector<double> train_llama(bool graph, const Lengths& lengths) {
+std::vector<double> train_llama(bool graph, const Lengths& lengths, Wire wire = Wire::PLAIN) {
   torch::manual_seed(5);
   models::Llama llama(models::LlamaConfig{
       .vocab = 61, .dim = 64, .layers = 3, .heads = 4, .kv_heads = 2, .ffn = 96});
   ShardOptions options{.wrap = wrap::modules<models::LlamaBlock>(), .device = test_device()};
   if (on_gpu()) options.mixed_precision = bf16_precision();
+  options.mixed_precision.gather = options.mixed_precision.reduce = wire;
   Sharded sharded = fully_shard(llama, options);
   AdamW optimizer(sharded, {.lr = 3e-3, .eps = 1e-4, .groups = {no_decay()}});
   TrainStep step(sharded, optimizer,
@@ -245,6 +246,12 @@ TEST_F(GraphedSteps, TrainALlama) {
   std::vector<double> eagerly = train_llama(false, {16, 16});
   expect_same_numbers(train_llama(true, {16, 16}), eagerly, on_gpu() ? 5e-3 : 0);
   EXPECT_LT(eagerly.back(), eagerly.front() - 0.1);
+}
+
+TEST_F(GraphedSteps, TrainALlamaInOneByteOnTheWire) {
+  for (Wire wire : {Wire::FP8, Wire::INT8})
+    expect_same_numbers(train_llama(true, {16, 16}, wire), train_llama(false, {16, 16}, wire),
+                        on_gpu() ? 5e-3 : 0);
 }
 
 // A recording reads the RoPE tables at their old address, whatever lengths came since.

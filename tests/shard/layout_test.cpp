@@ -128,6 +128,23 @@ TEST(Layout, HoldsNothingAndScalarsAndPrimes) {
   }
 }
 
+TEST(Layout, BlocksAreNeverCut) {
+  constexpr int64_t kBlock = 256;
+  std::vector<std::vector<Extent>> all{llama_block(384, 128, 1024),
+                                       llama_block(100, 20, 260),
+                                       {{7919, 7919}, {13, 1}, {0, 1}, {6, 3}, {100000, 10}}};
+  for (const ModelShape& model : models()) all.push_back(model.block);
+  for (const auto& extents : all)
+    for (int world : {1, 2, 3, 4, 7, 64})
+      for (Cut cut : {Cut::AUTO, Cut::ROW, Cut::ELEMENT, Cut::TENSOR}) {
+        Layout layout(extents, world, cut, kBlock);
+        expect_sound(layout, extents);
+        EXPECT_EQ(layout.shard_numel() % kBlock, 0);
+        EXPECT_TRUE(layout.cut() != Cut::ROW || cuts_on_rows(layout, extents));
+        for (size_t i = 0; i < extents.size(); ++i) EXPECT_EQ(layout.offset(i) % kBlock, 0);
+      }
+}
+
 TEST(Rectangles, CoverARunExactly) {
   std::vector<int64_t> sizes{4, 3, 5};
   for (const std::vector<int64_t>& order :

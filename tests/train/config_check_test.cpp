@@ -90,6 +90,8 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"shard.reshard_after_forward", "false", "shard.strategy", "no_shard"}, "has no effect"},
       {{"shard.wrap_min_params", "5"}, "set shard.wrap to size"},
       {{"shard.precision", "fp32", "shard.reduce", "bf16"}, "would round gradients"},
+      {{"shard.strategy", "no_shard", "shard.gather", "fp8"}, "gathers no parameters"},
+      {{"shard.strategy", "no_shard", "shard.reduce", "int8"}, "summed by an all-reduce"},
       {{"shard.precision", "fp32", "shard.gradients", "bf16"}, "would round gradients"},
       {{"shard.precision", "fp16", "shard.gradients", "bf16"}, "computed in fp16"},
       {{"fp8.recipe", "rowwise"}, "set shard.precision to fp8"},

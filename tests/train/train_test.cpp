@@ -436,6 +436,18 @@ TEST(Train, Fp8FollowsTheFullPrecision) {
   }
 }
 
+TEST(Train, OneByteOnTheWireFollowsTheFullOne) {
+  Folder folder;
+  ASSERT_EQ(train(2, tiny_run(folder, "plain", 10)).code, 0);
+  for (const std::string wire : {"fp8", "int8"}) {
+    Said said = train(
+        2, tiny_run(folder, wire, 10) + Words{"--shard.gather", wire, "--shard.reduce", wire});
+    ASSERT_EQ(said.code, 0) << said.err;
+    expect_near(losses(folder, wire), losses(folder, "plain"), 0.15);
+    EXPECT_NE(losses(folder, wire), losses(folder, "plain"));
+  }
+}
+
 // --- launchers ---
 
 TEST(Train, RunsUnderEveryLauncher) {

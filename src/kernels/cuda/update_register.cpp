@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/update.h"
+#include "kernels/cuda/wire_register.h"
 #include "kernels/cuda_updates.h"
 
 namespace fsdp::kernels {
@@ -256,6 +257,8 @@ constexpr CudaUpdates kTable{
     .clip_factor = clip_factor,
     .split_float = split_float,
     .join_float = join_float,
+    .encode_wire = on_gpu::encode_wire,
+    .sum_wire = on_gpu::sum_wire,
 };
 
 [[maybe_unused]] const bool handed_in = (set_cuda_updates(&kTable), true);
