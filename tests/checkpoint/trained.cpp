@@ -48,15 +48,17 @@ Snapshot snapshot(const Trained& trained) {
     whole["model." + name] = tensor;
   const auto model = shard::lock(trained.sharded);
   shard::Unseen unseen;
+  const optim::States& states = optim::states_of(*trained.optimizer);
   for (auto* flat : model->flats())
-    for (const auto& [name, state] : optim::states_of(*trained.optimizer).state(*flat)) {
-      const at::Tensor full = model->gatherer.gather_shard(*flat, state, "a snapshot");
+    for (size_t slot = 0; slot < states.slots(*flat).size(); ++slot) {
+      const at::Tensor full =
+          model->gatherer.gather_shard(*flat, states.spread(*flat, slot), "a snapshot");
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         const auto& p = flat->parameters()[i];
-        if (!p.handle.requires_grad()) continue;
-        whole["state." + p.name() + "." + name] = flat->view_of(i, full).cpu().clone();
-        whole["steps." + p.name()] =
-            at::full({}, optim::states_of(*trained.optimizer).steps(*flat), at::kLong);
+        const auto& names = states.names(*flat, i);
+        if (!p.handle.requires_grad() || slot >= names.size()) continue;
+        whole["state." + p.name() + "." + names[slot]] = flat->view_of(i, full).cpu().clone();
+        whole["steps." + p.name()] = at::full({}, states.steps(*flat), at::kLong);
       }
     }
   return whole;
