@@ -56,13 +56,13 @@ class MatrixOptimizer : public Optimizer {
  protected:
   /// What a MatrixOptimizer is made of.
   struct Setup {
-    MatrixParameters matrices = {};                ///< Which parameters are matrices.
-    double lr = 1e-3;                              ///< Of all groups without one.
-    double weight_decay = 0;                       ///< Of groups of matrices without one.
-    std::vector<std::string> matrix_states = {};   ///< States of matrices.
-    ParamGroup others = {};                        ///< Settings of the others; chooses nothing.
-    std::vector<ParamGroup> other_groups = {};     ///< Groups of the others.
-    std::vector<std::string> other_states = {};    ///< States of the others.
+    MatrixParameters matrices = {};               ///< Which parameters are matrices.
+    double lr = 1e-3;                             ///< Of all groups without one.
+    double weight_decay = 0;                      ///< Of groups of matrices without one.
+    std::vector<std::string> matrix_states = {};  ///< States of matrices.
+    ParamGroup others = {};                       ///< Settings of the others; chooses nothing.
+    std::vector<ParamGroup> other_groups = {};    ///< Groups of the others.
+    std::vector<std::string> other_states = {};   ///< States of the others.
   };
   /// Make it after the last fully_shard().
   MatrixOptimizer(const Sharded& sharded, const Setup& setup);
@@ -71,8 +71,8 @@ class MatrixOptimizer : public Optimizer {
   /// length of what.pieces[i], what their owners shall get. It may run in another thread.
   virtual std::function<void()> prepare_directions(
       const Update& what, const std::vector<at::Tensor>& directions) const = 0;
-  /// On their owner: the updates of whole matrices [n, rows, cols], of the same sizes and dtype. The
-  /// parameters lose the rate times the update, and the rate times their decay.
+  /// On their owner: the updates of whole matrices [n, rows, cols], of the same sizes and dtype.
+  /// The parameters lose the rate times the update, and the rate times their decay.
   virtual at::Tensor updates_of(const at::Tensor& directions) const = 0;
 
  private:
@@ -97,11 +97,11 @@ enum class NewtonSchulz {
 
 /// How Muon updates parameters that aren't matrices: AdamW.
 struct MuonAdamW {
-  std::optional<double> lr = {};                    ///< Default: Muon's.
-  std::pair<double, double> betas = {0.9, 0.95};    ///< Decay rates of the two averages.
-  double eps = 1e-8;                                ///< Added to the denominator.
-  std::optional<double> weight_decay = {};          ///< Default: Muon's.
-  std::vector<ParamGroup> groups = {};              ///< Parameters with other settings.
+  std::optional<double> lr = {};                  ///< Default: Muon's.
+  std::pair<double, double> betas = {0.9, 0.95};  ///< Decay rates of the two averages.
+  double eps = 1e-8;                              ///< Added to the denominator.
+  std::optional<double> weight_decay = {};        ///< Default: Muon's.
+  std::vector<ParamGroup> groups = {};            ///< Parameters with other settings.
 };
 
 /// Options of Muon.

@@ -214,10 +214,10 @@ void read_flat(Source& source, shard::Flat& flat, const FlatFill& fill, Optimize
     slots = optim::states_of(*optimizer).restore(flat, fill.steps);
   for (const auto& slot : slots) slot.zero_();
   for (const auto& found : fill.found) {
-    const at::Tensor mine = found.slot ? optim::states_of(*optimizer)
-                                             .part(flat, found.parameter, *found.slot,
-                                                   slots.at(*found.slot))
-                                       : flat.part_of(found.parameter, master);
+    const at::Tensor mine =
+        found.slot ? optim::states_of(*optimizer)
+                         .part(flat, found.parameter, *found.slot, slots.at(*found.slot))
+                   : flat.part_of(found.parameter, master);
     for (const auto& part : parts_of(flat, found.parameter, mine)) source.read(found.name, part);
   }
 }

@@ -79,8 +79,7 @@ void momentum(std::span<const MomentumTensors> tensors, const MomentumStep& step
     in_chunks(t.momentum.numel(), t.momentum.device(), [&](int64_t begin, int64_t count) {
       const at::Tensor kept = t.momentum.narrow(0, begin, count);
       const at::Tensor before = computable(kept);
-      at::Tensor grad =
-          t.grad.narrow(0, t.grad_begin + begin, count).to(before.scalar_type());
+      at::Tensor grad = t.grad.narrow(0, t.grad_begin + begin, count).to(before.scalar_type());
       if (factor.defined()) grad = grad * factor;
       if (step.maximize) grad = -grad;
       const at::Tensor now = at::lerp(before, grad, 1 - step.momentum);

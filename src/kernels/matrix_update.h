@@ -2,8 +2,8 @@
 // between ranks, and what comes after it.
 //
 // As in update.h: every tensor is flat and contiguous, nothing waits for a device, and everything
-// may be captured into a graph. If `factor` (one float32 on the tensors' device, or undefined) isn't
-// finite, no state and no master is written.
+// may be captured into a graph. If `factor` (one float32 on the tensors' device, or undefined)
+// isn't finite, no state and no master is written.
 #pragma once
 
 #include <ATen/core/Tensor.h>

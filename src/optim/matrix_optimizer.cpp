@@ -69,23 +69,21 @@ std::unique_ptr<optim::States> states_for(const Sharded& sharded,
                                           const std::vector<std::string>& of_others) {
   return std::make_unique<optim::States>(
       shard::model_of(sharded), groups, lr, weight_decay,
-      names_of_groups(1 + kinds->options.groups.size(), 1 + groups.size(), of_matrices,
-                      of_others));
+      names_of_groups(1 + kinds->options.groups.size(), 1 + groups.size(), of_matrices, of_others));
 }
 
 }  // namespace
 
 MatrixOptimizer::MatrixOptimizer(const Sharded& sharded, const Setup& setup)
-    : MatrixOptimizer(sharded,
-                      std::make_shared<optim::MatrixKinds>(
-                          *shard::model_of(sharded)->lock(), setup.matrices),
-                      setup) {}
+    : MatrixOptimizer(
+          sharded,
+          std::make_shared<optim::MatrixKinds>(*shard::model_of(sharded)->lock(), setup.matrices),
+          setup) {}
 
-MatrixOptimizer::MatrixOptimizer(const Sharded& sharded,
-                                 std::shared_ptr<optim::MatrixKinds> kinds, const Setup& setup)
+MatrixOptimizer::MatrixOptimizer(const Sharded& sharded, std::shared_ptr<optim::MatrixKinds> kinds,
+                                 const Setup& setup)
     : Optimizer(states_for(sharded, kinds, all_groups(kinds, setup.other_groups, setup.others),
-                           setup.lr, setup.weight_decay, setup.matrix_states,
-                           setup.other_states)),
+                           setup.lr, setup.weight_decay, setup.matrix_states, setup.other_states)),
       kinds_(std::move(kinds)),
       work_(std::make_unique<optim::MatrixWork>(*this)) {
   const auto model = states_->model()->lock();
@@ -138,9 +136,9 @@ void MatrixOptimizer::update_flats(shard::Engine& model, const std::vector<shard
 
 // The host computes directions from momentum and gradients, the device the updates from them, and
 // the host applies these.
-void MatrixOptimizer::update_host_flats(
-    shard::Engine& model, const std::vector<std::pair<shard::Flat*, size_t>>& flats,
-    const shard::HostFactor& factor) {
+void MatrixOptimizer::update_host_flats(shard::Engine& model,
+                                        const std::vector<std::pair<shard::Flat*, size_t>>& flats,
+                                        const shard::HostFactor& factor) {
   const at::Device device = states_->model()->device();
   const bool copies = shard::has_streams(device);
   std::vector<FlatUpdate> matrices;

@@ -18,8 +18,7 @@ Holders holders_of(const Matrix& matrix, const shard::Layout& layout) {
   // The first rank has the most, unless its part is smaller than a later one's.
   int64_t most = -1;
   for (int rank = holders.first; rank <= holders.last && rank <= holders.first + 1; ++rank) {
-    const int64_t here =
-        std::min(end, (rank + 1) * shard) - std::max(matrix.begin, rank * shard);
+    const int64_t here = std::min(end, (rank + 1) * shard) - std::max(matrix.begin, rank * shard);
     if (here > most) holders.most = rank;
     most = std::max(most, here);
   }
@@ -141,9 +140,9 @@ MatrixPieces pieces_of(const Bucket& bucket, int rank) {
   const auto join = [](const std::vector<std::vector<MatrixPiece>>& by_rank,
                        std::vector<MatrixPiece>& all, std::vector<int64_t>& counts) {
     for (const auto& some : by_rank) {
-      counts.push_back(std::accumulate(
-          some.begin(), some.end(), int64_t{0},
-          [](int64_t sum, const MatrixPiece& piece) { return sum + piece.numel; }));
+      counts.push_back(
+          std::accumulate(some.begin(), some.end(), int64_t{0},
+                          [](int64_t sum, const MatrixPiece& piece) { return sum + piece.numel; }));
       all.insert(all.end(), some.begin(), some.end());
     }
   };

@@ -1,5 +1,5 @@
-// Which rank updates which matrix, and which pieces travel for it. Every rank computes the same plan
-// from the layouts, without a message.
+// Which rank updates which matrix, and which pieces travel for it. Every rank computes the same
+// plan from the layouts, without a message.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -19,9 +19,9 @@ namespace fsdp::optim {
 
 // A matrix as it is in memory, which may be the transpose of the parameter's.
 struct Matrix {
-  size_t flat;             // index in its bucket
-  size_t parameter;        // of the flat
-  int64_t begin;           // in the flat's full buffer
+  size_t flat;       // index in its bucket
+  size_t parameter;  // of the flat
+  int64_t begin;     // in the flat's full buffer
   int64_t rows, cols;
   int64_t dim = 0;             // the dimension in memory that it is cut along
   std::vector<int64_t> parts;  // sizes of its parts; empty: it isn't cut
@@ -47,9 +47,9 @@ struct MatrixPiece {
 
 // What a rank sends and gets; what comes back goes the other way.
 struct MatrixPieces {
-  std::vector<MatrixPiece> sent;    // it holds them, others own them; by owner
-  std::vector<MatrixPiece> coming;  // it owns them, others hold them; by holder
-  std::vector<MatrixPiece> own;     // both
+  std::vector<MatrixPiece> sent;                    // it holds them, others own them; by owner
+  std::vector<MatrixPiece> coming;                  // it owns them, others hold them; by holder
+  std::vector<MatrixPiece> own;                     // both
   std::vector<int64_t> sent_counts, coming_counts;  // elements, per rank
   bool travel = false;                              // between any ranks
 };

@@ -92,9 +92,10 @@ std::vector<Matrix> MatrixKinds::matrices_of(const shard::Flat& flat, size_t par
     int64_t sum = 0;
     for (const int64_t size : split.sizes) sum = size < 1 ? -1 : sum + size;
     if (!split.sizes.empty() && sum != (matrix.dim == 0 ? rows : cols))
-      throw Error(formatted("\"{}\" can't be cut along its dimension {} into {} parts of {} in all.",
-                            p.name(), split.dim, split.sizes.size(), sum),
-                  "the sizes must be positive and add up to the matrix's; dim is 0 or 1.");
+      throw Error(
+          formatted("\"{}\" can't be cut along its dimension {} into {} parts of {} in all.",
+                    p.name(), split.dim, split.sizes.size(), sum),
+          "the sizes must be positive and add up to the matrix's; dim is 0 or 1.");
   }
   std::vector<Matrix> all;
   for (int64_t i = 0; i < count; ++i) {
@@ -321,9 +322,8 @@ void MatrixWork::exchange(shard::Engine& model, std::vector<FlatUpdate>& updates
     if (i < all.size()) {
       std::vector<FlatUpdate*> those;
       for (const shard::Flat* flat : all[i].flats)
-        those.push_back(&*std::find_if(updates.begin(), updates.end(), [&](const auto& update) {
-          return update.flat == flat;
-        }));
+        those.push_back(&*std::find_if(updates.begin(), updates.end(),
+                                       [&](const auto& update) { return update.flat == flat; }));
       const int rank = all[i].flats.front()->rank();
       flights[i].reset(new Flight{all[i], static_cast<int64_t>(i) + 1, std::move(those),
                                   pieces_of(all[i], rank)});

@@ -53,7 +53,7 @@ struct MatrixWork {
   void finish(Flight& flight) const;
 
   const MatrixOptimizer& optimizer;
-  std::vector<bool> trained_;  // what the plans were made for
+  std::vector<bool> trained_;                                     // what the plans were made for
   std::map<std::pair<const shard::Flat*, int64_t>, int> owners_;  // by flat and begin
   std::map<std::vector<shard::Flat*>, std::vector<Bucket>> plans_;
 };

@@ -20,14 +20,14 @@ constexpr double kLikeAdamW = 0.2;  // root mean square of AdamW's updates
 }  // namespace
 
 Muon::Muon(const Sharded& sharded, MuonOptions options)
-    : MatrixOptimizer(sharded, {.matrices = options.matrices,
-                                .lr = options.lr,
-                                .weight_decay = options.weight_decay,
-                                .matrix_states = {"momentum_buffer"},
-                                .others = {.lr = options.adamw.lr,
-                                           .weight_decay = options.adamw.weight_decay},
-                                .other_groups = options.adamw.groups,
-                                .other_states = {"exp_avg", "exp_avg_sq"}}),
+    : MatrixOptimizer(
+          sharded, {.matrices = options.matrices,
+                    .lr = options.lr,
+                    .weight_decay = options.weight_decay,
+                    .matrix_states = {"momentum_buffer"},
+                    .others = {.lr = options.adamw.lr, .weight_decay = options.adamw.weight_decay},
+                    .other_groups = options.adamw.groups,
+                    .other_states = {"exp_avg", "exp_avg_sq"}}),
       options_(std::move(options)) {
   require(options_.momentum >= 0 && options_.momentum < 1, "Muon", "momentum", options_.momentum,
           "in [0, 1)", "0.95 is usual.");

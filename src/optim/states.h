@@ -53,8 +53,9 @@ class States {
 
   // --- checkpoints ---
 
-  // The names of a parameter's states. State i is in slot i of the flat. A slot holds state i of all
-  // the flat's parameters, whose names for it may differ, and has no memory for those without one.
+  // The names of a parameter's states. State i is in slot i of the flat. A slot holds state i of
+  // all the flat's parameters, whose names for it may differ, and has no memory for those without
+  // one.
   const std::vector<std::string>& names(const shard::Flat& flat, size_t parameter) const;
   // The slots of a flat; empty before the first update.
   std::vector<at::Tensor> slots(const shard::Flat& flat) const;

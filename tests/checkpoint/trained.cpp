@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "fsdp/muon.h"
 #include "optim/states.h"
 #include "shard/engine.h"
 #include "shard/model.h"
@@ -22,7 +23,10 @@ Trained make_trained(const std::string& name, ShardOptions options, Rule rule, u
   if (!options.wrap) options.wrap = model.wrap;
   options.device = test_device();
   trained.sharded = fully_shard({ModuleRef(trained.built.module)}, options);
-  if (rule == Rule::kAdamW)
+  if (rule == Rule::kMuon)
+    trained.optimizer = std::make_unique<Muon>(
+        trained.sharded, MuonOptions{.lr = 1e-2, .adamw = {.groups = {no_decay()}}});
+  else if (rule == Rule::kAdamW)
     trained.optimizer = std::make_unique<AdamW>(
         trained.sharded, AdamWOptions{.lr = 1e-2, .weight_decay = 0.1, .groups = {no_decay()}});
   else

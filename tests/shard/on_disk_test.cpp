@@ -132,8 +132,7 @@ TEST(OnDisk, WhatIsWrittenBetweenStepsIsKept) {
       run->step(i);
       at::NoGradGuard no_grad;
       for (auto* flat : shard::trainable_flats(*shard::lock(run->sharded)))
-        for (auto& state : optim::states_of(*run->optimizer).restore(*flat, i + 1))
-          state.mul_(0.5);
+        for (auto& state : optim::states_of(*run->optimizer).restore(*flat, i + 1)) state.mul_(0.5);
     }
   expect_same(disk, plain);
 }
