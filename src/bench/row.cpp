@@ -104,6 +104,8 @@ train::Config config_of(const Row& row) {
       row.grad_dtype == "bf16" ? shard::Precision::kBf16 : shard::Precision::kFp32;
   config.shard.reshard_after_forward.number = row.reshard;
   config.shard.forward_prefetch = config.shard.backward_prefetch = row.prefetch;
+  config.optim.type = setting<optim::OptimizerType>("optim", row.optim);
+  config.optim.lr = 1e-4;
   config.activations = {.mode = setting<memory::ActivationsMode>("activations", row.activations),
                         .keep_last = row.keep_last};
   config.offload.parameters = row.mode == "everything";
