@@ -79,11 +79,11 @@ struct Row {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Row, on, mode, model, layers, dim, heads, kv_heads,
                                                 ffn, vocab, seq, tied, qkv_bias, width, dtype, init,
-                                                batch, accumulate, steps, warmup, optim, clip, grad_dtype,
-                                                activations, keep_last, strategy, copies, reshard,
-                                                prefetch, fraction, stages, memory, plan, name,
-                                                title, modes, goal_ms, goal_gb, goal_times,
-                                                published_rate, in_all)
+                                                batch, accumulate, steps, warmup, optim, clip,
+                                                grad_dtype, activations, keep_last, strategy,
+                                                copies, reshard, prefetch, fraction, stages, memory,
+                                                plan, name, title, modes, goal_ms, goal_gb,
+                                                goal_times, published_rate, in_all)
 
 // A list of bench/rows.json: cpu, train or offload. Two rows of offload may share a name: with and
 // without clipping.

@@ -18,7 +18,8 @@ void describe(OptimConfig& optim, OptionList& list) {
            {.least = 0, .most = 0.999999, .only_with = adamw});
   list.add("beta2", optim.beta2, "adamw, muon: decay rate of the second moment",
            {.least = 0, .most = 0.999999999, .only_with = adamw});
-  list.add("eps", optim.eps, "adamw, muon: epsilon in the denominator", {.least = 0, .only_with = adamw});
+  list.add("eps", optim.eps, "adamw, muon: epsilon in the denominator",
+           {.least = 0, .only_with = adamw});
   list.add("weight_decay", optim.weight_decay,
            "Weight decay of matrices; none for norms and biases", {.least = 0});
   list.add("momentum", optim.momentum, "sgd: momentum",

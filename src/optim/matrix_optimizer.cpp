@@ -116,8 +116,11 @@ void MatrixOptimizer::update_flats(shard::Engine& model, const std::vector<shard
     states_->add(*flat, all);
     matrices.push_back({flat, states_->update(factor), {}});
     for (const Piece& piece : all.pieces) {
-      (has_matrices(piece.group) ? matrices.back().what : rest).pieces.push_back(piece);
-      if (has_matrices(piece.group)) counts.insert(piece.count);
+      const bool matrix = has_matrices(piece.group);
+      if (matrix) counts.insert(piece.count);
+      // An empty piece, of a rank without a part of a line, is only counted.
+      if (!matrix || optim::length_of(piece) > 0)
+        (matrix ? matrices.back().what : rest).pieces.push_back(piece);
     }
     work_->make_room(matrices.back(), states_->model()->device());
   }
@@ -150,7 +153,8 @@ void MatrixOptimizer::update_host_flats(shard::Engine& model,
     rest.push_back({.factor = factor.value});
     matrices.push_back({flat, {.factor = factor.value}, {}});
     for (const Piece& piece : all.pieces)
-      (has_matrices(piece.group) ? matrices.back().what : rest.back()).pieces.push_back(piece);
+      if (optim::length_of(piece) > 0)
+        (has_matrices(piece.group) ? matrices.back().what : rest.back()).pieces.push_back(piece);
     work_->make_room(matrices.back(), at::kCPU, /*pinned=*/copies);
     shard::update_on_host(model, *flat, place, factor, work_->directing({&matrices.back()}));
   }

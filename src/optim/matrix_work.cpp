@@ -25,10 +25,6 @@ struct Place {
   int64_t begin;  // of the part
 };
 
-int64_t length_of(const Optimizer::Piece& piece) {
-  return (piece.rest.defined() ? piece.rest : piece.master).numel();
-}
-
 // Elements [offset, offset + numel) of a flat's shard in the tensors of its pieces.
 at::Tensor find_in(const FlatUpdate& update, int64_t offset, int64_t numel) {
   for (size_t i = 0; i < update.directions.size(); ++i) {
@@ -66,7 +62,86 @@ bool is_matrix(const shard::Parameter& p, const MatrixParameters& options) {
   });
 }
 
+// The matrices of a bucket that this rank owns, in batches of equal sizes.
+class OwnedMatrices {
+ public:
+  OwnedMatrices(const Bucket& bucket, const MatrixPieces& pieces, at::TensorOptions options)
+      : bucket_(bucket), options_(options) {
+    for (const MatrixPiece& piece : pieces.own) add(piece.matrix);
+    for (const MatrixPiece& piece : pieces.coming) add(piece.matrix);
+    for (auto& [size, batch] : batches_) {
+      const auto count = static_cast<int64_t>(batch.places.size());
+      batch.values = at::empty({count, size.first, size.second}, options);
+      spread(batch);
+    }
+  }
+
+  at::Tensor part(const MatrixPiece& piece) const {
+    return whole_.at(piece.matrix).narrow(0, piece.from, piece.numel);
+  }
+
+  template <typename UpdatesOf>
+  void update(const UpdatesOf& updates_of) {
+    for (auto& [size, batch] : batches_) {
+      each_cut(batch, [](const at::Tensor& cut, const at::Tensor& place) { place.copy_(cut); });
+      batch.values = updates_of(batch.values).contiguous();
+      each_cut(batch, [](const at::Tensor& cut, const at::Tensor& place) { cut.copy_(place); });
+      spread(batch);
+    }
+  }
+
+ private:
+  struct Batch {
+    std::vector<Place> places;
+    at::Tensor values;  // [places, rows, cols]
+  };
+
+  void add(size_t which) {
+    const Matrix& matrix = bucket_.matrices[which];
+    if (!whole_.try_emplace(which).second) return;
+    if (matrix.parts.empty())
+      return batches_[{matrix.rows, matrix.cols}].places.push_back({which, -1, 0});
+    whole_[which] = at::empty({matrix.numel()}, options_);
+    int64_t begin = 0;
+    for (size_t i = 0; i < matrix.parts.size(); ++i) {
+      const int64_t part = matrix.parts[i];
+      batches_[matrix.dim == 0 ? std::pair(part, matrix.cols) : std::pair(matrix.rows, part)]
+          .places.push_back({which, static_cast<int64_t>(i), begin});
+      begin += part;
+    }
+  }
+
+  // Matrices that aren't cut are in the batch itself.
+  void spread(const Batch& batch) {
+    for (size_t i = 0; i < batch.places.size(); ++i)
+      if (batch.places[i].part < 0)
+        whole_[batch.places[i].matrix] = batch.values.select(0, static_cast<int64_t>(i)).view({-1});
+  }
+
+  template <typename Body>
+  void each_cut(const Batch& batch, const Body& body) {
+    for (size_t i = 0; i < batch.places.size(); ++i) {
+      const Place& place = batch.places[i];
+      if (place.part < 0) continue;
+      const Matrix& matrix = bucket_.matrices[place.matrix];
+      body(whole_[place.matrix]
+               .view({matrix.rows, matrix.cols})
+               .narrow(matrix.dim, place.begin, matrix.parts[static_cast<size_t>(place.part)]),
+           batch.values.select(0, static_cast<int64_t>(i)));
+    }
+  }
+
+  const Bucket& bucket_;
+  const at::TensorOptions options_;
+  std::map<std::pair<int64_t, int64_t>, Batch> batches_;  // by size
+  std::map<size_t, at::Tensor> whole_;                    // by matrix, flat
+};
+
 }  // namespace
+
+int64_t length_of(const Optimizer::Piece& piece) {
+  return (piece.rest.defined() ? piece.rest : piece.master).numel();
+}
 
 // --- kinds ---
 
@@ -224,80 +299,32 @@ void MatrixWork::start(shard::Engine& model, Flight& flight, bool direct) const 
                        CallOptions{.label = "matrices to their owners", .identity = flight.number});
 }
 
-// Puts the matrices that this rank owns together, updates those of equal sizes at once, and takes
-// them apart again.
 void MatrixWork::compute(shard::Engine& model, Flight& flight) const {
   if (flight.there) flight.there->wait();
-  const Bucket& bucket = flight.bucket;
-  std::map<std::pair<int64_t, int64_t>, std::vector<Place>> by_size;
-  std::map<size_t, at::Tensor> whole;  // by matrix, flat: in a batch, or to be cut
-  const auto see = [&](size_t m) {
-    const Matrix& matrix = bucket.matrices[m];
-    if (!whole.try_emplace(m).second) return;
-    if (matrix.parts.empty()) return by_size[{matrix.rows, matrix.cols}].push_back({m, -1, 0});
-    whole[m] = at::empty({matrix.numel()}, flight.options);
-    int64_t begin = 0;
-    for (size_t i = 0; i < matrix.parts.size(); ++i) {
-      const int64_t part = matrix.parts[i];
-      by_size[matrix.dim == 0 ? std::pair(part, matrix.cols) : std::pair(matrix.rows, part)]
-          .push_back({m, static_cast<int64_t>(i), begin});
-      begin += part;
-    }
+  const MatrixPieces& pieces = flight.pieces;
+  OwnedMatrices owned(flight.bucket, pieces, flight.options);
+  std::vector<at::Tensor> there, here;
+  const auto meet = [&](const MatrixPiece& piece, const at::Tensor& values) {
+    there.push_back(owned.part(piece));
+    here.push_back(values);
   };
-  for (const MatrixPiece& piece : flight.pieces.own) see(piece.matrix);
-  for (const MatrixPiece& piece : flight.pieces.coming) see(piece.matrix);
+  for (const MatrixPiece& piece : pieces.own) meet(piece, flight.mine(piece));
+  if (pieces.travel) Flight::each(pieces.coming, flight.coming, meet);
+  copy_all(there, here);
+  owned.update([this](const at::Tensor& batch) { return optimizer.updates_of(batch); });
 
-  const auto cut = [&](const Place& place) {
-    const Matrix& matrix = bucket.matrices[place.matrix];
-    return whole[place.matrix]
-        .view({matrix.rows, matrix.cols})
-        .narrow(matrix.dim, place.begin, matrix.parts[static_cast<size_t>(place.part)]);
-  };
-  std::map<std::pair<int64_t, int64_t>, at::Tensor> batches;
-  for (const auto& [size, places] : by_size) {
-    const auto count = static_cast<int64_t>(places.size());
-    const at::Tensor batch = batches[size] =
-        at::empty({count, size.first, size.second}, flight.options);
-    for (int64_t i = 0; i < count; ++i)
-      if (const Place& place = places[static_cast<size_t>(i)]; place.part < 0)
-        whole[place.matrix] = batch.select(0, i).view({-1});
-  }
-  std::vector<at::Tensor> to, from;
-  const auto gather = [&](const MatrixPiece& piece, const at::Tensor& values) {
-    to.push_back(whole[piece.matrix].narrow(0, piece.from, piece.numel));
-    from.push_back(values);
-  };
-  for (const MatrixPiece& piece : flight.pieces.own) gather(piece, flight.mine(piece));
-  if (flight.pieces.travel) Flight::each(flight.pieces.coming, flight.coming, gather);
-  copy_all(to, from);
-
-  for (const auto& [size, places] : by_size) {
-    at::Tensor& batch = batches[size];
-    for (size_t i = 0; i < places.size(); ++i)
-      if (places[i].part >= 0) batch.select(0, static_cast<int64_t>(i)).copy_(cut(places[i]));
-    batch = optimizer.updates_of(batch).contiguous();
-    for (size_t i = 0; i < places.size(); ++i) {
-      const at::Tensor result = batch.select(0, static_cast<int64_t>(i));
-      if (places[i].part >= 0)
-        cut(places[i]).copy_(result);
-      else
-        whole[places[i].matrix] = result.view({-1});
-    }
-  }
-
-  to.clear();
-  from.clear();
-  for (const MatrixPiece& piece : flight.pieces.own) gather(piece, flight.mine(piece));
-  copy_all(from, to);
+  there.clear();
+  here.clear();
+  for (const MatrixPiece& piece : pieces.own) meet(piece, flight.mine(piece));
+  copy_all(here, there);
   flight.coming.reset();
-  if (!flight.pieces.travel) return;
+  if (!pieces.travel) return;
   std::vector<at::Tensor> given;
-  for (const MatrixPiece& piece : flight.pieces.coming)
-    given.push_back(whole[piece.matrix].narrow(0, piece.from, piece.numel));
+  for (const MatrixPiece& piece : pieces.coming) given.push_back(owned.part(piece));
   flight.given = joined(given, flight.options);
   flight.updated = at::empty_like(flight.sent);
-  flight.back.emplace(model, *flight.bucket.group, flight.updated, flight.given,
-                      flight.pieces.sent_counts, flight.pieces.coming_counts,
+  flight.back.emplace(model, *flight.bucket.group, flight.updated, flight.given, pieces.sent_counts,
+                      pieces.coming_counts,
                       CallOptions{.label = "updates of matrices", .identity = flight.number});
 }
 

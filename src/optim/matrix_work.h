@@ -23,6 +23,8 @@ struct MatrixKinds {
   std::set<std::string> names;  // of all matrices
 };
 
+int64_t length_of(const Optimizer::Piece& piece);
+
 // The matrices of a flat in one update.
 struct FlatUpdate {
   shard::Flat* flat = nullptr;

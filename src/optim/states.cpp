@@ -346,7 +346,7 @@ void States::refresh(Entry& entry) const {
     if (flat.rest.defined()) piece.rest = view(flat.rest);
     if (!flat.shard.is_same(flat.master)) piece.low = view(flat.shard);
     const auto& names = names_[names_.size() == 1 ? 0 : stretch.group];
-    for (size_t i = 0; i < names.size(); ++i)
+    for (size_t i = 0; i < std::min(names.size(), entry.slots.size()); ++i)
       piece.states.push_back(entry.slots[i].narrow(0, place_in(entry.runs[i], stretch.begin),
                                                    stretch.end - stretch.begin));
     entry.pieces.push_back(std::move(piece));

@@ -48,7 +48,8 @@ MatrixParameters matrix_parameters(const Config& config) {
   const models::AnyConfig shape = model_shape(config, std::max<int64_t>(1, config.model.vocab));
   if (const auto* gpt2 = std::get_if<models::GPT2Config>(&shape))
     return {.split = gpt2_split(models::checked(*gpt2), per_head)};
-  return {.split = decoder_split(models::checked(std::get<models::DecoderConfig>(shape)), per_head)};
+  return {.split =
+              decoder_split(models::checked(std::get<models::DecoderConfig>(shape)), per_head)};
 }
 
 }  // namespace fsdp::train
