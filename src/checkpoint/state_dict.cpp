@@ -329,12 +329,18 @@ class Loading {
     if (!updated && all.slots(flat).empty()) return;
     const auto slots = optim::states_of(*optimizer_).restore(flat, states.steps);
     for (size_t slot = 0; slot < slots.size(); ++slot) {
-      slots[slot].zero_();
       const auto found = states.found.find(slot);
-      if (found == states.found.end()) continue;
-      for (const auto& [p, from] : found->second)
-        for (const auto& part : parts_of(flat, p, all.part(flat, p, slot, slots[slot])))
-          copy(*from, part);
+      for (size_t i = 0; i < flat.parameters().size(); ++i) {
+        if (slot >= all.names(flat, i).size()) continue;
+        const at::Tensor mine = all.part(flat, i, slot, slots[slot]);
+        const StateTensor* from = nullptr;
+        if (found != states.found.end() && found->second.contains(i)) from = found->second.at(i);
+        if (!from) {
+          mine.zero_();
+          continue;
+        }
+        for (const auto& part : parts_of(flat, i, mine)) copy(*from, part);
+      }
     }
   }
 

@@ -18,6 +18,8 @@
 namespace fsdp::optim {
 namespace {
 
+constexpr size_t kPlans = 64;  // kept, of combinations of units with gradients
+
 // A matrix, or a part of one, beside others of the same sizes.
 struct Place {
   size_t matrix;  // of the bucket
@@ -244,6 +246,7 @@ const std::vector<Bucket>& MatrixWork::buckets(shard::Engine& model,
   }
   std::vector<shard::Flat*> flats;
   for (const FlatUpdate& update : updates) flats.push_back(update.flat);
+  if (plans_.size() >= kPlans) plans_.clear();  // other units have gradients in every step
   const auto [known, fresh] = plans_.try_emplace(flats);
   if (!fresh) return known->second;
   known->second = plan_buckets(flats, of, seams().matrix_bucket);
