@@ -12,6 +12,7 @@
 #include "fsdp/init_parameters.h"
 #include "fsdp/lr_schedule.h"
 #include "fsdp/mesh.h"
+#include "fsdp/muon.h"
 #include "fsdp/optim.h"
 #include "fsdp/out_of_memory.h"
 #include "fsdp/plan.h"

@@ -52,7 +52,8 @@ struct ParamGroup {
 /// Norms, biases and all other parameters of at most one dimension, without weight decay.
 ParamGroup no_decay();
 
-/// The base of AdamW and SGD. Derive from it for an elementwise optimizer of your own.
+/// The base of all optimizers. Derive from it for an elementwise optimizer of your own, and from
+/// MatrixOptimizer (muon.h) for one that needs whole matrices.
 class Optimizer {
  public:
   /// A group in use. Group 0 holds what no ParamGroup chose; group 1 is the first ParamGroup.
@@ -75,7 +76,7 @@ class Optimizer {
   /// Call it before the last backward of a step that neither clips, scales nor reads gradients, and
   /// set the learning rate first. A backward that throws leaves some units updated. Has no effect
   /// without such units.
-  void step_in_backward();
+  virtual void step_in_backward();
   /// Clears the gradients: Sharded::zero_grad().
   void zero_grad(bool set_to_none = true);
 
@@ -145,10 +146,20 @@ class Optimizer {
   virtual std::function<void()> prepare(const Update& what) const = 0;
 
  private:
+  friend class MatrixOptimizer;
   friend optim::States& optim::states_of(const Optimizer& optimizer);
+  explicit Optimizer(std::unique_ptr<optim::States> states);
   void update_on_device(shard::Engine& model, const at::Tensor& factor);
   void update_on_host(shard::Engine& model, shard::Flat& flat, size_t place,
                       const shard::HostFactor& factor);
+  // Updates flats on the device, all at once.
+  virtual void update_flats(shard::Engine& model, const std::vector<shard::Flat*>& flats,
+                            const at::Tensor& factor);
+  // Hands the updates of flats in host memory to the model's update thread. `flats`: with their
+  // positions in forward.
+  virtual void update_host_flats(shard::Engine& model,
+                                 const std::vector<std::pair<shard::Flat*, size_t>>& flats,
+                                 const shard::HostFactor& factor);
 
   std::unique_ptr<optim::States> states_;
 };

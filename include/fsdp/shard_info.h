@@ -109,6 +109,7 @@ struct Traffic {
   int64_t all_gather = 0;                 ///< Bytes sent by gathers.
   int64_t reduce_scatter = 0;             ///< Bytes sent by reductions over "shard".
   int64_t all_reduce = 0;                 ///< Bytes sent by reductions over "replicate".
+  int64_t all_to_all = 0;                 ///< Bytes sent by optimizers that need whole matrices.
   std::chrono::nanoseconds host_time{0};  ///< Host time inside the communicators' calls.
 
   /// Time that compute waited for communication. On the CPU this is host_time; on a GPU it is the

@@ -25,6 +25,7 @@ struct Seams {
   // Makes the graphs of steps, on the CPU too.
   std::function<std::unique_ptr<shard::StepGraph>()> graphs;
   int64_t smallest_offloaded = int64_t{1} << 20;  // bytes; smaller activations stay on the device
+  int64_t matrix_bucket = int64_t{128} << 20;     // bytes per rank of matrices that travel together
 };
 
 const Seams& seams();

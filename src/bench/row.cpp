@@ -109,6 +109,8 @@ train::Config config_of(const Row& row) {
   config.shard.share_host_memory = row.share;
   config.shard.reshard_after_forward.number = row.reshard;
   config.shard.forward_prefetch = config.shard.backward_prefetch = row.prefetch;
+  config.optim.type = setting<optim::OptimizerType>("optim", row.optim);
+  config.optim.lr = 1e-4;
   config.activations = {.mode = setting<memory::ActivationsMode>("activations", row.activations),
                         .keep_last = row.keep_last};
   config.offload.parameters = row.mode == "everything";

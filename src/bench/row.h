@@ -46,6 +46,7 @@ struct Row {
   int64_t batch = 4;       // per rank and micro-batch
   int64_t accumulate = 1;  // micro-batches per step
   int steps = 10, warmup = 3;
+  std::string optim = "adamw";       // or muon
   double clip = 1;                   // norm to clip gradients to; 0: don't clip
   std::string grad_dtype = "";  // of a bf16 or fp8 row, until the update: bf16 or fp32; empty: fp32
   std::string activations = "none";  // as activations.mode of fsdp train
@@ -82,7 +83,7 @@ struct Row {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Row, on, mode, model, layers, dim, heads, kv_heads,
                                                 ffn, vocab, seq, tied, qkv_bias, width, dtype,
                                                 recipe, init, batch, accumulate, steps, warmup,
-                                                clip, grad_dtype, gather, reduce, share,
+                                                optim, clip, grad_dtype, gather, reduce, share,
                                                 activations, keep_last, strategy, copies, reshard,
                                                 prefetch, fraction, stages, memory, plan, name,
                                                 title, modes, goal_ms, goal_gb, goal_times,

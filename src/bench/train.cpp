@@ -27,6 +27,7 @@ Contenders train_contenders(const Options& options, Row row, const Python& pytho
     row.mode = mode;
     row.memory = named && mode == "eager";
     const bool plain = mode == "plain";
+    if (plain && row.optim != "adamw") continue;  // it has no other
     if (options.wants(plain ? "none" : "ours"))
       all.push_back(ours("train", row, plain ? "no FSDP, C++" + none : "fsdp.cpp, " + title));
   }
@@ -116,8 +117,8 @@ Report unnamed_report(const Options& options, const Results& results) {
        formatted("no FSDP: {} independent processes side by side; ratios are to the faster of the "
                  "two.",
                  row.on.ranks),
-       formatted("A step: forward, backward, clip{}, AdamW, zero_grad{}",
-                 row.clip > 0 ? "" : " (off)",
+       formatted("A step: forward, backward, clip{}, {}, zero_grad{}", row.clip > 0 ? "" : " (off)",
+                 row.optim == "muon" ? "Muon" : "AdamW",
                  cpu ? "." : "; the parts are host time, the step includes the device's time.")});
   return report;
 }
@@ -128,14 +129,15 @@ std::vector<Row> named_rows(const Options& options) {
   for (Row& row : rows) {
     const Row own = std::exchange(row, with_flags(row, options));
     const bool others = row.activations != own.activations || row.keep_last != own.keep_last;
-    const bool other_ranks = row.on.ranks != own.on.ranks;
+    const bool other_ranks = row.on.ranks != own.on.ranks, other_optim = row.optim != own.optim;
+    if (other_optim) row.title += ", " + row.optim;
     if (others)
       row.title += ", " + row.activations +
                    (row.keep_last > 0 ? formatted(" but last {}", row.keep_last) : "");
     if (other_ranks)
       row.title =
           row.title.substr(0, row.title.find(", 2 ranks")) + ", " + count_of(row.on.ranks, "rank");
-    if (others || other_ranks) row.goal_ms = row.goal_gb = row.goal_times = 0;
+    if (others || other_ranks || other_optim) row.goal_ms = row.goal_gb = row.goal_times = 0;
   }
   return rows;
 }
@@ -176,9 +178,10 @@ Strings step_notes(const Options& options, const Results& results) {
   };
   Strings notes = {
       formatted("step ms: rank 0's median on the host's clock, waiting for each step; a step is "
-                "forward, backward, clip{}, AdamW. host ms: until the host has launched the step. "
-                "FSDP2 is timed the same way.",
-                options.row.clip > 0 ? "" : " (off)"),
+                "forward, backward, clip{}, {}. host ms: until the host has launched the step. "
+                "FSDP2 is timed the same way, with AdamW.",
+                options.row.clip > 0 ? "" : " (off)",
+                options.row.optim == "muon" ? "Muon" : "AdamW"),
       "TFLOP/s, the same count for all: 6 per token and weight in a matrix product, and the causal "
       "half of attention. MFU is their share of the vendor's dense peak (H200: bf16 989, fp32 67). "
       "FSDP2's own count, in its raw lines, includes the embedding and all of attention.",
@@ -320,6 +323,8 @@ FSDP2 needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one 
                "Recomputation, as activations.mode of fsdp train: none, selective, feed_forward, "
                "full or offload; default: none, or the row's own");
   flags.command.get_option("--activations")->default_str("");
+  flags.choice("--optim", row.optim, {"adamw", "muon"},
+               "What updates our parameters: adamw or muon; FSDP2 and plain have AdamW");
   flags.number("--keep-last", row.keep_last,
                "Blocks at the end that --activations doesn't recompute", 0);
   flags.choice("--only", options->only, {"ours", "none", "peer"},

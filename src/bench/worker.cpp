@@ -147,7 +147,7 @@ struct Training {
   train::TrainTask task;
   Inputs inputs;                     // this rank's batch
   Sharded sharded;                   // no model if row.mode is plain
-  std::shared_ptr<AdamW> optimizer;  // of the sharded model; null: it isn't updated
+  std::shared_ptr<Optimizer> optimizer;  // of the sharded model; null: it isn't updated
   TrainStepOptions how;
   std::shared_ptr<TrainStep> step;    // null: steps are taken stage by stage
   std::shared_ptr<PlainAdamW> plain;  // of a model that isn't sharded
@@ -178,7 +178,10 @@ Training make_training(const Row& row, const World& world) {
   training.sharded = train::shard_task(world, config, training.task, /*initialize=*/!unfilled);
   if (draw) training.sharded.materialize(world.device(), draw);
   if (row.mode == "tape") return training;
-  training.optimizer = std::make_shared<AdamW>(training.sharded, kAdamW);
+  if (row.optim == "muon")
+    training.optimizer = train::make_optimizer(config, training.sharded);
+  else
+    training.optimizer = std::make_shared<AdamW>(training.sharded, kAdamW);
   training.how = {.clip = row.clip,
                   .graph = graph,
                   .warmup = std::max(1, row.warmup - 2),  // then one step captures and one replays
@@ -338,7 +341,8 @@ void add_memory(Json& line, const Training& training, const World& world) {
       {"total", memory.total()},
       {"all_gather", sent.all_gather / steps},
       {"reduce_scatter", sent.reduce_scatter / steps},
-      {"all_reduce", sent.all_reduce / steps}};
+      {"all_reduce", sent.all_reduce / steps},
+      {"all_to_all", sent.all_to_all / steps}};
   for (const auto& [kind, own] : bytes)
     line[kind] = std::llround(reduced({static_cast<double>(own)}, ReduceOp::MAX, world).front());
 }

@@ -111,7 +111,7 @@ constexpr const char* kOptimizerHint =
 struct FlatFill {
   struct Found {
     size_t parameter;
-    std::string state;  // "exp_avg"; empty: its values
+    std::optional<size_t> slot;  // of its state; nullopt: its values
     std::string name;
   };
   std::vector<Found> found;
@@ -127,10 +127,10 @@ struct ShardedPlan {
 };
 
 // Plans to read `found` into a parameter. An Error if the checkpoint lacks a part of it.
-void add(ShardedPlan& plan, Source& source, const ShardedParameter& to, const std::string& state,
+void add(ShardedPlan& plan, Source& source, const ShardedParameter& to, std::optional<size_t> slot,
          const std::string& found) {
-  plan.flats[to.flat].found.push_back({to.index, state, found});
-  for (const auto& part : parts_of(*to.flat, to.index, to.flat->shard))
+  plan.flats[to.flat].found.push_back({to.index, slot, found});
+  for (const auto& part : parts_of(*to.flat, to.index, to.flat->part_of(to.index, to.flat->shard)))
     source.check(found, part.rectangle);
 }
 
@@ -153,13 +153,14 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::E
     all_steps.resize(sharded.flat->parameters().size());
     int64_t& steps = all_steps[sharded.index];
     bool any = false;
-    for (const auto& state : optim::states_of(optimizer).names()) {
+    const auto& states = optim::states_of(optimizer).names(*sharded.flat, sharded.index);
+    for (size_t slot = 0; slot < states.size(); ++slot) {
       std::vector<std::string> names;
-      for (const auto& name : p.names) names.push_back(name + "." + state);
+      for (const auto& name : p.names) names.push_back(name + "." + states[slot]);
       const auto found = matching.find("optim.state.", names, p.sizes, /*may_be_missing=*/true);
       if (found.empty()) continue;
       any = true;
-      add(plan, source, sharded, state, found);
+      add(plan, source, sharded, slot, found);
     }
     for (const auto& name : p.names) {
       const std::string step = "optim.state." + name + ".step";
@@ -189,7 +190,7 @@ ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* opt
       plan.incomplete.insert(&sharded.flat->unit());
       continue;
     }
-    add(plan, source, sharded, /*state=*/"", found);
+    add(plan, source, sharded, std::nullopt, found);
   }
   for (const auto& [name, tensor] : replicated_tensors(model)) {
     if (!matching.wants(name)) continue;
@@ -206,14 +207,19 @@ ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* opt
 
 // Restores the optimizer's states; zero if the checkpoint has none.
 void read_flat(Source& source, shard::Flat& flat, const FlatFill& fill, Optimizer* optimizer) {
-  std::map<std::string, at::Tensor> memory = {{"", flat.edit_master()}};
+  const at::Tensor master = flat.edit_master();
+  std::vector<at::Tensor> slots;
   const bool updated = std::any_of(fill.steps.begin(), fill.steps.end(), std::identity());
-  if (!fill.steps.empty() && (updated || !optim::states_of(*optimizer).state(flat).empty()))
-    for (auto& [name, state] : optim::states_of(*optimizer).restore(flat, fill.steps))
-      memory.emplace(name, state.zero_());
-  for (const auto& found : fill.found)
-    for (const auto& part : parts_of(flat, found.parameter, memory.at(found.state)))
-      source.read(found.name, part);
+  if (!fill.steps.empty() && (updated || !optim::states_of(*optimizer).slots(flat).empty()))
+    slots = optim::states_of(*optimizer).restore(flat, fill.steps);
+  for (const auto& slot : slots) slot.zero_();
+  for (const auto& found : fill.found) {
+    const at::Tensor mine =
+        found.slot ? optim::states_of(*optimizer)
+                         .part(flat, found.parameter, *found.slot, slots.at(*found.slot))
+                   : flat.part_of(found.parameter, master);
+    for (const auto& part : parts_of(flat, found.parameter, mine)) source.read(found.name, part);
+  }
 }
 
 void read_model(Source& source, const ShardedPlan& plan, shard::Engine& model,

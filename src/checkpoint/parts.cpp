@@ -8,10 +8,9 @@
 
 namespace fsdp::checkpoint {
 
-std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::Tensor& shard) {
+std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::Tensor& mine) {
   const auto& p = flat.parameters()[parameter];
   const auto slice = flat.layout().slice(parameter, flat.rank());
-  const at::Tensor mine = flat.part_of(parameter, shard).detach();
   std::vector<int64_t> back(p.order.size());
   for (size_t d = 0; d < p.order.size(); ++d) back[p.order[d]] = static_cast<int64_t>(d);
   std::vector<Part> parts;
@@ -21,7 +20,7 @@ std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::
     int64_t numel = 1;
     for (int64_t d : p.order) in_memory.push_back(rectangle.sizes[d]);
     for (int64_t size : in_memory) numel *= size;
-    at::Tensor memory = mine.narrow(0, at, numel).view(in_memory).permute(back);
+    at::Tensor memory = mine.detach().narrow(0, at, numel).view(in_memory).permute(back);
     parts.push_back({std::move(rectangle), std::move(memory)});
     at += numel;
   }

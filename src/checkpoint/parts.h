@@ -20,9 +20,8 @@ struct Part {  // a rectangle of a tensor, in memory
   at::Tensor memory;  // a view of the rectangle's sizes, dense in some order
 };
 
-// This rank's part of a parameter in `shard` (the flat's master, or a state with the same layout),
-// in pieces.
-std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::Tensor& shard);
+// This rank's part of a parameter (of its master, or of a state; 1-d, in memory order) in pieces.
+std::vector<Part> parts_of(const shard::Flat& flat, size_t parameter, const at::Tensor& mine);
 
 // The whole of a tensor as one part.
 inline Part whole(const at::Tensor& tensor) {

@@ -26,27 +26,27 @@ void require_values(const shard::Unit& unit) {
                 "call sharded.materialize(device) before saving.");
 }
 
-struct FlatTensor {   // the master of a flat or one of its states
-  std::string state;  // empty: the master
-  at::ScalarType type;
+struct MinePart {              // this rank's part of a parameter's master or of one of its states
+  std::optional<size_t> slot;  // of the state; nullopt: the master
+  at::Tensor mine;             // without memory
   at::Device device;
 };
 
-FlatTensor master_of(const shard::Flat& flat) {
-  const at::Tensor& there = flat.rest.defined() ? flat.rest : flat.master;
-  return {"", flat.master_dtype(), there.device()};
+at::Tensor without_memory(int64_t numel, at::ScalarType type) {
+  return at::empty({numel}, at::TensorOptions(type).device(at::kMeta));
 }
 
-std::vector<FlatTensor> flat_states(const shard::Flat& flat, const Optimizer& optimizer) {
-  std::vector<FlatTensor> tensors;
-  if (flat.host && flat.host->parked) {  // don't read them from disk for this
-    for (const auto& name : optim::states_of(optimizer).names())
-      tensors.push_back({name, flat.master_dtype(), at::kCPU});
-    return tensors;
-  }
-  for (const auto& [name, state] : optim::states_of(optimizer).state(flat))
-    tensors.push_back({name, state.scalar_type(), state.device()});
-  return tensors;
+MinePart part_of_master(const shard::Flat& flat, size_t parameter) {
+  const at::Tensor& there = flat.rest.defined() ? flat.rest : flat.master;
+  const at::Tensor all = without_memory(flat.layout().shard_numel(), flat.master_dtype());
+  return {std::nullopt, flat.part_of(parameter, all), there.device()};
+}
+
+MinePart part_of_state(const shard::Flat& flat, size_t parameter, size_t slot,
+                       const optim::States& states) {
+  const at::Tensor there = states.slots_unread(flat).at(slot);
+  const at::Tensor all = without_memory(there.numel(), there.scalar_type());
+  return {slot, states.part(flat, parameter, slot, all), there.device()};
 }
 
 void plan_tensors(SavePlan& plan, shard::Engine& model, const Chosen& only) {
@@ -61,28 +61,29 @@ void plan_tensors(SavePlan& plan, shard::Engine& model, const Chosen& only) {
     if (only && !only(p.name())) continue;
     require_values(flat.unit());
     // Adds this rank's parts of the master or of one state.
-    const auto add = [&](std::vector<KeyPath> paths, const FlatTensor& kind) {
-      const auto options = at::TensorOptions(kind.type);
-      const auto parts = parts_of(
-          flat, sharded.index, at::empty({flat.layout().shard_numel()}, options.device(at::kMeta)));
+    const auto add = [&](std::vector<KeyPath> paths, const MinePart& kind) {
+      const auto parts = parts_of(flat, sharded.index, kind.mine);
       int64_t bytes = 0;
       for (const auto& part : parts) bytes += static_cast<int64_t>(part.memory.nbytes());
       const bool empty = flat.layout().numel(sharded.index) == 0 && flat.rank() == 0;
       if (!plan.is_copy && !turns.mine(sharded, bytes)) return;
       for (size_t i = 0; i < parts.size(); ++i)
         plan.chunks.push_back({paths, p.sizes, parts[i],
-                               FlatSource{&flat, kind.state, sharded.index, i, kind.device}});
-      if (empty) add_whole(plan, paths, at::empty(p.sizes, options));
+                               FlatSource{&flat, kind.slot, sharded.index, i, kind.device}});
+      if (empty) add_whole(plan, paths, at::empty(p.sizes, kind.mine.options().device(at::kCPU)));
     };
     std::vector<KeyPath> paths;
     for (const auto& name : p.names) paths.push_back({"model", name});
-    add(std::move(paths), master_of(flat));
+    add(std::move(paths), part_of_master(flat, sharded.index));
     if (!optimizer || !p.handle.requires_grad()) continue;
     if (&flat != counted) steps = optim::states_of(*optimizer).steps_of_parameters(flat);
     counted = &flat;
     if (steps[sharded.index] == 0) continue;
-    for (const auto& kind : flat_states(flat, *optimizer))
-      add({{"optim", "state", p.name(), kind.state}}, kind);
+    const optim::States& states = optim::states_of(*optimizer);
+    const auto& names = states.names(flat, sharded.index);
+    for (size_t slot = 0; slot < names.size(); ++slot)
+      add({{"optim", "state", p.name(), names[slot]}},
+          part_of_state(flat, sharded.index, slot, states));
     if (first)  // a float32 scalar tensor, as in torch
       add_whole(plan, {{"optim", "state", p.name(), "step"}},
                 at::full({}, steps[sharded.index], at::kFloat));
@@ -140,17 +141,19 @@ at::Tensor ChunkReader::read(const PlannedChunk& chunk) {
   const FlatSource& from = *chunk.source;
   if (at_ != from.flat) {
     master_.reset();
-    states_.clear();
+    slots_.clear();
     at_ = nullptr;
     here_.reset();  // before the next is created
     here_.emplace(*from.flat);
     at_ = from.flat;
   }
-  if (from.state.empty() && !master_.defined()) master_ = from.flat->read_master();
-  if (!from.state.empty() && states_.empty())
-    states_ = optim::states_of(*optimizer_).state(*from.flat);
-  const at::Tensor& all = from.state.empty() ? master_ : states_.at(from.state);
-  return parts_of(*from.flat, from.parameter, all)[from.piece].memory;
+  if (!from.slot && !master_.defined()) master_ = from.flat->read_master();
+  if (from.slot && slots_.empty()) slots_ = optim::states_of(*optimizer_).slots(*from.flat);
+  const at::Tensor mine =
+      from.slot ? optim::states_of(*optimizer_)
+                      .part(*from.flat, from.parameter, *from.slot, slots_.at(*from.slot))
+                : from.flat->part_of(from.parameter, master_);
+  return parts_of(*from.flat, from.parameter, mine)[from.piece].memory;
 }
 
 int ranks_of_a_copy(const shard::Engine& model) {

@@ -1,7 +1,6 @@
 // SavePlan: what one rank writes into a checkpoint.
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +17,7 @@ namespace fsdp::checkpoint {
 // is done per flat, not for all at once.
 struct FlatSource {
   const shard::Flat* flat;
-  std::string state;  // name of the state; empty: the master
+  std::optional<size_t> slot;  // of the state; nullopt: the master
   size_t parameter, piece;
   at::Device device;
 };
@@ -59,7 +58,7 @@ class ChunkReader {
   const shard::Flat* at_ = nullptr;
   std::optional<shard::StatesHere> here_;
   at::Tensor master_;
-  std::map<std::string, at::Tensor> states_;
+  std::vector<at::Tensor> slots_;
 };
 
 // The ranks of a copy of the model if every host has whole copies, in the order of its ranks; else 0.

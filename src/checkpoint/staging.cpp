@@ -121,7 +121,7 @@ bool Staging::copy_on_device(Captured& captured, int64_t& room) {
 
 void Staging::capture(const SavePlan& plan) {
   int64_t room = pool_->room_on_device();
-  std::map<std::pair<const shard::Flat*, std::string>, std::shared_ptr<Captured>> known;
+  std::map<std::pair<const shard::Flat*, std::optional<size_t>>, std::shared_ptr<Captured>> known;
   for (const auto& chunk : plan.chunks) {
     const at::Tensor& part = chunk.part.memory;
     if (!chunk.source) {  // its owner may write to it at any time
@@ -129,12 +129,12 @@ void Staging::capture(const SavePlan& plan) {
       continue;
     }
     const shard::Flat& flat = *chunk.source->flat;
-    auto& captured = known[{&flat, chunk.source->state}];
+    auto& captured = known[{&flat, chunk.source->slot}];
     if (!captured) {
       flat.settle();
       captured = std::make_shared<Captured>();
-      if (!chunk.source->state.empty())
-        captured->whole = optim::states_of(*plan.optimizer).state(flat).at(chunk.source->state);
+      if (chunk.source->slot)
+        captured->whole = optim::states_of(*plan.optimizer).slots(flat).at(*chunk.source->slot);
       else if (flat.rest.defined())
         *captured = {flat.shard, flat.rest};
       else

@@ -56,43 +56,56 @@ class Making {
 
  private:
   void add_flat(shard::Flat& flat) {
-    add_shards(flat, flat.read_master(), [&](const shard::Parameter& p) {
-      std::vector<std::string> names;
-      for (const auto& name : p.names) names.push_back("model." + name);
-      return names;
-    });
+    const at::Tensor master = flat.read_master();
+    add_shards(
+        flat, [&] { return master; }, [&](size_t p) { return flat.part_of(p, master); },
+        [&](size_t p) {
+          std::vector<std::string> names;
+          for (const auto& name : flat.parameters()[p].names) names.push_back("model." + name);
+          return names;
+        });
     if (!optimizer_ || optim::states_of(*optimizer_).steps(flat) == 0) return;
-    const auto steps = optim::states_of(*optimizer_).steps_of_parameters(flat);
-    const auto state_name = [&](const shard::Parameter& p, const std::string& state) {
-      // A parameter that is frozen or was never updated has no state.
-      return p.handle.requires_grad() && steps[flat.index_of(p.handle)] > 0
-                 ? std::vector<std::string>{"optim.state." + p.name() + "." + state}
+    const optim::States& states = optim::states_of(*optimizer_);
+    const auto steps = states.steps_of_parameters(flat);
+    // A parameter that is frozen or was never updated has no state.
+    const auto state_name = [&](size_t p, const std::string& state) {
+      const auto& of = flat.parameters()[p];
+      return of.handle.requires_grad() && steps[p] > 0
+                 ? std::vector<std::string>{"optim.state." + of.name() + "." + state}
                  : std::vector<std::string>{};
     };
-    for (const auto& [state, shard] : optim::states_of(*optimizer_).state(flat))
-      add_shards(flat, shard, [&, &state = state](const auto& p) { return state_name(p, state); });
+    const auto slots = states.slots(flat);
+    for (size_t slot = 0; slot < slots.size(); ++slot)
+      add_shards(
+          flat, [&] { return states.spread(flat, slot); },
+          [&](size_t p) { return states.part(flat, p, slot, slots[slot]); },
+          [&](size_t p) {
+            const auto& names = states.names(flat, p);
+            return slot < names.size() ? state_name(p, names[slot]) : std::vector<std::string>{};
+          });
     if (!kept_) return;
-    for (const auto& p : flat.parameters())
+    for (size_t p = 0; p < steps.size(); ++p)
       add(state_name(p, "step"), {},
-          {{{}, at::full({}, static_cast<double>(steps[flat.index_of(p.handle)]), at::kFloat)}});
+          {{{}, at::full({}, static_cast<double>(steps[p]), at::kFloat)}});
   }
 
-  // Adds every parameter's part of `shard` under the parameter's names.
-  template <typename Names>
-  void add_shards(shard::Flat& flat, const at::Tensor& shard, Names names_of) {
+  // Adds every parameter's tensor under its names. `shard`: this rank's, laid out like the flat's
+  // master; `part_of`: the part of one parameter.
+  template <typename Shard, typename PartOf, typename Names>
+  void add_shards(shard::Flat& flat, Shard shard, PartOf part_of, Names names_of) {
     at::Tensor everyone;
-    if (full_) everyone = shard::gather_shard(model_, flat, shard, "state_dict");
+    if (full_) everyone = shard::gather_shard(model_, flat, shard(), "state_dict");
     if (!kept_) return;
     for (size_t i = 0; i < flat.parameters().size(); ++i) {
       const auto& p = flat.parameters()[i];
-      const auto names = names_of(p);
+      const auto names = names_of(i);
       if (names.empty()) continue;
       std::vector<StateShard> shards;
       if (full_)
         shards.push_back(owned(whole(flat.view_of(i, everyone))));
       else
-        for (const auto& part : parts_of(flat, i, shard)) shards.push_back(owned(part));
-      add(names, p.sizes, shards, shard.scalar_type());
+        for (const auto& part : parts_of(flat, i, part_of(i))) shards.push_back(owned(part));
+      add(names, p.sizes, shards, flat.master_dtype());
     }
   }
 
@@ -123,9 +136,9 @@ struct Fill {
   Part part;
 };
 
-struct FlatStates {                                                   // the states of one flat
-  std::vector<int64_t> steps;                                         // per parameter
-  std::map<std::string, std::map<size_t, const StateTensor*>> found;  // by state, by parameter
+struct FlatStates {                                              // the states of one flat
+  std::vector<int64_t> steps;                                    // per parameter
+  std::map<size_t, std::map<size_t, const StateTensor*>> found;  // by slot, by parameter
 };
 
 class Loading {
@@ -143,7 +156,8 @@ class Loading {
         incomplete_.insert(&sharded.flat->unit());
         continue;
       }
-      for (auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->edit_master()))
+      const auto mine = sharded.flat->part_of(sharded.index, sharded.flat->edit_master());
+      for (auto& part : parts_of(*sharded.flat, sharded.index, mine))
         fill(*found, std::move(part), "model." + p.name());
     }
     for (const auto& [name, tensor] : replicated_tensors(model_)) {
@@ -259,15 +273,17 @@ class Loading {
       if (!p.handle.requires_grad()) continue;
       FlatStates& states = states_[sharded.flat];
       bool has_state = false;
-      for (const auto& state : optim::states_of(*optimizer_).names()) {
+      const auto& kept = optim::states_of(*optimizer_).names(*sharded.flat, sharded.index);
+      for (size_t slot = 0; slot < kept.size(); ++slot) {
         std::vector<std::string> names;
-        for (const auto& name : p.names) names.push_back(name + "." + state);
+        for (const auto& name : p.names) names.push_back(name + "." + kept[slot]);
         const auto* found = find("optim.state.", names, p.sizes, /*may_be_missing=*/true);
         if (!found) continue;
         has_state = true;
-        for (const auto& part : parts_of(*sharded.flat, sharded.index, sharded.flat->shard))
+        const auto mine = sharded.flat->part_of(sharded.index, sharded.flat->shard);
+        for (const auto& part : parts_of(*sharded.flat, sharded.index, mine))
           check_cover(*found, part.rectangle, "optim.state." + names.front());
-        states.found[state][sharded.index] = found;
+        states.found[slot][sharded.index] = found;
       }
       states.steps.resize(sharded.flat->parameters().size());
       states.steps[sharded.index] = std::max<int64_t>(steps_of(p.names), has_state ? 1 : 0);
@@ -309,18 +325,21 @@ class Loading {
 
   void write_states(shard::Flat& flat, const FlatStates& states) {
     const bool updated = std::any_of(states.steps.begin(), states.steps.end(), std::identity());
-    if (!updated && optim::states_of(*optimizer_).state(flat).empty()) return;
-    auto memory = optim::states_of(*optimizer_).restore(flat, states.steps);
-    for (auto& [name, state] : memory) {
-      const auto found = states.found.find(name);
+    const optim::States& all = optim::states_of(*optimizer_);
+    if (!updated && all.slots(flat).empty()) return;
+    const auto slots = optim::states_of(*optimizer_).restore(flat, states.steps);
+    for (size_t slot = 0; slot < slots.size(); ++slot) {
+      const auto found = states.found.find(slot);
       for (size_t i = 0; i < flat.parameters().size(); ++i) {
+        if (slot >= all.names(flat, i).size()) continue;
+        const at::Tensor mine = all.part(flat, i, slot, slots[slot]);
         const StateTensor* from = nullptr;
         if (found != states.found.end() && found->second.contains(i)) from = found->second.at(i);
         if (!from) {
-          flat.part_of(i, state).zero_();
+          mine.zero_();
           continue;
         }
-        for (const auto& part : parts_of(flat, i, state)) copy(*from, part);
+        for (const auto& part : parts_of(flat, i, mine)) copy(*from, part);
       }
     }
   }

@@ -225,6 +225,7 @@ DryRun spread(const DryRun& run, const PlanOptions& from, const PlanOptions& to)
   };
   scale(other.traffic.all_gather, run.shard_ranks, other.shard_ranks);
   scale(other.traffic.reduce_scatter, run.shard_ranks, other.shard_ranks);
+  scale(other.traffic.all_to_all, run.shard_ranks, other.shard_ranks);
   scale(other.traffic.all_reduce, from.world / run.shard_ranks, to.world / other.shard_ranks);
   int done = std::min(from.micro_batches, kMicroBatches);
   other.times = static_cast<double>(to.micro_batches) / done;

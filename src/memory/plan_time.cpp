@@ -63,6 +63,9 @@ PlannedTime time_of(const DryRun& run, const PlannedMemory& kinds, const PlanOpt
   auto updated =
       static_cast<double>(kinds.parameters + kinds.master + kinds.gradients + kinds.states);
   time.optimizer = (1 - share) * kUpdate * updated / bandwidth;
+  // Once per step, however many micro-batches it has.
+  time.optimizer +=
+      static_cast<double>(run.traffic.all_to_all) / speed_within(run.shard_ranks, options, gpu);
   double host_link = gpu.host_link * 1e9 * kHostLink;
   double elements = static_cast<double>(run.parameters) / static_cast<double>(run.shard_ranks);
   if (host_update) {

@@ -9,19 +9,32 @@ namespace fsdp::optim {
 void describe(OptimConfig& optim, OptionList& list) {
   using enum ScheduleType;
   constexpr double kMostSteps = 1e15;
-  const OnlyWith adamw(optim.type, {OptimizerType::kAdamW}), wsd(optim.schedule, {kWsd});
+  const OnlyWith adamw(optim.type, {OptimizerType::kAdamW, OptimizerType::kMuon});
+  const OnlyWith muon(optim.type, {OptimizerType::kMuon}), wsd(optim.schedule, {kWsd});
   list.section("optim", "Optimizer and learning rate");
   list.add("type", optim.type, "Optimizer");
   list.add("lr", optim.lr, "Learning rate after warm-up", {.least = 0});
-  list.add("beta1", optim.beta1, "adamw: decay rate of the first moment",
+  list.add("beta1", optim.beta1, "adamw, muon: decay rate of the first moment",
            {.least = 0, .most = 0.999999, .only_with = adamw});
-  list.add("beta2", optim.beta2, "adamw: decay rate of the second moment",
+  list.add("beta2", optim.beta2, "adamw, muon: decay rate of the second moment",
            {.least = 0, .most = 0.999999999, .only_with = adamw});
-  list.add("eps", optim.eps, "adamw: epsilon in the denominator", {.least = 0, .only_with = adamw});
+  list.add("eps", optim.eps, "adamw, muon: epsilon in the denominator",
+           {.least = 0, .only_with = adamw});
   list.add("weight_decay", optim.weight_decay,
            "Weight decay of matrices; none for norms and biases", {.least = 0});
   list.add("momentum", optim.momentum, "sgd: momentum",
            {.least = 0, .most = 0.999999, .only_with = {optim.type, {OptimizerType::kSgd}}});
+  list.add("muon_momentum", optim.muon_momentum, "muon: decay rate of the average gradient",
+           {.least = 0, .most = 0.999999, .only_with = muon});
+  list.add("muon_steps", optim.muon_steps, "muon: steps of Newton-Schulz",
+           {.least = 1, .most = 100, .only_with = muon});
+  list.add("muon_polynomials", optim.muon_polynomials, "muon: polynomials of these steps",
+           {.only_with = muon});
+  list.add("muon_per_head", optim.muon_per_head,
+           "muon: orthogonalize queries, keys and values of each head apart", {.only_with = muon});
+  list.add("muon_rest_lr", optim.muon_rest_lr,
+           "muon: learning rate of embeddings, head, norms and biases; 0: lr",
+           {.least = 0, .only_with = muon});
   list.add("schedule", optim.schedule, "Learning rate schedule after warm-up");
   list.add("warmup_steps", optim.warmup_steps, "Steps of linear warm-up",
            {.least = 0, .most = kMostSteps});

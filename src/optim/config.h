@@ -12,9 +12,15 @@ class OptionList;
 
 namespace fsdp::optim {
 
-enum class OptimizerType { kAdamW, kSgd };
+enum class OptimizerType { kAdamW, kSgd, kMuon };
 constexpr auto enum_table(OptimizerType) {
-  return std::to_array<EnumName>({{"adamw"}, {"sgd"}});
+  return std::to_array<EnumName>(
+      {{"adamw"}, {"sgd"}, {"muon", "for matrices, and adamw for the rest"}});
+}
+
+enum class Polynomials { kQuintic, kPolarExpress };  // as NewtonSchulz
+constexpr auto enum_table(Polynomials) {
+  return std::to_array<EnumName>({{"quintic"}, {"polar_express"}});
 }
 
 enum class ScheduleType { kConstant, kLinear, kCosine, kWsd };
@@ -32,6 +38,11 @@ struct OptimConfig {
   double eps = 1e-8;
   double weight_decay = 0.1;  // of matrices; none for norms and biases
   double momentum = 0.9;      // sgd
+  double muon_momentum = 0.95;
+  int64_t muon_steps = 5;
+  Polynomials muon_polynomials = Polynomials::kQuintic;
+  bool muon_per_head = false;
+  double muon_rest_lr = 0;  // of what isn't a matrix; 0: lr
   ScheduleType schedule = ScheduleType::kCosine;
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;  // wsd

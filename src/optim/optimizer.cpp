@@ -29,8 +29,11 @@ optim::States& optim::states_of(const Optimizer& optimizer) {
 
 Optimizer::Optimizer(const Sharded& sharded, std::vector<ParamGroup> groups, double lr,
                      double weight_decay, std::vector<std::string> state_names)
-    : states_(std::make_unique<optim::States>(shard::model_of(sharded), std::move(groups), lr,
-                                              weight_decay, std::move(state_names))) {
+    : Optimizer(std::make_unique<optim::States>(shard::model_of(sharded), std::move(groups), lr,
+                                                weight_decay,
+                                                optim::States::Names{std::move(state_names)})) {}
+
+Optimizer::Optimizer(std::unique_ptr<optim::States> states) : states_(std::move(states)) {
   shard::attach_optimizer(
       *states_->model()->lock(), this, [this] { return states_->bytes(); },
       [this] { return states_->bytes(/*on_host_only=*/true); });
@@ -71,11 +74,11 @@ void Optimizer::step() {
     for (const auto* flat : host_flats)
       if (flat->grad.defined()) states_->prepare(*flat);
     update_on_device(*model, factor);
-    const auto host_factor =
-        host_flats.empty() ? shard::HostFactor{} : shard::bring_factor(*model, factor);
+    std::vector<std::pair<shard::Flat*, size_t>> due;
     for (size_t i = 0; i < host_flats.size(); ++i)
       if (host_flats[i]->grad.defined() && !shard::updated_in_backward(*host_flats[i]))
-        update_on_host(*model, *host_flats[i], i, host_factor);
+        due.emplace_back(host_flats[i], i);
+    if (!due.empty()) update_host_flats(*model, due, shard::bring_factor(*model, factor));
   }
   shard::end_update(*model, /*shards_written=*/true);
 }
@@ -92,26 +95,32 @@ void Optimizer::step_in_backward() {
 
 // All flats at once, except those that are copied to the device one by one.
 void Optimizer::update_on_device(shard::Engine& model, const at::Tensor& factor) {
-  const auto run = [&](const Update& what) {
-    RECORD_USER_SCOPE(shard::kUpdateLabel);
-    prepare(what)();
-  };
-  Update what = states_->update(factor);
+  std::vector<shard::Flat*> at_once;
   for (auto* flat : shard::trainable_flats(model))
-    if (flat->grad.defined() && !flat->host) states_->add(*flat, what);
-  if (!what.pieces.empty()) run(what);
+    if (flat->grad.defined() && !flat->host) at_once.push_back(flat);
+  if (!at_once.empty()) update_flats(model, at_once, factor);
   const shard::Flat* before[2] = {nullptr, nullptr};
   for (auto* flat : shard::visiting_flats(model)) {
     if (!flat->grad.defined()) continue;
     if (before[0]) before[0]->settle();  // at most two at once, or all might be on the device
     before[0] = std::exchange(before[1], flat);
-    shard::update_on_visit(model, *flat, [&] {
-      Update one = states_->update(factor);
-      states_->add(*flat, one);
-      run(one);
-    });
+    shard::update_on_visit(model, *flat, [&] { update_flats(model, {flat}, factor); });
     states_->forget_pieces(*flat);  // which would keep the copies on the device
   }
+}
+
+void Optimizer::update_flats(shard::Engine&, const std::vector<shard::Flat*>& flats,
+                             const at::Tensor& factor) {
+  Update what = states_->update(factor);
+  for (auto* flat : flats) states_->add(*flat, what);
+  RECORD_USER_SCOPE(shard::kUpdateLabel);
+  prepare(what)();
+}
+
+void Optimizer::update_host_flats(shard::Engine& model,
+                                  const std::vector<std::pair<shard::Flat*, size_t>>& flats,
+                                  const shard::HostFactor& factor) {
+  for (const auto& [flat, place] : flats) update_on_host(model, *flat, place, factor);
 }
 
 // Flats in host memory are updated there, one by one, in a thread of their own.

@@ -10,6 +10,7 @@
 #include "fsdp/error.h"
 #include "optim/require.h"
 #include "shard/model.h"
+#include "shard/offload.h"
 #include "shard/on_disk.h"
 #include "shard/update.h"
 
@@ -27,7 +28,8 @@ struct States::Entry {
   const int64_t first;       // its place in counts_, which has room for a line per parameter
   std::vector<size_t> line;  // per parameter
   std::vector<int64_t> steps = {0};  // per line; unused while capturable: see counts_
-  std::vector<at::Tensor> states;    // empty before the first update
+  std::vector<at::Tensor> slots;     // empty before the first update
+  std::vector<std::vector<Run>> runs;  // of each slot
   std::vector<Optimizer::Piece> pieces;
   // The tensors and parameters the pieces were made from.
   at::Tensor master, shard, rest;
@@ -58,24 +60,30 @@ std::vector<bool> trained_parameters(const shard::Flat& flat) {
   return trained;
 }
 
-// Bytes of the states, without those on disk.
-int64_t in_memory(const shard::Flat& flat, const std::vector<at::Tensor>& states) {
-  int64_t bytes = 0;
-  for (const auto& state : states) bytes += static_cast<int64_t>(state.nbytes());
-  return states.empty() ? 0 : bytes - shard::state_bytes_away(flat);
+// With a file, every slot has memory for the whole shard, because files are laid out beforehand.
+bool on_disk(const shard::Flat& flat) {
+  return flat.host && !flat.host->directory.empty();
 }
 
-std::map<std::string, at::Tensor> by_name(const std::vector<std::string>& names,
-                                          const std::vector<at::Tensor>& states) {
-  std::map<std::string, at::Tensor> map;
-  for (size_t i = 0; i < states.size(); ++i) map[names[i]] = states[i];
-  return map;
+// Where a place in the shard is in a slot.
+template <typename Runs>
+int64_t place_in(const Runs& runs, int64_t place) {
+  for (const auto& run : runs)
+    if (run.begin <= place && place < run.end) return run.at + place - run.begin;
+  return 0;  // of an empty stretch
+}
+
+// Bytes of the slots, without those on disk.
+int64_t in_memory(const shard::Flat& flat, const std::vector<at::Tensor>& slots) {
+  int64_t bytes = 0;
+  for (const auto& slot : slots) bytes += static_cast<int64_t>(slot.nbytes());
+  return slots.empty() ? 0 : bytes - shard::state_bytes_away(flat);
 }
 
 }  // namespace
 
 States::States(std::shared_ptr<shard::Model> model, std::vector<ParamGroup> wanted, double lr,
-               double weight_decay, std::vector<std::string> names)
+               double weight_decay, Names names)
     : model_(std::move(model)), wanted_(std::move(wanted)), names_(std::move(names)) {
   const auto engine = model_->lock();
   groups.push_back({lr, weight_decay, {}});
@@ -158,13 +166,42 @@ void States::set_capturable(bool on) {
   counts_ = counts.to(model_->device());
 }
 
-std::map<std::string, at::Tensor> States::state(const shard::Flat& flat) const {
+const std::vector<std::string>& States::names(const shard::Flat& flat, size_t parameter) const {
+  return names_.size() == 1 ? names_.front() : names_[group_of(flat, parameter)];
+}
+
+std::vector<at::Tensor> States::slots(const shard::Flat& flat) const {
   const auto model = model_->lock();
-  const auto found = entries_.find(&flat);
-  if (found == entries_.end()) return {};
+  if (!entries_.contains(&flat)) return {};
   flat.await_update();
   shard::bring_states(flat);
-  return by_name(names_, found->second->states);
+  return slots_unread(flat);
+}
+
+std::vector<at::Tensor> States::slots_unread(const shard::Flat& flat) const {
+  const auto model = model_->lock();
+  const auto found = entries_.find(&flat);
+  return found == entries_.end() ? std::vector<at::Tensor>() : found->second->slots;
+}
+
+at::Tensor States::spread(const shard::Flat& flat, size_t slot) const {
+  const auto model = model_->lock();
+  const at::Tensor memory = slots(flat)[slot];
+  const auto& runs = entries_.at(&flat)->runs[slot];
+  const int64_t numel = flat.layout().shard_numel();
+  if (memory.numel() == numel) return memory;
+  at::Tensor all = at::zeros({numel}, memory.options());
+  for (const auto& run : runs)
+    all.narrow(0, run.begin, run.end - run.begin)
+        .copy_(memory.narrow(0, run.at, run.end - run.begin));
+  return all;
+}
+
+at::Tensor States::part(const shard::Flat& flat, size_t parameter, size_t slot,
+                        const at::Tensor& memory) const {
+  const auto slice = flat.layout().slice(parameter, flat.rank());
+  if (slice.numel == 0) return memory.narrow(0, 0, 0);
+  return memory.narrow(0, place_in(entries_.at(&flat)->runs[slot], slice.offset), slice.numel);
 }
 
 std::vector<int64_t> States::line_steps(const Entry& known) const {
@@ -190,12 +227,12 @@ int64_t States::steps(const shard::Flat& flat) const {
   return all.empty() ? 0 : *std::max_element(all.begin(), all.end());
 }
 
-std::map<std::string, at::Tensor> States::restore(const shard::Flat& flat, int64_t steps) {
+std::vector<at::Tensor> States::restore(const shard::Flat& flat, int64_t steps) {
   return restore(flat, std::vector<int64_t>(flat.parameters().size(), steps));
 }
 
-std::map<std::string, at::Tensor> States::restore(const shard::Flat& flat,
-                                                  const std::vector<int64_t>& steps) {
+std::vector<at::Tensor> States::restore(const shard::Flat& flat,
+                                        const std::vector<int64_t>& steps) {
   const auto model = model_->lock();
   for (const int64_t count : steps)
     require(count >= 0, "optimizer restore", "steps", count, "0 or more",
@@ -219,14 +256,14 @@ std::map<std::string, at::Tensor> States::restore(const shard::Flat& flat,
       counts_.select(0, known.first + static_cast<int64_t>(i))
           .fill_(static_cast<double>(known.steps[i]));
   refresh(known);
-  return by_name(names_, known.states);
+  return known.slots;
 }
 
 int64_t States::bytes(bool on_host_only) const {
   const auto model = model_->lock();
   int64_t bytes = 0;
   for (const auto& [flat, known] : entries_)
-    if (!on_host_only || shard::on_host(*flat)) bytes += in_memory(*flat, known->states);
+    if (!on_host_only || shard::on_host(*flat)) bytes += in_memory(*flat, known->slots);
   return bytes;
 }
 
@@ -293,7 +330,7 @@ void States::refresh(Entry& entry) const {
   if (!entry.pieces.empty() && entry.master.is_same(flat.master) &&
       entry.shard.is_same(flat.shard) && entry.rest.is_same(flat.rest) && entry.trained == trained)
     return;
-  if (entry.states.empty()) entry.states = shard::make_states(*model_->lock(), flat, names_.size());
+  if (entry.slots.empty()) make_slots(entry);
   entry.trained = std::move(trained);
   split_lines(entry);
 
@@ -308,12 +345,58 @@ void States::refresh(Entry& entry) const {
     if (flat.master.defined()) piece.master = view(flat.master);
     if (flat.rest.defined()) piece.rest = view(flat.rest);
     if (!flat.shard.is_same(flat.master)) piece.low = view(flat.shard);
-    for (const auto& state : entry.states) piece.states.push_back(view(state));
+    const auto& names = names_[names_.size() == 1 ? 0 : stretch.group];
+    for (size_t i = 0; i < std::min(names.size(), entry.slots.size()); ++i)
+      piece.states.push_back(entry.slots[i].narrow(0, place_in(entry.runs[i], stretch.begin),
+                                                   stretch.end - stretch.begin));
     entry.pieces.push_back(std::move(piece));
   }
   entry.master = flat.master;
   entry.shard = flat.shard;
   entry.rest = flat.rest;
+}
+
+// The stretches of the shard whose parameters have a state in the slot, including the padding
+// between them.
+std::vector<States::Run> States::runs_of(const shard::Flat& flat, size_t slot) const {
+  std::vector<Run> runs;
+  bool joined = false, all = true;
+  for (size_t p = 0; p < flat.parameters().size(); ++p) {
+    const bool has = names(flat, p).size() > slot;
+    all = all && has;
+    const auto slice = flat.layout().slice(p, flat.rank());
+    if (slice.numel == 0) continue;
+    const int64_t end = slice.offset + slice.numel;
+    if (has && joined)
+      runs.back().end = end;
+    else if (has)
+      runs.push_back({slice.offset, end, 0});
+    joined = has;
+  }
+  if (all || on_disk(flat)) return {{0, flat.layout().shard_numel(), 0}};
+  int64_t at = 0;
+  for (auto& run : runs) {
+    run.at = at;
+    at += run.end - run.begin;
+  }
+  return runs;
+}
+
+void States::make_slots(Entry& entry) const {
+  size_t count = 0;
+  for (size_t p = 0; p < entry.line.size(); ++p)
+    count = std::max(count, names(entry.flat, p).size());
+  if (on_disk(entry.flat))  // the same for all flats of a file
+    for (const auto& names : names_) count = std::max(count, names.size());
+  std::vector<int64_t> sizes;
+  entry.runs.clear();
+  for (size_t i = 0; i < count; ++i) {
+    entry.runs.push_back(runs_of(entry.flat, i));
+    int64_t numel = 0;
+    for (const auto& run : entry.runs.back()) numel += run.end - run.begin;
+    sizes.push_back(numel);
+  }
+  entry.slots = shard::make_states(*model_->lock(), entry.flat, sizes);
 }
 
 // Adjacent parameters of one group and line are one stretch, including the padding between them.

@@ -22,15 +22,18 @@ namespace fsdp::optim {
 
 class States {
  public:
+  // Names of the states of each group's parameters; one list stands for all groups.
+  using Names = std::vector<std::vector<std::string>>;
+
   // `lr` and `weight_decay` are the defaults of the groups. Throws Error for values out of range.
   States(std::shared_ptr<shard::Model> model, std::vector<ParamGroup> wanted, double lr,
-         double weight_decay, std::vector<std::string> names);
+         double weight_decay, Names names);
   ~States();
 
   const std::shared_ptr<shard::Model>& model() const { return model_; }
-  const std::vector<std::string>& names() const { return names_; }
   std::vector<Optimizer::Group> groups;
   bool own_lr(size_t group) const;  // its ParamGroup has one
+  size_t group_of(const shard::Flat& flat, size_t parameter) const;
 
   // Rates and counts on the device.
   bool capturable() const { return rates_.defined(); }
@@ -50,16 +53,26 @@ class States {
 
   // --- checkpoints ---
 
-  // A flat's states by name, each laid out like its master. Empty before the first update.
-  std::map<std::string, at::Tensor> state(const shard::Flat& flat) const;
+  // The names of a parameter's states. State i is in slot i of the flat. A slot holds state i of
+  // all the flat's parameters, whose names for it may differ, and has no memory for those without
+  // one.
+  const std::vector<std::string>& names(const shard::Flat& flat, size_t parameter) const;
+  // The slots of a flat; empty before the first update.
+  std::vector<at::Tensor> slots(const shard::Flat& flat) const;
+  // The same, but states on disk stay there. For dtypes, sizes and devices only.
+  std::vector<at::Tensor> slots_unread(const shard::Flat& flat) const;
+  // A slot laid out like the flat's master, zero where it has no memory; a copy if it has gaps.
+  at::Tensor spread(const shard::Flat& flat, size_t slot) const;
+  // This rank's part of a parameter in a slot, or in a tensor like it.
+  at::Tensor part(const shard::Flat& flat, size_t parameter, size_t slot,
+                  const at::Tensor& memory) const;
   // Number of updates of each of its parameters. Waits for the device if capturable.
   std::vector<int64_t> steps_of_parameters(const shard::Flat& flat) const;
   int64_t steps(const shard::Flat& flat) const;  // the largest of them
-  // Sets the numbers of updates, one per parameter or one for all, and returns the states for the
+  // Sets the numbers of updates, one per parameter or one for all, and returns the slots for the
   // caller to fill. Makes them if there are none.
-  std::map<std::string, at::Tensor> restore(const shard::Flat& flat,
-                                            const std::vector<int64_t>& steps);
-  std::map<std::string, at::Tensor> restore(const shard::Flat& flat, int64_t steps);
+  std::vector<at::Tensor> restore(const shard::Flat& flat, const std::vector<int64_t>& steps);
+  std::vector<at::Tensor> restore(const shard::Flat& flat, int64_t steps);
 
   int64_t bytes(bool on_host_only = false) const;  // in memory
 
@@ -70,8 +83,13 @@ class States {
     size_t group;
     size_t line;  // see Entry
   };
+  struct Run {           // a stretch of the shard that a slot has memory for
+    int64_t begin, end;  // in the shard
+    int64_t at;          // in the slot
+  };
   Entry& entry(const shard::Flat& flat);
-  size_t group_of(const shard::Flat& flat, size_t parameter) const;
+  void make_slots(Entry& entry) const;
+  std::vector<Run> runs_of(const shard::Flat& flat, size_t slot) const;
   void refresh(Entry& entry) const;
   void split_lines(Entry& entry) const;
   std::vector<Stretch> stretches_of(const Entry& entry) const;
@@ -79,7 +97,7 @@ class States {
 
   const std::shared_ptr<shard::Model> model_;
   const std::vector<ParamGroup> wanted_;
-  const std::vector<std::string> names_;
+  const Names names_;
   std::map<const shard::Flat*, std::unique_ptr<Entry>> entries_;
   at::Tensor rates_;   // [groups, 2] float64, if capturable
   at::Tensor counts_;  // [parameters] float64, if capturable; an entry uses one per line

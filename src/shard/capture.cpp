@@ -137,6 +137,7 @@ void CudaStepGraph::record(const std::function<void()>& work) {
   sent_.all_gather = comm.traffic().all_gather - before.all_gather;
   sent_.reduce_scatter = comm.traffic().reduce_scatter - before.reduce_scatter;
   sent_.all_reduce = comm.traffic().all_reduce - before.all_reduce;
+  sent_.all_to_all = comm.traffic().all_to_all - before.all_to_all;
   restore();
 }
 
@@ -148,6 +149,7 @@ void CudaStepGraph::replay() {
   traffic.all_gather += sent_.all_gather;
   traffic.reduce_scatter += sent_.reduce_scatter;
   traffic.all_reduce += sent_.all_reduce;
+  traffic.all_to_all += sent_.all_to_all;
 }
 
 }  // namespace

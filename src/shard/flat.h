@@ -31,6 +31,8 @@ struct Parameter {
   std::vector<int64_t> order;  // dimensions by descending stride: the order in memory
   bool is_norm = false;        // of a normalisation layer
   bool is_batch_norm = false;  // of one that needs float32 beside low-precision inputs
+  bool is_embedding = false;   // of an embedding
+  bool is_convolution = false;
   const std::string& name() const { return names.front(); }
 };
 

@@ -137,11 +137,13 @@ Parked::~Parked() {
         "as its tensors are used.");
 }
 
-std::vector<at::Tensor> make_states(Engine& model, const Flat& flat, size_t count) {
+std::vector<at::Tensor> make_states(Engine& model, const Flat& flat,
+                                    const std::vector<int64_t>& sizes) {
   const int64_t numel = flat.layout().shard_numel();
+  const size_t count = sizes.size();
   std::vector<at::Tensor> states;
   if (!flat.host || flat.host->directory.empty()) {
-    for (size_t i = 0; i < count; ++i) states.push_back(at::zeros({numel}, flat.master_options()));
+    for (const int64_t size : sizes) states.push_back(at::zeros({size}, flat.master_options()));
     return states;
   }
   const bool again = flat.host->parked != nullptr && flat.host->parked->handed_out;

@@ -42,9 +42,11 @@ struct Parked {
   std::vector<at::Tensor> memory FSDP_GUARDED_BY(mutex);
 };
 
-// `count` states of a flat, zeros: on disk if its host state has a directory, otherwise on the
-// master's device. The first call reserves space for all flats of the model.
-std::vector<at::Tensor> make_states(Engine& model, const Flat& flat, size_t count);
+// States of a flat, zeros, one for each of `sizes`: on disk if its host state has a directory (each
+// must then be as long as the shard), otherwise on the master's device. The first call reserves
+// space for all flats of the model, for as many states each.
+std::vector<at::Tensor> make_states(Engine& model, const Flat& flat,
+                                    const std::vector<int64_t>& sizes);
 
 // Runs `work` with the tensors in memory. No other thread may use them meanwhile.
 void with_states(HostState& host, const std::function<void()>& work);

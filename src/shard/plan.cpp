@@ -23,16 +23,18 @@ class Planner {
       ignored_.insert(tensor.unsafeGetTensorImpl());
     for (ModuleTree* tree : trees)
       for_each_module(*tree, [&](ModuleTree& node) {
-        bool norm = node.view.type.find("Norm") != std::string::npos;
-        bool batch_norm = node.view.type.find("BatchNorm") != std::string::npos ||
-                          node.view.type.find("InstanceNorm") != std::string::npos;
+        const auto is = [&](const char* kind) {
+          return node.view.type.find(kind) != std::string::npos;
+        };
         for (const auto& [name, tensor] : node.parameters) {
           if (!wanted(tensor)) continue;
           Seen& seen = seen_[tensor.unsafeGetTensorImpl()];
           seen.parameter.handle = tensor;
           seen.parameter.names.push_back(name);
-          seen.parameter.is_norm |= norm;
-          seen.parameter.is_batch_norm |= batch_norm;
+          seen.parameter.is_norm |= is("Norm");
+          seen.parameter.is_batch_norm |= is("BatchNorm") || is("InstanceNorm");
+          seen.parameter.is_embedding |= is("Embedding");
+          seen.parameter.is_convolution |= is("Conv1d") || is("Conv2d") || is("Conv3d");
           ++seen.places;
         }
       });

@@ -23,7 +23,7 @@ const char* name(Profiler::Work kind) {
 }
 
 int64_t sent(const Traffic& traffic) {
-  return traffic.all_gather + traffic.reduce_scatter + traffic.all_reduce;
+  return traffic.all_gather + traffic.reduce_scatter + traffic.all_reduce + traffic.all_to_all;
 }
 
 }  // namespace

@@ -11,11 +11,14 @@
 #include <memory>
 #include <vector>
 
+#include "fsdp/communicator.h"
+#include "shard/device_stream.h"
 #include "shard/flat.h"
 
 namespace fsdp::shard {
 
 struct Engine;
+struct Group;
 
 std::vector<Flat*> all_flats(const Engine& model);
 std::vector<Flat*> trainable_flats(const Engine& model);
@@ -40,6 +43,22 @@ void end_update(Engine& model, bool shards_written);
 void sum_over_ranks(Engine& model, at::Tensor tensor);
 // Sums or averages the loss of a step over all ranks that share the model: in place. Collective.
 void reduce_loss(Engine& model, at::Tensor loss, bool average);
+
+// An all-to-all among the ranks of a group, beside the current stream.
+class Travelling {
+ public:
+  // Sends `in_counts[r]` elements of `in` to rank r and gets `out_counts[r]` from it. Both tensors
+  // must live until wait() has returned. Collective.
+  Travelling(Engine& model, const Group& group, at::Tensor out, at::Tensor in,
+             std::vector<int64_t> out_counts, std::vector<int64_t> in_counts,
+             const CallOptions& call);
+  void wait() const;  // the current stream (on the CPU: the caller) waits for `out`
+
+ private:
+  at::Device device_;
+  Work work_;
+  StreamEvent done_;
+};
 
 void zero_gradients(Engine& model, bool set_to_none);
 

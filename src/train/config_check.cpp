@@ -151,6 +151,9 @@ void check_offload(const Config& config) {
   auto refuse = [](const std::string& why, const std::string& hint) {
     throw Error(formatted("offload.step_in_backward is set, but {}.", why), hint);
   };
+  if (config.optim.type == optim::OptimizerType::kMuon)
+    refuse("muon needs whole matrices, which no backward has",
+           "leave out offload.step_in_backward, or set optim.type to adamw.");
   if (config.train.clip > 0)
     refuse("gradients are clipped by a norm that is known only after backward (train.clip)",
            "add --train.clip 0, or leave out offload.step_in_backward.");

@@ -69,9 +69,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   options.batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
   options.clip = 1.0;  // the norm is always computed
-  options.optimizer = [optim = config.optim](const Sharded& sharded) {
-    return make_optimizer(optim, sharded);
-  };
+  options.optimizer = [config](const Sharded& sharded) { return make_optimizer(config, sharded); };
   return plan;
 }
 

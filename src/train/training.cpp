@@ -16,6 +16,7 @@
 #include "fsdp/mesh.h"
 #include "train/init_from.h"
 #include "train/kept_config.h"
+#include "train/matrices.h"
 #include "train/owner.h"
 
 namespace fsdp::train {
@@ -122,7 +123,24 @@ Sharded shard_task(const World& world, const Config& config, const TrainTask& ta
   return sharded;
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const optim::OptimConfig& optim, const Sharded& sharded) {
+std::unique_ptr<Optimizer> make_optimizer(const Config& config, const Sharded& sharded) {
+  const optim::OptimConfig& optim = config.optim;
+  if (optim.type == optim::OptimizerType::kMuon)
+    return std::make_unique<Muon>(
+        sharded,
+        MuonOptions{.lr = optim.lr,
+                    .momentum = optim.muon_momentum,
+                    .weight_decay = optim.weight_decay,
+                    .newton_schulz = optim.muon_polynomials == optim::Polynomials::kQuintic
+                                         ? NewtonSchulz::QUINTIC
+                                         : NewtonSchulz::POLAR_EXPRESS,
+                    .steps = static_cast<int>(optim.muon_steps),
+                    .matrices = matrix_parameters(config),
+                    .adamw = {.lr = optim.muon_rest_lr > 0 ? std::optional(optim.muon_rest_lr)
+                                                           : std::nullopt,
+                              .betas = {optim.beta1, optim.beta2},
+                              .eps = optim.eps,
+                              .groups = {no_decay()}}});
   if (optim.type == optim::OptimizerType::kSgd)
     return std::make_unique<SGD>(sharded, SGDOptions{.lr = optim.lr,
                                                      .momentum = optim.momentum,
@@ -282,7 +300,7 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
   if (world.size() > 1)  // losses are already divided by the number of targets over all ranks
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
-  training.optimizer = make_optimizer(chosen.optim, training.sharded);
+  training.optimizer = make_optimizer(chosen, training.sharded);
   if (chosen.shard.precision == shard::Precision::kFp16 && chosen.optim.grad_scaler)
     training.scaler = std::make_unique<GradScaler>();
   training.steps = total_steps(chosen, *training.corpus, training.task.tokens_per_sample);

@@ -48,7 +48,7 @@ std::optional<RecomputePolicy> activation_policy(const memory::ActivationsConfig
 // false: values are loaded or drawn later.
 Sharded shard_task(const World& world, const Config& config, const TrainTask& task,
                    bool initialize);
-std::unique_ptr<Optimizer> make_optimizer(const optim::OptimConfig& optim, const Sharded& sharded);
+std::unique_ptr<Optimizer> make_optimizer(const Config& config, const Sharded& sharded);
 
 // Collective. The directory must exist.
 Training assemble(const World& world, const Config& config, const RunDirectory& directory);

@@ -284,7 +284,7 @@ TEST(Checkpoints, AParameterThatWasNeverUpdatedHasNoState) {
     const bool right = flat->parameters()[0].name().starts_with("right");
     EXPECT_EQ(optim::states_of(*loaded.optimizer).steps(*flat), right ? 0 : 1)
         << flat->parameters()[0].name();
-    for (const auto& [name, state] : optim::states_of(*loaded.optimizer).state(*flat))
+    for (const auto& state : optim::states_of(*loaded.optimizer).slots(*flat))
       EXPECT_TRUE(!right || state.abs().max().item<double>() == 0);
   }
 }

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "fsdp/muon.h"
 #include "optim/states.h"
 #include "shard/engine.h"
 #include "shard/model.h"
@@ -22,7 +23,10 @@ Trained make_trained(const std::string& name, ShardOptions options, Rule rule, u
   if (!options.wrap) options.wrap = model.wrap;
   options.device = test_device();
   trained.sharded = fully_shard({ModuleRef(trained.built.module)}, options);
-  if (rule == Rule::kAdamW)
+  if (rule == Rule::kMuon)
+    trained.optimizer = std::make_unique<Muon>(
+        trained.sharded, MuonOptions{.lr = 1e-2, .adamw = {.groups = {no_decay()}}});
+  else if (rule == Rule::kAdamW)
     trained.optimizer = std::make_unique<AdamW>(
         trained.sharded, AdamWOptions{.lr = 1e-2, .weight_decay = 0.1, .groups = {no_decay()}});
   else
@@ -48,15 +52,17 @@ Snapshot snapshot(const Trained& trained) {
     whole["model." + name] = tensor;
   const auto model = shard::lock(trained.sharded);
   shard::Unseen unseen;
+  const optim::States& states = optim::states_of(*trained.optimizer);
   for (auto* flat : model->flats())
-    for (const auto& [name, state] : optim::states_of(*trained.optimizer).state(*flat)) {
-      const at::Tensor full = model->gatherer.gather_shard(*flat, state, "a snapshot");
+    for (size_t slot = 0; slot < states.slots(*flat).size(); ++slot) {
+      const at::Tensor full =
+          model->gatherer.gather_shard(*flat, states.spread(*flat, slot), "a snapshot");
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         const auto& p = flat->parameters()[i];
-        if (!p.handle.requires_grad()) continue;
-        whole["state." + p.name() + "." + name] = flat->view_of(i, full).cpu().clone();
-        whole["steps." + p.name()] =
-            at::full({}, optim::states_of(*trained.optimizer).steps(*flat), at::kLong);
+        const auto& names = states.names(*flat, i);
+        if (!p.handle.requires_grad() || slot >= names.size()) continue;
+        whole["state." + p.name() + "." + names[slot]] = flat->view_of(i, full).cpu().clone();
+        whole["steps." + p.name()] = at::full({}, states.steps(*flat), at::kLong);
       }
     }
   return whole;

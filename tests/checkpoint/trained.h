@@ -14,7 +14,7 @@
 
 namespace fsdp::testing {
 
-enum class Rule { kAdamW, kSgdWithMomentum, kSgd };
+enum class Rule { kAdamW, kSgdWithMomentum, kSgd, kMuon };
 
 struct Trained {
   const ModelCase* model;

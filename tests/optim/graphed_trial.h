@@ -62,6 +62,7 @@ struct Plan {
   int64_t micro_batches = 1;
   int steps = 10;
   bool sgd = false;
+  std::function<std::unique_ptr<Optimizer>(const Sharded&)> optimizer = {};  // instead
   ReshardAfterForward reshard = {};
   std::optional<Recompute> recompute = {};                       // of every unit
   std::function<void(Inputs& inputs, int step)> change = {};     // of this rank's inputs
@@ -93,7 +94,9 @@ class Trial {
     if (plan.recompute)
       apply_activation_checkpointing(sharded,
                                      RecomputePolicy(model_case_.wrap, {.mode = *plan.recompute}));
-    if (plan.sgd)
+    if (plan.optimizer)
+      optimizer = plan.optimizer(sharded);
+    else if (plan.sgd)
       optimizer = std::make_unique<SGD>(sharded, SGDOptions{.lr = 0.05, .momentum = 0.9});
     else
       optimizer = std::make_unique<AdamW>(

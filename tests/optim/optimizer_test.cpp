@@ -358,10 +358,10 @@ TEST(Optimizers, RestoredStatesGoOnWithTheSameBits) {
   AdamW resumed(two.sharded, {.lr = 1e-2});
   for (const auto* flat : shard::trainable_flats(*shard::lock(two.sharded))) {
     const optim::States& old = optim::states_of(second);
-    auto from = old.state(*flat);
+    const auto from = old.slots(*flat);
     auto to = optim::states_of(resumed).restore(*flat, old.steps(*flat));
     ASSERT_EQ(to.size(), 2u);
-    for (const auto& [name, tensor] : from) to.at(name).copy_(tensor);
+    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
   }
   for (int step = 3; step < 5; ++step) {
     train(one, first, step);

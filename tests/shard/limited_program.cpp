@@ -136,7 +136,7 @@ void write(const Training& run, const std::string& path) {
     put(run.sharded.full_tensor(parameter.key()));
   for (const auto* flat : shard::trainable_flats(*shard::lock(run.sharded))) {
     put(flat->read_master());
-    for (const auto& [name, state] : optim::states_of(*run.optimizer).state(*flat)) put(state);
+    for (const auto& state : optim::states_of(*run.optimizer).slots(*flat)) put(state);
   }
   if (!file.flush()) throw std::runtime_error("could not write " + path);
 }

@@ -72,7 +72,7 @@ std::vector<at::Tensor> everything(const Training& run) {
   std::vector<at::Tensor> all;
   for (const auto* flat : shard::trainable_flats(*shard::lock(run.sharded))) {
     all.push_back(flat->read_master().clone());
-    for (const auto& [name, state] : optim::states_of(*run.optimizer).state(*flat))
+    for (const auto& state : optim::states_of(*run.optimizer).slots(*flat))
       all.push_back(state.clone());
   }
   return all;
@@ -132,8 +132,7 @@ TEST(OnDisk, WhatIsWrittenBetweenStepsIsKept) {
       run->step(i);
       at::NoGradGuard no_grad;
       for (auto* flat : shard::trainable_flats(*shard::lock(run->sharded)))
-        for (auto& [name, state] : optim::states_of(*run->optimizer).restore(*flat, i + 1))
-          state.mul_(0.5);
+        for (auto& state : optim::states_of(*run->optimizer).restore(*flat, i + 1)) state.mul_(0.5);
     }
   expect_same(disk, plain);
 }

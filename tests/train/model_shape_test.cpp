@@ -7,7 +7,9 @@
 #include "fsdp/error.h"
 #include "train/config_resolve.h"
 #include "train/config_write.h"
+#include "train/matrices.h"
 #include "train/model_shape.h"
+#include "train/plan_config.h"
 
 namespace fsdp::train {
 namespace {
@@ -53,6 +55,44 @@ TEST(ModelShape, AFactorThatIsNoNumberIsRefused) {
   set_model_shape(config.model, decoders()[static_cast<size_t>(Family::kPhi3)]);
   config.model.rope_long_factors[1] = "2x";
   EXPECT_THROW(model_shape(config), Error);
+}
+
+// --- muon ---
+
+TEST(MatrixParameters, FusedProjectionsAreCut) {
+  Config config;
+  set_model_shape(config.model, decoders()[static_cast<size_t>(Family::kPhi3)]);
+  const auto sizes = [&](const std::string& name) {
+    return matrix_parameters(config).split(name, {}).sizes;
+  };
+  using Sizes = std::vector<int64_t>;
+  EXPECT_EQ(sizes("model.layers.0.self_attn.qkv_proj.weight"), (Sizes{32, 16, 16}));
+  EXPECT_EQ(sizes("model.layers.0.mlp.gate_up_proj.weight"), (Sizes{40, 40}));
+  EXPECT_EQ(sizes("model.layers.0.mlp.down_proj.weight"), Sizes());
+  config.optim.muon_per_head = true;
+  EXPECT_EQ(sizes("model.layers.0.self_attn.qkv_proj.weight"), Sizes(8, 8));
+  EXPECT_EQ(sizes("model.layers.0.self_attn.q_proj.weight"), Sizes(4, 8));
+  EXPECT_EQ(sizes("model.layers.0.self_attn.o_proj.weight"), Sizes());
+  set_model_shape(config.model, models::GPT2Config{.vocab = 64, .dim = 32, .heads = 4});
+  const MatrixSplit split = matrix_parameters(config).split("h.0.attn.c_attn.weight", {});
+  EXPECT_EQ(split.dim, 1);
+  EXPECT_EQ(split.sizes, Sizes(12, 8));
+}
+
+TEST(MatrixParameters, APlanCountsOneStateOfMatrices) {
+  Config config;
+  set_model_shape(config.model, kSizes);
+  config.data.seq = 16;
+  config.train.batch = 4;
+  const auto states = [&](optim::OptimizerType type) {
+    config.optim.type = type;
+    const ConfigPlan planned = plan_of(config, 2, {}, 2);
+    return plan(planned.model, planned.options).memory.states;
+  };
+  const auto adamw = states(optim::OptimizerType::kAdamW);
+  const auto muon = states(optim::OptimizerType::kMuon);
+  EXPECT_LT(muon, adamw * 3 / 4);
+  EXPECT_GT(muon, adamw / 2);
 }
 
 }  // namespace

@@ -1,0 +1,62 @@
+#include "optim/newton_schulz.h"
+
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/linalg_vector_norm.h>
+
+#include <algorithm>
+
+namespace fsdp::optim {
+namespace {
+
+// Those of torch.optim.Muon.
+constexpr Quintic kQuintic = {3.4445, -4.7750, 2.0315};
+
+// Each is the best for the interval that its predecessors leave of [1e-3, 1] (arXiv 2505.16932).
+constexpr Quintic kPolarExpress[] = {{8.28721201814563, -23.595886519098837, 17.300387312530933},
+                                     {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
+                                     {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
+                                     {3.3184196573706015, -2.488488024314874, 0.51004894012372},
+                                     {2.300652019954817, -1.6689039845747493, 0.4188073119525673},
+                                     {1.891301407787398, -1.2679958271945868, 0.37680408948524835},
+                                     {1.8750014808534479, -1.2500016453999487, 0.3750001645474248},
+                                     {1.875, -1.25, 0.375}};
+
+// The steps are made for singular values of at most 1, which rounding may exceed.
+constexpr double kRoom = 1.01;
+
+}  // namespace
+
+std::vector<Quintic> quintics(NewtonSchulz kind, int steps) {
+  const auto count = static_cast<size_t>(steps);
+  if (kind == NewtonSchulz::QUINTIC) return std::vector<Quintic>(count, kQuintic);
+  std::vector<Quintic> list;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t last = std::size(kPolarExpress) - 1;
+    const auto [a, b, c] = kPolarExpress[std::min(i, last)];
+    const double room = i < last ? kRoom : 1;
+    list.push_back({a / room, b / (room * room * room), c / (room * room * room * room * room)});
+  }
+  return list;
+}
+
+at::Tensor orthogonalized(const at::Tensor& matrices, std::span<const Quintic> steps, double eps,
+                          double scale) {
+  const bool tall = matrices.size(1) > matrices.size(2);
+  const auto type = matrices.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor norms = at::linalg_vector_norm(matrices, 2, at::IntArrayRef{1, 2},
+                                                  /*keepdim=*/true, type);
+  at::Tensor x = matrices.div(norms.clamp_min(eps)).to(matrices.scalar_type());
+  if (tall) x = x.mT();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto [a, b, c] = steps[i];
+    const double factor = i + 1 == steps.size() ? scale : 1;
+    const at::Tensor gram = at::bmm(x, x.mT());
+    const at::Tensor polynomial = at::baddbmm(gram, gram, gram, b, c);
+    x = at::baddbmm(x, polynomial, x, factor * a, factor);
+  }
+  if (steps.empty()) x = x * scale;
+  return tall ? x.mT() : x;
+}
+
+}  // namespace fsdp::optim
