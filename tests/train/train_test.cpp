@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -366,6 +367,90 @@ TEST(Train, AMaskedLossIsTheSameOnAnyNumberOfRanks) {
   EXPECT_NE((found.out + found.err).find("data.loss_mask is true"), std::string::npos);
 }
 
+// Samples are examples side by side. Ranks, micro-batches and where a run stopped change no loss.
+TEST(Train, PackedExamplesHaveTheSameLossesOnAnyNumberOfRanksAndResumed) {
+  Folder folder;
+  {
+    std::ofstream lines(folder / "chats.jsonl");
+    for (int i = 0; i < 300; ++i)
+      lines << R"({"prompt": "what )" << std::string(i % 11, 'x') << R"(? ", "completion": ")"
+            << 2 * i << R"("})" << '\n';
+  }
+  auto run = [&](int ranks, const std::string& name, int steps, const Words& more) {
+    Words all = tiny_run(folder, name, steps) + Words{"--optim.schedule", "constant"} + more;
+    *std::find(all.begin(), all.end(), folder / "text") = folder / "chats.jsonl";
+    *(std::find(all.begin(), all.end(), "--optim.warmup_steps") + 1) = "2";
+    return train(ranks, all);
+  };
+  const Said one = run(1, "one", 6, {});
+  ASSERT_EQ(one.code, 0) << one.err;
+  EXPECT_TRUE(has(one.out, "data.packing is true: " + (folder / "chats.jsonl"))) << one.out;
+  EXPECT_TRUE(has(one.out, "packed     300 examples in ")) << one.out;
+  EXPECT_TRUE(has(one.out, "% padding")) << one.out;
+  const Said three = run(3, "three", 6, {"--train.micro_batch", "1", "--train.eval_every", "2"});
+  ASSERT_EQ(three.code, 0) << three.err;
+  expect_near(losses(folder, "three"), losses(folder, "one"), 1e-5);
+  ASSERT_EQ(run(3, "parts", 3, {}).code, 0);
+  const Said resumed = train(2, {"--dir", folder / "parts", "--resume", "--steps", "6"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  expect_near(losses(folder, "parts"), losses(folder, "one"), 1e-5);
+  const Said cut = run(1, "cut", 6, {"--data.packing", "false"});
+  ASSERT_EQ(cut.code, 0) << cut.err;
+  EXPECT_NE(losses(folder, "cut"), losses(folder, "one"));
+}
+
+// Adapters learn to prefer even answers. They start as the base does, so the first loss is log 2.
+TEST(Train, PairsOfAnswersAreLearnedFromOnAnyNumberOfRanks) {
+  Folder folder;
+  ASSERT_EQ(train(1, tiny_run(folder, "base", 2)).code, 0);
+  const std::string pairs = folder / "pairs.jsonl";
+  {
+    std::ofstream lines(pairs);
+    for (int i = 0; i < 60; ++i)
+      lines << R"({"prompt": "say )" << std::string(i % 5, 'x') << R"(", "chosen": ")" << 2 * i
+            << R"( even", "rejected": ")" << 2 * i + 1 << R"( odd"})" << '\n';
+  }
+  const Words how = {"--init-from",
+                     folder / "base",
+                     "--data.train",
+                     pairs,
+                     "--lora.rank",
+                     "4",
+                     "--data.seq",
+                     "64",
+                     "--train.batch",
+                     "6",
+                     "--optim.lr",
+                     "1e-2",
+                     "--train.dpo_beta",
+                     "0.5",
+                     "--steps",
+                     "8",
+                     "--optim.warmup_steps",
+                     "1",
+                     "--train.sample_tokens",
+                     "0"};
+  for (int ranks : {1, 2, 3}) {
+    const std::string name = "dpo-" + std::to_string(ranks);
+    const Said said = train(ranks, how + Words{"--dir", folder / name});
+    ASSERT_EQ(said.code, 0) << said.err;
+    EXPECT_TRUE(has(said.out, "train.objective is dpo")) << said.out;
+    EXPECT_TRUE(has(said.out, "packed     60 pairs in ")) << said.out;
+    expect_near(losses(folder, name), losses(folder, "dpo-1"), 1e-5);
+    EXPECT_NEAR(losses(folder, name).front(), std::log(2.0), 1e-6);
+    const auto lines = metrics(folder, name);
+    EXPECT_GT(lines.back()["reward_accuracy"].get<double>(), 0.9);
+    EXPECT_GT(lines.back()["reward_chosen"].get<double>(),
+              lines.back()["reward_rejected"].get<double>());
+  }
+  EXPECT_LT(losses(folder, "dpo-1").back(), 0.6);
+  Words plain = how + Words{"--dir", folder / "none", "--train.objective", "next_token"};
+  const auto beta = std::find(plain.begin(), plain.end(), "--train.dpo_beta");
+  plain.erase(beta, beta + 2);
+  const Said without = train(1, plain);
+  EXPECT_TRUE(has(without.err, "only train.objective = dpo learns from")) << without.err;
+}
+
 // Read directly, conversations are the tokens and the mask that fsdp tokenize makes of them.
 TEST(Train, ConversationsAreReadDirectly) {
   Folder folder;
@@ -387,7 +472,7 @@ TEST(Train, ConversationsAreReadDirectly) {
     *std::find(all.begin(), all.end(), folder / "text") = data;
     return train(1, all);
   };
-  const Words with_template = {"--data.chat_template", chat_template};
+  const Words with_template = {"--data.chat_template", chat_template, "--data.packing", "false"};
   const Said stopped = run("stopped", chats, with_template);
   EXPECT_EQ(stopped.code, 1);
   EXPECT_NE(stopped.err.find("chats.jsonl: line 401: isn't JSON"), std::string::npos)
