@@ -169,12 +169,12 @@ void Batches::State::load_packed(int64_t number, Batch& batch, int64_t row,
   std::fill(documents + at, documents + seq, place);
 }
 
-// A packing knows. Otherwise there is room for documents of 64 tokens, or of half as many until all
-// fit: recorded steps need the same shapes, and room costs the GPU memory.
+// A packing knows. Otherwise there is room for documents of 128 tokens, or of half as many until
+// all fit: recorded steps need the same shapes, and room costs the GPU memory.
 int64_t Batches::State::room_for(const Batch& batch) const {
   if (options.packing) return options.packing->most();
   const int64_t most = batch.documents.select(1, options.seq - 1).max().item<int64_t>() + 1;
-  int64_t room = std::max<int64_t>(8, options.seq / 64);
+  int64_t room = std::max<int64_t>(8, options.seq / 128);
   while (room < most) room *= 2;
   return std::min(room, options.seq);
 }

@@ -30,6 +30,11 @@ struct Pieces {
   std::string bad;
 };
 
+bool is_empty(const std::vector<ChatPiece>& pieces) {
+  return std::all_of(pieces.begin(), pieces.end(),
+                     [](const ChatPiece& piece) { return piece.text.empty(); });
+}
+
 // What two answers to one prompt have in common isn't learned from.
 void keep_differences(std::vector<ChatPiece>& chosen, std::vector<ChatPiece>& rejected) {
   for (size_t i = 0; i < std::min(chosen.size(), rejected.size()); ++i) {
@@ -95,6 +100,7 @@ struct JsonlReader {
     if (!out.ends && !chat->exists()) throw BadLine{"has messages, but there is no chat template"};
     out.pieces = answer(value, "chosen");
     std::vector<ChatPiece> rejected = answer(value, "rejected");
+    if (is_empty(out.pieces) || is_empty(rejected)) throw BadLine{"has an answer without text"};
     if (!out.ends) keep_differences(out.pieces, rejected);
     out.chosen = out.pieces.size();
     out.pieces.insert(out.pieces.end(), rejected.begin(), rejected.end());
@@ -187,7 +193,7 @@ JsonlDocument document_of(const Line& line, const Pieces& pieces, size_t from, s
     result.ids.push_back(*tokenizer.eos());
     result.counts.push_back(1);
   }
-  result.bytes = from == 0 ? static_cast<int64_t>(line.text.size()) + 1 : 0;
+  result.bytes = static_cast<int64_t>(line.text.size()) + 1;
   result.line = line.number;
   return result;
 }

@@ -162,10 +162,10 @@ void Progress::step(const StepRecord& record) {
     draw();
 }
 
-void Progress::evaluation(int64_t step, double loss, double perplexity) {
+void Progress::evaluation(int64_t step, double loss, std::optional<double> perplexity) {
   if (options_.width > 0) return line(row("eval", step, loss, "33"));
-  line(formatted("evaluation after step {}: loss {:.4f}, perplexity {:.2f}", step, loss,
-                 perplexity));
+  line(formatted("evaluation after step {}: loss {:.4f}", step, loss) +
+       (perplexity ? formatted(", perplexity {:.2f}", *perplexity) : ""));
 }
 
 // A row after the first step, and then one for each tenth of the run, or for five minutes of it,

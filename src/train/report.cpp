@@ -243,6 +243,7 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
 
 void Report::evaluation(const RunState& state, const Evaluation& evaluation) {
   summary_.eval_loss = evaluation.loss;
+  summary_.has_perplexity = evaluation.perplexity.has_value();
   if (!screen_) return;
   if (screen_->held) {
     screen_->held->eval_loss = evaluation.loss;

@@ -270,6 +270,9 @@ TEST(Chats, PairsAreTwoDocumentsEach) {
                               "}");
                        }),
                        "has messages and a text as answers"));
+  EXPECT_TRUE(
+      contains(error_of([&] { read(R"({"chosen": [], "rejected": [)" + answer("c") + "}"); }),
+               "has an answer without text"));
 }
 
 TEST(Chats, WhyAMaskIsUsedIsSaid) {

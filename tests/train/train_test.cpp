@@ -438,6 +438,8 @@ TEST(Train, PairsOfAnswersAreLearnedFromOnAnyNumberOfRanks) {
     EXPECT_TRUE(has(said.out, "packed     60 pairs in ")) << said.out;
     expect_near(losses(folder, name), losses(folder, "dpo-1"), 1e-5);
     EXPECT_NEAR(losses(folder, name).front(), std::log(2.0), 1e-6);
+    EXPECT_TRUE(has(said.out, "evaluation after step 8: loss 0.")) << said.out;
+    EXPECT_FALSE(has(said.out, "perplexity")) << said.out;
     const auto lines = metrics(folder, name);
     EXPECT_GT(lines.back()["reward_accuracy"].get<double>(), 0.9);
     EXPECT_GT(lines.back()["reward_chosen"].get<double>(),
