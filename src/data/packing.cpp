@@ -11,18 +11,24 @@
 namespace fsdp::data {
 namespace {
 
+// A sample has at most this many documents, or as many as it would have of kShort tokens. Room for
+// more would cost a GPU the memory of 128 tokens each, in every batch.
+constexpr int64_t kFewest = 16, kShort = 32;
+
 int64_t places_of(const PackedDocument& document) {
   return document.tokens - 1;
 }
 
 // The sample of each item, longest first; `samples` becomes their number.
-std::vector<int64_t> best_fit(const std::vector<int64_t>& needs, int64_t seq, int64_t& samples) {
+std::vector<int64_t> best_fit(const std::vector<int64_t>& needs, int64_t seq, size_t most,
+                              int64_t& samples) {
   std::vector<int64_t> order(needs.size()), sample_of(needs.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     return needs[static_cast<size_t>(a)] > needs[static_cast<size_t>(b)];
   });
   std::map<int64_t, std::vector<int64_t>> open;  // samples by the places left in them
+  std::vector<size_t> items;                     // in each sample
   samples = 0;
   for (int64_t i : order) {
     const int64_t need = needs[static_cast<size_t>(i)];
@@ -34,9 +40,11 @@ std::vector<int64_t> best_fit(const std::vector<int64_t>& needs, int64_t seq, in
       if (fits->second.empty()) open.erase(fits);
     } else {
       ++samples;
+      items.push_back(0);
     }
+    const bool full = ++items[static_cast<size_t>(sample)] == most;
     sample_of[static_cast<size_t>(i)] = sample;
-    if (room > need) open[room - need].push_back(sample);
+    if (room > need && !full) open[room - need].push_back(sample);
   }
   return sample_of;
 }
@@ -98,10 +106,11 @@ std::vector<PackedDocument> Packing::whole_documents(const TokenSource& source) 
 
 void Packing::place(const std::vector<PackedDocument>& all) {
   const size_t together = pairs_ ? 2 : 1;
+  const auto most = static_cast<size_t>(std::max<int64_t>(kFewest, seq_ / kShort)) / together;
   std::vector<int64_t> needs(all.size() / together, 0);
   for (size_t i = 0; i < all.size(); ++i) needs[i / together] += places_of(all[i]);
   int64_t samples = 0;
-  std::vector<int64_t> sample_of = best_fit(needs, seq_, samples);
+  std::vector<int64_t> sample_of = best_fit(needs, seq_, most, samples);
   std::vector<int64_t> number(static_cast<size_t>(samples), -1);
   begins_.assign(static_cast<size_t>(samples) + 1, 0);
   int64_t next = 0;

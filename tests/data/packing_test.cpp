@@ -106,6 +106,13 @@ TEST(Packing, FillsSamplesBestAndSaysWhatIsLost) {
   EXPECT_NEAR(packing.usual_length(), (16 + 9 + 4 + 36 + 1) / 16.0, 1e-12);
 }
 
+TEST(Packing, PutsFewShortDocumentsTogether) {
+  const Listed source(std::vector<int64_t>(200, 3));
+  EXPECT_EQ(Packing(source, 64).most(), 17);  // and padding
+  EXPECT_EQ(Packing(source, 1024).most(), 33);
+  EXPECT_EQ(Packing(source, 64).samples(), 13);
+}
+
 TEST(Packing, KeepsPairsTogetherAndLeavesLongOnesOut) {
   Listed source({3, 2, 4, 5, 2, 2, 1, 3});  // places: 3, 7, 2; a pair without an answer
   source.pairs = true;
