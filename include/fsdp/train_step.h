@@ -59,9 +59,13 @@ struct TrainStepOptions {
   /// rank's batch. They are divided by the total over all ranks. Needs sum and a gradient divide
   /// factor of 1.
   bool weighted = false;
-  /// Weights differ between ranks or steps (masks). Ranks then add them up before each step, which
-  /// is eager.
+  /// Weights differ between ranks or steps (masks, packing). Ranks then add them up before each
+  /// step, on the device.
   bool weights_differ = false;
+  /// float64 [n] on the device: numbers about the step that the loss adds up here (counts of right
+  /// answers and such). Each step adds them up over ranks, reports them in StepOutcome::tally, and
+  /// sets them to zero. Undefined: none.
+  at::Tensor tally = {};
   /// Keeps whole gradients over the micro-batches and reduces once per step instead of after each.
   bool reduce_once = false;
   /// Scales losses, for fp16. Steps are eager.
@@ -85,6 +89,7 @@ struct StepOutcome {
   double loss = 0;       ///< Mean over micro-batches and ranks, or over all targets (weighted).
   double norm = 0;       ///< Gradient norm before clipping.
   double weight = 0;     ///< Targets of all ranks (weighted).
+  std::vector<double> tally = {};  ///< TrainStepOptions::tally.
   bool updated = false;  ///< False: loss or norm wasn't finite, and nothing was updated.
   bool stop = false;     ///< Some rank wanted to stop.
   double seconds = 0;    ///< How long it took. On a GPU: since the end of the step before.

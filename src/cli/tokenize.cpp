@@ -218,6 +218,10 @@ int write(TokenizeFlags flags) {
   int64_t bytes = 0;
   for (const auto& file : files) bytes += file.bytes;
   const auto kind = flags.jsonl ? kind_of_files(flags, files) : data::LineKind::kText;
+  if (kind == data::LineKind::kPairs)
+    throw Error(formatted("{} has {}, which token files don't tell apart.", files[0].path,
+                          data::described(kind)),
+                "pass the file itself: fsdp train --data.train FILE.jsonl; --show shows it.");
   const bool mask = data::has_mask(kind);
 
   auto begin = Clock::now();

@@ -42,7 +42,7 @@ void check_batches(const TokenSource& source, const BatchOptions& options) {
   if (options.position < 0 || options.prefetch < 0) {
     throw Error("the position and prefetch of batches can't be negative.", "pass 0 or more.");
   }
-  if (source.tokens() < options.seq + 1) {
+  if (!options.packing && source.tokens() < options.seq + 1) {
     throw Error(formatted("the data has {} tokens, but a sample needs {}.",
                           with_separators(source.tokens()), with_separators(options.seq + 1)),
                 "use more data, or shorter samples.");
@@ -80,7 +80,11 @@ struct Batches::State {
   Batch load(int64_t first) const;
   void load_row(int64_t sample, Batch& batch, int64_t row, std::vector<int64_t>& ids,
                 std::vector<uint8_t>& counts) const;
+  void load_packed(int64_t sample, Batch& batch, int64_t row, std::vector<int64_t>& ids,
+                   std::vector<uint8_t>& counts) const;
+  void read(int64_t first, int64_t count, int64_t* ids) const;  // with their check
   void number_documents(int64_t first, const int64_t* ids, int64_t* documents) const;
+  int64_t room_for(const Batch& batch) const;
   void run();
 };
 
@@ -89,7 +93,7 @@ Batch Batches::State::load(int64_t first) const {
   Batch batch;
   batch.ids = at::zeros({rows, seq}, at::kLong);
   batch.targets = at::full({rows, seq}, kIgnored, at::kLong);
-  if (options.document_mask) batch.documents = at::zeros({rows, seq}, at::kLong);
+  if (options.document_mask || options.packing) batch.documents = at::zeros({rows, seq}, at::kLong);
   batch.all_samples =
       options.repeat ? options.batch : std::clamp<int64_t>(samples - first, 0, options.batch);
   // An incomplete last batch is divided among the ranks as evenly as possible.
@@ -99,22 +103,31 @@ Batch Batches::State::load(int64_t first) const {
   std::vector<int64_t> ids(seq + 1);
   std::vector<uint8_t> counts(seq + 1);
   for (int64_t row = 0; row < batch.samples; ++row) {
-    load_row(sample(first + from + row), batch, row, ids, counts);
+    const int64_t number = sample(first + from + row);
+    if (options.packing)
+      load_packed(number, batch, row, ids, counts);
+    else
+      load_row(number, batch, row, ids, counts);
   }
+  if (batch.documents.defined()) batch.room = room_for(batch);
   return batch;
 }
 
-void Batches::State::load_row(int64_t number, Batch& batch, int64_t row, std::vector<int64_t>& ids,
-                              std::vector<uint8_t>& counts) const {
-  int64_t seq = options.seq, first = number * seq;
-  source->read(first, seq + 1, ids.data());
-  for (int64_t i = 0; options.vocab > 0 && i <= seq; ++i) {
+void Batches::State::read(int64_t first, int64_t count, int64_t* ids) const {
+  source->read(first, count, ids);
+  for (int64_t i = 0; options.vocab > 0 && i < count; ++i) {
     if (ids[i] >= 0 && ids[i] < options.vocab) continue;
     throw Error(
         formatted("{} has id {}, but the vocabulary has {} tokens.", source->where(first + i),
                   with_separators(ids[i]), with_separators(options.vocab)),
         "was the file made with another tokenizer, or is it in another format (data.format)?");
   }
+}
+
+void Batches::State::load_row(int64_t number, Batch& batch, int64_t row, std::vector<int64_t>& ids,
+                              std::vector<uint8_t>& counts) const {
+  int64_t seq = options.seq, first = number * seq;
+  read(first, seq + 1, ids.data());
   std::copy_n(ids.begin(), seq, batch.ids.mutable_data_ptr<int64_t>() + row * seq);
   source->read_mask(first, seq + 1, counts.data());
   int64_t* targets = batch.targets.mutable_data_ptr<int64_t>() + row * seq;
@@ -126,6 +139,44 @@ void Batches::State::load_row(int64_t number, Batch& batch, int64_t row, std::ve
   if (options.document_mask) {
     number_documents(first, ids.data(), batch.documents.mutable_data_ptr<int64_t>() + row * seq);
   }
+}
+
+// Whole documents, one after another. The padding behind them is a document of its own.
+void Batches::State::load_packed(int64_t number, Batch& batch, int64_t row,
+                                 std::vector<int64_t>& ids, std::vector<uint8_t>& counts) const {
+  const int64_t seq = options.seq;
+  int64_t* inputs = batch.ids.mutable_data_ptr<int64_t>() + row * seq;
+  int64_t* targets = batch.targets.mutable_data_ptr<int64_t>() + row * seq;
+  int64_t* documents = batch.documents.mutable_data_ptr<int64_t>() + row * seq;
+  const bool pairs = options.packing->pairs();
+  int64_t at = 0, place = 0, before = 0;  // targets of the document before
+  for (const PackedDocument& document : options.packing->documents(number)) {
+    int64_t learned = 0;
+    read(document.first, document.tokens, ids.data());
+    source->read_mask(document.first, document.tokens, counts.data());
+    for (int64_t i = 0; i + 1 < document.tokens; ++i, ++at) {
+      inputs[at] = ids[i];
+      documents[at] = place;
+      if (!counts[i + 1]) continue;
+      targets[at] = ids[i + 1];
+      ++learned;
+    }
+    if (!pairs) batch.tokens += learned;
+    if (pairs && place % 2 == 1 && before > 0 && learned > 0) ++batch.tokens;
+    before = learned;
+    ++place;
+  }
+  std::fill(documents + at, documents + seq, place);
+}
+
+// A packing knows. Otherwise there is room for documents of 128 tokens, or of half as many until
+// all fit: recorded steps need the same shapes, and room costs the GPU memory.
+int64_t Batches::State::room_for(const Batch& batch) const {
+  if (options.packing) return options.packing->most();
+  const int64_t most = batch.documents.select(1, options.seq - 1).max().item<int64_t>() + 1;
+  int64_t room = std::max<int64_t>(8, options.seq / 128);
+  while (room < most) room *= 2;
+  return std::min(room, options.seq);
 }
 
 void Batches::State::number_documents(int64_t first, const int64_t* ids, int64_t* documents) const {
@@ -166,8 +217,9 @@ void Batches::State::run() {
 Batches::Batches(std::shared_ptr<TokenSource> source, BatchOptions options)
     : state_(std::make_unique<State>()) {
   check_batches(*source, options);
-  state_->samples =
-      options.samples ? options.samples->size() : (source->tokens() - 1) / options.seq;
+  const int64_t all =
+      options.packing ? options.packing->samples() : (source->tokens() - 1) / options.seq;
+  state_->samples = options.samples ? options.samples->size() : all;
   state_->source = std::move(source);
   state_->position = options.position;
   state_->options = options;

@@ -1,10 +1,12 @@
 // Batches: the training loop's input, loaded ahead on a thread.
 //
 // Sample i of a source is tokens [i * seq, i * seq + seq + 1): the first seq are the input, the
-// last seq the targets. The stream of samples is epoch 0 in its order, then epoch 1 in its own, and
-// so on. Global batch k is samples [k * batch, (k + 1) * batch) of that stream, and rank r gets the
-// r-th of `world` equal parts of it. No sample is dropped, the stream is the same at every world
-// size, and a resumed run needs only a sample count to continue at the next sample.
+// last seq the targets. With a packing, sample i is what that puts into it: whole documents, each
+// with its own last token as its last target, then padding. The stream of samples is epoch 0 in its
+// order, then epoch 1 in its own, and so on. Global batch k is samples [k * batch, (k + 1) * batch)
+// of that stream, and rank r gets the r-th of `world` equal parts of it. No sample is dropped, the
+// stream is the same at every world size, and a resumed run needs only a sample count to continue
+// at the next sample.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +16,7 @@
 #include <memory>
 #include <optional>
 
+#include "data/packing.h"
 #include "data/source.h"
 #include "data/split.h"
 
@@ -26,7 +29,8 @@ struct BatchOptions {
   int world = 1;
   uint64_t seed = 0;
   bool shuffle = true;
-  bool document_mask = false;  // fills Batch::documents
+  bool document_mask = false;                        // fills Batch::documents; so does a packing
+  std::shared_ptr<const Packing> packing = nullptr;  // of this source, for `seq`
   // Ends a document. Needed for document_mask, unless the files have an index.
   std::optional<int32_t> eos;
   int64_t prefetch = 2;  // batches loaded ahead; 0: none, and no thread
@@ -44,7 +48,8 @@ struct Batch {
   at::Tensor ids;           // [rows, seq] int64
   at::Tensor targets;       // [rows, seq] int64; -100 if the token doesn't count
   at::Tensor documents;     // [rows, seq] int64, the document's number within the row; or undefined
-  int64_t tokens = 0;       // targets that count, on this rank
+  int64_t room = 0;         // for documents in a row, the same for (nearly) all batches
+  int64_t tokens = 0;       // targets that count, on this rank; of pairs: those with two answers
   int64_t samples = 0;      // rows that are samples, on this rank
   int64_t all_samples = 0;  // over all ranks; 0: the stream has ended
 };

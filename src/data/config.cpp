@@ -39,6 +39,11 @@ void describe(DataConfig& data, OptionList& list, const OnlyWith& language) {
            "A line of a .jsonl file that can't be used stops the run, or is counted and skipped");
   list.add("seq", data.seq, "Tokens per sample", {.least = 1, .most = 1e8});
   list.add("shuffle", data.shuffle, "Shuffle samples; the order depends on the seed and the epoch");
+  list.add(
+      "packing", data.packing,
+      "Fill samples with whole documents, each of which is computed as if it were alone; unless "
+      "it is set, it is true for conversations and other JSON lines with a prompt",
+      {.only_with = language});
   list.add("document_mask", data.document_mask, "Restrict attention to the same document",
            {.only_with = language});
   list.add("loss_mask", data.loss_mask,
@@ -53,9 +58,15 @@ void check(const DataConfig& data) {
   if (data.is_random() && (data.train.size() > 1 || !data.valid.empty()))
     throw Error("data.train combines \"random\" with other data.",
                 "use random tokens alone: data.train = [\"random\"], data.valid = [].");
-  if (data.is_random() && (data.format != Format::kAuto || data.loss_mask || data.document_mask))
-    throw Error("data.train = [\"random\"] reads no files, so a format or mask has no effect.",
-                "leave out data.format, data.loss_mask and data.document_mask.");
+  if (data.is_random() &&
+      (data.format != Format::kAuto || data.loss_mask || data.document_mask || data.packing))
+    throw Error(
+        "data.train = [\"random\"] reads no files, so a format, packing or mask has no effect.",
+        "leave out data.format, data.packing, data.loss_mask and data.document_mask.");
+  if (data.packing && data.document_mask)
+    throw Error(
+        "data.packing keeps attention within documents, so data.document_mask has no effect.",
+        "set one of the two.");
   if (data.loss_mask && data.format == Format::kText)
     throw Error("data.loss_mask is for token files and conversations, but data.format is text.",
                 "leave out data.format, or write token files with a mask: fsdp tokenize.");

@@ -23,6 +23,7 @@ struct DataConfig {
   BadLines bad_lines = BadLines::kStop;  // of JSON lines
   int64_t seq = 256;                     // tokens per sample
   bool shuffle = true;
+  bool packing = false;        // samples are whole documents side by side, each as if alone
   bool document_mask = false;  // attention stays within a document
   bool loss_mask = false;      // only what FILE.mask selects, or an assistant wrote, counts
   int64_t prefetch = 2;        // batches loaded ahead; 0: each when it is needed

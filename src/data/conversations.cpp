@@ -91,12 +91,29 @@ std::string alpaca_question(const OrderedJson& line) {
   return question + "\n\n" + text_of(line, "input");
 }
 
+OrderedJson no_messages() {
+  return {{"messages", OrderedJson::array()}, {"tools", nullptr}, {"documents", nullptr}};
+}
+
+// What a line passes to the template beside its messages.
+void add_variables(const OrderedJson& line, OrderedJson& variables) {
+  for (const char* key : {"tools", "documents"})
+    if (line.contains(key)) variables[key] = parsed(line[key], key);
+  const auto more = line.find("chat_template_kwargs");
+  if (more == line.end() || !more->is_object()) return;
+  for (const auto& [key, value] : more->items())
+    if (key != "messages") variables[key] = value;
+}
+
 }  // namespace
 
 const char* described(LineKind kind) {
-  static constexpr std::array kNames = {"text", "prompts and completions",
-                                        "conversations (messages)", "conversations (ShareGPT)",
-                                        "instructions (Alpaca)"};
+  static constexpr std::array kNames = {"text",
+                                        "prompts and completions",
+                                        "conversations (messages)",
+                                        "conversations (ShareGPT)",
+                                        "instructions (Alpaca)",
+                                        "pairs of chosen and rejected answers"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -115,6 +132,7 @@ LineKind kind_of(const OrderedJson& line, const JsonlOptions& options) {
   const JsonlOptions usual;
   if (text && options.text_field != usual.text_field) return LineKind::kText;
   if (prompts && options.prompt_field != usual.prompt_field) return LineKind::kPrompts;
+  if (line.contains("chosen") && line.contains("rejected")) return LineKind::kPairs;
   if (is_list(line, "messages")) return LineKind::kMessages;
   if (is_list(line, "conversations")) return LineKind::kShareGpt;
   if (prompts) return LineKind::kPrompts;
@@ -125,8 +143,7 @@ LineKind kind_of(const OrderedJson& line, const JsonlOptions& options) {
 }
 
 OrderedJson conversation_of(const OrderedJson& line, LineKind kind) {
-  OrderedJson variables = {
-      {"messages", OrderedJson::array()}, {"tools", nullptr}, {"documents", nullptr}};
+  OrderedJson variables = no_messages();
   OrderedJson& messages = variables["messages"];
   if (kind == LineKind::kAlpaca) {
     add_system(line, messages);
@@ -143,13 +160,19 @@ OrderedJson conversation_of(const OrderedJson& line, LineKind kind) {
     }
     if (turns.empty()) throw BadLine{"has no messages"};
   }
-  for (const char* key : {"tools", "documents"})
-    if (line.contains(key)) variables[key] = parsed(line[key], key);
-  const auto more = line.find("chat_template_kwargs");
-  if (more != line.end() && more->is_object()) {
-    for (const auto& [key, value] : more->items())
-      if (key != "messages") variables[key] = value;
+  add_variables(line, variables);
+  return variables;
+}
+
+OrderedJson conversation_of_pair(const OrderedJson& line, const char* side) {
+  OrderedJson variables = no_messages();
+  OrderedJson& messages = variables["messages"];
+  size_t number = 0;
+  for (const char* part : {"prompt", side}) {
+    if (!is_list(line, part)) continue;
+    for (const OrderedJson& turn : line[part]) messages.push_back(checked(turn, ++number));
   }
+  add_variables(line, variables);
   return variables;
 }
 

@@ -24,6 +24,7 @@ enum class LineKind {
   kMessages,  // {"messages": [{"role": .., "content": ..}, ..]}
   kShareGpt,  // {"conversations": [{"from": .., "value": ..}, ..]}
   kAlpaca,    // {"instruction": .., "input": .., "output": ..}
+  kPairs,     // {"prompt": .., "chosen": .., "rejected": ..}
 };
 const char* described(LineKind kind);  // "conversations (messages)"
 
@@ -54,6 +55,9 @@ LineKind kind_of(const OrderedJson& line, const JsonlOptions& options);
 const std::string& text_of(const OrderedJson& line, const std::string& field);
 // The variables of a chat template: messages, and tools and such if the line has them.
 OrderedJson conversation_of(const OrderedJson& line, LineKind kind);
+// The same of a pair's "chosen" or "rejected", if that is a list of messages; they follow those of
+// "prompt", if that is a list, too.
+OrderedJson conversation_of_pair(const OrderedJson& line, const char* side);
 // The question of an Alpaca line, for tokenizers without a chat template.
 std::string alpaca_prompt(const OrderedJson& line);
 

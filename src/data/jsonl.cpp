@@ -25,9 +25,23 @@ struct Line {
 // A line's pieces, or why it is skipped.
 struct Pieces {
   std::vector<ChatPiece> pieces;
-  bool ends = true;  // with the token that ends a document
+  bool ends = true;   // with the token that ends a document
+  size_t chosen = 0;  // pieces of the first of two documents; 0: there is one
   std::string bad;
 };
+
+bool is_empty(const std::vector<ChatPiece>& pieces) {
+  return std::all_of(pieces.begin(), pieces.end(),
+                     [](const ChatPiece& piece) { return piece.text.empty(); });
+}
+
+// What two answers to one prompt have in common isn't learned from.
+void keep_differences(std::vector<ChatPiece>& chosen, std::vector<ChatPiece>& rejected) {
+  for (size_t i = 0; i < std::min(chosen.size(), rejected.size()); ++i) {
+    if (chosen[i].text != rejected[i].text || chosen[i].counts != rejected[i].counts) return;
+    chosen[i].counts = rejected[i].counts = false;
+  }
+}
 
 struct JsonlReader {
   const std::string& path;
@@ -64,12 +78,32 @@ struct JsonlReader {
     } else if (kind == LineKind::kPrompts) {
       out.pieces = {{text_of(value, options.prompt_field), false},
                     {text_of(value, options.completion_field), true}};
+    } else if (kind == LineKind::kPairs) {
+      read_pair(value, out);
     } else if (kind == LineKind::kAlpaca && !chat->exists()) {
       out.pieces = {{alpaca_prompt(value), false}, {text_of(value, "output"), true}};
     } else {
       out.pieces = chat->pieces(conversation_of(value, kind));
       out.ends = false;
     }
+  }
+
+  std::vector<ChatPiece> answer(const OrderedJson& value, const char* side) const {
+    if (value[side].is_array()) return chat->pieces(conversation_of_pair(value, side));
+    return {{text_of(value, options.prompt_field), false}, {text_of(value, side), true}};
+  }
+
+  void read_pair(const OrderedJson& value, Pieces& out) const {
+    out.ends = !value["chosen"].is_array();
+    if (out.ends == value["rejected"].is_array())
+      throw BadLine{"has messages and a text as answers"};
+    if (!out.ends && !chat->exists()) throw BadLine{"has messages, but there is no chat template"};
+    out.pieces = answer(value, "chosen");
+    std::vector<ChatPiece> rejected = answer(value, "rejected");
+    if (is_empty(out.pieces) || is_empty(rejected)) throw BadLine{"has an answer without text"};
+    if (!out.ends) keep_differences(out.pieces, rejected);
+    out.chosen = out.pieces.size();
+    out.pieces.insert(out.pieces.end(), rejected.begin(), rejected.end());
   }
 
   Pieces pieces(const Line& line, LineKind kind) const {
@@ -146,11 +180,12 @@ bool LineBatches::read_lines() {
   return whole_ > 0;
 }
 
-JsonlDocument document_of(const Line& line, const Pieces& pieces,
-                          std::vector<std::vector<int32_t>>& ids, size_t first,
+// Of some of a line's pieces. `ids` are those of all lines' pieces, from `first` on the line's.
+JsonlDocument document_of(const Line& line, const Pieces& pieces, size_t from, size_t to,
+                          const std::vector<std::vector<int32_t>>& ids, size_t first,
                           const Tokenizer& tokenizer) {
   JsonlDocument result;
-  for (size_t i = 0; i < pieces.pieces.size(); ++i) {
+  for (size_t i = from; i < to; ++i) {
     result.ids.insert(result.ids.end(), ids[first + i].begin(), ids[first + i].end());
     result.counts.resize(result.ids.size(), pieces.pieces[i].counts);
   }
@@ -168,7 +203,7 @@ std::optional<ChatFormat> chat_format(const std::string& path, LineKind kind,
                                       const Tokenizer& tokenizer, const JsonlOptions& options) {
   if (kind == LineKind::kText || kind == LineKind::kPrompts) return std::nullopt;
   std::optional<ChatFormat> chat(std::in_place, tokenizer, options.chat_template);
-  if (!chat->exists() && kind != LineKind::kAlpaca)
+  if (!chat->exists() && kind != LineKind::kAlpaca && kind != LineKind::kPairs)
     throw Error(
         formatted("{} has {}, but tokenizer {} has no chat template.", path, described(kind),
                   tokenizer.name()),
@@ -218,8 +253,10 @@ SkippedLines tokenise_jsonl(const std::string& path, const Tokenizer& tokenizer,
         if (skipped.count++ == 0) skipped.first = all[i].bad;
         continue;
       }
-      document(document_of(lines[i], all[i], ids, first, tokenizer));
-      first += all[i].pieces.size();
+      const size_t count = all[i].pieces.size(), chosen = all[i].chosen;
+      if (chosen > 0) document(document_of(lines[i], all[i], 0, chosen, ids, first, tokenizer));
+      document(document_of(lines[i], all[i], chosen, count, ids, first, tokenizer));
+      first += count;
     }
   }
   return skipped;

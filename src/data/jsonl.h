@@ -1,4 +1,5 @@
-// JSON lines: one document per line. conversations.h says which kinds there are.
+// JSON lines: one document per line, or the two of a pair, the chosen answer first. conversations.h
+// says which kinds there are.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 
 #include "base/format.h"
 #include "data/files.h"
@@ -33,6 +34,7 @@ class FileSource : public TokenSource {
   std::vector<int64_t> document_starts(int64_t first, int64_t count) const override {
     return file_->document_starts(first, count);
   }
+  bool lists_documents() const override { return file_->format() == Format::kMegatron; }
   std::string where(int64_t token) const override {
     return formatted("{}: token {}", file_->path(), token);
   }
@@ -72,6 +74,10 @@ class JoinedSource : public TokenSource {
     });
     return all;
   }
+  bool lists_documents() const override {
+    return std::all_of(parts_.begin(), parts_.end(),
+                       [](const auto& part) { return part->lists_documents(); });
+  }
   bool ends_document(int64_t token) const override {
     const size_t part = part_of(token);
     return parts_[part]->ends_document(token - starts_[part]);
@@ -87,6 +93,7 @@ class JoinedSource : public TokenSource {
       sum.kind = sum.kind.empty() || sum.kind == one.kind ? one.kind : "mixed";
       sum.files += one.files;
       sum.bytes += one.bytes;
+      sum.pairs = one.pairs && (sum.pairs || &part == &parts_.front());
     }
     return sum;
   }
@@ -267,6 +274,46 @@ std::string reason_for_mask(const std::vector<std::string>& paths, const JsonlOp
       for (const FoundFile& file : json_lines_below(path)) look_inside(file.path);
   }
   return reason;
+}
+
+namespace {
+
+// Calls look(file, kind) for the JSON lines among the paths until it returns true.
+void each_kind_of_lines(const std::vector<std::string>& paths, const JsonlOptions& lines,
+                        const std::function<bool(const std::string&, LineKind)>& look) {
+  std::error_code problem;
+  for (const std::string& path : paths) {
+    try {
+      std::vector<FoundFile> files;
+      if (fs::is_directory(path, problem))
+        files = json_lines_below(path);
+      else if (is_json_lines(path))
+        files.push_back(describe_file(path));
+      for (const FoundFile& file : files)
+        if (look(file.path, kind_of_lines(file.path, lines))) return;
+    } catch (const Error&) {  // whoever reads the file says what is wrong with it
+    }
+  }
+}
+
+}  // namespace
+
+std::string reason_for_packing(const std::vector<std::string>& paths, const JsonlOptions& lines) {
+  std::string reason;
+  each_kind_of_lines(paths, lines, [&](const std::string& file, LineKind kind) {
+    if (has_mask(kind))
+      reason = formatted("{} has {}, and each stays whole", file, described(kind));
+    return !reason.empty();
+  });
+  return reason;
+}
+
+bool has_pairs(const std::vector<std::string>& paths, const JsonlOptions& lines) {
+  bool found = false;
+  each_kind_of_lines(paths, lines, [&](const std::string&, LineKind kind) {
+    return found = kind == LineKind::kPairs;
+  });
+  return found;
 }
 
 }  // namespace fsdp::data

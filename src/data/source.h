@@ -19,6 +19,7 @@ struct SourceInfo {
                           // "text of JSON lines" and such
   int64_t files = 0;
   int64_t bytes = 0;  // of those files
+  bool pairs = false;  // each two documents are the chosen and the rejected answer to one prompt
 };
 
 // All functions are thread-safe.
@@ -32,9 +33,11 @@ class TokenSource {
   // 1 if a token counts in the loss, 0 if not. All 1 without a mask.
   virtual void read_mask(int64_t first, int64_t count, uint8_t* counts) const;
   virtual bool has_mask() const { return false; }
-  // Positions in [first, first + count) where a document begins according to the file's index
-  // (Megatron). Documents that are separated only by a token aren't listed.
+  // Positions in [first, first + count) where a document is known to begin: by a file's index, or
+  // by the text. Documents that are separated only by a token aren't listed.
   virtual std::vector<int64_t> document_starts(int64_t first, int64_t count) const;
+  // Whether document_starts() has all documents.
+  virtual bool lists_documents() const { return false; }
   // Whether an end-of-document token at a position ends a document. In conversations it ends a
   // turn, and document_starts() has the documents.
   virtual bool ends_document(int64_t token) const;
@@ -59,5 +62,9 @@ std::shared_ptr<TokenSource> open_source(const SourceOptions& options);
 // Why a loss mask is to be used with these paths: "FILE.mask selects ..."; "" if none has one.
 // Looks at names and first lines only.
 std::string reason_for_mask(const std::vector<std::string>& paths, const JsonlOptions& lines);
+// Whether one of the paths has pairs of chosen and rejected answers.
+bool has_pairs(const std::vector<std::string>& paths, const JsonlOptions& lines);
+// Why documents are to be packed: "FILE has conversations ..."; "" if no file has such lines.
+std::string reason_for_packing(const std::vector<std::string>& paths, const JsonlOptions& lines);
 
 }  // namespace fsdp::data

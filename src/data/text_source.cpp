@@ -42,6 +42,10 @@ class BytesSource : public TokenSource {
     for (int64_t i = 0; i < bytes; ++i) ids[i] = static_cast<unsigned char>(text[i]);
     if (bytes < count) ids[bytes] = end_;
   }
+  std::vector<int64_t> document_starts(int64_t first, int64_t count) const override {
+    return first == 0 && count > 0 ? std::vector<int64_t>{0} : std::vector<int64_t>();
+  }
+  bool lists_documents() const override { return true; }
   std::string where(int64_t token) const override { return formatted("{}: byte {}", path_, token); }
   SourceInfo info() const override { return {"text as bytes", 1, size_}; }
 
@@ -80,6 +84,7 @@ class MemorySource : public TokenSource {
     return {std::lower_bound(starts_.begin(), starts_.end(), first),
             std::lower_bound(starts_.begin(), starts_.end(), first + count)};
   }
+  bool lists_documents() const override { return true; }
   bool ends_document(int64_t) const override { return !turns_; }
   std::string where(int64_t token) const override {
     return formatted("tokenized text: token {}", token);
@@ -110,6 +115,7 @@ class CachedSource : public TokenSource {
   std::vector<int64_t> document_starts(int64_t first, int64_t count) const override {
     return tokens_->document_starts(first, count);
   }
+  bool lists_documents() const override { return tokens_->lists_documents(); }
   bool ends_document(int64_t) const override { return !turns_; }
   std::string where(int64_t token) const override { return tokens_->where(token); }
   SourceInfo info() const override { return info_; }
@@ -257,11 +263,12 @@ std::shared_ptr<TokenSource> lines_source(const std::vector<FoundFile>& files,
                   "name the files one by one: --data.train A.jsonl --data.train B.jsonl.");
   }
   const Tokenizer& tokenizer = *options.tokenizer;
-  HowMade how{.info = {.kind = formatted("{} of JSON lines", described(kind))},
+  HowMade how{.info = {.kind = formatted("{} of JSON lines", described(kind)),
+                       .pairs = kind == LineKind::kPairs},
               .cache_dir = options.cache_dir,
               .mask = options.loss_mask && has_mask(kind),
               .turns = kind != LineKind::kText && kind != LineKind::kPrompts};
-  how.key.add("lines 1");
+  how.key.add("lines 2");
   how.key.add(how.mask);
   how.key.add(enum_name(options.lines.bad_lines));
   how.key.add(ChatFormat(tokenizer, options.lines.chat_template).source());

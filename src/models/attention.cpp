@@ -4,12 +4,16 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "base/format.h"
 #include "fsdp/error.h"
@@ -56,6 +60,28 @@ void check_cache(const KVCache& cache, const TextInputs& inputs, int64_t layers)
                 "put a torch::NoGradGuard around generation.");
 }
 
+void check_documents(const TextInputs& inputs) {
+  const at::Tensor& documents = inputs.documents;
+  if (!documents.defined()) return;
+  if (documents.dim() != 1 || documents.scalar_type() != at::kInt || documents.numel() < 2)
+    throw Error(
+        formatted("documents of shape {} aren't cumulative lengths, an int32 [n + 1] tensor.",
+                  shape(documents)),
+        "make them of numbers [batch, tokens] with cumulative_lengths().");
+  if (inputs.padding.defined())
+    throw Error("padding and documents cannot be used together.",
+                "make the padding of a sequence a document of its own.");
+}
+
+void restart_positions(Attending& plan, const at::Tensor& ids) {
+  const int64_t all = ids.numel();
+  const at::Tensor starts = plan.documents.to(at::kLong);
+  const at::Tensor own = document_of_token(plan.documents, all);
+  const at::Tensor first = starts.index_select(0, own), end = starts.index_select(0, own + 1);
+  plan.positions = (at::arange(all, starts.options()) - first).view(ids.sizes());
+  plan.lengths = (end - first).view(ids.sizes());
+}
+
 // Padding of all tokens, cached ones first: bool [batch, past + tokens], or undefined.
 at::Tensor whole_padding(const TextInputs& inputs) {
   at::Tensor padding = inputs.padding;
@@ -74,11 +100,42 @@ at::Tensor whole_padding(const TextInputs& inputs) {
 
 }  // namespace
 
+at::Tensor cumulative_lengths(const at::Tensor& numbers, int64_t room) {
+  if (numbers.dim() != 2 || numbers.scalar_type() != at::kLong || !numbers.is_cpu())
+    throw Error("the numbers of documents aren't an int64 [batch, tokens] tensor on the CPU.",
+                "number the documents of each sequence.");
+  const at::Tensor rows = numbers.contiguous();
+  const int64_t* number = rows.const_data_ptr<int64_t>();
+  const int64_t all = rows.numel(), tokens = rows.size(1);
+  std::vector<int32_t> starts;
+  for (int64_t first = 0, row = 1; first < all; first += tokens, ++row) {
+    for (int64_t i = first; i < first + tokens; ++i)
+      if (i == first || number[i] != number[i - 1]) starts.push_back(static_cast<int32_t>(i));
+    const auto most = static_cast<size_t>(row * room);
+    if (room > 0 && starts.size() > most)
+      throw Error(formatted("there are {} documents in a sequence, but room for {}.",
+                            starts.size() - (most - static_cast<size_t>(room)), room),
+                  "pass more room; 0 makes as much as they need.");
+    if (room > 0) starts.resize(most, static_cast<int32_t>(first + tokens));
+  }
+  starts.push_back(static_cast<int32_t>(all));
+  return at::tensor(starts, at::kInt);
+}
+
+// Without waiting for the device, and in the same shapes for all documents. Counts how many begin
+// at each token, empty ones included.
+at::Tensor document_of_token(const at::Tensor& documents, int64_t tokens) {
+  const at::Tensor starts = documents.to(at::kLong);
+  at::Tensor begin = at::zeros({tokens + 1}, starts.options());
+  begin.scatter_add_(0, starts, at::ones_like(starts));
+  return begin.narrow(0, 0, tokens).cumsum(0) - 1;
+}
+
 Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_tokens) {
   const at::Tensor& ids = inputs.ids;
   check_ids(ids);
   check_like_ids("padding", inputs.padding, ids);
-  check_like_ids("documents", inputs.documents, ids);
+  check_documents(inputs);
   if (inputs.cache) check_cache(*inputs.cache, inputs, layers);
   int64_t past = inputs.cache ? inputs.cache->tokens() : 0;
   int64_t tokens = ids.size(1), all = past + tokens;
@@ -88,21 +145,21 @@ Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_t
                 "shorten the sequence, or give the model more positions.");
 
   Attending plan{.past = past, .cache = inputs.cache};
+  if (inputs.documents.defined()) {
+    plan.documents = inputs.documents.to(ids.device());
+    if (inputs.restart_positions) restart_positions(plan, ids);
+    return plan;
+  }
   at::Tensor padding = whole_padding(inputs);
   if (plan.cache) plan.cache->padding = padding;
   // New tokens must not see later new tokens, and the operator's own causal mask would start at the
   // first cached key.
   bool some_unseen = past > 0 && tokens > 1;
-  if (!padding.defined() && !inputs.documents.defined() && !some_unseen) return plan;
+  if (!padding.defined() && !some_unseen) return plan;
 
   at::Tensor keys = at::arange(all, ids.options());                         // [all]
   at::Tensor queries = at::arange(past, all, ids.options()).view({-1, 1});  // [tokens, 1]
   plan.mask = (keys <= queries).view({1, 1, tokens, all});
-  if (inputs.documents.defined()) {
-    at::Tensor documents = inputs.documents.to(ids.device());
-    plan.mask =
-        plan.mask.logical_and(documents.unsqueeze(1).eq(documents.unsqueeze(2)).unsqueeze(1));
-  }
   if (padding.defined()) {
     at::Tensor itself = keys.eq(queries).view({1, 1, tokens, all});
     plan.mask = plan.mask.logical_and(padding.view({-1, 1, 1, all}).logical_or(itself));
@@ -113,7 +170,7 @@ Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_t
 
 at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                   const Attending& plan, int64_t layer, const AttendOptions& options) {
-  bool causal = !plan.mask.defined() && plan.past == 0;
+  const bool causal = !plan.mask.defined() && plan.past == 0;
   KVCache::KeysValues seen = {keys, values};
   if (plan.cache) seen = plan.cache->append(layer, keys, values);
   return nn::attention(queries, seen.first, seen.second,
@@ -121,7 +178,8 @@ at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::T
                         .mask = plan.mask,
                         .dropout = options.dropout,
                         .scale = options.scale,
-                        .window = options.window});
+                        .window = options.window,
+                        .documents = plan.documents});
 }
 
 // --- the cache ---

@@ -24,6 +24,12 @@ at::Tensor CausalLMImpl::loss_sum(const TextInputs& inputs, const at::Tensor& ta
                                   {.reduction = nn::Reduction::kSum});
 }
 
+at::Tensor CausalLMImpl::losses(const TextInputs& inputs, const at::Tensor& targets) {
+  return nn::linear_cross_entropy(hidden(inputs), head(), targets,
+                                  {.reduction = nn::Reduction::kNone})
+      .view(targets.sizes());
+}
+
 void CausalLMImpl::init_weights() {
   std::set<const c10::TensorImpl*> filled;  // tied parameters have two names
   for (const auto& parameter : named_parameters())

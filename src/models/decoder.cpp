@@ -5,6 +5,7 @@
 #include "fsdp/models/decoder.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/BFloat16.h>
@@ -127,7 +128,7 @@ std::vector<nn::Linear> GatedFeedForwardImpl::projections() const {
 }
 
 at::Tensor GatedFeedForwardImpl::forward(const at::Tensor& gate_up) {
-  if (down_proj->has_adapter()) {  // it reads what is activated, too
+  if (down_proj->uses_adapter()) {  // it reads what is activated, too
     if (activation_ == GateActivation::kSilu) return down_proj(nn::swiglu(gate_up));
     const std::vector<at::Tensor> halves = gate_up.chunk(2, -1);
     return down_proj(nn::gelu(halves[0], "tanh") * halves[1]);
@@ -161,7 +162,7 @@ nn::NormedLinears DecoderBlockImpl::read(const Stream& stream, const nn::RMSNorm
     if (linear->fp8 != fp8) fp8 = nn::Fp8::kNone;
     weights.push_back(linear->weight);
     if (linear->bias.defined()) biases.push_back(linear->bias);
-    adapted = adapted || linear->has_adapter();
+    adapted = adapted || linear->uses_adapter();
   }
   if (norm && !adapted)
     return nn::norm_linears(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps(),
@@ -278,7 +279,13 @@ RotaryTables DecoderModelImpl::tables_for(Rotation rotation, const at::Tensor& x
     auto of = [&](const at::Tensor& table) {
       return table.index_select(0, positions).view({x.size(0), tokens, config_.head_dim});
     };
-    return {of(tables.cos), of(tables.sin)};
+    RotaryTables own{of(tables.cos), of(tables.sin)};
+    if (rotation != Rotation::kLonger || !attending.lengths.defined()) return own;
+    // Each document has the factors of its own length.
+    const at::Tensor longer =
+        attending.lengths.gt(config_.long_rope->original_max_position_embeddings).unsqueeze(-1);
+    tables = tables_of(Rotation::kNormal, x, end, /*more=*/false);
+    return {at::where(longer, own.cos, of(tables.cos)), at::where(longer, own.sin, of(tables.sin))};
   }
   if (tables.cos.size(0) == tokens) return tables;
   return {tables.cos.slice(0, attending.past, end), tables.sin.slice(0, attending.past, end)};

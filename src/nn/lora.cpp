@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "base/format.h"
@@ -87,6 +88,18 @@ std::vector<std::string> add_lora(torch::nn::Module& module, const LoRAOptions& 
   return names;
 }
 
+WithoutAdapters::WithoutAdapters(torch::nn::Module& module) {
+  for (const auto& child : module.modules(/*include_self=*/false))
+    if (auto linear = std::dynamic_pointer_cast<LinearImpl>(child);
+        linear && linear->uses_adapter())
+      linears_.push_back(std::move(linear));
+  for (const auto& linear : linears_) linear->without_adapter_ = true;
+}
+
+WithoutAdapters::~WithoutAdapters() {
+  for (const auto& linear : linears_) linear->without_adapter_ = false;
+}
+
 bool is_adapter(const std::string& name) {
   return ("." + name).ends_with(".lora_A.weight") || ("." + name).ends_with(".lora_B.weight");
 }
@@ -103,7 +116,7 @@ at::Tensor add_adapters(const at::Tensor& out, const at::Tensor& x,
                         const std::vector<Linear>& linears) {
   std::vector<at::Tensor> parts;
   for (const Linear& linear : linears) {
-    if (linear->has_adapter()) {
+    if (linear->uses_adapter()) {
       parts.push_back(linear->adapter(x));
       continue;
     }

@@ -1,11 +1,14 @@
 // Cross-entropy: of given logits, and fused with a linear that computes the logits in chunks.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
@@ -121,6 +124,75 @@ at::Tensor chunked(const at::Tensor& hidden, const at::Tensor& weight, const at:
   return losses.sum();
 }
 
+// Inputs: hidden, weight. Output: losses, one per row. Saved: both, targets, log-sum-exp of each
+// row. Backward computes the logits again, because it depends on the gradient of each row.
+struct LinearCrossEntropyRowsNode : Node {
+  int64_t ignore_index = -100, chunk = 0;
+  Target weight;
+
+  std::string name() const override { return "fsdp::linear_cross_entropy"; }
+
+  Tensors backward(const Tensors& gradients) override {
+    const Tensors kept = saved();
+    const at::Tensor hidden = as_rows(kept[0]);
+    const at::Tensor grad = gradients[0].to(at::kFloat).contiguous().view({-1});
+    Tensors result(2);
+    if (wants(0)) result[0] = at::empty(kept[0].sizes(), kept[0].options());
+    std::optional<Opened> opened;
+    if (wants(1)) opened.emplace(weight.open());
+    for (int64_t first = 0; first < hidden.size(0); first += chunk) {
+      const int64_t count = std::min(chunk, hidden.size(0) - first);
+      const at::Tensor h = hidden.narrow(0, first, count);
+      const at::Tensor logits = kernels::cross_entropy_backward(
+          grad.narrow(0, first, count), at::mm(h, kept[1].t()), kept[2].narrow(0, first, count),
+          kept[3].narrow(0, first, count), ignore_index);
+      if (wants(0)) {
+        at::Tensor part = as_rows(result[0]).narrow(0, first, count);
+        at::mm_out(part, logits, kept[1]);
+      }
+      if (!opened) continue;
+      product_into(opened->place, logits.t(), h);
+      opened->place.accumulate = true;
+    }
+    if (opened) result[1] = opened->close();
+    return result;
+  }
+};
+
+// The loss of each row.
+at::Tensor rows_of_losses(const at::Tensor& hidden, const at::Tensor& weight,
+                          const at::Tensor& targets, int64_t chunk, int64_t ignore_index) {
+  std::vector<at::Tensor> losses, sums;
+  {
+    Unrecorded unrecorded;
+    const at::Tensor rows = as_rows(hidden);
+    for (int64_t first = 0; first < rows.size(0); first += chunk) {
+      const int64_t count = std::min(chunk, rows.size(0) - first);
+      auto [loss, sum] = kernels::cross_entropy(at::mm(rows.narrow(0, first, count), weight.t()),
+                                                targets.narrow(0, first, count), ignore_index);
+      losses.push_back(loss);
+      sums.push_back(sum);
+    }
+  }
+  at::Tensor out = at::empty({0}, hidden.options().dtype(at::kFloat)), log_sum = out;
+  {
+    Unrecorded unrecorded;
+    if (!losses.empty()) {
+      out = at::cat(losses);
+      log_sum = at::cat(sums);
+    }
+    out = out.view(hidden.sizes().slice(0, hidden.dim() - 1));
+  }
+  if (auto node = record<LinearCrossEntropyRowsNode>({hidden, weight})) {
+    node->ignore_index = ignore_index;
+    node->chunk = chunk;
+    node->weight = Target(weight);
+    node->save({hidden, weight, targets, log_sum});
+    node->returns(out);
+  }
+  return out;
+}
+
 }  // namespace
 
 at::Tensor cross_entropy(const at::Tensor& given, const at::Tensor& targets,
@@ -147,10 +219,6 @@ at::Tensor cross_entropy(const at::Tensor& given, const at::Tensor& targets,
 at::Tensor linear_cross_entropy(const at::Tensor& given, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options) {
-  if (options.reduction == Reduction::kNone)
-    throw Error("linear_cross_entropy returns a mean or a sum, not the loss of each row.",
-                "use cross_entropy(linear(hidden, weight), targets, {.reduction = "
-                "Reduction::kNone}).");
   at::Tensor flat = checked_targets(targets, given);
   at::Tensor hidden = like_weight(given, weight);
   bool known = has_kernels(hidden) && hidden.scalar_type() != at::kDouble &&
@@ -161,6 +229,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& given, const at::Tensor& weigh
   hidden = hidden.contiguous();
   int64_t chunk = options.chunk;
   if (chunk <= 0) chunk = std::max(kRows, kLogits / std::max<int64_t>(1, weight.size(0)));
+  if (options.reduction == Reduction::kNone)
+    return rows_of_losses(hidden, weight, flat, chunk, options.ignore_index);
 
   auto node = record<LinearCrossEntropyNode>({hidden, weight});
   Gradients made;

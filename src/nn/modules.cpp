@@ -30,7 +30,7 @@ AdapterMatrixImpl::AdapterMatrixImpl(const at::Tensor& given) {
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
   at::Tensor out = linear(x, weight, bias, WeightLayout::kOutIn, fp8);
-  return has_adapter() ? out + adapter(x) : out;
+  return uses_adapter() ? out + adapter(x) : out;
 }
 
 // A starts as torch starts a linear's weight.

@@ -1,19 +1,15 @@
 #include "nn/window.h"
 
-#include <ATen/Context.h>
-#include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <vector>
 
-#include "base/log.h"
 #include "fsdp/error.h"
-#include "shard/dry_run.h"
+#include "nn/flash.h"
 
 namespace fsdp::nn {
 namespace {
@@ -21,34 +17,6 @@ namespace {
 // Queries of a block. A block costs rows · (rows + window) scores, so rows are at most about as
 // many as the window's, and enough for a matrix product to be worth it.
 constexpr int64_t kFewestRows = 64, kMostRows = 256;
-
-std::atomic<bool> flash_works{true};
-
-bool is_for_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const AttentionOptions& options) {
-  int64_t head_dim = q.size(-1);
-  bool half = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
-  bool shapes = q.size(2) == k.size(2) && head_dim == v.size(-1) && head_dim % 8 == 0 &&
-                head_dim <= 256 && q.size(0) > 0;
-  const bool gpu = q.is_cuda() || (q.is_meta() && shard::dry_run::as_gpu());
-  return flash_works && gpu && half && shapes && !options.mask.defined() && options.dropout == 0 &&
-         at::globalContext().userEnabledFlashSDP();
-}
-
-at::Tensor flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                 const AttentionOptions& options) {
-  if (q.is_meta())  // a plan: the same memory; its operations count as if there were no window
-    return at::scaled_dot_product_attention(q, k, v, std::nullopt, /*dropout_p=*/0.0,
-                                            /*is_causal=*/true, options.scale,
-                                            /*enable_gqa=*/k.size(1) != q.size(1));
-  return std::get<0>(at::_flash_attention_forward(
-                         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                         /*cum_seq_q=*/std::nullopt, /*cum_seq_k=*/std::nullopt, q.size(2),
-                         k.size(2), /*dropout_p=*/0.0, /*is_causal=*/true,
-                         /*return_debug_mask=*/false, options.scale,
-                         /*window_size_left=*/options.window - 1, /*window_size_right=*/0))
-      .transpose(1, 2);
-}
 
 // [rows, before + rows]: which columns each row sees. Row i is the token of column before + i.
 at::Tensor band(int64_t rows, int64_t before, int64_t window, const at::Tensor& like) {
@@ -117,21 +85,11 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
     throw Error("attention with a sliding window was passed a mask that isn't bool.",
                 "pass a bool mask, true where a key is seen.");
   std::string problem;
-  if (is_for_flash(q, k, v, options)) {
-    try {
-      return flash(q, k, v, options);
-    } catch (const c10::OutOfMemoryError&) {
-      throw;  // not a failure of flash attention
-    } catch (const c10::Error& error) {
-      problem = error.what_without_backtrace();
-    }
-  }
+  if (at::Tensor out = flash_attention(q, k, v, options, problem); out.defined()) return out;
   const int64_t rows = std::clamp(options.window, kFewestRows, kMostRows);
   const bool few = q.size(2) <= rows || q.size(2) != k.size(2);
   at::Tensor out = few ? one_block(q, k, v, options) : blocks(q, k, v, rows, options);
-  // The blocks worked, so the inputs are fine and flash attention isn't.
-  if (!problem.empty() && flash_works.exchange(false))
-    log::warn("flash attention fails here, so sliding windows are computed in blocks: " + problem);
+  give_up_flash(problem);  // the blocks worked, so the inputs are fine
   return out;
 }
 

@@ -107,6 +107,9 @@ std::string to_json(const StepRecord& record) {
   line["epoch"] = number(record.epoch);
   line["skipped"] = record.skipped;
   known("scale", record.scale);
+  known("reward_chosen", record.reward_chosen);
+  known("reward_rejected", record.reward_rejected);
+  known("reward_accuracy", record.reward_accuracy);
   known("eval_loss", record.eval_loss);
   known("eval_perplexity", record.eval_perplexity);
   return line.dump();

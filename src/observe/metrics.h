@@ -33,6 +33,9 @@ struct StepRecord {
   std::optional<double> eval_loss;   // of an evaluation after this step
   std::optional<double> eval_perplexity;
   std::optional<double> scale;  // of the gradient scaler
+  // Of DPO: the mean rewards of chosen and rejected answers, and the share of pairs in which the
+  // chosen one has the greater.
+  std::optional<double> reward_chosen, reward_rejected, reward_accuracy;
 };
 
 // A line of metrics.jsonl, without the newline.

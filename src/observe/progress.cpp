@@ -45,6 +45,8 @@ std::vector<Field> fields(const StepRecord& record, const ProgressOptions& optio
   std::vector<Field> all = {{9, "step " + step_of(record.step, options.steps)}};
   all.push_back({8, formatted("loss {:.4f}", record.loss), "1"});
   if (record.skipped) all.push_back({8, "skipped", "31"});
+  if (record.reward_accuracy)
+    all.push_back({7, formatted("right {:.0f}%", 100 * *record.reward_accuracy)});
   if (record.grad_norm) all.push_back({3, formatted("norm {:.3g}", *record.grad_norm)});
   all.push_back({4, formatted("lr {:.2e}", record.lr)});
   all.push_back({6, human_count(record.tokens_per_s) + " tok/s"});
@@ -118,6 +120,7 @@ std::string plain_line(const StepRecord& record, const ProgressOptions& options,
   if (options.steps > 0) step += formatted("/{}", options.steps);
   const size_t widest = options.steps > 0 ? 2 * std::to_string(options.steps).size() + 1 : 7;
   std::string line = formatted("step {:>{}}  loss {:8.4f}", step, widest, record.loss);
+  if (record.reward_accuracy) line += formatted("  right {:3.0f}%", 100 * *record.reward_accuracy);
   if (record.grad_norm) line += formatted("  norm {:8.3g}", *record.grad_norm);
   line += formatted("  lr {:.2e}  {:>6} tok/s", record.lr, human_count(record.tokens_per_s));
   if (record.tflops > 0) line += formatted("  {:6.3g} TFLOP/s", record.tflops);
@@ -159,10 +162,10 @@ void Progress::step(const StepRecord& record) {
     draw();
 }
 
-void Progress::evaluation(int64_t step, double loss, double perplexity) {
+void Progress::evaluation(int64_t step, double loss, std::optional<double> perplexity) {
   if (options_.width > 0) return line(row("eval", step, loss, "33"));
-  line(formatted("evaluation after step {}: loss {:.4f}, perplexity {:.2f}", step, loss,
-                 perplexity));
+  line(formatted("evaluation after step {}: loss {:.4f}", step, loss) +
+       (perplexity ? formatted(", perplexity {:.2f}", *perplexity) : ""));
 }
 
 // A row after the first step, and then one for each tenth of the run, or for five minutes of it,

@@ -34,7 +34,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void step(const StepRecord& record);
-  void evaluation(int64_t step, double loss, double perplexity);
+  // Losses that aren't of likelihoods have no perplexity.
+  void evaluation(int64_t step, double loss, std::optional<double> perplexity);
   void line(const std::string& text);  // one or more lines of text, above the live line
   void finish();                       // draws the live line a last time and leaves it there
 

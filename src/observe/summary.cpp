@@ -84,10 +84,9 @@ std::string describe(const RunSummary& run, bool colour) {
     out += row("loss", text, colour);
   }
   if (run.eval_loss) {
-    out +=
-        row("evaluation",
-            formatted("loss {:.4f}, perplexity {:.4g}", *run.eval_loss, std::exp(*run.eval_loss)),
-            colour);
+    std::string text = formatted("loss {:.4f}", *run.eval_loss);
+    if (run.has_perplexity) text += formatted(", perplexity {:.4g}", std::exp(*run.eval_loss));
+    out += row("evaluation", text, colour);
   }
   return out;
 }

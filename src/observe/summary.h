@@ -20,6 +20,7 @@ struct RunSummary {
   double peak_memory_mb = 0;  // MiB
   std::optional<double> first_loss, last_loss;
   std::optional<double> eval_loss;  // of the last evaluation
+  bool has_perplexity = true;       // the loss is of likelihoods
   std::optional<double> tflops;     // per device, over all steps
   std::optional<double> mfu;
 };

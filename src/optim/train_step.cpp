@@ -2,6 +2,7 @@
 #include "fsdp/train_step.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -90,15 +91,15 @@ TrainStep::State::State(const Sharded& handle, Optimizer& updater, Loss function
       loss(std::move(function)),
       options(std::move(chosen)),
       device(model->device()) {
+  options.weights_differ = options.weights_differ && options.weighted;
   const bool offloaded = shard::offloads(*model->lock());
   decides_on_host = options.scaler || options.step_in_backward || (offloaded && !device.is_cpu());
   if (!shard::has_graphs(*model)) {
     why_eager = "there is no GPU.";
   } else if (!options.graph) {
     why_eager = "graphs are turned off (TrainStepOptions::graph).";
-  } else if (options.scaler || options.step_in_backward || options.weights_differ) {
-    why_eager =
-        "its options need the host in every step (scaler, step_in_backward, weights_differ).";
+  } else if (options.scaler || options.step_in_backward) {
+    why_eager = "its options need the host in every step (scaler, step_in_backward).";
   } else if (offloaded) {
     why_eager = "parts of the model are offloaded.";
     log::warn("steps are not recorded as a CUDA graph: " + why_eager);
@@ -114,13 +115,22 @@ TrainStep::State::State(const Sharded& handle, Optimizer& updater, Loss function
 void TrainStep::State::set_divisor(double weight) {
   if (!options.weighted) return;
   const World& world = model->world();
-  double total_weight = weight * world.size();
-  if (options.weights_differ) {
-    at::Tensor sum = at::tensor({weight}, at::kDouble).to(device);
-    world.comm().all_reduce(sum, ReduceOp::SUM, {.label = "weights of the step"});
-    total_weight = sum.item<double>();
+  if (!options.weights_differ) {
+    divisor = std::max(weight * world.size(), 1.0);
+    return;
   }
-  divisor = std::max(total_weight, 1.0);
+  // Recorded steps read it from the same place every time.
+  at::Tensor sum =
+      optim::ready_for(device, at::tensor({weight}, at::kDouble)).to(device, /*non_blocking=*/true);
+  world.comm().all_reduce(sum, ReduceOp::SUM, {.label = "weights of the step"});
+  if (!whole_weight.defined()) whole_weight = at::empty({}, sum.options());
+  whole_weight.copy_(sum.squeeze(0).clamp_min(1.0));
+}
+
+at::Tensor TrainStep::State::divided(const at::Tensor& value) const {
+  if (!options.weighted) return value;
+  if (options.weights_differ) return value / whole_weight.to(value.scalar_type());
+  return value / divisor;
 }
 
 void TrainStep::State::add_gradients(const Inputs& inputs, size_t micro_batches, bool last) {
@@ -139,7 +149,7 @@ void TrainStep::State::add_gradients(const Inputs& inputs, size_t micro_batches,
     total.add_(seen);
   else
     total = seen;
-  if (options.weighted) value = value / divisor;
+  value = divided(value);
   if (options.step_in_backward && last) optimizer.step_in_backward();
   std::optional<NoSync> no_sync;
   if (options.reduce_once && !last) no_sync.emplace(sharded.no_sync());
@@ -158,7 +168,7 @@ StepResult TrainStep::State::update() {
   StepResult result{.norm = sharded.clip_grad_norm_(bound)};
   result.loss = std::exchange(total, at::Tensor());
   shard::reduce_loss(*engine, result.loss, /*average=*/!options.sum);
-  if (options.weighted) result.loss.div_(divisor);
+  result.loss = divided(result.loss);
   if (options.scaler) {
     result.skipped = at::zeros({}, at::TensorOptions(at::kBool).device(device));
     result.skipped.fill_(!update_by_scaler(result));
@@ -171,7 +181,15 @@ StepResult TrainStep::State::update() {
                 "resume from the last checkpoint without step_in_backward, which skips such a "
                 "step.");
   optimizer.zero_grad();
-  numbers = at::stack({result.loss, result.norm.to(at::kDouble), result.skipped.to(at::kDouble)});
+  std::vector<at::Tensor> all = {result.loss, result.norm.to(at::kDouble),
+                                 result.skipped.to(at::kDouble)};
+  if (options.weights_differ) all.push_back(whole_weight);
+  numbers = at::stack(all);
+  if (!options.tally.defined()) return result;
+  at::Tensor tally = options.tally.clone();
+  options.tally.zero_();
+  shard::reduce_loss(*engine, tally, /*average=*/false);
+  numbers = at::cat({numbers, tally});
   return result;
 }
 
@@ -196,18 +214,21 @@ StepResult TrainStep::State::take(const std::vector<Inputs>& batches, double wei
   wait(kUnderWay);
   ++steps;
   if (shard::has_gradients(*model)) optimizer.zero_grad();
-  set_divisor(weight);
-  if (!why_eager.empty() || !graphs_on) return eager(batches);
+  if (!why_eager.empty() || !graphs_on) {
+    set_divisor(weight);
+    return eager(batches);
+  }
   OnOwnStream own(stream, device);
+  set_divisor(weight);
   Recording* recording = find_recording(batches);
   return recording ? replay(*recording, batches) : eager(batches);
 }
 
 // --- outcomes ---
 
-TrainStep::State::Numbers::Numbers(at::Device device) {
+TrainStep::State::Numbers::Numbers(at::Device device, int64_t count) {
   auto host = at::TensorOptions().pinned_memory(shard::has_streams(device));
-  result = at::empty({3}, host.dtype(at::kDouble));
+  result = at::empty({count}, host.dtype(at::kDouble));
   stop = at::zeros({1}, host.dtype(at::kInt));
 }
 
@@ -222,7 +243,7 @@ TrainStep::State::Taken TrainStep::State::begin() {
 
 void TrainStep::State::launched(Taken taken) {
   if (device.is_meta()) return;
-  if (spare.empty()) spare.push_back(std::make_unique<Numbers>(device));
+  if (spare.empty()) spare.push_back(std::make_unique<Numbers>(device, numbers.numel()));
   taken.numbers = std::move(spare.back());
   spare.pop_back();
   Numbers& host = *taken.numbers;
@@ -258,6 +279,9 @@ void TrainStep::State::settle_oldest() {
   taken.outcome.loss = result[0];
   taken.outcome.norm = result[1];
   taken.outcome.updated = result[2] == 0;
+  const int64_t own = options.weights_differ ? 4 : 3;
+  if (options.weights_differ) taken.outcome.weight = result[3];
+  taken.outcome.tally.assign(result + own, result + taken.numbers->result.numel());
   taken.outcome.stop = taken.numbers->stop.item<int>() > 0;
   if (taken.done) {
     const c10::Event& from = taken.start ? *taken.start : *previous;

@@ -54,8 +54,8 @@ struct TrainStep::State {
   };
   // A step's numbers, copied asynchronously from the device.
   struct Numbers {
-    explicit Numbers(at::Device device);
-    at::Tensor result;  // loss, norm, skipped
+    Numbers(at::Device device, int64_t count);
+    at::Tensor result;  // loss, norm, skipped, the weight if weights differ, the tally
     at::Tensor stop;
   };
   struct Taken {  // a step, from its launch until its outcome is asked for
@@ -80,14 +80,16 @@ struct TrainStep::State {
   std::string why_eager;
   bool graphs_on = true;
   int64_t steps = 0;
-  double divisor = 1;  // of the current step's losses
-  at::Tensor total;    // the loss of the current step
-  at::Tensor numbers;  // [3] double: the loss, norm and skipped of the current step
+  double divisor = 1;       // of the current step's losses, if weights don't differ
+  at::Tensor whole_weight;  // [] double: their divisor if weights differ
+  at::Tensor total;         // the loss of the current step
+  at::Tensor numbers;       // double: the current step's loss, norm, skipped (Numbers::result)
 
   // --- the step (train_step.cpp) ---
   StepResult take(const std::vector<Inputs>& batches, double weight);
   StepResult eager(const std::vector<Inputs>& batches);
   void set_divisor(double weight);
+  at::Tensor divided(const at::Tensor& value) const;  // a loss, by the step's weight
   void add_gradients(const Inputs& inputs, size_t micro_batches, bool last);
   StepResult update();
   bool update_by_scaler(const StepResult& result);

@@ -180,6 +180,9 @@ void add_curves(Page& page, const Runs& runs) {
   for (const CurveOf& what : std::initializer_list<CurveOf>{
            {.key = "loss", .title = "loss", .log = true},
            {.key = "eval_loss", .title = "evaluation loss", .log = true, .points = true},
+           {.key = "reward_accuracy", .title = "share of pairs that are right", .zero = true},
+           {.key = "reward_chosen", .title = "reward of chosen answers"},
+           {.key = "reward_rejected", .title = "reward of rejected answers"},
            {.key = "grad_norm", .title = "gradient norm", .log = true},
            {.key = "lr", .title = "learning rate", .zero = true},
            {.key = "tokens_per_s", .title = "tokens/s", .zero = true},

@@ -17,7 +17,7 @@ void describe_run(Config& config, OptionList& list) {
 }
 
 // How long, in what batches, with what seed.
-void describe_steps(TrainConfig& train, OptionList& list) {
+void describe_steps(TrainConfig& train, OptionList& list, const OnlyWith& language) {
   constexpr double kMostSamples = 1e9;
   list.add("steps", train.steps, "Number of steps; set exactly one of steps, tokens and epochs",
            {.least = 0, .most = 1e15, .alias = "--steps"});
@@ -33,6 +33,13 @@ void describe_steps(TrainConfig& train, OptionList& list) {
            {.least = 0, .most = kMostSamples});
   list.add("seed", train.seed, "Random seed of initial weights, sample order and dropout",
            {.least = 0, .alias = "--seed"});
+  list.add("objective", train.objective,
+           "What is learned; unless it is set, it is dpo for JSON lines with chosen and rejected "
+           "answers",
+           {.only_with = language});
+  list.add("dpo_beta", train.dpo_beta,
+           "Factor of DPO's rewards; less allows answers to move further from the base",
+           {.least = 0, .above = true, .only_with = OnlyWith(train.objective, {Objective::kDpo})});
   list.add("clip", train.clip, "Maximum gradient norm; 0: no clipping", {.least = 0});
   list.add("on_nan", train.on_nan, "What to do with a step whose loss or gradient isn't finite");
   list.add("max_skips", train.max_skips, "Consecutive skipped steps before the run stops",
@@ -99,7 +106,7 @@ std::vector<Option> options(Config& config) {
   describe(config.lora, list);
   describe(config.data, list, language);
   list.section("train", "Length, batches, evaluation and samples");
-  describe_steps(config.train, list);
+  describe_steps(config.train, list, language);
   describe_rest(config.train, list, language);
   describe(config.optim, list);
   describe(config.shard, list);

@@ -19,6 +19,12 @@
 
 namespace fsdp::train {
 
+enum class Objective { kNextToken, kDpo };
+constexpr auto enum_table(Objective) {
+  return std::to_array<EnumName>(
+      {{"next_token"}, {"dpo", "prefer chosen to rejected answers; needs adapters"}});
+}
+
 enum class OnNan { kSkip, kStop };
 constexpr auto enum_table(OnNan) {
   return std::to_array<EnumName>({{"skip"}, {"stop"}});
@@ -68,6 +74,8 @@ struct TrainConfig {
   int64_t batch = 32;       // samples per step, over all ranks
   int64_t micro_batch = 0;  // samples per pass on each rank; 0: the rank's part of the batch
   int64_t seed = 1;
+  Objective objective = Objective::kNextToken;
+  double dpo_beta = 0.1;                    // how closely to stay with the base
   double clip = 1.0;                        // maximum gradient norm; 0: no clipping
   OnNan on_nan = OnNan::kSkip;              // for a non-finite loss or gradient
   int64_t max_skips = 10;                   // consecutive skips before the run stops anyway

@@ -97,6 +97,16 @@ void check_data(const Config& config) {
                 "set model.vocab, or data.tokenizer to the tokenizer.json that made them.");
 }
 
+void check_objective(const Config& config) {
+  if (config.train.objective != Objective::kDpo) return;
+  if (config.lora.rank == 0)
+    throw Error("train.objective = dpo compares adapters with the base, but there are none.",
+                "set lora.rank (--lora.rank 16) and --init-from DIR.");
+  if (!config.data.packing || !config.data.loss_mask)
+    throw Error("train.objective = dpo needs whole answers, and to know what they are.",
+                "leave data.packing and data.loss_mask at true.");
+}
+
 void check_length(const Config& config) {
   const TrainConfig& train = config.train;
   int ends = (train.steps > 0) + (train.tokens > 0) + (train.epochs > 0);
@@ -170,10 +180,11 @@ void check_graph(const Config& config) {
   };
   if (scales_gradients(config))
     refuse("the gradient scaler decides on the host", "shard.precision to bf16");
-  if (config.data.document_mask)
-    refuse("with document masks, batches differ in shape", "data.document_mask to false");
-  if (config.data.loss_mask)
-    refuse("the number of targets that count is known only on the host", "data.loss_mask to false");
+  if (reads_documents_on_host(config))
+    refuse(
+        "attention within documents is computed on the device only in half precision and "
+        "without dropout",
+        "shard.precision to bf16 and model.dropout to 0");
   if (config.offload.optimizer) refuse("the CPU updates parameters", "offload.optimizer to false");
   if (config.activations.mode == memory::ActivationsMode::kOffload)
     refuse("activations move to host memory", "activations.mode to full");
@@ -209,6 +220,7 @@ void check(const Config& config, int world) {
     throw Error("lora.rank is set, but there are no weights to adapt.",
                 "pass --init-from DIR: a Hugging Face model, a run or a checkpoint.");
   check_data(config);
+  check_objective(config);
   check_length(config);
   check_batch(config.train, world);
   check_rest(config, world);
@@ -218,6 +230,12 @@ void check_choices(const Config& config, int world) {
   check_effects(config);
   check_model(config);
   check_rest(config, world);
+}
+
+bool reads_documents_on_host(const Config& config) {
+  const bool documents = config.data.packing || config.data.document_mask;
+  return documents &&
+         (config.shard.precision == shard::Precision::kFp32 || config.model.dropout > 0);
 }
 
 std::optional<int64_t> known_steps(const Config& config) {

@@ -16,6 +16,9 @@ void check_choices(const Config& config, int world);  // without the checks of d
 // runs/NAME would be another directory each time.
 [[noreturn]] void refuse_without_dir(bool automatic);
 
+// Whether attention within documents needs the host, which a CUDA graph excludes.
+bool reads_documents_on_host(const Config& config);
+
 // Steps of the run, if the config alone determines them (steps or tokens, not epochs).
 std::optional<int64_t> known_steps(const Config& config);
 

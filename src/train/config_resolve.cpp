@@ -222,6 +222,39 @@ void find_masks(Config& config, const std::set<std::string>& given,
       formatted("data.loss_mask is true: {}; --data.loss_mask false ignores it.", reason));
 }
 
+// Pairs of answers are for DPO, unless the user has decided.
+void find_objective(Config& config, const std::set<std::string>& given,
+                    std::vector<std::string>& notes) {
+  if (given.contains("train.objective") || config.data.format != data::Format::kAuto) return;
+  if (config.resumes) {
+    if (const auto kept = kept_config(config)) config.train.objective = kept->train.objective;
+    return;
+  }
+  if (!data::has_pairs(config.data.train, config.data.lines())) return;
+  config.train.objective = Objective::kDpo;
+  notes.push_back(
+      formatted("train.objective is dpo: the data has chosen and rejected answers; "
+                "rewards are {:g} times what adapters change (train.dpo_beta).",
+                config.train.dpo_beta));
+}
+
+// Packs conversations and such, unless the user has decided.
+void find_packing(Config& config, const std::set<std::string>& given,
+                  std::vector<std::string>& notes) {
+  if (given.contains("data.packing") || config.data.document_mask ||
+      config.data.format != data::Format::kAuto)
+    return;
+  if (config.resumes) {
+    if (const auto kept = kept_config(config)) config.data.packing = kept->data.packing;
+    return;
+  }
+  const std::string reason = data::reason_for_packing(config.data.train, config.data.lines());
+  if (reason.empty()) return;
+  config.data.packing = true;
+  notes.push_back(
+      formatted("data.packing is true: {}; --data.packing false cuts samples anywhere.", reason));
+}
+
 // A rate for training from scratch would undo what the weights know.
 void take_tuning_rate(Config& config, const std::set<std::string>& said,
                       std::vector<std::string>& notes) {
@@ -266,7 +299,9 @@ Resolved resolve(const CommandLine& line) {
   }
   if (config.resumes) find_kept_tokenizer(config);
   resolved.given.merge(flags);
+  find_objective(config, resolved.given, resolved.notes);
   find_masks(config, resolved.given, resolved.notes);
+  find_packing(config, resolved.given, resolved.notes);
   shorten(resolved, line);
   return resolved;
 }

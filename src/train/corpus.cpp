@@ -58,6 +58,7 @@ class TokenFeed : public Feed {
     return {.inputs = batch.ids,
             .targets = batch.targets,
             .documents = batch.documents,
+            .room = batch.room,
             .count = batch.ids.size(0),
             .counted = batch.tokens};
   }
@@ -78,7 +79,12 @@ class TokenCorpus : public Corpus {
         training_(std::move(source)),
         validation_(std::move(valid)) {
     splits_ = !validation_ && config.data.valid_share > 0;
-    int64_t samples = samples_of(*training_);
+    if (config.data.packing) {
+      packed_ = std::make_shared<data::Packing>(*training_, config.data.seq);
+      if (validation_)
+        packed_validation_ = std::make_shared<data::Packing>(*validation_, config.data.seq);
+    }
+    int64_t samples = samples_of(*training_, packed_.get());
     if (samples < (splits_ ? 2 : 1))
       throw Error(formatted("data.train has {} tokens, too few for a sample of {}{}.",
                             with_separators(training_->tokens()), config.data.seq,
@@ -87,9 +93,11 @@ class TokenCorpus : public Corpus {
     if (splits_) {
       split_ = data::split_samples(samples, config.data.valid_share);
       validation_ = training_;
+      packed_validation_ = packed_;
     } else {
-      split_ = {data::SampleSet(samples),
-                data::SampleSet(validation_ ? samples_of(*validation_) : 0)};
+      split_ = {
+          data::SampleSet(samples),
+          data::SampleSet(validation_ ? samples_of(*validation_, packed_validation_.get()) : 0)};
     }
   }
 
@@ -99,6 +107,7 @@ class TokenCorpus : public Corpus {
     options.seed = static_cast<uint64_t>(config_.train.seed);
     options.prefetch = config_.data.prefetch;
     options.position = position;
+    options.packing = packed_;
     options.samples = split_.training;
     return std::make_unique<TokenFeed>(training_, options);
   }
@@ -111,6 +120,7 @@ class TokenCorpus : public Corpus {
     options.seed = kValidationSeed;
     options.prefetch = std::min<int64_t>(config_.data.prefetch, 1);
     options.repeat = false;
+    options.packing = packed_validation_;
     options.samples = split_.validation;
     return std::make_unique<TokenFeed>(validation_, options);
   }
@@ -127,15 +137,24 @@ class TokenCorpus : public Corpus {
     data::SourceInfo info = training_->info();
     if (info.kind == "random") return "random tokens";
     int64_t tokens = training_->tokens() + (validation_ && !splits_ ? validation_->tokens() : 0);
-    return formatted("{} file{} ({}), {}, {} tokens", with_separators(info.files),
-                     info.files == 1 ? "" : "s", info.kind,
-                     human_bytes(static_cast<double>(info.bytes)), with_separators(tokens));
+    std::string text = formatted(
+        "{} file{} ({}), {}, {} tokens", with_separators(info.files), info.files == 1 ? "" : "s",
+        info.kind, human_bytes(static_cast<double>(info.bytes)), with_separators(tokens));
+    if (packed_) text += formatted("\npacked     {}", packed_->summary());
+    return text;
+  }
+  std::optional<Packed> packed() const override {
+    if (!packed_) return std::nullopt;
+    return Packed{.padding = packed_->padding(),
+                  .usual_length = packed_->usual_length(),
+                  .pairs = packed_->pairs()};
   }
 
  private:
   static constexpr uint64_t kValidationSeed = 1;
 
-  int64_t samples_of(const data::TokenSource& source) const {
+  int64_t samples_of(const data::TokenSource& source, const data::Packing* packing) const {
+    if (packing) return packing->samples();
     return std::max<int64_t>(source.tokens() - 1, 0) / config_.data.seq;
   }
 
@@ -152,6 +171,7 @@ class TokenCorpus : public Corpus {
   Config config_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   std::shared_ptr<data::TokenSource> training_, validation_;  // the same if splits_
+  std::shared_ptr<const data::Packing> packed_, packed_validation_;  // likewise; null: not packed
   bool splits_ = false;  // validation samples are held out of data.train
   data::Split split_;
 };

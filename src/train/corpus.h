@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "fsdp/tokenizer.h"
@@ -22,6 +23,13 @@ class Feed {
   virtual std::chrono::nanoseconds waited() const = 0;  // time that next() waited for data
 };
 
+// What packing makes of a corpus.
+struct Packed {
+  double padding = 0;       // share of the tokens
+  double usual_length = 0;  // of a document, for the cost of attention
+  bool pairs = false;       // of chosen and rejected answers
+};
+
 class Corpus {
  public:
   virtual ~Corpus() = default;
@@ -32,6 +40,7 @@ class Corpus {
   virtual int64_t samples_per_epoch() const = 0;
   // How validation samples were held out of the training data; "": they weren't.
   virtual std::string split_rule() const { return ""; }
+  virtual std::optional<Packed> packed() const { return std::nullopt; }
   virtual std::string title() const = 0;  // "1,323 files of text, 8.1M tokens"
   virtual std::shared_ptr<const data::Tokenizer> tokenizer() const { return nullptr; }
   virtual int64_t vocab() const { return 0; }  // ids are below it; 0: unknown

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "fsdp/world.h"
 #include "train/corpus.h"
@@ -11,7 +12,7 @@ namespace fsdp::train {
 
 struct Evaluation {
   double loss = 0;
-  double perplexity = 0;
+  std::optional<double> perplexity;  // if the loss is of likelihoods
   int64_t counted = 0;
 };
 

@@ -81,7 +81,7 @@ void show_cost_of_determinism(Report& report, Training& training, const Samples&
     for (int i = 0; i < 4; ++i) {  // the first warms up
       synchronize(training.world.device());
       auto start = std::chrono::steady_clock::now();
-      Samples part = part_of(batch, 0, std::min(batch.count, micro_batch(training)));
+      const Samples part = micro_batches_of(batch, micro_batch(training)).front();
       training.task.loss_sum(on_device(part, training.world.device())).backward();
       synchronize(training.world.device());
       std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

@@ -31,7 +31,9 @@ Samples samples_for(const Config& config, const PlanStep& step) {
   int64_t width = text ? config.data.seq : config.model.width;
   samples.inputs = made(width, text ? at::kLong : at::kFloat);
   samples.targets = made(width, text ? at::kLong : at::kFloat);
-  if (text && config.data.document_mask) samples.documents = made(width, at::kLong);
+  if (text && (config.data.document_mask || config.data.packing))
+    samples.lengths =
+        at::empty({2 * step.batch + 1}, at::TensorOptions(at::kInt).device(step.device));
   return samples;
 }
 

@@ -17,6 +17,7 @@
 #include "observe/throughput.h"
 #include "train/device.h"
 #include "train/owner.h"
+#include "train/preference.h"
 #include "train/rank_figures.h"
 
 namespace fsdp::train {
@@ -235,6 +236,12 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
       .skipped = !outcome.updated};
   if (cost.comm_s) record.comm_ms = *cost.comm_s * 1e3;
   if (training_.scaler) record.scale = training_.scaler->scale();
+  if (outcome.tally.size() == kPreferenceTallies && outcome.tally[kPairs] > 0) {
+    auto mean = [&](PreferenceTally what) { return outcome.tally[what] / outcome.tally[kPairs]; };
+    record.reward_chosen = mean(kChosenRewards);
+    record.reward_rejected = mean(kRejectedRewards);
+    record.reward_accuracy = mean(kRightOnes);
+  }
   settle();
   screen_->held = record;
   screen_->losses.step(record.step, record.loss);
@@ -244,6 +251,7 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
 
 void Report::evaluation(const RunState& state, const Evaluation& evaluation) {
   summary_.eval_loss = evaluation.loss;
+  summary_.has_perplexity = evaluation.perplexity.has_value();
   if (!screen_) return;
   if (screen_->held) {
     screen_->held->eval_loss = evaluation.loss;
@@ -349,6 +357,9 @@ void Report::write(const observe::StepRecord& record) {
   scalar("eval/loss", record.eval_loss);
   scalar("eval/perplexity", record.eval_perplexity);
   scalar("train/scale", record.scale);
+  scalar("rewards/chosen", record.reward_chosen);
+  scalar("rewards/rejected", record.reward_rejected);
+  scalar("rewards/accuracy", record.reward_accuracy);
 }
 
 void Report::advise(const observe::StepRecord& record) {

@@ -12,7 +12,7 @@ TrainStep::Loss loss_of(const TrainTask& task) {
   return [&task](const TrainStep::Inputs& inputs) {
     return task.loss_sum({.inputs = inputs[0],
                           .targets = inputs[1],
-                          .documents = inputs[2],
+                          .lengths = inputs[2],
                           .count = inputs[0].size(0)});
   };
 }
@@ -26,7 +26,8 @@ TrainStepOptions options_of(const Training& training, bool graphed,
           .graph = graphed,
           .sum = true,
           .weighted = true,
-          .weights_differ = config.data.loss_mask,
+          .weights_differ = config.data.loss_mask || config.data.packing,
+          .tally = training.task.tally ? *training.task.tally : at::Tensor(),
           .scaler = training.scaler.get(),
           .step_in_backward = config.offload.step_in_backward,
           .wants_to_stop = std::move(wants_to_stop)};
@@ -47,7 +48,7 @@ void Steps::take(const Samples& batch, bool eager) {
   if (!ahead_) finish();
   std::vector<TrainStep::Inputs> parts;
   for (const Samples& part : micro_batches_of(batch, training_.config.train.micro_batch))
-    parts.push_back({part.inputs, part.targets, part.documents});
+    parts.push_back({part.inputs, part.targets, part.lengths});
   step_.use_graphs(ahead_);
   step_(parts, static_cast<double>(batch.counted));
   if (!ahead_) finish();
@@ -63,8 +64,7 @@ bool wants_graphs(const Training& training, int64_t steps) {
                   "set it to auto.");
     return false;
   }
-  return on || (!training.scaler && !config.data.document_mask && !config.data.loss_mask &&
-                !config.offload.any() &&
+  return on || (!training.scaler && !reads_documents_on_host(config) && !config.offload.any() &&
                 config.activations.mode != memory::ActivationsMode::kOffload && steps >= kWorthIt);
 }
 

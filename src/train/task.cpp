@@ -1,6 +1,7 @@
 #include "train/task.h"
 
 #include <ATen/ops/mse_loss.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <map>
@@ -12,12 +13,14 @@
 #include "models/parameter_shapes.h"
 #include "observe/throughput.h"
 #include "train/model_shape.h"
+#include "train/preference.h"
 
 namespace fsdp::train {
 namespace {
 
 TrainTask language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy blocks,
-                         WrapPolicy feed_forwards, int64_t seq) {
+                         WrapPolicy feed_forwards, const data::DataConfig& data) {
+  const int64_t seq = data.seq;
   TrainTask task;
   task.module = model;
   task.text = model;
@@ -26,9 +29,10 @@ TrainTask language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy
   task.initial = [model](const std::string& name, at::IntArrayRef sizes) {
     return model->initial(name, sizes);
   };
-  task.loss_sum = [model](const Samples& samples) {
-    return model->loss_sum({.ids = samples.inputs, .documents = samples.documents},
-                           samples.targets);
+  task.loss_sum = [model, anew = data.packing](const Samples& samples) {
+    return model->loss_sum(
+        {.ids = samples.inputs, .documents = samples.lengths, .restart_positions = anew},
+        samples.targets);
   };
   task.flops_per_sample = model->flops_per_token(seq) * static_cast<double>(seq);
   task.tokens_per_sample = seq;
@@ -73,6 +77,16 @@ nn::Fp8 recipe_of(nn::Fp8Recipe recipe) {
     default:
       return nn::Fp8::kTensorwise;
   }
+}
+
+// The loss becomes DPO's. The base is computed as well, without backward.
+void prefer(TrainTask& task, double beta, double forward_flops) {
+  task.tally = std::make_shared<at::Tensor>();
+  task.loss_sum = [model = task.text, beta, tally = task.tally](const Samples& samples) {
+    const bool trains = model->is_training();
+    return preference_loss(*model, samples, beta, trains ? *tally : at::Tensor());
+  };
+  task.flops_per_sample += forward_flops;
 }
 
 // Freezes the model and adds adapters.
@@ -121,14 +135,19 @@ Samples part_of(const Samples& samples, int64_t first, int64_t count) {
   return {.inputs = part(samples.inputs),
           .targets = part(samples.targets),
           .documents = part(samples.documents),
+          .room = samples.room,
           .count = count};
 }
 
 std::vector<Samples> micro_batches_of(const Samples& samples, int64_t micro_batch) {
   const int64_t size = micro_batch > 0 ? std::min(micro_batch, samples.count) : samples.count;
   std::vector<Samples> parts;
-  for (int64_t first = 0; first < samples.count; first += size)
-    parts.push_back(part_of(samples, first, std::min(size, samples.count - first)));
+  for (int64_t first = 0; first < samples.count; first += size) {
+    Samples& part =
+        parts.emplace_back(part_of(samples, first, std::min(size, samples.count - first)));
+    if (part.documents.defined())
+      part.lengths = models::cumulative_lengths(part.documents, part.room);
+  }
   return parts;
 }
 
@@ -138,14 +157,15 @@ Samples on_device(const Samples& samples, at::Device device) {
   };
   return {.inputs = moved(samples.inputs),
           .targets = moved(samples.targets),
-          .documents = moved(samples.documents),
+          .documents = samples.documents,
+          .room = samples.room,
+          .lengths = moved(samples.lengths),
           .count = samples.count,
           .counted = samples.counted};
 }
 
 TrainTask make_task(const Config& config, int64_t vocab) {
   const models::ModelConfig& model = config.model;
-  int64_t seq = config.data.seq;
   TrainTask task;
   if (model.type == models::ModelType::kMlp) {
     task = mlp(model);
@@ -153,16 +173,18 @@ TrainTask make_task(const Config& config, int64_t vocab) {
     models::AnyConfig shape = model_shape(config, vocab);
     if (const auto* gpt2 = std::get_if<models::GPT2Config>(&shape))
       task = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(),
-                            wrap::modules<models::GPT2MLP>(), seq);
+                            wrap::modules<models::GPT2MLP>(), config.data);
     else
       task = language_model(models::Decoder(std::get<models::DecoderConfig>(shape)).ptr(),
                             wrap::modules<models::DecoderBlock>(),
-                            wrap::modules<models::GatedFeedForward>(), seq);
+                            wrap::modules<models::GatedFeedForward>(), config.data);
   }
   const bool lora = config.lora.rank > 0;
+  const double forward_flops = task.flops_per_sample / 3;
   if (lora) adapt(task, config);
   if (config.shard.precision == shard::Precision::kFp8)
     task.fp8 = computed_in_fp8(*task.module, config.fp8);
+  if (config.train.objective == Objective::kDpo) prefer(task, config.train.dpo_beta, forward_flops);
   std::set<const void*> seen;  // tied parameters have two names
   for (const at::Tensor& parameter : task.module->parameters())
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) {
@@ -178,6 +200,11 @@ TrainTask make_task(const Config& config, int64_t vocab) {
     task.title += formatted(", {} of them in adapters",
                             observe::human_count(static_cast<double>(task.trained)));
   return task;
+}
+
+void place_tally(TrainTask& task, at::Device device) {
+  if (task.tally)
+    *task.tally = at::zeros({kPreferenceTallies}, at::TensorOptions(at::kDouble).device(device));
 }
 
 TrainTask make_unfilled_task(const Config& config, int64_t vocab) {

@@ -20,13 +20,15 @@ namespace fsdp::train {
 struct Samples {         // a rank's part of a batch, or some of it
   at::Tensor inputs;     // int64 [samples, seq], or float [samples, width]
   at::Tensor targets;    // likewise; -100 doesn't count
-  at::Tensor documents;  // int64 [samples, seq]; undefined: one document
+  at::Tensor documents;  // int64 [samples, seq], their numbers; undefined: one document
+  int64_t room = 0;      // for documents in a sample
+  at::Tensor lengths;    // of a micro-batch: cumulative lengths of its documents, or undefined
   int64_t count = 0;     // samples
   int64_t counted = 0;   // targets that count
 };
 
 Samples part_of(const Samples& samples, int64_t first, int64_t count);
-// Parts of `micro_batch` samples each, and the rest; 0: all samples in one.
+// Parts of `micro_batch` samples each, and the rest; 0: all samples in one. With lengths.
 std::vector<Samples> micro_batches_of(const Samples& samples, int64_t micro_batch);
 Samples on_device(const Samples& samples, at::Device device);
 
@@ -37,6 +39,8 @@ struct TrainTask {
   WrapPolicy feed_forwards;  // of the blocks; empty if they have none
   InitRule initial;          // how its parameters start
   std::function<at::Tensor(const Samples&)> loss_sum;
+  // Beside losses, numbers of a step that losses add up (train/preference.h). Undefined: none.
+  std::shared_ptr<at::Tensor> tally;
   double flops_per_sample = 0;  // forward and backward
   int64_t tokens_per_sample = 0;
   int64_t parameters = 0;
@@ -44,6 +48,9 @@ struct TrainTask {
   std::string title;  // "Llama, 3.4M parameters"
   std::string fp8;    // which linears compute in fp8, and which don't and why; empty: none do
 };
+
+// Gives the task a tally on this device, if it has one.
+void place_tally(TrainTask& task, at::Device device);
 
 // Of a config whose rank isn't 0.
 nn::LoRAOptions lora_options(const nn::LoRAConfig& lora);

@@ -220,6 +220,28 @@ void init_weights(Training& training) {
     checkpoint::load(config.lora.init_from, training.sharded, nullptr, {.only = nn::is_adapter});
 }
 
+// Pairs of answers are for DPO, and for nothing else.
+void check_pairs(const Training& training) {
+  const auto packed = training.corpus->packed();
+  const bool pairs = packed && packed->pairs;
+  if (pairs == (training.config.train.objective == Objective::kDpo)) return;
+  throw Error(pairs
+                  ? "data.train has pairs of answers, which only train.objective = dpo learns from."
+                  : "train.objective is dpo, but data.train has no pairs of answers.",
+              pairs ? "leave train.objective out, or use data with one answer per line."
+                    : "pass JSON lines with \"chosen\" and \"rejected\" (docs/data.md).");
+}
+
+// The operations that documents need: no attention between them, and nothing for padding.
+void count_packed(TrainTask& task, const Packed& packed) {
+  const auto seq = static_cast<double>(task.tokens_per_sample);
+  const double whole = task.text->flops_per_token(task.tokens_per_sample);
+  const double packed_tokens =
+      task.text->flops_per_token(std::llround(std::max(packed.usual_length, 1.0)));
+  task.flops_per_sample -= (whole - packed_tokens) * seq;
+  task.flops_per_sample *= 1 - packed.padding;
+}
+
 int64_t integer(const checkpoint::Extra& extra, const std::string& key,
                 const std::filesystem::path& from) {
   auto found = extra.find(key);
@@ -283,6 +305,7 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
         "activations.mode = selective saves nothing here: the layers of these models recompute "
         "norms and activations anyway. feed_forward saves memory.");
   training.corpus = open_corpus(chosen, (directory.root / "tokens").string());
+  check_pairs(training);
   if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();
   if (training.corpus->vocab() > chosen.model.vocab && chosen.model.type != models::ModelType::kMlp)
     throw Error(formatted("model.vocab is {}, but the tokenizer has {} tokens.", chosen.model.vocab,
@@ -295,6 +318,8 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
 
   training.task = make_unfilled_task(chosen, chosen.model.vocab);
   if (!training.task.fp8.empty() && world.rank() == 0) log::info(training.task.fp8);
+  place_tally(training.task, world.device());
+  if (const auto packed = training.corpus->packed()) count_packed(training.task, *packed);
   training.sharded = shard_task(world, chosen, training.task, /*initialize=*/false);
   init_weights(training);
   if (world.size() > 1)  // losses are already divided by the number of targets over all ranks

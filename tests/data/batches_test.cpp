@@ -219,6 +219,7 @@ TEST(Batches, DocumentsAreCountedAfterTheirEndAndByTheIndex) {
   Batch batch = Batches(source, chosen).next();
   std::vector<int64_t> expected = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2};
   EXPECT_TRUE(at::equal(batch.documents[0], at::tensor(expected)));
+  EXPECT_EQ(batch.room, 8);
 
   source->indexed = true;  // and one begins at 50, in sample 2: tokens 40 to 59
   chosen.position = 2;
@@ -230,6 +231,18 @@ TEST(Batches, DocumentsAreCountedAfterTheirEndAndByTheIndex) {
   batch = Batches(source, chosen).next();
   expected = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
   EXPECT_TRUE(at::equal(batch.documents[0], at::tensor(expected)));
+}
+
+// Batches with other documents have the same shape where that is possible.
+TEST(Batches, RoomForDocumentsIsTheSameUntilItIsTooLittle) {
+  auto chosen = options(40, 1);
+  chosen.shuffle = false;
+  chosen.document_mask = true;
+  for (auto [vocab, room] : {std::pair<int64_t, int64_t>{40, 8}, {6, 8}, {5, 16}, {1, 40}}) {
+    chosen.eos = 0;
+    Batch batch = Batches(std::make_shared<Counting>(1000, vocab), chosen).next();
+    EXPECT_EQ(batch.room, room) << vocab;
+  }
 }
 
 TEST(Batches, AnIdBeyondTheVocabularyIsNamedWithItsPlace) {

@@ -224,6 +224,57 @@ TEST(Chats, ASourceHasTheirMaskAndWhereTheyBegin) {
   }
 }
 
+// The chosen answer is first. What both have in common doesn't count.
+TEST(Chats, PairsAreTwoDocumentsEach) {
+  Folder folder;
+  SourceOptions options{.tokenizer = Tokenizer::load(tokenizer_folder(folder, "{}")),
+                        .loss_mask = true};
+  options.lines.chat_template =
+      folder.write("t.jinja",
+                   "{% for m in messages %}{% if m.role == 'user' %}?{% else %}!{% endif %}"
+                   "{{ m.content }}{% endfor %}");
+  const auto read = [&](const std::string& line) {
+    options.paths = {folder.write("p.jsonl", line)};
+    const auto source = open_source(options);
+    EXPECT_TRUE(source->info().pairs && source->lists_documents());
+    std::vector<int64_t> ids(source->tokens());
+    std::vector<uint8_t> counts(ids.size());
+    source->read(0, source->tokens(), ids.data());
+    source->read_mask(0, source->tokens(), counts.data());
+    const auto starts = source->document_starts(0, source->tokens());
+    std::string text;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (std::find(starts.begin(), starts.end(), i) != starts.end()) text += "|";
+      text += ids[i] < 128 ? std::string(1, static_cast<char>(ids[i])) : "$";
+      if (counts[i]) text += "+";
+    }
+    return text;
+  };
+  EXPECT_EQ(read(R"({"prompt": "xy", "chosen": "c", "rejected": "de"})"), "|xyc+|xyd+e+");
+  const std::string asked = R"([{"role": "user", "content": "a"}, )",
+                    told = R"({"role": "assistant", "content": "b"}, )",
+                    again = R"({"role": "user", "content": "c"}, )";
+  const auto answer = [](const char* text) {
+    return std::string(R"({"role": "assistant", "content": ")") + text + R"("}])";
+  };
+  const std::string expected = "|?a!b?c!+d+|?a!b?c!+e+f+";
+  EXPECT_EQ(read(R"({"chosen": )" + asked + told + again + answer("d") + R"(, "rejected": )" +
+                 asked + told + again + answer("ef") + "}"),
+            expected);
+  const std::string prompt = asked + told + R"({"role": "user", "content": "c"}])";
+  EXPECT_EQ(read(R"({"prompt": )" + prompt + R"(, "chosen": [)" + answer("d") +
+                 R"(, "rejected": [)" + answer("ef") + "}"),
+            expected);
+  EXPECT_TRUE(contains(error_of([&] {
+                         read(R"({"prompt": "a", "chosen": "b", "rejected": [)" + answer("c") +
+                              "}");
+                       }),
+                       "has messages and a text as answers"));
+  EXPECT_TRUE(
+      contains(error_of([&] { read(R"({"chosen": [], "rejected": [)" + answer("c") + "}"); }),
+               "has an answer without text"));
+}
+
 TEST(Chats, WhyAMaskIsUsedIsSaid) {
   Folder folder;
   const std::string chats =
@@ -232,8 +283,13 @@ TEST(Chats, WhyAMaskIsUsedIsSaid) {
                                               " has conversations (ShareGPT), and only the "
                                               "assistant's words count in the loss");
   EXPECT_EQ(reason_for_mask({folder.path()}, {}), reason_for_mask({chats}, {}));
+  EXPECT_EQ(reason_for_packing({chats}, {}),
+            chats + " has conversations (ShareGPT), and each stays whole");
+  EXPECT_EQ(reason_for_packing({folder.path()}, {}), reason_for_packing({chats}, {}));
   EXPECT_EQ(reason_for_mask({folder.write("t.jsonl", R"({"text": "a"})")}, {}), "");
   EXPECT_EQ(reason_for_mask({folder.write("b.jsonl", "bad")}, {}), "");
+  for (const char* name : {"t.jsonl", "b.jsonl", "none"})
+    EXPECT_EQ(reason_for_packing({folder / name}, {}), "") << name;
 }
 
 }  // namespace

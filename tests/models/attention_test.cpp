@@ -147,7 +147,8 @@ TEST_P(Attention, AnUnsuitableCacheIsRefused) {
   at::Tensor ids = random_ids(2, 4);
   KVCache cache(model_->layers()), wrong(model_->layers() + 1);
   expect_error([&] { model_->logits({.ids = ids, .cache = &wrong}); }, "a cache of 3 layers");
-  expect_error([&] { model_->logits({.ids = ids, .documents = ids, .cache = &cache}); },
+  at::Tensor documents = cumulative_lengths(ids);
+  expect_error([&] { model_->logits({.ids = ids, .documents = documents, .cache = &cache}); },
                "documents cannot");
   {
     at::AutoGradMode grad(true);
@@ -237,7 +238,7 @@ TEST_P(Attention, DocumentsDoNotSeeEachOther) {
   at::Tensor ids = random_ids(2, 9);
   at::Tensor documents =
       at::tensor({0, 0, 0, 1, 2, 2, 2, 2, 2, 7, 7, 7, 7, 7, 7, 8, 8, 8}, at::kLong);
-  documents = documents.view({2, 9});
+  documents = cumulative_lengths(documents.view({2, 9}));
   at::Tensor together = model_->logits({.ids = ids, .documents = documents});
   for (auto [begin, end] : {std::pair(0, 3), std::pair(3, 4), std::pair(4, 9)}) {
     at::Tensor others = random_ids(2, 9);  // the same document next to others
@@ -253,9 +254,59 @@ TEST_P(Attention, DocumentsDoNotSeeEachOther) {
   }
 }
 
+// With and without a window, and beyond LongRoPE's original context.
+TEST_P(Attention, DocumentsWithPositionsOfTheirOwnScoreAsAlone) {
+  auto small = [](DecoderConfig config) {
+    config.vocab = kVocab;
+    config.dim = 24;
+    config.layers = 2;
+    config.heads = 4;
+    config.ffn = 40;
+    return randomized(Decoder(config).ptr());
+  };
+  DecoderConfig mistral = of_family(Family::kMistral, {.window = 3});
+  DecoderConfig phi3 = of_family(Family::kPhi3, {});
+  phi3.long_rope = LongRope{.short_factors = {1, 1.5, 2},
+                            .long_factors = {4, 5, 6},
+                            .original_max_position_embeddings = 5,
+                            .max_position_embeddings = 100};
+  for (const Model& model : {model_, small(mistral), small(phi3)}) {
+    at::Tensor ids = random_ids(2, 12), numbers = at::zeros({2, 12}, at::kLong);
+    numbers[0].slice(0, 4).fill_(1);
+    numbers[0].slice(0, 11).fill_(2);
+    at::Tensor logits = model->logits({.ids = ids,
+                                       .documents = cumulative_lengths(numbers, /*room=*/5),
+                                       .restart_positions = true});
+    for (auto [row, begin, end] : {std::tuple(0, 0, 4), {0, 4, 11}, {0, 11, 12}, {1, 0, 12}})
+      expect_close(logits[row].slice(0, begin, end),
+                   model->logits({.ids = ids[row].slice(0, begin, end).unsqueeze(0)})[0],
+                   std::to_string(row) + " from " + std::to_string(begin));
+  }
+}
+
+TEST(AttentionPlan, DocumentsNeedNoMask) {
+  at::Tensor ids = random_ids(2, 4), numbers = at::tensor({0, 0, 1, 1, 5, 5, 5, 6}, at::kLong);
+  at::Tensor documents = cumulative_lengths(numbers.view({2, 4}), /*room=*/3);
+  EXPECT_TRUE(at::equal(documents, at::tensor({0, 2, 4, 4, 7, 8, 8}, at::kInt)));
+  Attending plan =
+      plan_attention({.ids = ids, .documents = documents, .restart_positions = true}, 1);
+  EXPECT_FALSE(plan.mask.defined());
+  EXPECT_TRUE(at::equal(plan.positions, at::tensor({0, 1, 0, 1, 0, 1, 2, 0}).view({2, 4})));
+  EXPECT_TRUE(at::equal(plan.lengths, at::tensor({2, 2, 2, 2, 3, 3, 3, 1}).view({2, 4})));
+  EXPECT_FALSE(plan_attention({.ids = ids, .documents = documents}, 1).positions.defined());
+  expect_error(
+      [&] {
+        cumulative_lengths(numbers.view({2, 4}), 1);
+      },
+      "2 documents in a sequence, but room for 1");
+  expect_error([&] { plan_attention({.ids = ids, .padding = ids, .documents = documents}, 1); },
+               "padding and documents");
+}
+
 TEST_P(Attention, OneDocumentOrNoPaddingChangesNothing) {
   at::Tensor ids = random_ids(2, 7), plain = model_->logits({.ids = ids});
-  expect_close(model_->logits({.ids = ids, .documents = at::zeros_like(ids)}), plain, "documents");
+  at::Tensor one = cumulative_lengths(at::zeros_like(ids));
+  expect_close(model_->logits({.ids = ids, .documents = one}), plain, "documents");
   expect_close(model_->logits({.ids = ids, .padding = at::ones({2, 7}, at::kBool)}), plain,
                "padding");
 }
@@ -285,8 +336,8 @@ TEST_P(Attention, InputsOfTheWrongShapeAreRefused) {
   expect_error([&] { model_->logits({}); }, "int64 [batch, tokens]");
   expect_error([&] { model_->logits({.ids = ids, .padding = ids.slice(1, 1)}); },
                "padding of shape [2, 3] doesn't match ids of shape [2, 4]");
-  expect_error([&] { model_->logits({.ids = ids, .documents = ids[0]}); },
-               "documents of shape [4]");
+  expect_error([&] { model_->logits({.ids = ids, .documents = ids}); },
+               "documents of shape [2, 4]");
 }
 
 TEST(Gpt2Positions, ASequenceLongerThanItsPositionsIsRefused) {

@@ -180,6 +180,55 @@ def export(case):
     return result
 
 
+def preferences():
+    """Direct preference optimization as TRL computes it: with adapters on some linears, the loss, the
+    rewards and the adapters' gradients. Each answer is a sequence of its own."""
+    beta, rank, scale = 0.3, 2, 1.5
+    case = dict(LLAMA)
+    model = llama(case)
+    randomize(model)
+    model.eval()
+    adapters = {}
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "down_proj")):
+            rows, columns = module.weight.shape
+            adapters[name + ".lora_A.weight"] = (0.2 * torch.randn(rank, columns)).requires_grad_()
+            adapters[name + ".lora_B.weight"] = (0.2 * torch.randn(rows, rank)).requires_grad_()
+    base = {name: value.detach().clone() for name, value in model.named_parameters()}
+    adapted = dict(base)
+    for name in adapters:
+        if ".lora_A." in name:
+            linear = name.removesuffix(".lora_A.weight")
+            adapted[linear + ".weight"] = base[linear + ".weight"] + scale * (
+                adapters[linear + ".lora_B.weight"] @ adapters[name])
+
+    def log_probability(weights, ids, prompt):
+        logits = torch.func.functional_call(model, weights, (ids[None, :-1],), dict(use_cache=False)).logits
+        each = logits[0].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        return each[prompt - 1:].sum()
+
+    lengths = [(3, 4, 6), (5, 2, 1), (1, 7, 7)]  # of the prompt and both answers
+    sequences, prompts, rewards = [], [], []
+    for prompt, *answers in lengths:
+        start = torch.randint(0, VOCAB, (prompt,))
+        for answer in answers:
+            ids = torch.cat([start, torch.randint(0, VOCAB, (answer,))])
+            with torch.no_grad():
+                reference = log_probability(base, ids, prompt)
+            rewards.append(beta * (log_probability(adapted, ids, prompt) - reference))
+            sequences.append(ids)
+            prompts.append(prompt)
+    rewards = torch.stack(rewards).view(-1, 2)
+    loss = -torch.nn.functional.logsigmoid(rewards[:, 0] - rewards[:, 1]).mean()
+    loss.backward()
+    return dict(config=case, weights=base, beta=beta, rank=rank, alpha=scale * rank,
+                adapters={name: value.detach() for name, value in adapters.items()},
+                gradients={name: value.grad for name, value in adapters.items()},
+                ids=torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True),
+                lengths=torch.tensor([len(one) for one in sequences]),
+                prompts=torch.tensor(prompts), loss=loss.detach(), rewards=rewards.detach())
+
+
 def main():
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -187,6 +236,8 @@ def main():
     for number, (name, case) in enumerate(CASES.items()):
         torch.manual_seed(number)
         everything[name] = export(case)
+    torch.manual_seed(1000)
+    everything["preferences"] = preferences()
     torch.save(everything, sys.argv[1])
 
 

@@ -17,6 +17,8 @@
 #include "base/subprocess.h"
 #include "fsdp/error.h"
 #include "fsdp/models.h"
+#include "fsdp/nn/lora.h"
+#include "train/preference.h"
 
 namespace fsdp::models {
 namespace {
@@ -136,9 +138,9 @@ class HuggingFace : public ::testing::TestWithParam<const char*> {
       ours_ = GPT2(gpt2_config(config)).ptr();
     else
       ours_ = Llama(llama_config(config)).ptr();
-    inputs_ = {.ids = theirs_->tensor("ids"),
-               .padding = theirs_->tensor("padding"),
-               .documents = theirs_->tensor("documents")};
+    inputs_ = {.ids = theirs_->tensor("ids"), .padding = theirs_->tensor("padding")};
+    if (theirs_->has("documents"))
+      inputs_.documents = cumulative_lengths(theirs_->tensor("documents"));
   }
 
   // Loads their weights; names and shapes must match ours, with none left over on either side.
@@ -220,6 +222,60 @@ TEST_P(HuggingFaceGeneration, GreedyTokensWithACacheAreTheSame) {
   }
   EXPECT_TRUE(at::equal(at::cat(made, 1), expected)) << at::cat(made, 1) << expected;
 }
+
+// DPO's loss of packed pairs, the base being the model without its adapters.
+class HuggingFacePreferences : public HuggingFace {};
+
+TEST_P(HuggingFacePreferences, HaveTheLossAndTheRewardsOfTrl) {
+  ASSERT_NO_FATAL_FAILURE(load());
+  const int64_t rank = (*theirs_)["rank"].toInt();
+  nn::add_lora(*ours_, {.rank = rank,
+                        .alpha = (*theirs_)["alpha"].toDouble(),
+                        .where = nn::named_linears({"q_proj", "down_proj"})});
+  const Tensors adapters = theirs_->tensors("adapters"), gradients = theirs_->tensors("gradients");
+  for (const auto& item : ours_->named_parameters())
+    if (nn::is_adapter(item.key())) item.value().data().copy_(adapters.at(item.key()));
+
+  constexpr int64_t kSeq = 32;  // two pairs in the first sample, one in the other
+  train::Samples samples{.inputs = at::zeros({2, kSeq}, at::kLong),
+                         .targets = at::full({2, kSeq}, -100, at::kLong),
+                         .documents = at::zeros({2, kSeq}, at::kLong),
+                         .room = 6,
+                         .count = 2};
+  const at::Tensor ids = theirs_->tensor("ids"), lengths = theirs_->tensor("lengths"),
+                   prompts = theirs_->tensor("prompts");
+  for (int64_t i = 0, at = 0; i < 6; ++i) {
+    const int64_t row = i / 4, places = lengths[i].item<int64_t>() - 1;
+    const int64_t known = prompts[i].item<int64_t>() - 1;
+    if (i == 4) at = 0;
+    const at::Tensor own = ids[i].slice(0, 0, places + 1);
+    samples.inputs[row].slice(0, at, at + places).copy_(own.slice(0, 0, places));
+    samples.targets[row].slice(0, at + known, at + places).copy_(own.slice(0, known + 1));
+    at += places;
+    samples.documents[row].slice(0, at).fill_(i % 4 + 1);
+  }
+  samples.lengths = cumulative_lengths(samples.documents, samples.room);
+  at::Tensor tally = at::zeros({train::kPreferenceTallies}, at::kDouble);
+  const at::Tensor loss =
+      train::preference_loss(*ours_, samples, (*theirs_)["beta"].toDouble(), tally);
+  EXPECT_NEAR(loss.item<double>() / 3, theirs_->tensor("loss").item<double>(), 1e-5);
+  const at::Tensor rewards = theirs_->tensor("rewards").to(at::kDouble);
+  EXPECT_EQ(tally[train::kPairs].item<double>(), 3);
+  EXPECT_NEAR(tally[train::kChosenRewards].item<double>(),
+              rewards.select(1, 0).sum().item<double>(), 1e-5);
+  EXPECT_NEAR(tally[train::kRejectedRewards].item<double>(),
+              rewards.select(1, 1).sum().item<double>(), 1e-5);
+  EXPECT_EQ(tally[train::kRightOnes].item<double>(),
+            rewards.select(1, 0).gt(rewards.select(1, 1)).sum().item<double>());
+  loss.backward();
+  for (const auto& [name, expected] : gradients) {
+    const at::Tensor own = ours_->named_parameters()[name].grad() / 3;
+    EXPECT_LE(largest(own - expected), 1e-5) << name;
+    EXPECT_GT(largest(expected), 1e-4) << name << ": nothing to compare";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, HuggingFacePreferences, ::testing::Values("preferences"));
 
 std::string case_name(const ::testing::TestParamInfo<const char*>& info) {
   return info.param;

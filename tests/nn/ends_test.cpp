@@ -203,7 +203,7 @@ TEST_P(Ends, CrossEntropy) {
 TEST_P(Ends, LinearCrossEntropyInChunksOfAnySize) {
   at::Tensor targets = targets_of({2, 7}, 19);
   targets[0][0] = 3;
-  for (Reduction reduction : {Reduction::kMean, Reduction::kSum})
+  for (Reduction reduction : {Reduction::kMean, Reduction::kSum, Reduction::kNone})
     for (int64_t chunk : {0, 1, 3, 7, 14, 100})
       for (const std::vector<size_t>& frozen : {std::vector<size_t>{}, {0}, {1}, {0, 1}})
         compare(

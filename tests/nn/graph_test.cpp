@@ -209,8 +209,6 @@ TEST_F(Graphs, WhatDoesNotFitIsRefused) {
   EXPECT_NE(hint_of([&] { norm_linears(x, {}, scale, 1e-5, {weight, weight}, {bias}); }), "");
   EXPECT_NE(hint_of([&] { nn::gelu(x, "sigmoid"); }), "");
   EXPECT_NE(hint_of([&] { rope_heads(x, bias, bias, 3, 1); }), "");
-  EXPECT_NE(hint_of([&] { linear_cross_entropy(x, table, ids, {.reduction = Reduction::kNone}); }),
-            "");
   EXPECT_NE(hint_of([&] { nn::cross_entropy(x, ids.to(at::kInt)); }), "");
   EXPECT_NE(hint_of([&] { nn::cross_entropy(x, ids.slice(0, 1)); }), "");
 }

@@ -65,6 +65,24 @@ TEST(LoRA, AddsTheScaledProduct) {
   }
 }
 
+TEST(LoRA, TheBaseCanBeComputedAlone) {
+  models::Decoder model(models::DecoderConfig{.vocab = 11, .dim = 16, .layers = 2, .heads = 2});
+  const at::Tensor ids = at::arange(8).view({1, 8});
+  torch::NoGradGuard no_grad;
+  const at::Tensor before = model->logits({.ids = ids});
+  add_lora(*model, {.rank = 2});
+  for (const auto& item : model->named_parameters())
+    if (is_adapter(item.key())) item.value().normal_();
+  const at::Tensor adapted = model->logits({.ids = ids});
+  {
+    const WithoutAdapters without(*model);
+    const WithoutAdapters again(*model);
+    EXPECT_TRUE(at::equal(model->logits({.ids = ids}), before));
+  }
+  EXPECT_FALSE(at::equal(adapted, before));
+  EXPECT_TRUE(at::equal(model->logits({.ids = ids}), adapted));
+}
+
 TEST(LoRA, DropoutIsForTraining) {
   Linear linear(8, 8);
   add_lora(*linear, {.rank = 8, .alpha = 8, .dropout = 0.5});

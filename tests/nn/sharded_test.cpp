@@ -67,7 +67,10 @@ struct OwnImpl : torch::nn::Module {
       std::tie(x, delta) = block->as<TwoHeaded>()->forward(x, delta);
     at::Tensor hidden = layers::add_rms_norm(x, delta, norm->weight).out;
     at::Tensor loss = layers::linear_cross_entropy(hidden, table->weight, targets, {.chunk = 4});
-    return loss + 0.1 * layers::cross_entropy(layers::linear(hidden, table->weight), targets);
+    at::Tensor rows = layers::linear_cross_entropy(
+        hidden, table->weight, targets, {.reduction = layers::Reduction::kNone, .chunk = 4});
+    return loss + 0.1 * layers::cross_entropy(layers::linear(hidden, table->weight), targets) +
+           0.1 * rows.square().mean();
   }
 
   layers::Embedding table = register_module("table", layers::Embedding(23, kDim));

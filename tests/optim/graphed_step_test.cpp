@@ -151,6 +151,44 @@ TEST_F(GraphedSteps, AreNotDisturbedByWhatIsDoneBetweenThem) {
   EXPECT_NE(seen.front(), seen.back());  // the model learns
 }
 
+// Targets and numbers that a loss adds up, both different in each step and on each rank.
+TEST_F(GraphedSteps, DivideByWeightsThatDifferAndAddUpTallies) {
+  std::vector<std::vector<double>> losses(2), weights(2), tallies(2);
+  for (const bool graph : {false, true}) {
+    Plan plan{.model = "mlp", .micro_batches = 2};
+    Trial trial(plan);
+    trial.sharded.set_gradient_divide_factor(1.0);
+    const at::Tensor tally = at::zeros({2}, at::TensorOptions(at::kDouble).device(test_device()));
+    TrainStep step(
+        trial.sharded, *trial.optimizer,
+        [&](const Inputs& inputs) {
+          const at::Tensor loss = trial.built.loss({0, inputs[0], inputs[1]}) * 8;
+          tally.add_(at::stack({at::ones_like(loss), loss}).detach());
+          return loss;
+        },
+        {.graph = graph, .sum = true, .weighted = true, .weights_differ = true, .tally = tally});
+    double summed = 0;
+    for (int i = 0; i < plan.steps; ++i) {
+      step(trial.inputs(i), /*weight=*/1 + i + rank());
+      step.wait();
+      const StepOutcome outcome = *step.outcome();
+      losses[graph].push_back(outcome.loss);
+      weights[graph].push_back(outcome.weight);
+      ASSERT_EQ(outcome.tally.size(), 2u);
+      tallies[graph].push_back(outcome.tally[1]);
+      const double ranks = world_size();
+      summed = ranks * (1 + i) + ranks * (ranks - 1) / 2;
+      EXPECT_EQ(outcome.weight, summed);
+      EXPECT_EQ(outcome.tally[0], 2 * ranks);
+      EXPECT_NEAR(outcome.tally[1] / summed, outcome.loss, 1e-6);
+    }
+    EXPECT_EQ(step.replayed(), graph) << step.why_eager();
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+  EXPECT_EQ(weights[0], weights[1]);
+  EXPECT_EQ(tallies[0], tallies[1]);
+}
+
 TEST_F(GraphedSteps, DropOtherElementsInEveryReplay) {
   struct NetImpl : nn::Module {
     nn::Linear linear = register_module("linear", nn::Linear(64, 64));

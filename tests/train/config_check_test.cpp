@@ -22,6 +22,8 @@ TEST(Check, TakesWhatGoesTogether) {
   EXPECT_EQ(clash({"optim.type", "sgd", "optim.momentum", "0"}), "(accepted)");
   EXPECT_EQ(clash({"lora.rank", "8", "lora.rslora", "true", "init_from", "m"}), "(accepted)");
   EXPECT_EQ(clash({"shard.reshard_after_forward", "2"}, 4), "(accepted)");
+  EXPECT_EQ(clash({"train.graph", "on", "data.loss_mask", "true"}), "(accepted)");
+  EXPECT_EQ(clash({"train.graph", "on", "data.packing", "true"}), "(accepted)");
   EXPECT_EQ(clash({"shard.reshard_after_forward", "false", "shard.strategy", "shard_grad_op"}, 4),
             "(accepted)");
   EXPECT_EQ(clash({"optim.schedule", "wsd", "optim.decay_steps", "90", "optim.warmup_steps", "10"}),
@@ -99,8 +101,13 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"shard.precision", "fp8", "model.type", "gpt2"}, "no linears that can compute in fp8"},
       {{"shard.precision", "fp8", "fp8.least", "8"}, "16"},
       {{"train.graph", "on", "shard.precision", "fp16"}, "set shard.precision to bf16"},
-      {{"train.graph", "on", "data.document_mask", "true"}, "set data.document_mask to false"},
-      {{"train.graph", "on", "data.loss_mask", "true"}, "set data.loss_mask to false"},
+      {{"train.graph", "on", "data.document_mask", "true", "shard.precision", "fp32"},
+       "set shard.precision to bf16"},
+      {{"data.packing", "true", "data.document_mask", "true"}, "set one of the two"},
+      {{"data.packing", "true", "data.train", "random"}, "reads no files"},
+      {{"train.dpo_beta", "0.2"}, "set train.objective to dpo"},
+      {{"train.objective", "dpo"}, "set lora.rank"},
+      {{"train.objective", "dpo", "lora.rank", "4", "init_from", "m"}, "leave data.packing"},
       {{"train.graph", "on", "offload.optimizer", "true"}, "set offload.optimizer to false"},
       {{"activations.every", "2"},
        "set activations.mode to selective or feed_forward or full or offload"},

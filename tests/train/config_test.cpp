@@ -344,12 +344,30 @@ TEST_F(Files, AMaskNextToTokensIsUsedAndSaidSo) {
   EXPECT_FALSE(resolve(parsed({"--data.train", text})).config.data.loss_mask);
 }
 
-TEST_F(Files, AResumedRunKeepsItsMaskAndItsRate) {
-  write("run/config.toml", "[data]\nloss_mask = true\n[optim]\nlr = 2e-5\n");
+TEST_F(Files, ConversationsArePackedAndThatIsSaid) {
+  const auto lines = write("chats.jsonl", R"({"prompt": "a", "completion": "b"})");
+  Resolved run = resolve(parsed({"--data.train", lines}));
+  EXPECT_TRUE(run.config.data.packing);
+  ASSERT_EQ(run.notes.size(), 2u);
+  EXPECT_TRUE(has(run.notes[1], "data.packing is true: " + lines));
+  for (const char* flag : {"--data.packing=false", "--data.document_mask=true"})
+    EXPECT_FALSE(resolve(parsed({"--data.train", lines, flag})).config.data.packing) << flag;
+  const auto pairs = write("pairs.jsonl", R"({"prompt": "a", "chosen": "b", "rejected": "c"})");
+  run = resolve(parsed({"--data.train", pairs}));
+  EXPECT_TRUE(run.config.data.packing && run.config.data.loss_mask);
+  EXPECT_EQ(run.config.train.objective, Objective::kDpo);
+  ASSERT_EQ(run.notes.size(), 3u);
+  EXPECT_TRUE(has(run.notes[0], "train.objective is dpo"));
+  const auto texts = write("texts.jsonl", R"({"text": "a"})");
+  EXPECT_FALSE(resolve(parsed({"--data.train", texts})).config.data.packing);
+}
+
+TEST_F(Files, AResumedRunKeepsItsMaskItsPackingAndItsRate) {
+  write("run/config.toml", "[data]\nloss_mask = true\npacking = true\n[optim]\nlr = 2e-5\n");
   auto file = write("mine.toml", "[train]\nsteps = 3\n");
   const std::string run = (folder_ / "run").string();
   Config again = resolve(parsed({file, "--dir", run, "--resume"})).config;
-  EXPECT_TRUE(again.data.loss_mask);
+  EXPECT_TRUE(again.data.loss_mask && again.data.packing);
   Config without =
       resolve(parsed({file, "--dir", run, "--resume", "--data.loss_mask", "false"})).config;
   EXPECT_FALSE(without.data.loss_mask);

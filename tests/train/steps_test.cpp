@@ -6,11 +6,13 @@
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 
+#include "data/folders.h"
 #include "fsdp/error.h"
 #include "fsdp/fully_shard.h"
 #include "optim/work_again.h"
@@ -84,7 +86,9 @@ TEST(Crawling, IsThreeStepsInARowThatWereShortOfMemory) {
 }
 
 struct Case {
-  explicit Case(models::ModelType model = models::ModelType::kLlama, int64_t micro_batch = 0) {
+  explicit Case(models::ModelType model = models::ModelType::kLlama, int64_t micro_batch = 0,
+                const std::function<void(Config&)>& change = {},
+                const std::filesystem::path& directory = std::filesystem::temp_directory_path()) {
     config.model = {.type = model, .vocab = 50, .dim = 32, .layers = 2, .heads = 2, .width = 8};
     config.data.train = {"random"};
     config.data.seq = 12;
@@ -92,7 +96,8 @@ struct Case {
     config.train.batch = 6;
     config.train.micro_batch = micro_batch;
     config.train.clip = 0.7;
-    training.emplace(assemble(world(), config, {std::filesystem::temp_directory_path()}));
+    if (change) change(config);
+    training.emplace(assemble(world(), config, {directory}));
     feed = training->corpus->training(world(), 0);
   }
 
@@ -152,6 +157,75 @@ TEST(Steps, AsGraphsGiveTheBitsOfEagerOnes) {
 TEST(Steps, AsGraphsTakeMicroBatches) {
   expect_same(trained(Case(models::ModelType::kLlama, 2), true),
               trained(Case(models::ModelType::kLlama, 2), false));
+}
+
+// Prompts and completions of 3 to 24 bytes, packed into samples of 40.
+class Examples {
+ public:
+  Examples() {
+    std::string lines;
+    for (int i = 0; i < 60; ++i)
+      lines += R"({"prompt": ")" + std::string(i % 7 + 1, 'p') + R"(", "completion": ")" +
+               std::string(i * 5 % 17 + 1, static_cast<char>('a' + i % 26)) + "\"}\n";
+    file_ = folder_.write("examples.jsonl", lines);
+  }
+  Case packed(models::ModelType model, int64_t micro_batch = 0) const {
+    return Case(
+        model, micro_batch,
+        [this](Config& config) {
+          config.model.vocab = 0;
+          config.data.train = {file_};
+          config.data.seq = 40;
+          config.data.packing = config.data.loss_mask = true;
+        },
+        folder_.path());
+  }
+
+ private:
+  test::Folder folder_;
+  std::string file_;
+};
+
+TEST(PackedSamples, HaveTheLossesOfDocumentsAlone) {
+  const Examples examples;
+  for (models::ModelType model : {models::ModelType::kLlama, models::ModelType::kGpt2}) {
+    Case run = examples.packed(model);
+    at::NoGradGuard no_grad;
+    const Samples batch = run.feed->next();
+    int64_t documents = 0;
+    for (const Samples& part : micro_batches_of(batch, 4)) {
+      const double together = run.training->task.loss_sum(part).item<double>();
+      double alone = 0;
+      for (int64_t row = 0; row < part.count; ++row)
+        for (int64_t begin = 0, end = 0; begin < 40; begin = end, ++documents) {
+          const at::Tensor same = part.documents[row].eq(part.documents[row][begin]);
+          end = begin + same.sum().item<int64_t>();
+          auto cut = [&](const at::Tensor& x) { return x[row].slice(0, begin, end).unsqueeze(0); };
+          alone += run.training->task
+                       .loss_sum({.inputs = cut(part.inputs), .targets = cut(part.targets)})
+                       .item<double>();
+        }
+      const auto counted = static_cast<double>(part.targets.ne(-100).sum().item<int64_t>());
+      EXPECT_GT(counted, 20);
+      EXPECT_NEAR(together / counted, alone / counted, 1e-5);
+    }
+    EXPECT_GT(documents, 2 * batch.count);
+  }
+}
+
+TEST(PackedSamples, InGraphsGiveTheBitsOfEagerSteps) {
+  const Examples examples;
+  const Trained eager = trained(examples.packed(models::ModelType::kLlama, 2), false);
+  expect_same(trained(examples.packed(models::ModelType::kLlama, 2), true), eager);
+  EXPECT_NE(eager.outcomes[0].weight, eager.outcomes[1].weight);
+}
+
+TEST(PackedSamples, CountTheOperationsOfTheirDocuments) {
+  const Examples examples;
+  const Case packed = examples.packed(models::ModelType::kLlama);
+  const TrainTask whole = make_unfilled_task(packed.training->config, 257);
+  EXPECT_LT(packed.training->task.flops_per_sample, 0.99 * whole.flops_per_sample);
+  EXPECT_GT(packed.training->task.flops_per_sample, 0.5 * whole.flops_per_sample);
 }
 
 TEST(Steps, OutcomesOfGraphsComeOneStepLater) {

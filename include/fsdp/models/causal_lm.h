@@ -69,14 +69,29 @@ class KVCache {
 struct TextInputs {
   at::Tensor ids;             ///< int64 [batch, tokens].
   at::Tensor padding = {};    ///< bool [batch, tokens], true for real tokens. Undefined: all are.
-  at::Tensor documents = {};  ///< int64 [batch, tokens]: attention stays among equal numbers.
-  KVCache* cache = nullptr;   ///< The ids continue the tokens in it, and are added to it.
+  at::Tensor documents = {};  ///< cumulative_lengths(): attention stays within each document.
+  bool restart_positions = false;  ///< Positions count from 0 in each document.
+  KVCache* cache = nullptr;        ///< The ids continue the tokens in it, and are added to it.
 };
+
+/// Where documents begin, for TextInputs::documents.
+///
+/// `numbers`: int64 [batch, tokens] on the CPU; a document is a stretch of equal numbers in a
+/// sequence. The result is int32 [batch · room + 1]: where each begins in the flattened batch, and
+/// the end of the last. Each sequence has as many entries as `room` says; those that it doesn't
+/// need are its end. So batches with other documents have the same shape, which recorded steps
+/// need. 0: as many as these documents need.
+at::Tensor cumulative_lengths(const at::Tensor& numbers, int64_t room = 0);
+/// The document of each of the first `tokens` tokens: int64 [tokens], counted in `documents`.
+at::Tensor document_of_token(const at::Tensor& documents, int64_t tokens);
 
 /// Which tokens of a pass see each other: what TextInputs mean to the attention of each layer.
 struct Attending {
   at::Tensor mask = {};       ///< bool [batch or 1, 1, tokens, past + tokens], true: seen.
+  at::Tensor documents = {};  ///< TextInputs::documents, on the device.
   at::Tensor positions = {};  ///< int64 [batch, tokens]. Undefined: past, past + 1, …
+  at::Tensor lengths =
+      {};  ///< int64 [batch, tokens]: of each token's document, if positions restart.
   int64_t past = 0;           ///< Tokens in the cache.
   KVCache* cache = nullptr;   ///< TextInputs::cache.
 };
@@ -87,8 +102,9 @@ struct Attending {
 /// A padded token is seen only by itself, so that no row of the softmax is empty; its output is
 /// finite and meaningless. Positions count from a sequence's first real token, wherever the padding
 /// is, as in Hugging Face's generate(). (Their forward() counts padding. That shifts GPT-2's
-/// learned positions and makes no difference to Llama's relative ones.) Documents only restrict
-/// attention, as in Llama 3's training; positions run on across them.
+/// learned positions and makes no difference to Llama's relative ones.) Documents restrict
+/// attention, as in Llama 3's training; positions run on across them, or restart, and then each
+/// document scores as it does alone.
 Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_tokens = 0);
 
 /// Options of attend().
@@ -100,7 +116,7 @@ struct AttendOptions {
 /// softmax(queries · keys · scale) · values.
 ///
 /// queries [batch, heads, tokens, head_dim]; keys and values may have fewer heads, by a whole
-/// factor. Without a mask it uses the fast causal operator.
+/// factor. Without a mask it uses the fast causal operator; no mask is made for documents.
 at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                   const Attending& attending, int64_t layer, const AttendOptions& options = {});
 
@@ -126,6 +142,8 @@ class CausalLMImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& ids, const at::Tensor& targets);
   /// Sum of the cross-entropy in float32 over the targets that aren't -100.
   at::Tensor loss_sum(const TextInputs& inputs, const at::Tensor& targets);
+  /// The cross-entropy of each target in float32, [batch, tokens]; 0 for targets of -100.
+  at::Tensor losses(const TextInputs& inputs, const at::Tensor& targets);
 
   /// Number of token ids.
   virtual int64_t vocab() const = 0;

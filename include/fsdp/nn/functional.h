@@ -148,6 +148,12 @@ struct AttentionOptions {
   /// its own. The queries are those of the last tokens. 0: all. Keys outside of the window cost
   /// nothing where it is much shorter than the sequence.
   int64_t window = 0;
+
+  /// int32 [documents + 1]: where each document begins in the flattened batch, and the end of the
+  /// last; some may be empty. Attention stays within a document, beside `causal` and
+  /// `window`; what it doesn't see isn't computed. A document lies in one sequence. On CUDA in half
+  /// precision without dropout, flash attention reads it on the device. Elsewhere the host does.
+  at::Tensor documents = {};
 };
 /// softmax(q · k · scale) · v, each [batch, heads, tokens, head_dim].
 ///
@@ -193,13 +199,14 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 
 /// Options of linear_cross_entropy().
 struct LinearCrossEntropyOptions {
-  Reduction reduction = Reduction::kMean;  ///< kMean or kSum.
+  Reduction reduction = Reduction::kMean;  ///< How rows combine.
   int64_t ignore_index = -100;             ///< Targets that don't count.
   int64_t chunk = 0;  ///< Rows of logits held at once. 0: 64 Mi logits, but at least 2048 rows.
 };
 /// cross_entropy(linear(hidden, weight), targets) without holding all logits.
 ///
-/// Forward also computes the gradients, if any are needed; the weight's in float32.
+/// Forward also computes the gradients, if any are needed; the weight's in float32. With kNone
+/// backward does, and computes the logits again.
 /// hidden [rows, dim], weight [vocab, dim], targets int64 [rows].
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,

@@ -46,6 +46,19 @@ std::function<bool(const std::string& name)> named_linears(const std::vector<std
 /// Error if `where` chooses nothing, or one of torch's linears, whose forward can't be changed.
 std::vector<std::string> add_lora(torch::nn::Module& module, const LoRAOptions& options);
 
+/// While it lives, the linears below a module are computed without their adapters: the base alone.
+class WithoutAdapters {
+ public:
+  /// Of this module.
+  explicit WithoutAdapters(torch::nn::Module& module);
+  ~WithoutAdapters();
+  WithoutAdapters(const WithoutAdapters&) = delete;
+  WithoutAdapters& operator=(const WithoutAdapters&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<LinearImpl>> linears_;
+};
+
 /// Whether a parameter of that name belongs to an adapter.
 bool is_adapter(const std::string& name);
 /// How a parameter of an adapter starts, for init_parameters(). Zero for other parameters.

@@ -41,6 +41,8 @@ class LinearImpl : public torch::nn::LinearImpl {
   void add_adapter(int64_t rank, double scale, double dropout);
   /// Whether it has an adapter.
   bool has_adapter() const { return lora_A != nullptr; }
+  /// Whether it is computed with one: not within WithoutAdapters.
+  bool uses_adapter() const { return has_adapter() && !without_adapter_; }
   /// What the adapter adds: [.., in] → [.., out].
   at::Tensor adapter(const at::Tensor& x) const;
 
@@ -54,7 +56,9 @@ class LinearImpl : public torch::nn::LinearImpl {
       const std::optional<at::Device>& device = std::nullopt) const override;
 
  private:
+  friend class WithoutAdapters;
   double scale_ = 0, dropout_ = 0;  // of the adapter
+  bool without_adapter_ = false;
 };
 /// Holder of LinearImpl: `nn::Linear up(512, 2048)`.
 TORCH_MODULE(Linear);
