@@ -163,6 +163,7 @@ PoolRoom prepare_async(const Sharded& model, const Optimizer* optimizer, int64_t
 struct LoadOptions {
   bool strict = true;     ///< Tensors that only one side has are an Error. False: they are skipped.
   bool optimizer = true;  ///< False: optimizer states aren't loaded.
+  bool model = true;      ///< False: the model keeps its values; only states are loaded.
   Chosen only = {};       ///< Parameters to load; others keep their values. Empty: all.
 };
 

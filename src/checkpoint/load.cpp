@@ -174,10 +174,7 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::E
   matching.note_unused("optim.state.", "optimizer");
 }
 
-ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* optimizer,
-                      const LoadOptions& options) {
-  ShardedPlan plan;
-  Matching matching(source, options.only);
+void plan_values(ShardedPlan& plan, Matching& matching, Source& source, shard::Engine& model) {
   require_prefix(source, "model.", kModelHint);
   for (const auto& sharded : sharded_parameters(model)) {
     const auto& p = sharded.parameter();
@@ -200,6 +197,16 @@ ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* opt
     plan.replicated.emplace_back(found, tensor);
   }
   matching.note_unused("model.", "model");
+}
+
+ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* optimizer,
+                      const LoadOptions& options) {
+  ShardedPlan plan;
+  Matching matching(source, options.only);
+  if (options.model)
+    plan_values(plan, matching, source, model);
+  else
+    for (const auto& unit : shard::units_of(model)) plan.incomplete.insert(unit.get());
   if (optimizer && options.optimizer) plan_states(plan, matching, source, model, *optimizer);
   plan.skipped = matching.finish(options.strict);
   return plan;

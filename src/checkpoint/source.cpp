@@ -46,7 +46,51 @@ Source::Source(const std::filesystem::path& dir) : dir_(dir) {
   }
   require_mark(dir, metadata_, manifest_ ? &*manifest_ : nullptr);
   is_unchecked_ = !manifest_;
+  name_wrapped();
   name_state_dict();
+}
+
+// PyTorch's tutorials save {"app": {"model": …, "optim": …}}, and many programs {"model": …,
+// "optimizer": …}. Names are as without the outer dict, and "optim" in either case.
+void Source::name_wrapped() {
+  const auto is = [](const KeyPath& path, size_t place, std::initializer_list<const char*> names) {
+    const auto* key = path.size() > place ? std::get_if<std::string>(&path[place]) : nullptr;
+    return key && std::find(names.begin(), names.end(), *key) != names.end();
+  };
+  const auto all = [&](const auto& fits) {
+    return !metadata_.tensors.empty() &&
+           std::all_of(metadata_.tensors.begin(), metadata_.tensors.end(), [&](const auto& entry) {
+             const auto path = metadata_.paths.find(entry.first);
+             return path != metadata_.paths.end() && fits(path->second);
+           });
+  };
+  const bool wrapped = all([&](const KeyPath& path) {
+    const KeyPath& first = metadata_.paths.at(metadata_.tensors.begin()->first);
+    return path.size() > 2 && path[0] == first[0] &&
+           !is(path, 0, {"model", "optim", "optimizer"}) &&
+           is(path, 1, {"model", "optim", "optimizer"});
+  });
+  const size_t outer = wrapped ? 1 : 0;
+  const bool renamed = all([&](const KeyPath& path) {
+    return is(path, outer, {"model", "optimizer"});
+  });
+  if (!wrapped && !renamed) return;
+  const auto rename = [&](auto& entries) {
+    std::remove_reference_t<decltype(entries)> named;
+    for (auto& [name, entry] : entries) {
+      const auto known = metadata_.paths.find(name);
+      KeyPath path = known == metadata_.paths.end() ? KeyPath{name} : known->second;
+      const KeyPath whole = path;
+      if (path.size() > outer) path.erase(path.begin(), path.begin() + static_cast<int64_t>(outer));
+      if (is(path, 0, {"optimizer"})) path[0] = "optim";
+      const std::string usual = Metadata::name(path);
+      metadata_.paths[usual] = whole;
+      named.emplace(usual, std::move(entry));
+    }
+    entries = std::move(named);
+  };
+  rename(metadata_.tensors);
+  rename(metadata_.values);
 }
 
 // dcp.save(model.state_dict()) nests nothing: {"model.embed_tokens.weight": …, "lm_head.weight": …}

@@ -48,6 +48,7 @@ class Source {
 
  private:
   void open_hugging_face();
+  void name_wrapped();
   void name_state_dict();
   const files::Input& file(const std::string& name);
   const StoredTensor& stored(const std::string& name, const StoredChunk& chunk,

@@ -9,6 +9,7 @@
 #include "fsdp/error.h"
 #include "fsdp/nn/lora.h"
 #include "models/parameter_shapes.h"
+#include "train/hub_cache.h"
 #include "train/model_shape.h"
 #include "train/task.h"
 
@@ -42,7 +43,8 @@ std::optional<models::PeftConfig> adapters_of(const CheckpointSource& from) {
   if (!extra.contains("config")) return std::nullopt;  // the caller says so
   const train::Config config = train::config_of(extra, from.dir);
   if (config.lora.rank == 0) return std::nullopt;
-  models::PeftConfig found{.lora = config.lora, .base = config.init_from};
+  const std::string name = train::hub_name(config.init_from);
+  models::PeftConfig found{.lora = config.lora, .base = name.empty() ? config.init_from : name};
   if (found.lora.targets.empty()) found.lora.targets = targets_in(*from.source);
   return found;
 }

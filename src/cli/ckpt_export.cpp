@@ -16,6 +16,7 @@
 #include "cli/transfer.h"
 #include "fsdp/error.h"
 #include "models/parameter_shapes.h"
+#include "train/hub_cache.h"
 
 namespace fsdp::cli {
 namespace {
@@ -104,13 +105,14 @@ void say_written(const ExportFlags& flags, const CheckpointSource& from, int64_t
 // The directory of a base is found by the name that its adapters have for it.
 CheckpointSource open_base(const CheckpointSource& adapters, const models::PeftConfig& config) {
   std::error_code problem;
-  if (config.base.empty() || !fs::is_directory(config.base, problem))
+  const fs::path base = train::local_model(config.base);
+  if (base.empty() || !fs::is_directory(base, problem))
     throw Error(formatted("{} has adapters for \"{}\", which isn't a directory here.", adapters.dir,
                           config.base),
                 adapters.peft ? "set base_model_name_or_path in adapter_config.json to the "
                                 "directory of that model."
                               : "put the model back: a run with adapters needs its base.");
-  return open_source(config.base);
+  return open_source(base.string());
 }
 
 // Writes the adapters alone, as PEFT does.

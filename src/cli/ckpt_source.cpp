@@ -10,6 +10,7 @@
 #include "fsdp/error.h"
 #include "fsdp/tokenizer.h"
 #include "models/parameter_shapes.h"
+#include "train/hub_cache.h"
 #include "train/model_shape.h"
 #include "train/run_directory.h"
 #include "train/training.h"
@@ -64,7 +65,8 @@ void read_others(SourceModel& model, const checkpoint::Extra& extra, const fs::p
 
 }  // namespace
 
-CheckpointSource open_source(const std::string& where) {
+CheckpointSource open_source(const std::string& given) {
+  const std::string where = train::local_model(given).string();
   CheckpointSource from;
   from.hugging_face = checkpoint::is_hugging_face(where);
   from.peft = checkpoint::is_peft(where);
@@ -87,13 +89,17 @@ SourceModel model_of(const CheckpointSource& from) {
   }
   const checkpoint::Extra extra = checkpoint::read_extras(*from.source, 0, nullptr).run;
   const train::Config config = train::config_of(extra, from.dir);
-  SourceModel model{.config = train::model_shape(config), .max_positions = config.data.seq};
-  if (config.model.rope_scaling == models::RopeScalingType::kLlama3) {  // beyond data.seq
+  SourceModel model{.config = train::model_shape(config)};
+  if (extra.contains("config")) model.max_positions = config.data.seq;
+  const bool yarn = config.model.rope_scaling == models::RopeScalingType::kYarn;
+  if (yarn || config.model.rope_scaling == models::RopeScalingType::kLlama3) {  // beyond data.seq
     const double longest = config.model.rope_factor * double(config.model.rope_original_tokens);
     model.max_positions =
         std::max(model.max_positions, static_cast<int64_t>(std::min(longest, kMostPositions)));
   }
-  if (const fs::path origin = origin_folder(from); !origin.empty())
+  const fs::path origin =
+      extra.contains("config") ? origin_folder(from) : train::settings_beside(from.dir);
+  if (!origin.empty())
     read_others(model, origin);
   else
     read_others(model, extra, tokenizer_folder(from));
@@ -126,6 +132,10 @@ fs::path tokenizer_folder(const CheckpointSource& from) {
   if (from.hugging_face || from.peft) return holds(from.dir) ? from.dir : fs::path();
   if (holds(from.run)) return from.run;
   const checkpoint::Extra extra = checkpoint::read_extras(*from.source, 0, nullptr).run;
+  if (!extra.contains("config")) {
+    const fs::path settings = train::settings_beside(from.dir);
+    return holds(settings) ? settings : fs::path();
+  }
   const auto found = extra.find("tokenizer");
   const auto* name = found == extra.end() ? nullptr : std::get_if<std::string>(&found->second);
   if (!name || fs::path(*name).filename() != "tokenizer.json") return {};

@@ -21,7 +21,7 @@ struct CheckpointSource {
 };
 
 // Opens a run's directory, its checkpoints folder, one checkpoint, or a directory of Hugging Face's
-// transformers or PEFT.
+// transformers or PEFT, or a model in its cache by name.
 CheckpointSource open_source(const std::string& where);
 
 struct SourceModel {

@@ -1,27 +1,23 @@
-// fsdp generate: writes text with a model, token by token.
+// fsdp generate: writes text with a model, token by token: a continuation, answers in a
+// conversation, or answers to the prompts in a file.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
+#include <set>
 
 #include "base/exit_code.h"
 #include "base/format.h"
 #include "base/table.h"
 #include "base/terminal.h"
-#include "checkpoint/hugging_face.h"
+#include "cli/chat.h"
 #include "cli/commands.h"
-#include "comm/modules.h"
-#include "fsdp/checkpoint.h"
+#include "cli/flags.h"
+#include "cli/prompts.h"
+#include "cli/writer.h"
 #include "fsdp/error.h"
-#include "fsdp/models/hugging_face.h"
-#include "fsdp/tokenizer.h"
-#include "models/peft.h"
-#include "train/init_from.h"
-#include "train/model_shape.h"
-#include "train/run_directory.h"
-#include "train/sample.h"
-#include "train/task.h"
 
 namespace fsdp::cli {
 namespace {
@@ -31,108 +27,44 @@ constexpr const char* kGenerateExamples = R"(Examples:
     fsdp generate runs/demo --prompt "class "
   From a given checkpoint, always taking the likeliest token:
     fsdp generate runs/demo/checkpoints/step-200 --temperature 0
-  From a Hugging Face model with its tokenizer.json:
-    fsdp generate models/SmolLM2-135M --prompt "Once upon a time"
-  With a prompt of several lines, printing nothing but text:
-    fsdp generate runs/demo --prompt - --quiet < prompt.txt
+  From a Hugging Face model: its directory, or its name if it was downloaded:
+    fsdp generate Qwen/Qwen3-0.6B --prompt "Once upon a time"
+  A conversation with a tuned model, or with an adapter directory of PEFT:
+    fsdp generate runs/tuned --chat
+    fsdp generate tuned-peft --chat --system "Answer in one sentence."
+  One question; each line of a pipe as a message of one conversation:
+    fsdp generate runs/tuned --chat --prompt "What is a shard?"
+    printf 'What is a shard?\nAnd a unit?\n' | fsdp generate runs/tuned --chat --quiet
+  Many prompts, 16 at a time; answers in the same order as lines of JSON:
+    fsdp generate runs/tuned --chat --prompts questions.jsonl --batch 16 > answers.jsonl
 
-Text goes to stdout as it is generated, everything else to stderr. The same seed gives the same
-text.)";
+--chat writes the conversation with the model's chat template, stops at the token that ends a turn, and
+samples as the model's generation_config.json says unless flags say otherwise. --prompts reads a line
+of text per prompt, or from a .jsonl file {"prompt": "..."} or {"messages": [...]}. Text goes to stdout
+as it is generated, everything else to stderr. The same seed gives the same text.)";
+
+constexpr int64_t kAnswerTokens = 2048;  // at most, unless --tokens says otherwise
 
 struct GenerateFlags {
-  std::string where, prompt, tokenizer;
+  std::string where, prompt, tokenizer, system, chat_template, prompts;
   train::SampleOptions sample;
+  int64_t batch = 8;
   std::string device = "auto";
-  bool quiet = false;
+  bool quiet = false, chat = false;
+  bool said_prompt = false;                  // even if it is empty
+  std::set<std::string> said_sampling = {};  // flags of it that were given
 };
 
-// The model that writes: its shape, weights and tokenizer.
-struct Writer {
-  std::filesystem::path weights;
-  train::Config config;
-  std::shared_ptr<const data::Tokenizer> tokenizer;
-  bool special_tokens = false;  // prompts start as the tokenizer's template says
-};
-
-Writer from_hugging_face(const GenerateFlags& flags) {
-  std::filesystem::path dir = flags.where;
-  Writer writer{.weights = dir, .special_tokens = true};
-  train::set_model_shape(writer.config.model,
-                         models::read_hugging_face_config(dir / "config.json"));
-  writer.config.model.dropout = 0;
-  if (flags.tokenizer.empty() && !std::filesystem::exists(dir / "tokenizer.json"))
-    throw Error(flags.where + " has no tokenizer.json.",
-                "pass one with --tokenizer FILE, or --tokenizer bytes.");
-  writer.tokenizer = data::Tokenizer::load(flags.tokenizer.empty() ? flags.where : flags.tokenizer);
-  return writer;
-}
-
-// From --tokenizer, else the run's directory, else what the checkpoint names.
-std::shared_ptr<const data::Tokenizer> tokenizer_of(const GenerateFlags& flags,
-                                                    const train::FoundCheckpoint& found,
-                                                    const checkpoint::Extra& extra) {
-  if (!flags.tokenizer.empty()) return data::Tokenizer::load(flags.tokenizer);
-  train::RunDirectory run{found.run};
-  if (!found.run.empty() && std::filesystem::exists(run.tokenizer()))
-    return data::Tokenizer::load(found.run.string());
-  auto kept = extra.find("tokenizer");
-  const auto* name = kept == extra.end() ? nullptr : std::get_if<std::string>(&kept->second);
-  if (!name || name->empty())
-    throw Error("the model was trained on token files, which don't name their tokenizer.",
-                "pass the tokenizer.json that made them with --tokenizer FILE.");
-  return data::Tokenizer::load(*name);
-}
-
-Writer from_run(const GenerateFlags& flags) {
-  train::FoundCheckpoint found = train::find_checkpoint(flags.where);
-  checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
-  const auto special = extra.find("special_tokens");  // set by fsdp ckpt import
-  const bool* as_template = special == extra.end() ? nullptr : std::get_if<bool>(&special->second);
-  return {.weights = found.checkpoint,
-          .config = train::config_of(extra, found.checkpoint),
-          .tokenizer = tokenizer_of(flags, found, extra),
-          .special_tokens = as_template && *as_template};
-}
-
-Writer writer_of(const GenerateFlags& flags) {
-  if (!checkpoint::is_peft(flags.where))
-    return checkpoint::is_hugging_face(flags.where) ? from_hugging_face(flags) : from_run(flags);
-  const std::filesystem::path adapters = flags.where;
-  const models::PeftConfig peft = models::read_peft_config(adapters / checkpoint::kPeftConfig);
-  GenerateFlags base = flags;
-  base.where = peft.base;
-  std::error_code problem;
-  if (flags.tokenizer.empty() && std::filesystem::exists(adapters / "tokenizer.json", problem))
-    base.tokenizer = flags.where;
-  if (peft.base.empty() || !std::filesystem::is_directory(peft.base, problem))
-    throw Error(formatted("{} has adapters for \"{}\", which isn't a directory here.", flags.where,
-                          peft.base),
-                "download that model and set base_model_name_or_path in adapter_config.json to "
-                "its directory.");
-  Writer writer = writer_of(base);
-  writer.config.lora = peft.lora;
-  writer.config.init_from = peft.base;
-  writer.weights = adapters;
-  return writer;
-}
-
-void load_weights(const Writer& writer, torch::nn::Module& module) {
-  checkpoint::LoadOptions own;
-  if (writer.config.lora.rank > 0) {
-    own.only = nn::is_adapter;
-    checkpoint::load(train::base_of_adapters(writer.config), module,
-                     {.only = [](const std::string& name) { return !nn::is_adapter(name); }});
-  }
-  checkpoint::load(writer.weights, module, own);
-}
-
-at::Device device_of(const std::string& wanted) {
-  const comm::Module* cuda = wanted == "cpu" ? nullptr : comm::find_module("cuda");
-  bool usable = cuda && cuda->devices() > 0;
-  if (wanted == "cuda" && !usable)
-    throw Error("no usable GPU was found.",
-                "fsdp doctor says why; --device cpu works without one.");
-  return usable ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+void check_flags(const GenerateFlags& flags, bool chats) {
+  const auto refuse = [](const std::string& what, const std::string& hint) {
+    throw CodedError(kExitUsage, what, hint);
+  };
+  if (flags.said_prompt && !flags.prompts.empty())
+    refuse("--prompt and --prompts were both given.", "pass one of them.");
+  for (const auto& [given, name] : {std::pair(!flags.system.empty(), "--system"),
+                                    std::pair(!flags.chat_template.empty(), "--chat-template")})
+    if (given && !chats)
+      refuse(formatted("{} has no effect: this isn't a conversation.", name), "add --chat.");
 }
 
 std::string prompt_of(const GenerateFlags& flags) {
@@ -140,94 +72,111 @@ std::string prompt_of(const GenerateFlags& flags) {
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
-int run_generate(const GenerateFlags& flags) {
-  checking_usage([&] { train::check(flags.sample); });
-  Writer writer = writer_of(flags);
-  const auto& tokenizer = writer.tokenizer;
-  if (writer.config.model.type == models::ModelType::kMlp)
-    throw Error("an mlp can't generate text.", "pass a run of a language model.");
-  at::Device device = device_of(flags.device);
-  train::TrainTask task = train::make_unfilled_task(writer.config, tokenizer->vocab_size());
-  load_weights(writer, *task.module);
-  task.module->to(device);
-  if (!flags.quiet) std::cerr << "fsdp: " << task.title << ", " << writer.weights.string() << "\n";
+// What the flags say, else what the model says.
+train::SampleOptions sampling_of(const GenerateFlags& flags, const WriterFiles& files, bool chats) {
+  if (!chats) return flags.sample;
+  const auto said = [&](const char* name) { return flags.said_sampling.contains(name); };
+  train::SampleOptions sample = flags.sample, recommended = flags.sample;
+  take_sampling(files, recommended);
+  if (!said("--temperature")) sample.temperature = recommended.temperature;
+  if (!said("--top-k")) sample.top_k = recommended.top_k;
+  if (!said("--top-p")) sample.top_p = recommended.top_p;
+  if (!said("--tokens")) sample.tokens = kAnswerTokens;
+  return sample;
+}
 
-  std::string text = prompt_of(flags);
-  std::vector<int64_t> prompt;
-  for (int32_t id : tokenizer->encode(text, {.special_tokens = writer.special_tokens}))
-    prompt.push_back(id);
-  if (prompt.empty()) prompt.push_back(tokenizer->eos().value_or(0));
-  for (int64_t id : prompt)
-    if (id >= task.text->vocab())
-      throw Error(formatted("the prompt has token {}, but the model's vocabulary has {}.", id,
-                            task.text->vocab()),
-                  "pass the tokenizer that the model was trained with: --tokenizer FILE.");
-  data::StreamDecoder decoder(tokenizer);
+int continue_text(Writer& writer, const GenerateFlags& flags) {
+  const std::string text = prompt_of(flags);
+  const auto prompt = writer.encode(text);
   std::cout << paint(STDOUT, "2", text) << std::flush;
-  int64_t made = 0;
-  auto start = std::chrono::steady_clock::now();
-  auto show = [&](int64_t token) {
-    if (tokenizer->eos() == token) return false;
-    ++made;
-    if (token < tokenizer->vocab_size())  // the model's vocabulary may be padded
-      std::cout << decoder.push(static_cast<int32_t>(token)) << std::flush;
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t made = writer.write(prompt, flags.sample, [](const std::string& piece) {
+    std::cout << piece << std::flush;
     return static_cast<bool>(std::cout);
-  };
-  train::generate(*task.text, device, prompt, flags.sample, show);
-  std::cout << decoder.finish() << std::endl;
-  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  });
+  std::cout << std::endl;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   if (!flags.quiet)
     std::cerr << "fsdp: " << made << " tokens, " << number(double(made) / took.count(), 1).text
               << " per second\n";
   return 0;
 }
 
+int run_generate(const GenerateFlags& flags) {
+  checking_usage([&] { train::check(flags.sample); });
+  const bool chats = flags.chat || (!flags.prompts.empty() && has_conversations(flags.prompts));
+  check_flags(flags, chats);
+  WriterFiles files = find_writer(flags.where, flags.tokenizer);
+  const train::SampleOptions sample = sampling_of(flags, files, chats);
+  Writer writer(std::move(files), flags.device);
+  if (!flags.quiet)
+    std::cerr << "fsdp: " << writer.title() << ", " << writer.files().weights.string() << "\n";
+  std::optional<Chat> chat;
+  if (chats) chat.emplace(writer, flags.chat_template);
+  if (!flags.prompts.empty())
+    return answer_prompts(
+        writer, chat ? &*chat : nullptr,
+        {.file = flags.prompts, .system = flags.system, .batch = flags.batch, .quiet = flags.quiet},
+        sample);
+  if (!chat) return continue_text(writer, flags);
+  std::string prompt = prompt_of(flags);
+  if (flags.prompt == "-" && prompt.ends_with('\n')) prompt.pop_back();
+  return converse(writer, *chat, {.system = flags.system, .prompt = prompt, .quiet = flags.quiet},
+                  sample);
+}
+
+void add_chat_flags(Flags& flags, GenerateFlags& given) {
+  flags.flag("--chat", given.chat, "Converse: each line of stdin, or --prompt, is a message");
+  flags.any("--system", given.system, "With --chat: what the system's message says", "TEXT");
+  flags.any("--chat-template", given.chat_template,
+            "With --chat: a template's file; default: the model's own", "FILE");
+  flags.any("--prompts", given.prompts,
+            "Answer every prompt in FILE, and write a line of JSON for each", "FILE");
+  flags.number("--batch", given.batch, "With --prompts: how many are answered together", 1, 4096);
+}
+
+void add_sampling_flags(Flags& flags, GenerateFlags& given) {
+  const auto note = [&given](CLI::Option* option, const char* name) {
+    option->each([&given, name](const std::string&) { given.said_sampling.insert(name); });
+  };
+  note(flags.any("--tokens", given.sample.tokens, "Most tokens to generate; with --chat 2048", "N"),
+       "--tokens");
+  note(flags.any("--temperature", given.sample.temperature,
+                 "0: always the likeliest token; 1: sample from the model's distribution", "X"),
+       "--temperature");
+  note(flags.any("--top-k", given.sample.top_k, "Sample from the K likeliest tokens; 0: from all",
+                 "K"),
+       "--top-k");
+  note(flags.any("--top-p", given.sample.top_p,
+                 "Sample from the likeliest tokens with this total probability", "P"),
+       "--top-p");
+  flags.any("--seed", given.sample.seed, "Random seed", "N");
+}
+
 }  // namespace
 
 void add_generate(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<GenerateFlags>();
-  CLI::App* command = app.add_subcommand("generate", "Generate text with a trained model");
-  command->footer(kGenerateExamples);
-  command
-      ->add_option("checkpoint", flags->where,
-                   "A run's directory, one of its checkpoints, or a directory of Hugging Face's "
-                   "transformers or PEFT")
-      ->type_name("DIR")
+  auto given = std::make_shared<GenerateFlags>();
+  Flags flags(app, "generate", "Generate text with a trained model, or converse with it",
+              kGenerateExamples);
+  flags
+      .any("checkpoint", given->where,
+           "A run's directory, one of its checkpoints, a directory of Hugging Face's transformers "
+           "or PEFT, the name of a downloaded model, or a checkpoint of PyTorch with its "
+           "config.json",
+           "DIR")
       ->required();
-  command
-      ->add_option("--prompt", flags->prompt,
-                   "Text to continue; -: read it from stdin; empty: start a new document")
-      ->type_name("TEXT");
-  command->add_option("--tokens", flags->sample.tokens, "Most tokens to generate")
-      ->type_name("N")
-      ->capture_default_str();
-  command
-      ->add_option("--temperature", flags->sample.temperature,
-                   "0: always the likeliest token; 1: sample from the model's distribution")
-      ->type_name("X")
-      ->capture_default_str();
-  command
-      ->add_option("--top-k", flags->sample.top_k,
-                   "Sample from the K likeliest tokens; 0: from all")
-      ->type_name("K")
-      ->capture_default_str();
-  command
-      ->add_option("--top-p", flags->sample.top_p,
-                   "Sample from the likeliest tokens with this total probability")
-      ->type_name("P")
-      ->capture_default_str();
-  command->add_option("--seed", flags->sample.seed, "Random seed")
-      ->type_name("N")
-      ->capture_default_str();
-  command
-      ->add_option("--tokenizer", flags->tokenizer,
-                   "bytes or a tokenizer.json; default: the one the model was trained with")
-      ->type_name("FILE");
-  command->add_option("--device", flags->device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  command->add_flag("--quiet", flags->quiet, "Print nothing but the text");
-  command->callback([flags, &action] { action = [flags] { return run_generate(*flags); }; });
+  flags
+      .any("--prompt", given->prompt,
+           "Text to continue; -: read it from stdin; empty: start a new document", "TEXT")
+      ->each([given](const std::string&) { given->said_prompt = true; });
+  add_chat_flags(flags, *given);
+  add_sampling_flags(flags, *given);
+  flags.any("--tokenizer", given->tokenizer,
+            "bytes or a tokenizer.json; default: the one the model was trained with", "FILE");
+  flags.choice("--device", given->device, {"auto", "cpu", "cuda"}, "auto, cpu or cuda");
+  flags.flag("--quiet", given->quiet, "Print nothing but the text");
+  flags.command.callback([given, &action] { action = [given] { return run_generate(*given); }; });
 }
 
 }  // namespace fsdp::cli

@@ -25,6 +25,7 @@
 #include "data/unicode.h"
 #include "fsdp/error.h"
 #include "fsdp/tokenizer.h"
+#include "train/hub_cache.h"
 
 namespace fsdp::cli {
 namespace {
@@ -64,6 +65,10 @@ struct TokenizeFlags {
   std::string show, decode;
   int64_t first = 100, skip = 0;
 };
+
+std::shared_ptr<const data::Tokenizer> chosen_tokenizer(const TokenizeFlags& flags) {
+  return data::Tokenizer::load(train::local_model(flags.tokenizer).string());
+}
 
 using Clock = std::chrono::steady_clock;
 
@@ -212,7 +217,7 @@ int write(TokenizeFlags flags) {
                      formatted("a token file's name must end in .bin, unlike {}.", flags.out),
                      "fsdp train recognizes token files by that extension.");
   refuse_to_overwrite(flags);
-  auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  auto tokenizer = chosen_tokenizer(flags);
   flags.jsonl = are_lines(flags);
   auto files = input_files(flags);
   int64_t bytes = 0;
@@ -279,7 +284,7 @@ std::string spelled_out(std::string_view bytes) {
 }
 
 int show(const TokenizeFlags& flags) {
-  auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  auto tokenizer = chosen_tokenizer(flags);
   Table table({{"id", "id"}, {"piece", "piece", Table::kLeft}});
   auto ids = tokenizer->encode(flags.show);
   for (int32_t id : ids)
@@ -303,7 +308,7 @@ int show_examples(TokenizeFlags flags) {
   if (!flags.jsonl)
     throw Error(formatted("{} is text, all of which is trained on.", flags.inputs[0]),
                 "pass JSON lines; without inputs --show shows the tokens of a text.");
-  auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  auto tokenizer = chosen_tokenizer(flags);
   for (const auto& file : input_files(flags)) {
     if (count == 0) break;
     const auto kind = data::kind_of_lines(file.path, lines_of(flags));
@@ -315,7 +320,7 @@ int show_examples(TokenizeFlags flags) {
 }
 
 int decode(const TokenizeFlags& flags) {
-  auto tokenizer = data::Tokenizer::load(flags.tokenizer);
+  auto tokenizer = chosen_tokenizer(flags);
   auto file = data::TokenFile::open(flags.decode);
   if (flags.skip >= file->tokens())
     throw Error(formatted("{} has only {} tokens.", flags.decode, with_separators(file->tokens())),
@@ -336,8 +341,9 @@ void add_writing(CLI::App* command, const std::shared_ptr<TokenizeFlags>& flags)
   command->add_option("input", flags->inputs, "Files, or folders to search for text files")
       ->type_name("PATH");
   command
-      ->add_option("--tokenizer", flags->tokenizer,
-                   "bytes, a tokenizer.json, or a folder that has one")
+      ->add_option(
+          "--tokenizer", flags->tokenizer,
+          "bytes, a tokenizer.json, a folder that has one, or the name of a downloaded model")
       ->type_name("T")
       ->capture_default_str();
   command->add_option("-o,--out", flags->out, "Token file to write")->type_name("FILE.bin");

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/regular_file.h"
+#include "fsdp/error.h"
 
 namespace fsdp::data {
 namespace {
@@ -32,9 +33,36 @@ ChatFormat::ChatFormat(const Tokenizer& tokenizer, const std::string& file)
   options_.now = local;
 }
 
-std::vector<ChatPiece> ChatFormat::pieces(nlohmann::ordered_json variables) const {
+void ChatFormat::add_special(nlohmann::ordered_json& variables) const {
   if (!begin_.empty()) variables["bos_token"] = begin_;
   if (!end_.empty()) variables["eos_token"] = end_;
+}
+
+std::string ChatFormat::prompt(nlohmann::ordered_json variables) const {
+  add_special(variables);
+  chat::RenderOptions options = options_;
+  options.generation_prompt = true;
+  return template_->render(variables, options).bytes();
+}
+
+std::optional<int32_t> ChatFormat::end_of_turn(const Tokenizer& tokenizer) const {
+  const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", "a"}},
+                                           {{"role", "assistant"}, {"content", "b"}}};
+  std::string answer;
+  try {
+    for (const ChatPiece& piece :
+         pieces({{"messages", messages}, {"tools", nullptr}, {"documents", nullptr}}))
+      if (piece.counts) answer = piece.text;
+  } catch (const Error&) {  // a template for other roles
+    return std::nullopt;
+  }
+  const std::vector<int32_t> ids = tokenizer.encode(answer);
+  if (ids.empty() || !tokenizer.special(ids.back())) return std::nullopt;
+  return ids.back();
+}
+
+std::vector<ChatPiece> ChatFormat::pieces(nlohmann::ordered_json variables) const {
+  add_special(variables);
   const chat::Text text = template_->render(variables, options_);
   std::vector<ChatPiece> pieces;
   size_t at = 0;

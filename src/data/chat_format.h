@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,14 @@ class ChatFormat {
 
   // Throws Error, which names the template and its line.
   std::vector<ChatPiece> pieces(nlohmann::ordered_json variables) const;
+  // The conversation so far and what an answer begins with, for a model that writes on.
+  std::string prompt(nlohmann::ordered_json variables) const;
+  // The token that ends an answer, as the template writes one; nullopt if it writes no special one.
+  std::optional<int32_t> end_of_turn(const Tokenizer& tokenizer) const;
 
  private:
+  void add_special(nlohmann::ordered_json& variables) const;
+
   std::string source_;
   std::unique_ptr<const chat::Template> template_;
   std::vector<std::string> special_;  // the token that ends a text is the first

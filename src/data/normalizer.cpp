@@ -1,5 +1,7 @@
 #include "data/normalizer.h"
 
+#include <algorithm>
+
 #include "data/nfc.h"
 #include "data/replace.h"
 #include "data/text_parts.h"
@@ -24,6 +26,29 @@ class NfcNormalizer : public Normalizer {
   }
 
  private:
+  std::string where_;
+};
+
+class FoldingNormalizer : public Normalizer {
+ public:
+  FoldingNormalizer(Folding folding, std::string where)
+      : folding_(std::move(folding)), where_(std::move(where)) {}
+
+  bool apply(std::string_view text, Normalizing& work, std::string& out) const override {
+    const auto anywhere = [](char c) { return !continues(c); };
+    auto parts = parts_of(text, size_t{1} << 20, anywhere);
+    std::vector<std::string> results(parts.size());
+    std::vector<char> changed(parts.size());
+    for_each_index(parts.size(), work.threads,
+                   [&](size_t i) { changed[i] = folding_.apply(parts[i], results[i]); });
+    if (std::find(changed.begin(), changed.end(), char{true}) == changed.end()) return false;
+    for (size_t i = 0; i < parts.size(); ++i) out += changed[i] ? results[i] : parts[i];
+    work.room.take(out.size(), where_);
+    return true;
+  }
+
+ private:
+  Folding folding_;
   std::string where_;
 };
 
@@ -86,6 +111,10 @@ class ReplaceNormalizer : public Normalizer {
 
 std::unique_ptr<const Normalizer> nfc_normalizer(std::string where) {
   return std::make_unique<NfcNormalizer>(std::move(where));
+}
+
+std::unique_ptr<const Normalizer> folding_normalizer(Folding folding, std::string where) {
+  return std::make_unique<FoldingNormalizer>(std::move(folding), std::move(where));
 }
 
 std::unique_ptr<const Normalizer> prepend_normalizer(std::string text, std::string where) {

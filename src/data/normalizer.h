@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "data/folding.h"
 #include "data/pattern.h"
 #include "data/text_room.h"
 
@@ -33,6 +34,8 @@ class Normalizer {
 
 // `where`, here and in other steps: the file and the part of it, for errors.
 std::unique_ptr<const Normalizer> nfc_normalizer(std::string where);
+// Replaces characters one by one.
+std::unique_ptr<const Normalizer> folding_normalizer(Folding folding, std::string where);
 std::unique_ptr<const Normalizer> prepend_normalizer(std::string text, std::string where);
 std::unique_ptr<const Normalizer> strip_normalizer(bool left, bool right);
 // Replaces each match of a pattern, or each occurrence of a text, by `by`.

@@ -52,6 +52,7 @@ struct TokenizerReader {
 
  private:
   void read_split(const Json& part, const std::string& where);
+  void add_split(const Json& part, Pattern pattern, const std::string& where);
   void read_metaspace(const Json& part, const std::string& where);
   PrependScheme prepend_scheme(const Json& part, const std::string& where) const;
   void add_step(WordStep step, const std::string& where);

@@ -44,6 +44,11 @@ void TokenizerReader::read_normalizer(const Json& part, const std::string& where
       read_normalizer(inner, where + ".normalizers");
   } else if (type == "NFC") {
     steps.push_back(nfc_normalizer(at(where)));
+  } else if (type == "NFKC") {
+    steps.push_back(folding_normalizer(Folding::compatible(), at(where)));
+    steps.push_back(nfc_normalizer(at(where)));
+  } else if (type == "Lowercase") {
+    steps.push_back(folding_normalizer(Folding::lowercase(), at(where)));
   } else if (type == "Prepend") {
     steps.push_back(prepend_normalizer(inserted(part, "prepend", where), at(where)));
   } else if (type == "Replace") {
@@ -54,7 +59,10 @@ void TokenizerReader::read_normalizer(const Json& part, const std::string& where
     const bool right = required(part, "strip_right", Json::value_t::boolean, where).get<bool>();
     steps.push_back(strip_normalizer(left, right));
   } else {
-    refuse(where, formatted("type {} isn't supported (NFC, Prepend, Replace and Strip are)", type));
+    refuse(
+        where,
+        formatted("type {} isn't supported (Lowercase, NFC, NFKC, Prepend, Replace and Strip are)",
+                  type));
   }
 }
 
@@ -68,6 +76,10 @@ void TokenizerReader::read_split(const Json& part, const std::string& where) {
   const auto what = pattern_of(part, where);
   const auto* text = std::get_if<std::string>(&what);
   Pattern pattern = text ? compile(escaped_pattern(*text), where) : std::get<Pattern>(what);
+  add_split(part, std::move(pattern), where);
+}
+
+void TokenizerReader::add_split(const Json& part, Pattern pattern, const std::string& where) {
   const bool invert = member(part, "invert", false, where);
   static const std::map<std::string, std::pair<Cut, Cut>> behaviors = {
       // as it is, and inverted: then the text between matches counts as the match
@@ -126,6 +138,8 @@ void TokenizerReader::read_pre_tokenizer(const Json& part, const std::string& wh
     const bool each =
         required(part, "individual_digits", Json::value_t::boolean, where).get<bool>();
     split(kNumeric, each ? Cut::kIsolated : Cut::kRuns);
+  } else if (type == "Punctuation") {
+    add_split(part, compile(formatted("[{}]", punctuation_class()), where), where);
   } else if (type == "Whitespace") {
     split(formatted("[{}]+|[^{}\\s]+", kWord, kWord), Cut::kKeepMatches);
   } else if (type == "WhitespaceSplit") {
@@ -139,9 +153,10 @@ void TokenizerReader::read_pre_tokenizer(const Json& part, const std::string& wh
     add_step(std::move(step), where);
     parts.byte_level = true;
   } else {
-    refuse(where, formatted("type {} isn't supported (ByteLevel, Digits, Metaspace, Split, "
-                            "Whitespace and WhitespaceSplit are)",
-                            type));
+    refuse(where,
+           formatted("type {} isn't supported (ByteLevel, Digits, Metaspace, Punctuation, Split, "
+                     "Whitespace and WhitespaceSplit are)",
+                     type));
   }
 }
 

@@ -1,4 +1,4 @@
-"""Writes unicode_tables.cpp and nfc_tables.cpp, the Unicode tables of the tokenizers.
+"""Writes unicode_tables.cpp, nfc_tables.cpp and folding_tables.cpp, the Unicode tables of the tokenizers.
 
     python3 unicode_tables.py FOLDER
 
@@ -80,6 +80,8 @@ def combining_classes(nfd):
         if value == 0 and unicodedata.category(mark) == "Cn" and nfd(mark) == mark:  # newer than Python
             if swaps(high, mark) or swaps(mark, low):
                 value = next(k for k, m in known.items() if not swaps(m, mark) and not swaps(mark, m))
+        elif value and not swaps(high, mark) and not swaps(mark, low):  # newer than the package
+            value = 0
         if value:
             classes[c] = value
     return classes
@@ -124,7 +126,70 @@ def normal_forms():
             "}  // namespace fsdp::data\n")
 
 
+def runs_of(singles):
+    """(first, last, step, image of first) of runs whose images have the same distance."""
+    runs = []
+    for c, image in singles:
+        last = runs[-1] if runs else None
+        alone = last and last[0] == last[1]
+        if last and image - c == last[3] - last[0] and \
+                (c - last[1] in (1, 2) if alone else c - last[1] == last[2]):
+            last[2], last[1] = c - last[1], c
+        else:
+            runs.append([c, c, 1, image])
+    return runs
+
+
+def literal(text):
+    """Of C++, in UTF-8."""
+    plain = all(c not in '"\\?' and unicodedata.category(c)[0] in "LNPSZ" for c in text)
+    return f'"{text}"' if plain else '"' + "".join("\\%03o" % b for b in text.encode()) + '"'
+
+
+def folding():
+    """What each character becomes by Lowercase and NFKC (before composition); punctuation."""
+    def images(normalize, others):
+        found = [(c, normalize(chr(c))) for c in CODES if not 0xAC00 <= c < 0xD7A4]
+        found = [(c, text) for c, text in found if text != others(chr(c))]
+        return ([(c, ord(text)) for c, text in found if len(text) == 1],
+                [(c, text) for c, text in found if len(text) != 1])
+
+    def table(name, normalize, others):
+        singles, texts = images(normalize, others)
+        runs = runs_of(singles)
+        known = dict(singles)
+        short = [c for run in runs if run[1] - run[0] < 3 for c in range(run[0], run[1] + 1, run[2])]
+        texts = sorted(texts + [(c, chr(known[c])) for c in short])
+        runs = [run for run in runs if run[1] - run[0] >= 3]
+        return ("const FoldingRun k%sRuns[] = {  // first, last, step, image of the first\n" % name
+                + lines("{0x%x,0x%x,%d,0x%x}" % tuple(run) for run in runs)
+                + "\n};\nconst FoldingText k%sTexts[] = {\n" % name
+                + lines("{0x%x,%s}" % (c, literal(text)) for c, text in texts) + "\n};\n")
+
+    removed = pre_tokenizers.Punctuation("removed")
+    marks = []
+    for at in range(0, len(CODES), 4096):
+        block = CODES[at:at + 4096]
+        kept = set("".join(text for text, _ in removed.pre_tokenize_str("".join(map(chr, block)))))
+        for c in (c for c in block if chr(c) not in kept):
+            if marks and marks[-1][1] == c - 1:
+                marks[-1][1] = c
+            else:
+                marks.append([c, c])
+    sizes = "".join(f"const int k{name}Count = sizeof(k{name}) / sizeof(k{name}[0]);\n" for name in
+                    ("LowercaseRuns", "LowercaseTexts", "CompatibleRuns", "CompatibleTexts",
+                     "PunctuationRuns"))
+    return (head("What characters become in lower case and by compatibility; punctuation.")
+            + '#include "data/folding.h"\n\nnamespace fsdp::data {\n\n// clang-format off\n'
+            + table("Lowercase", normalizers.Lowercase().normalize_str, str)
+            + table("Compatible", normalizers.NFKD().normalize_str, normalizers.NFD().normalize_str)
+            + "const char32_t kPunctuationRuns[][2] = {\n"
+            + lines("{0x%x,0x%x}" % tuple(run) for run in marks)
+            + "\n};\n// clang-format on\n" + sizes + "\n}  // namespace fsdp::data\n")
+
+
 if __name__ == "__main__":
-    for name, text in (("unicode_tables", categories()), ("nfc_tables", normal_forms())):
+    for name, text in (("unicode_tables", categories()), ("nfc_tables", normal_forms()),
+                       ("folding_tables", folding())):
         with open(f"{sys.argv[1]}/{name}.cpp", "w", encoding="utf-8") as out:
             out.write(text)

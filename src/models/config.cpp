@@ -10,19 +10,14 @@ namespace {
 // Generous bounds that keep the number of parameters within 64 bits.
 constexpr double kMostWidth = 1e6, kLongest = 1e8;
 
-// Rotary positions, and which layers see how far.
-void describe_positions(ModelConfig& model, OptionList& list) {
-  using enum ModelType;
-  const OnlyWith rotary(model.type, kDecoders), windowed(model.type, {kMistral, kPhi3, kGemma3}),
-      gemma3(model.type, {kGemma3}), llama3(model.rope_scaling, {RopeScalingType::kLlama3}),
-      longrope(model.rope_scaling, {RopeScalingType::kLongRope}),
-      scaled(model.rope_scaling, {RopeScalingType::kLlama3, RopeScalingType::kLongRope});
-  list.add("rope_base", model.rope_base, "Base of the rotary position embedding (RoPE)",
-           {.least = 1, .above = true, .only_with = rotary});
-  list.add("rope_scaling", model.rope_scaling, "RoPE scaling for long contexts; longrope: phi3",
-           {.only_with = rotary});
-  list.add("rope_factor", model.rope_factor, "llama3 scaling: factor for long wavelengths",
-           {.least = 1, .only_with = llama3});
+// How rotary positions are scaled for long contexts.
+void describe_scaling(ModelConfig& model, OptionList& list) {
+  using enum RopeScalingType;
+  const OnlyWith llama3(model.rope_scaling, {kLlama3}), longrope(model.rope_scaling, {kLongRope}),
+      yarn(model.rope_scaling, {kYarn}), slower(model.rope_scaling, {kLlama3, kLinear, kYarn}),
+      scaled(model.rope_scaling, {kLlama3, kLongRope, kYarn});
+  list.add("rope_factor", model.rope_factor, "Factor of long wavelengths (linear scaling: of all)",
+           {.least = 1, .only_with = slower});
   list.add("rope_low_freq", model.rope_low_freq,
            "llama3 scaling: wavelengths that fit fewer times than this into the original length "
            "are scaled fully",
@@ -42,6 +37,34 @@ void describe_positions(ModelConfig& model, OptionList& list) {
            {.only_with = longrope});
   list.add("rope_long_factors", model.rope_long_factors,
            "longrope scaling: head_dim / 2 factors for longer sequences", {.only_with = longrope});
+  list.add("rope_beta_fast", model.rope_beta_fast,
+           "yarn scaling: wavelengths that fit more times than this into the original length "
+           "aren't scaled",
+           {.least = 0, .above = true, .only_with = yarn});
+  list.add("rope_beta_slow", model.rope_beta_slow,
+           "yarn scaling: wavelengths that fit fewer times than this into the original length are "
+           "scaled fully",
+           {.least = 0, .above = true, .only_with = yarn});
+  list.add("rope_attention_factor", model.rope_attention_factor,
+           "yarn scaling: factor of cosines and sines; 0: 0.1 ln(rope_factor) + 1",
+           {.least = 0, .only_with = yarn});
+  list.add("rope_truncate", model.rope_truncate,
+           "yarn scaling: interpolate between whole indices of wavelengths", {.only_with = yarn});
+}
+
+// Rotary positions, and which layers see how far.
+void describe_positions(ModelConfig& model, OptionList& list) {
+  using enum ModelType;
+  const OnlyWith rotary(model.type, kDecoders), windowed(model.type, {kMistral, kPhi3, kGemma3}),
+      gemma3(model.type, {kGemma3});
+  list.add("rope_base", model.rope_base, "Base of the rotary position embedding (RoPE)",
+           {.least = 1, .above = true, .only_with = rotary});
+  list.add("rope_scaling", model.rope_scaling,
+           "RoPE scaling for long contexts; phi3: longrope, others: llama3, linear or yarn",
+           {.only_with = rotary});
+  describe_scaling(model, list);
+  list.add("rope_dim", model.rope_dim, "phi3: first elements of each head that are rotated; 0: all",
+           {.least = 0, .most = kMostWidth, .only_with = {model.type, {kPhi3}}});
   list.add("window", model.window,
            "mistral, phi3, gemma3: tokens that a token sees, with itself; 0: all before it",
            {.least = 0, .most = kLongest, .only_with = windowed});
@@ -114,10 +137,18 @@ void check(const ModelConfig& model) {
                 "each key-value head serves the same number of heads.");
   if (model.rope_scaling == RopeScalingType::kLlama3 && model.rope_low_freq >= model.rope_high_freq)
     throw Error("model.rope_low_freq isn't below model.rope_high_freq.", "Llama 3 has 1 and 4.");
-  if (model.rope_scaling == RopeScalingType::kLongRope && model.type != ModelType::kPhi3)
+  const bool phi3 = model.type == ModelType::kPhi3;
+  const bool longrope = model.rope_scaling == RopeScalingType::kLongRope;
+  if (model.rope_scaling != RopeScalingType::kNone && longrope != phi3)
+    throw Error(formatted("model.rope_scaling is {}, but model.type is {}.",
+                          enum_name(model.rope_scaling), enum_name(model.type)),
+                "phi3 has longrope or none; others have llama3, linear, yarn or none.");
+  if (model.rope_scaling == RopeScalingType::kYarn && model.rope_beta_fast < model.rope_beta_slow)
+    throw Error("model.rope_beta_fast is below model.rope_beta_slow.", "Qwen has 32 and 1.");
+  if (model.rope_dim > head || model.rope_dim % 2 != 0)
     throw Error(
-        formatted("model.rope_scaling is longrope, but model.type is {}.", enum_name(model.type)),
-        "only phi3 has it; use llama3 or none.");
+        formatted("model.rope_dim = {} can't be rotated in heads of {}.", model.rope_dim, head),
+        "choose an even number up to the size of a head; 0 rotates all.");
 }
 
 }  // namespace fsdp::models

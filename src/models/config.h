@@ -47,9 +47,9 @@ inline const std::vector<ModelType> kLanguageModels = {
     ModelType::kMistral, ModelType::kSmolLM3, ModelType::kOlmo2,
     ModelType::kPhi3,    ModelType::kGemma3,  ModelType::kGpt2};
 
-enum class RopeScalingType { kNone, kLlama3, kLongRope };
+enum class RopeScalingType { kNone, kLlama3, kLongRope, kLinear, kYarn };
 constexpr auto enum_table(RopeScalingType) {
-  return std::to_array<EnumName>({{"none"}, {"llama3"}, {"longrope"}});
+  return std::to_array<EnumName>({{"none"}, {"llama3"}, {"longrope"}, {"linear"}, {"yarn"}});
 }
 
 struct ModelConfig {
@@ -68,13 +68,18 @@ struct ModelConfig {
   double dropout = 0.0;  // gpt2
   double rope_base = 10000;
   RopeScalingType rope_scaling = RopeScalingType::kNone;
-  double rope_factor = 8;  // llama3 scaling, like the next three
-  double rope_low_freq = 1;
+  double rope_factor = 8;    // llama3, linear and yarn scaling
+  double rope_low_freq = 1;  // llama3, like the next one
   double rope_high_freq = 4;
-  int64_t rope_original_tokens = 8192;  // longrope as well
+  int64_t rope_original_tokens = 8192;  // llama3, longrope and yarn
+  double rope_beta_fast = 32;           // yarn, like the next three
+  double rope_beta_slow = 1;
+  double rope_attention_factor = 0;  // 0: by rope_factor
+  bool rope_truncate = true;
   int64_t rope_max_tokens = 131072;     // longrope, like the next two
   std::vector<std::string> rope_short_factors = {};
   std::vector<std::string> rope_long_factors = {};
+  int64_t rope_dim = 0;    // phi3; 0: head_dim
   int64_t window = 0;      // mistral, phi3, gemma3; 0: none
   int64_t full_every = 6;  // gemma3, like the next two
   double rope_local_base = 10000;

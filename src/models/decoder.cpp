@@ -100,10 +100,28 @@ at::Tensor DecoderAttentionImpl::normed(const at::Tensor& qkv) const {
   return at::cat(parts, -1);
 }
 
+// Only the first elements of each head are rotated, so their pairs are nearer than the kernel for
+// whole heads has them.
+nn::Heads DecoderAttentionImpl::rotated_partly(const at::Tensor& qkv,
+                                               const RotaryTables& tables) const {
+  const int64_t rotary = rotary_dim(config_), rest = config_.head_dim - rotary;
+  const std::vector<at::Tensor> heads =
+      qkv.unflatten(-1, {-1, config_.head_dim})
+          .split_with_sizes({config_.heads, config_.kv_heads, config_.kv_heads},
+                            -2);  // [batch, tokens, heads, ..]
+  const auto rotated = [&](const at::Tensor& x) {
+    const at::Tensor begin = nn::rope(x.narrow(-1, 0, rotary).contiguous(), tables.cos, tables.sin);
+    return at::cat({begin, x.narrow(-1, rotary, rest)}, -1).transpose(1, 2);
+  };
+  return {rotated(heads[0]), rotated(heads[1]), heads[2].transpose(1, 2)};
+}
+
 at::Tensor DecoderAttentionImpl::forward(const at::Tensor& qkv, const RotaryTables& tables,
                                          const Attending& attending) {
   nn::Heads heads =
-      nn::rope_heads(normed(qkv), tables.cos, tables.sin, config_.heads, config_.kv_heads);
+      rotary_dim(config_) < config_.head_dim
+          ? rotated_partly(normed(qkv), tables)
+          : nn::rope_heads(normed(qkv), tables.cos, tables.sin, config_.heads, config_.kv_heads);
   AttendOptions options{.window = window_of(config_, layer_)};
   if (config_.query_pre_attn_scalar > 0)
     options.scale = 1 / std::sqrt(static_cast<double>(config_.query_pre_attn_scalar));
@@ -241,14 +259,16 @@ DecoderModelImpl::Rotation DecoderModelImpl::rotation_of(int64_t layer, int64_t 
 
 RotaryTables DecoderModelImpl::make_tables(Rotation rotation, int64_t tokens,
                                            at::Device device) const {
-  const int64_t width = config_.head_dim;
+  const int64_t width = rotary_dim(config_);
   if (rotation == Rotation::kNone) return unrotated_tables(tokens, width, device);
   if (rotation == Rotation::kLocal)
     return rotary_tables(tokens, width, config_.local_rope_base, device);
   if (config_.long_rope)
     return rotary_tables(tokens, width, config_.rope_base, device, *config_.long_rope,
                          rotation == Rotation::kLonger);
-  return rotary_tables(tokens, width, config_.rope_base, device, config_.rope_scaling);
+  if (config_.yarn) return rotary_tables(tokens, width, config_.rope_base, device, *config_.yarn);
+  return rotary_tables(tokens, width, config_.rope_base, device, config_.rope_scaling,
+                       config_.linear_rope > 0 ? config_.linear_rope : 1);
 }
 
 // Made on first use, not in the constructor: the model may still move to another device or have no
@@ -277,7 +297,7 @@ RotaryTables DecoderModelImpl::tables_for(Rotation rotation, const at::Tensor& x
   if (attending.positions.defined()) {
     at::Tensor positions = attending.positions.flatten();
     auto of = [&](const at::Tensor& table) {
-      return table.index_select(0, positions).view({x.size(0), tokens, config_.head_dim});
+      return table.index_select(0, positions).view({x.size(0), tokens, rotary_dim(config_)});
     };
     RotaryTables own{of(tables.cos), of(tables.sin)};
     if (rotation != Rotation::kLonger || !attending.lengths.defined()) return own;

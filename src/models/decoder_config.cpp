@@ -20,11 +20,20 @@ void check_scaling(const RopeScaling& scaling) {
                 "and high_freq_factor above low_freq_factor; Llama 3.1 has 8, 1, 8192 and 4.");
 }
 
+void check_scaling(const Yarn& scaling) {
+  if (!(scaling.factor >= 1) || !(scaling.beta_slow > 0) ||
+      !(scaling.beta_fast >= scaling.beta_slow) || !(scaling.attention_factor >= 0) ||
+      scaling.original_max_position_embeddings < 1)
+    throw Error("a decoder's YaRN scaling is inconsistent.",
+                "factor must be at least 1, beta_fast at least beta_slow, and both positive; Qwen "
+                "has 4, 32 and 1.");
+}
+
 void check_scaling(const LongRope& scaling, int64_t head_dim) {
   for (const std::vector<double>* factors : {&scaling.short_factors, &scaling.long_factors}) {
     if (static_cast<int64_t>(factors->size()) != head_dim / 2)
       throw Error(formatted("LongRoPE has {} factors for heads of {}.", factors->size(), head_dim),
-                  "there is one for each pair of elements: head_dim / 2.");
+                  "there is one for each pair of elements that are rotated: head_dim / 2.");
     for (double factor : *factors)
       if (!(factor > 0) || !std::isfinite(factor))
         throw Error(formatted("LongRoPE has a factor of {:f}.", factor), "it must be positive.");
@@ -56,10 +65,20 @@ void check_numbers(const DecoderConfig& config) {
         "a decoder's window, full_every, no_rope_every, query_pre_attn_scalar and "
         "local_rope_base must not be negative.",
         "0 leaves each of them out.");
-  if (config.rope_scaling && config.long_rope)
-    throw Error("a decoder can't have both rope_scaling and long_rope.", "set one of them.");
+  const int scalings = int(config.rope_scaling.has_value()) + int(config.long_rope.has_value()) +
+                       int(config.yarn.has_value()) + int(config.linear_rope != 0);
+  if (scalings > 1)
+    throw Error("a decoder can't have several of rope_scaling, long_rope, yarn and linear_rope.",
+                "set one of them.");
+  if (!(config.linear_rope >= 0))
+    throw Error("a decoder's linear_rope must not be negative.", "Gemma 3 has 8; 0 leaves it out.");
+  const int64_t rotary = config.rotary_dim;
+  if (rotary < 0 || rotary > config.head_dim || rotary % 2 != 0)
+    throw Error(formatted("a decoder's rotary_dim can't be {}.", rotary),
+                "it must be even and at most head_dim; 0: all of a head is rotated.");
+  if (config.yarn) check_scaling(*config.yarn);
   if (config.rope_scaling) check_scaling(*config.rope_scaling);
-  if (config.long_rope) check_scaling(*config.long_rope, config.head_dim);
+  if (config.long_rope) check_scaling(*config.long_rope, rotary_dim(config));
 }
 
 }  // namespace
@@ -96,6 +115,10 @@ int64_t parameter_count(const DecoderConfig& config) {
     if (name != kHeadName || !config.tied)
       count += std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
   return count;
+}
+
+int64_t rotary_dim(const DecoderConfig& config) {
+  return config.rotary_dim > 0 ? config.rotary_dim : config.head_dim;
 }
 
 int64_t window_of(const DecoderConfig& config, int64_t layer) {

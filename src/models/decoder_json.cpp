@@ -30,10 +30,44 @@ void read_long_rope(const Fields& fields, const Fields& rope, DecoderConfig& con
   config.long_rope = std::move(made);
 }
 
+double mscale(double factor, double by) {
+  return factor <= 1 ? 1 : 0.1 * by * std::log(factor) + 1;
+}
+
+void read_yarn(const Fields& fields, const Fields& rope, DecoderConfig& config) {
+  const char* original = "original_max_position_embeddings";
+  const int64_t longest =
+      fields.count("max_position_embeddings", row_of(config.family).max_positions, kMostTokens);
+  Yarn made{.beta_fast = rope.number("beta_fast", 32),
+            .beta_slow = rope.number("beta_slow", 1),
+            .attention_factor = rope.number("attention_factor", 0),
+            .truncate = rope.flag("truncate", true),
+            .original_max_position_embeddings = rope.count(original, longest, kMostTokens)};
+  made.factor =
+      rope.number("factor", static_cast<double>(longest) /
+                                static_cast<double>(made.original_max_position_embeddings));
+  const double own = rope.number("mscale", 0), all = rope.number("mscale_all_dim", 0);
+  if (made.attention_factor == 0)
+    made.attention_factor = own > 0 && all > 0 ? mscale(made.factor, own) / mscale(made.factor, all)
+                                               : mscale(made.factor, 1);
+  config.yarn = made;
+}
+
+// The share of a head that is rotated.
+void read_partial(double share, DecoderConfig& config) {
+  const int64_t head = config.head_dim > 0 ? config.head_dim : config.dim / config.heads;
+  const auto rotary = static_cast<int64_t>(static_cast<double>(head) * share);
+  config.rotary_dim = rotary == head ? 0 : std::max<int64_t>(rotary, 1);  // 1 is refused
+}
+
 // `rope`: the object that describes the positions.
 void read_positions(const Fields& fields, const Fields& rope, DecoderConfig& config) {
   config.rope_base = rope.number("rope_theta", config.rope_base);
-  rope.need_number("partial_rotary_factor", 1);
+  const char* partial = "partial_rotary_factor";
+  if (config.family != Family::kPhi3)
+    rope.need_number(partial, 1);
+  else if (rope.has(partial))
+    read_partial(std::min(1.0, rope.number(partial, 1)), config);
   const std::string old = rope.text("type", "default"), type = rope.text("rope_type", old);
   const bool phi = config.family == Family::kPhi3;
   if (phi && (type == "longrope" || type == "su")) {
@@ -46,9 +80,15 @@ void read_positions(const Fields& fields, const Fields& rope, DecoderConfig& con
                                           "original_max_position_embeddings", {}, kMostTokens)};
   } else if (type == "default") {
     return rope.refuse_unknown(kOnlyScaled);
+  } else if (type == "linear" && !phi) {
+    config.linear_rope = rope.number("factor", {});
+    return rope.refuse_unknown(kOnlyScaled);
+  } else if (type == "yarn" && !phi) {
+    read_yarn(fields, rope, config);
   } else {
-    rope.refuse("rope_type", formatted("is \"{}\"; only \"default\" and \"{}\" are supported", type,
-                                       phi ? "longrope" : "llama3"));
+    rope.refuse("rope_type", formatted("is \"{}\"; {} are supported", type,
+                                       phi ? "\"default\" and \"longrope\""
+                                           : "\"default\", \"linear\", \"llama3\" and \"yarn\""));
   }
   rope.refuse_unknown({});
 }
@@ -57,7 +97,10 @@ void read_rope(const Fields& fields, const FamilyRow& row, DecoderConfig& config
   config.rope_base = fields.number("rope_theta", row.rope_base);
   const bool gemma = config.family == Family::kGemma3;
   if (gemma) config.local_rope_base = fields.number("rope_local_base_freq", 10000);
-  fields.need_number("partial_rotary_factor", 1);
+  if (config.family == Family::kPhi3)
+    read_partial(std::min(1.0, fields.number("partial_rotary_factor", 1)), config);
+  else
+    fields.need_number("partial_rotary_factor", 1);
   // If both are present, transformers uses the older one.
   const bool old = fields.has("rope_scaling"), current = fields.has("rope_parameters");
   if (gemma && current) {
@@ -205,6 +248,16 @@ Json scaling_json(const DecoderConfig& c) {
             {"low_freq_factor", c.rope_scaling->low_freq_factor},
             {"high_freq_factor", c.rope_scaling->high_freq_factor},
             {"original_max_position_embeddings", c.rope_scaling->original_max_position_embeddings}};
+  if (c.yarn)
+    return {{"rope_type", "yarn"},
+            {"factor", c.yarn->factor},
+            {"beta_fast", c.yarn->beta_fast},
+            {"beta_slow", c.yarn->beta_slow},
+            {"attention_factor",
+             c.yarn->attention_factor > 0 ? c.yarn->attention_factor : mscale(c.yarn->factor, 1)},
+            {"truncate", c.yarn->truncate},
+            {"original_max_position_embeddings", c.yarn->original_max_position_embeddings}};
+  if (c.linear_rope > 0) return {{"rope_type", "linear"}, {"factor", c.linear_rope}};
   if (c.long_rope)  // transformers 4 refuses any further key
     return {{"type", "longrope"},
             {"short_factor", c.long_rope->short_factors},
@@ -212,13 +265,23 @@ Json scaling_json(const DecoderConfig& c) {
   return {};
 }
 
+// What gives rotary_dim back when it is multiplied by head_dim and cut.
+double rotary_share(const DecoderConfig& c) {
+  const auto head = static_cast<double>(c.head_dim);
+  double share = static_cast<double>(c.rotary_dim) / head;
+  while (static_cast<int64_t>(share * head) < c.rotary_dim) share = std::nextafter(share, 1.0);
+  return share;
+}
+
 int64_t positions_of(const DecoderConfig& c, int64_t max_positions) {
   if (c.long_rope) return c.long_rope->max_position_embeddings;  // the ratio has an effect
   if (max_positions > 0) return max_positions;
+  const auto times = [](double factor, int64_t original) {
+    return static_cast<int64_t>(std::min(1e9, factor * static_cast<double>(original)));
+  };
+  if (c.yarn) return times(c.yarn->factor, c.yarn->original_max_position_embeddings);
   if (!c.rope_scaling) return row_of(c.family).max_positions;
-  return static_cast<int64_t>(
-      std::min(1e9, c.rope_scaling->factor *
-                        static_cast<double>(c.rope_scaling->original_max_position_embeddings)));
+  return times(c.rope_scaling->factor, c.rope_scaling->original_max_position_embeddings);
 }
 
 // Keys that not all families have.
@@ -252,6 +315,7 @@ void add_own(Json& json, const DecoderConfig& c) {
       break;
     case Family::kPhi3:
       json["sliding_window"] = window;
+      if (rotary_dim(c) < c.head_dim) json["partial_rotary_factor"] = rotary_share(c);
       json["original_max_position_embeddings"] =
           c.long_rope ? c.long_rope->original_max_position_embeddings : int64_t{4096};
       break;

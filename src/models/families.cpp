@@ -98,6 +98,10 @@ void check_family(const DecoderConfig& config) {
       {"local_rope_base", config.local_rope_base == 0 || family == Family::kGemma3},
       {"query_pre_attn_scalar", config.query_pre_attn_scalar == 0 || family == Family::kGemma3},
       {"no_rope_every", config.no_rope_every == 0 || family == Family::kSmolLM3},
+      {"rotary_dim", rotary_dim(config) == config.head_dim || family == Family::kPhi3},
+      {"rope_scaling", !config.rope_scaling || family != Family::kPhi3},
+      {"yarn", !config.yarn || family != Family::kPhi3},
+      {"linear_rope", config.linear_rope == 0 || family != Family::kPhi3},
       {"long_rope", !config.long_rope || family == Family::kPhi3}};
   for (const auto& [name, fits] : facts)
     if (!fits)

@@ -7,6 +7,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -39,10 +40,32 @@ RotaryTables tables_of(int64_t tokens, const at::Tensor& frequencies) {
 }  // namespace
 
 RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::Device device,
-                           const std::optional<RopeScaling>& scaling) {
+                           const std::optional<RopeScaling>& scaling, double linear) {
   at::Tensor frequencies = frequencies_of(head_dim, base, device);
   if (scaling) frequencies = scaled(frequencies, *scaling);
-  return tables_of(tokens, frequencies);
+  return tables_of(tokens, linear == 1 ? frequencies : frequencies / linear);
+}
+
+RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::Device device,
+                           const Yarn& scaling) {
+  const auto width = static_cast<double>(head_dim);
+  // The index of the frequency that turns so often in the original context.
+  const auto index = [&](double turns) {
+    const auto context = static_cast<double>(scaling.original_max_position_embeddings);
+    return width * std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
+  };
+  double first = index(scaling.beta_fast), last = index(scaling.beta_slow);
+  if (scaling.truncate) first = std::floor(first), last = std::ceil(last);
+  first = std::max(first, 0.0);
+  last = std::min(last, width - 1);
+  if (first == last) last += 0.001;
+  const at::Tensor kept = frequencies_of(head_dim, base, device);
+  const at::Tensor slow =
+      ((at::arange(head_dim / 2, kept.options()) - first) / (last - first)).clamp(0, 1);
+  RotaryTables tables = tables_of(tokens, kept / scaling.factor * slow + kept * (1 - slow));
+  const double height =
+      scaling.attention_factor > 0 ? scaling.attention_factor : 0.1 * std::log(scaling.factor) + 1;
+  return {tables.cos * height, tables.sin * height};
 }
 
 RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::Device device,

@@ -38,6 +38,9 @@ void describe(OptimConfig& optim, OptionList& list) {
   list.add("schedule", optim.schedule, "Learning rate schedule after warm-up");
   list.add("warmup_steps", optim.warmup_steps, "Steps of linear warm-up",
            {.least = 0, .most = kMostSteps});
+  list.add("warmup_share", optim.warmup_share,
+           "Share of the run's steps for warm-up, instead of warmup_steps",
+           {.least = 0, .most = 1});
   list.add("decay_steps", optim.decay_steps, "wsd: steps of decay at the end",
            {.least = 0, .most = kMostSteps, .only_with = wsd});
   list.add("final_ratio", optim.final_ratio, "Final learning rate as a share of lr",
@@ -51,6 +54,8 @@ void check(const OptimConfig& optim, std::optional<int64_t> steps) {
   if (wsd && optim.decay_steps == 0)
     throw Error("optim.schedule = wsd needs the length of its decay.",
                 "set optim.decay_steps; a tenth to a fifth of all steps is typical.");
+  if (optim.warmup_steps > 0 && optim.warmup_share > 0)
+    throw Error("optim.warmup_steps and optim.warmup_share are both set.", "set one of them to 0.");
   if (!steps) return;
   const std::string all = formatted("is more than the run's {} steps.", *steps);
   if (optim.warmup_steps > *steps)

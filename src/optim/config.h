@@ -45,6 +45,7 @@ struct OptimConfig {
   double muon_rest_lr = 0;  // of what isn't a matrix; 0: lr
   ScheduleType schedule = ScheduleType::kCosine;
   int64_t warmup_steps = 0;
+  double warmup_share = 0;  // of the run's steps, if warmup_steps is 0
   int64_t decay_steps = 0;  // wsd
   double final_ratio = 0.1;
   bool grad_scaler = true;  // fp16: scales the loss against underflow of gradients

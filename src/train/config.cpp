@@ -12,8 +12,13 @@ void describe_run(Config& config, OptionList& list) {
            {.alias = "--take-over"});
   list.add("init_from", config.init_from,
            "Start from the model and weights in this directory: a Hugging Face model (config.json "
-           "and safetensors), a run or a checkpoint; empty: random weights",
+           "and safetensors, or its name if it was downloaded), a run, or a checkpoint (of PyTorch "
+           "with a config.json beside it); empty: random weights",
            {.alias = "--init-from"});
+  list.add("optim_from", config.optim_from,
+           "With init_from: also start from the optimizer's states in this run or checkpoint; "
+           "empty: fresh states",
+           {.alias = "--optim-from"});
 }
 
 // How long, in what batches, with what seed.

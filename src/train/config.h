@@ -99,7 +99,8 @@ struct Config {
   Resume resume = Resume::kNo;
   bool resumes = false;        // what resume comes to; set by resolve()
   bool take_over = false;      // even from a process that seems to be alive
-  std::string init_from = "";  // a Hugging Face directory, a run or a checkpoint; empty: none
+  std::string init_from = "";  // a Hugging Face model, a run or a checkpoint; empty: none
+  std::string optim_from = "";  // a checkpoint with the optimizer's states to start with
   models::ModelConfig model;
   nn::LoRAConfig lora;
   nn::Fp8Config fp8;

@@ -219,11 +219,17 @@ void check(const Config& config, int world) {
   if (config.lora.rank > 0 && config.init_from.empty())
     throw Error("lora.rank is set, but there are no weights to adapt.",
                 "pass --init-from DIR: a Hugging Face model, a run or a checkpoint.");
+  if (!config.optim_from.empty() && config.init_from.empty())
+    throw Error("optim_from has no effect: the weights are random.",
+                "pass --init-from as well; usually it is the same checkpoint.");
   check_data(config);
   check_objective(config);
   check_length(config);
   check_batch(config.train, world);
   check_rest(config, world);
+  if (config.data.train.empty() && !config.init_from.empty() && !config.resumes)
+    throw Error("data.train is empty: there is nothing to train these weights on.",
+                "pass --data.train FILE: conversations (chats.jsonl) or text.");
 }
 
 void check_choices(const Config& config, int world) {

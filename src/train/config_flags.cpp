@@ -64,7 +64,8 @@ std::vector<std::string> spellings(const std::vector<Option>& all) {
       if (long_name.find('.') == std::string::npos) others.push_back(long_name);
     }
   }
-  std::string near = nearest_word(others, name);
+  const bool dotted = name.find('.') != std::string::npos;  // a key of a config
+  std::string near = dotted ? "" : nearest_word(others, name);
   if (const Option* option = nearest(all, name); near.empty() && option) near = option->name();
   throw Error(
       formatted("there is no flag {}.", word.substr(0, word.find('='))),

@@ -48,7 +48,8 @@ std::string list_ready_configs() {
     Config config;
     std::string name(ready.name);
     apply_toml(config, ready.text, name);
-    int64_t count = parameter_count(config).value_or(0);
+    const bool has_model = ready.text.find("\n[model]") != std::string_view::npos;
+    const int64_t count = has_model ? parameter_count(config).value_or(0) : 0;
     rows[{name.starts_with("bench/"), name.substr(0, name.find('-')), count, name}] = &ready;
   }
   Table table({{"name", "config", Table::kLeft},

@@ -14,8 +14,10 @@
 #include "train/config_ready.h"
 #include "train/config_toml.h"
 #include "train/config_values.h"
+#include "train/hub_cache.h"
 #include "train/init_from.h"
 #include "train/kept_config.h"
+#include "train/recipe.h"
 #include "train/run_directory.h"
 
 namespace fsdp::train {
@@ -23,8 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kTuningRate = 2e-5;   // of --init-from
-constexpr double kAdapterRate = 2e-4;  // the same for adapters
 constexpr const char* kEnds[] = {"train.steps", "train.tokens", "train.epochs"};
 
 struct Source {
@@ -32,6 +32,7 @@ struct Source {
   std::string name;
   std::string text;
   std::vector<std::string> notes = {};
+  bool by_recipe = false;  // take_recipe() applies it, where flags say nothing else
 };
 
 Source named_source(const std::string& name) {
@@ -153,10 +154,17 @@ Source source_of(const CommandLine& line) {
   if (!line.configs.empty()) return named_source(line.configs[0]);
   const std::string* resume = last_flag(line, "resume");
   const std::string* dir = last_flag(line, "dir");
+  const std::string* origin = last_flag(line, "init_from");
+  const auto fresh = [&] {
+    const bool tunes = origin && !origin->empty();
+    Source source = named_source(tunes ? kRecipe : "demo");
+    source.by_recipe = tunes;
+    return source;
+  };
   const bool automatic = resume && *resume == "auto";
-  if (!resume || (!automatic && flag_word(*resume) != true)) return named_source("demo");
+  if (!resume || (!automatic && flag_word(*resume) != true)) return fresh();
   if (!dir || dir->empty()) refuse_without_dir(automatic);
-  if (automatic && !has_checkpoint(*dir)) return named_source("demo");
+  if (automatic && !has_checkpoint(*dir)) return fresh();
   auto kept = read_kept_config({*dir});
   if (!kept)
     throw Error(formatted("there is no run to resume in {}: it has no config.toml.", *dir),
@@ -255,18 +263,23 @@ void find_packing(Config& config, const std::set<std::string>& given,
       formatted("data.packing is true: {}; --data.packing false cuts samples anywhere.", reason));
 }
 
-// A rate for training from scratch would undo what the weights know.
-void take_tuning_rate(Config& config, const std::set<std::string>& said,
-                      std::vector<std::string>& notes) {
-  if (said.contains("optim.lr")) return;
-  if (config.resumes) {
-    if (const auto kept = kept_config(config)) config.optim.lr = kept->optim.lr;
-    return;
+// The model, weights and tokenizer in config.init_from, and how to train from them.
+void begin_with_weights(Resolved& resolved, const CommandLine& line,
+                        const std::set<std::string>& flags) {
+  Config& config = resolved.config;
+  const bool chosen = !line.configs.empty() || config.resumes;  // not the recipe by default
+  std::set<std::string> said = flags;
+  if (chosen) said.insert(resolved.given.begin(), resolved.given.end());
+  if (!chosen) resolved.name = name_of_directory(config.init_from);
+  const bool needed = !config.resumes || config.lora.rank > 0;  // adapters need their base again
+  if (needed) config.init_from = local_model(config.init_from).string();
+  const int64_t limit = take_origin(config, said, flags, chosen, resolved.notes);
+  if (!config.resumes) {
+    if (std::string text = take_recipe(config, said, limit); !text.empty())
+      resolved.notes.push_back(std::move(text));
+  } else if (const auto kept = kept_config(config)) {
+    keep_recipe(config, said, *kept);
   }
-  const bool lora = config.lora.rank > 0;
-  config.optim.lr = lora ? kAdapterRate : kTuningRate;
-  notes.push_back(formatted("optim.lr is {}, a rate for {}; --optim.lr sets another.",
-                            lora ? "2e-4" : "2e-5", lora ? "adapters" : "fine-tuning"));
 }
 
 Resolved resolve(const CommandLine& line) {
@@ -274,8 +287,9 @@ Resolved resolve(const CommandLine& line) {
   Source source = source_of(line);
   resolved.name = source.name;
   resolved.notes = source.notes;
-  for (auto& name : apply_toml(resolved.config, source.text, source.file))
-    resolved.given.insert(name);
+  if (!source.by_recipe)
+    for (auto& name : apply_toml(resolved.config, source.text, source.file))
+      resolved.given.insert(name);
   std::set<std::string> flags;
   apply_flags(resolved.config, line, flags);
   Config& config = resolved.config;
@@ -289,14 +303,11 @@ Resolved resolve(const CommandLine& line) {
     else if (const auto kept = kept_config(config))
       config.lora = kept->lora;
   }
-  if (!config.init_from.empty()) {
-    const bool chosen = !line.configs.empty() || config.resumes;  // not the demo by default
-    std::set<std::string> said = flags;
-    if (chosen) said.insert(resolved.given.begin(), resolved.given.end());
-    take_origin(config, said, flags, chosen, resolved.notes);
-    take_tuning_rate(config, said, resolved.notes);
-    if (!chosen) resolved.name = name_of_directory(config.init_from);
-  }
+  if (!config.init_from.empty())
+    begin_with_weights(resolved, line, flags);
+  else if (resolved.name == kRecipe && !line.configs.empty() && ready_config(line.configs[0]))
+    throw Error(formatted("{} trains a model that exists, but init_from isn't set.", kRecipe),
+                "pass --init-from DIR: a Hugging Face model, a run or a checkpoint.");
   if (config.resumes) find_kept_tokenizer(config);
   resolved.given.merge(flags);
   find_objective(config, resolved.given, resolved.notes);

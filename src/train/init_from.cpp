@@ -1,8 +1,11 @@
 #include "train/init_from.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "base/regular_file.h"
+#include "base/shallow_json.h"
 #include "checkpoint/hugging_face.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
@@ -19,6 +22,9 @@ namespace fsdp::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int64_t kLargestSettings = 16 << 20;  // bytes of a config.json
+constexpr int64_t kMostTokens = 1'000'000'000;
 
 // Options about training rather than about the weights: the run decides them.
 bool is_free(const Option& option) {
@@ -64,6 +70,18 @@ std::vector<Difference> differences(const models::ModelConfig& model,
   return found;
 }
 
+// What the files beside config.json say: the longest sequence, and the tokenizer.
+void read_settings(Origin& origin) {
+  const auto json =
+      parse_shallow<nlohmann::json>(read_file(origin.settings / "config.json", kLargestSettings));
+  for (const char* key : {"max_position_embeddings", "n_positions"})
+    if (json.is_object() && json.contains(key) && json[key].is_number_integer())
+      origin.max_tokens = std::clamp<int64_t>(json[key].get<int64_t>(), 0, kMostTokens);
+  std::error_code problem;
+  if (fs::exists(origin.settings / "tokenizer.json", problem))
+    origin.tokenizer = (origin.settings / "tokenizer.json").string();
+}
+
 Origin origin_of_run(const std::string& where) {
   FoundCheckpoint found = find_checkpoint(where);
   checkpoint::Extra extra = checkpoint::read_extra(found.checkpoint);
@@ -73,9 +91,20 @@ Origin origin_of_run(const std::string& where) {
         formatted("{} has adapters alone; their base is {}.", where, config.init_from),
         formatted("write a model of both: fsdp ckpt export --merge {} OUT; then pass OUT.", where));
   Origin origin{.weights = found.checkpoint, .model = config.model};
+  std::error_code problem;
+  const bool foreign = !extra.contains("config");
+  if (foreign)
+    origin.settings = settings_beside(found.checkpoint);
+  else if (!found.run.empty() &&
+           fs::exists(RunDirectory{found.run}.origin() / "config.json", problem))
+    origin.settings = RunDirectory{found.run}.origin();
+  if (!origin.settings.empty()) read_settings(origin);
+  if (const auto longest = extra.find("max_positions"); longest != extra.end())
+    if (const auto* tokens = std::get_if<int64_t>(&longest->second)) origin.max_tokens = *tokens;
+  if (origin.max_tokens == 0 && !foreign) origin.max_tokens = config.data.seq;
+  if (foreign) return origin;
   if (config.model.type != models::ModelType::kMlp)
     set_model_shape(origin.model, model_shape(config));
-  std::error_code problem;
   auto kept = extra.find("tokenizer");
   const auto* name = kept == extra.end() ? nullptr : std::get_if<std::string>(&kept->second);
   if (!found.run.empty() && fs::exists(RunDirectory{found.run}.tokenizer(), problem))
@@ -109,11 +138,9 @@ Origin find_origin(const std::string& where) {
     throw Error(formatted("{} has adapters alone.", where),
                 "pass the model that they are for, and this directory as --lora.init_from.");
   if (!checkpoint::is_hugging_face(dir)) return origin_of_run(where);
-  Origin origin{.weights = dir};
+  Origin origin{.weights = dir, .settings = dir};
   set_model_shape(origin.model, models::read_hugging_face_config(dir / "config.json"));
-  std::error_code problem;
-  if (fs::exists(dir / "tokenizer.json", problem))
-    origin.tokenizer = (dir / "tokenizer.json").string();
+  read_settings(origin);
   return origin;
 }
 
@@ -125,11 +152,11 @@ fs::path base_of_adapters(const Config& config) {
   return find_origin(config.init_from).weights;
 }
 
-void take_origin(Config& config, const std::set<std::string>& given,
-                 const std::set<std::string>& flags, bool chosen_file,
-                 std::vector<std::string>& notes) {
+int64_t take_origin(Config& config, const std::set<std::string>& given,
+                    const std::set<std::string>& flags, bool chosen_file,
+                    std::vector<std::string>& notes) {
   Origin origin = config.resumes ? origin_of_resumed(config) : find_origin(config.init_from);
-  if (origin.weights.empty()) return;  // prepare() reports what is missing
+  if (origin.weights.empty()) return 0;  // prepare() reports what is missing
   const std::string from = config.resumes ? config.dir : config.init_from;
   for (const Difference& one : differences(origin.model, config.model, flags))
     throw Error(formatted("{} is {} on the command line, but {} in the model in {}.", one.name,
@@ -149,13 +176,14 @@ void take_origin(Config& config, const std::set<std::string>& given,
     Config probe;  // checks that all values are valid in a config
     apply_toml(probe, to_toml(config), from + ": its model as a config");
   }
-  if (given.contains("data.tokenizer")) return;
+  if (given.contains("data.tokenizer")) return origin.max_tokens;
   if (!origin.tokenizer.empty()) {
     config.data.tokenizer = origin.tokenizer;
   } else if (reads_text(config)) {
     notes.push_back(formatted("{} has no tokenizer.json: text is read with tokenizer {}.", from,
                               config.data.tokenizer));
   }
+  return origin.max_tokens;
 }
 
 void take_adapters(Config& config, const std::set<std::string>& given) {
@@ -179,13 +207,12 @@ void take_adapters(Config& config, const std::set<std::string>& given) {
 }
 
 void keep_origin(const Origin& origin, const std::filesystem::path& into) {
-  namespace fs = std::filesystem;
-  if (!checkpoint::is_hugging_face(origin.weights)) return;
+  if (origin.settings.empty()) return;
   fs::create_directories(into);
   for (const char* name : {"config.json", "generation_config.json", "chat_template.jinja",
                            "special_tokens_map.json"}) {
     std::error_code none;  // not every directory has all of them
-    fs::copy_file(origin.weights / name, into / name, fs::copy_options::overwrite_existing, none);
+    fs::copy_file(origin.settings / name, into / name, fs::copy_options::overwrite_existing, none);
   }
 }
 

@@ -395,6 +395,10 @@ Ended train(const World& world, RunRequest request) {
                    : find_origin(config.init_from).weights)
           .string();
     });
+  if (!request.config.optim_from.empty() && !request.config.resumes)
+    request.config.optim_from = from_rank_0(world, "fsdp/train/states", [&] {
+      return find_checkpoint(request.config.optim_from).checkpoint.string();
+    });
   watch_memory(world.device());
   const RunDirectory& directory = begun.directory;
   Training training = with_memory(world, request.config, Sharded(), directory, signals,

@@ -34,6 +34,30 @@ std::vector<std::string> words_of(const std::vector<double>& factors) {
   return words;
 }
 
+// How positions are scaled for longer contexts.
+void set_rope(models::DecoderConfig& shape, const models::ModelConfig& model) {
+  if (model.rope_scaling == models::RopeScalingType::kLlama3)
+    shape.rope_scaling =
+        models::RopeScaling{.factor = model.rope_factor,
+                            .low_freq_factor = model.rope_low_freq,
+                            .high_freq_factor = model.rope_high_freq,
+                            .original_max_position_embeddings = model.rope_original_tokens};
+  if (model.rope_scaling == models::RopeScalingType::kLongRope)
+    shape.long_rope = models::LongRope{
+        .short_factors = factors_of("model.rope_short_factors", model.rope_short_factors),
+        .long_factors = factors_of("model.rope_long_factors", model.rope_long_factors),
+        .original_max_position_embeddings = model.rope_original_tokens,
+        .max_position_embeddings = model.rope_max_tokens};
+  if (model.rope_scaling == models::RopeScalingType::kLinear) shape.linear_rope = model.rope_factor;
+  if (model.rope_scaling == models::RopeScalingType::kYarn)
+    shape.yarn = models::Yarn{.factor = model.rope_factor,
+                              .beta_fast = model.rope_beta_fast,
+                              .beta_slow = model.rope_beta_slow,
+                              .attention_factor = model.rope_attention_factor,
+                              .truncate = model.rope_truncate,
+                              .original_max_position_embeddings = model.rope_original_tokens};
+}
+
 models::DecoderConfig decoder_shape(const models::ModelConfig& model, int64_t vocab) {
   models::DecoderConfig shape =
       models::of_family(family_of(model.type), {.vocab = vocab,
@@ -55,19 +79,9 @@ models::DecoderConfig decoder_shape(const models::ModelConfig& model, int64_t vo
     shape.local_rope_base = model.rope_local_base;
     shape.query_pre_attn_scalar = model.query_pre_attn_scalar;
   }
+  if (model.type == kPhi3) shape.rotary_dim = model.rope_dim;
   if (model.type == kSmolLM3) shape.no_rope_every = model.no_rope_every;
-  if (model.rope_scaling == models::RopeScalingType::kLlama3)
-    shape.rope_scaling =
-        models::RopeScaling{.factor = model.rope_factor,
-                            .low_freq_factor = model.rope_low_freq,
-                            .high_freq_factor = model.rope_high_freq,
-                            .original_max_position_embeddings = model.rope_original_tokens};
-  if (model.rope_scaling == models::RopeScalingType::kLongRope)
-    shape.long_rope = models::LongRope{
-        .short_factors = factors_of("model.rope_short_factors", model.rope_short_factors),
-        .long_factors = factors_of("model.rope_long_factors", model.rope_long_factors),
-        .original_max_position_embeddings = model.rope_original_tokens,
-        .max_position_embeddings = model.rope_max_tokens};
+  set_rope(shape, model);
   return shape;
 }
 
@@ -88,6 +102,19 @@ models::GPT2Config gpt2_shape(const models::ModelConfig& model, int64_t vocab, i
 
 void set_scaling(models::ModelConfig& model, const models::DecoderConfig& shape) {
   model.rope_scaling = models::RopeScalingType::kNone;
+  if (shape.linear_rope > 0) {
+    model.rope_scaling = models::RopeScalingType::kLinear;
+    model.rope_factor = shape.linear_rope;
+  }
+  if (const auto& scaling = shape.yarn) {
+    model.rope_scaling = models::RopeScalingType::kYarn;
+    model.rope_factor = scaling->factor;
+    model.rope_beta_fast = scaling->beta_fast;
+    model.rope_beta_slow = scaling->beta_slow;
+    model.rope_attention_factor = scaling->attention_factor;
+    model.rope_truncate = scaling->truncate;
+    model.rope_original_tokens = scaling->original_max_position_embeddings;
+  }
   if (const auto& scaling = shape.rope_scaling) {
     model.rope_scaling = models::RopeScalingType::kLlama3;
     model.rope_factor = scaling->factor;
@@ -124,6 +151,7 @@ void set_decoder(models::ModelConfig& model, const models::DecoderConfig& given)
     model.rope_local_base = shape.local_rope_base > 0 ? shape.local_rope_base : shape.rope_base;
     model.query_pre_attn_scalar = shape.query_pre_attn_scalar;
   }
+  model.rope_dim = shape.rotary_dim;
   if (shape.family == models::Family::kSmolLM3) model.no_rope_every = shape.no_rope_every;
   set_scaling(model, shape);
 }
@@ -166,12 +194,27 @@ void set_model_shape(models::ModelConfig& model, const models::AnyConfig& shape)
   set_gpt2(model, std::get<models::GPT2Config>(shape));
 }
 
+std::filesystem::path settings_beside(const std::filesystem::path& checkpoint) {
+  std::error_code problem;
+  const std::filesystem::path own = std::filesystem::absolute(checkpoint / "", problem);
+  for (const auto& folder : {own.parent_path(), own.parent_path().parent_path()})
+    if (std::filesystem::is_regular_file(folder / "config.json", problem)) return folder;
+  return {};
+}
+
 Config config_of(const checkpoint::Extra& extra, const std::filesystem::path& checkpoint) {
   const auto found = extra.find("config");
-  if (found == extra.end() || !std::holds_alternative<std::string>(found->second))
-    throw Error(checkpoint.string() + " doesn't describe its model.",
-                "pass a checkpoint that fsdp train wrote.");
   Config config;
+  if (found == extra.end() || !std::holds_alternative<std::string>(found->second)) {
+    const std::filesystem::path settings = settings_beside(checkpoint);
+    if (settings.empty())
+      throw Error(checkpoint.string() + " doesn't describe its model.",
+                  "put the model's config.json into that directory, as transformers writes it "
+                  "(model.config.save_pretrained(DIR)), or pass a checkpoint of fsdp train.");
+    set_model_shape(config.model, models::read_hugging_face_config(settings / "config.json"));
+    config.model.dropout = 0;
+    return config;
+  }
   apply_toml(config, std::get<std::string>(found->second), checkpoint.string() + ": extra.config");
   return config;
 }

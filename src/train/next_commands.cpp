@@ -19,9 +19,15 @@ void suggest_next(const Training& training) {
   std::cout << "\nNext:\n";
   if (training.task.text && training.corpus->tokenizer()) {
     const Config& config = training.config;  // without data.train it learned to write C++
+    const bool chats =
+        config.data.loss_mask && (!config.data.chat_template.empty() ||
+                                  !training.corpus->tokenizer()->chat_template().empty());
     std::string prompt = config.data.train.empty() ? "class " : config.train.sample_prompt;
-    row(formatted("generate {}{}", run, prompt.empty() ? "" : " --prompt " + shell_word(prompt)),
-        "let the model continue a text");
+    if (chats)
+      row(formatted("generate {} --chat", run), "converse with the model");
+    else
+      row(formatted("generate {}{}", run, prompt.empty() ? "" : " --prompt " + shell_word(prompt)),
+          "let the model continue a text");
   }
   row(formatted("train --dir {} --resume --steps {}", run, 2 * training.steps),
       "train on from the last checkpoint");

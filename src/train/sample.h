@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <vector>
 
 #include "fsdp/models.h"
@@ -32,5 +33,17 @@ int64_t draw(const at::Tensor& logits, const SampleOptions& options, at::Generat
 void generate(models::CausalLMImpl& model, at::Device device, std::vector<int64_t> prompt,
               const SampleOptions& options, const std::function<bool(int64_t)>& on_token,
               const std::function<int64_t(int64_t)>& agree = {});
+
+struct Continuation {
+  std::vector<int64_t> tokens;
+  bool ended = false;  // by a token of `ends`, which isn't among `tokens`
+};
+
+// Continues several prompts together. Each gets what generate() would draw for it with its own
+// seed, options.seed + `first` + its place, up to rounding.
+std::vector<Continuation> generate_batch(models::CausalLMImpl& model, at::Device device,
+                                         const std::vector<std::vector<int64_t>>& prompts,
+                                         const SampleOptions& options,
+                                         const std::set<int64_t>& ends, uint64_t first = 0);
 
 }  // namespace fsdp::train

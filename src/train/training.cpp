@@ -156,8 +156,13 @@ std::unique_ptr<Optimizer> make_optimizer(const Config& config, const Sharded& s
 namespace {
 
 LRSchedule schedule_of(const optim::OptimConfig& optim, int64_t steps) {
+  const bool decays = optim.schedule == optim::ScheduleType::kWsd;
+  const int64_t most = std::max<int64_t>(0, steps - (decays ? optim.decay_steps : 0));
+  const auto share = std::ceil(optim.warmup_share * static_cast<double>(steps));
+  const int64_t warmup =
+      optim.warmup_steps > 0 ? optim.warmup_steps : std::min(most, static_cast<int64_t>(share));
   ScheduleOptions options{.total_steps = steps,
-                          .warmup_steps = std::min(optim.warmup_steps, steps),
+                          .warmup_steps = std::min(warmup, steps),
                           .final_ratio = optim.final_ratio};
   switch (optim.schedule) {
     case optim::ScheduleType::kLinear:
@@ -240,6 +245,16 @@ void count_packed(TrainTask& task, const Packed& packed) {
       task.text->flops_per_token(std::llround(std::max(packed.usual_length, 1.0)));
   task.flops_per_sample -= (whole - packed_tokens) * seq;
   task.flops_per_sample *= 1 - packed.padding;
+}
+
+// The states that a run begins with instead of fresh ones.
+void init_states(Training& training) {
+  const Config& config = training.config;
+  if (config.optim_from.empty() || config.resumes) return;
+  checkpoint::LoadOptions states = load_options(config);
+  states.model = false;
+  checkpoint::load(find_checkpoint(config.optim_from).checkpoint, training.sharded,
+                   training.optimizer.get(), states);
 }
 
 int64_t integer(const checkpoint::Extra& extra, const std::string& key,
@@ -326,6 +341,7 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
     training.sharded.set_gradient_divide_factor(1.0);
   training.sharded.measure_exposed(true);
   training.optimizer = make_optimizer(chosen, training.sharded);
+  init_states(training);
   if (chosen.shard.precision == shard::Precision::kFp16 && chosen.optim.grad_scaler)
     training.scaler = std::make_unique<GradScaler>();
   training.steps = total_steps(chosen, *training.corpus, training.task.tokens_per_sample);

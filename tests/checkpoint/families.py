@@ -28,10 +28,13 @@ PROMPT, NEW_TOKENS = "each rank", 30  # beyond windows and the original context 
 SIZES = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, intermediate_size=48, pad_token_id=None, bos_token_id=None,
              eos_token_id=None, max_position_embeddings=64)
-LONG_ROPE = dict(rope_type="longrope", rope_theta=10000.0, long_factor=[1.5, 2.0, 3.0, 4.5],
-                 short_factor=[1.0, 1.1, 1.2, 1.4], original_max_position_embeddings=28)
+LONG_ROPE = dict(rope_type="longrope", rope_theta=10000.0, long_factor=[1.5, 2.0, 3.0],
+                 short_factor=[1.0, 1.1, 1.2], original_max_position_embeddings=28,
+                 partial_rotary_factor=0.75)
+YARN = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16)
+LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=8.0)
 FAMILIES = {  # class, ranks, settings
-    "qwen3": ("Qwen3", 2, dict(head_dim=16)),
+    "qwen3": ("Qwen3", 2, dict(head_dim=16, rope_parameters=YARN)),
     "mistral": ("Mistral", 3, dict(sliding_window=7, head_dim=12)),
     "smollm3": ("SmolLM3", 1, dict(no_rope_layer_interval=2)),
     "olmo2": ("Olmo2", 2, {}),
@@ -39,6 +42,8 @@ FAMILIES = {  # class, ranks, settings
                              sliding_window=40)),
     "gemma3": ("Gemma3Text", 2, dict(
         head_dim=16, query_pre_attn_scalar=24, sliding_window=6,
+        rope_parameters=dict(full_attention=LINEAR, sliding_attention=dict(
+            rope_type="default", rope_theta=10000.0)),
         layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
 }
 

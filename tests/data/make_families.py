@@ -166,6 +166,10 @@ def constructs(lines):
     yield "split_spaces", finished(bpe(lines, pre_tokenizer=SEQUENCE([
         pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=False),
         METASPACE(prepend_scheme="first")])))
+    yield "lowercase", finished(bpe(lines, normalizers.Lowercase(), pre_tokenizers.Punctuation()))
+    yield "nfkc", finished(bpe(
+        lines, normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), SPACES_TO_LINES]),
+        pre_tokenizers.Punctuation("merged_with_previous")))
     for behavior in ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"):
         for invert in (False, True):
             pattern = Regex(r"[aeiou\s]") if behavior != "isolated" else "ab"
@@ -196,6 +200,18 @@ def record(tokenizer, folder, texts, rng):
         json.dump(decodes, out)
 
 
+def folded_characters():
+    """Texts with all characters that Lowercase, NFKC or Punctuation know, in front of others."""
+    texts = []
+    for first in [*range(0x40, 0xD800, 64), *range(0xF900, 0x20000, 64)]:
+        block = "".join(map(chr, range(first, first + 64)))
+        known = [normalizers.NFKC().normalize_str(block), normalizers.Lowercase().normalize_str(block),
+                 "".join(text for text, _ in pre_tokenizers.Punctuation("removed").pre_tokenize_str(block))]
+        if any(text != block for text in known):
+            texts.append("a".join(block).encode() + block.encode())
+    return texts
+
+
 def main(folder):
     rng = random.Random(11)
     lexicon = base.words(rng, 400)
@@ -205,7 +221,8 @@ def main(folder):
     texts += [each.encode() for each in (
         WORDS, "ab c<unk>ab", f"{LOW_LINE}a {LOW_LINE}", "a\U00011de1\U00011de2\U00016ff5\U00016ff6b7\u00bd8")]
     for name, tokenizer in [*families(lines), *constructs(lines)]:
-        record(tokenizer, os.path.join(folder, name), texts, rng)
+        more = folded_characters() if name in ("lowercase", "nfkc") else []
+        record(tokenizer, os.path.join(folder, name), texts + more, rng)
 
 
 if __name__ == "__main__":

@@ -350,6 +350,12 @@ TEST(Configurations, RefuseInvalidNumbers) {
     c.rope_scaling = RopeScaling{};
     c.long_rope = LongRope{.short_factors = {1, 1}, .long_factors = {2, 2}};
   });
+  llama([](LlamaConfig& c) { c.yarn = Yarn{.factor = 0.5}; });
+  llama([](LlamaConfig& c) { c.yarn = Yarn{.beta_fast = 1, .beta_slow = 2}; });
+  llama([](LlamaConfig& c) { c.yarn = Yarn{}, c.linear_rope = 2; });
+  llama([](LlamaConfig& c) { c.linear_rope = -1; });
+  llama([](LlamaConfig& c) { c.rotary_dim = 3; });
+  llama([](LlamaConfig& c) { c.rotary_dim = 1000; });
   auto gpt2 = [](auto change) {
     GPT2Config config = kGpt2;
     change(config);

@@ -44,6 +44,9 @@ LONG_ROPE = dict(rope_type="longrope", rope_theta=10000.0, long_factor=[1.5, 2.0
                  short_factor=[1.0, 1.1, 1.2, 1.4], original_max_position_embeddings=16)
 LONG = dict(rope_parameters=LONG_ROPE, max_position_embeddings=64,
             original_max_position_embeddings=16)
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16)
+LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=3.0)
+PARTIAL = dict(rope_theta=10000.0, partial_rotary_factor=0.75)
 GEMMA3 = dict(head_dim=16, num_hidden_layers=3, sliding_window=5, query_pre_attn_scalar=24,
               layer_types=["sliding_attention", "sliding_attention", "full_attention"])
 FAMILIES = {
@@ -61,7 +64,17 @@ FAMILIES = {
     "phi3": ("Phi3", dict(sliding_window=5)),
     "phi3_longrope": ("Phi3", LONG),  # generates beyond the original context
     "phi3_longrope_longer": ("Phi3", LONG),
+    "phi3_partial": ("Phi3", dict(rope_parameters=dict(PARTIAL, rope_type="default"))),
+    "phi3_partial_longrope": ("Phi3", dict(LONG, rope_parameters=dict(
+        LONG_ROPE, partial_rotary_factor=0.75, long_factor=[1.5, 2.0, 3.0], short_factor=[1.0, 1.1, 1.2]))),
+    "qwen3_yarn": ("Qwen3", dict(head_dim=16, rope_parameters=YARN)),
+    "qwen2_yarn_mscale": ("Qwen2", dict(rope_parameters=dict(
+        YARN, beta_fast=4, beta_slow=0.5, mscale=0.7, mscale_all_dim=1.3, truncate=False))),
+    "llama_yarn_attention": ("Llama", dict(rope_parameters=dict(YARN, attention_factor=1.2))),
+    "llama_linear": ("Llama", dict(rope_parameters=LINEAR)),
     "gemma3": ("Gemma3Text", GEMMA3),
+    "gemma3_linear": ("Gemma3Text", dict(GEMMA3, rope_parameters=dict(
+        full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
     "gemma3_left_padded": ("Gemma3Text", GEMMA3),
     "gemma3_documents": ("Gemma3Text", GEMMA3),
 }

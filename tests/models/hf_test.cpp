@@ -284,7 +284,9 @@ std::string case_name(const ::testing::TestParamInfo<const char*>& info) {
 const auto kUnmasked = ::testing::Values(
     "llama", "llama_one_group", "llama_tied", "llama_head_dim", "llama_scaled", "qwen2", "qwen3",
     "mistral", "mistral_without_window", "smollm3", "olmo2", "phi3", "phi3_longrope",
-    "phi3_longrope_longer", "gemma3", "gpt2", "gpt2_ffn");
+    "phi3_longrope_longer", "phi3_partial", "phi3_partial_longrope", "qwen3_yarn",
+    "qwen2_yarn_mscale", "llama_yarn_attention", "llama_linear", "gemma3", "gemma3_linear", "gpt2",
+    "gpt2_ffn");
 const auto kLeftPadded = ::testing::Values(
     "llama_left_padded", "qwen2_tied_left_padded", "qwen3_tied_left_padded", "mistral_left_padded",
     "smollm3_left_padded", "olmo2_left_padded", "gemma3_left_padded", "gpt2_left_padded");

@@ -126,8 +126,8 @@ TEST(HuggingFaceConfig, RotaryPositionsAreReadAsVersions4And5WriteThem) {
   }
   old["rope_scaling"] = nullptr;
   EXPECT_FALSE(read(old).rope_scaling);
-  expect_refused(old, "rope_scaling", {{"type", "linear"}, {"factor", 2.0}});
-  expect_refused(old, "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}});
+  expect_refused(old, "rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}});
+  expect_refused(old, "rope_scaling", {{"rope_type", "proportional"}, {"factor", 2.0}});
   expect_refused(old, "rope_scaling", {{"rope_type", "llama3"}, {"factor", 2.0}});
   expect_refused(old, "rope_scaling", "llama3");
   expect_refused(old, "partial_rotary_factor", 0.5);
@@ -235,14 +235,15 @@ TEST(HuggingFaceFamilies, ComputationsThatTheyDoNotHaveHereAreRefused) {
   expect_refused(gemma, "final_logit_softcapping", 30.0);
   expect_refused(gemma, "use_bidirectional_attention", true);
   expect_refused(gemma, "hidden_activation", "silu");
-  expect_refused(gemma, "rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}});
+  expect_refused(gemma, "rope_scaling", {{"rope_type", "dynamic"}, {"factor", 8.0}});
   expect_refused(gemma, "layer_types", {"full_attention", "sliding_attention"});
   expect_refused(smollm, "use_sliding_window", true);
   expect_refused(smollm, "no_rope_layers", {0, 1, 1});
   expect_refused(smollm, "no_rope_layers", {1, 0});
   expect_refused(family_json("qwen3"), "attention_bias", true);
   expect_refused(family_json("olmo2"), "attention_bias", true);
-  expect_refused(family_json("phi3"), "partial_rotary_factor", 0.75);
+  expect_refused(family_json("llama"), "partial_rotary_factor", 0.75);
+  expect_refused(family_json("phi3"), "rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}});
   expect_refused(family_json("phi3"), "resid_pdrop", 0.1);
   expect_refused(family_json("llama"), "rope_interleaved", true);
   expect_refused(family_json("qwen3"), "num_key_value_heads", nullptr);
@@ -284,6 +285,29 @@ TEST(HuggingFaceFamilies, LongRopeNeedsAFactorForEachFrequency) {
   other = phi;
   other["model_type"] = "llama";
   EXPECT_NE(refusal_of(other.dump()).find("rope_scaling.rope_type"), std::string::npos);
+}
+
+TEST(HuggingFaceFamilies, ScaledAndPartialPositionsReadBack) {
+  Json qwen = family_json("qwen3"), llama = family_json("llama"), phi = family_json("phi3");
+  qwen["rope_scaling"] = {
+      {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  llama["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+  phi["partial_rotary_factor"] = 0.75;
+  ASSERT_TRUE(read(qwen).yarn);
+  EXPECT_EQ(read(qwen).yarn->beta_fast, 32);
+  EXPECT_NEAR(read(qwen).yarn->attention_factor, 1.138629, 1e-6);
+  EXPECT_EQ(read(llama).linear_rope, 8);
+  EXPECT_EQ(read(phi).rotary_dim, rotary_dim(read(phi)));
+  EXPECT_EQ(read(phi).rotary_dim * 4, read(phi).head_dim * 3);
+  for (const Json& json : {qwen, llama, phi}) {
+    const std::string text = hugging_face_config(read(json), "float32", 512);
+    EXPECT_EQ(hugging_face_config(read(Json::parse(text)), "float32", 512), text);
+    EXPECT_NE(text.find("head_dim"), std::string::npos);
+  }
+  qwen["rope_scaling"]["beta_fast"] = 0.5;
+  EXPECT_NE(refusal_of(qwen.dump()).find("YaRN"), std::string::npos);
+  phi["partial_rotary_factor"] = 0.2;  // three elements of sixteen
+  EXPECT_NE(refusal_of(phi.dump()).find("rotary_dim"), std::string::npos);
 }
 
 TEST(HuggingFaceFamilies, WrittenConfigsReadBack) {

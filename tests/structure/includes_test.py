@@ -16,7 +16,7 @@ import tempfile
 
 LONGEST = {"src": 500, "include": 500, "tests": 600, "examples": 500}  # lines of a file
 LONGEST_FUNCTION = 60  # lines, in src and include
-TABLES_OF_DATA = {"src/data/nfc_tables.cpp"}  # may be longer
+TABLES_OF_DATA = {"src/data/folding_tables.cpp", "src/data/nfc_tables.cpp"}  # may be longer
 HEADERS = {".h", ".hpp", ".cuh"}
 SOURCES = HEADERS | {".cpp", ".cc", ".cu"}
 PUBLIC = "include/fsdp"

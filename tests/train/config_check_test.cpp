@@ -20,7 +20,8 @@ TEST(Check, TakesWhatGoesTogether) {
   EXPECT_EQ(clash({}), "(accepted)");
   EXPECT_EQ(clash({"train.batch", "12", "train.micro_batch", "2"}, 3), "(accepted)");
   EXPECT_EQ(clash({"optim.type", "sgd", "optim.momentum", "0"}), "(accepted)");
-  EXPECT_EQ(clash({"lora.rank", "8", "lora.rslora", "true", "init_from", "m"}), "(accepted)");
+  EXPECT_EQ(clash({"lora.rank", "8", "lora.rslora", "true", "init_from", "m", "data.train", "d"}),
+            "(accepted)");
   EXPECT_EQ(clash({"shard.reshard_after_forward", "2"}, 4), "(accepted)");
   EXPECT_EQ(clash({"train.graph", "on", "data.loss_mask", "true"}), "(accepted)");
   EXPECT_EQ(clash({"train.graph", "on", "data.packing", "true"}), "(accepted)");
@@ -65,6 +66,9 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"lora.init_from", "adapters"}, "lora.init_from has no effect"},
       {{"lora.rank", "8"}, "there are no weights to adapt"},
       {{"lora.rank", "8", "init_from", "m", "model.type", "gpt2"}, "can't have adapters"},
+      {{"init_from", "m"}, "there is nothing to train these weights on"},
+      {{"optim_from", "m"}, "optim_from has no effect"},
+      {{"optim.warmup_steps", "1", "optim.warmup_share", "0.1"}, "are both set"},
       {{"model.rope_factor", "32"}, "set model.rope_scaling to llama3"},
       {{"model.rope_scaling", "llama3", "model.rope_low_freq", "4"}, "isn't below"},
       {{"model.type", "mlp"}, "an mlp can't be trained on text"},

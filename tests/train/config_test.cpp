@@ -11,6 +11,7 @@
 #include "train/config_ready.h"
 #include "train/config_testing.h"
 #include "train/config_write.h"
+#include "train/recipe.h"
 
 namespace fsdp::train {
 namespace {
@@ -221,7 +222,7 @@ TEST(ReadyConfigs, PassEveryCheckAtTheRanksTheyAreFor) {
                ready.name == "bench/mlp-2048";
     std::vector<int> worlds =
         ready.name.starts_with("bench/") ? std::vector{two ? 2 : 1} : std::vector{1, 2, 4, 8, 32};
-    if (ready.name == "demo") worlds = {1, 2, 4, 8, 16};
+    if (ready.name == "demo" || ready.name == "finetune") worlds = {1, 2, 4, 8, 16};
     for (int world : worlds) EXPECT_NO_THROW(check(config, world)) << ready.name << " " << world;
     EXPECT_FALSE(title(ready).empty()) << ready.name;
     EXPECT_LT(title(ready).size(), 90u) << ready.name;
@@ -255,6 +256,7 @@ TEST(ReadyConfigs, AreListedWithSizeAndTitle) {
   EXPECT_TRUE(has(list, "llama-70b"));
   EXPECT_TRUE(has(list, "70.55B"));
   EXPECT_TRUE(has(list, "byte by byte"));
+  EXPECT_TRUE(has(list, "finetune                   "));  // no parameters of its own
 }
 
 // --- layers ---
@@ -371,21 +373,70 @@ TEST_F(Files, AResumedRunKeepsItsMaskItsPackingAndItsRate) {
   Config without =
       resolve(parsed({file, "--dir", run, "--resume", "--data.loss_mask", "false"})).config;
   EXPECT_FALSE(without.data.loss_mask);
+  // Nor does the recipe of --init-from change what the run was begun with.
+  write("run/checkpoints/step-1/.metadata", "");
+  Config tuned = resolve(parsed({file, "--init-from", "gone", "--dir", run, "--resume"})).config;
+  EXPECT_EQ(tuned.optim.lr, 2e-5);
+  EXPECT_EQ(tuned.data.seq, data::DataConfig().seq);
+  EXPECT_EQ(tuned.train.steps, 3);
+  EXPECT_EQ(tuned.train.epochs, 0);
 }
 
-TEST_F(Files, WeightsThatExistAreTunedAtARateForIt) {
+TEST_F(Files, WeightsThatExistAreTunedByARecipe) {
   write("model/config.json", R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 100,
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "hidden_act": "silu"})");
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "hidden_act": "silu",
+    "max_position_embeddings": 500})");
   write("model/model.safetensors", "");
   const std::string model = (folder_ / "model").string();
   Resolved run = resolve(parsed({"--init-from", model}));
+  EXPECT_EQ(run.name, "model");
   EXPECT_EQ(run.config.optim.lr, 2e-5);
-  EXPECT_TRUE(std::any_of(run.notes.begin(), run.notes.end(),
-                          [](const auto& note) { return has(note, "optim.lr is 2e-5"); }));
-  EXPECT_EQ(resolve(parsed({"--init-from", model, "--optim.lr", "1e-4"})).config.optim.lr, 1e-4);
+  EXPECT_EQ(run.config.optim.warmup_share, 0.03);
+  EXPECT_EQ(run.config.train.epochs, 3);
+  EXPECT_EQ(run.config.train.sample_prompt, "");
+  EXPECT_EQ(run.config.data.seq, 500);
+  ASSERT_FALSE(run.notes.empty());
+  EXPECT_TRUE(std::any_of(run.notes.begin(), run.notes.end(), [](const std::string& note) {
+    return note.starts_with("recipe     learning rate 2e-5 (for all parameters), warm-up over 3 %");
+  }));
+  EXPECT_EQ(resolved({"--init-from", model, "--lora.rank", "4"}).optim.lr, 2e-4);
+
+  // What was said wins, also over what the recipe says about the same in other words.
+  const Config said =
+      resolved({"--init-from", model, "--optim.lr", "1e-4", "--data.seq", "64", "--steps", "9",
+                "--optim.warmup_steps", "2", "--train.sample_prompt", "a"});
+  EXPECT_EQ(said.optim.lr, 1e-4);
+  EXPECT_EQ(said.data.seq, 64);
+  EXPECT_EQ(said.train.epochs, 0);
+  EXPECT_EQ(said.optim.warmup_share, 0);
+  EXPECT_EQ(said.train.sample_tokens, TrainConfig().sample_tokens);
   auto file = write("mine.toml", "[optim]\nlr = 0.5\n[train]\nsteps = 3\n");
-  EXPECT_EQ(resolve(parsed({file, "--init-from", model})).config.optim.lr, 0.5);
+  const Config mine = resolved({file, "--init-from", model});
+  EXPECT_EQ(mine.optim.lr, 0.5);
+  EXPECT_EQ(mine.train.epochs, 0);
+  EXPECT_EQ(mine.train.micro_batch, 1);
+  EXPECT_TRUE(has(refused({"finetune"}), "init_from isn't set"));
+}
+
+TEST_F(Files, ASampleHoldsTheLongestLineOfTheData) {
+  const auto fitting = [&](const std::string& name, int64_t limit, const std::string& tokenizer) {
+    data::DataConfig data;
+    data.train = {(folder_ / name).string()};
+    data.tokenizer = tokenizer;
+    return fitting_seq(data, limit).seq;
+  };
+  std::string lines;
+  for (int i = 0; i < 100; ++i) lines += std::string(i == 7 ? 1000 : 200, 'x') + "\n";
+  write("chats/a.jsonl", lines);
+  EXPECT_EQ(fitting("chats/a.jsonl", 0, "a.json"), 512);
+  EXPECT_EQ(fitting("chats", 0, "bytes"), 1024);
+  EXPECT_EQ(fitting("chats", 300, "a.json"), 300);
+  write("small.jsonl", std::string(3000, 'x') + "\n");
+  EXPECT_EQ(fitting("small.jsonl", 0, "a.json"), 128);  // 600 tokens or so
+  write("text.txt", std::string(100'000, 'x'));
+  EXPECT_EQ(fitting("text.txt", 0, "a.json"), 2048);
+  EXPECT_EQ(fitting("missing", 4096, "a.json"), 2048);
 }
 
 TEST_F(Files, AResumedRunTakesItsOwnConfig) {

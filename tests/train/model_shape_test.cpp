@@ -28,11 +28,22 @@ std::vector<DecoderConfig> decoders() {
   all[static_cast<size_t>(Family::kSmolLM3)].no_rope_every = 3;
   all[static_cast<size_t>(Family::kPhi3)].long_rope =
       models::LongRope{.short_factors = {1, 1.125, 1.3, 2}, .long_factors = {1.5, 2, 3.25, 64.1}};
+  all[static_cast<size_t>(Family::kQwen3)].yarn =
+      models::Yarn{.factor = 3,
+                   .beta_fast = 20,
+                   .beta_slow = 2,
+                   .attention_factor = 1.5,
+                   .truncate = false,
+                   .original_max_position_embeddings = 77};
+  all[static_cast<size_t>(Family::kLlama)].linear_rope = 2.5;
+  all.push_back(models::of_family(Family::kPhi3, kSizes));
+  all.back().rotary_dim = 6;
   DecoderConfig& gemma = all[static_cast<size_t>(Family::kGemma3)];
   gemma.window = 5;
   gemma.full_every = 3;
   gemma.local_rope_base = 123;
   gemma.query_pre_attn_scalar = 17;
+  gemma.linear_rope = 8;
   return all;
 }
 

@@ -64,12 +64,26 @@ struct RopeScaling {
   int64_t original_max_position_embeddings = 8192;  ///< The context that it was trained with.
 };
 
+/// YaRN's extension to longer contexts (Qwen): rotary frequencies that turn fewer than beta_slow
+/// times in the original context are `factor` times slower.
+///
+/// Those that turn more than beta_fast times stay. Between the two they are interpolated by their
+/// index.
+struct Yarn {
+  double factor = 4;            ///< How much slower.
+  double beta_fast = 32;        ///< Turns of the unchanged ones.
+  double beta_slow = 1;         ///< Turns of the slow ones.
+  double attention_factor = 0;  ///< Of cosines and sines. 0: 0.1 · ln(factor) + 1.
+  bool truncate = true;         ///< The indices between which is interpolated are whole.
+  int64_t original_max_position_embeddings = 32768;  ///< The context that it was trained with.
+};
+
 /// Phi-3's extension to longer contexts (LongRoPE): each rotary frequency is divided by a factor of
 /// its own, by another one once a sequence is longer than the original context.
 ///
 /// Cosines and sines are multiplied by sqrt(1 + ln(max / original) / ln(original)).
 struct LongRope {
-  std::vector<double> short_factors = {};           ///< head_dim / 2, for short sequences.
+  std::vector<double> short_factors = {};           ///< One per frequency, for short sequences.
   std::vector<double> long_factors = {};            ///< Likewise for longer ones.
   int64_t original_max_position_embeddings = 4096;  ///< The longest short sequence.
   int64_t max_position_embeddings = 131072;         ///< The longest sequence.
@@ -107,6 +121,9 @@ struct DecoderConfig {
   int64_t no_rope_every = 0;          ///< Each n-th layer has no positions. 0: all have them.
   double local_rope_base = 0;         ///< Base in layers with a window. 0: rope_base.
   std::optional<LongRope> long_rope = {};  ///< For longer contexts, instead of rope_scaling.
+  std::optional<Yarn> yarn = {};           ///< Likewise.
+  double linear_rope = 0;  ///< Likewise: all frequencies are this much slower. 0: none are.
+  int64_t rotary_dim = 0;  ///< First elements of a head that are rotated (Phi-4-mini). 0: all.
 };
 
 /// `config` with its zeros filled in. Throws Error if the numbers don't fit each other.
@@ -122,6 +139,8 @@ DecoderConfig qwen2(DecoderConfig sizes);
 
 /// The window of a layer; 0: none.
 int64_t window_of(const DecoderConfig& config, int64_t layer);
+/// The elements of a head that are rotated.
+int64_t rotary_dim(const DecoderConfig& config);
 /// Whether a layer rotates queries and keys by their positions.
 bool has_positions(const DecoderConfig& config, int64_t layer);
 
@@ -133,12 +152,16 @@ struct RotaryTables {
   at::Tensor cos;  ///< Cosines.
   at::Tensor sin;  ///< Sines.
 };
-/// The tables of positions 0 to tokens - 1, in float32.
+/// The tables of positions 0 to tokens - 1, in float32. `linear`: all frequencies are divided by
+/// it.
 RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::Device device,
-                           const std::optional<RopeScaling>& scaling = {});
+                           const std::optional<RopeScaling>& scaling = {}, double linear = 1);
 /// The same with LongRoPE. `longer`: for sequences longer than the original context.
 RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::Device device,
                            const LongRope& scaling, bool longer);
+/// The same with YaRN.
+RotaryTables rotary_tables(int64_t tokens, int64_t head_dim, double base, at::Device device,
+                           const Yarn& scaling);
 /// The tables that rotate nothing.
 RotaryTables unrotated_tables(int64_t tokens, int64_t head_dim, at::Device device);
 /// Rotates each pair (x[i], x[i + head_dim / 2]) by the angle of its position.
@@ -166,6 +189,7 @@ class DecoderAttentionImpl : public torch::nn::Module {
 
  private:
   at::Tensor normed(const at::Tensor& qkv) const;
+  nn::Heads rotated_partly(const at::Tensor& qkv, const RotaryTables& tables) const;
 
   DecoderConfig config_;
   int64_t layer_;
