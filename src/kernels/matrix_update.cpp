@@ -2,6 +2,7 @@
 // temporaries in float32.
 #include "kernels/matrix_update.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/lerp.h>
 #include <ATen/ops/where.h>

@@ -1,5 +1,6 @@
 #include "optim/newton_schulz.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/linalg_vector_norm.h>

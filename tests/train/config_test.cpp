@@ -179,7 +179,7 @@ TEST(Flags, AWrongValueSaysWhatIsExpected) {
   EXPECT_TRUE(has(refused({"--optim.final_ratio", "1.1"}), "takes a number from 0 to 1."));
   EXPECT_TRUE(has(refused({"--model.norm_eps", "0"}), "takes a number above 0."));
   EXPECT_TRUE(
-      has(refused({"--optim.type", "adam"}), "takes one of adamw, sgd. | did you mean adamw?"));
+      has(refused({"--optim.type", "adam"}), "takes one of adamw, sgd, muon. | did you mean adamw?"));
   EXPECT_TRUE(has(refused({"--shard.reshard_after_forward", "1"}), "or an integer of at least 2"));
 }
 
