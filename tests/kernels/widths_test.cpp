@@ -1,17 +1,16 @@
 // AdamW in every register width that this CPU has: it matches a reference in float64, and all
 // widths give the same bits.
-#include <gtest/gtest.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "fsdp/error.h"
 #include "kernels/cpu/widths.h"
 #include "kernels/split.h"
+#include "kernels/testing.h"
 #include "kernels/update.h"
 
 namespace fsdp::kernels {
@@ -27,11 +26,6 @@ const Master kMasters[] = {Master::kWhole, Master::kWithCopy, Master::kWithHalfC
 
 const AdamWStep kStep{
     .lr = 3e-2, .beta1 = 0.8, .beta2 = 0.97, .eps = 1e-6, .weight_decay = 0.3, .step = 3};
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
 
 // The arrays of an update, each in the middle of a larger one.
 struct Arrays {
