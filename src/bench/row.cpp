@@ -1,13 +1,11 @@
 #include "bench/row.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <sstream>
 
 #include "base/regular_file.h"
 #include "bench/harness.h"
-#include "cli/program.h"
 #include "fsdp/error.h"
 #include "train/model_shape.h"
 #include "train/task.h"
@@ -28,11 +26,6 @@ Enum setting(const char* key, const std::string& name) {
 }
 
 }  // namespace
-
-std::string bench_file(const std::string& name) {
-  const std::string source = FSDP_BENCH_DIR "/" + name;
-  return std::filesystem::exists(source) ? source : cli::beside("../share/fsdp/" + name);
-}
 
 std::vector<Row> rows_of(const std::string& list) {
   using nlohmann::json;

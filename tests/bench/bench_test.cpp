@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/said.h"
+#include "paths.h"
 
 namespace fsdp::bench {
 namespace {
@@ -14,7 +15,7 @@ namespace fs = std::filesystem;
 
 TEST(Bench, FsdpBenchIsFsdpDashBench) {
   EXPECT_EQ(bench({"--version"}).out, "fsdp-bench " FSDP_PROJECT_VERSION "\n");
-  Said help = said_by({FSDP_BENCH, "--help"});
+  Said help = said_by({paths::program("fsdp-bench"), "--help"});
   EXPECT_EQ(help.code, 0) << help.err;
   for (const auto& arguments : std::vector<std::vector<std::string>>{{}, {"help"}, {"--help"}})
     EXPECT_EQ(bench(arguments).out, help.out);
@@ -22,7 +23,7 @@ TEST(Bench, FsdpBenchIsFsdpDashBench) {
 
 TEST(Bench, WhereItIsNotBuiltTheErrorSaysHowToBuildIt) {
   launch::Folder folder;
-  fs::copy_file(FSDP_BINARY, folder / "fsdp");
+  fs::copy_file(paths::program("fsdp"), folder / "fsdp");
   expect_refusal(said_by({folder / "fsdp", "bench", "comm"}), 127,
                  "there is no " + folder / "fsdp-bench" + ": the benchmarks aren't built.",
                  "./fsdp bench builds them");
@@ -44,7 +45,7 @@ TEST(Bench, ARankGetsItsRowAsJsonWithDefaults) {
   std::map<std::string, nlohmann::json> lines;
   for (const std::string mode : {"eager", "plain"}) {
     Said said =
-        said_by({FSDP_BENCH, "train", "--worker",
+        said_by({paths::program("fsdp-bench"), "train", "--worker",
                  "{" + model + R"(,"steps":1,"warmup":1,"accumulate":2,"mode":")" + mode + "\"}"});
     ASSERT_EQ(said.code, 0) << said.err;
     const nlohmann::json line = nlohmann::json::parse(said.out);

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp::bench {
 namespace {
@@ -13,8 +14,9 @@ using nlohmann::json;
 
 TEST(BenchNvme, EveryEngineHasAShareOfWhatAPlainLoopReaches) {
   launch::Folder folder;
-  launch::Launched program({FSDP_BINARY, "bench", "nvme", "--dir", folder.path(), "--size", "0.03",
-                            "--rounds", "1", "--unit", "1", "--depth", "4", "--json"});
+  launch::Launched program({paths::program("fsdp"), "bench", "nvme", "--dir", folder.path(),
+                            "--size", "0.03", "--rounds", "1", "--unit", "1", "--depth", "4",
+                            "--json"});
   ASSERT_EQ(program.wait(std::chrono::minutes(2)), 0) << program.err();
   int plain = 0, states = 0;
   std::istringstream out(program.out());
@@ -35,7 +37,7 @@ TEST(BenchNvme, EveryEngineHasAShareOfWhatAPlainLoopReaches) {
 }
 
 TEST(BenchNvme, ADirectoryThatIsNotThereIsNamed) {
-  launch::Launched program({FSDP_BINARY, "bench", "nvme", "--dir", "/no/such/place"});
+  launch::Launched program({paths::program("fsdp"), "bench", "nvme", "--dir", "/no/such/place"});
   EXPECT_EQ(program.wait(), 1);
   EXPECT_NE(program.err().find("/no/such/place"), std::string::npos) << program.err();
   EXPECT_NE(program.err().find("HINT"), std::string::npos) << program.err();

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp::bench {
 namespace {
@@ -17,11 +18,29 @@ namespace {
 using nlohmann::json;
 
 TEST(BenchOffload, MovesMemoryAndKeepsTheLoss) {
-  launch::Launched program(
-      {FSDP_BINARY, "bench",    "offload", "--layers", "2", "--dim",   "32", "--heads",
-       "2",         "--vocab",  "64",      "--seq",    "8", "--batch", "1",  "--steps",
-       "2",         "--warmup", "1",       "--ranks",  "2", "--json"},
-      {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT"});
+  launch::Launched program({paths::program("fsdp"),
+                            "bench",
+                            "offload",
+                            "--layers",
+                            "2",
+                            "--dim",
+                            "32",
+                            "--heads",
+                            "2",
+                            "--vocab",
+                            "64",
+                            "--seq",
+                            "8",
+                            "--batch",
+                            "1",
+                            "--steps",
+                            "2",
+                            "--warmup",
+                            "1",
+                            "--ranks",
+                            "2",
+                            "--json"},
+                           {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT"});
   ASSERT_EQ(program.wait(), 0) << program.err();
   std::map<std::string, json> rows;
   std::map<std::string, double> percent;
@@ -66,9 +85,18 @@ struct Answer {
 };
 
 Answer bench_offload_rows(std::vector<std::string> arguments, const std::string& python) {
-  std::vector<std::string> words = {FSDP_BINARY, "bench",    "offload",  "--steps",
-                                    "1",         "--warmup", "1",        "--threads",
-                                    "3",         "--json",   "--device", "cpu"};
+  std::vector<std::string> words = {paths::program("fsdp"),
+                                    "bench",
+                                    "offload",
+                                    "--steps",
+                                    "1",
+                                    "--warmup",
+                                    "1",
+                                    "--threads",
+                                    "3",
+                                    "--json",
+                                    "--device",
+                                    "cpu"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   launch::Launched program(words, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT", python});
   Answer answer;

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp {
 namespace {
@@ -22,7 +23,8 @@ struct Rows {
 };
 
 Rows bench_rows(std::vector<std::string> arguments) {
-  std::vector<std::string> words = {FSDP_BINARY, "bench", "train", "--device", "cpu", "--json"};
+  std::vector<std::string> words = {
+      paths::program("fsdp"), "bench", "train", "--device", "cpu", "--json"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   launch::Launched program(words, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT"});
   Rows rows;

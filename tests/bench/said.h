@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp::bench {
 
@@ -25,7 +26,7 @@ inline Said said_by(std::vector<std::string> words) {
 }
 
 inline Said bench(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {FSDP_BINARY, "bench"});
+  arguments.insert(arguments.begin(), {paths::program("fsdp"), "bench"});
   return said_by(arguments);
 }
 

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp::bench {
 namespace {
@@ -14,7 +15,7 @@ using nlohmann::json;
 
 TEST(BenchUpdate, EveryMasterAndGradientHasARowForEveryWidthBesideLibTorchs) {
   launch::Launched program(
-      {FSDP_BINARY, "bench", "update", "--millions", "0.05", "--rounds", "1", "--json"},
+      {paths::program("fsdp"), "bench", "update", "--millions", "0.05", "--rounds", "1", "--json"},
       {"FSDP_CPU_WIDTH"});
   ASSERT_EQ(program.wait(), 0) << program.err();
   std::set<int> widths;
@@ -40,7 +41,7 @@ TEST(BenchUpdate, EveryMasterAndGradientHasARowForEveryWidthBesideLibTorchs) {
 }
 
 TEST(BenchUpdate, AWidthThatNoCpuHasIsRefused) {
-  launch::Launched program({FSDP_BINARY, "bench", "update", "--millions", "0.01"},
+  launch::Launched program({paths::program("fsdp"), "bench", "update", "--millions", "0.01"},
                            {"FSDP_CPU_WIDTH=24"});
   EXPECT_EQ(program.wait(), 1);
   EXPECT_NE(program.err().find("FSDP_CPU_WIDTH=24"), std::string::npos) << program.err();

@@ -7,6 +7,7 @@
 
 #include "chat/template.h"
 #include "data/folders.h"
+#include "paths.h"
 
 namespace fsdp::test {
 
@@ -28,7 +29,7 @@ inline chat::RenderOptions fixed_time() {
 }
 
 inline chat::Template template_named(const std::string& name) {
-  return {read_file(FSDP_CHAT_TESTS "/templates/" + name + ".jinja"), name};
+  return {read_file(paths::source("tests/chat/templates/") + name + ".jinja"), name};
 }
 
 // The text, or the error, of a template.

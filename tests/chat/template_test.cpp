@@ -6,6 +6,7 @@
 
 #include "base/subprocess.h"
 #include "chat/cases.h"
+#include "paths.h"
 
 namespace fsdp {
 namespace {
@@ -18,8 +19,9 @@ using test::rendered;
 class Jinja : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    const Finished done = run_program(
-        {test::python(), FSDP_CHAT_TESTS "/render_cases.py", FSDP_CHAT_TESTS "/templates"}, false);
+    const Finished done = run_program({test::python(), paths::source("tests/chat/render_cases.py"),
+                                       paths::source("tests/chat/templates")},
+                                      false);
     code_ = done.code;
     if (code_ == 0) cases_ = new Json(Json::parse(done.output));
   }

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using nlohmann::ordered_json;
 
 launch::Ended fsdp(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), FSDP_BINARY);
+  arguments.insert(arguments.begin(), paths::program("fsdp"));
   return launch::run_to_end(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT"});
 }
 

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp {
 namespace {
@@ -27,7 +28,7 @@ std::vector<std::string> cleaned(std::vector<std::string> environment) {
 }
 
 Diagnosis diagnose(std::vector<std::string> environment = {}) {
-  launch::Launched doctor({FSDP_BINARY, "doctor", "--json"}, cleaned(environment));
+  launch::Launched doctor({paths::program("fsdp"), "doctor", "--json"}, cleaned(environment));
   Diagnosis found;
   found.code = doctor.wait();
   std::istringstream lines(doctor.out());
@@ -127,7 +128,8 @@ TEST(Doctor, SurvivesVariablesThatArentText) {
 
 TEST(Doctor, FewOpenFilesAndLittleAddressSpaceAreWorthANote) {
   launch::Launched doctor(
-      {"sh", "-c", "ulimit -n 64; ulimit -v 100000000; exec \"$0\" doctor --json", FSDP_BINARY},
+      {"sh", "-c", "ulimit -n 64; ulimit -v 100000000; exec \"$0\" doctor --json",
+       paths::program("fsdp")},
       cleaned({}));
   doctor.wait();
   std::istringstream lines(doctor.out());
@@ -139,7 +141,7 @@ TEST(Doctor, FewOpenFilesAndLittleAddressSpaceAreWorthANote) {
 }
 
 TEST(Doctor, PeopleGetATableWithoutColoursInAPipeAndHintsBelow) {
-  launch::Launched doctor({FSDP_BINARY, "doctor"},
+  launch::Launched doctor({paths::program("fsdp"), "doctor"},
                           cleaned({"FSDP_BACKEND=nonsense", "TERM=xterm"}));
   EXPECT_EQ(doctor.wait(), 1);
   std::string out = doctor.out();
@@ -151,7 +153,7 @@ TEST(Doctor, PeopleGetATableWithoutColoursInAPipeAndHintsBelow) {
 }
 
 TEST(Doctor, AnUnknownFlagIsAnErrorWithAHint) {
-  launch::Launched doctor({FSDP_BINARY, "doctor", "--nonsense"});
+  launch::Launched doctor({paths::program("fsdp"), "doctor", "--nonsense"});
   EXPECT_EQ(doctor.wait(), 2);
   EXPECT_EQ(doctor.out(), "");
   EXPECT_NE(doctor.err().find("--nonsense"), std::string::npos);

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 launch::Ended explain(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {FSDP_BINARY, "explain"});
+  arguments.insert(arguments.begin(), {paths::program("fsdp"), "explain"});
   return launch::run_to_end(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND", "FSDP_TIMEOUT=60"});
 }
 
@@ -226,7 +227,7 @@ TEST(ExplainText, RefusesWhatMakesNoSense) {
 // The page holds the whole output of `fsdp explain`, cut into pieces: fenced blocks marked
 // "explain". Times differ from run to run, nothing else may.
 TEST(ExplainText, IsWhatHowItWorksShows) {
-  std::ifstream file(FSDP_HOW_IT_WORKS);
+  std::ifstream file(paths::source("docs/how-it-works.md"));
   std::stringstream page;
   page << file.rdbuf();
   auto shape = [](const std::string& line) {
@@ -244,7 +245,8 @@ TEST(ExplainText, IsWhatHowItWorksShows) {
   EXPECT_EQ(said.code, 0) << said.err;
   for (const std::string& line : lines_of(said.out))
     if (!line.empty()) printed.push_back(shape(line));
-  ASSERT_GT(shown.size(), 50u) << "no blocks marked \"explain\" in " << FSDP_HOW_IT_WORKS;
+  ASSERT_GT(shown.size(), 50u) << "no blocks marked \"explain\" in "
+                               << paths::source("docs/how-it-works.md");
   for (size_t i = 0; i < std::min(shown.size(), printed.size()); ++i)
     ASSERT_EQ(shown[i], printed[i])
         << "docs/how-it-works.md is out of date: paste the output of fsdp explain";

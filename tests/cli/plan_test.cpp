@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp {
 namespace {
@@ -15,7 +16,7 @@ using Json = nlohmann::ordered_json;
 using Words = std::vector<std::string>;
 
 launch::Ended plan(Words arguments) {
-  arguments.insert(arguments.begin(), {FSDP_BINARY, "plan"});
+  arguments.insert(arguments.begin(), {paths::program("fsdp"), "plan"});
   return launch::run_to_end(arguments, {"RANK", "WORLD_SIZE", "FSDP_BACKEND"});
 }
 

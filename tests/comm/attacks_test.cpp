@@ -1,6 +1,7 @@
 // Real ranks under attack: on the port of their store, and by a process that has its name.
 #include "base/sockets.h"
 #include "comm/ranks.h"
+#include "paths.h"
 
 namespace fsdp::testing {
 namespace {
@@ -28,7 +29,7 @@ FileDescriptor stranger(int port) {
 
 TEST(StoreOfRanks, HoldsOnOneHost) {
   Ranks ranks;
-  ranks.start(3, {FSDP_RANK_PROGRAM, "store"}, kShm);
+  ranks.start(3, {paths::program("rank_program"), "store"}, kShm);
   end(ranks);
   expect_ok(ranks, 3);
 }
@@ -43,7 +44,7 @@ TEST(StoreOfRanks, HoldsUnderAttackAcrossHosts) {
     environment["MASTER_PORT"] = std::to_string(port);
     environment["LOCAL_WORLD_SIZE"] = "1";
     environment["FSDP_SECRET"] = secret;
-    ranks.start(2, {FSDP_RANK_PROGRAM, "store"}, environment);
+    ranks.start(2, {paths::program("rank_program"), "store"}, environment);
     for (int rank : {0, 1}) EXPECT_EQ(ranks.result(2 + rank), "ready") << ranks.logs();
     std::string greeting("\0\x3c\x85\xf7\x5e", 5);
     for (int i = 0; i < 50; ++i)
@@ -69,14 +70,14 @@ TEST(StoreOfRanks, ASecondRunOfTheSameNameIsAnError) {
   Ranks ranks;
   auto environment = kShm;
   environment["MASTER_PORT"] = std::to_string(free_port());
-  ranks.start(2, {FSDP_RANK_PROGRAM, "store"}, environment);
+  ranks.start(2, {paths::program("rank_program"), "store"}, environment);
   EXPECT_EQ(ranks.result(2), "ready");
   environment.insert({{"RANK", "0"},
                       {"LOCAL_RANK", "0"},
                       {"WORLD_SIZE", "2"},
                       {"LOCAL_WORLD_SIZE", "2"},
                       {"MASTER_ADDR", "127.0.0.1"}});
-  const pid_t other = ranks.start_one({FSDP_RANK_PROGRAM, "store"}, environment);
+  const pid_t other = ranks.start_one({paths::program("rank_program"), "store"}, environment);
   EXPECT_EQ(WEXITSTATUS(ranks.wait_for(other)), 3);
   const std::string logs = ranks.logs();
   EXPECT_NE(logs.find("rank 0 could not open the store at @fsdp-"), std::string::npos) << logs;
@@ -99,7 +100,7 @@ TEST(StoreOfRanks, AnotherSecretIsAnErrorOnThatRank) {
   for (const char* rank : {"0", "1"}) {
     environment["RANK"] = rank;
     environment["FSDP_SECRET"] = std::string("the secret of rank ") + rank;
-    ranks.start_one({FSDP_RANK_PROGRAM, "store"}, environment);
+    ranks.start_one({paths::program("rank_program"), "store"}, environment);
   }
   for (pid_t pid : std::vector<pid_t>(ranks.pids())) EXPECT_EQ(WEXITSTATUS(ranks.wait_for(pid)), 3);
   const std::string logs = ranks.logs();

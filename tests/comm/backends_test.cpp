@@ -1,5 +1,6 @@
 // Every operation on every backend with real processes; shm and mpi give the same bits.
 #include "comm/ranks.h"
+#include "paths.h"
 
 namespace fsdp::testing {
 namespace {
@@ -14,10 +15,10 @@ std::vector<std::string> run_collectives(const Case& test) {
   Ranks::Environment environment{{"FSDP_BACKEND", test.backend}, {"FSDP_TIMEOUT", "120"}};
   if (test.backend == "mpi") {
     auto command = mpirun(test.ranks);
-    command.insert(command.end(), {FSDP_RANK_PROGRAM, "collectives"});
+    command.insert(command.end(), {paths::program("rank_program"), "collectives"});
     ranks.start_one(command, environment);
   } else {
-    ranks.start(test.ranks, {FSDP_RANK_PROGRAM, "collectives"}, environment);
+    ranks.start(test.ranks, {paths::program("rank_program"), "collectives"}, environment);
   }
   std::vector<std::string> results;
   for (int rank = 0; rank < test.ranks; ++rank) results.push_back(ranks.result(rank));
@@ -58,7 +59,7 @@ TEST(BackendBits, MpiSumsAsShmDoes) {
 
 TEST(BackendMemory, HasNoNameThatCouldBeLeftAfterEveryRankWasKilled) {
   Ranks ranks;
-  ranks.start(3, {FSDP_RANK_PROGRAM, "hold", "64"}, {{"FSDP_BACKEND", "shm"}});
+  ranks.start(3, {paths::program("rank_program"), "hold", "64"}, {{"FSDP_BACKEND", "shm"}});
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.result(rank), "ok");
   for (pid_t pid : ranks.pids()) {
     std::stringstream maps;
@@ -73,7 +74,8 @@ TEST(BackendMemory, ASmallDevShmIsNoLimit) {
   Ranks ranks;
   ranks.start(2,
               {"unshare", "-m", "sh", "-c",
-               "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec " FSDP_RANK_PROGRAM " hold 64"},
+               "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec " +
+                   paths::program("rank_program") + " hold 64"},
               {{"FSDP_BACKEND", "shm"}});
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(ranks.result(rank), "ok");
 }

@@ -1,6 +1,7 @@
 // What the surviving ranks see when one is killed, stopped, throws or makes a different call: each
 // gets an error that names the rank and the operation, never a hang.
 #include "comm/ranks.h"
+#include "paths.h"
 
 namespace fsdp::testing {
 namespace {
@@ -19,7 +20,8 @@ TEST_P(Faults, EverySurvivorGetsAnErrorThatNamesTheRankAndTheCall) {
   // finds a stopped process.
   Ranks::Environment environment{{"FSDP_BACKEND", backend},
                                  {"FSDP_TIMEOUT", kind == "stop" ? "5" : "600"}};
-  std::vector<std::string> program = {FSDP_RANK_PROGRAM, "fault", kind, std::to_string(victim)};
+  std::vector<std::string> program = {paths::program("rank_program"), "fault", kind,
+                                      std::to_string(victim)};
   Ranks ranks;
   if (backend == "mpi") {
     auto command = mpirun(size);
@@ -80,8 +82,8 @@ TEST(FaultsAcrossHosts, ARankWithoutASignOfLifeIsNamed) {
   Ranks ranks;
   auto command = mpirun(2);
   command.insert(command.end(), {"sh", "-c",
-                                 "FSDP_HOST_ID=host$OMPI_COMM_WORLD_RANK exec " FSDP_RANK_PROGRAM
-                                 " fault kill 1"});
+                                 "FSDP_HOST_ID=host$OMPI_COMM_WORLD_RANK exec " +
+                                     paths::program("rank_program") + " fault kill 1"});
   ranks.start_one(command, {{"FSDP_BACKEND", "mpi"}, {"FSDP_TIMEOUT", "600"}});
   std::string error = ranks.result(0);
   EXPECT_NE(error.find("rank 1 has given no sign of life"), std::string::npos)
@@ -94,8 +96,8 @@ TEST(FaultsAcrossHosts, TheRankWithTheStoreIsMissedAtOnce) {
   Ranks ranks;
   auto command = mpirun(2);
   command.insert(command.end(), {"sh", "-c",
-                                 "FSDP_HOST_ID=host$OMPI_COMM_WORLD_RANK exec " FSDP_RANK_PROGRAM
-                                 " fault kill 0"});
+                                 "FSDP_HOST_ID=host$OMPI_COMM_WORLD_RANK exec " +
+                                     paths::program("rank_program") + " fault kill 0"});
   ranks.start_one(command, {{"FSDP_BACKEND", "mpi"}, {"FSDP_TIMEOUT", "600"}});
   std::string error = ranks.result(1);
   EXPECT_NE(error.find("rank 0 is gone, and the rendezvous store with it"), std::string::npos)

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/ranks.h"
+#include "paths.h"
 
 namespace fsdp::testing {
 namespace {
@@ -20,7 +21,8 @@ class FlightRun : public ::testing::Test {
 
   void start(int size, const std::string& kind, int victim, const std::string& timeout_s,
              const std::string& backend = "shm") {
-    std::vector<std::string> program = {FSDP_RANK_PROGRAM, "fault", kind, std::to_string(victim)};
+    std::vector<std::string> program = {paths::program("rank_program"), "fault", kind,
+                                        std::to_string(victim)};
     Ranks::Environment environment{{"FSDP_BACKEND", backend}, {"FSDP_TIMEOUT", timeout_s}};
     if (backend == "mpi") {
       auto command = mpirun(size);
@@ -40,18 +42,20 @@ class FlightRun : public ::testing::Test {
   }
 
   json hang_json() const {
-    const launch::Ended ended = launch::run_to_end({FSDP_BINARY, "hang", folder(), "--json"});
+    const launch::Ended ended =
+        launch::run_to_end({paths::program("fsdp"), "hang", folder(), "--json"});
     EXPECT_EQ(ended.code, 0) << ended.err;
     return json::parse(ended.out, nullptr, false);
   }
   std::string hang() const {
-    const launch::Ended ended = launch::run_to_end({FSDP_BINARY, "hang", folder()});
+    const launch::Ended ended = launch::run_to_end({paths::program("fsdp"), "hang", folder()});
     EXPECT_EQ(ended.code, 0) << ended.err;
     return ended.out;
   }
   std::string torchfrtrace(std::vector<std::string> arguments) const {
     const char* python = std::getenv("FSDP_TEST_PYTHON");
-    std::vector<std::string> words = {python ? python : "python3", FSDP_TORCHFRTRACE,
+    std::vector<std::string> words = {python ? python : "python3",
+                                      paths::source("tests/comm/torchfrtrace.py"),
                                       FSDP_TEST_LIBTORCH, folder()};
     words.insert(words.end(), arguments.begin(), arguments.end());
     const launch::Ended ended = launch::run_to_end(words);
@@ -185,7 +189,8 @@ TEST_F(FlightRun, RanksThatWaitForEachOtherOnTwoCommunicatorsAreACrossing) {
 }
 
 TEST_F(FlightRun, WhereNothingHappenedNoFileIsWritten) {
-  ranks_.start(2, {FSDP_RANK_PROGRAM, "fault", "none", "1"}, {{"FSDP_BACKEND", "shm"}});
+  ranks_.start(2, {paths::program("rank_program"), "fault", "none", "1"},
+               {{"FSDP_BACKEND", "shm"}});
   EXPECT_EQ(ranks_.result(0), "ok");
   EXPECT_EQ(ranks_.result(1), "ok");
   for (pid_t pid : std::vector<pid_t>(ranks_.pids())) EXPECT_EQ(ranks_.wait_for(pid), 0);
@@ -205,10 +210,10 @@ TEST_F(FlightRun, OverMpiDifferentCallsAreNamedAsWell) {
 
 // The launcher asks the others when a rank fails, and says how to read the answer.
 TEST_F(FlightRun, TheLauncherAsksTheOthersAndNamesTheFolder) {
-  const launch::Ended ended =
-      launch::run_to_end(launch::fsdp_run({"-n", "3", FSDP_RANK_PROGRAM, "fault", "leave", "1"}),
-                         {"FSDP_BACKEND=shm", "FSDP_TIMEOUT=600", "FSDP_FLIGHT_DIR=" + folder(),
-                          "FSDP_TEST_DIR=" + ranks_.dir()});
+  const launch::Ended ended = launch::run_to_end(
+      launch::fsdp_run({"-n", "3", paths::program("rank_program"), "fault", "leave", "1"}),
+      {"FSDP_BACKEND=shm", "FSDP_TIMEOUT=600", "FSDP_FLIGHT_DIR=" + folder(),
+       "FSDP_TEST_DIR=" + ranks_.dir()});
   EXPECT_EQ(ended.code, 3) << ended.err;
   EXPECT_TRUE(has(ended.err, "fsdp hang " + folder() + " says which rank was where"));
   EXPECT_TRUE(has_file(0));
@@ -217,7 +222,7 @@ TEST_F(FlightRun, TheLauncherAsksTheOthersAndNamesTheFolder) {
 
 TEST_F(FlightRun, DamagedAndForeignFilesAreNamed) {
   fs::create_directories(folder());
-  const launch::Ended none = launch::run_to_end({FSDP_BINARY, "hang", folder()});
+  const launch::Ended none = launch::run_to_end({paths::program("fsdp"), "hang", folder()});
   EXPECT_NE(none.code, 0);
   EXPECT_TRUE(has(none.err, "has no files of the flight recorder"));
   for (const std::string& bytes :
@@ -226,7 +231,7 @@ TEST_F(FlightRun, DamagedAndForeignFilesAreNamed) {
                     "cos\nsystem\n(X\x02\x00\x00\x00idtR.",
                     30)}) {
     std::ofstream(folder() + "/rank-0", std::ios::trunc) << bytes;
-    const launch::Ended ended = launch::run_to_end({FSDP_BINARY, "hang", folder()});
+    const launch::Ended ended = launch::run_to_end({paths::program("fsdp"), "hang", folder()});
     EXPECT_EQ(ended.code, 1) << ended.out;
     EXPECT_TRUE(has(ended.err, folder() + "/rank-0"));
   }

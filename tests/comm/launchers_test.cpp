@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 
 #include "comm/ranks.h"
+#include "paths.h"
 
 namespace fsdp::testing {
 namespace {
@@ -23,8 +24,9 @@ std::string test_python() {
 
 TEST(Launchers, FsdpRun) {
   Ranks ranks;
-  ranks.start_one({FSDP_BINARY, "run", "-n", "2", FSDP_RANK_PROGRAM, "collectives"},
-                  {{"FSDP_BACKEND", "shm"}});
+  ranks.start_one(
+      {paths::program("fsdp"), "run", "-n", "2", paths::program("rank_program"), "collectives"},
+      {{"FSDP_BACKEND", "shm"}});
   expect_world(ranks, 2, "fsdp run");
 }
 
@@ -32,7 +34,7 @@ TEST(Launchers, TorchrunWhoseAgentHoldsTheStore) {
   Ranks ranks;
   ranks.start_one(
       {test_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python",
-       "--master-port", std::to_string(free_port()), FSDP_RANK_PROGRAM, "collectives"},
+       "--master-port", std::to_string(free_port()), paths::program("rank_program"), "collectives"},
       {{"FSDP_BACKEND", "shm"}});
   expect_world(ranks, 2, "torchrun");
 }
@@ -40,7 +42,7 @@ TEST(Launchers, TorchrunWhoseAgentHoldsTheStore) {
 TEST(Launchers, TorchrunStandalone) {
   Ranks ranks;
   ranks.start_one({test_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                   "3", "--no-python", FSDP_RANK_PROGRAM, "collectives"},
+                   "3", "--no-python", paths::program("rank_program"), "collectives"},
                   {{"FSDP_BACKEND", "shm"}});
   expect_world(ranks, 3, "torchrun");
 }
@@ -56,7 +58,7 @@ TEST(Launchers, FsdpRunStartsPythonScriptsOfTorchDistributed) {
                            "open(path + '.part', 'w').write(f'ok {t[0].item()} python')\n"
                            "os.rename(path + '.part', path)\n"
                            "dist.destroy_process_group()\n";
-  ranks.start_one({FSDP_BINARY, "run", "-n", "2", "--", test_python(), script}, {});
+  ranks.start_one({paths::program("fsdp"), "run", "-n", "2", "--", test_python(), script}, {});
   for (int rank = 0; rank < 2; ++rank)
     EXPECT_EQ(ranks.result(rank), "ok 3.0 python") << ranks.logs();
 }
@@ -65,14 +67,14 @@ TEST(Launchers, FsdpRunStartsPythonScriptsOfTorchDistributed) {
 TEST(Launchers, MpirunWithShm) {
   Ranks ranks;
   auto command = mpirun(2);
-  command.insert(command.end(), {FSDP_RANK_PROGRAM, "collectives"});
+  command.insert(command.end(), {paths::program("rank_program"), "collectives"});
   ranks.start_one(command, {{"FSDP_BACKEND", "shm"}});
   expect_world(ranks, 2, "OpenMPI");
 }
 
 TEST(Launchers, MpiWithoutItsLauncherSaysWhatToDo) {
   Ranks ranks;
-  ranks.start(2, {FSDP_RANK_PROGRAM, "fault", "none", "0"},
+  ranks.start(2, {paths::program("rank_program"), "fault", "none", "0"},
               {{"FSDP_BACKEND", "mpi"}, {"FSDP_TIMEOUT", "20"}});
   for (pid_t pid : std::vector<pid_t>(ranks.pids())) EXPECT_TRUE(WIFEXITED(ranks.wait_for(pid)));
   EXPECT_NE(ranks.logs().find("mpirun -n 2"), std::string::npos) << ranks.logs();
@@ -84,7 +86,7 @@ TEST(Launchers, RanksInTwoPidNamespacesAreTwoHostsForShm) {
   Ranks ranks;
   std::string port = std::to_string(free_port());
   for (int rank = 0; rank < 2; ++rank) {
-    std::vector<std::string> command = {FSDP_RANK_PROGRAM, "fault", "none", "0"};
+    std::vector<std::string> command = {paths::program("rank_program"), "fault", "none", "0"};
     if (rank == 1) command.insert(command.begin(), {"unshare", "--pid", "--fork", "--mount-proc"});
     std::string n = std::to_string(rank);
     ranks.start_one(command, {{"FSDP_BACKEND", "shm"},

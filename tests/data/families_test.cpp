@@ -13,6 +13,7 @@
 #include "data/folders.h"
 #include "data/json_tokenizer.h"
 #include "data/unicode.h"
+#include "paths.h"
 
 namespace fsdp::data {
 namespace {
@@ -25,7 +26,8 @@ class Families : public testing::Test {
   static void SetUpTestSuite() {
     folder_ = new Folder;
     code_ =
-        run_program({test::python(), FSDP_DATA_TESTS "/make_families.py", folder_->path()}, false)
+        run_program({test::python(), paths::source("tests/data/make_families.py"), folder_->path()},
+                    false)
             .code;
     for (const auto& entry : std::filesystem::directory_iterator(folder_->path()))
       names_.push_back(entry.path().filename());

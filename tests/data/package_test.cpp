@@ -14,6 +14,7 @@
 #include "data/json_tokenizer.h"
 #include "data/unicode.h"
 #include "fsdp/tokenizer.h"
+#include "paths.h"
 
 namespace fsdp::data {
 namespace {
@@ -25,9 +26,10 @@ class Package : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder_ = new Folder;
-    code_ =
-        run_program({test::python(), FSDP_DATA_TESTS "/make_tokenizers.py", folder_->path()}, false)
-            .code;
+    code_ = run_program(
+                {test::python(), paths::source("tests/data/make_tokenizers.py"), folder_->path()},
+                false)
+                .code;
   }
   static void TearDownTestSuite() { delete folder_; }
 

@@ -4,6 +4,7 @@
 #include "base/subprocess.h"
 #include "data/folders.h"
 #include "data/token_file.h"
+#include "paths.h"
 
 namespace fsdp::data {
 namespace {
@@ -13,8 +14,8 @@ using test::Folder;
 
 // With what it prints on both streams.
 Finished tokenize(const std::vector<std::string>& arguments) {
-  std::vector<std::string> command = {"/bin/sh", "-c",        "exec \"$@\" 2>&1",
-                                      "sh",      FSDP_BINARY, "tokenize"};
+  std::vector<std::string> command = {
+      "/bin/sh", "-c", "exec \"$@\" 2>&1", "sh", paths::program("fsdp"), "tokenize"};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return run_program(command, false);
 }

@@ -1,4 +1,5 @@
 #include "launch/launched.h"
+#include "paths.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -59,7 +60,7 @@ pid_t Folder::read_pid(const std::string& name) const {
 }
 
 std::vector<std::string> fsdp_run(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {FSDP_BINARY, "run"});
+  arguments.insert(arguments.begin(), {paths::program("fsdp"), "run"});
   return arguments;
 }
 

@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "paths.h"
+
 namespace fsdp::launch {
 
 // Polls until `condition` holds; false after `limit`.
@@ -39,7 +41,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-// {FSDP_BINARY, "run", arguments...}
+// {fsdp, "run", arguments...}
 std::vector<std::string> fsdp_run(std::vector<std::string> arguments);
 
 class Launched {

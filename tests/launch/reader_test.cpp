@@ -8,6 +8,7 @@
 
 #include "launch/launched.h"
 #include "launch/output.h"
+#include "paths.h"
 
 namespace fsdp::launch {
 namespace {
@@ -34,7 +35,7 @@ class NobodyReads : public testing::TestWithParam<const char*> {};
 
 TEST_P(NobodyReads, ARankThatFailsEndsTheRunWithinTheGrace) {
   Folder folder;
-  Launched run({"sh", "-c", pipeline(GetParam()), folder.path(), FSDP_BINARY, kRanks});
+  Launched run({"sh", "-c", pipeline(GetParam()), folder.path(), paths::program("fsdp"), kRanks});
   EXPECT_EQ(folder.read_pid("code"), 3);  // before anybody has read
   EXPECT_TRUE(is_gone(folder.read_pid("rank-0")));
   EXPECT_TRUE(is_gone(folder.read_pid("rank-1")));

@@ -13,6 +13,7 @@
 
 #include "launch/launched.h"
 #include "launch/ports.h"
+#include "paths.h"
 
 namespace fsdp::launch {
 namespace {
@@ -28,7 +29,7 @@ class ReplacedOnNodes : public testing::Test {
   std::unique_ptr<Launched> launch(int node, int restarts, const std::string& what) {
     return ports_.start(2, node,
                         {"-n", "2", "--max-restarts", std::to_string(restarts),
-                         FSDP_RECOVERING_RANK, folder_.path(), what});
+                         paths::program("recovering_rank"), folder_.path(), what});
   }
   void make(const std::string& file) { std::ofstream(folder_ / file) << "\n"; }
 

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp::launch {
 namespace {
@@ -25,7 +26,7 @@ class Replaced : public testing::Test {
   std::unique_ptr<Launched> start(int ranks, Words flags, Words what = {}) {
     Words words = {"-n", std::to_string(ranks)};
     words.insert(words.end(), flags.begin(), flags.end());
-    words.insert(words.end(), {FSDP_RECOVERING_RANK, folder_.path()});
+    words.insert(words.end(), {paths::program("recovering_rank"), folder_.path()});
     words.insert(words.end(), what.begin(), what.end());
     auto run = std::make_unique<Launched>(fsdp_run(words));
     for (int rank = 0; rank < ranks; ++rank) pids_.push_back(folder_.read_pid(name("rank", rank)));

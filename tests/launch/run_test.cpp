@@ -16,6 +16,7 @@
 #include "launch/environment.h"
 #include "launch/launched.h"
 #include "launch/ports.h"
+#include "paths.h"
 
 namespace fsdp::launch {
 namespace {
@@ -213,13 +214,14 @@ TEST(Run, RanksDieWithAKilledLauncher) {
 
 TEST(Run, CtrlCOnATerminalEndsTheRanksAndLinesAreColoured) {
   Folder folder;
+  const std::string fsdp = paths::program("fsdp");
   int terminal;
   pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);
   ASSERT_GE(pid, 0);
   if (pid == 0) {
     setenv("TERM", "xterm", 1);
     unsetenv("NO_COLOR");
-    execl(FSDP_BINARY, FSDP_BINARY, "run", "-n", "2", "sh", "-c",
+    execl(fsdp.c_str(), fsdp.c_str(), "run", "-n", "2", "sh", "-c",
           "cat; echo text $RANK; echo $$ > $0/rank-$RANK; sleep 1000", folder.path().c_str(),
           nullptr);
     _exit(99);
@@ -387,7 +389,7 @@ TEST(Run, AStuckReaderDoesNotBlockTheLauncher) {
                      "{ \"$1\" run -n 2 --grace 0.2 sh -c 'echo $$ > $0/rank-$RANK; "
                      "echo $PPID > $0/launcher-$RANK; exec yes' \"$0\"; echo $? > $0/code; } | "
                      "{ while ! test -e $0/go; do sleep 0.01; done; cat > $0/output; }",
-                     folder.path(), FSDP_BINARY});
+                     folder.path(), paths::program("fsdp")});
   pid_t launcher = folder.read_pid("launcher-0");
   pid_t first = folder.read_pid("rank-0"), second = folder.read_pid("rank-1");
   kill(launcher, SIGTERM);
@@ -403,7 +405,7 @@ TEST(Run, ASlowReaderGetsEverything) {
   Launched pipeline({"sh", "-c",
                      "\"$1\" run -n 1 sh -c 'seq 1 500000' | "
                      "{ read first; while ! test -e $0/go; do sleep 0.01; done; tail -n 1; }",
-                     folder.path(), FSDP_BINARY});
+                     folder.path(), paths::program("fsdp")});
   std::ofstream(folder / "go").flush();
   EXPECT_EQ(pipeline.wait(), 0);
   EXPECT_EQ(pipeline.out(), "500000\n");
@@ -415,7 +417,7 @@ TEST(Run, ASingleLineToAReaderThatLeftEndsTheRanks) {
                      "{ \"$1\" run -n 2 sh -c 'until test -e $0/left; do sleep 0.01; done; "
                      "echo line; exec sleep 1000' \"$0\"; echo $? > $0/code; } | "
                      "{ exec <&-; touch $0/left; }",
-                     folder.path(), FSDP_BINARY});
+                     folder.path(), paths::program("fsdp")});
   EXPECT_EQ(folder.read_pid("code"), 128 + SIGPIPE);
   EXPECT_EQ(pipeline.wait(), 0);
 }
@@ -425,7 +427,7 @@ TEST(Run, AReaderThatLeavesEndsTheRanksQuietly) {
   Launched pipeline({"sh", "-c",
                      "{ \"$1\" run -n 2 sh -c 'echo $$ > $0/rank-$RANK; exec yes' \"$0\"; "
                      "echo $? > $0/code; } | head -n 1",
-                     folder.path(), FSDP_BINARY});
+                     folder.path(), paths::program("fsdp")});
   EXPECT_EQ(pipeline.wait(), 0);
   EXPECT_EQ(folder.read("code"), "141\n");
   EXPECT_EQ(pipeline.err(), "");
@@ -482,7 +484,7 @@ TEST(Run, RunsAPythonFileInPython) {
 
 TEST(Run, OnlyRankZeroReadsStandardInput) {
   Launched pipeline(
-      {"sh", "-c", "echo hello | \"$0\" run -n 2 sh -c 'cat; echo end'", FSDP_BINARY});
+      {"sh", "-c", "echo hello | \"$0\" run -n 2 sh -c 'cat; echo end'", paths::program("fsdp")});
   EXPECT_EQ(pipeline.wait(), 0);
   EXPECT_EQ(pipeline.out_lines(), (Words{"[0] end", "[0] hello", "[1] end"}));
 }
@@ -492,7 +494,7 @@ TEST(Run, WorksWithClosedStandardStreams) {
   Launched pipeline(
       {"sh", "-c",
        "\"$1\" run -n 2 sh -c 'echo text; echo $RANK > $0/rank-$RANK' \"$0\" <&- >&- 2>&-",
-       folder.path(), FSDP_BINARY});
+       folder.path(), paths::program("fsdp")});
   EXPECT_EQ(pipeline.wait(), 0);
   EXPECT_EQ(folder.read("rank-0"), "0\n");
   EXPECT_EQ(folder.read("rank-1"), "1\n");

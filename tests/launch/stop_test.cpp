@@ -8,6 +8,7 @@
 
 #include "launch/launched.h"
 #include "launch/ports.h"
+#include "paths.h"
 
 namespace fsdp::launch {
 namespace {
@@ -30,7 +31,8 @@ class Hung : public testing::TestWithParam<int> {};
 
 TEST_P(Hung, RanksAreKilledAfterTheGraceAndTheReportSaysWhereTheyWere) {
   Folder folder;
-  Launched run(fsdp_run({"-n", "2", "--grace", "0.5", FSDP_STUCK_RANK, folder.path()}));
+  Launched run(
+      fsdp_run({"-n", "2", "--grace", "0.5", paths::program("stuck_rank"), folder.path()}));
   pid_t first = folder.read_pid("rank-0"), second = folder.read_pid("rank-1");
   run.signal(GetParam());
   EXPECT_EQ(run.wait(), 128 + GetParam());
@@ -60,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Signals, Hung, testing::Values(SIGINT, SIGTERM),
 
 TEST(Stop, WithoutAFlagRanksGetTheGraceTheyAskFor) {
   Folder folder;
-  Launched run(fsdp_run({"-n", "2", FSDP_STUCK_RANK, folder.path(), "0.7"}));
+  Launched run(fsdp_run({"-n", "2", paths::program("stuck_rank"), folder.path(), "0.7"}));
   pid_t first = folder.read_pid("rank-0"), second = folder.read_pid("rank-1");
   run.signal(SIGTERM);
   EXPECT_EQ(run.wait(), 128 + SIGTERM);
@@ -71,8 +73,9 @@ TEST(Stop, WithoutAFlagRanksGetTheGraceTheyAskFor) {
 
 TEST(Stop, AStatusReachesTheLauncherThroughAShell) {
   Folder folder;
-  Launched run(fsdp_run({"-n", "1", "--grace", "0.5", "sh", "-c",
-                         "trap '' TERM; \"$0\" \"$1\"; true", FSDP_STUCK_RANK, folder.path()}));
+  Launched run(
+      fsdp_run({"-n", "1", "--grace", "0.5", "sh", "-c", "trap '' TERM; \"$0\" \"$1\"; true",
+                paths::program("stuck_rank"), folder.path()}));
   pid_t rank = folder.read_pid("rank-0");
   run.signal(SIGTERM);
   EXPECT_EQ(run.wait(), 128 + SIGTERM);
@@ -97,7 +100,8 @@ TEST(Stop, ARankWithoutAStatusIsShownWithItsLastLine) {
 
 TEST(Stop, ASecondSignalKillsAtOnceAndSaysWhereRanksWere) {
   Folder folder;
-  Launched run(fsdp_run({"-n", "2", "--grace", "100000", FSDP_STUCK_RANK, folder.path()}));
+  Launched run(
+      fsdp_run({"-n", "2", "--grace", "100000", paths::program("stuck_rank"), folder.path()}));
   pid_t first = folder.read_pid("rank-0"), second = folder.read_pid("rank-1");
   run.signal(SIGTERM);
   EXPECT_TRUE(eventually([&] { return has(run.err(), "interrupted by SIGTERM").operator bool(); }));
@@ -159,7 +163,7 @@ TEST(Stop, ARankThatSigusr1KillsGivesItsCode) {
 // 75 says: saved, and not done. Only of programs with this library, which report a status.
 TEST(Stop, RanksThatSavedAndAreNotDoneGiveTheirCode) {
   Folder folder;
-  Launched run(fsdp_run({"-n", "2", FSDP_STUCK_RANK, folder.path(), "100", "75"}));
+  Launched run(fsdp_run({"-n", "2", paths::program("stuck_rank"), folder.path(), "100", "75"}));
   folder.read_pid("rank-0"), folder.read_pid("rank-1");
   run.signal(SIGUSR1);
   EXPECT_EQ(run.wait(), 75) << run.err();
@@ -192,7 +196,7 @@ struct TwoNodes {
                      "--control-port", std::to_string(control)};
       const Words& flags = node == 0 ? flags_of_0 : flags_of_1;
       words.insert(words.end(), flags.begin(), flags.end());
-      words.insert(words.end(), {FSDP_STUCK_RANK, folder.path()});
+      words.insert(words.end(), {paths::program("stuck_rank"), folder.path()});
       launchers[node] = std::make_unique<Launched>(fsdp_run(words));
     }
     for (int node : {0, 1}) ranks[node] = folder.read_pid("rank-" + std::to_string(node));

@@ -18,6 +18,7 @@
 #include "fsdp/error.h"
 #include "fsdp/models.h"
 #include "fsdp/nn/lora.h"
+#include "paths.h"
 #include "train/preference.h"
 
 namespace fsdp::models {
@@ -67,8 +68,9 @@ Export run_export() {
   std::string folder = (std::filesystem::temp_directory_path() / "fsdp-hf-XXXXXX").string();
   if (!mkdtemp(folder.data())) return {.missing = "can't create a temporary folder"};
   std::string file = folder + "/models.pt";
-  Finished finished = run_program({python ? python : "python3", FSDP_EXPORT_HF, file},
-                                  /*quiet=*/false);
+  Finished finished =
+      run_program({python ? python : "python3", paths::source("tests/models/export_hf.py"), file},
+                  /*quiet=*/false);
   Export result;
   if (finished.code == 0) {
     std::ifstream in(file, std::ios::binary);

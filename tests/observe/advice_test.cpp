@@ -9,6 +9,7 @@
 #include <map>
 
 #include "fsdp/error.h"
+#include "paths.h"
 
 namespace fsdp::observe {
 namespace {
@@ -165,7 +166,7 @@ TEST(Adviser, RefusesToSilenceWhatDoesNotExist) {
 }
 
 TEST(Document, HasAChapterForEveryWarningAndNoOther) {
-  std::ifstream in(FSDP_WARNINGS_DOCUMENT);
+  std::ifstream in(paths::source("docs/warnings.md"));
   Names chapters;
   for (std::string line; std::getline(in, line);)
     if (line.starts_with("## ")) chapters.push_back(line.substr(3));

@@ -12,6 +12,7 @@
 #include "base/subprocess.h"
 #include "fsdp/error.h"
 #include "observe/folder.h"
+#include "paths.h"
 
 namespace fsdp::observe {
 namespace {
@@ -21,8 +22,9 @@ class Events : public InFolder {
   // What TensorBoard reads from the folder; null if it isn't installed.
   nlohmann::json read_back() {
     auto python = environment::text("FSDP_TEST_PYTHON").value_or("python3");
-    auto finished = run_program({python, FSDP_READ_EVENTS, folder_.string()}, true, {},
-                                {{"PYTHONDONTWRITEBYTECODE", "1"}});
+    auto finished =
+        run_program({python, paths::source("tests/observe/read_events.py"), folder_.string()}, true,
+                    {}, {{"PYTHONDONTWRITEBYTECODE", "1"}});
     if (finished.code == 77) return {};
     EXPECT_EQ(finished.code, 0) << finished.output;
     return nlohmann::json::parse(finished.output, nullptr, false);

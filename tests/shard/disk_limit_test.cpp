@@ -7,6 +7,7 @@
 #include <string>
 
 #include "launch/launched.h"
+#include "paths.h"
 #include "shard/limited.h"
 
 namespace fsdp::testing {
@@ -27,8 +28,8 @@ class DiskLimit : public ::testing::TestWithParam<const char*> {
   Ended train(const std::string& states, int64_t limit) {
     // Threads inherit the stack limit; with 8 MiB each they would take most of the memory.
     launch::Launched program(
-        {"sh", "-c", "ulimit -s 1024 && exec \"$@\"", "sh", FSDP_LIMITED_PROGRAM, GetParam(),
-         states, std::to_string(limit), folder_ / "result"},
+        {"sh", "-c", "ulimit -s 1024 && exec \"$@\"", "sh", paths::program("limited_program"),
+         GetParam(), states, std::to_string(limit), folder_ / "result"},
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "FSDP_BACKEND", "OMP_NUM_THREADS=1"});
     Ended ended{.code = program.wait(std::chrono::minutes(4))};  // a disk may be slow
     ended.out = program.out(), ended.err = program.err();

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "paths.h"
 #include "shard/oracle.h"
 
 namespace fsdp::testing {
@@ -23,8 +24,9 @@ std::string exported() {
       const char* python = std::getenv("FSDP_TEST_PYTHON");
       if (mkdtemp(folder.data())) {
         mine = folder + "/net.pt";
-        std::string command = std::string(python ? python : "python3") + " " + FSDP_EXPORT_JIT +
-                              " " + mine + " > " + folder + "/log 2>&1";
+        std::string command = std::string(python ? python : "python3") + " " +
+                              paths::source("tests/shard/export_jit.py") + " " + mine + " > " +
+                              folder + "/log 2>&1";
         if (std::system(command.c_str()) != 0) {
           std::filesystem::remove_all(folder);
           mine.clear();

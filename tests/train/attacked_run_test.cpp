@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/sockets.h"
+#include "paths.h"
 #include "train/runs.h"
 
 namespace fsdp::train {
@@ -52,7 +53,7 @@ int dropped(const std::vector<FileDescriptor>& sockets) {
 class AttackedRun : public testing::Test {
  protected:
   std::unique_ptr<Launched> node(int number) {
-    Words all = {FSDP_BINARY,
+    Words all = {paths::program("fsdp"),
                  "run",
                  "--nnodes",
                  "2",
@@ -65,7 +66,7 @@ class AttackedRun : public testing::Test {
                  "--max-restarts",
                  "1",
                  "--",
-                 FSDP_BINARY,
+                 paths::program("fsdp"),
                  "train",
                  "--checkpoint.every",
                  "1",

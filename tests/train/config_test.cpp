@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "paths.h"
 #include "train/config_check.h"
 #include "train/config_ready.h"
 #include "train/config_testing.h"
@@ -198,7 +199,7 @@ TEST(Flags, AFlagIsNoValueOfTheOneBeforeIt) {
 
 TEST(ReadyConfigs, AreTheFilesOfTheFolder) {
   std::map<std::string, std::string> files;
-  fs::path folder = FSDP_SOURCE_DIR "/configs";
+  fs::path folder = paths::source("configs");
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     if (entry.path().extension() != ".toml") continue;
     std::ifstream in(entry.path(), std::ios::binary);
@@ -460,7 +461,7 @@ TEST_F(Files, AResumedRunTakesItsOwnConfig) {
 // --- the document ---
 
 TEST(Document, HasEveryOptionAsItIs) {
-  std::ifstream in(FSDP_SOURCE_DIR "/docs/config.md", std::ios::binary);
+  std::ifstream in(paths::source("docs/config.md"), std::ios::binary);
   std::string document(std::istreambuf_iterator<char>(in), {});
   ASSERT_FALSE(document.empty());
   size_t begin = document.find("## Top level");

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "paths.h"
 #include "train/runs.h"
 
 namespace fsdp::train {
@@ -20,10 +21,10 @@ const Words kAlone = {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "RANK", "WORLD_SI
 const Words kEveryStep = {"--checkpoint.every",     "1", "--checkpoint.when_busy", "wait",
                           "--checkpoint.keep_last", "0"};
 
-// FSDP_BINARY train, which goes on until it is ended.
+// fsdp train, which goes on until it is ended.
 Words endless(const Folder& folder, const Words& flags) {
-  return Words{FSDP_BINARY,    "train",   "--ranks",  "1",           "--dir",
-               folder / "run", "--steps", "10000000", "--log.every", "1"} +
+  return Words{paths::program("fsdp"), "train",   "--ranks",  "1",           "--dir",
+               folder / "run",         "--steps", "10000000", "--log.every", "1"} +
          flags;
 }
 
@@ -87,8 +88,8 @@ TEST(Damage, AStoppedRunThatWasTakenOverWritesNothingMore) {
   EXPECT_TRUE(has(refused.err, "which is stopped"));
 
   // A launcher that starts ranks again, with the same flags, doesn't take it back.
-  const Said restarted = run({FSDP_BINARY, "train", "--ranks", "1", "--dir", folder / "run",
-                              "--resume", "--take-over", "--steps", "10000000"},
+  const Said restarted = run({paths::program("fsdp"), "train", "--ranks", "1", "--dir",
+                              folder / "run", "--resume", "--take-over", "--steps", "10000000"},
                              {"OMP_NUM_THREADS=1", "TORCHELASTIC_RESTART_COUNT=1"});
   EXPECT_EQ(restarted.code, 1);
   EXPECT_TRUE(has(restarted.err, "which is stopped"));
@@ -225,18 +226,30 @@ TEST(Damage, DataThatIsCutIsAnErrorThatNamesTheFile) {
   Folder folder;
   const std::string data = folder / "tokens.bin";
   std::ofstream(data, std::ios::binary) << std::string(200'000, '\1');
-  Launched run(Words{FSDP_BINARY,      "train",
-                     "--ranks",        "1",
-                     "--data.train",   data,
-                     "--data.seq",     "32",
-                     "--model.dim",    "32",
-                     "--model.layers", "1",
-                     "--model.heads",  "2",
-                     "--model.vocab",  "512",
-                     "--train.batch",  "2",
-                     "--steps",        "10000000",
-                     "--dir",          folder / "run",
-                     "--log.every",    "1"},
+  Launched run(Words{paths::program("fsdp"),
+                     "train",
+                     "--ranks",
+                     "1",
+                     "--data.train",
+                     data,
+                     "--data.seq",
+                     "32",
+                     "--model.dim",
+                     "32",
+                     "--model.layers",
+                     "1",
+                     "--model.heads",
+                     "2",
+                     "--model.vocab",
+                     "512",
+                     "--train.batch",
+                     "2",
+                     "--steps",
+                     "10000000",
+                     "--dir",
+                     folder / "run",
+                     "--log.every",
+                     "1"},
                kAlone);
   ASSERT_TRUE(reaches(folder, 3)) << run.err();
   fs::resize_file(data, 4096);
@@ -248,7 +261,8 @@ TEST(Damage, DataThatIsCutIsAnErrorThatNamesTheFile) {
 
 TEST(Damage, ALimitOnTheSizeOfFilesIsNamedAndDoesNotKill) {
   Folder folder;
-  const Words command = Words{FSDP_BINARY, "train", "--ranks", "1"} + tiny_run(folder, "run", 2);
+  const Words command =
+      Words{paths::program("fsdp"), "train", "--ranks", "1"} + tiny_run(folder, "run", 2);
   // Blocks of 512 bytes: too few for the ranks' shared memory, and for a checkpoint.
   for (const std::string blocks : {"40", "800"}) {
     const Words small = {"sh", "-c", "ulimit -f " + blocks + " && exec \"$@\"", "sh"};

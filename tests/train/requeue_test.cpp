@@ -4,6 +4,7 @@
 #include <csignal>
 #include <filesystem>
 
+#include "paths.h"
 #include "train/runs.h"
 
 namespace fsdp::train {
@@ -15,7 +16,7 @@ using launch::has;
 using launch::Launched;
 
 Words job(const Folder& folder, int ranks, int steps) {
-  return Words{FSDP_BINARY, "train", "--ranks", std::to_string(ranks)} +
+  return Words{paths::program("fsdp"), "train", "--ranks", std::to_string(ranks)} +
          tiny_run(folder, "run", steps) + Words{"--resume=auto", "--log.every", "1"};
 }
 
@@ -80,7 +81,7 @@ TEST(ResumeAuto, NeedsADirectoryThatStaysTheSame) {
 
 TEST(ResumeAuto, WithoutItAStoppedRunEndsWithZero) {
   Folder folder;
-  Launched stopped(Words{FSDP_BINARY, "train", "--ranks", "1", "--log.every", "1"} +
+  Launched stopped(Words{paths::program("fsdp"), "train", "--ranks", "1", "--log.every", "1"} +
                        tiny_run(folder, "run", 100'000),
                    kJobEnvironment);
   ASSERT_TRUE(begins_step_3(folder)) << stopped.err();
@@ -94,7 +95,10 @@ TEST(ExitCodes, AMistakeInTheConfigIsOneOfTheUser) {
   EXPECT_EQ(fsdp({"train", folder / "none.toml"}).code, 2);
   EXPECT_EQ(fsdp({"train", "--no-such-flag"}).code, 2);
   EXPECT_EQ(train(2, tiny_run(folder, "run", 2) + Words{"--batch", "13"}).code, 2);
-  EXPECT_EQ(fsdp({"run", "-n", "2", "--no-prefix", FSDP_BINARY, "train", "--batch", "13"}).code, 2);
+  EXPECT_EQ(
+      fsdp({"run", "-n", "2", "--no-prefix", paths::program("fsdp"), "train", "--batch", "13"})
+          .code,
+      2);
 }
 
 // Rank 1 is stopped. Rank 0 says so once, without stacks of c10d, and the launcher gives its code.
@@ -119,7 +123,7 @@ TEST(ExitCodes, ALostRankIsOneToStartAgainFor) {
 
 TEST(Leftovers, ARunLeavesNoFileForPerf) {
   Folder folder;
-  Launched one(Words{FSDP_BINARY, "train", "--ranks", "1"} + tiny_run(folder, "run", 2),
+  Launched one(Words{paths::program("fsdp"), "train", "--ranks", "1"} + tiny_run(folder, "run", 2),
                {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE", "ONEDNN_JIT_PROFILE"});
   EXPECT_EQ(one.wait(), 0) << one.err();
   EXPECT_FALSE(fs::exists("/tmp/perf-" + std::to_string(one.pid()) + ".map"));

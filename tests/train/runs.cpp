@@ -1,4 +1,5 @@
 #include "train/runs.h"
+#include "paths.h"
 
 #include <algorithm>
 #include <fstream>
@@ -67,18 +68,18 @@ Said run(Words command, Words environment) {
 }
 
 Said fsdp(Words arguments) {
-  arguments.insert(arguments.begin(), FSDP_BINARY);
+  arguments.insert(arguments.begin(), paths::program("fsdp"));
   return run(std::move(arguments), {"OMP_NUM_THREADS=1"});
 }
 
 Words run_with_pids(const launch::Folder& folder, const Words& launcher) {
-  return Words{FSDP_BINARY, "run"} + launcher +
+  return Words{paths::program("fsdp"), "run"} + launcher +
          Words{"--",
                "sh",
                "-c",
                "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
                folder.path(),
-               FSDP_BINARY,
+               paths::program("fsdp"),
                "train",
                "--log.every",
                "1"};

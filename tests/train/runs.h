@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launch/launched.h"
+#include "paths.h"
 
 namespace fsdp::train {
 
@@ -29,7 +30,7 @@ struct Said {
   std::string out, err;
 };
 
-// {FSDP_BINARY, "train", arguments...} with --ranks.
+// {fsdp, "train", arguments...} with --ranks.
 Said train(int ranks, Words arguments);
 Said run(Words command, Words environment = {});
 Said fsdp(Words arguments);

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "paths.h"
 #include "train/runs.h"
 
 namespace fsdp::train {
@@ -127,7 +128,7 @@ std::string all(const std::vector<std::string>& lines) {
 }
 
 Words run_of(const Folder& folder, int ranks, int steps, const Words& more = {}) {
-  return Words{FSDP_BINARY, "train", "--ranks", std::to_string(ranks)} +
+  return Words{paths::program("fsdp"), "train", "--ranks", std::to_string(ranks)} +
          tiny_run(folder, "run", steps) + Words{"--train.eval_every", "10"} + more;
 }
 
@@ -206,7 +207,7 @@ TEST(Next, SuggestsCommandsThatWorkFromHere) {
   std::string here = folder / "it's here";
   fs::create_directories(here);
   fs::create_directories(folder / "bin");
-  fs::create_symlink(FSDP_BINARY, folder / "bin/fsdp");
+  fs::create_symlink(paths::program("fsdp"), folder / "bin/fsdp");
   auto in_shell = [&](const std::string& command, const Words& arguments = {}) {
     Words words = {"sh", "-c", "cd \"$0\" && PATH=\"" + (folder / "bin") + ":$PATH\" && " + command,
                    here};

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <filesystem>
 
+#include "paths.h"
 #include "train/runs.h"
 
 namespace fsdp::train {
@@ -28,8 +29,8 @@ class StoppedRun : public testing::TestWithParam<int> {};
 
 TEST_P(StoppedRun, SavesWithinTheGraceAndExitsWithZero) {
   Folder folder;
-  Launched run(Words{FSDP_BINARY, "train", "--ranks", std::to_string(GetParam()), "--grace", "600",
-                     "--log.every", "1"} +
+  Launched run(Words{paths::program("fsdp"), "train", "--ranks", std::to_string(GetParam()),
+                     "--grace", "600", "--log.every", "1"} +
                    tiny_run(folder, "run", 100'000),
                kEnvironment);
   ASSERT_TRUE(reached_step_3(folder, "run")) << run.err();

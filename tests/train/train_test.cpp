@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "paths.h"
 #include "train/runs.h"
 
 namespace fsdp::train {
@@ -218,8 +219,8 @@ class Stopped : public testing::TestWithParam<int> {};
 TEST_P(Stopped, BySignalItSavesAndGoesOnWithTheSameBits) {
   Folder folder;
   ASSERT_EQ(train(2, tiny_run(folder, "whole", 40)).code, 0);
-  Words command = Words{FSDP_BINARY, "train", "--ranks", "2"} + tiny_run(folder, "parts", 40) +
-                  Words{"--log.every", "1"};
+  Words command = Words{paths::program("fsdp"), "train", "--ranks", "2"} +
+                  tiny_run(folder, "parts", 40) + Words{"--log.every", "1"};
   int code;
   {
     Launched program(command, {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "RANK", "WORLD_SIZE"});
@@ -249,7 +250,8 @@ TEST(Train, AKilledRunGoesOnFromItsLastCheckpoint) {
   Folder folder;
   ASSERT_EQ(train(2, tiny_run(folder, "whole", 60)).code, 0);
   {
-    Launched program(Words{FSDP_BINARY, "train", "--ranks", "2"} + tiny_run(folder, "parts", 60) +
+    Launched program(Words{paths::program("fsdp"), "train", "--ranks", "2"} +
+                         tiny_run(folder, "parts", 60) +
                          Words{"--checkpoint.every", "4", "--checkpoint.when_busy", "wait"},
                      {"OMP_NUM_THREADS=1", "FSDP_BACKEND=shm", "RANK", "WORLD_SIZE"});
     ASSERT_TRUE(
@@ -388,14 +390,15 @@ TEST(Train, RunsUnderEveryLauncher) {
   const char* python = std::getenv("FSDP_TEST_PYTHON");
   ASSERT_NE(python, nullptr) << "FSDP_TEST_PYTHON names a python with torch.";
   std::vector<std::pair<std::string, Words>> launchers = {
-      {"fsdp-run", {FSDP_BINARY, "run", "-n", "2", "--", FSDP_BINARY, "train"}},
+      {"fsdp-run",
+       {paths::program("fsdp"), "run", "-n", "2", "--", paths::program("fsdp"), "train"}},
       {"torchrun",
        {python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "--no-python", FSDP_BINARY, "train"}}};
+        "--no-python", paths::program("fsdp"), "train"}}};
 #ifdef FSDP_TEST_MPI
-  launchers.push_back(
-      {"mpirun",
-       {"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", FSDP_BINARY, "train"}});
+  launchers.push_back({"mpirun",
+                       {"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2",
+                        paths::program("fsdp"), "train"}});
 #endif
   for (const auto& [name, launcher] : launchers) {
     Said said = run(launcher + tiny_run(folder, name, 4), {"OMP_NUM_THREADS=1"});
@@ -438,12 +441,13 @@ TEST(Generate, SaysWhatIsWrong) {
 TEST(Train, ThatMemoryRunsOutIsExplained) {
   launch::Folder folder;
   Words limited = {"sh", "-c", "ulimit -d 4000000 && exec \"$@\"", "sh"};
-  Said said =
-      run(limited +
-          Words{FSDP_BINARY,     "train",  "--ranks",        "1",  "--dir",         folder / "run",
-                "--data.train",  "random", "--data.seq",     "32", "--model.vocab", "64",
-                "--model.dim",   "64",     "--model.layers", "2",  "--model.heads", "2",
-                "--train.batch", "200000", "--steps",        "2"});
+  Said said = run(
+      limited +
+      Words{
+          paths::program("fsdp"), "train",  "--ranks",        "1",  "--dir",         folder / "run",
+          "--data.train",         "random", "--data.seq",     "32", "--model.vocab", "64",
+          "--model.dim",          "64",     "--model.layers", "2",  "--model.heads", "2",
+          "--train.batch",        "200000", "--steps",        "2"});
   EXPECT_EQ(said.code, 71);
   for (const char* part :
        {"out of memory", "held:", "planned:", "1. ", "micro-batches of 100000", "HINT:"})
