@@ -5,7 +5,9 @@ function(fsdp_flags target)
     $<$<BOOL:${PROJECT_IS_TOP_LEVEL}>:-Werror>
     -Wno-unused-parameter
     -Wno-missing-field-initializers  # option structs use designated initialisers
-    -Wno-restrict)                   # false alarm of g++ 12 on std::string + (GCC bug 105651)
+    -Wno-restrict                    # false alarm of g++ 12 on std::string + (GCC bug 105651)
+    # __FILE__ without the folder of the clone: a compiler cache fits all of them
+    -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
   get_target_property(type ${target} TYPE)
   if(type MATCHES "EXECUTABLE|OBJECT_LIBRARY")
     # False alarms: g++ 12 on option structs with a std::function that are initialised in place; g++ 13
