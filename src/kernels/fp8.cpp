@@ -1,9 +1,6 @@
 // The operators of fp8.h: schemas, the functions that call them, checks, and the meta device.
 #include "kernels/fp8.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -14,8 +11,8 @@
 #include <tuple>
 
 #include "base/format.h"
-#include "base/modules.h"
 #include "fsdp/error.h"
+#include "kernels/operators.h"
 #include "kernels/outputs.h"
 
 namespace fsdp::kernels {
@@ -28,30 +25,6 @@ using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> operator_named(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-// The state during a call, as in ops.cpp.
-class Quiet {
- public:
-  explicit Quiet(const Tensor& first) {
-    if (first.is_cuda()) {
-      static const bool loaded = (load_cuda_module(), true);
-      static_cast<void>(loaded);
-    }
-    if (!at::GradMode::is_enabled()) below_.emplace();
-  }
-
- private:
-  std::optional<at::AutoDispatchBelowAutograd> below_;
-};
-
-Optional if_defined(const Tensor& tensor) {
-  return tensor.defined() ? Optional(tensor) : std::nullopt;
-}
 
 Tensor if_any(Tensor tensor) {
   return tensor.numel() > 0 ? std::move(tensor) : Tensor();
@@ -228,9 +201,9 @@ Source Source::activated(Tensor gate_up) {
 
 Amax amax_of(const Source& source, Scaling scaling, Wanted wanted) {
   static const auto op =
-      operator_named<Two(const Tensor&, const Optional&, const Optional&, bool, bool, bool, bool)>(
+      find_operator<Two(const Tensor&, const Optional&, const Optional&, bool, bool, bool, bool)>(
           "fsdp::fp8_amax");
-  const Quiet quiet(source.x);
+  const OperatorCall quiet(source.x);
   const bool rowwise = scaling == Scaling::kRowwise;
   auto [rows, columns] = op.call(source.x, if_defined(source.rstd), if_defined(source.weight),
                                  source.swiglu, rowwise, wanted.rows, wanted.columns);
@@ -250,9 +223,9 @@ Quantised copies(Four made) {
 
 Quantised cast(const Source& source, const Amax& amax, bool e5m2) {
   static const auto op =
-      operator_named<Four(const Tensor&, const Optional&, const Optional&, bool, const Optional&,
-                          const Optional&, bool)>("fsdp::fp8_cast");
-  const Quiet quiet(source.x);
+      find_operator<Four(const Tensor&, const Optional&, const Optional&, bool, const Optional&,
+                         const Optional&, bool)>("fsdp::fp8_cast");
+  const OperatorCall quiet(source.x);
   return copies(op.call(source.x, if_defined(source.rstd), if_defined(source.weight), source.swiglu,
                         if_defined(amax.rows), if_defined(amax.columns), e5m2));
 }
@@ -261,17 +234,17 @@ Quantised quantise(const Source& source, Scaling scaling, Wanted wanted, bool e5
   if (source.swiglu || source.rstd.defined())
     return cast(source, amax_of(source, scaling, wanted), e5m2);
   static const auto op =
-      operator_named<Four(const Tensor&, bool, bool, bool, bool)>("fsdp::fp8_quantise");
-  const Quiet quiet(source.x);
+      find_operator<Four(const Tensor&, bool, bool, bool, bool)>("fsdp::fp8_quantise");
+  const OperatorCall quiet(source.x);
   return copies(op.call(source.x, scaling == Scaling::kRowwise, wanted.rows, wanted.columns, e5m2));
 }
 
 NormedBytes rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
                      Scaling scaling) {
   static const auto op =
-      operator_named<Five(const Tensor&, const Optional&, const Tensor&, double, bool)>(
+      find_operator<Five(const Tensor&, const Optional&, const Tensor&, double, bool)>(
           "fsdp::fp8_rms_norm");
-  const Quiet quiet(x);
+  const OperatorCall quiet(x);
   auto [rows, sum, rstd, factors, amax] =
       op.call(x, if_defined(residual), weight, eps, scaling == Scaling::kRowwise);
   return {{std::move(rows), std::move(factors)}, std::move(sum), std::move(rstd), std::move(amax)};
@@ -281,10 +254,10 @@ NormGradientsAmax rms_norm_backward(const Tensor& grad, const Tensor& grad_sum, 
                                     const Tensor& rstd, const Tensor& weight,
                                     const Tensor& grad_weight, bool accumulate, bool want_out) {
   static const auto op =
-      operator_named<Three(const Tensor&, const Optional&, const Tensor&, const Tensor&,
-                           const Tensor&, const Optional&, bool, bool)>(
+      find_operator<Three(const Tensor&, const Optional&, const Tensor&, const Tensor&,
+                          const Tensor&, const Optional&, bool, bool)>(
           "fsdp::fp8_rms_norm_backward");
-  const Quiet quiet(x);
+  const OperatorCall quiet(x);
   auto [grad_x, out, amax] = op.call(grad, if_defined(grad_sum), x, rstd, weight,
                                      if_defined(grad_weight), accumulate, want_out);
   if (grad_weight.defined()) grad_weight.unsafeGetTensorImpl()->bump_version();
@@ -293,34 +266,35 @@ NormGradientsAmax rms_norm_backward(const Tensor& grad, const Tensor& grad_sum, 
 
 WithAmax swiglu_backward(const Tensor& grad, const Tensor& gate_up) {
   static const auto op =
-      operator_named<Two(const Tensor&, const Tensor&)>("fsdp::fp8_swiglu_backward");
-  const Quiet quiet(grad);
+      find_operator<Two(const Tensor&, const Tensor&)>("fsdp::fp8_swiglu_backward");
+  const OperatorCall quiet(grad);
   auto [result, amax] = op.call(grad, gate_up);
   return {std::move(result), std::move(amax)};
 }
 
 WithAmax rope_pack(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos,
                    const Tensor& sin) {
-  static const auto op = operator_named<Two(const Tensor&, const Tensor&, const Tensor&,
-                                            const Tensor&, const Tensor&)>("fsdp::fp8_rope_pack");
-  const Quiet quiet(q);
+  static const auto op =
+      find_operator<Two(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)>(
+          "fsdp::fp8_rope_pack");
+  const OperatorCall quiet(q);
   auto [result, amax] = op.call(q, k, v, cos, sin);
   return {std::move(result), std::move(amax)};
 }
 
 Tensor product(const Bytes& a, const Bytes& b, const Tensor& bias, at::ScalarType type, bool fast) {
   static const auto op =
-      operator_named<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                            const Optional&, at::ScalarType, bool)>("fsdp::fp8_mm");
-  const Quiet quiet(a.data);
+      find_operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                           const Optional&, at::ScalarType, bool)>("fsdp::fp8_mm");
+  const OperatorCall quiet(a.data);
   return op.call(a.data, a.factors, b.data, b.factors, if_defined(bias), type, fast);
 }
 
 void product_into(const Tensor& out, const Bytes& a, const Bytes& b, bool accumulate) {
   static const auto op =
-      operator_named<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                          bool)>("fsdp::fp8_mm_into");
-  const Quiet quiet(a.data);
+      find_operator<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                         bool)>("fsdp::fp8_mm_into");
+  const OperatorCall quiet(a.data);
   op.call(out, a.data, a.factors, b.data, b.factors, accumulate);
   out.unsafeGetTensorImpl()->bump_version();
 }

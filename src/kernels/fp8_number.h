@@ -8,21 +8,17 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define FSDP_FP8_ANYWHERE __host__ __device__ __forceinline__
-#else
-#define FSDP_FP8_ANYWHERE [[gnu::always_inline]] inline
-#endif
+#include "kernels/anywhere.h"
 
 namespace fsdp::kernels::fp8 {
 
-FSDP_FP8_ANYWHERE float float_of(uint32_t bits) {
+FSDP_ANYWHERE float float_of(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
 
-FSDP_FP8_ANYWHERE uint32_t bits_of(float x) {
+FSDP_ANYWHERE uint32_t bits_of(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
   return bits;
@@ -36,7 +32,7 @@ struct Factors {
 // The factors for numbers of which `amax` is the largest magnitude: the largest power of two that
 // keeps it in range. NaN for one that isn't finite, so that whatever is computed isn't finite
 // either, and the step is skipped.
-FSDP_FP8_ANYWHERE Factors factors_of(float amax, bool e5m2) {
+FSDP_ANYWHERE Factors factors_of(float amax, bool e5m2) {
   const uint32_t bits = bits_of(amax) & 0x7fffffffu;
   if (bits >= 0x7f800000u) return {float_of(0x7fc00000u), float_of(0x7fc00000u)};
   // Both formats end at 1.75 times a power of two.
@@ -50,7 +46,7 @@ FSDP_FP8_ANYWHERE Factors factors_of(float amax, bool e5m2) {
 }
 
 // x rounded to the nearest number, ties to even; beyond the largest one, that. NaN becomes 0x7f.
-FSDP_FP8_ANYWHERE uint8_t encode(float x, bool e5m2) {
+FSDP_ANYWHERE uint8_t encode(float x, bool e5m2) {
   const int dropped = e5m2 ? 21 : 20;        // bits of a float32's mantissa
   const uint32_t bias = e5m2 ? 112u : 120u;  // between the exponents
   const float largest = e5m2 ? 57344.0f : 448.0f;
@@ -70,7 +66,7 @@ FSDP_FP8_ANYWHERE uint8_t encode(float x, bool e5m2) {
   return static_cast<uint8_t>(code | (bits >> 31 << 7));
 }
 
-FSDP_FP8_ANYWHERE float decode(uint8_t code, bool e5m2) {
+FSDP_ANYWHERE float decode(uint8_t code, bool e5m2) {
   const int kept = e5m2 ? 2 : 3;
   const int bias = e5m2 ? 15 : 7;
   const uint32_t magnitude = code & 0x7fu, exponent = magnitude >> kept;

@@ -4,15 +4,12 @@
 // return one of its arguments, so an output that isn't wanted is an empty tensor.
 #include "kernels/ops.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <optional>
 
-#include "base/modules.h"
+#include "kernels/operators.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -22,32 +19,6 @@ using Optional = std::optional<Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-Optional optional(const Tensor& tensor) {
-  return tensor.defined() ? Optional(tensor) : std::nullopt;
-}
-
-// The state during a call. Without grad mode, as src/nn calls them, nothing can be recorded and
-// autograd's keys are skipped; with it, a tensor that requires a gradient goes through the kernel
-// below that makes backward an error.
-class Call {
- public:
-  explicit Call(const Tensor& first) {
-    if (first.defined() && first.is_cuda()) {
-      static const bool loaded = (load_cuda_module(), true);
-      static_cast<void>(loaded);
-    }
-    if (!at::GradMode::is_enabled()) below_.emplace();
-  }
-
- private:
-  std::optional<at::AutoDispatchBelowAutograd> below_;
-};
 
 // Tells autograd that a saved tensor may have changed.
 void written(const Tensor& tensor) {
@@ -107,19 +78,19 @@ TORCH_LIBRARY_IMPL(fsdp, Autograd, m) {
 
 Normed rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
   static const auto op =
-      find<Three(const Tensor&, const Optional&, const Tensor&, double)>("fsdp::rms_norm");
-  const Call call(x);
-  auto [out, sum, rstd] = op.call(x, optional(residual), weight, eps);
+      find_operator<Three(const Tensor&, const Optional&, const Tensor&, double)>("fsdp::rms_norm");
+  const OperatorCall call(x);
+  auto [out, sum, rstd] = op.call(x, if_defined(residual), weight, eps);
   return {std::move(out), std::move(sum), {}, std::move(rstd)};
 }
 
 Normed layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                   double eps) {
   static const auto op =
-      find<Four(const Tensor&, const Optional&, const Tensor&, const Optional&, double)>(
+      find_operator<Four(const Tensor&, const Optional&, const Tensor&, const Optional&, double)>(
           "fsdp::layer_norm");
-  const Call call(x);
-  auto [out, sum, mean, rstd] = op.call(x, optional(residual), weight, optional(bias), eps);
+  const OperatorCall call(x);
+  auto [out, sum, mean, rstd] = op.call(x, if_defined(residual), weight, if_defined(bias), eps);
   return {std::move(out), std::move(sum), std::move(mean), std::move(rstd)};
 }
 
@@ -127,10 +98,10 @@ NormGradients rms_norm_backward(const Tensor& grad, const Tensor& grad_sum, cons
                                 const Tensor& rstd, const Tensor& weight, const Tensor& grad_weight,
                                 bool accumulate, bool want_out) {
   static const auto op =
-      find<Two(const Tensor&, const Optional&, const Tensor&, const Tensor&, const Tensor&,
-               const Optional&, bool, bool)>("fsdp::rms_norm_backward");
-  const Call call(x);
-  auto [grad_x, out] = op.call(grad, optional(grad_sum), x, rstd, weight, optional(grad_weight),
+      find_operator<Two(const Tensor&, const Optional&, const Tensor&, const Tensor&, const Tensor&,
+                        const Optional&, bool, bool)>("fsdp::rms_norm_backward");
+  const OperatorCall call(x);
+  auto [grad_x, out] = op.call(grad, if_defined(grad_sum), x, rstd, weight, if_defined(grad_weight),
                                accumulate, want_out);
   written(grad_weight);
   return {std::move(grad_x), std::move(out)};
@@ -140,13 +111,13 @@ NormGradients layer_norm_backward(const Tensor& grad, const Tensor& grad_sum, co
                                   const Tensor& mean, const Tensor& rstd, const Tensor& weight,
                                   const Tensor& bias, const Tensor& grad_weight,
                                   const Tensor& grad_bias, bool accumulate, bool want_out) {
-  static const auto op =
-      find<Two(const Tensor&, const Optional&, const Tensor&, const Tensor&, const Tensor&,
-               const Tensor&, const Optional&, const Optional&, const Optional&, bool, bool)>(
-          "fsdp::layer_norm_backward");
-  const Call call(x);
-  auto [grad_x, out] = op.call(grad, optional(grad_sum), x, mean, rstd, weight, optional(bias),
-                               optional(grad_weight), optional(grad_bias), accumulate, want_out);
+  static const auto op = find_operator<Two(
+      const Tensor&, const Optional&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+      const Optional&, const Optional&, const Optional&, bool, bool)>("fsdp::layer_norm_backward");
+  const OperatorCall call(x);
+  auto [grad_x, out] =
+      op.call(grad, if_defined(grad_sum), x, mean, rstd, weight, if_defined(bias),
+              if_defined(grad_weight), if_defined(grad_bias), accumulate, want_out);
   written(grad_weight);
   written(grad_bias);
   return {std::move(grad_x), std::move(out)};
@@ -154,56 +125,60 @@ NormGradients layer_norm_backward(const Tensor& grad, const Tensor& grad_sum, co
 
 void rope_(const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t heads, bool inverse) {
   static const auto op =
-      find<void(const Tensor&, const Tensor&, const Tensor&, int64_t, bool)>("fsdp::rope_");
-  const Call call(x);
+      find_operator<void(const Tensor&, const Tensor&, const Tensor&, int64_t, bool)>(
+          "fsdp::rope_");
+  const OperatorCall call(x);
   op.call(x, cos, sin, heads, inverse);
   written(x);
 }
 
 Tensor rope_pack(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos,
                  const Tensor& sin) {
-  static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)>(
-          "fsdp::rope_pack");
-  const Call call(q);
+  static const auto op = find_operator<Tensor(const Tensor&, const Tensor&, const Tensor&,
+                                              const Tensor&, const Tensor&)>("fsdp::rope_pack");
+  const OperatorCall call(q);
   return op.call(q, k, v, cos, sin);
 }
 
 Tensor swiglu(const Tensor& gate_up) {
-  static const auto op = find<Tensor(const Tensor&)>("fsdp::swiglu");
-  const Call call(gate_up);
+  static const auto op = find_operator<Tensor(const Tensor&)>("fsdp::swiglu");
+  const OperatorCall call(gate_up);
   return op.call(gate_up);
 }
 
 Two swiglu_backward(const Tensor& grad, const Tensor& gate_up, bool want_out) {
-  static const auto op = find<Two(const Tensor&, const Tensor&, bool)>("fsdp::swiglu_backward");
-  const Call call(gate_up);
+  static const auto op =
+      find_operator<Two(const Tensor&, const Tensor&, bool)>("fsdp::swiglu_backward");
+  const OperatorCall call(gate_up);
   return op.call(grad, gate_up, want_out);
 }
 
 Tensor gelu(const Tensor& x, bool tanh) {
-  static const auto op = find<Tensor(const Tensor&, bool)>("fsdp::gelu");
-  const Call call(x);
+  static const auto op = find_operator<Tensor(const Tensor&, bool)>("fsdp::gelu");
+  const OperatorCall call(x);
   return op.call(x, tanh);
 }
 
 Two gelu_backward(const Tensor& grad, const Tensor& x, bool tanh, bool want_out) {
-  static const auto op = find<Two(const Tensor&, const Tensor&, bool, bool)>("fsdp::gelu_backward");
-  const Call call(x);
+  static const auto op =
+      find_operator<Two(const Tensor&, const Tensor&, bool, bool)>("fsdp::gelu_backward");
+  const OperatorCall call(x);
   return op.call(grad, x, tanh, want_out);
 }
 
 Two cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index) {
-  static const auto op = find<Two(const Tensor&, const Tensor&, int64_t)>("fsdp::cross_entropy");
-  const Call call(logits);
+  static const auto op =
+      find_operator<Two(const Tensor&, const Tensor&, int64_t)>("fsdp::cross_entropy");
+  const OperatorCall call(logits);
   return op.call(logits, targets, ignore_index);
 }
 
 Tensor cross_entropy_(const Tensor& logits, const Tensor& targets, const Tensor& scale,
                       int64_t ignore_index) {
   static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t)>("fsdp::cross_entropy_");
-  const Call call(logits);
+      find_operator<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t)>(
+          "fsdp::cross_entropy_");
+  const OperatorCall call(logits);
   Tensor losses = op.call(logits, targets, scale, ignore_index);
   written(logits);
   return losses;
@@ -212,26 +187,27 @@ Tensor cross_entropy_(const Tensor& logits, const Tensor& targets, const Tensor&
 Tensor cross_entropy_backward(const Tensor& grad, const Tensor& logits, const Tensor& targets,
                               const Tensor& log_sum, int64_t ignore_index) {
   static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t)>(
+      find_operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t)>(
           "fsdp::cross_entropy_backward");
-  const Call call(logits);
+  const OperatorCall call(logits);
   return op.call(grad, logits, targets, log_sum, ignore_index);
 }
 
 void embedding_backward(const Tensor& grad, const Tensor& ids, const Tensor& grad_weight,
                         int64_t padding_idx, bool accumulate) {
-  static const auto op = find<void(const Tensor&, const Tensor&, const Tensor&, int64_t, bool)>(
-      "fsdp::embedding_backward");
-  const Call call(grad);
+  static const auto op =
+      find_operator<void(const Tensor&, const Tensor&, const Tensor&, int64_t, bool)>(
+          "fsdp::embedding_backward");
+  const OperatorCall call(grad);
   op.call(grad, ids, grad_weight, padding_idx, accumulate);
   written(grad_weight);
 }
 
 void fill_random_(const Tensor& out, const Distribution& distribution, uint64_t key,
                   int64_t first) {
-  static const auto op =
-      find<void(const Tensor&, bool, double, double, int64_t, int64_t)>("fsdp::fill_random_");
-  const Call call(out);
+  static const auto op = find_operator<void(const Tensor&, bool, double, double, int64_t, int64_t)>(
+      "fsdp::fill_random_");
+  const OperatorCall call(out);
   if (distribution.kind == Distribution::Kind::kConstant)
     out.fill_(distribution.a);
   else
@@ -242,9 +218,9 @@ void fill_random_(const Tensor& out, const Distribution& distribution, uint64_t 
 
 void scale_into(const Tensor& target, const Tensor& source, const Tensor& scale, bool accumulate) {
   static const auto op =
-      find<void(const Tensor&, const Tensor&, const Optional&, bool)>("fsdp::scale_into");
-  const Call call(source);
-  op.call(target, source, optional(scale), accumulate);
+      find_operator<void(const Tensor&, const Tensor&, const Optional&, bool)>("fsdp::scale_into");
+  const OperatorCall call(source);
+  op.call(target, source, if_defined(scale), accumulate);
   written(target);
 }
 

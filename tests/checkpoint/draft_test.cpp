@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -189,6 +190,8 @@ TEST(DraftsOfSeveral, WritersThatAreKilledAnywhereLeaveOneWholeResult) {
   const test::WithDeadline deadline;
   Folder folder;
   const fs::path target = folder / "out";
+  const int published = eventfd(0, EFD_CLOEXEC);
+  ASSERT_GE(published, 0);
   std::vector<pid_t> writers;
   for (int writer = 0; writer < 4; ++writer) {
     writers.push_back(fork());
@@ -199,21 +202,18 @@ TEST(DraftsOfSeveral, WritersThatAreKilledAnywhereLeaveOneWholeResult) {
         const std::string text = std::to_string(writer) + "-" + std::to_string(round);
         for (const char* name : {"a", "b"}) std::ofstream(draft.path() / name) << text;
         draft.publish();
+        eventfd_write(published, 1);
       } catch (const std::exception&) {  // another one is writing
       }
   }
-  const auto written = [&] {  // "": nothing at the moment
-    std::string text;
-    std::ifstream(target / "a") >> text;
-    return text;
-  };
   for (const pid_t writer : writers) {  // each is killed after another result
-    while (!fs::exists(target)) usleep(100);
-    const std::string seen = written();
-    for (std::string now = seen; now == seen || now.empty(); now = written()) usleep(100);
+    eventfd_t results = 0;
+    EXPECT_EQ(eventfd_read(published, &results), 0);  // waits for one, and forgets all until now
+    EXPECT_EQ(eventfd_read(published, &results), 0);
     kill(writer, SIGKILL);
     waitpid(writer, nullptr, 0);
   }
+  close(published);
   EXPECT_EQ(entries_of(target), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(contents(target / "a"), contents(target / "b"));
   {
