@@ -2,9 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,21 +15,11 @@
 #include <thread>
 #include <vector>
 
+#include "free_port.h"
+
 namespace fsdp::testing {
 
 namespace fs = std::filesystem;
-
-inline int free_port() {
-  int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  bind(socket_fd, reinterpret_cast<sockaddr*>(&address), length);
-  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
-  close(socket_fd);
-  return ntohs(address.sin_port);
-}
 
 class Ranks {
  public:

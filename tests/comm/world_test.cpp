@@ -218,7 +218,7 @@ TEST(World, RanksThatDoNotComeAreNamed) {
                            {"LOCAL_RANK", "0"},
                            {"LOCAL_WORLD_SIZE", "3"},
                            {"MASTER_ADDR", "127.0.0.1"},
-                           {"MASTER_PORT", std::to_string(testing::free_port())}});
+                           {"MASTER_PORT", std::to_string(free_port())}});
   std::string error = error_of([] { init({.timeout = std::chrono::milliseconds(500)}); });
   EXPECT_NE(error.find("2 of 3 ranks didn't join"), std::string::npos) << error;
   EXPECT_NE(error.find(": rank 1, 2."), std::string::npos) << error;

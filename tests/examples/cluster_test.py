@@ -73,12 +73,6 @@ def eventually(condition, what, process=None):
         time.sleep(0.02)
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def is_free(port):
     with socket.socket() as one:
         try:
@@ -89,8 +83,10 @@ def is_free(port):
 
 
 def two_free_ports():
-    """The first of two: rank 0's and the launchers'."""
-    return next(port for port in iter(free_port, None) if is_free(port + 1))
+    """The first of two: rank 0's and the launchers'. Systems give those up here to nobody who asks
+    for any, so no connection of another test gets them."""
+    first = 10_000 + os.getpid() * 16 % 20_000
+    return next(port for port in range(first, 32_000, 2) if is_free(port) and is_free(port + 1))
 
 
 class Place:

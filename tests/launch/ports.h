@@ -1,20 +1,15 @@
-// Ports for tests: free now, and not held.
+// The ports of a run that a test starts.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "launch/connection.h"
+#include "free_port.h"
 #include "launch/launched.h"
 
 namespace fsdp::launch {
 
-inline int free_port() {
-  return HeldPort(0, "a test's port").number();
-}
-
-// The ports of one run.
 struct Ports {
   int master = free_port(), control = free_port();
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/sockets.h"
+#include "free_port.h"
 #include "paths.h"
 #include "train/runs.h"
 
@@ -23,11 +24,6 @@ using launch::Folder;
 using launch::Launched;
 
 constexpr int kStrangers = 300;
-
-int unused_port() {
-  int problem = 0;
-  return sockets::port_of(sockets::bind_tcp(0, problem));
-}
 
 // Connections to a port that say nothing.
 std::vector<FileDescriptor> strangers_at(int port) {
@@ -90,7 +86,7 @@ class AttackedRun : public testing::Test {
   }
 
   Folder folder_;
-  const int store_ = unused_port(), control_ = unused_port();
+  const int store_ = free_port(), control_ = free_port();
 };
 
 TEST_F(AttackedRun, SavesWhileIdleConnectionsSitOnItsPorts) {

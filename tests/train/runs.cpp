@@ -77,7 +77,8 @@ Words run_with_pids(const launch::Folder& folder, const Words& launcher) {
          Words{"--",
                "sh",
                "-c",
-               "echo $$ > \"$0\"/rank-$RANK; exec \"$@\"",
+               "echo \"$FSDP_MEMORY_DIR\" > \"$0\"/memory-$RANK; echo $$ > \"$0\"/rank-$RANK; exec "
+               "\"$@\"",
                folder.path(),
                paths::program("fsdp"),
                "train",

@@ -22,7 +22,7 @@ void write_text(const std::string& file);
 Words tiny_run(const launch::Folder& folder, const std::string& run, int steps);
 
 // fsdp run with these flags, of fsdp train with a line per step. Ranks write their pids to
-// FOLDER/rank-N.
+// FOLDER/rank-N, and where their host keeps checkpoints in memory to FOLDER/memory-N.
 Words run_with_pids(const launch::Folder& folder, const Words& launcher);
 
 struct Said {
