@@ -6,6 +6,8 @@
 // the weights is short beside products of many rows.
 #pragma once
 
+#include <optional>
+
 #include "kernels/fp8.h"
 #include "nn/products.h"
 
@@ -34,6 +36,10 @@ at::Tensor products_as(Fp8 fp8, const at::Tensor& x, const Tensors& weights, con
 // The same in fp8 from the rows of x; the result has the dtype `type`.
 at::Tensor fp8_products(Fp8 fp8, const kernels::fp8::Bytes& x, const Tensors& weights,
                         const Tensors& biases, at::ScalarType type, Fp8Kept& kept);
+
+// functional.h's linear(); nullopt where these sizes or dtypes have no products in fp8.
+std::optional<at::Tensor> linear_in_fp8(const at::Tensor& x, const at::Tensor& weight,
+                                        const at::Tensor& bias, Fp8 fp8);
 
 // y's gradient, for products in backward.
 class ProductsBackward {

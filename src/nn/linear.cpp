@@ -171,17 +171,21 @@ struct LinearNode : Node {
   }
 };
 
+// Whether LinearNode computes it; else it is torch's, which supports more, or throws.
+bool is_ours(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::ScalarType type = weight.scalar_type();
+  return (has_kernels(weight) || type == at::kDouble) && weight.dim() == 2 &&
+         x.scalar_type() == type && (!bias.defined() || bias.scalar_type() == type);
+}
+
 at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
                             const at::Tensor& bias, Activation activation, WeightLayout layout,
                             Fp8 wished) {
   at::Tensor x = like_weight(given, weight);
-  bool known = (has_kernels(weight) || weight.scalar_type() == at::kDouble) && weight.dim() == 2 &&
-               x.scalar_type() == weight.scalar_type() &&
-               (!bias.defined() || bias.scalar_type() == weight.scalar_type());
   if (activation != Activation::kNone && !has_kernels(x))
     return activated_linear(plain_activation(x, activation), weight, bias, Activation::kNone,
                             layout, wished);
-  if (!known)  // torch supports it, or throws
+  if (!is_ours(x, weight, bias))
     return at::linear(x, layout == WeightLayout::kOutIn ? weight : weight.t(),
                       bias.defined() ? std::optional(bias) : std::nullopt);
   x = x.contiguous();
@@ -231,6 +235,15 @@ at::Tensor activated_linear(const at::Tensor& given, const at::Tensor& weight,
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout, Fp8 fp8) {
   return activated_linear(x, weight, bias, Activation::kNone, layout, fp8);
+}
+
+std::optional<at::Tensor> linear_in_fp8(const at::Tensor& x, const at::Tensor& weight,
+                                        const at::Tensor& bias, Fp8 fp8) {
+  const at::Tensor same = like_weight(x, weight);
+  if (!is_ours(same, weight, bias) ||
+      usable(fp8, same, {weight}, WeightLayout::kOutIn) == Fp8::kNone)
+    return std::nullopt;
+  return linear(same, weight, bias, WeightLayout::kOutIn, fp8);
 }
 
 at::Tensor swiglu(const at::Tensor& gate_up) {

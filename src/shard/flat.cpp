@@ -237,7 +237,7 @@ void Flat::take_away() {
 }
 
 void Flat::set_keys(bool on) {
-  for (const Parameter& p : parameters_) set_key(p.handle, on);
+  for (const Parameter& p : parameters_) set_key(p.handle, on || p.linear);
 }
 
 bool Flat::viewed() const {
@@ -272,6 +272,12 @@ size_t Flat::index_of(const at::Tensor& handle) const {
   size_t i = 0;
   while (i < parameters_.size() && !parameters_[i].handle.is_same(handle)) ++i;
   return i;
+}
+
+void Flat::replace_linear(size_t parameter, LinearFunction function) {
+  Parameter& changed = parameters_[parameter];
+  changed.linear = std::move(function);
+  if (changed.linear) set_key(changed.handle, true);
 }
 
 void Flat::bump_versions() {
@@ -374,6 +380,12 @@ at::Tensor Flat::stand_in(size_t parameter) const {
 bool Flat::is_stand_in(const at::Tensor& gradient) const {
   return gradient.defined() && gradient.has_storage() &&
          gradient.storage().unsafeGetStorageImpl() == gradient_storage_.get();
+}
+
+Flat* flat_of(const at::Tensor& tensor) {
+  StorageTag* tag = tensor.defined() && tensor.has_storage() ? tag_of(tensor) : nullptr;
+  const bool ours = tag && tag->kind == StorageTag::kParameters;
+  return ours ? static_cast<Flat*>(tag->owner) : nullptr;
 }
 
 }  // namespace fsdp::shard

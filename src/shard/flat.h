@@ -17,6 +17,7 @@
 
 #include "shard/buffers.h"
 #include "shard/layout.h"
+#include "shard/replaced_linear.h"
 #include "shard/tensor_access.h"
 
 namespace fsdp::shard {
@@ -33,6 +34,7 @@ struct Parameter {
   bool is_batch_norm = false;  // of one that needs float32 beside low-precision inputs
   bool is_embedding = false;   // of an embedding
   bool is_convolution = false;
+  LinearFunction linear = {};  // computes products with it; usually empty
   const std::string& name() const { return names.front(); }
 };
 
@@ -111,9 +113,10 @@ class Flat {
   // --- the module's handles ---
   void bind(size_t parameter);  // the handle becomes a view of the storage
   void rename(const at::Tensor& handle, std::vector<std::string> names);
+  void replace_linear(size_t parameter, LinearFunction function);
   void point_at(const at::Tensor& full);  // [full_numel] param_dtype; handles read it from now on
   void take_away();
-  void set_keys(bool on);
+  void set_keys(bool on);       // those of replaced linears are always on
   bool viewed() const;          // a view of a parameter exists outside of the engine
   std::string moved() const;    // name of a parameter whose handle left the storage; "" for none
   std::string written() const;  // name of a parameter written since remember_versions; "" for none
@@ -187,5 +190,8 @@ class Flat {
   std::map<GradientSlot*, SlotViews> slot_views_;
   const SlotViews* views_ = nullptr;  // of `slot`
 };
+
+// The owner of a parameter, or of a view of one; null if it isn't a sharded one.
+Flat* flat_of(const at::Tensor& tensor);
 
 }  // namespace fsdp::shard

@@ -8,12 +8,6 @@
 namespace fsdp::shard {
 namespace {
 
-Flat* flat_of(const at::Tensor& tensor) {
-  StorageTag* tag = tensor.defined() && tensor.has_storage() ? tag_of(tensor) : nullptr;
-  bool ours = tag && tag->kind == StorageTag::kParameters;
-  return ours ? static_cast<Flat*>(tag->owner) : nullptr;
-}
-
 std::shared_ptr<Model> owner_of_gradient(const std::shared_ptr<Unit>& unit) {
   auto model = unit ? unit->owner.lock() : nullptr;
   if (!model)

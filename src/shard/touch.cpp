@@ -226,6 +226,64 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
+// --- products with a parameter that another function computes (replaced_linear.h) ---
+
+bool is_transpose(const at::Tensor& tensor, const at::Tensor& of) {
+  return tensor.dim() == 2 && of.dim() == 2 && tensor.size(0) == of.size(1) &&
+         tensor.size(1) == of.size(0) && tensor.stride(0) == of.stride(1) &&
+         tensor.stride(1) == of.stride(0) && tensor.storage_offset() == of.storage_offset();
+}
+
+// Null: the operator multiplies as it is.
+const Parameter* replaced_weight(const at::Tensor& operand, bool transposed) {
+  const Flat* flat = has_key(operand) ? flat_of(operand) : nullptr;
+  if (!flat || deferred::recording()) return nullptr;
+  for (const Parameter& parameter : flat->parameters())
+    if (parameter.linear &&
+        (transposed ? is_transpose(operand, parameter.handle) : operand.is_same(parameter.handle)))
+      return &parameter;
+  return nullptr;
+}
+
+// The places of x, weight and bias (-1: none) among an operator's arguments.
+struct Places {
+  int x, weight, bias;
+  bool transposed;  // it multiplies by weight.t()
+};
+
+template <Places kAt>
+void multiply(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  const auto argument = [&](int place) -> const c10::IValue& {
+    return torch::jit::peek(*stack, static_cast<size_t>(place), count);
+  };
+  bool plain = true;  // no factors other than 1
+  for (int place = 3; place < static_cast<int>(count); ++place)
+    plain = plain && argument(place).toScalar().equal(1);
+  const Parameter* weight =
+      plain ? replaced_weight(argument(kAt.weight).toTensor(), kAt.transposed) : nullptr;
+  if (weight) {
+    const at::Tensor x = argument(kAt.x).toTensor();
+    at::Tensor bias;
+    if constexpr (kAt.bias >= 0)
+      if (argument(kAt.bias).isTensor()) bias = argument(kAt.bias).toTensor();
+    const bool is_bias = !bias.defined() || (bias.dim() == 1 && bias.size(0) == weight->sizes[0]);
+    auto product = is_bias ? weight->linear(x, weight->handle, bias) : std::nullopt;
+    if (product) {
+      torch::jit::drop(*stack, count);
+      return torch::jit::push(*stack, std::move(*product));
+    }
+  }
+  fallback(op, keys, stack);
+}
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+  // torch::nn::Linear calls addmm for rows with a bias, else matmul.
+  library.impl("linear", torch::CppFunction::makeFromBoxedFunction<&multiply<{0, 1, 2, false}>>());
+  library.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&multiply<{1, 2, 0, true}>>());
+  library.impl("matmul", torch::CppFunction::makeFromBoxedFunction<&multiply<{0, 1, -1, true}>>());
+}
+
 // --- saved tensors ---
 
 // Keeps a tensor for backward as autograd would, except that a parameter is kept without its

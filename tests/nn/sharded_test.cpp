@@ -377,6 +377,53 @@ TEST_P(ShardedFp8, RecomputationGivesTheSameBits) {
   }
 }
 
+struct Fp8Run {
+  layers::Fp8 recipe;
+  MixedPrecision precision;
+  bool recompute;
+};
+
+// Two linears and an activation; forward() is torch's own where the linears are.
+template <typename Linear>
+struct TwoLinears : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return down(up(x).tanh()).tanh(); }
+
+  Linear up = register_module("up", Linear(32, 48)), down = register_module("down", Linear(48, 32));
+};
+
+// The weights after two steps.
+template <typename Linear>
+std::vector<at::Tensor> trained_in_fp8(const Fp8Run& run) {
+  torch::manual_seed(5);
+  const auto model = std::make_shared<TwoLinears<Linear>>();
+  auto sharded = fully_shard(model, {.mixed_precision = run.precision, .device = test_device()});
+  for (const auto& linear : layers::convert_to_fp8(*model, {.recipe = run.recipe, .least = 16}))
+    EXPECT_EQ(linear.why_not, "") << linear.name;
+  if (run.recompute)
+    apply_activation_checkpointing(sharded, RecomputePolicy(wrap::modules<Linear>()));
+  AdamW adamw(sharded, {.lr = 1e-2});
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor x =
+        random_normal(step, World::current().rank(), 0, {32, 32}).to(test_device());
+    model->forward(x).square().mean().backward();
+    adamw.step();
+    sharded.zero_grad();
+  }
+  return {sharded.full_tensor("up.weight"), sharded.full_tensor("down.bias")};
+}
+
+TEST_P(ShardedFp8, ATorchLinearComputesAsOurs) {
+  for (bool bf16 : {false, true}) {
+    for (bool recompute : {false, true}) {
+      const Fp8Run run{GetParam(), bf16 ? bf16_precision() : MixedPrecision(), recompute};
+      const auto ours = trained_in_fp8<layers::Linear>(run);
+      const auto theirs = trained_in_fp8<torch::nn::Linear>(run);
+      for (size_t i = 0; i < ours.size(); ++i)
+        EXPECT_TRUE(at::equal(theirs[i], ours[i])) << i << bf16 << recompute;
+    }
+  }
+}
+
 // Six of seven parameters are frozen.
 struct AdaptedImpl : torch::nn::Module {
   AdaptedImpl() {

@@ -2,10 +2,9 @@
 /// Linears whose matrix products are computed in fp8: activations, weights and gradients are
 /// rounded to one byte each, with factors found anew at each use.
 ///
-///     models::Decoder model(config);
+///     auto sharded = fully_shard(model, …);
 ///     for (const auto& linear : nn::convert_to_fp8(*model, {.recipe = nn::Fp8::kTensorwise}))
 ///       if (!linear.why_not.empty()) …
-///     auto sharded = fully_shard(model.ptr(), …);
 ///
 /// Parameters, gradients, checkpoints and everything that isn't a linear stay as they are. Products
 /// in fp8 need a GPU of compute capability 8.9 (rowwise: 9.0); the CPU emulates them.
@@ -41,12 +40,13 @@ struct Fp8Linear {
   std::string why_not;  ///< Empty: it computes in fp8.
 };
 
-/// Makes the linears of a module (fsdp::nn::Linear) compute in fp8, and returns all of them.
+/// Makes the linears of a module compute in fp8, and returns all of them: those of fsdp::nn at any
+/// time, a torch::nn::Linear from when it is sharded.
 ///
 /// A linear stays as it is if a size isn't a multiple of 16, if it is small, or if the policy
 /// excludes it. A call whose number of rows isn't a multiple of 16 (generation, a last odd batch)
-/// computes in the weight's type. An embedding or an output layer that isn't an fsdp::nn::Linear
-/// is never converted. Layers that read one input together (queries, keys and values) compute in
+/// computes in the weight's type. An embedding is never converted, nor is an output layer that
+/// isn't a linear. Layers that read one input together (queries, keys and values) compute in
 /// fp8 if all of them do.
 std::vector<Fp8Linear> convert_to_fp8(torch::nn::Module& module, const Fp8Policy& policy = {});
 
