@@ -97,17 +97,23 @@ Output::Block& Output::block() {
     disk::Memory memory = disk::huge_pages(kBlock);
     if (!memory && blocks_.empty()) throw std::bad_alloc();
     if (memory)
-      blocks_.push_back({std::move(memory), nullptr});
+      blocks_.push_back({std::move(memory)});
     else
       current_ = 0;  // make do with those that there are
   }
   Block& block = blocks_[current_];
-  if (block.writing) engine_->wait(std::exchange(block.writing, nullptr));
+  finish(block);
   return block;
 }
 
+void Output::finish(Block& block) {
+  if (!block.writing) return;
+  engine_->wait(std::exchange(block.writing, nullptr));
+  const std::vector<uint64_t> sums = block.sums.get();  // Ends: it computes
+  sums_.insert(sums_.end(), sums.begin(), sums.end());
+}
+
 void Output::append(const void* data, size_t size) {
-  summing_.append(data, size);
   const auto* bytes = static_cast<const char*>(data);
   while (size > 0) {
     const int64_t filled = position_ - written_;
@@ -135,21 +141,25 @@ void Output::write_block() {
   if (file_.direct) std::memset(full.memory.get() + bytes, 0, static_cast<size_t>(whole - bytes));
   full.writing = engine_->start(disk::Direction::kWrite, written_, full.memory.get(),
                                 file_.direct ? whole : bytes);
+  const auto sum = [from = full.memory.get(), bytes] {
+    return block_sums(from, static_cast<size_t>(bytes));
+  };
+  full.sums = std::async(
+      bytes < kBlock ? std::launch::deferred : std::launch::async | std::launch::deferred, sum);
   written_ = position_;
   current_ = current_ + 1 < size_t{kBlocks} ? current_ + 1 : 0;
 }
 
 FileSums Output::close() {
   write_block();
-  for (Block& block : blocks_)
-    if (block.writing) engine_->wait(std::exchange(block.writing, nullptr));
+  for (size_t i = 0; i < blocks_.size(); ++i) finish(blocks_[(current_ + i) % blocks_.size()]);
   engine_.reset();
   const int file = file_.descriptor;
   // Cuts off what was reserved or written to fill the last block.
   change_or_fail("truncate", path_, [&] { return ::ftruncate(file, position_); });
   change_or_fail("fsync", path_, [&] { return ::fsync(file); });
   if (::close(std::exchange(file_.descriptor, -1)) < 0) fail(path_, "closing failed", errno);
-  return summing_.finish();
+  return {position_, std::move(sums_)};
 }
 
 // --- Input ---

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,8 +25,8 @@ using Path = std::filesystem::path;
 int ask_seam(const char* call, const Path& path);
 
 // A file that is written sequentially. Bytes are collected in blocks, several of which are on their
-// way to the disk at a time: a fast disk needs that. Large files bypass the page cache where the
-// file system allows it.
+// way to the disk at a time: a fast disk needs that, and so it does that other threads sum them up.
+// Large files bypass the page cache where the file system allows it.
 class Output {
  public:
   // Reserves `expected` bytes, so that a full disk fails before the work starts.
@@ -44,13 +45,15 @@ class Output {
  private:
   struct Block {
     disk::Memory memory;
-    disk::Ticket writing;  // null: not since it was last filled
+    disk::Ticket writing = nullptr;  // null: not since it was last filled
+    std::future<std::vector<uint64_t>> sums = {};
   };
 
   void open(bool direct);
   void reserve(int64_t bytes);
   Block& block();  // the one that is filled
   void write_block();
+  void finish(Block& block);  // waits for its writing and its sums
 
   Path path_;
   disk::OpenFile file_;
@@ -58,7 +61,7 @@ class Output {
   int64_t written_ = 0;  // bytes whose writing has started
   std::vector<Block> blocks_;
   size_t current_ = 0;  // of blocks_
-  Summing summing_;
+  std::vector<uint64_t> sums_;            // of finished blocks
   std::unique_ptr<disk::Engine> engine_;  // null: no block was full yet. Last: it uses the others
 };
 

@@ -11,18 +11,19 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr int64_t kSummedPiece = 8 << 20;  // bytes
+constexpr int64_t kSummedPiece = 32 * kSumBlock;
 
 FileSums sums_of_file(const std::filesystem::path& path) {
   const files::Input file(path);
   const std::unique_ptr<char[]> buffer(new char[kSummedPiece]);
-  Summing summing;
+  FileSums sums{file.size(), {}};
   for (int64_t at = 0; at < file.size(); at += kSummedPiece) {
     const auto size = static_cast<size_t>(std::min(kSummedPiece, file.size() - at));
     file.read(at, buffer.get(), size);
-    summing.append(buffer.get(), size);
+    const auto some = block_sums(buffer.get(), size);
+    sums.sums.insert(sums.sums.end(), some.begin(), some.end());
   }
-  return summing.finish();
+  return sums;
 }
 
 }  // namespace

@@ -21,22 +21,7 @@ inline int64_t block_count(int64_t size) {
   return (size + kSumBlock - 1) / kSumBlock;
 }
 
-// Computes the sums of a sequence of bytes that arrives in pieces of any size.
-class Summing {
- public:
-  Summing();
-  ~Summing();
-  Summing(const Summing&) = delete;
-  Summing& operator=(const Summing&) = delete;
-
-  void append(const void* data, size_t size);
-  FileSums finish();
-
- private:
-  struct Hash;
-  Hash* state_;  // of the unfinished block
-  int64_t filled_ = 0;
-  FileSums done_;
-};
+// The sums of a file's bytes, or of those from the begin of a block on.
+std::vector<uint64_t> block_sums(const void* data, size_t size);
 
 }  // namespace fsdp::checkpoint

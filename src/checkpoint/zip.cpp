@@ -18,7 +18,7 @@ constexpr int64_t kNoFit = 0xffffffff;  // marks a number that is in the zip64 f
 constexpr uint16_t kFlags = 0x0808;     // sums and sizes follow the data; names are UTF-8
 constexpr int64_t kWindow = 4096;       // bytes read at each end of the archive
 constexpr int64_t kLargestDirectory = 16 << 20;
-constexpr size_t kSummed = 1 << 20;  // bytes summed and written while they are in the cache
+constexpr size_t kSummed = 256 << 10;  // bytes summed and written while they are in the cache
 
 struct Fields {  // a sequence of little-endian numbers
   std::string text;

@@ -23,9 +23,8 @@ void write_manifest(const fs::path& folder) {
     const std::string name = entry.path().filename().string();
     if (name == checkpoint::kManifestName) continue;
     const std::string bytes = checkpoint::files::read_whole(entry.path(), 1 << 20);
-    checkpoint::Summing summing;
-    summing.append(bytes.data(), bytes.size());
-    manifest.files[name] = summing.finish();
+    manifest.files[name] = {static_cast<int64_t>(bytes.size()),
+                            checkpoint::block_sums(bytes.data(), bytes.size())};
   }
   checkpoint::files::write_whole(folder / checkpoint::kManifestName,
                                  checkpoint::encode_manifest(manifest));
