@@ -7,7 +7,7 @@
 /// Use it like any Optimizer. States stay sharded. Each matrix is updated by one rank of those that
 /// share its unit: pieces of it go there by an all-to-all, in the dtype of the parameters, and
 /// pieces of the update come back the same way. A matrix that one rank has completely costs no
-/// bytes. Replicas (HYBRID_SHARD, NO_SHARD) each do the same work.
+/// bytes. Replicas (HYBRID_SHARD, NO_SHARD) share the work and send each other the updates.
 #pragma once
 
 #include "fsdp/optim.h"

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "shard/group.h"
 #include "shard/unit.h"
 
 namespace fsdp::optim {
@@ -45,7 +46,19 @@ void give_owners(std::vector<Bucket>& buckets) {
     }
   for (auto& [group, all] : groups) {
     const auto owners = owners_of(all.first, ranks[group]);
-    for (size_t i = 0; i < owners.size(); ++i) all.second[i]->owner = owners[i];
+    std::vector<std::pair<std::vector<Holders>, std::vector<Matrix*>>> owned(
+        static_cast<size_t>(ranks[group]));
+    for (size_t i = 0; i < owners.size(); ++i) {
+      Matrix* matrix = all.second[i];
+      matrix->owner.shard = owners[i];
+      auto& [replicas, matrices] = owned[static_cast<size_t>(owners[i])];
+      replicas.push_back({0, group->replicate_size - 1, 0, matrix->cost()});
+      matrices.push_back(matrix);
+    }
+    for (auto& [replicas, matrices] : owned) {
+      const auto computing = owners_of(replicas, group->replicate_size);
+      for (size_t i = 0; i < computing.size(); ++i) matrices[i]->owner.replica = computing[i];
+    }
   }
 }
 
@@ -125,14 +138,14 @@ MatrixPieces pieces_of(const Bucket& bucket, int rank) {
     const Holders holders = holders_of(matrix, layout);
     pieces.travel = pieces.travel || holders.first < holders.last;
     for (int holder = holders.first; holder <= holders.last; ++holder) {
-      if (holder != rank && matrix.owner != rank) continue;
+      if (holder != rank && matrix.owner.shard != rank) continue;
       const int64_t from = std::max(matrix.begin, holder * shard);
       const int64_t to = std::min(end, (holder + 1) * shard);
       const MatrixPiece piece{i, from - matrix.begin, to - from, from - holder * shard};
-      if (holder == matrix.owner)
+      if (holder == matrix.owner.shard)
         pieces.own.push_back(piece);
       else if (holder == rank)
-        sent[static_cast<size_t>(matrix.owner)].push_back(piece);
+        sent[static_cast<size_t>(matrix.owner.shard)].push_back(piece);
       else
         coming[static_cast<size_t>(holder)].push_back(piece);
     }

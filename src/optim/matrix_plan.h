@@ -17,6 +17,11 @@ struct Group;
 
 namespace fsdp::optim {
 
+// The rank that computes a matrix's update: its places along the dimensions of the mesh.
+struct Owner {
+  int shard = 0, replica = 0;
+};
+
 // A matrix as it is in memory, which may be the transpose of the parameter's.
 struct Matrix {
   size_t flat;       // index in its bucket
@@ -25,7 +30,7 @@ struct Matrix {
   int64_t rows, cols;
   int64_t dim = 0;             // the dimension in memory that it is cut along
   std::vector<int64_t> parts;  // sizes of its parts; empty: it isn't cut
-  int owner = 0;
+  Owner owner = {};
 
   int64_t numel() const { return rows * cols; }
   double cost() const;  // of its update, in products
@@ -63,7 +68,7 @@ at::ScalarType travelling_type(const shard::Flat& flat);
 // Fills buckets in the order of the flats, as far as a rank's part stays below `most` bytes.
 std::vector<Bucket> plan_buckets(const std::vector<shard::Flat*>& flats, const MatricesOf& of,
                                  int64_t most);
-// Balances all buckets of a group of ranks together.
+// Balances all buckets of a group of ranks together, and then what the replicas of each rank do.
 void give_owners(std::vector<Bucket>& buckets);
 
 MatrixPieces pieces_of(const Bucket& bucket, int rank);

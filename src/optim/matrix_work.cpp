@@ -6,26 +6,22 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/format.h"
 #include "base/seams.h"
 #include "fsdp/error.h"
 #include "kernels/matrix_update.h"
+#include "optim/owned_matrices.h"
 #include "shard/contents.h"
+#include "shard/group.h"
 #include "shard/unit.h"
 
 namespace fsdp::optim {
 namespace {
 
 constexpr size_t kPlans = 64;  // kept, of combinations of units with gradients
-
-// A matrix, or a part of one, beside others of the same sizes.
-struct Place {
-  size_t matrix;  // of the bucket
-  int64_t part;   // -1: the whole
-  int64_t begin;  // of the part
-};
 
 // Elements [offset, offset + numel) of a flat's shard in the tensors of its pieces.
 at::Tensor find_in(const FlatUpdate& update, int64_t offset, int64_t numel) {
@@ -63,81 +59,6 @@ bool is_matrix(const shard::Parameter& p, const MatrixParameters& options) {
     return options.others ? options.others(name, p.handle) : is_head(name);
   });
 }
-
-// The matrices of a bucket that this rank owns, in batches of equal sizes.
-class OwnedMatrices {
- public:
-  OwnedMatrices(const Bucket& bucket, const MatrixPieces& pieces, at::TensorOptions options)
-      : bucket_(bucket), options_(options) {
-    for (const MatrixPiece& piece : pieces.own) add(piece.matrix);
-    for (const MatrixPiece& piece : pieces.coming) add(piece.matrix);
-    for (auto& [size, batch] : batches_) {
-      const auto count = static_cast<int64_t>(batch.places.size());
-      batch.values = at::empty({count, size.first, size.second}, options);
-      spread(batch);
-    }
-  }
-
-  at::Tensor part(const MatrixPiece& piece) const {
-    return whole_.at(piece.matrix).narrow(0, piece.from, piece.numel);
-  }
-
-  template <typename UpdatesOf>
-  void update(const UpdatesOf& updates_of) {
-    for (auto& [size, batch] : batches_) {
-      each_cut(batch, [](const at::Tensor& cut, const at::Tensor& place) { place.copy_(cut); });
-      batch.values = updates_of(batch.values).contiguous();
-      each_cut(batch, [](const at::Tensor& cut, const at::Tensor& place) { cut.copy_(place); });
-      spread(batch);
-    }
-  }
-
- private:
-  struct Batch {
-    std::vector<Place> places;
-    at::Tensor values;  // [places, rows, cols]
-  };
-
-  void add(size_t which) {
-    const Matrix& matrix = bucket_.matrices[which];
-    if (!whole_.try_emplace(which).second) return;
-    if (matrix.parts.empty())
-      return batches_[{matrix.rows, matrix.cols}].places.push_back({which, -1, 0});
-    whole_[which] = at::empty({matrix.numel()}, options_);
-    int64_t begin = 0;
-    for (size_t i = 0; i < matrix.parts.size(); ++i) {
-      const int64_t part = matrix.parts[i];
-      batches_[matrix.dim == 0 ? std::pair(part, matrix.cols) : std::pair(matrix.rows, part)]
-          .places.push_back({which, static_cast<int64_t>(i), begin});
-      begin += part;
-    }
-  }
-
-  // Matrices that aren't cut are in the batch itself.
-  void spread(const Batch& batch) {
-    for (size_t i = 0; i < batch.places.size(); ++i)
-      if (batch.places[i].part < 0)
-        whole_[batch.places[i].matrix] = batch.values.select(0, static_cast<int64_t>(i)).view({-1});
-  }
-
-  template <typename Body>
-  void each_cut(const Batch& batch, const Body& body) {
-    for (size_t i = 0; i < batch.places.size(); ++i) {
-      const Place& place = batch.places[i];
-      if (place.part < 0) continue;
-      const Matrix& matrix = bucket_.matrices[place.matrix];
-      body(whole_[place.matrix]
-               .view({matrix.rows, matrix.cols})
-               .narrow(matrix.dim, place.begin, matrix.parts[static_cast<size_t>(place.part)]),
-           batch.values.select(0, static_cast<int64_t>(i)));
-    }
-  }
-
-  const Bucket& bucket_;
-  const at::TensorOptions options_;
-  std::map<std::pair<int64_t, int64_t>, Batch> batches_;  // by size
-  std::map<size_t, at::Tensor> whole_;                    // by matrix, flat
-};
 
 }  // namespace
 
@@ -266,9 +187,11 @@ struct MatrixWork::Flight {
   MatrixPieces pieces;
   at::TensorOptions options = {};
   // Travelling tensors live until they have arrived.
-  at::Tensor sent, coming;    // directions
-  at::Tensor given, updated;  // updates, back
-  std::optional<shard::Travelling> there = {}, back = {};
+  at::Tensor sent, coming;     // directions
+  at::Tensor shared, learned;  // updates, among replicas
+  at::Tensor given, updated;   // updates, back
+  std::optional<OwnedMatrices> owned = {};
+  std::optional<shard::Travelling> there = {}, across = {}, back = {};
 
   at::Tensor mine(const MatrixPiece& piece) const {
     return find_in(*updates[bucket.matrices[piece.matrix].flat], piece.offset, piece.numel);
@@ -297,7 +220,7 @@ void MatrixWork::start(shard::Engine& model, Flight& flight, bool direct) const 
   for (const int64_t count : pieces.coming_counts) coming += count;
   flight.sent = joined(sent, flight.options);
   flight.coming = at::empty({coming}, flight.options);
-  flight.there.emplace(model, *flight.bucket.group, flight.coming, flight.sent,
+  flight.there.emplace(model, flight.bucket.group->reduce, flight.coming, flight.sent,
                        pieces.coming_counts, pieces.sent_counts,
                        CallOptions{.label = "matrices to their owners", .identity = flight.number});
 }
@@ -305,29 +228,66 @@ void MatrixWork::start(shard::Engine& model, Flight& flight, bool direct) const 
 void MatrixWork::compute(shard::Engine& model, Flight& flight) const {
   if (flight.there) flight.there->wait();
   const MatrixPieces& pieces = flight.pieces;
-  OwnedMatrices owned(flight.bucket, pieces, flight.options);
-  std::vector<at::Tensor> there, here;
-  const auto meet = [&](const MatrixPiece& piece, const at::Tensor& values) {
-    there.push_back(owned.part(piece));
-    here.push_back(values);
+  const shard::Group& group = *flight.bucket.group;
+  const int replica = group.replicate_size > 1 ? group.replicate.rank() : 0;
+  OwnedMatrices& owned = flight.owned.emplace(flight.bucket, pieces, replica, flight.options);
+  std::vector<at::Tensor> to, from;
+  const auto take = [&](const MatrixPiece& piece, const at::Tensor& values) {
+    if (flight.bucket.matrices[piece.matrix].owner.replica != replica) return;
+    to.push_back(owned.part(piece));
+    from.push_back(values);
   };
-  for (const MatrixPiece& piece : pieces.own) meet(piece, flight.mine(piece));
-  if (pieces.travel) Flight::each(pieces.coming, flight.coming, meet);
-  copy_all(there, here);
-  owned.update([this](const at::Tensor& batch) { return optimizer.updates_of(batch); });
-
-  there.clear();
-  here.clear();
-  for (const MatrixPiece& piece : pieces.own) meet(piece, flight.mine(piece));
-  copy_all(here, there);
+  for (const MatrixPiece& piece : pieces.own) take(piece, flight.mine(piece));
+  if (pieces.travel) Flight::each(pieces.coming, flight.coming, take);
+  copy_all(to, from);
   flight.coming.reset();
+  owned.update([this](const at::Tensor& batch) { return optimizer.updates_of(batch); });
+  if (group.replicate_size == 1) return;
+
+  const auto replicas = static_cast<size_t>(group.replicate_size);
+  const int64_t count = owned.numel(replica);
+  std::vector<int64_t> sent(replicas, count), coming;
+  for (int other = 0; other < group.replicate_size; ++other) coming.push_back(owned.numel(other));
+  coming[static_cast<size_t>(replica)] = sent[static_cast<size_t>(replica)] = 0;
+  flight.shared = joined(owned.of(replica), flight.options).repeat({group.replicate_size - 1});
+  flight.learned =
+      at::empty({std::accumulate(coming.begin(), coming.end(), int64_t{0})}, flight.options);
+  flight.across.emplace(model, group.replicate, flight.learned, flight.shared, coming, sent,
+                        CallOptions{.label = "updates to replicas", .identity = flight.number});
+}
+
+void MatrixWork::give_back(shard::Engine& model, Flight& flight) const {
+  const MatrixPieces& pieces = flight.pieces;
+  OwnedMatrices& owned = *flight.owned;
+  std::vector<at::Tensor> to, from;
+  if (flight.across) {
+    flight.across->wait();
+    int64_t at = 0;
+    for (int other = 0; other < flight.bucket.group->replicate_size; ++other) {
+      if (other == flight.bucket.group->replicate.rank()) continue;
+      for (const at::Tensor& matrix : owned.of(other)) {
+        to.push_back(matrix);
+        from.push_back(flight.learned.narrow(0, at, matrix.numel()));
+        at += matrix.numel();
+      }
+    }
+    copy_all(to, from);
+    to.clear();
+    from.clear();
+  }
+  for (const MatrixPiece& piece : pieces.own) {
+    to.push_back(flight.mine(piece));
+    from.push_back(owned.part(piece));
+  }
+  copy_all(to, from);
   if (!pieces.travel) return;
   std::vector<at::Tensor> given;
   for (const MatrixPiece& piece : pieces.coming) given.push_back(owned.part(piece));
   flight.given = joined(given, flight.options);
+  flight.owned.reset();
   flight.updated = at::empty_like(flight.sent);
-  flight.back.emplace(model, *flight.bucket.group, flight.updated, flight.given, pieces.sent_counts,
-                      pieces.coming_counts,
+  flight.back.emplace(model, flight.bucket.group->reduce, flight.updated, flight.given,
+                      pieces.sent_counts, pieces.coming_counts,
                       CallOptions{.label = "updates of matrices", .identity = flight.number});
 }
 
@@ -347,8 +307,9 @@ void MatrixWork::exchange(shard::Engine& model, std::vector<FlatUpdate>& updates
                           const std::function<void(FlatUpdate& update)>& done) {
   const std::vector<Bucket>& all = buckets(model, updates);
   std::vector<std::unique_ptr<Flight>> flights(all.size());
-  // A bucket is put together while the one before it is computed and the one before that returns.
-  for (size_t i = 0; i < all.size() + 2; ++i) {
+  // A bucket is put together while the one before it is computed, the one before that goes to the
+  // replicas, and the one before that returns.
+  for (size_t i = 0; i < all.size() + 3; ++i) {
     if (i < all.size()) {
       std::vector<FlatUpdate*> those;
       for (const shard::Flat* flat : all[i].flats)
@@ -360,10 +321,11 @@ void MatrixWork::exchange(shard::Engine& model, std::vector<FlatUpdate>& updates
       start(model, *flights[i], direct);
     }
     if (i >= 1 && i - 1 < all.size()) compute(model, *flights[i - 1]);
-    if (i < 2) continue;
-    finish(*flights[i - 2]);
-    for (FlatUpdate* update : flights[i - 2]->updates) done(*update);
-    flights[i - 2].reset();
+    if (i >= 2 && i - 2 < all.size()) give_back(model, *flights[i - 2]);
+    if (i < 3) continue;
+    finish(*flights[i - 3]);
+    for (FlatUpdate* update : flights[i - 3]->updates) done(*update);
+    flights[i - 3].reset();
   }
 }
 

@@ -52,11 +52,12 @@ struct MatrixWork {
   const std::vector<Bucket>& buckets(shard::Engine& model, const std::vector<FlatUpdate>& updates);
   void start(shard::Engine& model, Flight& flight, bool direct) const;
   void compute(shard::Engine& model, Flight& flight) const;
+  void give_back(shard::Engine& model, Flight& flight) const;
   void finish(Flight& flight) const;
 
   const MatrixOptimizer& optimizer;
   std::vector<bool> trained_;                                     // what the plans were made for
-  std::map<std::pair<const shard::Flat*, int64_t>, int> owners_;  // by flat and begin
+  std::map<std::pair<const shard::Flat*, int64_t>, Owner> owners_;  // by flat and begin
   std::map<std::vector<shard::Flat*>, std::vector<Bucket>> plans_;
 };
 

@@ -95,12 +95,12 @@ void reduce_loss(Engine& model, at::Tensor loss, bool average) {
   if (average && ranks > 1) loss.div_(static_cast<double>(ranks));
 }
 
-Travelling::Travelling(Engine& model, const Group& group, at::Tensor out, at::Tensor in,
+Travelling::Travelling(Engine& model, const Communicator& among, at::Tensor out, at::Tensor in,
                        std::vector<int64_t> out_counts, std::vector<int64_t> in_counts,
                        const CallOptions& call)
     : device_(model.device()) {
   int64_t others = in.numel();
-  if (!in_counts.empty()) others -= in_counts[static_cast<size_t>(group.shard_rank)];
+  if (!in_counts.empty()) others -= in_counts[static_cast<size_t>(among.rank())];
   model.comm.traffic().all_to_all += others * element_bytes(in.scalar_type());
   CallOptions how = call;
   how.async = !has_streams(device_) && !device_.is_meta();
@@ -108,9 +108,8 @@ Travelling::Travelling(Engine& model, const Group& group, at::Tensor out, at::Te
   ready.record(device_);
   const OnStream beside(model.comm.reduce_stream());
   ready.wait(device_);
-  work_ = model.comm.run([&] {
-    return group.reduce.all_to_all(out, in, std::move(out_counts), std::move(in_counts), how);
-  });
+  work_ = model.comm.run(
+      [&] { return among.all_to_all(out, in, std::move(out_counts), std::move(in_counts), how); });
   done_.record(device_);
 }
 

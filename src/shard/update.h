@@ -44,12 +44,12 @@ void sum_over_ranks(Engine& model, at::Tensor tensor);
 // Sums or averages the loss of a step over all ranks that share the model: in place. Collective.
 void reduce_loss(Engine& model, at::Tensor loss, bool average);
 
-// An all-to-all among the ranks of a group, beside the current stream.
+// An all-to-all beside the current stream.
 class Travelling {
  public:
   // Sends `in_counts[r]` elements of `in` to rank r and gets `out_counts[r]` from it. Both tensors
   // must live until wait() has returned. Collective.
-  Travelling(Engine& model, const Group& group, at::Tensor out, at::Tensor in,
+  Travelling(Engine& model, const Communicator& among, at::Tensor out, at::Tensor in,
              std::vector<int64_t> out_counts, std::vector<int64_t> in_counts,
              const CallOptions& call);
   void wait() const;  // the current stream (on the CPU: the caller) waits for `out`

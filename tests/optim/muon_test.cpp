@@ -191,12 +191,19 @@ int64_t sent_by(const ShardOptions& given, at::ScalarType type) {
 
 TEST(Muons, SendNothingForMatricesThatOneRankHas) {
   EXPECT_EQ(sent_by({.cut = Cut::TENSOR}, at::kFloat), 0);
-  EXPECT_EQ(sent_by({.strategy = ShardingStrategy::NO_SHARD}, at::kFloat), 0);
   const auto all = [](int64_t mine) { return sum_over_ranks(static_cast<double>(mine)); };
   const double wide = all(sent_by({.cut = Cut::ELEMENT}, at::kFloat));
   const double narrow = all(sent_by({.cut = Cut::ELEMENT}, at::kBFloat16));
   EXPECT_EQ(wide > 0, world_size() > 1);
   EXPECT_EQ(narrow * 2, wide);
+}
+
+TEST(Muons, AreComputedByOneOfTheReplicas) {
+  const int64_t sent = sent_by({.strategy = ShardingStrategy::NO_SHARD}, at::kFloat);
+  EXPECT_EQ(sent > 0, world_size() > 1);
+  const int64_t matrices = 9 * 30 + 40 * 11 + 20 * 12 + 24 * 14 + 10 * 18 + 5 * 8 * 6 + 8 * 27;
+  EXPECT_EQ(sum_over_ranks(static_cast<double>(sent)),
+            4.0 * static_cast<double>(matrices * (world_size() - 1)));
 }
 
 TEST(Muons, GiveMatricesToOwnersWithLittleToDo) {
@@ -245,6 +252,20 @@ TEST(Muons, PolarExpressComesNearerToOrthogonal) {
   EXPECT_LT(off(NewtonSchulz::QUINTIC, 5), 0.4);
   EXPECT_LT(off(NewtonSchulz::POLAR_EXPRESS, 5), 0.2);
   EXPECT_LT(off(NewtonSchulz::POLAR_EXPRESS, 8), 1e-3);
+}
+
+TEST(Muons, LargeProductsByHalvesAreTheSame) {
+  torch::manual_seed(3);
+  for (const bool tall : {false, true}) {
+    const at::Tensor wide = at::randn({1, 1035, 1100}, at::kDouble);
+    const at::Tensor matrix = tall ? wide.mT().contiguous() : wide;
+    const auto steps = optim::quintics(NewtonSchulz::QUINTIC, 1);
+    const auto [a, b, c] = steps[0];
+    const at::Tensor x = wide[0] / wide.norm(), gram = x.mm(x.t());
+    const at::Tensor expected = a * x + (b * gram + c * gram.mm(gram)).mm(x);
+    const at::Tensor result = optim::orthogonalized(matrix, steps, 1e-7, 1)[0];
+    EXPECT_LE(((tall ? result.t() : result) - expected).abs().max().item<double>(), 1e-12);
+  }
 }
 
 TEST(Muons, RefuseWhatCannotBe) {
