@@ -14,9 +14,11 @@
 /// - nn/modules.h: Linear, LayerNorm, Embedding and RMSNorm.
 /// - nn/lora.h: adapters for fine-tuning.
 /// - nn/fp8.h: linears whose matrix products have operands of one byte.
+/// - nn/moe.h: mixtures of experts.
 #pragma once
 
 #include "fsdp/nn/fp8.h"
 #include "fsdp/nn/functional.h"
 #include "fsdp/nn/lora.h"
 #include "fsdp/nn/modules.h"
+#include "fsdp/nn/moe.h"

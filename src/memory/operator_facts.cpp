@@ -57,6 +57,7 @@ bool is_expensive(std::string_view name) {
                    "fp8_mm",
                    "_grouped_mm",
                    "_scaled_grouped_mm",
+                   "grouped_mm",
                    "convolution",
                    "_convolution",
                    "convolution_overrideable",
@@ -117,7 +118,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle) : op(handle) {
   empty = library == "aten" && makes_empty(name) && !writes;
   kept = !empty && !writes &&
          (!tensors || !any_tensor || makes_constant(name) ||
-          in(name, {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn"}));
+          in(name, {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn", "topk"}));
   expensive = known && is_expensive(name);
   adds = library == "fsdp" && in(name, {"rms_norm", "layer_norm", "fp8_rms_norm"});
   batch_norm = in(name, {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}) && !writes;

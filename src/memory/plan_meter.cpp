@@ -121,6 +121,9 @@ double size(const c10::IValue& value, int64_t dim) {
 double flops_of(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
   if (name == "fsdp::fp8_mm") return 2 * numel(inputs[0]) * size(inputs[2], 0);
   if (name == "fsdp::fp8_mm_into") return 2 * numel(inputs[1]) * size(inputs[3], 0);
+  if (name == "fsdp::grouped_mm")
+    return 2 * numel(inputs[0]) * size(inputs[1], inputs[3].toBool() ? 2 : 1);
+  if (name == "fsdp::grouped_mm_into") return 2 * numel(inputs[1]) * size(inputs[2], 1);
   if (!name.starts_with("aten::")) return 0;
   name.remove_prefix(6);
   if (name == "mm" || name == "bmm") return 2 * numel(inputs[0]) * size(inputs[1], -1);

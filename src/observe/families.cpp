@@ -49,6 +49,7 @@ constexpr Known kKnown[] = {
     {"lpnorm", Family::kOptimizer},
 
     {"fp8_mm", Family::kProducts},
+    {"grouped_mm", Family::kProducts},
     {"fp8_rms_norm", Family::kNorms},
     {"fp8_", Family::kElementwise},
     {"cast_kernel", Family::kElementwise},  // to fp8

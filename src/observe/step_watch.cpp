@@ -46,7 +46,8 @@ double product_flops(c10::ArrayRef<const c10::IValue> inputs, size_t a) {
 }
 
 double flops_of_call(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
-  if (name == "aten::mm" || name == "aten::bmm") return product_flops(inputs, 0);
+  if (name == "aten::mm" || name == "aten::bmm" || name == "aten::_grouped_mm")
+    return product_flops(inputs, 0);
   if (name == "aten::addmm" || name == "aten::baddbmm") return product_flops(inputs, 1);
   return 0;
 }
