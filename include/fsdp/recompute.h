@@ -27,9 +27,10 @@ namespace fsdp {
 
 /// What a region keeps between forward and backward.
 enum class Recompute {
-  FULL,       ///< Its inputs.
-  SELECTIVE,  ///< Its inputs and the results of matrix products, convolutions and attention.
-  OFFLOAD,    ///< Everything, in host memory. Recomputes nothing.
+  FULL,          ///< Its inputs.
+  SELECTIVE,     ///< Its inputs and the results of matrix products, convolutions and attention.
+  OFFLOAD,       ///< Everything, in host memory. Recomputes nothing.
+  FULL_OFFLOAD,  ///< Its inputs, in host memory.
 };
 
 /// Options of RecomputePolicy.
@@ -93,7 +94,7 @@ void remove_activation_checkpointing(const Sharded& model);
 void remove_activation_checkpointing(const ModuleRef& model);
 
 /// While alive, this thread's operators belong to one region. Scopes may be nested; what an inner
-/// scope reads and returns is kept.
+/// scope returns is kept while the outer one reads it.
 class RecomputeScope {
  public:
   /// Begins the region.
@@ -119,5 +120,17 @@ template <typename F, typename... Inputs>
 requires(std::invocable<F, Inputs...>) auto recompute(F&& fn, Inputs&&... inputs) {
   return recompute(Recompute::FULL, std::forward<F>(fn), std::forward<Inputs>(inputs)...);
 }
+
+/// Returns module(x), computed `tile` rows at a time and recomputed tile by tile in backward.
+///
+/// For modules and functions that treat every row alone, such as a feed-forward. Only one tile of
+/// their intermediate results exists at a time. Gradients of weights are summed over the tiles;
+/// fsdp::nn layers add theirs in place, in the dtype of the reduction.
+///
+///     at::Tensor y = fsdp::tiled(mlp, x, 4096);  // x: [batch, tokens, dim]
+///
+/// `module` gets [rows, dim] and returns [rows, ..]; the result has the leading dimensions of x.
+at::Tensor tiled(const std::function<at::Tensor(const at::Tensor&)>& module, const at::Tensor& x,
+                 int64_t tile);
 
 }  // namespace fsdp

@@ -13,8 +13,9 @@
 // 2. Clang doesn't check constructors and destructors: no other thread uses the object then.
 // 3. A thread that takes several locks takes them along these arrows, and never two of one kind:
 //
-//      recomputed region ─► model ─► state on disk: flat ─► store ─► ring ─► queue of pieces
-//                             └────► communicators: groups ─► mesh ─► world
+//      recomputed region ─► the one around it ─► model, offloaded region
+//      model ─► state on disk: flat ─► store ─► ring ─► queue of pieces
+//        └────► communicators: groups ─► mesh ─► world
 //      offloaded region ─► offloaded storage ─► host pool, residents, shared lists
 //      memory of an shm group ─► mappings of the process
 //

@@ -11,6 +11,7 @@
 #include "cli/plan_tables.h"
 #include "fsdp/error.h"
 #include "fsdp/plan.h"
+#include "memory/plan_search.h"
 #include "train/config_check.h"
 #include "train/config_flags.h"
 #include "train/config_resolve.h"
@@ -28,6 +29,8 @@ constexpr const char* kPlanExamples = R"(Examples:
     fsdp plan llama-70b --gpu h100 --world 8..1024
   On a GPU with 24 GB:
     fsdp plan gpt2-124m --gpu 24 --world 1
+  The longest sequence that fits:
+    fsdp plan llama-8b --gpu h200 --world 8 --max-seq --activations.mode long
 
 Nothing is trained and no GPU is needed: the model is built and run on tensors without memory.
 docs/memory.md explains each kind of memory and how accurate plans are.)";
@@ -38,7 +41,7 @@ struct PlanFlags {
   std::vector<std::string> set;
   int per_host = 8;
   double host_memory = 2000, disk_speed = PlanOptions().disk_speed;
-  bool json = false, no_survey = false;
+  bool json = false, no_survey = false, max_seq = false;
 };
 
 // Turns --set, --recompute and --offload into flags of the config, which are checked with it.
@@ -63,12 +66,44 @@ std::string gpu_text(const Gpu& gpu) {
   return formatted("{} ({})", gpu.name, human_bytes(static_cast<double>(gpu.memory)));
 }
 
-train::ConfigPlan plan_of(const PlanFlags& flags, const train::Config& config, const Gpu& gpu,
-                          int world) {
-  train::ConfigPlan of = train::plan_of(config, world, gpu, flags.per_host);
+train::ConfigPlan with_host(const PlanFlags& flags, train::ConfigPlan of) {
   of.options.host_memory = static_cast<int64_t>(flags.host_memory * 1e9);
   of.options.disk_speed = flags.disk_speed;
   return of;
+}
+
+train::ConfigPlan plan_of(const PlanFlags& flags, const train::Config& config, const Gpu& gpu,
+                          int world) {
+  return with_host(flags, train::plan_of(config, world, gpu, flags.per_host));
+}
+
+// How long sequences can be, to 2 %.
+int plan_sequences(const PlanFlags& flags, const train::Config& config, const Gpu& gpu,
+                   const std::vector<int>& worlds) {
+  std::vector<LongestSequence> rows;
+  std::string title;
+  for (int world : worlds) {
+    train::ConfigPlan of =
+        with_host(flags, checking_usage([&] {
+                    return train::plan_of_sequences(config, world, gpu, flags.per_host);
+                  }));
+    memory::AtBatch at_batch(of.model);
+    memory::Slope slope;
+    memory::Found found = memory::find_largest(at_batch, of.options, slope);
+    rows.push_back({world, found.batch, std::move(found.plan)});
+    title = of.title;
+  }
+  if (!flags.json)
+    std::cout << formatted("{}\non {}, micro-batches of one sequence\n\n", title, gpu_text(gpu));
+  print_sequences(rows, train::kSequencePart, flags.json);
+  if (flags.json) return 0;
+  if (worlds.size() == 1) std::cout << "\n" << rows.front().plan.describe();
+  if (std::any_of(rows.begin(), rows.end(),
+                  [](const auto& row) { return row.parts == memory::kMostSamples; }))
+    std::cout << "\nThe search ends there; longer sequences may fit.\n";
+  if (config.activations.mode != memory::ActivationsMode::kLong)
+    std::cout << "\n--activations.mode long makes the most of the memory.\n";
+  return 0;
 }
 
 int plan_worlds(const PlanFlags& flags, const train::Config& config, const Gpu& gpu,
@@ -146,6 +181,7 @@ int run_plan(PlanFlags flags) {
   Gpu gpu = fsdp::gpu(flags.gpu);
   train::Config config = checking_usage([&] { return train::resolve(flags.line).config; });
   for (int world : worlds) train::check_choices(config, world);
+  if (flags.max_seq) return plan_sequences(flags, config, gpu, worlds);
   return worlds.size() == 1 ? plan_world(flags, config, gpu, worlds.front())
                             : plan_worlds(flags, config, gpu, worlds);
 }
@@ -181,8 +217,9 @@ void add_plan(CLI::App& app, Action& action) {
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   command
-      ->add_option("--recompute", flags->recompute,
-                   "none, selective, feed_forward, full or offload: short for --activations.mode")
+      ->add_option(
+          "--recompute", flags->recompute,
+          "none, selective, feed_forward, full, offload or long: short for --activations.mode")
       ->check(CLI::IsMember(enum_names<memory::ActivationsMode>()));
   command
       ->add_option("--offload", flags->offload,
@@ -190,6 +227,8 @@ void add_plan(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"off", "optimizer", "all"}));
   command->add_flag("--no-survey", flags->no_survey,
                     "Plan only this config, not the table of other settings");
+  command->add_flag("--max-seq", flags->max_seq,
+                    "Answer how long sequences can be, with one per micro-batch");
   command->add_option("--set", flags->set,
                       "A key of the config, as KEY=VALUE; the same as --KEY VALUE");
   command->add_flag(

@@ -148,6 +148,30 @@ void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sam
   table.print(std::cout, json);
 }
 
+void print_sequences(const std::vector<LongestSequence>& rows, int64_t part, bool json) {
+  Table table({{"world", "ranks"},
+               {"max_seq", "longest sequence"},
+               {"bytes", "memory"},
+               {"host_bytes", "host"},
+               {"step_ms", "step ms"},
+               {"tokens_per_second", "tokens/s"}});
+  for (const LongestSequence& row : rows) {
+    const PlannedMemory& memory = row.plan.memory;
+    const double seconds = row.plan.time.total();
+    const double rate = seconds > 0 ? static_cast<double>(row.plan.samples * part) / seconds : 0;
+    const bool fits = row.parts > 0;
+    const std::string tokens =
+        fits ? formatted("{}", row.parts * part) : formatted("less than {}", part);
+    table.add(
+        {Cell{row.world, std::to_string(row.world)}, Cell{row.parts * part, tokens},
+         Cell{memory.total(), human_bytes(static_cast<double>(memory.total()))},
+         Cell{memory.host, memory.host > 0 ? human_bytes(static_cast<double>(memory.host)) : ""},
+         Cell{1e3 * seconds, fits ? formatted("{:.1f}", 1e3 * seconds) : "-"},
+         Cell{rate, fits ? observe::human_count(rate) : "-"}});
+  }
+  table.print(std::cout, json);
+}
+
 void print_kinds(const Plan& plan) {
   Table table({{"kind", "", Table::kLeft}, {"bytes", ""}});
   const PlannedMemory& memory = plan.memory;

@@ -20,6 +20,14 @@ void print_choices(const std::vector<PlanChoice>& choices, int64_t tokens_per_sa
 // One row per world size: how many settings fit, and the fastest.
 void print_worlds(const std::vector<WorldChoice>& worlds, int64_t tokens_per_sample, bool json);
 
+// One row per world size: the longest sequence, in parts of `part` tokens; 0: none fits.
+struct LongestSequence {
+  int world = 0;
+  int64_t parts = 0;
+  Plan plan;  // of the longest, or of one part if none fits
+};
+void print_sequences(const std::vector<LongestSequence>& rows, int64_t part, bool json);
+
 // Saves of a planned run. `adapters_saved` as in ConfigPlan.
 struct PlannedSaves {
   double bytes = 0;    // of a rank

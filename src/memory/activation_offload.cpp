@@ -56,8 +56,6 @@ struct Quiet {
                                            c10::DispatchKeySet(shard::deferred::kRecordKey)};
 };
 
-using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
 // Storages that backward found alive. A weak reference keeps the address from being reused.
 class Residents {
  public:

@@ -12,21 +12,31 @@ class OptionList;
 
 namespace fsdp::memory {
 
-enum class ActivationsMode { kNone, kSelective, kFeedForward, kFull, kOffload };
+enum class ActivationsMode { kNone, kSelective, kFeedForward, kFull, kOffload, kLong };
 constexpr auto enum_table(ActivationsMode) {
   return std::to_array<EnumName>(
       {{"none", "keep everything for backward"},
        {"selective", "recompute norms and activations, which the layers of these models always do"},
        {"feed_forward", "also recompute the wide products of feed-forward layers"},
        {"full", "recompute whole blocks"},
-       {"offload", "move to host memory"}});
+       {"offload", "move to host memory"},
+       {"long",
+        "recompute whole blocks from inputs in host memory, with feed-forward layers in tiles"}});
 }
 
 struct ActivationsConfig {
   ActivationsMode mode = ActivationsMode::kNone;
   int64_t every = 1;      // applies to every n-th block
   int64_t keep_last = 0;  // except the last n
+  int64_t tile = 0;       // tokens; 0: none
 };
+
+// Whether activations move to host memory.
+inline bool offloads(ActivationsMode mode) {
+  return mode == ActivationsMode::kOffload || mode == ActivationsMode::kLong;
+}
+// Tokens of feed-forward layers to compute at a time. 0: all.
+int64_t tile_of(const ActivationsConfig& activations);
 
 struct OffloadConfig {  // see fsdp::Offload
   bool optimizer = false;

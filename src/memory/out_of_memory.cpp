@@ -146,6 +146,9 @@ class Changes {
             o.keep_last = 0;
             o.every = 1;
           });
+    if (now_.recompute.mode == Recompute::FULL_OFFLOAD)
+      add("inputs of blocks on the device (--activations.mode full)",
+          [](PlanOptions& o) { o.recompute = Recompute::FULL; });
     if (now_.shard.strategy != ShardingStrategy::NO_SHARD)
       add("twice the ranks", [](PlanOptions& o) { o.world *= 2; });
   }

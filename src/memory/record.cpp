@@ -112,7 +112,7 @@ void Region::add_operand(size_t argument, Operand::List list, const at::Tensor& 
   if (number < 0) {
     writes_outside_ |= operand.written && tensor.has_storage();
     operand.external = static_cast<int32_t>(externals_.size());
-    externals_.push_back(kept(tensor));
+    externals_.emplace_back(kept(tensor));
     return operands_.push_back(operand);
   }
   Made& made = made_[number];
@@ -174,7 +174,7 @@ void Region::remember_random() {
     for (size_t i = pending_.operands; i < operands_.size() && !device; ++i) {
       const Operand& operand = operands_[i];
       if (operand.made >= 0) device = made_[operand.made].device;
-      if (operand.external >= 0) device = externals_[operand.external].data().device();
+      if (operand.external >= 0) device = externals_[operand.external].kept.data().device();
     }
     if (!device) return;
     generator = at::globalContext().defaultGenerator(*device);
@@ -208,7 +208,7 @@ void Region::add_output(const at::Tensor& tensor, uint32_t position) {
   if (table_.find(storage) >= 0) return;  // an argument, or a view of one
   for (size_t i = pending_.operands; i < operands_.size(); ++i) {
     if (operands_[i].external < 0) continue;
-    const at::Tensor& other = externals_[operands_[i].external].data();
+    const at::Tensor& other = externals_[operands_[i].external].kept.data();
     if (other.has_storage() && storage_of(other) == storage) return;
   }
   auto number = static_cast<int32_t>(made_.size());
@@ -235,7 +235,7 @@ bool Region::is_sum_of_inputs() const {
 // Keeps the sum instead of the two tensors; the operator gives the same results for it.
 void Region::keep_sum(const at::Tensor& sum) {
   auto residual = operands_.begin() + pending_.operands + 1;
-  externals_[operands_[pending_.operands].external] = kept(sum);
+  externals_[operands_[pending_.operands].external] = External(kept(sum));
   externals_[residual->external].release();
   operands_.erase(residual);
   --pending_.operand_count;
@@ -299,7 +299,7 @@ size_t Region::steps() {
   return steps_.size();
 }
 
-void Region::close() {
+void Region::close(const Around& around) {
   Lock lock(mutex_);
   if (closed_) return;
   closed_ = true;
@@ -307,6 +307,32 @@ void Region::close() {
   for (Made& made : made_)
     if (made.counter.enabled()) made.version = made.counter.current_version();
   prune();
+  keep_around(around);
+}
+
+Region::External::External(shard::KeptTensor tensor)
+    : kept(std::move(tensor)), weak(c10::intrusive_ptr<c10::StorageImpl>()) {}
+
+void Region::External::release() {
+  kept.release();
+  place.reset();
+}
+
+void Region::keep_around(const Around& around) {
+  for (External& external : externals_) {
+    const at::Tensor& data = external.kept.data();
+    if (!data.defined() || external.kept.unit() || !is_plain(data) || !external.kept.unchanged())
+      continue;
+    try {
+      external.place = around(data);
+    } catch (const std::exception&) {  // no host memory; a scope may be ending by an exception
+      return;
+    }
+    if (!external.place) continue;
+    external.weak = WeakMemory(Memory::reclaim_copy(storage_of(data)));
+    external.geometry = geometry_of(data);
+    external.kept.release();
+  }
 }
 
 }  // namespace fsdp::memory

@@ -11,6 +11,10 @@
 // storages that are still alive aren't made again. After that the tape is freed and the storages
 // live as long as their places.
 //
+// What a needed step reads from outside is asked for around the region when it closes: a tensor
+// that a region around it has made becomes a place there, and one that a scope moves to host memory
+// goes there. So a region inside of another keeps nothing that the outer one can make again.
+//
 // Writes: a write to a made storage is a step like any other. A write to external memory isn't
 // repeated; if steps have read that memory, it is copied before the write. With `selective`,
 // results of expensive operators are kept, and replay starts from them.
@@ -21,6 +25,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/StorageImpl.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +40,7 @@
 namespace fsdp::memory {
 
 using Memory = c10::intrusive_ptr<c10::StorageImpl>;
+using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 // All of a storage's memory as a tensor of bytes.
 inline at::Tensor bytes_of(const Memory& memory) {
@@ -77,7 +83,9 @@ class Region : public std::enable_shared_from_this<Region> {
   std::unique_ptr<shard::SavedPlace> place(const at::Tensor& tensor);
   bool abandoned();  // autograd has forgotten everything that it saved
   size_t steps();    // recorded so far
-  void close();
+  // Keeps what its steps read from outside as `around` says (null: as it is).
+  using Around = std::function<std::unique_ptr<shard::SavedPlace>(const at::Tensor&)>;
+  void close(const Around& around);
 
   // --- afterwards (replay.cpp) ---
   // Call before a write to `storage`. Returns whether a copy had to be made.
@@ -89,7 +97,7 @@ class Region : public std::enable_shared_from_this<Region> {
   friend class RecomputedPlace;
 
   struct Made {
-    c10::weak_intrusive_ptr<c10::StorageImpl> weak;
+    WeakMemory weak;
     Memory memory;  // kept, made again, or found alive
     size_t bytes;
     at::Device device;
@@ -113,6 +121,16 @@ class Region : public std::enable_shared_from_this<Region> {
     List list = kNo;
     bool written = false;
     Geometry geometry;  // of a made storage
+  };
+  struct External {  // what a step reads from outside
+    shard::KeptTensor kept;
+    // Instead of kept, if the region is closed and something around it has the tensor.
+    std::unique_ptr<shard::SavedPlace> place;
+    WeakMemory weak;    // of the place
+    Geometry geometry;  // likewise
+
+    explicit External(shard::KeptTensor tensor);
+    void release();
   };
   struct Output {
     uint32_t position;  // among the tensors the operator returns
@@ -143,6 +161,7 @@ class Region : public std::enable_shared_from_this<Region> {
   void keep(Made& made, const Memory& memory) FSDP_REQUIRES(mutex_);
   void forget(Made& made) FSDP_REQUIRES(mutex_);
   void prune() FSDP_REQUIRES(mutex_);
+  void keep_around(const Around& around) FSDP_REQUIRES(mutex_);
   void clear_tape() FSDP_REQUIRES(mutex_);
 
   // replay.cpp
@@ -162,7 +181,7 @@ class Region : public std::enable_shared_from_this<Region> {
   Mutex mutex_;  // places are read and destroyed on other threads
   StorageTable table_ FSDP_GUARDED_BY(mutex_);
   std::vector<Made> made_ FSDP_GUARDED_BY(mutex_);
-  std::vector<shard::KeptTensor> externals_ FSDP_GUARDED_BY(mutex_);
+  std::vector<External> externals_ FSDP_GUARDED_BY(mutex_);
   std::vector<int64_t> dims_ FSDP_GUARDED_BY(mutex_);
   torch::jit::Stack values_ FSDP_GUARDED_BY(mutex_);  // arguments, without tensors
   std::vector<Operand> operands_ FSDP_GUARDED_BY(mutex_);

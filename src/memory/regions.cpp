@@ -138,12 +138,11 @@ class Regions final : public shard::TapeHook {
     }
     Open& last = open_.back();
     if (facts.unknown)  // it may write memory of any region
-      for (Open& entry : open_)
-        give_up(entry, formatted("the side effects of {} are unknown", op.schema().name()));
+      give_up_all(formatted("the side effects of {} are unknown", op.schema().name()));
     else if (last.region && last.region->abandoned())
       stop(last);  // an exception ended the pass, or no gradient is needed
     else if (last.region && last.region->steps() >= kMostSteps)
-      give_up(last, "it has more than a million operators");
+      give_up_all("it has more than a million operators");
     choose_key();
     c10::impl::ExcludeDispatchKeyGuard inside(shard::deferred::kRecordKey);
     bool once = shard::InGraph::now() && draws(facts, *stack);  // its results are kept
@@ -153,16 +152,12 @@ class Regions final : public shard::TapeHook {
   }
 
   std::unique_ptr<shard::SavedPlace> pack(const at::Tensor& tensor) override {
-    std::unique_ptr<shard::SavedPlace> place;
-    if (const auto& region = open_.back().region) place = region->place(tensor);
-    for (auto entry = open_.rbegin(); !place && entry != open_.rend(); ++entry)
-      if (entry->offload) return entry->offload->place(tensor);
-    return place;
+    return place_in(open_.size(), tensor);
   }
 
-  // Closes all regions: backward isn't recorded.
+  // Closes all regions, inner ones first: backward isn't recorded.
   void backward_begins() override {
-    for (Open& entry : open_) stop(entry);
+    for (auto entry = open_.rbegin(); entry != open_.rend(); ++entry) stop(*entry);
     while (!open_.empty() && open_.back().module) end();
     choose_key();
   }
@@ -189,15 +184,15 @@ class Regions final : public shard::TapeHook {
       offloads |= entry.offload != nullptr;
     }
     shard::set_taping(records);
-    shard::this_thread().packing = offloads || (records && open_.back().region);
+    shard::this_thread().packing = offloads || records;
   }
 
   void begin(Recompute mode, const std::string& name, bool records,
              std::shared_ptr<Chosen> module = nullptr, const c10::TensorImpl* first = nullptr) {
     Open entry{nullptr, nullptr, std::move(module), first, !open_.empty()};
-    if (records && mode == Recompute::OFFLOAD)
+    if (records && (mode == Recompute::OFFLOAD || mode == Recompute::FULL_OFFLOAD))
       entry.offload = std::make_shared<OffloadedRegion>(name, leaving_);
-    else if (records)
+    if (records && mode != Recompute::OFFLOAD)
       entry.region = std::make_shared<Region>(name, mode == Recompute::SELECTIVE);
     for (auto* regions : {&closed_, &inner_})
       std::erase_if(*regions, [](const auto& region) { return region.expired(); });
@@ -212,17 +207,29 @@ class Regions final : public shard::TapeHook {
     choose_key();
   }
 
+  // A place for the tensor in one of the first `count` open regions, the innermost that has one.
+  std::unique_ptr<shard::SavedPlace> place_in(size_t count, const at::Tensor& tensor) const {
+    std::unique_ptr<shard::SavedPlace> place;
+    while (!place && count-- > 0) {
+      const Open& entry = open_[count];
+      if (entry.region) place = entry.region->place(tensor);
+      if (!place && entry.offload) return entry.offload->place(tensor);
+    }
+    return place;
+  }
+
   void stop(Open& entry) {
+    const std::shared_ptr<Region> region = std::exchange(entry.region, nullptr);
+    if (region)
+      region->close([&](const at::Tensor& tensor) {
+        return place_in(static_cast<size_t>(&entry - open_.data()) + 1, tensor);
+      });
     if (auto offload = std::move(entry.offload); offload && !offload->empty()) {
       if (auto before = leaving_.lock()) before->leave();
       leaving_ = offload;
     }
     entry.offload.reset();
-    if (!entry.region) return;
-    std::shared_ptr<Region> region = std::move(entry.region);
-    entry.region.reset();
-    region->close();
-    if (region.use_count() == 1) return;
+    if (!region || region.use_count() == 1) return;
     closed_.push_back(region);  // a place holds it
     if (entry.inner) inner_.push_back(region);
   }
@@ -250,6 +257,11 @@ class Regions final : public shard::TapeHook {
                        why));
   }
 
+  // Outer regions first: an inner one may read what they have made.
+  void give_up_all(const std::string& why) {
+    for (Open& entry : open_) give_up(entry, why);
+  }
+
   void begin(const std::shared_ptr<Chosen>& module, const c10::TensorImpl* first) {
     begin(module->mode, module->path, !module->kept, module, first);
     see_only(*module, first);
@@ -262,8 +274,8 @@ class Regions final : public shard::TapeHook {
     if (fit != Region::Fit::kRecorded) {
       region->drop();
       if (fit == Region::Fit::kMixed)
-        give_up(last,
-                facts.op.schema().name() + " writes to tensors inside and outside of the region");
+        give_up_all(facts.op.schema().name() +
+                    " writes to tensors inside and outside of the region");
       protect_written(facts, *stack);
       return facts.op.redispatchBoxed(keys, stack);
     }

@@ -184,7 +184,8 @@ at::Tensor Region::over(const Memory& memory, const Geometry& geometry) const {
 
 at::Tensor Region::tensor_for(const Operand& operand, const Step& step) {
   if (operand.external >= 0) {
-    const shard::KeptTensor& kept = externals_[operand.external];
+    const auto& [kept, place, weak, geometry] = externals_[operand.external];
+    if (place) return place->get();
     kept.check(("the recomputation of " + step.facts->op.schema().name()).c_str());
     at::Tensor tensor = kept.data();
     if (kept.unit()) {
@@ -328,16 +329,20 @@ bool Region::before_write(c10::StorageImpl* storage) {
     forget(made);
     keep(made, copied());
   }
-  for (shard::KeptTensor& kept : externals_) {
-    const at::Tensor& data = kept.data();
-    if (!data.defined() || kept.unit() || !data.has_storage() ||
+  for (External& external : externals_) {
+    if (external.place && external.weak._unsafe_get_target() == storage) {
+      external = External(shard::KeptTensor(over(copied(), external.geometry)));
+      continue;
+    }
+    const at::Tensor& data = external.kept.data();
+    if (!data.defined() || external.kept.unit() || !data.has_storage() ||
         data.storage().unsafeGetStorageImpl() != storage)
       continue;
     at::Tensor there = shard::tensor_over(copied(), data.scalar_type(), data.sizes(),
                                           data.strides(), data.storage_offset());
     there._set_conj(data.is_conj());
     there._set_neg(data.is_neg());
-    kept = shard::KeptTensor(there);
+    external = External(shard::KeptTensor(there));
   }
   return static_cast<bool>(copy);
 }

@@ -20,6 +20,7 @@
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
 #include "fsdp/nn/lora.h"
+#include "fsdp/recompute.h"
 
 namespace fsdp::models {
 namespace {
@@ -208,10 +209,20 @@ Stream DecoderBlockImpl::forward(const Stream& stream, const RotaryTables& table
   auto [qkv, x] = read(stream, input_layernorm, self_attn->projections());
   at::Tensor attended =
       written(self_attn(qkv, tables, attending), before ? none : post_attention_layernorm);
-  auto [gate_up, sum] =
-      read({x, attended}, before ? post_attention_layernorm : pre_feedforward_layernorm,
-           mlp->projections());
-  return {sum, written(mlp(gate_up), post_feedforward_layernorm)};
+  return add_feed_forward({x, attended});
+}
+
+Stream DecoderBlockImpl::add_feed_forward(const Stream& stream) {
+  const nn::RMSNorm& norm =
+      post_feedforward_layernorm ? pre_feedforward_layernorm : post_attention_layernorm;
+  const auto feed_forward = [&](const Stream& part) -> Stream {
+    auto [gate_up, sum] = read(part, norm, mlp->projections());
+    return {sum, written(mlp(gate_up), post_feedforward_layernorm)};
+  };
+  if (tile == 0) return feed_forward(stream);
+  const at::Tensor sum = stream.x + stream.delta;
+  return {sum,
+          tiled([&](const at::Tensor& rows) { return feed_forward({rows}).delta; }, sum, tile)};
 }
 
 // --- the model ---
@@ -324,6 +335,10 @@ at::Tensor DecoderImpl::hidden(const TextInputs& inputs) {
 
 int64_t DecoderImpl::cache_limit() const {
   return config_.long_rope ? config_.long_rope->original_max_position_embeddings : 0;
+}
+
+void DecoderImpl::tile_feed_forward(int64_t tokens) {
+  for (const auto& block : *model->layers) block->as<DecoderBlock>()->tile = tokens;
 }
 
 double DecoderImpl::flops_per_token(int64_t tokens) const {

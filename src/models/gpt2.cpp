@@ -13,6 +13,7 @@
 #include "base/format.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/functional.h"
+#include "fsdp/recompute.h"
 
 namespace fsdp::models {
 namespace {
@@ -123,8 +124,16 @@ GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer) {
 
 Stream GPT2BlockImpl::forward(const Stream& stream, const Attending& attending) {
   auto [qkv, x] = norm_conv(stream, ln_1, attn->c_attn);
-  auto [wide, sum] = norm_conv({x, attn(qkv, attending)}, ln_2, mlp->c_fc);
-  return {sum, mlp(wide)};
+  const at::Tensor attended = attn(qkv, attending);
+  if (tile == 0) {
+    auto [wide, sum] = norm_conv({x, attended}, ln_2, mlp->c_fc);
+    return {sum, mlp(wide)};
+  }
+  const auto feed_forward = [&](const at::Tensor& rows) {
+    return mlp(norm_conv({rows}, ln_2, mlp->c_fc).out);
+  };
+  const at::Tensor sum = x + attended;
+  return {sum, tiled(feed_forward, sum, tile)};
 }
 
 // --- the model ---
@@ -157,6 +166,10 @@ GPT2Impl::GPT2Impl(const GPT2Config& config) : config_(checked(config)) {
 
 at::Tensor GPT2Impl::hidden(const TextInputs& inputs) {
   return transformer(inputs);
+}
+
+void GPT2Impl::tile_feed_forward(int64_t tokens) {
+  for (const auto& block : *transformer->h) block->as<GPT2Block>()->tile = tokens;
 }
 
 double GPT2Impl::flops_per_token(int64_t tokens) const {

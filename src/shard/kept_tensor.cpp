@@ -43,8 +43,12 @@ KeptTensor& KeptTensor::operator=(KeptTensor&& other) noexcept {
   return *this;
 }
 
+bool KeptTensor::unchanged() const {
+  return !data_.defined() || data_.is_inference() || data_._version() == version_;
+}
+
 void KeptTensor::check(const char* who) const {
-  if (!data_.defined() || data_.is_inference() || data_._version() == version_) return;
+  if (unchanged()) return;
   throw Error(
       formatted(
           "{} that {} needs was changed in place after forward saved it: version {}, expected "

@@ -22,6 +22,7 @@ class KeptTensor {
   // Without autograd metadata and without the key.
   const at::Tensor& data() const { return data_; }
   const std::shared_ptr<Unit>& unit() const { return unit_; }  // of a parameter
+  bool unchanged() const;                                      // in place, since it was kept
   // An Error if the tensor was changed in place since it was kept. `who` needs it now.
   void check(const char* who) const;
   void release();

@@ -145,6 +145,9 @@ void check_activations(const Config& config) {
       config.model.type == models::ModelType::kMlp)
     throw Error("activations.mode = feed_forward, but an mlp has no feed-forward layers in blocks.",
                 "set it to full, offload or none.");
+  if (config.activations.tile > 0 && config.model.type == models::ModelType::kMlp)
+    throw Error("activations.tile is set, but an mlp has no feed-forward layers in blocks.",
+                "set it to 0.");
   check(config.activations, config.model.layers);
 }
 
@@ -186,7 +189,7 @@ void check_graph(const Config& config) {
         "without dropout",
         "shard.precision to bf16 and model.dropout to 0");
   if (config.offload.optimizer) refuse("the CPU updates parameters", "offload.optimizer to false");
-  if (config.activations.mode == memory::ActivationsMode::kOffload)
+  if (offloads(config.activations.mode))
     refuse("activations move to host memory", "activations.mode to full");
   if (config.offload.any())
     refuse("parts of the model are offloaded", "offload.parameters and offload.gradients to false");

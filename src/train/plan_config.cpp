@@ -37,6 +37,19 @@ Samples samples_for(const Config& config, const PlanStep& step) {
   return samples;
 }
 
+// `part` > 0: one sequence, of this many tokens per sample of the plan.
+PlanModel plan_model_of(const Config& config, int64_t vocab, int64_t part = 0) {
+  return [config, vocab, part] {
+    TrainTask task = make_task(config, vocab);
+    return PlanSubject{task.module, [task, config, part](const PlanStep& step) {
+                         if (part == 0) return task.loss_sum(samples_for(config, step));
+                         Config longer = config;
+                         longer.data.seq = part * step.batch;
+                         return task.loss_sum(samples_for(longer, {1, step.device}));
+                       }};
+  };
+}
+
 }  // namespace
 
 ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int ranks_per_node) {
@@ -51,12 +64,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
     const int states = config.optim.type == optim::OptimizerType::kAdamW ? 2 : 1;
     plan.adapters_saved = 4.0 * (1 + states) * static_cast<double>(known.trained) / world;
   }
-  plan.model = [config, vocab] {
-    TrainTask task = make_task(config, vocab);
-    return PlanSubject{task.module, [task, config](const PlanStep& step) {
-                         return task.loss_sum(samples_for(config, step));
-                       }};
-  };
+  plan.model = plan_model_of(config, vocab);
   PlanOptions& options = plan.options;
   options.ranks_per_node = ranks_per_node;
   options.shard_ranks = static_cast<int>(config.shard.shard_ranks);
@@ -72,6 +80,24 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
   options.clip = 1.0;  // the norm is always computed
   options.optimizer = [config](const Sharded& sharded) { return make_optimizer(config, sharded); };
+  return plan;
+}
+
+ConfigPlan plan_of_sequences(const Config& given, int world, Gpu gpu, int ranks_per_node) {
+  if (given.model.type == models::ModelType::kMlp || given.model.type == models::ModelType::kGpt2)
+    throw Error(formatted("a model of type {} has no longest sequence to plan: {}.",
+                          enum_name(given.model.type),
+                          given.model.type == models::ModelType::kMlp
+                              ? "it reads no sequences"
+                              : "its learned positions fix the length"),
+                "leave out --max-seq, or plan a model with rotary positions.");
+  Config config = given;
+  config.train.micro_batch = 1;
+  ConfigPlan plan = plan_of(config, world, std::move(gpu), ranks_per_node);
+  resolve_precision(config.shard, /*gpu=*/true);
+  plan.model = plan_model_of(config, vocab_of(config), kSequencePart);
+  plan.tokens_per_sample = kSequencePart;
+  plan.options.batch = 0;  // any
   return plan;
 }
 
@@ -99,6 +125,7 @@ void set_recompute(PlanOptions& options, const memory::ActivationsConfig& activa
   const memory::ActivationsMode mode = activations.mode;
   if (mode != kNone)
     options.recompute = mode == kOffload     ? Recompute::OFFLOAD
+                        : mode == kLong      ? Recompute::FULL_OFFLOAD
                         : mode == kSelective ? Recompute::SELECTIVE
                                              : Recompute::FULL;
   options.recompute.inner = mode == kFeedForward;
@@ -110,9 +137,17 @@ memory::ActivationsMode activations_mode(const PlanRecompute& recompute) {
   using enum memory::ActivationsMode;
   if (!recompute.mode) return kNone;
   if (recompute.inner) return kFeedForward;
-  return *recompute.mode == Recompute::FULL        ? kFull
-         : *recompute.mode == Recompute::SELECTIVE ? kSelective
-                                                   : kOffload;
+  switch (*recompute.mode) {
+    case Recompute::FULL:
+      return kFull;
+    case Recompute::SELECTIVE:
+      return kSelective;
+    case Recompute::OFFLOAD:
+      return kOffload;
+    case Recompute::FULL_OFFLOAD:
+      return kLong;
+  }
+  return kNone;
 }
 
 SurveyOptions survey_options() {

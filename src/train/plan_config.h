@@ -21,6 +21,11 @@ struct ConfigPlan {
 // For `world` ranks, `ranks_per_node` per host; without `gpu`, for CPUs. Reads no data.
 ConfigPlan plan_of(const Config& config, int world, std::optional<Gpu> gpu, int ranks_per_node = 8);
 
+// The same with micro-batches of one sequence, in which a sample of the plan is this many tokens of
+// it: the largest batch that fits is then the longest sequence.
+constexpr int64_t kSequencePart = 1024;
+ConfigPlan plan_of_sequences(const Config& config, int world, Gpu gpu, int ranks_per_node = 8);
+
 // The known GPU with that name and the closest memory size, with the device's own memory size;
 // nullopt for the CPU.
 std::optional<Gpu> gpu_of(at::Device device);

@@ -65,7 +65,7 @@ bool wants_graphs(const Training& training, int64_t steps) {
     return false;
   }
   return on || (!training.scaler && !reads_documents_on_host(config) && !config.offload.any() &&
-                config.activations.mode != memory::ActivationsMode::kOffload && steps >= kWorthIt);
+                !offloads(config.activations.mode) && steps >= kWorthIt);
 }
 
 }  // namespace fsdp::train

@@ -179,6 +179,7 @@ TrainTask make_task(const Config& config, int64_t vocab) {
                             wrap::modules<models::DecoderBlock>(),
                             wrap::modules<models::GatedFeedForward>(), config.data);
   }
+  if (task.text) task.text->tile_feed_forward(memory::tile_of(config.activations));
   const bool lora = config.lora.rank > 0;
   const double forward_flops = task.flops_per_sample / 3;
   if (lora) adapt(task, config);

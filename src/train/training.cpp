@@ -110,6 +110,7 @@ std::optional<RecomputePolicy> activation_policy(const memory::ActivationsConfig
   if (activations.mode == kFeedForward) return RecomputePolicy(task.feed_forwards, options);
   if (activations.mode == kSelective) options.mode = Recompute::SELECTIVE;
   if (activations.mode == kOffload) options.mode = Recompute::OFFLOAD;
+  if (activations.mode == kLong) options.mode = Recompute::FULL_OFFLOAD;
   return RecomputePolicy(task.blocks, options);
 }
 
@@ -319,6 +320,11 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
     log::info(
         "activations.mode = selective saves nothing here: the layers of these models recompute "
         "norms and activations anyway. feed_forward saves memory.");
+  if (chosen.activations.mode == memory::ActivationsMode::kLong && world.rank() == 0)
+    log::info(
+        formatted("activations.mode = long: blocks are recomputed from inputs in host memory, "
+                  "feed-forward layers in tiles of {} tokens (activations.tile).",
+                  memory::tile_of(chosen.activations)));
   training.corpus = open_corpus(chosen, (directory.root / "tokens").string());
   check_pairs(training);
   if (chosen.model.vocab == 0) chosen.model.vocab = training.corpus->vocab();

@@ -81,6 +81,34 @@ TEST(PlanCommand, TheFastestOfAWorldIsTheSameAmongOthersAndAlone) {
   }
 }
 
+TEST(PlanCommand, SaysHowLongSequencesCanBe) {
+  auto longest = [](const std::string& mode) {
+    return rows_of(
+        {"demo", "--gpu", "2", "--world", "1,2", "--max-seq", "--activations.mode", mode});
+  };
+  const std::vector<Json> none = longest("none"), with_tiles = longest("long");
+  ASSERT_EQ(none.size(), 2);
+  for (size_t i = 0; i < none.size(); ++i) {
+    const auto tokens = none[i]["max_seq"].get<int64_t>();
+    EXPECT_GE(tokens, 1024);
+    EXPECT_LE(none[i]["bytes"].get<double>(), 2e9);
+    EXPECT_GT(with_tiles[i]["max_seq"].get<int64_t>(), 2 * tokens);
+    EXPECT_GT(with_tiles[i]["host_bytes"], 0);
+    // It fits, and a tenth more doesn't.
+    auto fits = [&](int64_t seq) {
+      return rows_of({"demo", "--gpu", "2", "--world", std::to_string(i + 1), "--no-survey",
+                      "--train.micro_batch", "1", "--data.seq", std::to_string(seq)})
+          .back()["fits"]
+          .get<bool>();
+    };
+    EXPECT_TRUE(fits(tokens));
+    EXPECT_FALSE(fits(tokens * 11 / 10));
+  }
+  const launch::Ended said = plan({"gpt2-124m", "--max-seq"});
+  EXPECT_EQ(said.code, 2);
+  EXPECT_TRUE(has(said.err, "learned positions")) << said.err;
+}
+
 TEST(PlanCommand, EveryKindIsThere) {
   auto kinds = kinds_of({"gpt2-124m", "--gpu", "h100", "--world", "8"});
   for (const char* kind :

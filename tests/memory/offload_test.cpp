@@ -209,8 +209,10 @@ TEST_F(Offload, ScopesOfAllModesNest) {
     return std::pair(a.grad(), b.grad());
   };
   auto plain = gradients({}, {});
-  for (Recompute outer : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD})
-    for (Recompute inner : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
+  const auto modes = {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD,
+                      Recompute::FULL_OFFLOAD};
+  for (Recompute outer : modes)
+    for (Recompute inner : modes) {
       auto both = gradients(outer, inner);
       EXPECT_TRUE(at::equal(both.first, plain.first)) << int(outer) << " " << int(inner);
       EXPECT_TRUE(at::equal(both.second, plain.second)) << int(outer) << " " << int(inner);

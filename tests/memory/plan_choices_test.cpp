@@ -233,7 +233,8 @@ TEST(Plan, Fp8KeepsNoMoreAndIsFaster) {
   options.gpu = gpu("h100");
   options.shard.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
   const Plan bf16 = plan(usual.model, options);
-  for (auto recipe : {nn::Fp8::kTensorwise, nn::Fp8::kRowwise, nn::Fp8::kRowwiseBf16Grad}) {
+  for (auto recipe :
+       {fsdp::nn::Fp8::kTensorwise, fsdp::nn::Fp8::kRowwise, fsdp::nn::Fp8::kRowwiseBf16Grad}) {
     const Plan fp8 = plan(fp8_llama(recipe, config, 1024).model, options);
     EXPECT_NEAR(fp8.flops, bf16.flops, 1e-6 * bf16.flops);
     EXPECT_LT(fp8.time.compute, bf16.time.compute);

@@ -120,6 +120,14 @@ TEST(PlanCuda, PredictsTheLlamaWithRecomputation) {
   }
 }
 
+TEST(PlanCuda, PredictsLongSequences) {
+  const PlannedModel subject =
+      llama({.vocab = 32000, .dim = 2048, .layers = 16, .heads = 16}, 65536, /*tile=*/8192);
+  PlanOptions options = options_for(subject, 1, /*bf16=*/true);
+  options.recompute = Recompute::FULL_OFFLOAD;
+  expect_close(subject, options);
+}
+
 TEST(PlanCuda, PredictsMicroBatches) {
   PlanOptions options = options_for(llama_953m(), 2, /*bf16=*/true);
   options.micro_batches = 2;

@@ -42,25 +42,30 @@ inline PlannedModel mlp(int64_t width = 256, int64_t layers = 6) {
 
 inline PlannedModel llama(
     models::LlamaConfig config = {.vocab = 512, .dim = 128, .layers = 3, .heads = 4, .kv_heads = 2},
-    int64_t tokens = 64) {
+    int64_t tokens = 64, int64_t tile = 0) {
   return {"llama",
-          plan_model([config] { return models::Llama(config); },
-                     [=](models::Llama& model, const PlanStep& step) {
-                       at::Tensor ids = ids_for(step, tokens, config.vocab);
-                       return model->loss_sum({.ids = ids}, ids);
-                     }),
+          plan_model(
+              [=] {
+                models::Llama model(config);
+                model->tile_feed_forward(tile);
+                return model;
+              },
+              [=](models::Llama& model, const PlanStep& step) {
+                at::Tensor ids = ids_for(step, tokens, config.vocab);
+                return model->loss_sum({.ids = ids}, ids);
+              }),
           wrap::modules<models::LlamaBlock>()};
 }
 
 inline PlannedModel fp8_llama(
-    nn::Fp8 recipe = nn::Fp8::kTensorwise,
+    fsdp::nn::Fp8 recipe = fsdp::nn::Fp8::kTensorwise,
     models::LlamaConfig config = {.vocab = 512, .dim = 128, .layers = 3, .heads = 4, .kv_heads = 4},
     int64_t tokens = 64) {
   return {"llama in fp8",
           plan_model(
               [=] {
                 models::Llama model(config);
-                nn::convert_to_fp8(*model, {.recipe = recipe});
+                fsdp::nn::convert_to_fp8(*model, {.recipe = recipe});
                 return model;
               },
               [=](models::Llama& model, const PlanStep& step) {

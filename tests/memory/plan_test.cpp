@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
+#include "base/seams.h"
 #include "fsdp/plan.h"
+#include "memory/activation_offload.h"
 #include "memory/plan_subjects.h"
 #include "shard/counting_allocator.h"
 #include "shard/world.h"
@@ -85,6 +87,29 @@ TEST(Plan, PredictsRecomputation) {
     expect_close(mode == Recompute::FULL ? "full" : "selective",
                  plan(llama().model, options).memory.peak(), measured(llama(), options));
   }
+}
+
+// 1024 tokens in tiles of 128. Host memory is the CPU's here, which the plan doesn't count.
+TEST(Plan, PredictsTilesAndInputsInHostMemory) {
+  const WithSeams everything({.smallest_offloaded = 1});
+  const models::LlamaConfig config{
+      .vocab = 512, .dim = 64, .layers = 4, .heads = 4, .kv_heads = 2, .ffn = 512};
+  auto peak = [&](int64_t tile, PlanRecompute recompute) {
+    const PlannedModel subject = llama(config, 256, tile);
+    PlanOptions options = options_for(subject);
+    options.recompute = recompute;
+    const Plan planned = plan(subject.model, options);
+    const int64_t pool = memory::offload::use_of(at::kCPU).pool;
+    const int64_t real = measured(subject, options);
+    expect_close("tiles of " + std::to_string(tile), planned.memory.peak(),
+                 real - (memory::offload::use_of(at::kCPU).pool - pool));
+    EXPECT_EQ(planned.memory.host > 0, recompute.mode == Recompute::FULL_OFFLOAD);
+    return planned.memory.peak();
+  };
+  const int64_t whole = peak(0, Recompute::FULL), tiled = peak(128, Recompute::FULL);
+  EXPECT_LT(tiled, whole * 3 / 4);
+  EXPECT_LT(peak(128, std::nullopt), peak(0, std::nullopt) * 3 / 4);
+  EXPECT_LT(peak(128, Recompute::FULL_OFFLOAD), tiled);
 }
 
 // Recomputing a block takes as much memory as keeping it, so keeping the last one is free.

@@ -102,7 +102,8 @@ void expect_same_in_scopes(const TwoScopes& loss, std::vector<Recompute> outers)
   };
   Outcome plain = with({}, {});
   for (Recompute outer : outers)
-    for (Recompute inner : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
+    for (Recompute inner :
+         {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD, Recompute::FULL_OFFLOAD}) {
       SCOPED_TRACE(std::to_string(int(outer)) + " around " + std::to_string(int(inner)));
       expect_equal(plain, with(outer, inner));
     }
@@ -117,7 +118,7 @@ TEST(Recompute, AWriteInAnInnerScopeIsNotLostInTheOuterOne) {
           return long_way(two.b(long_way(y) * z)).square().sum();
         });
       },
-      {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD});
+      {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD, Recompute::FULL_OFFLOAD});
 }
 
 TEST(Recompute, AWriteInTheOuterScopeDoesNotReachWhatAnInnerOneHasRead) {
@@ -130,7 +131,7 @@ TEST(Recompute, AWriteInTheOuterScopeDoesNotReachWhatAnInnerOneHasRead) {
           return long_way(two.b(long_way(y) * z)).square().sum();
         });
       },
-      {Recompute::FULL, Recompute::SELECTIVE});  // the modes that record the write
+      {Recompute::FULL, Recompute::SELECTIVE, Recompute::FULL_OFFLOAD});  // that record the write
 }
 
 TEST(Recompute, AnExceptionLeavesTheScope) {

@@ -29,6 +29,7 @@ struct Training {
   std::optional<RecomputePolicy> policy = {};
   bool policy_first = false;  // before fully_shard
   int micro_batches = 1;
+  int steps = 3;
 };
 
 Trained train(const Training& training) {
@@ -45,7 +46,7 @@ Trained train(const Training& training) {
   AdamW optimizer(sharded, {.lr = 1e-2});
   Trained result;
   torch::manual_seed(kSeed + rank());
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < training.steps; ++step) {
     sharded.count_activations(true);
     at::Tensor loss;
     for (int i = 0; i < training.micro_batches; ++i) {
@@ -87,15 +88,18 @@ void expect_equal(const Trained& plain, const Trained& other) {
   EXPECT_EQ(other.left, 0);
 }
 
-// Compares all modes with a plain run. Returns what each keeps: plain, full, selective, offload.
+// Compares all modes with a plain run. Returns what each keeps: plain, full, selective, offload,
+// full with inputs offloaded.
 std::vector<int64_t> expect_same(Training training, const WrapPolicy& which) {
   Trained plain = train(training);
   std::vector<int64_t> kept{plain.kept};
   const WithSeams everything({.smallest_offloaded = 1});  // nothing here is large
-  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
+  for (Recompute mode :
+       {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD, Recompute::FULL_OFFLOAD}) {
     SCOPED_TRACE(mode == Recompute::FULL        ? "full"
                  : mode == Recompute::SELECTIVE ? "selective"
-                                                : "offload");
+                 : mode == Recompute::OFFLOAD   ? "offload"
+                                                : "full, offload");
     training.policy = RecomputePolicy(which, {.mode = mode});
     Trained again = train(training);
     expect_equal(plain, again);
@@ -124,13 +128,14 @@ Training transformer(ShardOptions options) {
           .options = options};
 }
 
-Training llama(ShardOptions options) {
+Training llama(ShardOptions options, int64_t tile = 0) {
   options.wrap = wrap::modules<models::LlamaBlock>();
   options.device = test_device();
   return {.build =
-              [] {
+              [tile] {
                 models::Llama model(models::LlamaConfig{
                     .vocab = 61, .dim = 32, .layers = 4, .heads = 4, .kv_heads = 2, .ffn = 64});
+                model->tile_feed_forward(tile);
                 return built(model.ptr(), [model](const Batch& batch) mutable {
                   return model->forward(batch.x, batch.y);
                 });
@@ -241,6 +246,53 @@ TEST(ShardedRecompute, AFeedForwardAloneIsTheSameAndKeepsLess) {
   };
   kept = expect_same(gpt2, wrap::modules<models::GPT2MLP>());
   EXPECT_LT(kept[1], kept[0] * 4 / 5);
+}
+
+void expect_close(const Trained& tiled, const Trained& whole, double tolerance) {
+  auto close = [&](const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
+                   const char* what) {
+    ASSERT_EQ(a.size(), b.size()) << what;
+    for (size_t i = 0; i < a.size(); ++i)
+      EXPECT_LE((a[i].to(at::kDouble) - b[i].to(at::kDouble)).norm().item<double>(),
+                tolerance * b[i].to(at::kDouble).norm().item<double>())
+          << what << " " << i;
+  };
+  close(tiled.losses, whole.losses, "loss");
+  close(tiled.gradients, whole.gradients, "gradient");
+}
+
+// 96 tokens in tiles of 20. Rounding differs with the tile, not with what is kept.
+TEST(ShardedRecompute, TiledFeedForwardsOfALlamaAreTheSame) {
+  auto blocks = wrap::modules<models::LlamaBlock>();
+  Training whole = llama({.share_host_memory = false}), tiled = llama(whole.options, 20);
+  whole.steps = tiled.steps = 1;
+  expect_close(train(tiled), train(whole), 1e-5);
+  auto kept = expect_same(llama({}, 20), blocks);
+  EXPECT_LT(3 * kept[1], kept[0]);
+  EXPECT_LT(kept[4], kept[1]);  // one block's input of four
+  Training half = llama({.mixed_precision = bf16_precision()});
+  tiled = llama(half.options, 20);
+  half.steps = tiled.steps = 1;
+  expect_close(train(tiled), train(half), 2e-2);
+  expect_same(llama(half.options, 20), blocks);
+}
+
+TEST(ShardedRecompute, TiledFeedForwardsOfAGPT2AreTheSame) {
+  auto gpt2 = [](int64_t tile) {
+    Training training = llama({});
+    training.options.wrap = wrap::modules<models::GPT2Block>();
+    training.steps = 1;
+    training.build = [tile] {
+      models::GPT2 model(
+          models::GPT2Config{.vocab = 61, .max_tokens = 24, .dim = 32, .layers = 2, .heads = 4});
+      model->tile_feed_forward(tile);
+      return built(model.ptr(), [model](const Batch& batch) mutable {
+        return model->forward(batch.x, batch.y);
+      });
+    };
+    return training;
+  };
+  expect_close(train(gpt2(20)), train(gpt2(0)), 1e-5);
 }
 
 TEST(ShardedRecompute, AStepBetweenForwardAndBackwardIsAnError) {

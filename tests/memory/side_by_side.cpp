@@ -83,10 +83,12 @@ void expect_same(const Make& make, RunOptions options) {
   Outcome plain = run(make, options);
   EXPECT_EQ(plain.left, 0);
   options.recompute = true;
-  for (Recompute mode : {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD}) {
+  for (Recompute mode :
+       {Recompute::FULL, Recompute::SELECTIVE, Recompute::OFFLOAD, Recompute::FULL_OFFLOAD}) {
     SCOPED_TRACE(mode == Recompute::FULL        ? "full"
                  : mode == Recompute::SELECTIVE ? "selective"
-                                                : "offload");
+                 : mode == Recompute::OFFLOAD   ? "offload"
+                                                : "full, offload");
     options.mode = mode;
     Outcome again = run(make, options);
     expect_equal(plain, again);

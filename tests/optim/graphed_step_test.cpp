@@ -51,13 +51,15 @@ TEST_F(GraphedSteps, AreTheSameWhereBlocksAreComputedAgain) {
 TEST_F(GraphedSteps, StayEagerWhereActivationsAreOffloaded) {
   if (!on_gpu()) GTEST_SKIP() << "the stand-in records without running anything";
   const WithSeams everything({.smallest_offloaded = 1});
-  Plan plan{.model = "transformer", .step = {.clip = 0.5}, .recompute = Recompute::OFFLOAD};
-  Outcome recorded;
-  const std::string said = told([&] { recorded = graphed(plan); });
-  EXPECT_FALSE(recorded.replayed);
-  EXPECT_TRUE(contains(recorded.why_eager, "offloaded activations")) << recorded.why_eager;
-  EXPECT_TRUE(contains(said, "so steps stay eager")) << said;
-  expect_same(recorded, eager(plan));
+  for (Recompute mode : {Recompute::OFFLOAD, Recompute::FULL_OFFLOAD}) {
+    Plan plan{.model = "transformer", .step = {.clip = 0.5}, .recompute = mode};
+    Outcome recorded;
+    const std::string said = told([&] { recorded = graphed(plan); });
+    EXPECT_FALSE(recorded.replayed);
+    EXPECT_TRUE(contains(recorded.why_eager, "offloaded activations")) << recorded.why_eager;
+    EXPECT_TRUE(contains(said, "so steps stay eager")) << said;
+    expect_same(recorded, eager(plan));
+  }
 }
 
 TEST_F(GraphedSteps, ClipAndFollowTheLearningRate) {

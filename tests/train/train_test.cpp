@@ -62,6 +62,8 @@ TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
       {"selective", 1, {"--activations.mode", "selective"}},
       {"feed-forward", 1, {"--activations.mode", "feed_forward", "--activations.keep_last", "1"}},
       {"activations", 2, {"--activations.mode", "offload"}},
+      {"long", 2, {"--activations.mode", "long", "--activations.tile", "10"}},
+      {"tiles", 3, {"--activations.tile", "24"}},
       {"offload", 2, {"--offload.optimizer", "true", "--offload.fraction", "0.7"}},
       {"away", 2, {"--offload.optimizer", "true", "--offload.parameters", "true"}},
       {"parts", 2, {"--offload.gradients", "true", "--offload.parameters", "true"}},

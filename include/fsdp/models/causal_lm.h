@@ -154,6 +154,9 @@ class CausalLMImpl : public torch::nn::Module {
   /// A cache of up to this many tokens can't be continued beyond them: make a new one from all
   /// tokens. 0: any can.
   virtual int64_t cache_limit() const { return 0; }
+  /// Computes the feed-forwards of all blocks, with their norms, this many tokens at a time, and
+  /// recomputes them in backward (tiled()). 0: all tokens at once, as after construction.
+  virtual void tile_feed_forward(int64_t tokens) = 0;
   /// Floating-point operations of forward and backward in a sequence of this length: 6 per weight
   /// in a matrix product (the head counts, the embedding doesn't), and attention over the causal
   /// half of all pairs.

@@ -236,7 +236,11 @@ class DecoderBlockImpl : public torch::nn::Module {
   DecoderAttention self_attn = nullptr;              ///< Attention.
   GatedFeedForward mlp = nullptr;                    ///< Feed-forward.
 
+  /// Tokens of the feed-forward and its norms that are computed at a time (tiled()). 0: all.
+  int64_t tile = 0;
+
  private:
+  Stream add_feed_forward(const Stream& stream);
   at::Tensor written(const at::Tensor& x, const nn::RMSNorm& norm) const;
   nn::NormedLinears read(const Stream& stream, const nn::RMSNorm& norm,
                          const std::vector<nn::Linear>& linears) const;
@@ -289,6 +293,7 @@ class DecoderImpl : public CausalLMImpl {
   int64_t vocab() const override { return config_.vocab; }
   int64_t layers() const override { return config_.layers; }
   int64_t cache_limit() const override;
+  void tile_feed_forward(int64_t tokens) override;
   double flops_per_token(int64_t tokens) const override;
   Distribution initial(const std::string& name, at::IntArrayRef sizes) const override;
 

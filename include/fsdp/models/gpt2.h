@@ -98,6 +98,9 @@ class GPT2BlockImpl : public torch::nn::Module {
   nn::LayerNorm ln_2 = nullptr;  ///< Before the feed-forward.
   GPT2Attention attn = nullptr;  ///< Attention.
   GPT2MLP mlp = nullptr;         ///< Feed-forward.
+
+  /// Tokens of the feed-forward and its norm that are computed at a time (tiled()). 0: all.
+  int64_t tile = 0;
 };
 /// Holder of GPT2BlockImpl.
 TORCH_MODULE(GPT2Block);
@@ -132,6 +135,7 @@ class GPT2Impl : public CausalLMImpl {
   int64_t vocab() const override { return config_.vocab; }
   int64_t layers() const override { return config_.layers; }
   int64_t max_tokens() const override { return config_.max_tokens; }
+  void tile_feed_forward(int64_t tokens) override;
   double flops_per_token(int64_t tokens) const override;
   Distribution initial(const std::string& name, at::IntArrayRef sizes) const override;
 
