@@ -11,12 +11,14 @@
 /// layer writes its weight's gradient straight into the buffer that is reduced.
 ///
 /// - nn/functional.h: functions, some for several layers at once.
+/// - nn/block_attention.h: attention that skips blocks of tokens.
 /// - nn/modules.h: Linear, LayerNorm, Embedding and RMSNorm.
 /// - nn/lora.h: adapters for fine-tuning.
 /// - nn/fp8.h: linears whose matrix products have operands of one byte.
 /// - nn/moe.h: mixtures of experts.
 #pragma once
 
+#include "fsdp/nn/block_attention.h"
 #include "fsdp/nn/fp8.h"
 #include "fsdp/nn/functional.h"
 #include "fsdp/nn/lora.h"
