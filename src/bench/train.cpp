@@ -200,8 +200,9 @@ Strings step_notes(const Options& options, const Results& results) {
     notes.push_back(
         "selective: products and attention are kept. feed_forward: backward recomputes the product "
         "of gate and up. full: backward recomputes whole blocks (except the last ones, if the row "
-        "says so). offload: nothing is recomputed; activations wait in host memory. TFLOP/s don't "
-        "count recomputation. FSDP2's ac recomputes whole blocks; its selective one keeps products "
+        "says so). offload: nothing is recomputed; activations wait in host memory. long: full, "
+        "from inputs in host memory, with feed-forwards in tiles. TFLOP/s don't count "
+        "recomputation. FSDP2's ac recomputes whole blocks; its selective one keeps products "
         "and attention.");
   if (std::ranges::any_of(results, [](const Result& one) { return one.fastest("plain").ran(); }))
     notes.push_back(
@@ -319,9 +320,9 @@ FSDP2 needs a python3 with torch 2.11 (or FSDP_TEST_PYTHON=PYTHON); without one 
   flags.command.get_option("--ranks")->description("Ranks on this host; a named row has its own");
   flags.number("--rounds", options->rounds, "Rounds; each runs everything once");
   flags.choice("--activations", row.activations,
-               {"none", "selective", "feed_forward", "full", "offload"},
+               {"none", "selective", "feed_forward", "full", "offload", "long"},
                "Recomputation, as activations.mode of fsdp train: none, selective, feed_forward, "
-               "full or offload; default: none, or the row's own");
+               "full, offload or long; default: none, or the row's own");
   flags.command.get_option("--activations")->default_str("");
   flags.choice("--optim", row.optim, {"adamw", "muon"},
                "What updates our parameters: adamw or muon; FSDP2 and plain have AdamW");
