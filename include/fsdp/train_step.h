@@ -66,6 +66,9 @@ struct TrainStepOptions {
   /// answers and such). Each step adds them up over ranks, reports them in StepOutcome::tally, and
   /// sets them to zero. Undefined: none.
   at::Tensor tally = {};
+  /// Called in each step after its update, with the tally of all ranks on the device. With graphs
+  /// it is recorded, so it must not read values back.
+  std::function<void(const at::Tensor& tally)> use_tally = {};
   /// Keeps whole gradients over the micro-batches and reduces once per step instead of after each.
   bool reduce_once = false;
   /// Scales losses, for fp16. Steps are eager.

@@ -170,6 +170,19 @@ bool is_mask(std::string_view name) {
   return rest == "attn.bias" || rest == "attn.masked_bias";
 }
 
+// Mixtral's names as those of other mixtures.
+std::string common_name(std::string name) {
+  constexpr std::string_view kBlock = ".block_sparse_moe.";
+  const size_t found = name.find(kBlock);
+  if (found == std::string::npos) return name;
+  name.replace(found, kBlock.size(), ".mlp.");
+  for (const auto& [theirs, common] :
+       {std::pair(".w1.weight", ".gate_proj.weight"), std::pair(".w2.weight", ".down_proj.weight"),
+        std::pair(".w3.weight", ".up_proj.weight")})
+    if (name.ends_with(theirs)) name.replace(name.size() - std::strlen(theirs), name.npos, common);
+  return name;
+}
+
 }  // namespace
 
 bool is_peft(const fs::path& dir) {
@@ -200,8 +213,23 @@ std::string name_in_model(const std::string& name) {
   for (const char* begin : {"wte.", "wpe.", "h.", "ln_f."})
     if (name.starts_with(begin)) return "transformer." + name;
   for (const char* begin : {"embed_tokens.", "layers.", "norm."})
-    if (name.starts_with(begin)) return "model." + name;
-  return name;
+    if (name.starts_with(begin)) return common_name("model." + name);
+  return common_name(name);
+}
+
+std::optional<ExpertMatrix> expert_matrix(const std::string& name) {
+  constexpr std::string_view kExperts = ".mlp.experts.";
+  const size_t found = name.find(kExperts);
+  if (found == std::string::npos) return std::nullopt;
+  const size_t begin = found + kExperts.size(), dot = name.find('.', begin);
+  if (dot == std::string::npos || dot - begin > 6 || !is_number(name.substr(begin, dot - begin)))
+    return std::nullopt;
+  const std::string part = name.substr(dot + 1), before = name.substr(0, begin);
+  const bool down = part == "down_proj.weight", up = part == "up_proj.weight";
+  if (!down && !up && part != "gate_proj.weight") return std::nullopt;
+  return ExpertMatrix{.parameter = before + (down ? "down_proj" : "gate_up_proj"),
+                      .expert = std::stoll(name.substr(begin, dot - begin)),
+                      .second = up};
 }
 
 }  // namespace fsdp::checkpoint

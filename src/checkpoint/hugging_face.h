@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,16 @@ HuggingFaceListing list_hugging_face(const std::filesystem::path& dir);
 //   PEFT has "base_model.model." before all names
 //   older files store GPT-2's masks (attn.bias, attn.masked_bias) and Llama's frequencies
 //   (rotary_emb.inv_freq), which aren't weights
+//   Mixtral's files say block_sparse_moe for mlp, and w1, w3, w2 for gate_proj, up_proj, down_proj
 std::string name_in_model(const std::string& name);
+
+// Files hold each expert's matrices, our models one parameter for a product of all of them.
+struct ExpertMatrix {
+  std::string parameter;  // "model.layers.0.mlp.experts.gate_up_proj"
+  int64_t expert = 0;
+  bool second = false;  // the up projection, which comes after all rows of the gate
+};
+// nullopt: the tensor isn't an expert's matrix. `name` as name_in_model() returns it.
+std::optional<ExpertMatrix> expert_matrix(const std::string& name);
 
 }  // namespace fsdp::checkpoint

@@ -33,8 +33,9 @@ std::vector<std::vector<Copied>> shards_of(const Source& source, const std::vect
 }
 
 void check_amount_of(Source& source, const std::vector<Copied>& tensors) {
-  std::vector<std::string> names;
-  for (const auto& tensor : tensors) names.push_back(tensor.from);
+  std::vector<std::string> names;  // each once, in their order: parts of one come together
+  for (const auto& tensor : tensors)
+    if (names.empty() || names.back() != tensor.from) names.push_back(tensor.from);
   check_amount(source, names);
 }
 
@@ -52,8 +53,7 @@ void write_safetensors(Source& source, const std::filesystem::path& path,
   int64_t position = 0;
   for (const auto& tensor : tensors) {
     const int64_t end = position + bytes_of(source, tensor);
-    listed.push_back(
-        {tensor.to, tensor.dtype, source.metadata().tensors.at(tensor.from).sizes, position, end});
+    listed.push_back({tensor.to, tensor.dtype, sizes_of(source, tensor), position, end});
     position = end;
   }
   const std::string header = encode_header(listed, metadata);

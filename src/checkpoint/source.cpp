@@ -50,6 +50,36 @@ Source::Source(const std::filesystem::path& dir) : dir_(dir) {
   name_state_dict();
 }
 
+namespace {
+
+// The matrices of all experts for a product, as parts of one parameter.
+struct ExpertsInFiles {
+  std::vector<std::pair<Rectangle, ListedTensor>> parts;
+  int64_t experts = 0, halves = 1, rows = 0, columns = 0;
+
+  std::vector<int64_t> sizes() const { return {experts, halves * rows, columns}; }
+
+  void add(const ExpertMatrix& matrix, const std::string& name, ListedTensor listed,
+           const std::filesystem::path& dir) {
+    StoredTensor& stored = listed.stored;
+    const bool fits = stored.sizes.size() == 2 &&
+                      (parts.empty() || (stored.sizes[0] == rows && stored.sizes[1] == columns &&
+                                         stored.dtype == parts.front().second.stored.dtype));
+    if (!fits)
+      throw Error(formatted("{}: \"{}\" has another shape or dtype than other experts.", dir, name),
+                  "the directory is damaged; download it again.");
+    rows = stored.sizes[0];
+    columns = stored.sizes[1];
+    experts = std::max(experts, matrix.expert + 1);
+    if (matrix.parameter.ends_with("gate_up_proj")) halves = 2;
+    stored.sizes.insert(stored.sizes.begin(), 1);
+    stored.strides.insert(stored.strides.begin(), rows * columns);
+    parts.push_back({{{matrix.expert, matrix.second ? rows : 0, 0}, stored.sizes}, listed});
+  }
+};
+
+}  // namespace
+
 // PyTorch's tutorials save {"app": {"model": …, "optim": …}}, and many programs {"model": …,
 // "optimizer": …}. Names are as without the outer dict, and "optim" in either case.
 void Source::name_wrapped() {
@@ -120,13 +150,23 @@ void Source::name_state_dict() {
 }
 
 void Source::open_hugging_face() {
-  for (auto& [name, listed] : list_hugging_face(dir_).tensors) {
-    const auto& sizes = listed.stored.sizes;
+  std::map<std::string, ExpertsInFiles> experts;  // by parameter
+  const auto add = [&](const std::string& name, const ListedTensor& listed,
+                       const std::vector<int64_t>& sizes, const Rectangle& rectangle) {
     const ItemPlace place{listed.file, listed.stored.offset, listed.bytes};
-    metadata_.add_chunk({"model", name}, listed.stored.dtype, sizes, {everything(sizes), place});
+    metadata_.add_chunk({"model", name}, listed.stored.dtype, sizes, {rectangle, place});
     // An empty tensor shares its offset with the next one and is never read.
     if (listed.bytes > 0) stored_.emplace(std::pair(place.file, place.offset), listed.stored);
+  };
+  for (auto& [name, listed] : list_hugging_face(dir_).tensors) {
+    if (const auto matrix = expert_matrix(name)) {
+      experts[matrix->parameter].add(*matrix, name, std::move(listed), dir_);
+    } else {
+      add(name, listed, listed.stored.sizes, everything(listed.stored.sizes));
+    }
   }
+  for (const auto& [name, fused] : experts)
+    for (const auto& [rectangle, listed] : fused.parts) add(name, listed, fused.sizes(), rectangle);
 }
 
 const TensorEntry* Source::tensor(const std::string& name) const {

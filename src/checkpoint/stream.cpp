@@ -61,8 +61,15 @@ int64_t count_of(const std::vector<int64_t>& sizes) {
   return count;
 }
 
+std::vector<int64_t> sizes_of(const Source& source, const Copied& tensor) {
+  if (!tensor.part) return source.metadata().tensors.at(tensor.from).sizes;
+  std::vector<int64_t> sizes = tensor.part->sizes;
+  if (sizes.size() > 1 && sizes.front() == 1) sizes.erase(sizes.begin());
+  return sizes;
+}
+
 int64_t bytes_of(const Source& source, const Copied& tensor) {
-  return product(count_of(source.metadata().tensors.at(tensor.from).sizes),
+  return product(count_of(sizes_of(source, tensor)),
                  static_cast<int64_t>(c10::elementSize(tensor.dtype)));
 }
 
@@ -82,12 +89,17 @@ void for_each_rectangle(const std::vector<int64_t>& sizes, int64_t most,
 
 void stream(Source& source, const std::string& name, at::ScalarType dtype,
             const std::function<void(const Part&)>& take) {
-  const TensorEntry& entry = source.metadata().tensors.at(name);
-  source.check(name, everything(entry.sizes));
+  stream(source, name, everything(source.metadata().tensors.at(name).sizes), dtype, take);
+}
+
+void stream(Source& source, const std::string& name, const Rectangle& wanted, at::ScalarType dtype,
+            const std::function<void(const Part&)>& take) {
+  source.check(name, wanted);
   const int64_t most = kPieceBytes / static_cast<int64_t>(c10::elementSize(dtype));
   const at::Tensor memory =
-      at::empty({std::min(most, count_of(entry.sizes))}, at::TensorOptions().dtype(dtype));
-  for_each_rectangle(entry.sizes, most, [&](const Rectangle& piece) {
+      at::empty({std::min(most, count_of(wanted.sizes))}, at::TensorOptions().dtype(dtype));
+  for_each_rectangle(wanted.sizes, most, [&](Rectangle piece) {
+    for (size_t d = 0; d < piece.offsets.size(); ++d) piece.offsets[d] += wanted.offsets[d];
     const Part part{piece, memory.narrow(0, 0, count_of(piece.sizes)).view(piece.sizes)};
     source.read(name, part);
     take(part);
@@ -97,7 +109,9 @@ void stream(Source& source, const std::string& name, at::ScalarType dtype,
 void stream_bytes(Source& source, const Copied& tensor,
                   const std::function<void(const void*, size_t)>& take, const Advance& advance) {
   const at::ScalarType read = tensor.change ? at::kFloat : tensor.dtype;
-  stream(source, tensor.from, read, [&](const Part& part) {
+  const Rectangle wanted =
+      tensor.part ? *tensor.part : everything(source.metadata().tensors.at(tensor.from).sizes);
+  stream(source, tensor.from, wanted, read, [&](const Part& part) {
     if (tensor.change) tensor.change(part);
     const at::Tensor memory = part.memory.to(tensor.dtype);
     take(memory.const_data_ptr(), memory.nbytes());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,11 +21,15 @@ struct Copied {          // a tensor of a checkpoint that is copied to another f
   std::string to;        // name in the file ("norm.weight")
   at::ScalarType dtype;  // in the file
 
+  // Copies this part alone; a first dimension of one isn't in the file. nullopt: all.
+  std::optional<Rectangle> part = {};
+
   // Changes the values of a float32 piece, before they get their dtype. Empty: they stay.
   std::function<void(const Part&)> change = {};
 };
 
 int64_t count_of(const std::vector<int64_t>& sizes);  // elements; an Error on overflow
+std::vector<int64_t> sizes_of(const Source& source, const Copied& tensor);  // in the new file
 // Bytes in the new file, of one tensor and of all.
 int64_t bytes_of(const Source& source, const Copied& tensor);
 int64_t bytes_of(const Source& source, const std::vector<Copied>& tensors);
@@ -38,6 +43,9 @@ void for_each_rectangle(const std::vector<int64_t>& sizes, int64_t most,
 // contiguous and valid until `take` returns. An Error, before anything is read, if the files don't
 // hold all of the tensor.
 void stream(Source& source, const std::string& name, at::ScalarType dtype,
+            const std::function<void(const Part&)>& take);
+// The same of a rectangle of it.
+void stream(Source& source, const std::string& name, const Rectangle& wanted, at::ScalarType dtype,
             const std::function<void(const Part&)>& take);
 
 // The same for a file that holds the elements in row-major order: passes on the bytes.

@@ -67,9 +67,15 @@ bool is_exported(const std::string& name) {
 // All parameters but a tied head, as transformers store them.
 std::vector<checkpoint::Copied> exported_tensors(const SourceModel& model, at::ScalarType dtype) {
   std::vector<checkpoint::Copied> tensors;
-  for (const auto& [name, sizes] : models::parameter_shapes(model.config))
-    if (name != models::kHeadName || !models::is_tied(model.config))
-      tensors.push_back({"model." + name, name, dtype});
+  for (const auto& [name, sizes] : models::parameter_shapes(model.config)) {
+    if (name == models::kHeadName && models::is_tied(model.config)) continue;
+    for (const auto& [to, offsets, part] : models::file_parts(model.config, name, sizes)) {
+      tensors.push_back({"model." + name, to, dtype});
+      if (part != sizes) tensors.back().part = Rectangle{offsets, part};
+    }
+  }
+  for (const auto& [name, sizes] : models::buffer_shapes(model.config))
+    tensors.push_back({"model." + name, name, at::kFloat});
   return tensors;
 }
 

@@ -46,6 +46,8 @@ std::vector<checkpoint::Imported> imported_tensors(const CheckpointSource& from,
     tensor.dtype = checkpoint::converted(from.source->tensor(tensor.from)->dtype, dtype);
     tensors.push_back(std::move(tensor));
   }
+  for (const auto& [name, sizes] : models::buffer_shapes(config))
+    tensors.push_back({"model." + name, {name}, at::kFloat});
   return tensors;
 }
 

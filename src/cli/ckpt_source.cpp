@@ -109,7 +109,10 @@ SourceModel model_of(const CheckpointSource& from) {
 void check_model(const CheckpointSource& from, const models::AnyConfig& config) {
   const std::string hint = "the checkpoint and its config belong to different models.";
   std::set<std::string> expected;
-  for (const auto& [name, sizes] : models::parameter_shapes(config)) {
+  models::ParameterShapes all = models::parameter_shapes(config);
+  const models::ParameterShapes buffers = models::buffer_shapes(config);
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  for (const auto& [name, sizes] : all) {
     expected.insert(name);
     const checkpoint::TensorEntry* found = from.source->tensor("model." + name);
     if (!found && name == models::kHeadName && models::is_tied(config)) continue;

@@ -2,6 +2,7 @@
 #include "fsdp/models/causal_lm.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -10,18 +11,31 @@
 #include "fsdp/nn/functional.h"
 
 namespace fsdp::models {
+namespace {
+
+// `loss` with the gradient of `added` as well, `times` times.
+at::Tensor with_gradient_of(const at::Tensor& loss, const at::Tensor& added,
+                            const at::Tensor& times) {
+  return loss + (added - added.detach()) * times;
+}
+
+}  // namespace
 
 at::Tensor CausalLMImpl::logits(const TextInputs& inputs) {
   return nn::linear(hidden(inputs), head());
 }
 
 at::Tensor CausalLMImpl::forward(const at::Tensor& ids, const at::Tensor& targets) {
-  return nn::linear_cross_entropy(hidden({.ids = ids}), head(), targets);
+  const at::Tensor loss = nn::linear_cross_entropy(hidden({.ids = ids}), head(), targets);
+  const at::Tensor routers = take_router_loss();
+  return routers.defined() ? with_gradient_of(loss, routers, at::ones({}, loss.options())) : loss;
 }
 
 at::Tensor CausalLMImpl::loss_sum(const TextInputs& inputs, const at::Tensor& targets) {
-  return nn::linear_cross_entropy(hidden(inputs), head(), targets,
-                                  {.reduction = nn::Reduction::kSum});
+  const at::Tensor loss =
+      nn::linear_cross_entropy(hidden(inputs), head(), targets, {.reduction = nn::Reduction::kSum});
+  const at::Tensor routers = take_router_loss();
+  return routers.defined() ? with_gradient_of(loss, routers, targets.ne(-100).sum()) : loss;
 }
 
 at::Tensor CausalLMImpl::losses(const TextInputs& inputs, const at::Tensor& targets) {

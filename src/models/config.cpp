@@ -1,5 +1,7 @@
 #include "models/config.h"
 
+#include <algorithm>
+
 #include "base/format.h"
 #include "base/options.h"
 #include "fsdp/error.h"
@@ -52,11 +54,43 @@ void describe_scaling(ModelConfig& model, OptionList& list) {
            "yarn scaling: interpolate between whole indices of wavelengths", {.only_with = yarn});
 }
 
+// Experts instead of feed-forwards.
+void describe_experts(ModelConfig& model, OptionList& list) {
+  using enum ModelType;
+  const OnlyWith mixtures(model.type, kMixtures), dots(model.type, {kDots1});
+  list.add("experts", model.experts, "mixtral, qwen3_moe, olmoe, dots1: experts in each block",
+           {.least = 1, .most = 1e5, .only_with = mixtures});
+  list.add("experts_per_token", model.experts_per_token, "Experts that a token goes to",
+           {.least = 1, .most = 1e5, .only_with = mixtures});
+  list.add("expert_ffn", model.expert_ffn, "qwen3_moe, dots1: width of an expert; 0: ffn",
+           {.least = 0, .most = 1e7, .only_with = {model.type, {kQwen3Moe, kDots1}}});
+  list.add("shared_experts", model.shared_experts,
+           "dots1: experts of a block that every token goes through",
+           {.least = 1, .most = 1024, .only_with = dots});
+  list.add("dense_layers", model.dense_layers,
+           "dots1: first blocks, which have a feed-forward instead of experts",
+           {.least = 0, .most = 1e5, .only_with = dots});
+  list.add("normalize_experts", model.normalize_experts,
+           "The weights of a token's experts add up to one (mixtral: always)",
+           {.only_with = {model.type, {kQwen3Moe, kOlmoe, kDots1}}});
+  list.add("expert_scale", model.expert_scale, "dots1: factor of the weights of experts",
+           {.least = 0, .above = true, .only_with = dots});
+  list.add("balance", model.balance,
+           "Coefficient of the loss that evens out the load of experts; 0: none",
+           {.least = 0, .only_with = mixtures});
+  list.add("z_loss", model.z_loss,
+           "Coefficient of the loss that keeps the router's logits small; 0: none",
+           {.least = 0, .only_with = mixtures});
+  list.add("bias_rate", model.bias_rate,
+           "dots1: change per step of the biases that even out the load of experts; 0: none",
+           {.least = 0, .only_with = dots});
+}
+
 // Rotary positions, and which layers see how far.
 void describe_positions(ModelConfig& model, OptionList& list) {
   using enum ModelType;
-  const OnlyWith rotary(model.type, kDecoders), windowed(model.type, {kMistral, kPhi3, kGemma3}),
-      gemma3(model.type, {kGemma3});
+  const OnlyWith rotary(model.type, kDecoders),
+      windowed(model.type, {kMistral, kPhi3, kGemma3, kMixtral}), gemma3(model.type, {kGemma3});
   list.add("rope_base", model.rope_base, "Base of the rotary position embedding (RoPE)",
            {.least = 1, .above = true, .only_with = rotary});
   list.add("rope_scaling", model.rope_scaling,
@@ -66,7 +100,8 @@ void describe_positions(ModelConfig& model, OptionList& list) {
   list.add("rope_dim", model.rope_dim, "phi3: first elements of each head that are rotated; 0: all",
            {.least = 0, .most = kMostWidth, .only_with = {model.type, {kPhi3}}});
   list.add("window", model.window,
-           "mistral, phi3, gemma3: tokens that a token sees, with itself; 0: all before it",
+           "mistral, mixtral, phi3, gemma3: tokens that a token sees, with itself; 0: all before "
+           "it",
            {.least = 0, .most = kLongest, .only_with = windowed});
   list.add("full_every", model.full_every,
            "gemma3: each n-th layer has no window; 0: all layers have it",
@@ -115,12 +150,22 @@ void describe(ModelConfig& model, OptionList& list) {
   list.add("dropout", model.dropout, "gpt2: dropout probability",
            {.least = 0, .most = 0.99, .only_with = gpt2});
   describe_positions(model, list);
+  describe_experts(model, list);
   list.add("width", model.width, "mlp: width of the linear layers",
            {.least = 1, .most = kMostWidth, .only_with = {model.type, {kMlp}}});
 }
 
 void check(const ModelConfig& model) {
   if (model.type == ModelType::kMlp) return;
+  const bool mixture = std::find(kMixtures.begin(), kMixtures.end(), model.type) != kMixtures.end();
+  if (mixture && model.experts_per_token > model.experts)
+    throw Error(formatted("model.experts_per_token = {}, but model.experts = {}.",
+                          model.experts_per_token, model.experts),
+                "a token can't go to more experts than there are.");
+  if (mixture && model.dense_layers > model.layers)
+    throw Error(formatted("model.dense_layers = {}, but model.layers = {}.", model.dense_layers,
+                          model.layers),
+                "they are the first of all layers.");
   if (model.head_dim == 0 && model.dim % model.heads != 0)
     throw Error(
         formatted("model.dim = {} isn't a multiple of model.heads = {}.", model.dim, model.heads),

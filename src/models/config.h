@@ -23,6 +23,10 @@ enum class ModelType {
   kOlmo2,
   kPhi3,
   kGemma3,
+  kMixtral,
+  kQwen3Moe,
+  kOlmoe,
+  kDots1,
   kGpt2,
   kMlp
 };
@@ -35,17 +39,25 @@ constexpr auto enum_table(ModelType) {
                                   {"olmo2"},
                                   {"phi3"},
                                   {"gemma3"},
+                                  {"mixtral"},
+                                  {"qwen3_moe"},
+                                  {"olmoe"},
+                                  {"dots1"},
                                   {"gpt2"},
                                   {"mlp"}});
 }
+inline const std::vector<ModelType> kMixtures = {ModelType::kMixtral, ModelType::kQwen3Moe,
+                                                 ModelType::kOlmoe, ModelType::kDots1};
 inline const std::vector<ModelType> kDecoders = {
-    ModelType::kLlama,   ModelType::kQwen2, ModelType::kQwen3, ModelType::kMistral,
-    ModelType::kSmolLM3, ModelType::kOlmo2, ModelType::kPhi3,  ModelType::kGemma3};
+    ModelType::kLlama,   ModelType::kQwen2,    ModelType::kQwen3, ModelType::kMistral,
+    ModelType::kSmolLM3, ModelType::kOlmo2,    ModelType::kPhi3,  ModelType::kGemma3,
+    ModelType::kMixtral, ModelType::kQwen3Moe, ModelType::kOlmoe, ModelType::kDots1};
 // All but the mlp, which has no tokens.
 inline const std::vector<ModelType> kLanguageModels = {
-    ModelType::kLlama,   ModelType::kQwen2,   ModelType::kQwen3,
-    ModelType::kMistral, ModelType::kSmolLM3, ModelType::kOlmo2,
-    ModelType::kPhi3,    ModelType::kGemma3,  ModelType::kGpt2};
+    ModelType::kLlama,   ModelType::kQwen2,    ModelType::kQwen3, ModelType::kMistral,
+    ModelType::kSmolLM3, ModelType::kOlmo2,    ModelType::kPhi3,  ModelType::kGemma3,
+    ModelType::kMixtral, ModelType::kQwen3Moe, ModelType::kOlmoe, ModelType::kDots1,
+    ModelType::kGpt2};
 
 enum class RopeScalingType { kNone, kLlama3, kLongRope, kLinear, kYarn };
 constexpr auto enum_table(RopeScalingType) {
@@ -85,6 +97,16 @@ struct ModelConfig {
   double rope_local_base = 10000;
   int64_t query_pre_attn_scalar = 0;  // 0: head_dim
   int64_t no_rope_every = 4;          // smollm3
+  int64_t experts = 8;                // mixtures, like the next nine
+  int64_t experts_per_token = 2;
+  int64_t expert_ffn = 0;      // qwen3_moe, dots1; 0: ffn
+  int64_t shared_experts = 1;  // dots1
+  int64_t dense_layers = 0;    // dots1
+  bool normalize_experts = true;
+  double expert_scale = 1;  // dots1
+  double balance = 0.001;
+  double z_loss = 0;
+  double bias_rate = 0.001;           // dots1
   int64_t width = 2048;               // mlp: of its `layers` linear layers
 };
 

@@ -29,10 +29,31 @@ nn::Linear matrix(int64_t in, int64_t out, bool bias = false) {
   return nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
 }
 
-// The weights of one block that take part in matrix products.
-int64_t decoder_products(const DecoderConfig& config) {
-  int64_t heads = 2 * config.heads + 2 * config.kv_heads;  // of q, k, v and o
-  return config.dim * config.head_dim * heads + 3 * config.dim * config.ffn;
+// The weights of one block that take part in matrix products of a token.
+int64_t decoder_products(const DecoderConfig& config, int64_t layer) {
+  const int64_t heads = 2 * config.heads + 2 * config.kv_heads;  // of q, k, v and o
+  const int64_t attention = config.dim * config.head_dim * heads;
+  if (!has_experts(config, layer)) return attention + 3 * config.dim * config.ffn;
+  const Mixture& mixture = *config.mixture;
+  return attention +
+         config.dim * (mixture.experts + 3 * mixture.ffn * (mixture.top_k + mixture.shared));
+}
+
+// `config` as checked() returns it.
+nn::MoE experts_of(const DecoderConfig& config) {
+  const Mixture& mixture = *config.mixture;
+  const auto blocks = static_cast<double>(config.layers - mixture.dense_layers);
+  return nn::MoE(nn::MoEOptions{.dim = config.dim,
+                                .ffn = mixture.ffn,
+                                .experts = mixture.experts,
+                                .shared_ffn = mixture.shared * mixture.ffn,
+                                .route = {.top_k = mixture.top_k,
+                                          .score = mixture.score,
+                                          .normalize = mixture.normalize,
+                                          .scale = mixture.scale},
+                                .biased = mixture.biased,
+                                .balance = mixture.balance / blocks,
+                                .z = mixture.z / blocks});
 }
 
 // What a norm multiplies by. In half precision 1 + weight has the precision of a Llama's weight,
@@ -166,7 +187,10 @@ DecoderBlockImpl::DecoderBlockImpl(const DecoderConfig& config, int64_t layer)
   post_attention_layernorm = norm("post_attention_layernorm");
   if (config.norms == NormPlacement::kAround)
     pre_feedforward_layernorm = norm("pre_feedforward_layernorm");
-  mlp = register_module("mlp", GatedFeedForward(config));
+  if (has_experts(config, layer))
+    experts = register_module("mlp", experts_of(config));
+  else
+    mlp = register_module("mlp", GatedFeedForward(config));
   if (config.norms != NormPlacement::kBefore)
     post_feedforward_layernorm = norm("post_feedforward_layernorm");
 }
@@ -186,15 +210,17 @@ nn::NormedLinears DecoderBlockImpl::read(const Stream& stream, const nn::RMSNorm
   if (norm && !adapted)
     return nn::norm_linears(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps(),
                             weights, biases, fp8);
-  nn::NormedSum input;
-  if (norm) {
-    input = nn::add_rms_norm(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps());
-  } else {
-    input.sum = stream.delta.defined() ? stream.x + stream.delta : stream.x;
-    input.out = input.sum;
-  }
+  const nn::NormedSum input = normed(stream, norm);
   at::Tensor out = nn::linears(input.out, weights, biases, fp8);
   return {adapted ? nn::add_adapters(out, input.out, linears) : out, input.sum};
+}
+
+// The stream's sum and its norm, or twice the sum without one.
+nn::NormedSum DecoderBlockImpl::normed(const Stream& stream, const nn::RMSNorm& norm) const {
+  if (norm)
+    return nn::add_rms_norm(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps());
+  const at::Tensor sum = stream.delta.defined() ? stream.x + stream.delta : stream.x;
+  return {sum, sum};
 }
 
 // What a sublayer adds to the stream.
@@ -209,20 +235,15 @@ Stream DecoderBlockImpl::forward(const Stream& stream, const RotaryTables& table
   auto [qkv, x] = read(stream, input_layernorm, self_attn->projections());
   at::Tensor attended =
       written(self_attn(qkv, tables, attending), before ? none : post_attention_layernorm);
-  return add_feed_forward({x, attended});
-}
-
-Stream DecoderBlockImpl::add_feed_forward(const Stream& stream) {
-  const nn::RMSNorm& norm =
-      post_feedforward_layernorm ? pre_feedforward_layernorm : post_attention_layernorm;
-  const auto feed_forward = [&](const Stream& part) -> Stream {
-    auto [gate_up, sum] = read(part, norm, mlp->projections());
-    return {sum, written(mlp(gate_up), post_feedforward_layernorm)};
-  };
-  if (tile == 0) return feed_forward(stream);
-  const at::Tensor sum = stream.x + stream.delta;
-  return {sum,
-          tiled([&](const at::Tensor& rows) { return feed_forward({rows}).delta; }, sum, tile)};
+  const nn::RMSNorm& norm = before ? post_attention_layernorm : pre_feedforward_layernorm;
+  if (experts) {
+    const nn::NormedSum input = normed({x, attended}, norm);
+    auto [out, loss] = experts(input.out);
+    if (stream.loss.defined()) loss = loss.defined() ? stream.loss + loss : stream.loss;
+    return {input.sum, written(out, post_feedforward_layernorm), loss};
+  }
+  auto [gate_up, sum] = read({x, attended}, norm, mlp->projections());
+  return {sum, written(mlp(gate_up), post_feedforward_layernorm), stream.loss};
 }
 
 // --- the model ---
@@ -255,6 +276,7 @@ at::Tensor DecoderModelImpl::forward(const TextInputs& inputs) {
     stream = layers[static_cast<size_t>(i)]->as<DecoderBlock>()->forward(stream, own, attending);
   }
   if (inputs.cache) inputs.cache->advance(inputs.ids.size(1));
+  router_loss = stream.loss;
   return nn::add_rms_norm(stream.x, stream.delta, factor_of(norm, config_.norm_from_one),
                           norm->eps())
       .out;
@@ -342,11 +364,11 @@ void DecoderImpl::tile_feed_forward(int64_t tokens) {
 }
 
 double DecoderImpl::flops_per_token(int64_t tokens) const {
-  double products = static_cast<double>(config_.layers) * decoder_products(config_) +
-                    static_cast<double>(config_.vocab) * config_.dim;
-  double keys = 0;
-  for (int64_t layer = 0; layer < config_.layers; ++layer)
+  double products = static_cast<double>(config_.vocab) * config_.dim, keys = 0;
+  for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    products += static_cast<double>(decoder_products(config_, layer));
     keys += keys_seen(tokens, window_of(config_, layer));
+  }
   return 6 * products + 12 * static_cast<double>(config_.heads * config_.head_dim) * keys;
 }
 

@@ -81,6 +81,27 @@ void check_numbers(const DecoderConfig& config) {
   if (config.long_rope) check_scaling(*config.long_rope, rotary_dim(config));
 }
 
+void check_mixture(const DecoderConfig& config) {
+  const Mixture& mixture = *config.mixture;
+  for (int64_t size : {mixture.experts, mixture.ffn})
+    if (size < 1 || size > 1 << 24)
+      throw Error(formatted("a decoder's mixture can't have a size of {}.", size),
+                  "the number of experts and their width must be from 1 to 16777216.");
+  if (mixture.top_k < 1 || mixture.top_k > mixture.experts)
+    throw Error(formatted("a token can't go to {} of {} experts.", mixture.top_k, mixture.experts),
+                "set top_k to a number from 1 to that of the experts.");
+  if (mixture.shared < 0 || mixture.shared > 1024 || mixture.dense_layers < 0 ||
+      mixture.dense_layers > config.layers)
+    throw Error("a decoder's mixture has an impossible number of shared experts or dense layers.",
+                "dense_layers are at most all layers; 0 leaves each of them out.");
+  if (!(mixture.scale > 0) || !(mixture.balance >= 0) || !(mixture.z >= 0))
+    throw Error("a decoder's mixture must have a positive scale and coefficients of at least 0.",
+                "the usual values are 1, 0.001 and 0.");
+  if (config.fused_projections || config.activation != GateActivation::kSilu)
+    throw Error("experts have no fused projections and no activation but SiLU.",
+                "unset fused_projections and activation.");
+}
+
 }  // namespace
 
 DecoderConfig checked(DecoderConfig config) {
@@ -103,6 +124,10 @@ DecoderConfig checked(DecoderConfig config) {
         formatted("{} heads can't share {} key-value heads.", config.heads, config.kv_heads),
         "kv_heads must divide heads.");
   check_numbers(config);
+  if (config.mixture) {
+    if (config.mixture->ffn == 0) config.mixture->ffn = config.ffn;
+    check_mixture(config);
+  }
   if (config.family == Family::kLlama && config.qkv_bias) config.family = Family::kQwen2;
   if (config.fused_projections && config.qkv_bias)
     throw Error("fused projections have no biases.", "unset qkv_bias or fused_projections.");
@@ -117,6 +142,14 @@ int64_t parameter_count(const DecoderConfig& config) {
   return count;
 }
 
+int64_t active_parameter_count(const DecoderConfig& config) {
+  if (!config.mixture) return parameter_count(config);
+  const DecoderConfig fewer = checked(config);
+  const int64_t idle = fewer.mixture->experts - fewer.mixture->top_k;
+  const int64_t blocks = fewer.layers - fewer.mixture->dense_layers;
+  return parameter_count(config) - blocks * idle * 3 * fewer.dim * fewer.mixture->ffn;
+}
+
 int64_t rotary_dim(const DecoderConfig& config) {
   return config.rotary_dim > 0 ? config.rotary_dim : config.head_dim;
 }
@@ -124,6 +157,10 @@ int64_t rotary_dim(const DecoderConfig& config) {
 int64_t window_of(const DecoderConfig& config, int64_t layer) {
   const bool full = config.full_every > 0 && (layer + 1) % config.full_every == 0;
   return full ? 0 : config.window;
+}
+
+bool has_experts(const DecoderConfig& config, int64_t layer) {
+  return config.mixture && layer >= config.mixture->dense_layers;
 }
 
 bool has_positions(const DecoderConfig& config, int64_t layer) {

@@ -135,6 +135,16 @@ void check_qwen_window(const Fields& fields, const DecoderConfig& config) {
     fields.refuse("use_sliding_window is true, which the models here don't support");
 }
 
+// As Qwen's, but there is a window unless sliding_window is null. layer_types is checked elsewhere.
+void check_dots_window(const Fields& fields, const DecoderConfig& config) {
+  const bool windowed = !fields.null("sliding_window");
+  if (fields.has("sliding_window")) fields.count("sliding_window", {}, kMostTokens);
+  const int64_t full = fields.count("max_window_layers", 62, kMostLayers);
+  if (windowed && !fields.has("layer_types") && full < config.layers)
+    fields.refuse("max_window_layers",
+                  "is below num_hidden_layers: the models here have no windows in this family");
+}
+
 // The n of lists in which each n-th layer is of another kind; 0: none is.
 int64_t period_of(const std::vector<bool>& other) {
   const auto first = std::find(other.begin(), other.end(), true);
@@ -164,6 +174,15 @@ void read_window(const Fields& fields, DecoderConfig& config) {
       if (fields.null("sliding_window")) return;
       config.window = fields.count("sliding_window", 4096, kMostTokens);
       return;
+    case Family::kQwen3Moe:
+      fields.has("sliding_window");  // without an effect
+      return fields.need("use_sliding_window", false);
+    case Family::kMixtral:
+      if (fields.has("sliding_window"))
+        config.window = fields.count("sliding_window", {}, kMostTokens);
+      return;
+    case Family::kDots1:
+      return check_dots_window(fields, config);
     case Family::kPhi3:
       fields.has("original_max_position_embeddings");  // without an effect unless LongRoPE's
       if (fields.has("sliding_window"))
@@ -205,6 +224,94 @@ void read_layers_without_positions(const Fields& fields, DecoderConfig& config) 
   for (int64_t layer = 0; layer < config.layers; ++layer)
     if (has_positions(config, layer) == without[static_cast<size_t>(layer)])
       fields.refuse("no_rope_layers", "isn't each n-th layer, as the models here have it");
+}
+
+// --- experts ---
+
+constexpr int64_t kMostExperts = 1'000'000;
+
+void read_experts(const Fields& fields, DecoderConfig& config) {
+  const Family family = config.family;
+  Mixture& mixture = *config.mixture;
+  for (const char* key : {"output_router_logits", "router_aux_loss_coef"})
+    fields.has(key);  // about training: the run decides
+  const auto count = [&](const char* key, int64_t otherwise) {
+    return fields.count(key, otherwise, kMostExperts);
+  };
+  const auto experts = [&](const char* key, int64_t otherwise) {
+    return fields.count(key, "num_local_experts", otherwise, kMostExperts);
+  };
+  switch (family) {
+    case Family::kMixtral:
+      mixture.experts = count("num_local_experts", 8);
+      mixture.top_k = count("num_experts_per_tok", 2);
+      return fields.need_number("router_jitter_noise", 0);
+    case Family::kQwen3Moe:
+      mixture.experts = experts("num_experts", 128);
+      mixture.top_k = count("num_experts_per_tok", 8);
+      mixture.ffn = fields.count("moe_intermediate_size", 768, 10 * kWidest);
+      mixture.normalize = fields.flag("norm_topk_prob", false);
+      fields.need_number("decoder_sparse_step", 1);
+      if (fields.has("mlp_only_layers") && !fields["mlp_only_layers"].empty())
+        fields.refuse("mlp_only_layers", "names layers, which the models here don't support");
+      return;
+    case Family::kOlmoe:
+      mixture.experts = experts("num_experts", 64);
+      mixture.top_k = count("num_experts_per_tok", 8);
+      mixture.normalize = fields.flag("norm_topk_prob", false);
+      if (fields.has("clip_qkv"))
+        fields.refuse("clip_qkv", "is set, which the models here don't support");
+      return;
+    default:
+      break;
+  }
+  mixture.experts = fields.count(
+      fields.has("n_routed_experts") ? "n_routed_experts" : "num_local_experts", {}, kMostExperts);
+  mixture.top_k = fields.count("num_experts_per_tok", {}, kMostExperts);
+  mixture.shared = fields.count("n_shared_experts", {}, 1024);
+  mixture.ffn = fields.count("moe_intermediate_size", 1408, 10 * kWidest);
+  mixture.normalize = fields.flag("norm_topk_prob", false);
+  mixture.scale = fields.number("routed_scaling_factor", 1);
+  const double dense = fields.number("first_k_dense_replace", 0);
+  if (dense > static_cast<double>(config.layers) || dense != std::floor(dense))
+    fields.refuse("first_k_dense_replace", "isn't a number of layers");
+  mixture.dense_layers = static_cast<int64_t>(dense);
+  if (count("n_group", 1) != count("topk_group", 1))
+    fields.refuse("topk_group", "isn't n_group: choosing groups of experts isn't supported");
+  fields.need_text("scoring_func", {"sigmoid"});
+  fields.need_text("topk_method", {"noaux_tc"});
+  fields.need_number("moe_layer_freq", 1);
+}
+
+void add_experts(Json& json, const DecoderConfig& c) {
+  const Mixture& mixture = *c.mixture;
+  json["num_experts_per_tok"] = mixture.top_k;
+  json["output_router_logits"] = false;
+  if (c.family == Family::kMixtral) {
+    json["num_local_experts"] = mixture.experts;
+    json["sliding_window"] = c.window > 0 ? Json(c.window) : Json();
+    return;
+  }
+  json["attention_bias"] = false;
+  json["norm_topk_prob"] = mixture.normalize;
+  if (c.family != Family::kDots1) json["num_experts"] = mixture.experts;
+  if (c.family == Family::kOlmoe)
+    json.erase("head_dim");
+  else
+    json["moe_intermediate_size"] = mixture.ffn;
+  if (c.family == Family::kQwen3Moe) {
+    json["use_sliding_window"] = false;
+    json["decoder_sparse_step"] = 1;
+    json["mlp_only_layers"] = Json::array();
+  }
+  if (c.family != Family::kDots1) return;
+  json["sliding_window"] = Json();
+  json["n_routed_experts"] = mixture.experts;
+  json["n_shared_experts"] = mixture.shared;
+  json["routed_scaling_factor"] = mixture.scale;
+  json["first_k_dense_replace"] = mixture.dense_layers;
+  json["n_group"] = 1;
+  json["topk_group"] = 1;
 }
 
 // --- the rest ---
@@ -284,7 +391,7 @@ int64_t positions_of(const DecoderConfig& c, int64_t max_positions) {
   return times(c.rope_scaling->factor, c.rope_scaling->original_max_position_embeddings);
 }
 
-// Keys that not all families have.
+// Keys that not all families have, but for those of experts.
 void add_own(Json& json, const DecoderConfig& c) {
   const auto window = c.window > 0 ? Json(c.window) : Json();
   // transformers' default may be outside of the vocabulary.
@@ -333,6 +440,8 @@ void add_own(Json& json, const DecoderConfig& c) {
         json["layer_types"].push_back(window_of(c, layer) > 0 ? "sliding_attention"
                                                               : "full_attention");
       break;
+    default:  // add_experts()
+      break;
   }
 }
 
@@ -349,6 +458,7 @@ DecoderConfig read_decoder(const Fields& fields, const FamilyRow& row) {
   read_rope(fields, row, config);
   check_supported(fields, config);
   read_window(fields, config);
+  if (config.mixture) read_experts(fields, config);
   check_layer_types(fields, config);
   if (row.family == Family::kSmolLM3) read_layers_without_positions(fields, config);
   return checked(config);
@@ -376,6 +486,7 @@ Json decoder_json(const DecoderConfig& c, int64_t max_positions) {
                {"attention_dropout", 0.0},
                {"use_cache", true}};
   add_own(json, c);
+  if (c.mixture) add_experts(json, c);
   return json;
 }
 

@@ -50,7 +50,30 @@ constexpr std::array kFamilies = {FamilyRow{.family = Family::kLlama,
                                             .rope_base = 1e6,
                                             .tied = true,
                                             .head_dim = 256,
-                                            .max_positions = 131072}};
+                                            .max_positions = 131072},
+                                  FamilyRow{.family = Family::kMixtral,
+                                            .type = "mixtral",
+                                            .architecture = "MixtralForCausalLM",
+                                            .norm_eps = 1e-5,
+                                            .rope_base = 1e6,
+                                            .max_positions = 131072,
+                                            .experts = true},
+                                  FamilyRow{.family = Family::kQwen3Moe,
+                                            .type = "qwen3_moe",
+                                            .architecture = "Qwen3MoeForCausalLM",
+                                            .max_positions = 32768,
+                                            .experts = true},
+                                  FamilyRow{.family = Family::kOlmoe,
+                                            .type = "olmoe",
+                                            .architecture = "OlmoeForCausalLM",
+                                            .norm_eps = 1e-5,
+                                            .all_kv_heads = true,
+                                            .max_positions = 4096,
+                                            .experts = true},
+                                  FamilyRow{.family = Family::kDots1,
+                                            .type = "dots1",
+                                            .architecture = "Dots1ForCausalLM",
+                                            .experts = true}};
 
 }  // namespace
 
@@ -74,17 +97,28 @@ DecoderConfig of_family(Family family, DecoderConfig sizes) {
   sizes.norms = gemma                      ? NormPlacement::kAround
                 : family == Family::kOlmo2 ? NormPlacement::kAfter
                                            : NormPlacement::kBefore;
-  sizes.qk_norm = gemma || family == Family::kQwen3 ? QKNorm::kHead
-                  : family == Family::kOlmo2        ? QKNorm::kWhole
-                                                    : QKNorm::kNone;
+  const bool by_head =
+      gemma || family == Family::kQwen3 || family == Family::kQwen3Moe || family == Family::kDots1;
+  const bool whole = family == Family::kOlmo2 || family == Family::kOlmoe;
+  sizes.qk_norm = by_head ? QKNorm::kHead : whole ? QKNorm::kWhole : QKNorm::kNone;
+  if (!row_of(family).experts) sizes.mixture.reset();
+  if (!row_of(family).experts) return sizes;
+  Mixture& mixture = sizes.mixture ? *sizes.mixture : sizes.mixture.emplace();
+  const bool deepseek = family == Family::kDots1;
+  mixture.score = deepseek ? nn::RouterScore::kSigmoid : nn::RouterScore::kSoftmax;
+  mixture.biased = deepseek;
+  if (family == Family::kMixtral) mixture.normalize = true;
   return sizes;
 }
 
 void check_family(const DecoderConfig& config) {
   const DecoderConfig usual = of_family(config.family, config);
   const Family family = config.family;
-  const bool windowed =
-      family == Family::kMistral || family == Family::kPhi3 || family == Family::kGemma3;
+  const bool windowed = family == Family::kMistral || family == Family::kPhi3 ||
+                        family == Family::kGemma3 || family == Family::kMixtral;
+  const Mixture own = config.mixture.value_or(Mixture()), theirs = usual.mixture.value_or(own);
+  const bool apart = family == Family::kQwen3Moe || family == Family::kDots1;  // widths
+  const bool deepseek = family == Family::kDots1;
   const std::pair<const char*, bool> facts[] = {
       {"qkv_bias", config.qkv_bias == usual.qkv_bias},
       {"fused_projections", config.fused_projections == usual.fused_projections},
@@ -102,7 +136,16 @@ void check_family(const DecoderConfig& config) {
       {"rope_scaling", !config.rope_scaling || family != Family::kPhi3},
       {"yarn", !config.yarn || family != Family::kPhi3},
       {"linear_rope", config.linear_rope == 0 || family != Family::kPhi3},
-      {"long_rope", !config.long_rope || family == Family::kPhi3}};
+      {"long_rope", !config.long_rope || family == Family::kPhi3},
+      {"head_dim", config.head_dim * config.heads == config.dim || family != Family::kOlmoe},
+      {"mixture", config.mixture.has_value() == usual.mixture.has_value()},
+      {"mixture.score", own.score == theirs.score},
+      {"mixture.biased", own.biased == theirs.biased},
+      {"mixture.normalize", own.normalize == theirs.normalize},
+      {"mixture.ffn", own.ffn == 0 || own.ffn == config.ffn || apart},
+      {"mixture.scale", own.scale == 1 || deepseek},
+      {"mixture.shared", (own.shared > 0) == deepseek},
+      {"mixture.dense_layers", own.dense_layers == 0 || deepseek}};
   for (const auto& [name, fits] : facts)
     if (!fits)
       throw Error(formatted("a {} of transformers doesn't have this decoder's {}.",

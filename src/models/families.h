@@ -20,6 +20,7 @@ struct FamilyRow {
   int64_t head_dim = 0;          // 0: dim / heads
   bool all_kv_heads = false;     // as many as heads; false: a number of one published model
   int64_t max_positions = 2048;  // max_position_embeddings
+  bool experts = false;          // instead of feed-forwards
 };
 
 const FamilyRow& row_of(Family family);

@@ -94,7 +94,8 @@ RouterImpl::RouterImpl(int64_t dim, int64_t experts, bool biased)
 void RouterImpl::reset() {
   weight = register_parameter("weight", drawn({experts_, dim_}));
   if (biased_)
-    e_score_correction_bias = register_buffer("e_score_correction_bias", at::zeros({experts_}));
+    e_score_correction_bias =
+        register_buffer("e_score_correction_bias", torch::nn::init::zeros_(at::empty({experts_})));
 }
 
 ExpertsImpl::ExpertsImpl(int64_t dim, int64_t ffn, int64_t experts)

@@ -100,6 +100,19 @@ Found loss_spike(const RunFacts& facts) {
                 "otherwise lower optim.lr or raise optim.warmup_steps."};
 }
 
+Found dead_experts(const RunFacts& facts) {
+  constexpr int64_t kIdle = 50;  // steps
+  const auto& idle = facts.expert_idle_steps;
+  const auto dead =
+      std::count_if(idle.begin(), idle.end(), [](int64_t steps) { return steps >= kIdle; });
+  if (dead == 0) return {};
+  return Advice{
+      "dead-experts",
+      formatted("{} of {} experts got no token in the last {} steps.", dead, idle.size(), kIdle),
+      "raise model.balance (dots1: or model.bias_rate); lower optim.lr if it began "
+      "after a jump of the loss."};
+}
+
 Found omp_one_thread(const RunFacts& facts) {
   bool spare = facts.cores > facts.ranks_on_host;
   if (facts.gpu || !facts.torchrun || facts.omp_threads != 1 || !spare) return {};
@@ -226,6 +239,7 @@ constexpr Rule kRules[] = {
     {"allocator-retries", allocator_retries},
     {"loss-spike-without-clipping", loss_spike},
     {"steps-skipped", steps_skipped},
+    {"dead-experts", dead_experts},
 };
 
 }  // namespace

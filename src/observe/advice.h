@@ -56,6 +56,7 @@ struct RunFacts {
   std::optional<double> memory_share;          // peak so far, as a share of the device's memory
   int64_t allocator_retries = 0;               // since the first steps of the run
   std::vector<std::vector<RankSpeed>> speeds;  // of all ranks, at the latest comparisons
+  std::vector<int64_t> expert_idle_steps;  // of each expert: the latest steps that sent it no token
 };
 
 struct Advice {

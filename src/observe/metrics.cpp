@@ -110,6 +110,15 @@ std::string to_json(const StepRecord& record) {
   known("reward_chosen", record.reward_chosen);
   known("reward_rejected", record.reward_rejected);
   known("reward_accuracy", record.reward_accuracy);
+  known("expert_load_most", record.expert_load_most);
+  known("expert_load_least", record.expert_load_least);
+  known("router_entropy", record.router_entropy);
+  known("dropped_tokens", record.dropped_tokens);
+  for (const std::vector<double>& mixture : record.expert_load) {
+    Json list = Json::array();
+    for (double load : mixture) list.push_back(number(std::round(load * 1e3) / 1e3));
+    line["expert_load"].push_back(std::move(list));
+  }
   known("eval_loss", record.eval_loss);
   known("eval_perplexity", record.eval_perplexity);
   return line.dump();

@@ -36,6 +36,12 @@ struct StepRecord {
   // Of DPO: the mean rewards of chosen and rejected answers, and the share of pairs in which the
   // chosen one has the greater.
   std::optional<double> reward_chosen, reward_rejected, reward_accuracy;
+  // Of mixtures of experts: the largest and the smallest number of tokens of an expert, relative to
+  // its mixture's mean; the mean entropy of tokens' scores, in nats; choices that no expert
+  // computed.
+  std::optional<double> expert_load_most, expert_load_least, router_entropy, dropped_tokens;
+  // Of each mixture's experts, relative to the mean; empty: not written at this step.
+  std::vector<std::vector<double>> expert_load;
 };
 
 // A line of metrics.jsonl, without the newline.

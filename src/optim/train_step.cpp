@@ -189,6 +189,7 @@ StepResult TrainStep::State::update() {
   at::Tensor tally = options.tally.clone();
   options.tally.zero_();
   shard::reduce_loss(*engine, tally, /*average=*/false);
+  if (options.use_tally) options.use_tally(tally);
   numbers = at::cat({numbers, tally});
   return result;
 }

@@ -183,6 +183,8 @@ void add_curves(Page& page, const Runs& runs) {
            {.key = "reward_accuracy", .title = "share of pairs that are right", .zero = true},
            {.key = "reward_chosen", .title = "reward of chosen answers"},
            {.key = "reward_rejected", .title = "reward of rejected answers"},
+           {.key = "expert_load_most", .title = "largest load of an expert, mean 1", .zero = true},
+           {.key = "router_entropy", .title = "entropy of routers", .zero = true},
            {.key = "grad_norm", .title = "gradient norm", .log = true},
            {.key = "lr", .title = "learning rate", .zero = true},
            {.key = "tokens_per_s", .title = "tokens/s", .zero = true},

@@ -33,7 +33,7 @@ Evaluation evaluate(const World& world, const TrainTask& task, Feed& feed, int64
   counted = sums[1].item<double>();
   Evaluation result{.counted = static_cast<int64_t>(counted)};
   result.loss = sums[0].item<double>() / std::max(counted, 1.0);
-  if (!task.tally) result.perplexity = std::exp(result.loss);
+  if (!task.prefers) result.perplexity = std::exp(result.loss);
   return result;
 }
 

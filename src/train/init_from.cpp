@@ -28,7 +28,9 @@ constexpr int64_t kMostTokens = 1'000'000'000;
 
 // Options about training rather than about the weights: the run decides them.
 bool is_free(const Option& option) {
-  return option.key == "dropout" || option.key == "init_std";
+  for (const char* key : {"dropout", "init_std", "balance", "z_loss", "bias_rate"})
+    if (option.key == key) return true;
+  return false;
 }
 
 // `model` with zeros replaced by what they stand for.

@@ -93,6 +93,7 @@ void show_cost_of_determinism(Report& report, Training& training, const Samples&
   RandomState random = random_state(training.world.device());
   double free = seconds(false), fixed = seconds(true);
   set_random_state(training.world.device(), random);
+  if (training.task.tally) training.task.tally->zero_();
   report.line(
       formatted("deterministic operators: {:.1f} ms per micro-batch, {:.1f} ms without ({:+.1f} %)",
                 fixed * 1e3, free * 1e3, (fixed / free - 1) * 100));

@@ -26,8 +26,10 @@ Split gpt2_split(const models::GPT2Config& shape, bool per_head) {
 
 Split decoder_split(const models::DecoderConfig& shape, bool per_head) {
   const int64_t head = shape.head_dim, queries = shape.heads * head, keys = shape.kv_heads * head;
+  const int64_t expert = shape.mixture ? shape.mixture->ffn : 0;
   return [=, ffn = shape.ffn](const std::string& name, const at::Tensor&) -> MatrixSplit {
     if (name.ends_with("gate_up_proj.weight")) return {0, {ffn, ffn}};
+    if (name.ends_with("experts.gate_up_proj")) return {0, {expert, expert}};
     const bool fused = name.ends_with("qkv_proj.weight");
     if (fused && !per_head) return {0, {queries, keys, keys}};
     if (fused) return {0, in_parts_of(head, queries + 2 * keys)};

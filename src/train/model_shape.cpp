@@ -58,6 +58,21 @@ void set_rope(models::DecoderConfig& shape, const models::ModelConfig& model) {
                               .original_max_position_embeddings = model.rope_original_tokens};
 }
 
+// What the family doesn't decide.
+void set_mixture(models::Mixture& mixture, const models::ModelConfig& model) {
+  using enum models::ModelType;
+  mixture.experts = model.experts;
+  mixture.top_k = model.experts_per_token;
+  if (model.type == kQwen3Moe || model.type == kDots1) mixture.ffn = model.expert_ffn;
+  if (model.type != kMixtral) mixture.normalize = model.normalize_experts;
+  mixture.balance = model.balance;
+  mixture.z = model.z_loss;
+  if (model.type != kDots1) return;
+  mixture.shared = model.shared_experts;
+  mixture.dense_layers = model.dense_layers;
+  mixture.scale = model.expert_scale;
+}
+
 models::DecoderConfig decoder_shape(const models::ModelConfig& model, int64_t vocab) {
   models::DecoderConfig shape =
       models::of_family(family_of(model.type), {.vocab = vocab,
@@ -73,7 +88,8 @@ models::DecoderConfig decoder_shape(const models::ModelConfig& model, int64_t vo
                                                 .init_std = model.init_std});
   using enum models::ModelType;
   const bool gemma3 = model.type == kGemma3;
-  if (gemma3 || model.type == kMistral || model.type == kPhi3) shape.window = model.window;
+  if (gemma3 || model.type == kMistral || model.type == kPhi3 || model.type == kMixtral)
+    shape.window = model.window;
   if (gemma3) {
     shape.full_every = model.full_every;
     shape.local_rope_base = model.rope_local_base;
@@ -81,6 +97,7 @@ models::DecoderConfig decoder_shape(const models::ModelConfig& model, int64_t vo
   }
   if (model.type == kPhi3) shape.rotary_dim = model.rope_dim;
   if (model.type == kSmolLM3) shape.no_rope_every = model.no_rope_every;
+  if (shape.mixture) set_mixture(*shape.mixture, model);
   set_rope(shape, model);
   return shape;
 }
@@ -153,6 +170,17 @@ void set_decoder(models::ModelConfig& model, const models::DecoderConfig& given)
   }
   model.rope_dim = shape.rotary_dim;
   if (shape.family == models::Family::kSmolLM3) model.no_rope_every = shape.no_rope_every;
+  if (const auto& mixture = shape.mixture) {  // losses are the run's
+    const bool apart =
+        shape.family == models::Family::kQwen3Moe || shape.family == models::Family::kDots1;
+    model.experts = mixture->experts;
+    model.experts_per_token = mixture->top_k;
+    model.expert_ffn = apart ? mixture->ffn : 0;
+    model.normalize_experts = mixture->normalize;
+    if (mixture->shared > 0) model.shared_experts = mixture->shared;
+    model.dense_layers = mixture->dense_layers;
+    model.expert_scale = mixture->scale;
+  }
   set_scaling(model, shape);
 }
 

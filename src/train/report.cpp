@@ -236,7 +236,9 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
       .skipped = !outcome.updated};
   if (cost.comm_s) record.comm_ms = *cost.comm_s * 1e3;
   if (training_.scaler) record.scale = training_.scaler->scale();
-  if (outcome.tally.size() == kPreferenceTallies && outcome.tally[kPairs] > 0) {
+  if (!training_.task.mixtures.all.empty())
+    add_experts(record, figures_of(training_.task.mixtures, outcome.tally));
+  if (training_.task.prefers && outcome.tally[kPairs] > 0) {
     auto mean = [&](PreferenceTally what) { return outcome.tally[what] / outcome.tally[kPairs]; };
     record.reward_chosen = mean(kChosenRewards);
     record.reward_rejected = mean(kRejectedRewards);
@@ -247,6 +249,23 @@ void Report::step(const RunState& state, const StepOutcome& outcome, const StepC
   screen_->losses.step(record.step, record.loss);
   screen_->progress.step(record);
   advise(record);
+}
+
+void Report::add_experts(observe::StepRecord& record, const ExpertFigures& figures) {
+  record.expert_load_most = figures.most;
+  record.expert_load_least = figures.least;
+  record.router_entropy = figures.entropy;
+  record.dropped_tokens = figures.dropped;
+  const int64_t every = training_.config.log.compare_ranks;
+  if (every > 0 && record.step % every == 0) record.expert_load = figures.load;
+  std::vector<int64_t>& idle = screen_->facts.expert_idle_steps;
+  size_t expert = 0;
+  for (const std::vector<double>& mixture : figures.load)
+    for (const double load : mixture) {
+      if (expert == idle.size()) idle.push_back(0);
+      idle[expert] = load > 0 ? 0 : idle[expert] + 1;
+      ++expert;
+    }
 }
 
 void Report::evaluation(const RunState& state, const Evaluation& evaluation) {
@@ -360,6 +379,10 @@ void Report::write(const observe::StepRecord& record) {
   scalar("rewards/chosen", record.reward_chosen);
   scalar("rewards/rejected", record.reward_rejected);
   scalar("rewards/accuracy", record.reward_accuracy);
+  scalar("experts/load_most", record.expert_load_most);
+  scalar("experts/load_least", record.expert_load_least);
+  scalar("experts/router_entropy", record.router_entropy);
+  scalar("experts/dropped_tokens", record.dropped_tokens);
 }
 
 void Report::advise(const observe::StepRecord& record) {

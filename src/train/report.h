@@ -60,6 +60,7 @@ class Report {
   // Throws if the run's directory isn't this run's anymore.
   void check_owner() const;
   void write(const observe::StepRecord& record);
+  void add_experts(observe::StepRecord& record, const ExpertFigures& figures);
   void advise(const observe::StepRecord& record);
   void warn(const observe::Advice& advice);
   nlohmann::ordered_json start_facts() const;

@@ -28,6 +28,7 @@ TrainStepOptions options_of(const Training& training, bool graphed,
           .weighted = true,
           .weights_differ = config.data.loss_mask || config.data.packing,
           .tally = training.task.tally ? *training.task.tally : at::Tensor(),
+          .use_tally = training.task.mixtures.balance(config.model.bias_rate),
           .scaler = training.scaler.get(),
           .step_in_backward = config.offload.step_in_backward,
           .wants_to_stop = std::move(wants_to_stop)};

@@ -82,6 +82,8 @@ nn::Fp8 recipe_of(nn::Fp8Recipe recipe) {
 // The loss becomes DPO's. The base is computed as well, without backward.
 void prefer(TrainTask& task, double beta, double forward_flops) {
   task.tally = std::make_shared<at::Tensor>();
+  task.prefers = true;
+  task.mixtures = {};
   task.loss_sum = [model = task.text, beta, tally = task.tally](const Samples& samples) {
     const bool trains = model->is_training();
     return preference_loss(*model, samples, beta, trains ? *tally : at::Tensor());
@@ -177,9 +179,10 @@ TrainTask make_task(const Config& config, int64_t vocab) {
     else
       task = language_model(models::Decoder(std::get<models::DecoderConfig>(shape)).ptr(),
                             wrap::modules<models::DecoderBlock>(),
-                            wrap::modules<models::GatedFeedForward>(), config.data);
+                            wrap::modules<models::GatedFeedForward, nn::MoE>(), config.data);
   }
-  if (task.text) task.text->tile_feed_forward(memory::tile_of(config.activations));
+  task.mixtures = mixtures_of(*task.module);
+  if (!task.mixtures.all.empty()) task.tally = std::make_shared<at::Tensor>();
   const bool lora = config.lora.rank > 0;
   const double forward_flops = task.flops_per_sample / 3;
   if (lora) adapt(task, config);
@@ -193,10 +196,15 @@ TrainTask make_task(const Config& config, int64_t vocab) {
       if (parameter.requires_grad()) task.trained += parameter.numel();
     }
   constexpr const char* kTitles[] = {
-      "Llama",  "Qwen2", "Qwen3",   "Mistral", "SmolLM3",
-      "OLMo 2", "Phi-3", "Gemma 3", "GPT-2",   "MLP"};  // of each models::ModelType
+      "Llama",   "Qwen2",     "Qwen3", "Mistral", "SmolLM3", "OLMo 2", "Phi-3", "Gemma 3",
+      "Mixtral", "Qwen3-MoE", "OLMoE", "dots1",   "GPT-2",   "MLP"};  // of each models::ModelType
   task.title = formatted("{}, {} parameters", kTitles[static_cast<int>(model.type)],
                          observe::human_count(static_cast<double>(task.parameters)));
+  if (!mixtures_of(*task.module).all.empty()) {
+    const auto shape = std::get<models::DecoderConfig>(model_shape(config, vocab));
+    const auto active = static_cast<double>(models::active_parameter_count(shape));
+    task.title += formatted(", {} of them per token", observe::human_count(active));
+  }
   if (lora)
     task.title += formatted(", {} of them in adapters",
                             observe::human_count(static_cast<double>(task.trained)));
@@ -204,8 +212,10 @@ TrainTask make_task(const Config& config, int64_t vocab) {
 }
 
 void place_tally(TrainTask& task, at::Device device) {
-  if (task.tally)
-    *task.tally = at::zeros({kPreferenceTallies}, at::TensorOptions(at::kDouble).device(device));
+  if (!task.tally) return;
+  const int64_t numbers = task.prefers ? int64_t{kPreferenceTallies} : task.mixtures.numbers();
+  *task.tally = at::zeros({numbers}, at::TensorOptions(at::kDouble).device(device));
+  task.mixtures.count_into(*task.tally);
 }
 
 TrainTask make_unfilled_task(const Config& config, int64_t vocab) {

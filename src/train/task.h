@@ -14,6 +14,7 @@
 #include "fsdp/nn/lora.h"
 #include "fsdp/wrap.h"
 #include "train/config.h"
+#include "train/mixtures.h"
 
 namespace fsdp::train {
 
@@ -39,8 +40,11 @@ struct TrainTask {
   WrapPolicy feed_forwards;  // of the blocks; empty if they have none
   InitRule initial;          // how its parameters start
   std::function<at::Tensor(const Samples&)> loss_sum;
-  // Beside losses, numbers of a step that losses add up (train/preference.h). Undefined: none.
+  // Beside losses, numbers of a step that losses add up: those of train/preference.h, else those of
+  // train/mixtures.h. Null: none.
   std::shared_ptr<at::Tensor> tally;
+  bool prefers = false;         // the loss is DPO's, and the tally its own
+  Mixtures mixtures;            // whose numbers the tally has; empty: none
   double flops_per_sample = 0;  // forward and backward
   int64_t tokens_per_sample = 0;
   int64_t parameters = 0;

@@ -45,6 +45,12 @@ FAMILIES = {  # class, ranks, settings
         rope_parameters=dict(full_attention=LINEAR, sliding_attention=dict(
             rope_type="default", rope_theta=10000.0)),
         layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
+    "mixtral": ("Mixtral", 3, dict(num_local_experts=5, num_experts_per_tok=2)),
+    "qwen3_moe": ("Qwen3Moe", 1, dict(head_dim=16, num_experts=6, num_experts_per_tok=3,
+                                      moe_intermediate_size=20, norm_topk_prob=True)),
+    "dots1": ("Dots1", 2, dict(head_dim=8, n_routed_experts=6, n_shared_experts=2,
+                               num_experts_per_tok=3, moe_intermediate_size=20,
+                               first_k_dense_replace=1, sliding_window=None)),
 }
 
 
@@ -69,6 +75,9 @@ def make(name):
                 parameter.uniform_(0.5, 1.5)
                 if name == "gemma3":  # multiplies by 1 + weight
                     parameter.sub_(1)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.uniform_(-0.3, 0.3)
     return model.eval()
 
 

@@ -206,6 +206,25 @@ TEST(HuggingFaceNames, OfAllVersionsMapToTheModels) {
   EXPECT_EQ(name_in_model("h.11.attn.bias"), "");
   EXPECT_EQ(name_in_model("transformer.h.0.attn.masked_bias"), "");
   EXPECT_EQ(name_in_model("model.layers.3.self_attn.rotary_emb.inv_freq"), "");
+  EXPECT_EQ(name_in_model("model.layers.3.block_sparse_moe.gate.weight"),
+            "model.layers.3.mlp.gate.weight");
+  EXPECT_EQ(name_in_model("model.layers.3.block_sparse_moe.experts.7.w3.weight"),
+            "model.layers.3.mlp.experts.7.up_proj.weight");
+}
+
+TEST(HuggingFaceNames, OfExpertsArePartsOfOneParameter) {
+  const auto up = expert_matrix("model.layers.3.mlp.experts.17.up_proj.weight").value();
+  EXPECT_EQ(up.parameter, "model.layers.3.mlp.experts.gate_up_proj");
+  EXPECT_EQ(up.expert, 17);
+  EXPECT_TRUE(up.second);
+  EXPECT_FALSE(expert_matrix("model.layers.3.mlp.experts.0.gate_proj.weight")->second);
+  EXPECT_EQ(expert_matrix("model.layers.3.mlp.experts.0.down_proj.weight")->parameter,
+            "model.layers.3.mlp.experts.down_proj");
+  for (const char* name :
+       {"model.layers.3.mlp.gate_proj.weight", "model.layers.3.mlp.experts.gate_up_proj",
+        "model.layers.3.mlp.experts.x.up_proj.weight", "model.layers.3.mlp.experts.1.bias",
+        "model.layers.3.mlp.experts.12345678.up_proj.weight"})
+    EXPECT_FALSE(expert_matrix(name)) << name;
 }
 
 }  // namespace

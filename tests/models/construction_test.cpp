@@ -29,6 +29,11 @@ LlamaConfig tied(LlamaConfig config) {
   return config;
 }
 
+DecoderConfig with(DecoderConfig config, const Mixture& mixture) {
+  config.mixture = mixture;
+  return config;
+}
+
 DecoderConfig no_rope(DecoderConfig config) {
   config.no_rope_every = 2;
   return config;
@@ -65,6 +70,11 @@ std::vector<BuildCase> cases() {
           llama("olmo2", of_family(Family::kOlmo2, kLlama)),
           llama("phi3", of_family(Family::kPhi3, kLlama)),
           llama("gemma3", of_family(Family::kGemma3, tied(wide))),
+          llama("mixtral", of_family(Family::kMixtral, kLlama)),
+          llama("qwen3_moe", of_family(Family::kQwen3Moe, with(wide, {.top_k = 3, .ffn = 8}))),
+          llama("olmoe", of_family(Family::kOlmoe, kLlama)),
+          llama("dots1", of_family(Family::kDots1,
+                                   with(kLlama, {.ffn = 8, .shared = 2, .dense_layers = 1}))),
           gpt2("gpt2", kGpt2),
           gpt2("gpt2_untied", untied(kGpt2))};
 }
@@ -168,6 +178,12 @@ TEST_P(Construction, RunsInBf16CloseToFp32) {
     EXPECT_EQ(item.value().grad().scalar_type(), at::kBFloat16) << item.key();
 }
 
+// Those that a token goes to.
+double share_of_experts(const CausalLMImpl& model) {
+  const Mixture& mixture = model.as<Decoder>()->config().mixture.value();
+  return static_cast<double>(mixture.top_k) / static_cast<double>(mixture.experts);
+}
+
 // An independent count: finds the matrices by name.
 TEST_P(Construction, FlopsAreThoseOfTheMatricesAndHalfTheAttention) {
   Model model = GetParam().build();
@@ -176,7 +192,9 @@ TEST_P(Construction, FlopsAreThoseOfTheMatricesAndHalfTheAttention) {
     const std::string& name = item.key();
     bool lookup = name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight") ||
                   name.ends_with("wpe.weight");
-    if (item.value().dim() > 1 && !lookup) products += static_cast<double>(item.value().numel());
+    const double share = name.find(".experts.") == std::string::npos ? 1 : share_of_experts(*model);
+    if (item.value().dim() > 1 && !lookup)
+      products += share * static_cast<double>(item.value().numel());
     if (name == "model.layers.0.self_attn.o_proj.weight")
       head_dims = static_cast<double>(item.value().size(1));
     if (name == "transformer.h.0.attn.c_proj.weight")
@@ -281,6 +299,33 @@ TEST(Construction, PublishedModelsHaveTheirPublishedSizes) {
                                  .ffn = 6912,
                                  .tied = true}),
             999'885'952);
+}
+
+TEST(Construction, ExpertsOfPublishedModels) {
+  const auto counts = [](Family family, DecoderConfig sizes, const Mixture& mixture) {
+    const DecoderConfig config = of_family(family, with(std::move(sizes), mixture));
+    return std::pair(parameter_count(config), active_parameter_count(config));
+  };
+  using Counts = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(
+      counts(Family::kMixtral,
+             {.vocab = 32000, .dim = 4096, .layers = 32, .heads = 32, .kv_heads = 8, .ffn = 14336},
+             {.experts = 8, .top_k = 2}),
+      Counts(46'702'792'704, 12'879'925'248));
+  EXPECT_EQ(counts(Family::kQwen3Moe,
+                   {.vocab = 151936,
+                    .dim = 2048,
+                    .layers = 48,
+                    .heads = 32,
+                    .kv_heads = 4,
+                    .head_dim = 128,
+                    .ffn = 6144},
+                   {.experts = 128, .top_k = 8, .ffn = 768}),
+            Counts(30'532'122'624, 3'353'032'704));
+  EXPECT_EQ(
+      counts(Family::kOlmoe, {.vocab = 50304, .dim = 2048, .layers = 16, .heads = 16, .ffn = 1024},
+             {.experts = 64, .top_k = 8}),
+      Counts(6'919'161'856, 1'282'017'280));
 }
 
 TEST(Construction, AnMlpStartsAsItsLinearsDo) {

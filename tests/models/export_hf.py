@@ -78,6 +78,19 @@ FAMILIES = {
     "gemma3_left_padded": ("Gemma3Text", GEMMA3),
     "gemma3_documents": ("Gemma3Text", GEMMA3),
 }
+FAMILIES.update({
+    "mixtral": ("Mixtral", dict(num_local_experts=5, num_experts_per_tok=2)),
+    "mixtral_left_padded": ("Mixtral", dict(num_local_experts=3, sliding_window=5)),
+    "qwen3_moe": ("Qwen3Moe", dict(num_experts=6, num_experts_per_tok=3, head_dim=14,
+                                   moe_intermediate_size=20, norm_topk_prob=True)),
+    "qwen3_moe_documents": ("Qwen3Moe", dict(num_experts=4, num_experts_per_tok=2, head_dim=8,
+                                             moe_intermediate_size=20)),
+    "olmoe": ("Olmoe", dict(num_experts=5, num_experts_per_tok=3)),
+    "dots1": ("Dots1", dict(n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=3,
+                            moe_intermediate_size=20, first_k_dense_replace=1, num_hidden_layers=3,
+                            norm_topk_prob=True, routed_scaling_factor=1.5, head_dim=8,
+                            sliding_window=None)),
+})
 for name, (family, settings) in FAMILIES.items():
     CASES[name] = dict(family=family, settings=dict(SIZES, **settings),
                        tokens=30 if name.endswith("longer") else TOKENS)
@@ -134,6 +147,9 @@ def randomize(model):
                 parameter.uniform_(0.5, 1.5)
                 if "Gemma" in type(model).__name__:  # multiplies by 1 + weight
                     parameter.sub_(1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.uniform_(-0.3, 0.3)
 
 
 def inputs_of(case):

@@ -149,7 +149,9 @@ class HuggingFace : public ::testing::TestWithParam<const char*> {
   void load() {
     Tensors weights = theirs_->tensors("weights");
     torch::NoGradGuard no_grad;
-    for (auto& item : ours_->named_parameters()) {
+    auto tensors = ours_->named_parameters();
+    tensors.update(ours_->named_buffers());
+    for (auto& item : tensors) {
       auto found = weights.find(item.key());
       ASSERT_NE(found, weights.end()) << item.key() << " is unknown to transformers";
       ASSERT_EQ(item.value().sizes(), found->second.sizes()) << item.key();
@@ -287,14 +289,15 @@ const auto kUnmasked = ::testing::Values(
     "llama", "llama_one_group", "llama_tied", "llama_head_dim", "llama_scaled", "qwen2", "qwen3",
     "mistral", "mistral_without_window", "smollm3", "olmo2", "phi3", "phi3_longrope",
     "phi3_longrope_longer", "phi3_partial", "phi3_partial_longrope", "qwen3_yarn",
-    "qwen2_yarn_mscale", "llama_yarn_attention", "llama_linear", "gemma3", "gemma3_linear", "gpt2",
-    "gpt2_ffn");
-const auto kLeftPadded = ::testing::Values(
-    "llama_left_padded", "qwen2_tied_left_padded", "qwen3_tied_left_padded", "mistral_left_padded",
-    "smollm3_left_padded", "olmo2_left_padded", "gemma3_left_padded", "gpt2_left_padded");
+    "qwen2_yarn_mscale", "llama_yarn_attention", "llama_linear", "gemma3", "gemma3_linear",
+    "mixtral", "qwen3_moe", "olmoe", "dots1", "gpt2", "gpt2_ffn");
+const auto kLeftPadded =
+    ::testing::Values("llama_left_padded", "qwen2_tied_left_padded", "qwen3_tied_left_padded",
+                      "mistral_left_padded", "smollm3_left_padded", "olmo2_left_padded",
+                      "gemma3_left_padded", "mixtral_left_padded", "gpt2_left_padded");
 const auto kOtherMasks = ::testing::Values(
     "llama_right_padded", "llama_documents", "mistral_right_padded", "mistral_documents",
-    "gemma3_documents", "gpt2_right_padded", "gpt2_documents");
+    "gemma3_documents", "qwen3_moe_documents", "gpt2_right_padded", "gpt2_documents");
 
 INSTANTIATE_TEST_SUITE_P(Unmasked, HuggingFace, kUnmasked, case_name);
 INSTANTIATE_TEST_SUITE_P(LeftPadded, HuggingFace, kLeftPadded, case_name);

@@ -138,7 +138,7 @@ TEST(HuggingFaceConfig, UnsupportedComputationsAreRefusedByName) {
   expect_refused(llama_json(), "attention_bias", true);
   expect_refused(llama_json(), "mlp_bias", true);
   expect_refused(llama_json(), "quantization_config", {{"quant_method", "fp8"}});
-  expect_refused(llama_json(), "model_type", "mixtral");
+  expect_refused(llama_json(), "model_type", "deepseek_v2");
   expect_refused(gpt2_json(), "activation_function", "relu");
   expect_refused(gpt2_json(), "scale_attn_weights", false);
   expect_refused(gpt2_json(), "scale_attn_by_inverse_layer_idx", true);
@@ -156,11 +156,14 @@ Json family_json(const std::string& type) {
   json.erase("rms_norm_eps");
   json.erase("tie_word_embeddings");
   if (type == "gemma3_text") json.erase("hidden_act");
+  if (type == "dots1")
+    json.update({{"n_routed_experts", 8}, {"n_shared_experts", 2}, {"num_experts_per_tok", 3}});
   return json;
 }
 
-const std::vector<std::string> kFamilyTypes = {"llama",   "qwen2", "qwen3", "mistral",
-                                               "smollm3", "olmo2", "phi3",  "gemma3_text"};
+const std::vector<std::string> kFamilyTypes = {"llama",   "qwen2",     "qwen3", "mistral",
+                                               "smollm3", "olmo2",     "phi3",  "gemma3_text",
+                                               "mixtral", "qwen3_moe", "olmoe", "dots1"};
 
 TEST(HuggingFaceFamilies, HaveTheirDescriptionsAndDefaults) {
   EXPECT_EQ(read(family_json("qwen3")).qk_norm, QKNorm::kHead);
@@ -247,6 +250,45 @@ TEST(HuggingFaceFamilies, ComputationsThatTheyDoNotHaveHereAreRefused) {
   expect_refused(family_json("phi3"), "resid_pdrop", 0.1);
   expect_refused(family_json("llama"), "rope_interleaved", true);
   expect_refused(family_json("qwen3"), "num_key_value_heads", nullptr);
+}
+
+TEST(HuggingFaceFamilies, ExpertsAreRead) {
+  const Mixture mixtral = read(family_json("mixtral")).mixture.value();
+  EXPECT_EQ(mixtral.experts, 8);
+  EXPECT_EQ(mixtral.top_k, 2);
+  EXPECT_TRUE(mixtral.normalize);
+  EXPECT_EQ(read(family_json("mixtral")).rope_base, 1e6);
+  Json json = family_json("qwen3_moe");
+  json.update({{"num_experts", 60}, {"moe_intermediate_size", 24}, {"norm_topk_prob", true}});
+  const Mixture qwen = read(json).mixture.value();
+  EXPECT_EQ(qwen.experts, 60);
+  EXPECT_EQ(qwen.ffn, 24);
+  EXPECT_TRUE(qwen.normalize);
+  EXPECT_EQ(read(family_json("olmoe")).mixture->experts, 64);
+  EXPECT_FALSE(read(family_json("olmoe")).mixture->normalize);
+  json = family_json("dots1");
+  json.update({{"first_k_dense_replace", 1}, {"routed_scaling_factor", 2.5}, {"n_group", 1}});
+  const DecoderConfig dots = read(json);
+  EXPECT_EQ(dots.mixture->shared, 2);
+  EXPECT_EQ(dots.mixture->scale, 2.5);
+  EXPECT_EQ(dots.mixture->score, nn::RouterScore::kSigmoid);
+  EXPECT_TRUE(dots.mixture->biased);
+  EXPECT_FALSE(has_experts(dots, 0));
+  EXPECT_TRUE(has_experts(dots, 1));
+}
+
+TEST(HuggingFaceFamilies, RoutersThatAreNotSupportedAreRefused) {
+  expect_refused(family_json("mixtral"), "router_jitter_noise", 0.1);
+  Json mixtral = family_json("mixtral");
+  mixtral["num_experts_per_tok"] = 9;
+  EXPECT_NE(refusal_of(mixtral.dump()).find("9 of 8 experts"), std::string::npos);
+  expect_refused(family_json("qwen3_moe"), "mlp_only_layers", {1});
+  expect_refused(family_json("qwen3_moe"), "decoder_sparse_step", 2);
+  expect_refused(family_json("olmoe"), "clip_qkv", 8.0);
+  expect_refused(family_json("dots1"), "n_group", 4);
+  expect_refused(family_json("dots1"), "max_window_layers", 1);
+  expect_refused(family_json("dots1"), "first_k_dense_replace", 99);
+  expect_refused(family_json("dots1"), "n_shared_experts", nullptr);
 }
 
 TEST(HuggingFaceFamilies, LayersAreReadFromLists) {

@@ -113,6 +113,12 @@ std::map<std::string, std::vector<Reason>> reasons() {
       {"steps-skipped",
        {{skipped, [](RunFacts& f) { f.skipped = 1; }, "2 of the last 20 steps"},
         {skipped, [](RunFacts& f) { f.steps = 19; }, ""}}},
+      {"dead-experts",
+       {{RunFacts{.expert_idle_steps = {0, 50, 49, 71}},
+         [](RunFacts& f) {
+           f.expert_idle_steps = {0, 49, 49, 0};
+         },
+         "2 of 4 experts got no token"}}},
   };
 }
 

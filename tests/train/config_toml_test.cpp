@@ -139,7 +139,9 @@ TEST(Toml, AWrongTypeSaysWhatIsExpectedAndWhere) {
   check("[model]\ntied = 1", "takes true or false");
   check("[model]\ntied = \"true\"", "takes true or false");
   check("[model]\ntype = \"lama\"", "did you mean llama?");
-  check("[model]\ntype = 1", "takes one of llama, qwen2, qwen3, mistral, smollm3, olmo2, phi3, gemma3, gpt2, mlp.");
+  check("[model]\ntype = 1",
+        "takes one of llama, qwen2, qwen3, mistral, smollm3, olmo2, phi3, gemma3, mixtral, "
+        "qwen3_moe, olmoe, dots1, gpt2, mlp.");
   check("[data]\ntrain = \"a.bin\"", "takes a list of strings");
   check("dir = 1", "takes a string");
   check("[train]\nsteps = 1e17", "takes an integer");

@@ -22,7 +22,7 @@ const DecoderConfig kSizes{
 
 std::vector<DecoderConfig> decoders() {
   std::vector<DecoderConfig> all;
-  for (int family = 0; family <= static_cast<int>(Family::kGemma3); ++family)
+  for (int family = 0; family <= static_cast<int>(Family::kDots1); ++family)
     all.push_back(models::of_family(static_cast<Family>(family), kSizes));
   all[static_cast<size_t>(Family::kMistral)].window = 9;
   all[static_cast<size_t>(Family::kSmolLM3)].no_rope_every = 3;
@@ -36,6 +36,20 @@ std::vector<DecoderConfig> decoders() {
                    .truncate = false,
                    .original_max_position_embeddings = 77};
   all[static_cast<size_t>(Family::kLlama)].linear_rope = 2.5;
+  all[static_cast<size_t>(Family::kMixtral)].window = 7;
+  all[static_cast<size_t>(Family::kMixtral)].mixture->experts = 5;
+  all[static_cast<size_t>(Family::kQwen3Moe)].mixture =
+      models::Mixture{.experts = 9, .top_k = 4, .ffn = 12, .normalize = false};
+  all[static_cast<size_t>(Family::kOlmoe)].mixture->normalize = false;
+  all[static_cast<size_t>(Family::kDots1)].mixture =
+      models::Mixture{.experts = 6,
+                      .top_k = 3,
+                      .ffn = 12,
+                      .shared = 2,
+                      .dense_layers = 1,
+                      .score = nn::RouterScore::kSigmoid,
+                      .scale = 2.5,
+                      .biased = true};
   all.push_back(models::of_family(Family::kPhi3, kSizes));
   all.back().rotary_dim = 6;
   DecoderConfig& gemma = all[static_cast<size_t>(Family::kGemma3)];

@@ -125,6 +125,7 @@ at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::T
 struct Stream {
   at::Tensor x;           ///< [batch, tokens, dim].
   at::Tensor delta = {};  ///< [batch, tokens, dim]. Undefined: nothing.
+  at::Tensor loss = {};   ///< Of the routers so far. Undefined: none.
 };
 
 /// The base of language models.
@@ -138,9 +139,11 @@ class CausalLMImpl : public torch::nn::Module {
   at::Tensor logits(const TextInputs& inputs);
 
   /// Mean cross-entropy in float32, without holding all logits. ids, targets: int64 [batch,
-  /// tokens]; targets of -100 don't count.
+  /// tokens]; targets of -100 don't count. In training the gradient of the routers' losses is added
+  /// to its own; its value isn't changed by them.
   at::Tensor forward(const at::Tensor& ids, const at::Tensor& targets);
-  /// Sum of the cross-entropy in float32 over the targets that aren't -100.
+  /// Sum of the cross-entropy in float32 over the targets that aren't -100. The routers' losses
+  /// count once for each of them.
   at::Tensor loss_sum(const TextInputs& inputs, const at::Tensor& targets);
   /// The cross-entropy of each target in float32, [batch, tokens]; 0 for targets of -100.
   at::Tensor losses(const TextInputs& inputs, const at::Tensor& targets);
@@ -167,6 +170,8 @@ class CausalLMImpl : public torch::nn::Module {
 
  protected:
   CausalLMImpl() = default;
+  /// The routers' losses of the last hidden(), once. Undefined: none.
+  virtual at::Tensor take_router_loss() { return {}; }
   /// Fills every parameter as initial() says; a tied one once.
   void init_weights();
 };

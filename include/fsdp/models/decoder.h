@@ -1,6 +1,7 @@
 /// @file
-/// The decoder behind Llama, Qwen, Mistral, SmolLM, OLMo, Phi and Gemma: rotary positions,
-/// grouped-query attention, a gated feed-forward, and a description of what differs.
+/// The decoder behind Llama, Qwen, Mistral, SmolLM, OLMo, Phi, Gemma and mixtures of experts:
+/// rotary positions, grouped-query attention, a gated feed-forward or experts, and a description of
+/// what differs.
 ///
 ///     models::Decoder model(models::of_family(models::Family::kQwen3, {.vocab = 151936, …}));
 ///
@@ -12,25 +13,31 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "fsdp/models/causal_lm.h"
 #include "fsdp/nn/functional.h"
 #include "fsdp/nn/modules.h"
+#include "fsdp/nn/moe.h"
 
 namespace fsdp::models {
 
 /// Whose models a decoder is one of. It gives the names in config.json; the fields of DecoderConfig
 /// say what is computed.
 enum class Family {
-  kLlama,    ///< Llama 1 to 3, SmolLM 1 and 2.
-  kQwen2,    ///< Qwen2 and 2.5.
-  kQwen3,    ///< Qwen3 without experts.
-  kMistral,  ///< Mistral 7B and later ones without experts.
-  kSmolLM3,  ///< SmolLM3.
-  kOlmo2,    ///< OLMo 2.
-  kPhi3,     ///< Phi-3, Phi-3.5 and Phi-4 without experts.
-  kGemma3,   ///< Gemma 3, text only.
+  kLlama,     ///< Llama 1 to 3, SmolLM 1 and 2.
+  kQwen2,     ///< Qwen2 and 2.5.
+  kQwen3,     ///< Qwen3 without experts.
+  kMistral,   ///< Mistral 7B and later ones without experts.
+  kSmolLM3,   ///< SmolLM3.
+  kOlmo2,     ///< OLMo 2.
+  kPhi3,      ///< Phi-3, Phi-3.5 and Phi-4 without experts.
+  kGemma3,    ///< Gemma 3, text only.
+  kMixtral,   ///< Mixtral.
+  kQwen3Moe,  ///< Qwen3 with experts.
+  kOlmoe,     ///< OLMoE.
+  kDots1,     ///< dots.llm1: DeepSeek-V3's experts with the attention of Qwen3.
 };
 
 /// Where the norms of a block are.
@@ -89,6 +96,21 @@ struct LongRope {
   int64_t max_position_embeddings = 131072;         ///< The longest sequence.
 };
 
+/// Experts in place of the feed-forwards of blocks.
+struct Mixture {
+  int64_t experts = 8;       ///< In each block.
+  int64_t top_k = 2;         ///< Experts of a token.
+  int64_t ffn = 0;           ///< Width of an expert. 0: that of the feed-forward.
+  int64_t shared = 0;        ///< Experts that every token goes through.
+  int64_t dense_layers = 0;  ///< The first blocks, which have a feed-forward.
+  nn::RouterScore score = nn::RouterScore::kSoftmax;  ///< Of experts.
+  bool normalize = true;                              ///< The weights of a token add up to `scale`.
+  double scale = 1;                                   ///< Of the weights.
+  bool biased = false;  ///< Routers have a bias (MoEImpl::update_bias()).
+  double balance = 0;   ///< Coefficient of nn::balance_loss(), of the mean over blocks.
+  double z = 0;         ///< Coefficient of nn::router_z_loss(), of the mean over blocks.
+};
+
 /// The description of a decoder. The defaults are a Llama's.
 struct DecoderConfig {
   int64_t vocab = 32000;     ///< Number of token ids.
@@ -124,12 +146,15 @@ struct DecoderConfig {
   std::optional<Yarn> yarn = {};           ///< Likewise.
   double linear_rope = 0;  ///< Likewise: all frequencies are this much slower. 0: none are.
   int64_t rotary_dim = 0;  ///< First elements of a head that are rotated (Phi-4-mini). 0: all.
+  std::optional<Mixture> mixture = {};  ///< Experts in the blocks.
 };
 
 /// `config` with its zeros filled in. Throws Error if the numbers don't fit each other.
 DecoderConfig checked(DecoderConfig config);
 /// Number of parameters; a tied matrix counts once.
 int64_t parameter_count(const DecoderConfig& config);
+/// The same of those that a token uses: of the experts, as many as it goes to.
+int64_t active_parameter_count(const DecoderConfig& config);
 /// `sizes` as a model of a family: sets the fields from `family` to `scaled_embedding` and
 /// qkv_bias.
 DecoderConfig of_family(Family family, DecoderConfig sizes);
@@ -143,6 +168,8 @@ int64_t window_of(const DecoderConfig& config, int64_t layer);
 int64_t rotary_dim(const DecoderConfig& config);
 /// Whether a layer rotates queries and keys by their positions.
 bool has_positions(const DecoderConfig& config, int64_t layer);
+/// Whether a layer has experts.
+bool has_experts(const DecoderConfig& config, int64_t layer);
 
 /// cos and sin of position · frequency, for each position and element of a head.
 ///
@@ -234,7 +261,8 @@ class DecoderBlockImpl : public torch::nn::Module {
   nn::RMSNorm pre_feedforward_layernorm = nullptr;   ///< With NormPlacement::kAround.
   nn::RMSNorm post_feedforward_layernorm = nullptr;  ///< Null with NormPlacement::kBefore.
   DecoderAttention self_attn = nullptr;              ///< Attention.
-  GatedFeedForward mlp = nullptr;                    ///< Feed-forward.
+  GatedFeedForward mlp = nullptr;                    ///< Feed-forward. Null with experts.
+  nn::MoE experts = nullptr;                         ///< Its name in the module is "mlp", too.
 
   /// Tokens of the feed-forward and its norms that are computed at a time (tiled()). 0: all.
   int64_t tile = 0;
@@ -242,6 +270,7 @@ class DecoderBlockImpl : public torch::nn::Module {
  private:
   Stream add_feed_forward(const Stream& stream);
   at::Tensor written(const at::Tensor& x, const nn::RMSNorm& norm) const;
+  nn::NormedSum normed(const Stream& stream, const nn::RMSNorm& norm) const;
   nn::NormedLinears read(const Stream& stream, const nn::RMSNorm& norm,
                          const std::vector<nn::Linear>& linears) const;
 
@@ -261,6 +290,7 @@ class DecoderModelImpl : public torch::nn::Module {
   nn::Embedding embed_tokens = nullptr;  ///< Embedding of tokens.
   torch::nn::ModuleList layers;          ///< Blocks.
   nn::RMSNorm norm = nullptr;            ///< Final norm.
+  at::Tensor router_loss;                ///< Of the last forward. Undefined: none.
 
  private:
   enum class Rotation { kNormal, kLonger, kLocal, kNone };  // kinds of tables
@@ -302,6 +332,9 @@ class DecoderImpl : public CausalLMImpl {
 
   DecoderModel model = nullptr;  ///< Everything below the head.
   LMHead lm_head = nullptr;      ///< The head.
+
+ protected:
+  at::Tensor take_router_loss() override { return std::exchange(model->router_loss, {}); }
 
  private:
   DecoderConfig config_;
