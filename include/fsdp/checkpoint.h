@@ -159,12 +159,23 @@ struct PoolRoom {
 PoolRoom prepare_async(const Sharded& model, const Optimizer* optimizer, int64_t pool = 0,
                        const Chosen& only = {});
 
+/// A parameter that is made of a matrix in the checkpoint, each row of one of the matrix's rows.
+struct MadeOfRows {
+  int64_t columns = 0;  ///< Of the matrix.
+  /// Rows of the matrix, [n, columns] float32 on the CPU, to the parameter's [n, …].
+  std::function<at::Tensor(const at::Tensor& rows)> make = {};
+};
+
 /// Options of load() and load_state_dict().
 struct LoadOptions {
   bool strict = true;     ///< Tensors that only one side has are an Error. False: they are skipped.
   bool optimizer = true;  ///< False: optimizer states aren't loaded.
   bool model = true;      ///< False: the model keeps its values; only states are loaded.
   Chosen only = {};       ///< Parameters to load; others keep their values. Empty: all.
+
+  /// For load(): parameters that are made of the checkpoint's rows, by name (nn/quantised.h). Those
+  /// that the checkpoint has in the parameter's own shape are read as they are.
+  std::function<std::optional<MadeOfRows>(const std::string& name)> made_of = {};
 };
 
 /// What load() read besides the model and the optimizer.

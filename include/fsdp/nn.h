@@ -16,6 +16,7 @@
 /// - nn/lora.h: adapters for fine-tuning.
 /// - nn/fp8.h: linears whose matrix products have operands of one byte.
 /// - nn/moe.h: mixtures of experts.
+/// - nn/quantised.h: frozen linears in few bits.
 #pragma once
 
 #include "fsdp/nn/block_attention.h"
@@ -24,3 +25,4 @@
 #include "fsdp/nn/lora.h"
 #include "fsdp/nn/modules.h"
 #include "fsdp/nn/moe.h"
+#include "fsdp/nn/quantised.h"

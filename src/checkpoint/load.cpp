@@ -1,4 +1,5 @@
 // load: finds each tensor of a model in the checkpoint, checks everything, then reads.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
@@ -13,6 +14,7 @@
 #include "checkpoint/mismatch.h"
 #include "checkpoint/same_model.h"
 #include "checkpoint/source.h"
+#include "checkpoint/stream.h"
 #include "checkpoint/together.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/fully_shard.h"
@@ -104,6 +106,46 @@ constexpr const char* kModelHint =
 constexpr const char* kOptimizerHint =
     "load it with .optimizer = false to start with fresh optimizer states.";
 
+// How the rows of a parameter are made of the checkpoint's; nullopt: they are read as they are.
+std::optional<MadeOfRows> made_of(const Source& source, const LoadOptions& options,
+                                  const std::vector<std::string>& names,
+                                  const std::vector<int64_t>& sizes) {
+  if (!options.made_of) return std::nullopt;
+  for (const auto& name : names)
+    if (const auto* entry = source.tensor("model." + name); entry && entry->sizes == sizes)
+      return std::nullopt;
+  return options.made_of(names.front());
+}
+
+// The sizes that the checkpoint must have.
+std::vector<int64_t> stored_sizes(const std::vector<int64_t>& sizes,
+                                  const std::optional<MadeOfRows>& made) {
+  return made ? std::vector{sizes[0], made->columns} : sizes;
+}
+
+// What is read for a part of a parameter.
+Rectangle rectangle_read(const Part& part, const std::optional<MadeOfRows>& made) {
+  if (!made) return part.rectangle;
+  return {{part.rectangle.offsets[0], 0}, {part.rectangle.sizes[0], made->columns}};
+}
+
+void read_into(Source& source, const std::string& name, const Part& part,
+               const std::optional<MadeOfRows>& made) {
+  if (!made) return source.read(name, part);
+  const Rectangle all = rectangle_read(part, made);
+  const int64_t rows = all.sizes[0], columns = made->columns;
+  const int64_t step = std::clamp<int64_t>(kPieceBytes / (4 * columns), 1, rows);
+  const at::Tensor numbers = at::empty({step, columns}, at::TensorOptions().dtype(at::kFloat));
+  for (int64_t at = 0; at < rows; at += step) {
+    const int64_t count = std::min(step, rows - at);
+    const Part piece{{{all.offsets[0] + at, 0}, {count, columns}}, numbers.narrow(0, 0, count)};
+    source.read(name, piece);
+    part.memory.narrow(0, at, count)
+        .copy_(
+            made->make(piece.memory).narrow(1, part.rectangle.offsets[1], part.rectangle.sizes[1]));
+  }
+}
+
 // --- a sharded model ---
 
 // What the checkpoint has for one flat. Each flat is read completely before the next one: until
@@ -113,6 +155,7 @@ struct FlatFill {
     size_t parameter;
     std::optional<size_t> slot;  // of its state; nullopt: its values
     std::string name;
+    std::optional<MadeOfRows> made;
   };
   std::vector<Found> found;
   // Per parameter; empty: the optimizer doesn't update it, or isn't loaded.
@@ -128,10 +171,10 @@ struct ShardedPlan {
 
 // Plans to read `found` into a parameter. An Error if the checkpoint lacks a part of it.
 void add(ShardedPlan& plan, Source& source, const ShardedParameter& to, std::optional<size_t> slot,
-         const std::string& found) {
-  plan.flats[to.flat].found.push_back({to.index, slot, found});
+         const std::string& found, const std::optional<MadeOfRows>& made = {}) {
+  plan.flats[to.flat].found.push_back({to.index, slot, found, made});
   for (const auto& part : parts_of(*to.flat, to.index, to.flat->part_of(to.index, to.flat->shard)))
-    source.check(found, part.rectangle);
+    source.check(found, rectangle_read(part, made));
 }
 
 int64_t read_steps(Source& source, const std::string& name) {
@@ -174,7 +217,8 @@ void plan_states(ShardedPlan& plan, Matching& matching, Source& source, shard::E
   matching.note_unused("optim.state.", "optimizer");
 }
 
-void plan_values(ShardedPlan& plan, Matching& matching, Source& source, shard::Engine& model) {
+void plan_values(ShardedPlan& plan, Matching& matching, Source& source, shard::Engine& model,
+                 const LoadOptions& options) {
   require_prefix(source, "model.", kModelHint);
   for (const auto& sharded : sharded_parameters(model)) {
     const auto& p = sharded.parameter();
@@ -182,12 +226,13 @@ void plan_values(ShardedPlan& plan, Matching& matching, Source& source, shard::E
       plan.incomplete.insert(&sharded.flat->unit());
       continue;
     }
-    const auto found = matching.find("model.", p.names, p.sizes, false);
+    const auto made = made_of(source, options, p.names, p.sizes);
+    const auto found = matching.find("model.", p.names, stored_sizes(p.sizes, made), false);
     if (found.empty()) {
       plan.incomplete.insert(&sharded.flat->unit());
       continue;
     }
-    add(plan, source, sharded, std::nullopt, found);
+    add(plan, source, sharded, std::nullopt, found, made);
   }
   for (const auto& [name, tensor] : replicated_tensors(model)) {
     if (!matching.wants(name)) continue;
@@ -204,7 +249,7 @@ ShardedPlan make_plan(Source& source, shard::Engine& model, const Optimizer* opt
   ShardedPlan plan;
   Matching matching(source, options.only);
   if (options.model)
-    plan_values(plan, matching, source, model);
+    plan_values(plan, matching, source, model, options);
   else
     for (const auto& unit : shard::units_of(model)) plan.incomplete.insert(unit.get());
   if (optimizer && options.optimizer) plan_states(plan, matching, source, model, *optimizer);
@@ -225,7 +270,8 @@ void read_flat(Source& source, shard::Flat& flat, const FlatFill& fill, Optimize
         found.slot ? optim::states_of(*optimizer)
                          .part(flat, found.parameter, *found.slot, slots.at(*found.slot))
                    : flat.part_of(found.parameter, master);
-    for (const auto& part : parts_of(flat, found.parameter, mine)) source.read(found.name, part);
+    for (const auto& part : parts_of(flat, found.parameter, mine))
+      read_into(source, found.name, part, found.made);
   }
 }
 
@@ -357,24 +403,31 @@ Loaded load(const std::filesystem::path& dir, torch::nn::Module& module,
   Source source(dir);
   Matching matching(source, options.only);
   require_prefix(source, "model.", kModelHint);
-  std::vector<std::pair<std::string, Part>> fills;
+  struct Fill {
+    std::string name;
+    Part part;
+    std::optional<MadeOfRows> made;
+  };
+  std::vector<Fill> fills;
   std::vector<std::pair<at::Tensor, at::Tensor>> fresh;  // a tensor and its future memory
   for (const auto& [tensor, names] : tensors_of(module)) {
     if (!matching.wants(names.front())) continue;
-    const auto found = matching.find("model.", names, tensor.sizes().vec(), false);
+    const std::vector<int64_t> sizes = tensor.sizes().vec();
+    const auto made = made_of(source, options, names, sizes);
+    const auto found = matching.find("model.", names, stored_sizes(sizes, made), false);
     if (found.empty()) continue;
     at::Tensor memory = tensor;
     if (lacks_memory(tensor)) fresh.emplace_back(tensor, memory = memory_for(tensor));
-    fills.emplace_back(found, whole(memory));
+    fills.push_back({found, whole(memory), made});
   }
   matching.note_unused("model.", "module");
   Loaded loaded;
   loaded.skipped = matching.finish(options.strict);
-  for (const auto& [name, part] : fills) source.check(name, part.rectangle);
+  for (const auto& [name, part, made] : fills) source.check(name, rectangle_read(part, made));
   auto extras = read_extras(source, 0, &loaded.skipped);
   loaded.extra = std::move(extras.run);
   loaded.per_rank = std::move(extras.rank);
-  for (const auto& [name, part] : fills) source.read(name, part);
+  for (const auto& [name, part, made] : fills) read_into(source, name, part, made);
   for (const auto& [tensor, memory] : fresh) {
     shard::set_key(tensor, false);
     shard::become(tensor, memory);

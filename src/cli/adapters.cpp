@@ -8,6 +8,7 @@
 #include "checkpoint/hugging_face.h"
 #include "fsdp/error.h"
 #include "fsdp/nn/lora.h"
+#include "kernels/quantised.h"
 #include "models/parameter_shapes.h"
 #include "train/hub_cache.h"
 #include "train/model_shape.h"
@@ -32,6 +33,13 @@ std::vector<std::string> targets_in(const checkpoint::Source& source) {
     if (!end.empty() && std::find(ends.begin(), ends.end(), end) == ends.end()) ends.push_back(end);
   }
   return ends;
+}
+
+// Whether it is the weight of a linear that nn::quantise_linears() quantises.
+bool is_quantised(const checkpoint::Source& base, const checkpoint::Copied& tensor) {
+  const std::vector<int64_t>& sizes = base.tensor(tensor.from)->sizes;
+  return sizes.size() == 2 && sizes[1] % kernels::quantised::kBlock == 0 &&
+         tensor.to.ends_with("_proj.weight");
 }
 
 }  // namespace
@@ -83,19 +91,26 @@ std::vector<checkpoint::Copied> peft_tensors(const CheckpointSource& adapters,
   return tensors;
 }
 
-void merge_adapters(std::vector<checkpoint::Copied>& tensors, const CheckpointSource& adapters,
-                    const models::PeftConfig& config) {
+void merge_adapters(std::vector<checkpoint::Copied>& tensors, const CheckpointSource& base,
+                    const CheckpointSource& adapters, const models::PeftConfig& config) {
   const double scale = nn::scale_of(train::lora_options(config.lora));
   checkpoint::Source* source = adapters.source.get();
   for (checkpoint::Copied& tensor : tensors) {
     const std::string linear = linear_of(tensor.from, kBase);
     const std::string down = linear + std::string(kDown), up = linear + std::string(kUp);
-    if (linear.empty() || !source->tensor(down)) continue;
-    tensor.change = [source, down, up, scale](const checkpoint::Part& piece) {
-      const auto& [first, count] = piece.rectangle;
+    const bool adapted = !linear.empty() && source->tensor(down);
+    const nn::Quant quant =
+        is_quantised(*base.source, tensor) ? config.lora.base : nn::Quant::kNone;
+    if (!adapted && quant == nn::Quant::kNone) continue;
+    tensor.change = [source, down, up, scale, adapted, quant](const checkpoint::Part& piece) {
+      const auto& [first, count] = piece.rectangle;  // whole rows
+      const at::Tensor& memory = piece.memory;
+      if (quant != nn::Quant::kNone)
+        memory.copy_(kernels::dequantise(kernels::quantise(memory, quant), quant, at::kFloat));
+      if (!adapted) return;
       const at::Tensor a = source->read_whole(down).to(at::kFloat).narrow(1, first[1], count[1]);
       const at::Tensor b = source->read_whole(up).to(at::kFloat).narrow(0, first[0], count[0]);
-      at::Tensor(piece.memory).addmm_(b, a, 1, scale);
+      at::Tensor(memory).addmm_(b, a, 1, scale);
     };
   }
 }

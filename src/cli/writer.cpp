@@ -11,6 +11,7 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/error.h"
 #include "fsdp/models/hugging_face.h"
+#include "fsdp/nn/quantised.h"
 #include "models/peft.h"
 #include "train/hub_cache.h"
 #include "train/init_from.h"
@@ -111,7 +112,8 @@ void load_weights(const WriterFiles& files, torch::nn::Module& module) {
   if (files.config.lora.rank > 0) {
     own.only = nn::is_adapter;
     checkpoint::load(train::base_of_adapters(files.config), module,
-                     {.only = [](const std::string& name) { return !nn::is_adapter(name); }});
+                     {.only = [](const std::string& name) { return !nn::is_adapter(name); },
+                      .made_of = nn::quantised_rows(module)});
   }
   checkpoint::load(files.weights, module, own);
 }

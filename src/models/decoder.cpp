@@ -168,7 +168,7 @@ std::vector<nn::Linear> GatedFeedForwardImpl::projections() const {
 }
 
 at::Tensor GatedFeedForwardImpl::forward(const at::Tensor& gate_up) {
-  if (down_proj->uses_adapter()) {  // it reads what is activated, too
+  if (down_proj->uses_adapter() || down_proj->quant() != nn::Quant::kNone) {  // not fused
     if (activation_ == GateActivation::kSilu) return down_proj(nn::swiglu(gate_up));
     const std::vector<at::Tensor> halves = gate_up.chunk(2, -1);
     return down_proj(nn::gelu(halves[0], "tanh") * halves[1]);
@@ -201,17 +201,20 @@ nn::NormedLinears DecoderBlockImpl::read(const Stream& stream, const nn::RMSNorm
   std::vector<at::Tensor> weights, biases;
   bool adapted = false;
   nn::Fp8 fp8 = linears.front()->fp8;
+  const nn::Quant quant = linears.front()->quant();  // of all: they have the same inputs
   for (const nn::Linear& linear : linears) {
     if (linear->fp8 != fp8) fp8 = nn::Fp8::kNone;
     weights.push_back(linear->weight);
     if (linear->bias.defined()) biases.push_back(linear->bias);
     adapted = adapted || linear->uses_adapter();
   }
-  if (norm && !adapted)
+  if (norm && !adapted && quant == nn::Quant::kNone)
     return nn::norm_linears(stream.x, stream.delta, factor_of(norm, norm_from_one_), norm->eps(),
                             weights, biases, fp8);
   const nn::NormedSum input = normed(stream, norm);
-  at::Tensor out = nn::linears(input.out, weights, biases, fp8);
+  at::Tensor out = quant == nn::Quant::kNone
+                       ? nn::linears(input.out, weights, biases, fp8)
+                       : nn::quantised_linears(input.out, weights, biases, quant);
   return {adapted ? nn::add_adapters(out, input.out, linears) : out, input.sum};
 }
 

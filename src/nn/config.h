@@ -6,8 +6,16 @@
 #include <vector>
 
 #include "base/options.h"
+#include "fsdp/nn/functional.h"
 
 namespace fsdp::nn {
+
+constexpr auto enum_table(Quant) {
+  return std::to_array<EnumName>({{"plain", "in shard.precision"},
+                                  {"nf4", "4 bits per number, as QLoRA's"},
+                                  {"nf4_double", "nf4 with scales of 8 bits"},
+                                  {"int8", "8 bits per number"}});
+}
 
 struct LoRAConfig {
   int64_t rank = 0;  // 0: no adapters
@@ -15,6 +23,7 @@ struct LoRAConfig {
   double dropout = 0;
   std::vector<std::string> targets = {};  // ends of names; empty: all linears of blocks
   bool rslora = false;
+  Quant base = Quant::kNone;
   std::string init_from = "";  // PEFT's directory; empty: new adapters
 };
 
@@ -53,6 +62,8 @@ inline void describe(LoRAConfig& lora, OptionList& list) {
            "Linears that have adapters, by the end of their names: q_proj, v_proj, …; empty: all "
            "but the output layer");
   list.add("rslora", lora.rslora, "Adapters are multiplied by alpha / sqrt(rank) instead");
+  list.add("base", lora.base,
+           "How the weights of the frozen linears are stored, gathered and kept on each rank");
   list.add("init_from", lora.init_from,
            "Start from the adapters in this directory, as PEFT writes it (adapter_config.json and "
            "adapter_model.safetensors), with its rank, alpha, targets and rslora; empty: new ones");

@@ -14,6 +14,7 @@ std::string why_not(const std::string& name, const torch::nn::LinearImpl& linear
                     const Fp8Policy& policy) {
   const int64_t out = linear.weight.size(0), in = linear.weight.size(1);
   if (policy.where && !policy.where(name)) return "excluded by name";
+  if (!at::isFloatingType(linear.weight.scalar_type())) return "its weight is quantised";
   if (in % 16 != 0 || out % 16 != 0)
     return formatted("its sizes, {} x {}, aren't multiples of 16", out, in);
   if (in < policy.least || out < policy.least)

@@ -5,9 +5,13 @@
 #include <ATen/ops/empty.h>
 #include <torch/nn/init.h>
 
+#include "fsdp/error.h"
 #include "fsdp/init_parameters.h"
 #include "fsdp/nn/functional.h"
 #include "fsdp/nn/lora.h"
+#include "kernels/quantised.h"
+#include "shard/deferred.h"
+#include "shard/tensor_access.h"
 
 namespace fsdp::nn {
 namespace {
@@ -29,7 +33,12 @@ AdapterMatrixImpl::AdapterMatrixImpl(const at::Tensor& given) {
 }
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  at::Tensor out = linear(x, weight, bias, WeightLayout::kOutIn, fp8);
+  at::Tensor out;
+  if (quant_ == Quant::kNone)
+    out = linear(x, weight, bias, WeightLayout::kOutIn, fp8);
+  else
+    out = quantised_linears(x, {weight},
+                            bias.defined() ? std::vector{bias} : std::vector<at::Tensor>(), quant_);
   return uses_adapter() ? out + adapter(x) : out;
 }
 
@@ -37,12 +46,14 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
 void LinearImpl::add_adapter(int64_t rank, double scale, double dropout) {
   scale_ = scale;
   dropout_ = dropout;
+  const at::TensorOptions type =
+      quant_ == Quant::kNone ? weight.options() : weight.options().dtype(at::kFloat);
   const auto matrix = [&](const char* name, int64_t rows, int64_t columns) {
-    at::Tensor values = at::empty({rows, columns}, weight.options());
+    at::Tensor values = at::empty({rows, columns}, type);
     init_tensor_(values, adapter_start(name, values.sizes()));
     return register_module(name, std::make_shared<AdapterMatrixImpl>(values));
   };
-  lora_A = matrix("lora_A", rank, weight.size(1));
+  lora_A = matrix("lora_A", rank, options.in_features());
   lora_B = matrix("lora_B", weight.size(0), rank);
 }
 
@@ -52,9 +63,21 @@ at::Tensor LinearImpl::adapter(const at::Tensor& x) const {
   return nn::linear(nn::linear(input, lora_A->weight) * scale_, lora_B->weight);
 }
 
+void LinearImpl::quantise(Quant quant) {
+  if (quant_ != Quant::kNone)
+    throw Error("a linear that is quantised already can't be quantised.",
+                "call quantise() once, on the numbers.");
+  if (shard::tag_of(weight) && !shard::deferred::is_deferred(weight))
+    throw Error("a sharded linear can't be quantised.", "call quantise() before fully_shard().");
+  torch::NoGradGuard no_grad;
+  const at::Tensor numbers = weight.is_cuda() ? weight.cpu() : weight.detach();
+  weight = parameters_["weight"] = kernels::quantise(numbers, quant).to(weight.device());
+  quant_ = quant;
+}
+
 std::shared_ptr<torch::nn::Module> LinearImpl::clone(
     const std::optional<at::Device>& device) const {
-  if (!has_adapter()) {
+  if (!has_adapter() && quant_ == Quant::kNone) {
     auto copy = cloned<torch::nn::LinearImpl>(*this, device);
     copy->as<LinearImpl>()->fp8 = fp8;
     return copy;
@@ -62,13 +85,14 @@ std::shared_ptr<torch::nn::Module> LinearImpl::clone(
   torch::NoGradGuard no_grad;
   auto copy = std::make_shared<LinearImpl>(options);
   copy->fp8 = fp8;
-  copy->add_adapter(lora_A->weight.size(0), scale_, dropout_);
+  copy->quant_ = quant_;
+  if (has_adapter()) copy->add_adapter(lora_A->weight.size(0), scale_, dropout_);
   const auto from = named_parameters();
   for (const auto& item : copy->named_parameters()) {
     const at::Tensor& own = from[item.key()];
+    item.value().requires_grad_(own.requires_grad());  // first: bytes can't require it
     item.value().set_data(own.to(device.value_or(own.device()), own.scalar_type(),
                                  /*non_blocking=*/false, /*copy=*/true));
-    item.value().requires_grad_(own.requires_grad());
   }
   copy->train(is_training());
   return copy;

@@ -55,7 +55,8 @@ void check_lora(const Config& config) {
     for (auto [given, key] :
          {std::pair(lora.alpha != nn::LoRAConfig().alpha, "alpha"),
           std::pair(lora.dropout > 0, "dropout"), std::pair(!lora.targets.empty(), "targets"),
-          std::pair(lora.rslora, "rslora"), std::pair(!lora.init_from.empty(), "init_from")})
+          std::pair(lora.rslora, "rslora"), std::pair(lora.base != nn::Quant::kNone, "base"),
+          std::pair(!lora.init_from.empty(), "init_from")})
       if (given)
         throw Error(formatted("lora.{} has no effect: there are no adapters.", key),
                     "set lora.rank; 8 to 64 are usual.");
@@ -65,6 +66,11 @@ void check_lora(const Config& config) {
   if (std::find(decoders.begin(), decoders.end(), config.model.type) == decoders.end())
     throw Error(formatted("a model of type {} can't have adapters.", enum_name(config.model.type)),
                 "set lora.rank to 0 to train all parameters.");
+  if (lora.base != nn::Quant::kNone && config.shard.precision == shard::Precision::kFp8)
+    throw Error(formatted("lora.base = {} stores weights in few bits, and shard.precision = fp8 "
+                          "multiplies in fp8; there are no such products.",
+                          enum_name(lora.base)),
+                "set shard.precision to bf16, or lora.base to plain.");
 }
 
 void check_fp8(const Config& config) {

@@ -197,6 +197,7 @@ void take_adapters(Config& config, const std::set<std::string>& given) {
   Config found = config;
   found.lora = models::read_peft_config(dir / checkpoint::kPeftConfig).lora;
   found.lora.dropout = config.lora.dropout;
+  found.lora.base = config.lora.base;
   found.lora.init_from = config.lora.init_from;
   const auto asked = options(config), there = options(found);
   for (size_t i = 0; i < asked.size(); ++i)

@@ -10,6 +10,7 @@
 #include "base/format.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/nn/fp8.h"
+#include "fsdp/nn/quantised.h"
 #include "models/parameter_shapes.h"
 #include "observe/throughput.h"
 #include "train/model_shape.h"
@@ -208,6 +209,10 @@ TrainTask make_task(const Config& config, int64_t vocab) {
   if (lora)
     task.title += formatted(", {} of them in adapters",
                             observe::human_count(static_cast<double>(task.trained)));
+  if (config.lora.base != nn::Quant::kNone) {  // last: bytes aren't counted as parameters
+    nn::quantise_linears(*task.module, {.quant = config.lora.base});
+    task.title += formatted(", linears in {}", enum_name(config.lora.base));
+  }
   return task;
 }
 

@@ -14,6 +14,7 @@
 #include "fsdp/error.h"
 #include "fsdp/init_parameters.h"
 #include "fsdp/mesh.h"
+#include "fsdp/nn/quantised.h"
 #include "train/init_from.h"
 #include "train/kept_config.h"
 #include "train/matrices.h"
@@ -221,7 +222,8 @@ void init_weights(Training& training) {
                     lora ? nn::adapter_start : training.task.initial);
   if (!config.init_from.empty() && (lora || !config.resumes))
     checkpoint::load(find_origin(config.init_from).weights, training.sharded, nullptr,
-                     {.only = lora ? is_base : checkpoint::Chosen()});
+                     {.only = lora ? is_base : checkpoint::Chosen(),
+                      .made_of = nn::quantised_rows(*training.task.module)});
   if (!config.lora.init_from.empty() && !config.resumes)
     checkpoint::load(config.lora.init_from, training.sharded, nullptr, {.only = nn::is_adapter});
 }

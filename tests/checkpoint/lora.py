@@ -5,8 +5,8 @@ transformers writes a small model with random weights, and this program random a
 stores them. `fsdp train` with both must have the losses of the same training in plain PyTorch, on 1
 to 3 ranks, and in a run that was stopped and resumed. Its checkpoints must hold adapters alone. `fsdp
 ckpt export` writes them for PEFT, with the values that PyTorch has, and merged into the base, with
-the logits of PyTorch's model; if Python has PEFT, that loads them, too. Exits with 77 if a package is
-missing.
+the logits of PyTorch's model; if Python has PEFT, that loads them, too. One model has a base in NF4,
+which PyTorch has as the numbers that NF4's definition gives. Exits with 77 if a package is missing.
 """
 import json
 import math
@@ -30,13 +30,19 @@ except ImportError as problem:
 import families
 from families import BATCH, SEQ, run
 
-FAMILIES = {"llama": ("Llama", 2, {}), "qwen2": ("Qwen2", 3, {}), **families.FAMILIES}
+FAMILIES = {"llama": ("Llama", 2, {}), "qwen2": ("Qwen2", 3, {}), **families.FAMILIES,
+            "nf4": ("Qwen2", 3, dict(hidden_size=128, intermediate_size=192))}
 LONG, STEPS = 20, 2  # steps of the first family and of the others
 RATE, DECAY, RANK, ALPHA = 0.01, 0.1, 3, 7
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
            "qwen2": ["q_proj", "v_proj", "down_proj"], "olmo2": ["self_attn.k_proj", "up_proj"]}
 PREFIX = "base_model.model."
+NF4 = torch.tensor([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0])
 
 
 class Adapted(torch.nn.Module):
@@ -49,6 +55,16 @@ class Adapted(torch.nn.Module):
 
     def forward(self, x):
         return self.base(x) + self.scale * ((x @ self.a.T) @ self.b.T)
+
+
+def quantise(model):
+    """Gives the linears of the blocks the numbers that NF4 keeps of them."""
+    for name, module in model.model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            blocks = module.weight.data.view(-1, 64)
+            largest = blocks.abs().amax(1, keepdim=True)
+            nearest = (blocks.double().div(largest).unsqueeze(-1) - NF4.double()).abs().argmin(-1)
+            module.weight.data = (NF4[nearest] * largest).view_as(module.weight)
 
 
 def adapt(model, targets, scale):
@@ -100,6 +116,8 @@ def train_by_hand(model, adapted, text, steps):
 
 def train(fsdp, folder, name, ranks, steps, extra=()):
     """Trains the adapters in NAME-start; returns the run's directory and its losses."""
+    if name == "nf4":
+        extra = ("--lora.base", "nf4", *extra)
     out = folder / f"{name}-{ranks}{''.join(word.strip('-') for word in extra)}"
     command = [fsdp, "train", "--ranks", ranks, "--init-from", folder / name, "--lora.init_from",
                folder / (name + "-start"), "--dir", out, "--data.train", folder / "text",
@@ -166,6 +184,8 @@ def check_exports(fsdp, folder, name, out, model, adapted, targets, rslora):
     if not near(ours, by_hand, 2e-5):
         sys.exit(f"{name}: the logits of the merged model differ")
     families.check_text(fsdp, name, out, whole)
+    if name == "nf4":  # others load the adapters beside the base as it was
+        return "with a base in NF4"
     said = [run(fsdp, "generate", where, "--prompt", "a", "--temperature", 0, "--tokens", 9,
                 "--quiet", *flags) for where, flags in ((out, ()), (peft, ("--tokenizer", "bytes")))]
     if said[0] != said[1]:
@@ -187,11 +207,13 @@ def check(fsdp, folder, name, text, long):
     model = families.make(name)
     model.save_pretrained(folder / name)
     (folder / name / "tokenizer.json").unlink(missing_ok=True)
+    if name == "nf4":
+        quantise(model)
     adapted = adapt(model, targets, ALPHA / (math.sqrt(RANK) if rslora else RANK))
     write_peft(folder / (name + "-start"), adapted, targets, rslora, folder / name)
     steps = LONG if long else STEPS
     theirs = train_by_hand(model, adapted, text, steps)
-    for ranks in (1, 2, 3) if long else (FAMILIES[name][1],):
+    for ranks in (1, 2, 3) if long or name == "nf4" else (FAMILIES[name][1],):
         out, ours = train(fsdp, folder, name, ranks, steps)
         check_losses(name, ranks, ours, theirs)
         check_checkpoint(name, out)

@@ -474,5 +474,98 @@ TEST(ShardedAdapters, AFrozenBaseHasNoGradientsStatesOrMasters) {
   EXPECT_LT(held[false], held[true]);
 }
 
+// --- with quantised linears ---
+
+// A decoder's block in small: linears that read one norm's output, and one whose result is added.
+struct FewBitsImpl : torch::nn::Module {
+  explicit FewBitsImpl(layers::Quant quant) {
+    layers::add_lora(*this,
+                     {.rank = 4, .alpha = 8, .where = layers::named_linears({"up", "down"})});
+    torch::NoGradGuard no_grad;
+    for (const auto& item : named_parameters())
+      if (item.key().ends_with("lora_B.weight")) item.value().normal_(0, 0.1);
+    layers::quantise_linears(*this, {.quant = quant});
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor h = layers::rms_norm(x, norm->weight);
+    const at::Tensor both = layers::quantised_linears(h, {gate->weight, up->weight},
+                                                      {gate->bias, up->bias}, gate->quant());
+    return x + down(layers::swiglu(layers::add_adapters(both, h, {gate, up})));
+  }
+
+  layers::RMSNorm norm = register_module("norm", layers::RMSNorm(64));
+  layers::Linear gate = register_module("gate", layers::Linear(64, 128));
+  layers::Linear up = register_module("up", layers::Linear(64, 128));
+  layers::Linear down = register_module("down", layers::Linear(128, 64));
+};
+TORCH_MODULE(FewBits);
+
+ModelCase in_few_bits(layers::Quant quant) {
+  auto build = [quant] {
+    auto first = FewBits(quant), second = FewBits(quant);
+    torch::nn::ModuleList both(first, second);
+    return built(both.ptr(), [first, second](const Batch& batch) mutable {
+      return mean_square(second(first(batch.x)), batch.y);
+    });
+  };
+  auto batch = [](int step, int rank) {
+    return Batch{step, random_normal(step, rank, 0, {8, 64}),
+                 random_normal(step, rank, 1, {8, 64})};
+  };
+  return {.name = "few bits", .build = build, .batch = batch, .wrap = wrap::modules<FewBits>()};
+}
+
+class ShardedQuantised : public ::testing::TestWithParam<layers::Quant> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, ShardedQuantised,
+                         ::testing::Values(layers::Quant::kNf4, layers::Quant::kNf4Double,
+                                           layers::Quant::kInt8));
+
+TEST_P(ShardedQuantised, TrainsAsTheUnshardedCopy) {
+  const ModelCase model = in_few_bits(GetParam());
+  for (bool bf16 : {false, true}) {
+    ShardOptions options{.device = test_device()};
+    if (bf16) options.mixed_precision = bf16_precision();
+    options.mixed_precision.frozen_masters = !bf16;
+    SideBySide both(model, options);
+    both.train(3);
+  }
+}
+
+TEST_P(ShardedQuantised, StrategiesAndRecomputationGiveTheSameBits) {
+  const ModelCase model = in_few_bits(GetParam());
+  std::vector<at::Tensor> first;
+  for (auto strategy :
+       {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::NO_SHARD})
+    for (bool again : {false, true})
+      for (bool shared : {false, true}) {
+        SideBySide both(
+            model, {.strategy = strategy, .device = test_device(), .share_host_memory = shared});
+        if (again) apply_activation_checkpointing(both.sharded(), RecomputePolicy(model.wrap));
+        both.train(2);
+        std::vector<at::Tensor> now;
+        for (const char* name : {"0.up.lora_A.weight", "1.down.lora_B.weight", "0.gate.weight"})
+          now.push_back(both.sharded().full_tensor(name));
+        if (first.empty()) first = now;
+        for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], first[i])) << i;
+      }
+}
+
+TEST_P(ShardedQuantised, EachRankHoldsItsShareOfTheBytes) {
+  torch::manual_seed(4);
+  FewBits model(GetParam());
+  int64_t bytes = 0, others = 0;
+  for (const at::Tensor& parameter : model->parameters())
+    (parameter.scalar_type() == at::kByte ? bytes : others) += parameter.numel();
+  auto sharded = fully_shard(
+      model, {.mixed_precision = {.param_dtype = at::kBFloat16, .frozen_masters = false},
+              .device = test_device()});
+  const MemoryReport memory = sharded.memory();
+  const int64_t held = (memory.parameters + memory.gathered_from) * World::current().size();
+  EXPECT_GE(held, bytes);
+  EXPECT_LT(held, bytes + 4 * others + 4096 * World::current().size());
+}
+
 }  // namespace
 }  // namespace fsdp::testing

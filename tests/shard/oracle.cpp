@@ -82,7 +82,8 @@ Oracle::Oracle(const ModelCase& model, Built plain, int world, const MixedPrecis
     masters_.emplace_back(name, master.set_requires_grad(parameter.requires_grad()));
     if (parameter.requires_grad()) trained.push_back(master);
     gradients_.push_back(at::zeros(parameter.sizes(), at::kDouble));
-    if (precision.param_dtype && !is_of_batch_norm(name, plain_.buffers))
+    if (precision.param_dtype && at::isFloatingType(parameter.scalar_type()) &&
+        !is_of_batch_norm(name, plain_.buffers))
       parameter.set_data(parameter.to(*precision.param_dtype));
   }
   for (int r = 0; r < world; ++r) buffers_.push_back(clones(plain_.buffers));

@@ -57,6 +57,15 @@ enum class Fp8 {
   kRowwiseBf16Grad  ///< kRowwise, but gradients of weights in the weight's type.
 };
 
+/// How a frozen weight is stored: in its type, or in blocks of 64 numbers along its rows that share
+/// a scale (nn/quantised.h).
+enum class Quant {
+  kNone,       ///< In its type.
+  kNf4,        ///< 4 bits per number, one of 16 levels, and a float32 scale per block.
+  kNf4Double,  ///< kNf4 with scales of 8 bits.
+  kInt8        ///< 8 bits per number and a float32 scale per block.
+};
+
 /// @name Matrix products
 /// @{
 
@@ -69,6 +78,14 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 /// none, or one per weight.
 at::Tensor linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
                    const std::vector<at::Tensor>& biases = {}, Fp8 fp8 = Fp8::kNone);
+
+/// linears() with quantised weights [width, bytes of a row] (LinearImpl::quantise()), which get no
+/// gradients.
+///
+/// Forward and backward restore one weight at a time, in x's type. `biases`: none, or one per
+/// weight.
+at::Tensor quantised_linears(const at::Tensor& x, const std::vector<at::Tensor>& weights,
+                             const std::vector<at::Tensor>& biases, Quant quant);
 
 /// The result of norm_linears().
 struct NormedLinears {

@@ -48,6 +48,12 @@ class LinearImpl : public torch::nn::LinearImpl {
 
   Fp8 fp8 = Fp8::kNone;  ///< How its products are computed; convert_to_fp8() sets it.
 
+  /// Stores the weight in few bits from now on, as bytes, and freezes it. The columns must be a
+  /// multiple of 64. Not for a sharded linear.
+  void quantise(Quant quant);
+  /// How the weight is stored.
+  Quant quant() const { return quant_; }
+
   std::shared_ptr<AdapterMatrixImpl> lora_A;  ///< [rank, in]. Null without an adapter.
   std::shared_ptr<AdapterMatrixImpl> lora_B;  ///< [out, rank]. Null without an adapter.
 
@@ -59,6 +65,7 @@ class LinearImpl : public torch::nn::LinearImpl {
   friend class WithoutAdapters;
   double scale_ = 0, dropout_ = 0;  // of the adapter
   bool without_adapter_ = false;
+  Quant quant_ = Quant::kNone;
 };
 /// Holder of LinearImpl: `nn::Linear up(512, 2048)`.
 TORCH_MODULE(Linear);

@@ -19,7 +19,9 @@
 #include "fsdp/error.h"
 #include "kernels/cuda/fp8_operators.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/quantised.h"
 #include "kernels/outputs.h"
+#include "kernels/quantised.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -446,6 +448,18 @@ void scale_into(const Tensor& target, const Tensor& source, const Optional& scal
   });
 }
 
+Tensor dequantise_rows(const Tensor& bytes, int64_t quant, at::ScalarType type) {
+  const quantised::Row row = check_quantised(bytes, quant, type);
+  const Tensor numbers =
+      at::empty({bytes.size(0), row.blocks * quantised::kBlock}, bytes.options().dtype(type));
+  if (numbers.numel() == 0) return numbers;
+  on_device(bytes, [&](cudaStream_t stream) {
+    cuda::dequantise(static_cast<const uint8_t*>(read(bytes)), write(numbers), dtype_of(numbers),
+                     bytes.size(0), row, stream);
+  });
+  return numbers;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fsdp, CUDA, m) {
@@ -465,6 +479,7 @@ TORCH_LIBRARY_IMPL(fsdp, CUDA, m) {
   m.impl("embedding_backward", embedding_backward);
   m.impl("fill_random_", fill_random_);
   m.impl("scale_into", scale_into);
+  m.impl("dequantise", dequantise_rows);
   m.impl("fp8_amax", fp8_amax);
   m.impl("fp8_cast", fp8_cast);
   m.impl("fp8_quantise", fp8_quantise);
