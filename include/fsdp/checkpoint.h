@@ -162,8 +162,8 @@ PoolRoom prepare_async(const Sharded& model, const Optimizer* optimizer, int64_t
 /// A parameter that is made of a matrix in the checkpoint, each row of one of the matrix's rows.
 struct MadeOfRows {
   int64_t columns = 0;  ///< Of the matrix.
-  /// Rows of the matrix, [n, columns] float32 on the CPU, to the parameter's [n, …].
-  std::function<at::Tensor(const at::Tensor& rows)> make = {};
+
+  std::function<at::Tensor(const at::Tensor&)> make;  ///< float32 [n, columns], CPU → its n rows.
 };
 
 /// Options of load() and load_state_dict().

@@ -35,6 +35,11 @@ std::vector<std::string> targets_in(const checkpoint::Source& source) {
   return ends;
 }
 
+// Whether the weights of its linears are [in, out].
+bool has_transposed(const models::AnyConfig& model) {
+  return std::holds_alternative<models::GPT2Config>(model);
+}
+
 // Whether it is the weight of a linear that nn::quantise_linears() quantises.
 bool is_quantised(const checkpoint::Source& base, const checkpoint::Copied& tensor) {
   const std::vector<int64_t>& sizes = base.tensor(tensor.from)->sizes;
@@ -52,7 +57,9 @@ std::optional<models::PeftConfig> adapters_of(const CheckpointSource& from) {
   const train::Config config = train::config_of(extra, from.dir);
   if (config.lora.rank == 0) return std::nullopt;
   const std::string name = train::hub_name(config.init_from);
-  models::PeftConfig found{.lora = config.lora, .base = name.empty() ? config.init_from : name};
+  models::PeftConfig found{.lora = config.lora,
+                           .base = name.empty() ? config.init_from : name,
+                           .transposed = config.model.type == models::ModelType::kGpt2};
   if (found.lora.targets.empty()) found.lora.targets = targets_in(*from.source);
   return found;
 }
@@ -69,8 +76,9 @@ void check_adapters(const CheckpointSource& adapters, const models::PeftConfig& 
     if (linear.empty() || of == shapes.end() || of->second.size() != 2)
       throw Error(formatted("{}: \"{}\" isn't an adapter of this model.", adapters.dir, name),
                   "the adapters belong to another model.");
-    const std::vector<int64_t> wanted =
-        up.empty() ? std::vector{rank, of->second[1]} : std::vector{of->second[0], rank};
+    const auto [in, out] = has_transposed(model) ? std::pair(of->second[0], of->second[1])
+                                                 : std::pair(of->second[1], of->second[0]);
+    const std::vector<int64_t> wanted = up.empty() ? std::vector{rank, in} : std::vector{out, rank};
     const auto& sizes = adapters.source->tensor("model." + name)->sizes;
     const std::string other = "model." + linear + std::string(up.empty() ? kUp : kDown);
     if (sizes != wanted)
@@ -92,7 +100,9 @@ std::vector<checkpoint::Copied> peft_tensors(const CheckpointSource& adapters,
 }
 
 void merge_adapters(std::vector<checkpoint::Copied>& tensors, const CheckpointSource& base,
-                    const CheckpointSource& adapters, const models::PeftConfig& config) {
+                    const models::AnyConfig& model, const CheckpointSource& adapters,
+                    const models::PeftConfig& config) {
+  const bool transposed = has_transposed(model);
   const double scale = nn::scale_of(train::lora_options(config.lora));
   checkpoint::Source* source = adapters.source.get();
   for (checkpoint::Copied& tensor : tensors) {
@@ -102,15 +112,16 @@ void merge_adapters(std::vector<checkpoint::Copied>& tensors, const CheckpointSo
     const nn::Quant quant =
         is_quantised(*base.source, tensor) ? config.lora.base : nn::Quant::kNone;
     if (!adapted && quant == nn::Quant::kNone) continue;
-    tensor.change = [source, down, up, scale, adapted, quant](const checkpoint::Part& piece) {
+    tensor.change = [=](const checkpoint::Part& piece) {
       const auto& [first, count] = piece.rectangle;  // whole rows
-      const at::Tensor& memory = piece.memory;
+      at::Tensor memory = piece.memory;
       if (quant != nn::Quant::kNone)
         memory.copy_(kernels::dequantise(kernels::quantise(memory, quant), quant, at::kFloat));
       if (!adapted) return;
-      const at::Tensor a = source->read_whole(down).to(at::kFloat).narrow(1, first[1], count[1]);
-      const at::Tensor b = source->read_whole(up).to(at::kFloat).narrow(0, first[0], count[0]);
-      at::Tensor(memory).addmm_(b, a, 1, scale);
+      const size_t in = transposed ? 0 : 1, out = 1 - in;
+      const at::Tensor a = source->read_whole(down).to(at::kFloat).narrow(1, first[in], count[in]);
+      const at::Tensor b = source->read_whole(up).to(at::kFloat).narrow(0, first[out], count[out]);
+      (transposed ? memory.t() : memory).addmm_(b, a, 1, scale);
     };
   }
 }

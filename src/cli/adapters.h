@@ -23,9 +23,11 @@ void check_adapters(const CheckpointSource& adapters, const models::PeftConfig& 
 std::vector<checkpoint::Copied> peft_tensors(const CheckpointSource& adapters,
                                              at::ScalarType dtype);
 
-// Adds scale · B A to those of `tensors` that have an adapter, while they are copied from `base`.
-// If the run had a quantised base, all its linears get the numbers that the run computed with.
+// Adds scale · B A to those of `tensors` that have an adapter, while they are copied from `base`, a
+// `model`. If the run had a quantised base, all its linears get the numbers that the run computed
+// with.
 void merge_adapters(std::vector<checkpoint::Copied>& tensors, const CheckpointSource& base,
-                    const CheckpointSource& adapters, const models::PeftConfig& config);
+                    const models::AnyConfig& model, const CheckpointSource& adapters,
+                    const models::PeftConfig& config);
 
 }  // namespace fsdp::cli

@@ -159,7 +159,7 @@ int run_export(const ExportFlags& flags) {
   auto tensors = exported_tensors(model, dtype);
   if (adapters) {
     check_adapters(given, *adapters, model.config);
-    merge_adapters(tensors, from, given, *adapters);
+    merge_adapters(tensors, from, model.config, given, *adapters);
   }
   const int64_t bytes = checkpoint::bytes_of(*from.source, tensors);
   const fs::path own = tokenizer_folder(given);

@@ -27,7 +27,12 @@ nn::LayerNorm norm(const GPT2Config& config) {
 }
 
 // Normalizes the stream and applies `conv`.
-nn::NormedLinears norm_conv(const Stream& stream, const nn::LayerNorm& norm, const Conv1D& conv) {
+nn::NormedLinears norm_conv(const Stream& stream, const nn::LayerNorm& norm, Conv1D conv) {
+  if (conv->uses_adapter()) {  // it reads what is normalized, too
+    const nn::NormedSum normed =
+        nn::add_layer_norm(stream.x, stream.delta, norm->weight, norm->bias, norm->options.eps());
+    return {conv(normed.out), normed.sum};
+  }
   return nn::layer_norm_linears(stream.x, stream.delta, norm->weight, norm->bias,
                                 norm->options.eps(), {conv->weight}, {conv->bias},
                                 nn::WeightLayout::kInOut);
@@ -82,7 +87,12 @@ Conv1DImpl::Conv1DImpl(int64_t in, int64_t out) {
 }
 
 at::Tensor Conv1DImpl::forward(const at::Tensor& x) {
-  return nn::linear(x, weight, bias, nn::WeightLayout::kInOut);
+  const at::Tensor out = nn::linear(x, weight, bias, nn::WeightLayout::kInOut);
+  return uses_adapter() ? out + adapter(x) : out;
+}
+
+nn::Adaptable::Product Conv1DImpl::product() {
+  return {*this, weight, weight.size(0), weight.size(1)};
 }
 
 GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
@@ -110,8 +120,9 @@ GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : dropout_(config.resid_dropo
 }
 
 at::Tensor GPT2MLPImpl::forward(const at::Tensor& x) {
-  at::Tensor out =
-      nn::gelu_linear(x, c_proj->weight, c_proj->bias, "tanh", nn::WeightLayout::kInOut);
+  const at::Tensor out = c_proj->uses_adapter() ? c_proj(nn::gelu(x, "tanh"))
+                                                : nn::gelu_linear(x, c_proj->weight, c_proj->bias,
+                                                                  "tanh", nn::WeightLayout::kInOut);
   return dropped(out, dropout_, is_training());
 }
 

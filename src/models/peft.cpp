@@ -71,7 +71,6 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& where) {
   const Fields fields(json, where);
   fields.need_text("peft_type", {"LORA"});
   if (fields.has("bias")) fields.need_text("bias", {"none"});
-  fields.need("fan_in_fan_out", false);
   if (json.contains("alpha_pattern") && !is_unset(json["alpha_pattern"]))
     fields.refuse("alpha_pattern", "is set: adapters of different scales aren't supported");
   check_start(fields);
@@ -80,6 +79,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& where) {
         !is_unset(item.value()))
       fields.refuse(item.key().c_str(), "is set, which isn't supported");
   PeftConfig config;
+  config.transposed = fields.flag("fan_in_fan_out", false);
   config.lora.rank = fields.count("r", std::nullopt, kMostRank);
   config.lora.alpha = fields.number("lora_alpha", 8);
   config.lora.dropout = fields.number("lora_dropout", 0);
@@ -109,7 +109,7 @@ std::string peft_config(const PeftConfig& config) {
                {"use_rslora", lora.rslora},
                {"target_modules", lora.targets},
                {"bias", "none"},
-               {"fan_in_fan_out", false},
+               {"fan_in_fan_out", config.transposed},
                {"init_lora_weights", true},
                {"inference_mode", true},
                {"modules_to_save", nullptr},

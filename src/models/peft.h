@@ -12,6 +12,7 @@ namespace fsdp::models {
 struct PeftConfig {
   nn::LoRAConfig lora;
   std::string base;  // base_model_name_or_path: a directory or a name on the hub; may be empty
+  bool transposed = false;  // the base's weights are [in, out], as a GPT-2's
 };
 
 // What the text of an adapter_config.json describes. A setting that changes the mathematics and

@@ -30,17 +30,19 @@ void check_adapters(const LoRAOptions& options) {
                 "set it to at least 0 and below 1.");
 }
 
-using Linears = std::vector<std::pair<std::string, LinearImpl*>>;  // by name
+using Linears = std::vector<std::pair<std::string, Adaptable*>>;  // by name
 
 void choose(Linears& chosen, const std::string& name, torch::nn::Module& module,
             const LoRAOptions& options) {
-  if (!module.as<torch::nn::LinearImpl>() || (options.where && !options.where(name))) return;
-  auto* linear = module.as<LinearImpl>();
+  auto* linear = dynamic_cast<Adaptable*>(&module);
+  if (!linear && !module.as<torch::nn::LinearImpl>()) return;
+  if (options.where && !options.where(name)) return;
   if (!linear)
     throw Error(formatted("\"{}\" is a torch::nn::Linear, which can't have an adapter.", name),
                 "make it an fsdp::nn::Linear, which takes the same options, or leave it out of "
                 "LoRAOptions::where.");
-  if (shard::tag_of(linear->weight) && !shard::deferred::is_deferred(linear->weight))
+  const at::Tensor weight = linear->product().weight;
+  if (shard::tag_of(weight) && !shard::deferred::is_deferred(weight))
     throw Error(formatted("\"{}\" is sharded already.", name),
                 "call add_lora() before fully_shard().");
   if (linear->has_adapter())
@@ -90,8 +92,7 @@ std::vector<std::string> add_lora(torch::nn::Module& module, const LoRAOptions& 
 
 WithoutAdapters::WithoutAdapters(torch::nn::Module& module) {
   for (const auto& child : module.modules(/*include_self=*/false))
-    if (auto linear = std::dynamic_pointer_cast<LinearImpl>(child);
-        linear && linear->uses_adapter())
+    if (auto linear = std::dynamic_pointer_cast<Adaptable>(child); linear && linear->uses_adapter())
       linears_.push_back(std::move(linear));
   for (const auto& linear : linears_) linear->without_adapter_ = true;
 }
@@ -121,7 +122,7 @@ at::Tensor add_adapters(const at::Tensor& out, const at::Tensor& x,
       continue;
     }
     std::vector<int64_t> sizes = out.sizes().vec();
-    sizes.back() = linear->weight.size(0);
+    sizes.back() = linear->options.out_features();
     parts.push_back(at::zeros(sizes, out.options()));
   }
   return out + (parts.size() == 1 ? parts[0] : at::cat(parts, -1));

@@ -32,6 +32,37 @@ AdapterMatrixImpl::AdapterMatrixImpl(const at::Tensor& given) {
   weight = register_parameter("weight", given);
 }
 
+// A starts as torch starts a linear's weight.
+void Adaptable::add_adapter(int64_t rank, double scale, double dropout) {
+  scale_ = scale;
+  dropout_ = dropout;
+  const Product of = product();
+  const bool bytes = !at::isFloatingType(of.weight.scalar_type());
+  const at::TensorOptions type =
+      bytes ? of.weight.options().dtype(at::kFloat) : of.weight.options();
+  const auto matrix = [&](const char* name, int64_t rows, int64_t columns) {
+    at::Tensor values = at::empty({rows, columns}, type);
+    init_tensor_(values, adapter_start(name, values.sizes()));
+    return of.module.register_module(name, std::make_shared<AdapterMatrixImpl>(values));
+  };
+  lora_A = matrix("lora_A", rank, of.in);
+  lora_B = matrix("lora_B", of.out, rank);
+}
+
+at::Tensor Adaptable::adapter(const at::Tensor& x) const {
+  const bool drops = dropout_ > 0 && lora_A->is_training();
+  const at::Tensor input = drops ? at::dropout(x, dropout_, /*train=*/true) : x;
+  return nn::linear(nn::linear(input, lora_A->weight) * scale_, lora_B->weight);
+}
+
+void Adaptable::add_adapter_to(Adaptable& copy) const {
+  if (has_adapter()) copy.add_adapter(lora_A->weight.size(0), scale_, dropout_);
+}
+
+Adaptable::Product LinearImpl::product() {
+  return {*this, weight, options.in_features(), options.out_features()};
+}
+
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
   at::Tensor out;
   if (quant_ == Quant::kNone)
@@ -40,27 +71,6 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
     out = quantised_linears(x, {weight},
                             bias.defined() ? std::vector{bias} : std::vector<at::Tensor>(), quant_);
   return uses_adapter() ? out + adapter(x) : out;
-}
-
-// A starts as torch starts a linear's weight.
-void LinearImpl::add_adapter(int64_t rank, double scale, double dropout) {
-  scale_ = scale;
-  dropout_ = dropout;
-  const at::TensorOptions type =
-      quant_ == Quant::kNone ? weight.options() : weight.options().dtype(at::kFloat);
-  const auto matrix = [&](const char* name, int64_t rows, int64_t columns) {
-    at::Tensor values = at::empty({rows, columns}, type);
-    init_tensor_(values, adapter_start(name, values.sizes()));
-    return register_module(name, std::make_shared<AdapterMatrixImpl>(values));
-  };
-  lora_A = matrix("lora_A", rank, options.in_features());
-  lora_B = matrix("lora_B", weight.size(0), rank);
-}
-
-at::Tensor LinearImpl::adapter(const at::Tensor& x) const {
-  const bool drops = dropout_ > 0 && is_training();
-  const at::Tensor input = drops ? at::dropout(x, dropout_, /*train=*/true) : x;
-  return nn::linear(nn::linear(input, lora_A->weight) * scale_, lora_B->weight);
 }
 
 void LinearImpl::quantise(Quant quant) {
@@ -85,8 +95,8 @@ std::shared_ptr<torch::nn::Module> LinearImpl::clone(
   torch::NoGradGuard no_grad;
   auto copy = std::make_shared<LinearImpl>(options);
   copy->fp8 = fp8;
+  add_adapter_to(*copy);
   copy->quant_ = quant_;
-  if (has_adapter()) copy->add_adapter(lora_A->weight.size(0), scale_, dropout_);
   const auto from = named_parameters();
   for (const auto& item : copy->named_parameters()) {
     const at::Tensor& own = from[item.key()];

@@ -62,10 +62,12 @@ void check_lora(const Config& config) {
                     "set lora.rank; 8 to 64 are usual.");
     return;
   }
-  const auto& decoders = models::kDecoders;
-  if (std::find(decoders.begin(), decoders.end(), config.model.type) == decoders.end())
-    throw Error(formatted("a model of type {} can't have adapters.", enum_name(config.model.type)),
-                "set lora.rank to 0 to train all parameters.");
+  if (config.model.type == models::ModelType::kMlp)
+    throw Error("an mlp can't have adapters.", "set lora.rank to 0 to train all parameters.");
+  if (lora.base != nn::Quant::kNone && config.model.type == models::ModelType::kGpt2)
+    throw Error(formatted("lora.base = {}: a gpt2 has no linears that can be quantised.",
+                          enum_name(lora.base)),
+                "leave lora.base at plain.");
   if (lora.base != nn::Quant::kNone && config.shard.precision == shard::Precision::kFp8)
     throw Error(formatted("lora.base = {} stores weights in few bits, and shard.precision = fp8 "
                           "multiplies in fp8; there are no such products.",

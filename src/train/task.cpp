@@ -58,11 +58,15 @@ TrainTask mlp(const models::ModelConfig& model) {
 }
 
 // What backward needn't compute: the gradients of frozen matrices, 2 operations per weight and
-// token. The embedding is no product unless it is the head as well.
+// token. The embedding isn't a product unless it is the head as well.
 double flops_saved(const TrainTask& task, bool tied, int64_t seq) {
   double frozen = 0, trained = 0;
+  const auto is_table = [&](const std::string& name) {  // nothing is multiplied by it
+    const bool embedding = name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
+    return (embedding && !tied) || name.ends_with("wpe.weight");
+  };
   for (const auto& item : task.module->named_parameters()) {
-    if (item.value().dim() < 2 || (!tied && item.key().ends_with("embed_tokens.weight"))) continue;
+    if (item.value().dim() < 2 || is_table(item.key())) continue;
     if (tied && item.key() == models::kHeadName) continue;
     (item.value().requires_grad() ? trained : frozen) += static_cast<double>(item.value().numel());
   }

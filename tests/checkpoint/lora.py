@@ -29,13 +29,15 @@ except ImportError as problem:
 
 import families
 from families import BATCH, SEQ, run
+from transformers.pytorch_utils import Conv1D
 
 FAMILIES = {"llama": ("Llama", 2, {}), "qwen2": ("Qwen2", 3, {}), **families.FAMILIES,
-            "nf4": ("Qwen2", 3, dict(hidden_size=128, intermediate_size=192))}
+            "nf4": ("Qwen2", 3, dict(hidden_size=128, intermediate_size=192)), "gpt2": ("GPT2", 2, {})}
 LONG, STEPS = 20, 2  # steps of the first family and of the others
 RATE, DECAY, RANK, ALPHA = 0.01, 0.1, 3, 7
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-TARGETS = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+TARGETS = {"gpt2": ["c_attn", "attn.c_proj", "c_fc"],
+           "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
            "qwen2": ["q_proj", "v_proj", "down_proj"], "olmo2": ["self_attn.k_proj", "up_proj"]}
 PREFIX = "base_model.model."
 NF4 = torch.tensor([
@@ -50,11 +52,25 @@ class Adapted(torch.nn.Module):
         super().__init__()
         self.base, self.scale = base, scale
         rows, columns = base.weight.shape
+        if isinstance(base, Conv1D):
+            rows, columns = columns, rows
         self.a = torch.nn.Parameter(torch.randn(RANK, columns) / math.sqrt(columns))
         self.b = torch.nn.Parameter(torch.randn(rows, RANK) * 0.1)
 
     def forward(self, x):
         return self.base(x) + self.scale * ((x @ self.a.T) @ self.b.T)
+
+
+def make(name):
+    if name != "gpt2":
+        return families.make(name)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=families.VOCAB, n_positions=64, n_embd=32, n_layer=2, n_head=4,
+        embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None, eos_token_id=None))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.15) if parameter.dim() > 1 else parameter.uniform_(-0.5, 1.5)
+    return model.eval()
 
 
 def quantise(model):
@@ -73,7 +89,7 @@ def adapt(model, targets, scale):
         parameter.requires_grad_(False)
     adapted = {}
     for name, module in list(model.named_modules()):
-        if isinstance(module, torch.nn.Linear) and any(("." + name).endswith("." + t) for t in targets):
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and any(("." + name).endswith("." + t) for t in targets):
             parent, own = name.rsplit(".", 1)
             adapted[name] = Adapted(module, scale)
             setattr(model.get_submodule(parent), own, adapted[name])
@@ -160,7 +176,7 @@ def check_exports(fsdp, folder, name, out, model, adapted, targets, rslora):
     run(fsdp, "ckpt", "export", out, merged, "--merge", "--dtype", "fp32")
     config = json.loads((peft / "adapter_config.json").read_text())
     wanted = dict(peft_type="LORA", task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, bias="none",
-                  use_rslora=rslora, fan_in_fan_out=False, target_modules=sorted(targets))
+                  use_rslora=rslora, fan_in_fan_out=name == "gpt2", target_modules=sorted(targets))
     different = {key: config.get(key) for key, value in wanted.items() if config.get(key) != value}
     if different or not os.path.samefile(config["base_model_name_or_path"], folder / name):
         sys.exit(f"{name}: adapter_config.json has {different or config}")
@@ -204,7 +220,7 @@ def check_exports(fsdp, folder, name, out, model, adapted, targets, rslora):
 
 def check(fsdp, folder, name, text, long):
     targets, rslora = TARGETS.get(name, ALL), name in ("qwen3", "gemma3")
-    model = families.make(name)
+    model = make(name)
     model.save_pretrained(folder / name)
     (folder / name / "tokenizer.json").unlink(missing_ok=True)
     if name == "nf4":

@@ -134,6 +134,30 @@ TEST(LoRA, EveryDecoderAddsItBesideFusedLayers) {
   }
 }
 
+TEST(LoRA, AGpt2AddsItToTransposedWeights) {
+  torch::manual_seed(5);
+  models::GPT2 model(models::GPT2Config{
+      .vocab = 31, .max_tokens = 8, .dim = 16, .layers = 2, .heads = 2, .init_std = 0.3});
+  const auto names = add_lora(*model, {.rank = 3, .alpha = 2, .where = [](const std::string& name) {
+                                         return !name.ends_with("1.mlp.c_proj");
+                                       }});
+  EXPECT_EQ(names.size(), 7);
+  const at::Tensor ids = at::randint(31, {2, 7}, at::kLong);
+  torch::NoGradGuard no_grad;
+  for (const auto& item : model->named_parameters())
+    if (item.key().ends_with("lora_B.weight")) item.value().normal_(0, 0.5);
+  const at::Tensor adapted = model->logits({.ids = ids});
+  const WithoutAdapters without(*model);
+  for (const auto& module : model->modules()) {
+    auto* conv = module->as<models::Conv1DImpl>();
+    if (!conv || !conv->has_adapter()) continue;
+    conv->weight.add_(conv->lora_B->weight.matmul(conv->lora_A->weight).t(), 2.0 / 3);
+  }
+  const at::Tensor merged = model->logits({.ids = ids});
+  EXPECT_LT((adapted - merged).abs().max().item<double>(),
+            1e-4 * merged.abs().max().item<double>());
+}
+
 TEST(LoRA, RefusesWhatCannotHaveAnAdapter) {
   torch::nn::Sequential model = two_linears();
   EXPECT_NE(refused(*model, {.rank = 0}).find("rank 0"), std::string::npos);

@@ -38,12 +38,13 @@ GPT2Config checked(GPT2Config config);
 int64_t parameter_count(const GPT2Config& config);
 
 /// A linear with a transposed weight, as in GPT-2's files.
-class Conv1DImpl : public torch::nn::Module {
+class Conv1DImpl : public torch::nn::Module, public nn::Adaptable {
  public:
   /// Draws the weight from a normal distribution with a deviation of 0.02.
   Conv1DImpl(int64_t in, int64_t out);
   /// [.., in] → [.., out].
   at::Tensor forward(const at::Tensor& x);
+  Product product() override;
 
   at::Tensor weight;  ///< [in, out].
   at::Tensor bias;    ///< [out].

@@ -39,7 +39,8 @@ double scale_of(const LoRAOptions& options);
 /// A choice of linears by the end of their names: "q_proj" or "self_attn.q_proj".
 std::function<bool(const std::string& name)> named_linears(const std::vector<std::string>& ends);
 
-/// Adds adapters to fsdp::nn::Linear layers of a module, and freezes everything else in it.
+/// Adds adapters to the fsdp::nn::Linear layers of a module and to a GPT-2's products, and freezes
+/// everything else in it.
 ///
 /// Adapters are the parameters NAME.lora_A.weight [rank, in] and NAME.lora_B.weight [out, rank].
 /// Returns the names of the linears that have one. Call it before fully_shard(), on every rank. An
@@ -56,7 +57,7 @@ class WithoutAdapters {
   WithoutAdapters& operator=(const WithoutAdapters&) = delete;
 
  private:
-  std::vector<std::shared_ptr<LinearImpl>> linears_;
+  std::vector<std::shared_ptr<Adaptable>> linears_;
 };
 
 /// Whether a parameter of that name belongs to an adapter.

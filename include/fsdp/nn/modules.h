@@ -28,14 +28,11 @@ class AdapterMatrixImpl : public torch::nn::Module {
   at::Tensor weight;  ///< [rows, columns].
 };
 
-/// A linear layer. Constructors are torch's.
-///
-/// It may have an adapter (add_lora() in nn/lora.h), which adds scale · B · A · dropout(x).
-class LinearImpl : public torch::nn::LinearImpl {
+/// A module of one matrix product that may have an adapter (add_lora() in nn/lora.h), which adds
+/// scale · B · A · dropout(x).
+class Adaptable {
  public:
-  using torch::nn::LinearImpl::LinearImpl;
-  /// [.., in] → [.., out].
-  at::Tensor forward(const at::Tensor& x);
+  virtual ~Adaptable() = default;
 
   /// Adds an adapter whose B is zero. The weight and the bias stay as they are.
   void add_adapter(int64_t rank, double scale, double dropout);
@@ -46,6 +43,37 @@ class LinearImpl : public torch::nn::LinearImpl {
   /// What the adapter adds: [.., in] → [.., out].
   at::Tensor adapter(const at::Tensor& x) const;
 
+  /// The product beside which it is.
+  struct Product {
+    torch::nn::Module& module;  ///< The module itself.
+    at::Tensor weight;          ///< Its weight.
+    int64_t in;                 ///< Columns of x.
+    int64_t out;                ///< Columns of the result.
+  };
+  virtual Product product() = 0;  ///< Of this module.
+
+  std::shared_ptr<AdapterMatrixImpl> lora_A;  ///< [rank, in]. Null without an adapter.
+  std::shared_ptr<AdapterMatrixImpl> lora_B;  ///< [out, rank]. Null without an adapter.
+
+ protected:
+  /// Gives a copy an adapter of the same kind, if this has one.
+  void add_adapter_to(Adaptable& copy) const;
+
+ private:
+  friend class WithoutAdapters;
+  double scale_ = 0, dropout_ = 0;  // of the adapter
+  bool without_adapter_ = false;
+};
+
+/// A linear layer. Constructors are torch's.
+class LinearImpl : public torch::nn::LinearImpl, public Adaptable {
+ public:
+  using torch::nn::LinearImpl::LinearImpl;
+  /// [.., in] → [.., out].
+  at::Tensor forward(const at::Tensor& x);
+
+  Product product() override;
+
   Fp8 fp8 = Fp8::kNone;  ///< How its products are computed; convert_to_fp8() sets it.
 
   /// Stores the weight in few bits from now on, as bytes, and freezes it. The columns must be a
@@ -54,17 +82,11 @@ class LinearImpl : public torch::nn::LinearImpl {
   /// How the weight is stored.
   Quant quant() const { return quant_; }
 
-  std::shared_ptr<AdapterMatrixImpl> lora_A;  ///< [rank, in]. Null without an adapter.
-  std::shared_ptr<AdapterMatrixImpl> lora_B;  ///< [out, rank]. Null without an adapter.
-
   /// A deep copy.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
 
  private:
-  friend class WithoutAdapters;
-  double scale_ = 0, dropout_ = 0;  // of the adapter
-  bool without_adapter_ = false;
   Quant quant_ = Quant::kNone;
 };
 /// Holder of LinearImpl: `nn::Linear up(512, 2048)`.
