@@ -210,6 +210,12 @@ HuggingFaceListing list_hugging_face(const fs::path& dir) {
 std::string name_in_model(const std::string& name) {
   if (name.starts_with(kPeftPrefix)) return name_in_model(name.substr(std::strlen(kPeftPrefix)));
   if (name.ends_with(".rotary_emb.inv_freq") || is_mask(name)) return "";
+  for (const char* images : {"vision_tower.", "multi_modal_projector."})  // beside a text model
+    if (name.starts_with(images) || name.starts_with(std::string("model.") + images)) return "";
+  if (constexpr std::string_view kText = "language_model."; name.starts_with(kText))
+    return name_in_model(name.substr(kText.size()));
+  if (constexpr std::string_view kText = "model.language_model."; name.starts_with(kText))
+    return name_in_model(name.substr(kText.size()));
   for (const char* begin : {"wte.", "wpe.", "h.", "ln_f."})
     if (name.starts_with(begin)) return "transformer." + name;
   for (const char* begin : {"embed_tokens.", "layers.", "norm."})

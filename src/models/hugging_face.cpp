@@ -133,6 +133,21 @@ Json gpt2_json(const GPT2Config& c) {
           {"use_cache", true}};
 }
 
+// Gemma 3 with images has its text model in text_config, which leaves out what has its default.
+Json text_model_of(Json json) {
+  const auto type = json.find("model_type");
+  const auto nested = json.find("text_config");
+  if (type == json.end() || *type != "gemma3" || nested == json.end() || !nested->is_object())
+    return json;
+  Json text = {{"model_type", "gemma3_text"}, {"vocab_size", 262208},    {"hidden_size", 2304},
+               {"intermediate_size", 9216},   {"num_hidden_layers", 26}, {"num_attention_heads", 8},
+               {"num_key_value_heads", 4}};
+  text.update(*nested);
+  for (const char* key : {"tie_word_embeddings", "quantization_config"})  // of both models
+    if (json.contains(key)) text[key] = json[key];
+  return text;
+}
+
 }  // namespace
 
 AnyConfig parse_hugging_face_config(std::string_view text, const std::string& where) {
@@ -153,6 +168,7 @@ AnyConfig parse_hugging_face_config(std::string_view text, const std::string& wh
     refuse("isn't JSON");
   }
   if (!json.is_object()) refuse("isn't a JSON object");
+  json = text_model_of(std::move(json));
   const Fields fields(json, where);
   if (fields.has("quantization_config"))
     fields.refuse("quantization_config: quantized weights aren't supported");

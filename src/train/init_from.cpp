@@ -72,13 +72,18 @@ std::vector<Difference> differences(const models::ModelConfig& model,
   return found;
 }
 
+// The longest sequence of a config.json, or of the text_config in it.
+void read_longest(const nlohmann::json& json, Origin& origin) {
+  for (const char* key : {"max_position_embeddings", "n_positions"})
+    if (json.is_object() && json.contains(key) && json[key].is_number_integer())
+      origin.max_tokens = std::clamp<int64_t>(json[key].get<int64_t>(), 0, kMostTokens);
+}
+
 // What the files beside config.json say: the longest sequence, and the tokenizer.
 void read_settings(Origin& origin) {
   const auto json =
       parse_shallow<nlohmann::json>(read_file(origin.settings / "config.json", kLargestSettings));
-  for (const char* key : {"max_position_embeddings", "n_positions"})
-    if (json.is_object() && json.contains(key) && json[key].is_number_integer())
-      origin.max_tokens = std::clamp<int64_t>(json[key].get<int64_t>(), 0, kMostTokens);
+  if (json.is_object()) read_longest(json.value("text_config", json), origin);
   std::error_code problem;
   if (fs::exists(origin.settings / "tokenizer.json", problem))
     origin.tokenizer = (origin.settings / "tokenizer.json").string();

@@ -51,7 +51,11 @@ FAMILIES = {  # class, ranks, settings
     "dots1": ("Dots1", 2, dict(head_dim=8, n_routed_experts=6, n_shared_experts=2,
                                num_experts_per_tok=3, moe_intermediate_size=20,
                                first_k_dense_replace=1, sliding_window=None)),
+    "gemma3-images": ("Gemma3", 1, dict(
+        head_dim=16, query_pre_attn_scalar=24, sliding_window=6, num_hidden_layers=6)),
 }
+IMAGES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+              image_size=28, patch_size=14)
 
 
 def run(*command):
@@ -65,15 +69,21 @@ def run(*command):
 
 def make(name):
     family, _, settings = FAMILIES[name]
-    config = getattr(transformers, family + "Config")(**{**SIZES, **settings})
-    model = getattr(transformers, family.removesuffix("Text") + "ForCausalLM")(config)
+    sizes = {**SIZES, **settings}
+    if name == "gemma3-images":  # its text model is trained, and exported alone
+        config = transformers.Gemma3Config(text_config=sizes, vision_config=IMAGES, mm_tokens_per_image=1,
+                                           image_token_index=250, boi_token_index=251, eoi_token_index=252)
+        model = transformers.Gemma3ForConditionalGeneration(config)
+    else:
+        config = getattr(transformers, family + "Config")(**sizes)
+        model = getattr(transformers, family.removesuffix("Text") + "ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.15)
             else:
                 parameter.uniform_(0.5, 1.5)
-                if name == "gemma3":  # multiplies by 1 + weight
+                if name.startswith("gemma3"):  # multiplies by 1 + weight
                     parameter.sub_(1)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
