@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/format.h"
+#include "data/precompiled.h"
 #include "data/tokenizer_reader.h"
 #include "data/unicode.h"
 
@@ -58,11 +59,13 @@ void TokenizerReader::read_normalizer(const Json& part, const std::string& where
     const bool left = required(part, "strip_left", Json::value_t::boolean, where).get<bool>();
     const bool right = required(part, "strip_right", Json::value_t::boolean, where).get<bool>();
     steps.push_back(strip_normalizer(left, right));
+  } else if (type == "Precompiled") {
+    const Json& map = required(part, "precompiled_charsmap", Json::value_t::string, where);
+    steps.push_back(precompiled_normalizer(map.get_ref<const std::string&>(), at(where)));
   } else {
-    refuse(
-        where,
-        formatted("type {} isn't supported (Lowercase, NFC, NFKC, Prepend, Replace and Strip are)",
-                  type));
+    refuse(where, formatted("type {} isn't supported (Lowercase, NFC, NFKC, Precompiled, Prepend, "
+                            "Replace and Strip are)",
+                            type));
   }
 }
 

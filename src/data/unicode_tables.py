@@ -1,4 +1,5 @@
-"""Writes unicode_tables.cpp, nfc_tables.cpp and folding_tables.cpp, the Unicode tables of the tokenizers.
+"""Writes unicode_tables.cpp, nfc_tables.cpp, folding_tables.cpp and cluster_tables.cpp, the Unicode tables
+of the tokenizers.
 
     python3 unicode_tables.py FOLDER
 
@@ -7,6 +8,7 @@ the Unicode consortium: our ids must equal those of the package, so its Unicode 
 this again when a new version of the package supports new characters.
 """
 
+import struct
 import sys
 import unicodedata
 
@@ -188,8 +190,88 @@ def folding():
             + "\n};\n// clang-format on\n" + sizes + "\n}  // namespace fsdp::data\n")
 
 
+def charsmap(pairs):
+    """A Precompiled normalizer's map of texts, as SentencePiece stores it: a double array and its values."""
+    blob, at, root = b"", {}, {}
+    for text, value in pairs:
+        if value not in at:
+            at[value] = len(blob)
+            blob += value.encode() + b"\0"
+        node = root
+        for byte in text:
+            node = node.setdefault(byte, {})
+        node[-1] = at[value]
+    units, taken, first = {}, {0}, 1
+
+    def place(node, position, label):
+        nonlocal first
+        labels = [max(label, 0) for label in node]
+        while position ^ first in taken and len(taken) % 256 == 0:
+            first += 1
+        offset = first
+        while any(position ^ offset ^ one in taken for one in labels):
+            offset += 1
+        base = position ^ offset
+        units[position] = label | offset << 10 | (-1 in node) << 8
+        taken.update(base ^ one for one in labels)
+        for byte, inner in node.items():
+            if byte < 0:
+                units[base] = inner | 1 << 31
+            else:
+                place(inner, base ^ byte, byte)
+
+    place(root, 0, 0)
+    array = [units.get(i, 0) for i in range((max(taken) | 255) + 1)]
+    return struct.pack("<%dI" % (len(array) + 1), 4 * len(array), *array) + blob
+
+
+CLUSTERS = "other control extend conjunct_extend spacing prepend pictograph consonant linker".split()
+
+
+def clusters():
+    """How each character takes part in grapheme clusters, by what a Precompiled normalizer takes together:
+    clusters of fewer than six bytes, of which it looks up the beginning."""
+    first_bytes = [b for b in range(1, 0xF5) if b < 0x80 or b > 0xC1]
+    normalize = normalizers.Precompiled(charsmap([(bytes([b]), "x") for b in first_bytes])).normalize_str
+
+    def count(*codes):  # of clusters, where those of six bytes or more count by their characters
+        return len(normalize("".join(map(chr, codes))))
+
+    acute, joiner, copyright_sign, ka, virama = 0x301, 0x200D, 0xA9, 0x915, 0x94D
+    kinds = []
+    for c in CODES:
+        if 0xAC00 <= c < 0xD7A4 or c == 0:  # Hangul is computed
+            kind = "control" if c == 0 else "other"
+        elif count(0x61, c) == 1:
+            if count(ka, c, ka, acute) == 4:
+                kind = "linker"
+            elif count(ka, c, virama, ka, acute) == 5:
+                kind = "conjunct_extend"
+            else:
+                kind = "extend" if count(copyright_sign, c, joiner, copyright_sign, acute) == 5 else "spacing"
+        elif count(c, 0x61) == 1:
+            kind = "prepend"
+        elif count(c, acute, acute) == 2:
+            kind = "control"
+        elif count(copyright_sign, joiner, c) == 3:
+            kind = "pictograph"
+        else:
+            kind = "consonant" if count(ka, virama, c, acute) == 4 else "other"
+        kinds.append(kind)
+    runs = []
+    for c, kind in zip(CODES, kinds):
+        if not runs or runs[-1][1] != kind:
+            runs.append((c, kind))
+    return (head("How characters take part in grapheme clusters, as runs: first character * 16 + kind.")
+            + '#include "data/clusters.h"\n\nnamespace fsdp::data {\n\n// clang-format off\n'
+            + "const uint32_t kClusterRuns[] = {\n"
+            + lines("0x%x" % (c * 16 + CLUSTERS.index(kind)) for c, kind in runs)
+            + "\n};\n// clang-format on\nconst int kClusterRunCount = sizeof(kClusterRuns) / "
+            "sizeof(kClusterRuns[0]);\n\n}  // namespace fsdp::data\n")
+
+
 if __name__ == "__main__":
     for name, text in (("unicode_tables", categories()), ("nfc_tables", normal_forms()),
-                       ("folding_tables", folding())):
+                       ("folding_tables", folding()), ("cluster_tables", clusters())):
         with open(f"{sys.argv[1]}/{name}.cpp", "w", encoding="utf-8") as out:
             out.write(text)

@@ -8,12 +8,18 @@ lists of random ids and the text that the package decodes from them.
 
 import json
 import os
+import pathlib
 import random
 import sys
+import unicodedata
 
 import make_tokenizers as base
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
                         processors, trainers)
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "src/data"))
+from unicode_tables import charsmap  # noqa: E402
 
 LOW_LINE = "\u2581"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -130,6 +136,29 @@ def families(lines):
         REPLACE(Regex(" {2,}"), LOW_LINE)])), before=(), after=["</s>"])
 
 
+def sentence_piece_map():
+    """In small what SentencePiece's nmt_nfkc has: characters, controls that go, and composed letters."""
+    pairs = {chr(c): "" if c not in b"\t\n\r" else " " for c in [*range(1, 32), 127]}
+    pairs.update({c: " " for c in "\u200b\u200e\u200f\ufeff"})
+    for c in map(chr, [*range(0xA0, 0x2200, 3), *range(0xAC00, 0xAE00, 7), *range(0xFB00, 0x10000, 5), 0x1D400]):
+        if normalizers.NFKC().normalize_str(c) != c:
+            pairs[c] = normalizers.NFKC().normalize_str(c)
+    for letter in "aeiouAEIOU":
+        for mark in "\u0300\u0301\u0308":
+            pairs[letter + mark] = unicodedata.normalize("NFC", letter + mark)
+    return charsmap(sorted((text.encode(), value) for text, value in pairs.items()))
+
+
+def clusters(rng):
+    """Texts of characters that join others, most of them in short clusters."""
+    some = [0x0D, 0x0A, 0x09, 0x300, 0x301, 0x308, 0x200D, 0xA9, 0xAE, 0x203C, 0x1F1E6, 0x1F1E7, 0x1100,
+            0x1161, 0x11A8, 0xAC00, 0xAC01, 0x915, 0x94D, 0x937, 0x93C, 0x600, 0x903, 0x1F600, 0xFE0F,
+            0x61, 0x65, 0x41, 0x20, 0x200B, 0xD4E, 0xE0001, 0x1F3FB, 0xE33, 0xA0, 0x132]
+    ranges = [range(1, 0x3000), range(1, 0x800), range(0xE000, 0x20000)]
+    return ["".join(chr(rng.choice(some) if rng.random() < 0.75 else rng.choice(rng.choice(ranges)))
+                    for _ in range(rng.randrange(1, 9))).encode() for _ in range(2000)]
+
+
 def constructs(lines):
     """What the families have in common, in other combinations."""
     yield "unknown", finished(bpe(lines, pre_tokenizer=METASPACE(prepend_scheme="never"), bytes_too=False,
@@ -170,6 +199,11 @@ def constructs(lines):
     yield "nfkc", finished(bpe(
         lines, normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), SPACES_TO_LINES]),
         pre_tokenizers.Punctuation("merged_with_previous")))
+    yield "precompiled", finished(unigram(lines, METASPACE(), normalizers.Sequence([
+        normalizers.Precompiled(sentence_piece_map()), REPLACE(Regex(" {2,}"), " ")])))
+    yield "precompiled_words", finished(unigram(
+        lines, SEQUENCE([pre_tokenizers.WhitespaceSplit(), METASPACE()]),
+        normalizers.Precompiled(sentence_piece_map()), byte_fallback=True))
     for behavior in ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"):
         for invert in (False, True):
             pattern = Regex(r"[aeiou\s]") if behavior != "isolated" else "ab"
@@ -222,6 +256,8 @@ def main(folder):
         WORDS, "ab c<unk>ab", f"{LOW_LINE}a {LOW_LINE}", "a\U00011de1\U00011de2\U00016ff5\U00016ff6b7\u00bd8")]
     for name, tokenizer in [*families(lines), *constructs(lines)]:
         more = folded_characters() if name in ("lowercase", "nfkc") else []
+        if name.startswith("precompiled"):
+            more = clusters(rng)
         record(tokenizer, os.path.join(folder, name), texts + more, rng)
 
 
