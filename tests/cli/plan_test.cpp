@@ -157,6 +157,17 @@ TEST(PlanCommand, AFrozenBaseHasNoMastersGradientsOrStates) {
   EXPECT_LT(verdict["checkpoint_bytes"].get<double>(), 2.0 * double(some["states"]));
 }
 
+TEST(PlanCommand, AQuantisedBaseIsCountedInBytes) {
+  const auto planned = [](const char* base) {
+    return kinds_of({"llama-1b", "--world", "2", "--lora.rank", "8", "--lora.base", base});
+  };
+  auto plain = planned("plain"), nf4 = planned("nf4"), smaller = planned("nf4_double");
+  // Blocks take 0.28 of their bytes in bf16; the embedding stays.
+  EXPECT_LT(nf4["parameters"], plain["parameters"] / 2);
+  EXPECT_LT(smaller["parameters"], nf4["parameters"]);
+  EXPECT_EQ(nf4["states"], plain["states"]);
+}
+
 TEST(PlanCommand, ADirectoryTakesThemOffTheHost) {
   Words words = {"demo", "--world", "2", "--offload", "optimizer"};
   const int64_t host = kinds_of(words)["host"];
