@@ -4,6 +4,7 @@
 
 #include "fsdp/checkpoint.h"
 #include "fsdp/communicator.h"
+#include "fsdp/context_parallel.h"
 #include "fsdp/data.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/error.h"

@@ -36,11 +36,18 @@ void check_ids(const at::Tensor& ids) {
                 ".to(at::kLong).");
 }
 
-void check_like_ids(const char* name, const at::Tensor& tensor, const at::Tensor& ids) {
-  if (tensor.defined() && tensor.sizes() != ids.sizes())
+// `tokens`: of whole sequences.
+void check_padding(const at::Tensor& padding, const at::Tensor& ids, int64_t tokens) {
+  if (padding.defined() && padding.sizes() != at::IntArrayRef({ids.size(0), tokens}))
     throw Error(
-        formatted("{} of shape {} doesn't match ids of shape {}.", name, shape(tensor), shape(ids)),
+        formatted("padding of shape {} doesn't match ids of shape {}.", shape(padding), shape(ids)),
         "both must be [batch, tokens]; with a cache, pass the new tokens only.");
+}
+
+void check_context(const TextInputs& inputs) {
+  if (inputs.context && inputs.cache)
+    throw Error("a cache and a context cannot be used together.",
+                "generate with whole sequences on each rank.");
 }
 
 void check_cache(const KVCache& cache, const TextInputs& inputs, int64_t layers) {
@@ -73,13 +80,14 @@ void check_documents(const TextInputs& inputs) {
                 "make the padding of a sequence a document of its own.");
 }
 
-void restart_positions(Attending& plan, const at::Tensor& ids) {
-  const int64_t all = ids.numel();
+// `sizes`: [batch, tokens] of whole sequences.
+void restart_positions(Attending& plan, at::IntArrayRef sizes) {
+  const int64_t all = sizes[0] * sizes[1];
   const at::Tensor starts = plan.documents.to(at::kLong);
   const at::Tensor own = document_of_token(plan.documents, all);
   const at::Tensor first = starts.index_select(0, own), end = starts.index_select(0, own + 1);
-  plan.positions = (at::arange(all, starts.options()) - first).view(ids.sizes());
-  plan.lengths = (end - first).view(ids.sizes());
+  plan.positions = plan.context.part((at::arange(all, starts.options()) - first).view(sizes));
+  plan.lengths = plan.context.part((end - first).view(sizes));
 }
 
 // Padding of all tokens, cached ones first: bool [batch, past + tokens], or undefined.
@@ -134,20 +142,23 @@ at::Tensor document_of_token(const at::Tensor& documents, int64_t tokens) {
 Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_tokens) {
   const at::Tensor& ids = inputs.ids;
   check_ids(ids);
-  check_like_ids("padding", inputs.padding, ids);
+  const int64_t tokens = ids.size(1) * inputs.context.size();
+  check_padding(inputs.padding, ids, tokens);
+  check_context(inputs);
   check_documents(inputs);
   if (inputs.cache) check_cache(*inputs.cache, inputs, layers);
   int64_t past = inputs.cache ? inputs.cache->tokens() : 0;
-  int64_t tokens = ids.size(1), all = past + tokens;
+  int64_t all = past + tokens;
   if (max_tokens > 0 && all > max_tokens)
     throw Error(formatted("a sequence of {} tokens was passed to a model with {} positions.", all,
                           max_tokens),
                 "shorten the sequence, or give the model more positions.");
 
-  Attending plan{.past = past, .cache = inputs.cache};
+  Attending plan{.past = past, .end = all, .cache = inputs.cache, .context = inputs.context};
+  if (plan.context) plan.positions = plan.context.positions(tokens, ids.device());
   if (inputs.documents.defined()) {
     plan.documents = inputs.documents.to(ids.device());
-    if (inputs.restart_positions) restart_positions(plan, ids);
+    if (inputs.restart_positions) restart_positions(plan, {ids.size(0), tokens});
     return plan;
   }
   at::Tensor padding = whole_padding(inputs);
@@ -163,7 +174,7 @@ Attending plan_attention(const TextInputs& inputs, int64_t layers, int64_t max_t
   if (padding.defined()) {
     at::Tensor itself = keys.eq(queries).view({1, 1, tokens, all});
     plan.mask = plan.mask.logical_and(padding.view({-1, 1, 1, all}).logical_or(itself));
-    plan.positions = (padding.cumsum(1) - 1).clamp_min(0).slice(1, past);
+    plan.positions = plan.context.part((padding.cumsum(1) - 1).clamp_min(0).slice(1, past));
   }
   return plan;
 }
@@ -179,7 +190,8 @@ at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::T
                         .dropout = options.dropout,
                         .scale = options.scale,
                         .window = options.window,
-                        .documents = plan.documents});
+                        .documents = plan.documents,
+                        .context = plan.context});
 }
 
 // --- the cache ---

@@ -15,6 +15,7 @@
 #include <bit>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "base/format.h"
 #include "fsdp/error.h"
@@ -260,7 +261,7 @@ DecoderModelImpl::DecoderModelImpl(const DecoderConfig& config) : config_(config
 
 at::Tensor DecoderModelImpl::forward(const TextInputs& inputs) {
   Attending attending = plan_attention(inputs, config_.layers);
-  const int64_t end = attending.past + inputs.ids.size(1);
+  const int64_t end = attending.end;
   if (config_.long_rope) {
     const int64_t limit = config_.long_rope->original_max_position_embeddings;
     if (attending.past > 0 && attending.past <= limit && end > limit)
@@ -328,13 +329,13 @@ RotaryTables DecoderModelImpl::tables_of(Rotation rotation, const at::Tensor& x,
 
 RotaryTables DecoderModelImpl::tables_for(Rotation rotation, const at::Tensor& x,
                                           const Attending& attending) {
-  int64_t tokens = x.size(1), end = attending.past + tokens;
+  const int64_t tokens = x.size(1), end = attending.end;
   RotaryTables tables = tables_of(rotation, x, end, /*more=*/attending.cache != nullptr);
   if (attending.positions.defined()) {
-    at::Tensor positions = attending.positions.flatten();
-    auto of = [&](const at::Tensor& table) {
-      return table.index_select(0, positions).view({x.size(0), tokens, rotary_dim(config_)});
-    };
+    const at::Tensor positions = attending.positions.flatten();
+    std::vector<int64_t> sizes = attending.positions.sizes().vec();
+    sizes.push_back(rotary_dim(config_));
+    auto of = [&](const at::Tensor& table) { return table.index_select(0, positions).view(sizes); };
     RotaryTables own{of(tables.cos), of(tables.sin)};
     if (rotation != Rotation::kLonger || !attending.lengths.defined()) return own;
     // Each document has the factors of its own length.

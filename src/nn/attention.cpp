@@ -15,6 +15,7 @@
 #include "fsdp/nn/functional.h"
 #include "kernels/fp8.h"
 #include "kernels/ops.h"
+#include "nn/context_attention.h"
 #include "nn/documents.h"
 #include "nn/known_amax.h"
 #include "nn/node.h"
@@ -166,6 +167,7 @@ Heads rope_heads(const at::Tensor& given, const at::Tensor& cos, const at::Tenso
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionOptions& options) {
+  if (options.context) return context_attention(q, k, v, options);
   if (options.documents.defined()) return document_attention(q, k, v, options);
   if (options.window > 0 && options.window < k.size(2)) return window_attention(q, k, v, options);
   std::string problem;

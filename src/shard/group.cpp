@@ -42,13 +42,32 @@ DeviceMesh default_mesh(const World& world, ShardingStrategy strategy) {
   return DeviceMesh(world, {{"replicate", world.size() / node}, {"shard", node}});
 }
 
+// For parameters, the ranks that share sequences are like any others: "context" becomes a part of
+// the dimension before it, or of the next one.
+DeviceMesh without_context(const DeviceMesh& mesh, ShardingStrategy strategy) {
+  if (!mesh.has("context")) return mesh;
+  std::vector<MeshDimension> dimensions;
+  int first = 1;  // ranks of a context before all other dimensions
+  for (const MeshDimension& dimension : mesh.dimensions()) {
+    if (dimension.name != "context")
+      dimensions.push_back({dimension.name, dimension.size * std::exchange(first, 1)});
+    else if (dimensions.empty())
+      first = dimension.size;
+    else
+      dimensions.back().size *= dimension.size;
+  }
+  if (dimensions.empty())
+    dimensions.push_back({strategy == ShardingStrategy::NO_SHARD ? "replicate" : "shard", first});
+  return DeviceMesh(mesh.world(), dimensions);
+}
+
 // Throws for a dimension that fully_shard doesn't know.
 std::string text_of(const DeviceMesh& mesh) {
   std::string text;
   for (const MeshDimension& dimension : mesh.dimensions()) {
     if (dimension.name != "shard" && dimension.name != "replicate")
       throw Error(formatted("the mesh has a dimension \"{}\".", dimension.name),
-                  "fully_shard takes the dimensions \"shard\" and \"replicate\".");
+                  "fully_shard takes the dimensions \"replicate\", \"shard\" and \"context\".");
     text += formatted("{}{}={}", text.empty() ? "" : " x ", dimension.name, dimension.size);
   }
   return text;
@@ -92,7 +111,8 @@ std::shared_ptr<Group> group_for(const World& world, const ShardOptions& options
       if (auto group = weak.lock(); group && other == key && group->mesh.world() == world)
         return group;
   auto group = std::make_shared<Group>();
-  group->mesh = options.mesh ? options.mesh : default_mesh(world, options.strategy);
+  group->mesh = options.mesh ? without_context(options.mesh, options.strategy)
+                             : default_mesh(world, options.strategy);
   group->number = comm::next_number(world);
   group->text = text_of(group->mesh);
   join_communicators(*group, options, device);

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/context_parallel.h"
 #include "fsdp/init_parameters.h"
 
 /// Models to train.
@@ -72,6 +73,10 @@ struct TextInputs {
   at::Tensor documents = {};  ///< cumulative_lengths(): attention stays within each document.
   bool restart_positions = false;  ///< Positions count from 0 in each document.
   KVCache* cache = nullptr;        ///< The ids continue the tokens in it, and are added to it.
+
+  /// The ranks that share the sequences: ids are this rank's part of each, padding and documents
+  /// describe whole sequences.
+  Context context = {};
 };
 
 /// Where documents begin, for TextInputs::documents.
@@ -89,11 +94,14 @@ at::Tensor document_of_token(const at::Tensor& documents, int64_t tokens);
 struct Attending {
   at::Tensor mask = {};       ///< bool [batch or 1, 1, tokens, past + tokens], true: seen.
   at::Tensor documents = {};  ///< TextInputs::documents, on the device.
-  at::Tensor positions = {};  ///< int64 [batch, tokens]. Undefined: past, past + 1, …
+  at::Tensor positions =
+      {};  ///< int64 [batch, tokens], or [tokens] of all. Undefined: past, past + 1, …
   at::Tensor lengths =
       {};  ///< int64 [batch, tokens]: of each token's document, if positions restart.
   int64_t past = 0;           ///< Tokens in the cache.
+  int64_t end = 0;            ///< Tokens of a whole sequence, with those in the cache.
   KVCache* cache = nullptr;   ///< TextInputs::cache.
+  Context context = {};       ///< TextInputs::context.
 };
 
 /// Checks the inputs of a model with `layers` layers and `max_tokens` positions (0: any number),

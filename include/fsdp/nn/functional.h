@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/context_parallel.h"
+
 /// Layers and functions for models.
 namespace fsdp::nn {
 
@@ -171,6 +173,10 @@ struct AttentionOptions {
   /// `window`; what it doesn't see isn't computed. A document lies in one sequence. On CUDA in half
   /// precision without dropout, flash attention reads it on the device. Elsewhere the host does.
   at::Tensor documents = {};
+
+  /// The ranks that share the sequences: q, k, v and the result are this rank's parts, `mask` and
+  /// `documents` describe whole sequences. Calls are then collective over these ranks.
+  Context context = {};
 };
 /// softmax(q · k · scale) · v, each [batch, heads, tokens, head_dim].
 ///

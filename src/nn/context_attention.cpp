@@ -1,0 +1,88 @@
+// Contexts, and attention by exchanging heads (Ulysses).
+#include "nn/context_attention.h"
+
+#include <ATen/ops/arange.h>
+
+#include "base/format.h"
+#include "fsdp/error.h"
+#include "nn/exchange.h"
+
+namespace fsdp {
+
+Context::Context(Communicator comm) : comm_(std::move(comm)) {}
+
+int Context::size() const {
+  return comm_ ? comm_.size() : 1;
+}
+int Context::rank() const {
+  return comm_ ? comm_.rank() : 0;
+}
+
+namespace {
+
+int64_t tokens_of_a_part(int64_t tokens, const Context& context) {
+  if (tokens % context.size() == 0) return tokens / context.size();
+  throw Error(formatted("a sequence of {} tokens can't be divided among the {} ranks of a context.",
+                        tokens, context.size()),
+              "pad it to a multiple; targets of -100 don't count.");
+}
+
+}  // namespace
+
+at::Tensor Context::part(const at::Tensor& whole, int64_t dim) const {
+  if (size() == 1) return whole;
+  const int64_t tokens = tokens_of_a_part(whole.size(dim), *this);
+  return whole.narrow(dim, rank() * tokens, tokens);
+}
+
+at::Tensor Context::positions(int64_t tokens, at::Device device) const {
+  const int64_t own = tokens_of_a_part(tokens, *this);
+  return at::arange(rank() * own, (rank() + 1) * own,
+                    at::TensorOptions().dtype(at::kLong).device(device));
+}
+
+AttentionFunction context_parallel(AttentionFunction attention, Context context) {
+  if (context.size() == 1) return attention;
+  return [attention = std::move(attention), context = std::move(context)](
+             const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    const int64_t ranks = context.size(), kv_heads = k.size(1);
+    nn::check_exchange(q.size(1), kv_heads, ranks);
+    const auto each = [&](const at::Tensor& x) {  // at least one head per rank
+      if (kv_heads % ranks == 0) return x;
+      return x.unsqueeze(2).expand({-1, -1, ranks / kv_heads, -1, -1}).flatten(1, 2);
+    };
+    const auto whole = nn::exchange_to_heads({q, each(k), each(v)}, context);
+    return nn::exchange_to_tokens({attention(whole[0], whole[1], whole[2])}, context).front();
+  };
+}
+
+namespace nn {
+
+void check_exchange(int64_t heads, int64_t kv_heads, int64_t ranks) {
+  if (heads % ranks != 0)
+    throw Error(
+        formatted("{} heads can't be divided among the {} ranks of a context.", heads, ranks),
+        "choose a context size that divides the heads.");
+  if (kv_heads % ranks != 0 && ranks % kv_heads != 0)
+    throw Error(formatted("{} heads of keys can't be divided among the {} ranks of a context, nor "
+                          "repeated for them.",
+                          kv_heads, ranks),
+                "choose a context size that divides the heads of keys, or is a multiple of them.");
+}
+
+at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionOptions& options) {
+  const Context& context = options.context;
+  AttentionOptions whole = options;
+  whole.context = {};
+  if (options.mask.defined() && options.mask.dim() == 4 && options.mask.size(1) > 1)
+    whole.mask = context.part(options.mask, 1);  // of this rank's heads
+  return context_parallel(
+      [&whole](const at::Tensor& all_q, const at::Tensor& all_k, const at::Tensor& all_v) {
+        return attention(all_q, all_k, all_v, whole);
+      },
+      context)(q, k, v);
+}
+
+}  // namespace nn
+}  // namespace fsdp
