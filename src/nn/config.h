@@ -1,4 +1,4 @@
-// [lora] and [fp8] of a run's config.
+// [context], [lora] and [fp8] of a run's config.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,10 @@ constexpr auto enum_table(Quant) {
                                   {"nf4_double", "nf4 with scales of 8 bits"},
                                   {"int8", "8 bits per number"}});
 }
+
+struct ContextConfig {
+  int64_t size = 1;  // ranks that share each sequence
+};
 
 struct LoRAConfig {
   int64_t rank = 0;  // 0: no adapters
@@ -49,6 +53,13 @@ inline void describe(Fp8Config& fp8, OptionList& list) {
       "Linears that stay in bf16, by the end of their names: o_proj, layers.0.mlp.down_proj, …");
   list.add("least", fp8.least, "Linears with fewer inputs or outputs stay in bf16",
            {.least = 16, .most = 1e9});
+}
+
+inline void describe(ContextConfig& context, OptionList& list) {
+  list.section("context", "Sequences that several ranks share");
+  list.add("size", context.size,
+           "Ranks that share each sequence, each with a part of it; 1: whole sequences",
+           {.least = 1, .most = 1e6});
 }
 
 inline void describe(LoRAConfig& lora, OptionList& list) {

@@ -115,6 +115,7 @@ std::vector<Option> options(Config& config) {
   describe_rest(config.train, list, language);
   describe(config.optim, list);
   describe(config.shard, list);
+  describe(config.context, list);
   describe(config.fp8, list);
   describe(config.activations, list);
   describe(config.offload, list);

@@ -108,6 +108,7 @@ struct Config {
   TrainConfig train;
   optim::OptimConfig optim;
   shard::ShardConfig shard;
+  nn::ContextConfig context;
   memory::ActivationsConfig activations;
   memory::OffloadConfig offload;
   checkpoint::CheckpointConfig checkpoint;

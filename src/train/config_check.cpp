@@ -8,6 +8,7 @@
 #include "fsdp/error.h"
 #include "fsdp/sharding.h"
 #include "train/config_values.h"
+#include "train/share.h"
 
 namespace fsdp::train {
 namespace {
@@ -134,17 +135,19 @@ void check_length(const Config& config) {
                 "raise train.tokens, or lower train.batch.");
 }
 
-void check_batch(const TrainConfig& train, int world) {
-  int64_t unit = world * std::max<int64_t>(train.micro_batch, 1);
+// `parts`: ranks, or groups of ranks that share sequences.
+void check_batch(const TrainConfig& train, int64_t parts, const std::string& ranks) {
+  int64_t unit = parts * std::max<int64_t>(train.micro_batch, 1);
   if (train.batch % unit == 0) return;
   int64_t below = train.batch / unit * unit, above = below + unit;
   std::string near = below > 0 ? formatted("{} or {}", below, above) : formatted("{}", above);
-  if (train.batch % world != 0)
-    throw Error(formatted("train.batch = {} can't be divided among {} ranks.", train.batch, world),
-                formatted("the nearest that works: --batch {}.", near));
-  throw Error(formatted("the {} samples per rank (train.batch = {}, {} ranks) aren't a multiple of "
+  if (train.batch % parts != 0)
+    throw Error(
+        formatted("train.batch = {} can't be divided among {} {}.", train.batch, parts, ranks),
+        formatted("the nearest that works: --batch {}.", near));
+  throw Error(formatted("the {} samples per rank (train.batch = {}, {} {}) aren't a multiple of "
                         "train.micro_batch = {}.",
-                        train.batch / world, train.batch, world, train.micro_batch),
+                        train.batch / parts, train.batch, parts, ranks, train.micro_batch),
               formatted("use --batch {}, or --train.micro_batch 0 for all at once.", near));
 }
 
@@ -203,12 +206,40 @@ void check_graph(const Config& config) {
     refuse("parts of the model are offloaded", "offload.parameters and offload.gradients to false");
 }
 
+void check_context(const Config& config, int world) {
+  const int64_t size = config.context.size;
+  if (size == 1) return;
+  const std::string given = formatted("context.size = {}", size);
+  if (config.model.type == models::ModelType::kMlp)
+    throw Error(given + ", but an mlp has no sequences to share.", "set context.size to 1.");
+  if (config.train.objective == Objective::kDpo)
+    throw Error(given + ", but train.objective = dpo adds up whole answers on each rank.",
+                "set context.size to 1.");
+  if (world % size != 0)
+    throw Error(formatted("{} ranks can't be divided into groups of {}.", world, given),
+                "choose a divisor of the number of ranks.");
+  if (config.data.seq % size != 0)
+    throw Error(
+        formatted("sequences of data.seq = {} can't be divided among {} ranks (context.size).",
+                  config.data.seq, size),
+        formatted("the next that can: --data.seq {}.", (config.data.seq / size + 1) * size));
+  const int64_t heads = config.model.heads;
+  const int64_t keys = config.model.kv_heads > 0 ? config.model.kv_heads : heads;
+  if (heads % size != 0 || (keys % size != 0 && size % keys != 0))
+    throw Error(
+        formatted("{} ranks can't share {} heads with {} of keys (context.size).", size, heads,
+                  keys),
+        "context.size must divide model.heads, and divide model.kv_heads or be a multiple of "
+        "them.");
+}
+
 // What a plan needs, too.
 void check_rest(const Config& config, int world) {
   check_lora(config);
   check_fp8(config);
   check(config.optim, known_steps(config));
   check(config.shard, world);
+  check_context(config, world);
   check_activations(config);
   check_offload(config);
   check_graph(config);
@@ -236,8 +267,9 @@ void check(const Config& config, int world) {
   check_data(config);
   check_objective(config);
   check_length(config);
-  check_batch(config.train, world);
   check_rest(config, world);
+  check_batch(config.train, parts_of_batch(config, world),
+              config.context.size > 1 ? "groups of ranks that share sequences" : "ranks");
   if (config.data.train.empty() && !config.init_from.empty() && !config.resumes)
     throw Error("data.train is empty: there is nothing to train these weights on.",
                 "pass --data.train FILE: conversations (chats.jsonl) or text.");

@@ -50,23 +50,27 @@ class RandomTokens : public data::TokenSource {
 
 class TokenFeed : public Feed {
  public:
-  TokenFeed(std::shared_ptr<data::TokenSource> source, const data::BatchOptions& options)
-      : batches_(std::move(source), options) {}
+  TokenFeed(std::shared_ptr<data::TokenSource> source, const data::BatchOptions& options,
+            Context context)
+      : batches_(std::move(source), options), context_(std::move(context)) {}
 
   Samples next() override {
     data::Batch batch = batches_.next();
-    return {.inputs = batch.ids,
-            .targets = batch.targets,
-            .documents = batch.documents,
-            .room = batch.room,
-            .count = batch.ids.size(0),
-            .counted = batch.tokens};
+    Samples samples{.inputs = context_.part(batch.ids),
+                    .targets = context_.part(batch.targets),
+                    .documents = batch.documents,
+                    .room = batch.room,
+                    .count = batch.ids.size(0),
+                    .counted = batch.tokens};
+    if (context_) samples.counted = samples.targets.ne(-100).sum().item<int64_t>();
+    return samples;
   }
   int64_t position() const override { return batches_.position(); }
   std::chrono::nanoseconds waited() const override { return batches_.waited(); }
 
  private:
   data::Batches batches_;
+  Context context_;
 };
 
 class TokenCorpus : public Corpus {
@@ -101,28 +105,28 @@ class TokenCorpus : public Corpus {
     }
   }
 
-  std::unique_ptr<Feed> training(const World& world, int64_t position) const override {
-    data::BatchOptions options = batch_options(world);
+  std::unique_ptr<Feed> training(const Share& share, int64_t position) const override {
+    data::BatchOptions options = batch_options(share);
     options.shuffle = config_.data.shuffle;
     options.seed = static_cast<uint64_t>(config_.train.seed);
     options.prefetch = config_.data.prefetch;
     options.position = position;
     options.packing = packed_;
     options.samples = split_.training;
-    return std::make_unique<TokenFeed>(training_, options);
+    return std::make_unique<TokenFeed>(training_, options, share.context);
   }
 
   // Shuffled, so that the first few batches represent all of the data, and in the same order
   // whatever train.seed is, so that evaluations of different runs can be compared.
-  std::unique_ptr<Feed> validation(const World& world) const override {
+  std::unique_ptr<Feed> validation(const Share& share) const override {
     if (validation_batches() == 0) return nullptr;
-    data::BatchOptions options = batch_options(world);
+    data::BatchOptions options = batch_options(share);
     options.seed = kValidationSeed;
     options.prefetch = std::min<int64_t>(config_.data.prefetch, 1);
     options.repeat = false;
     options.packing = packed_validation_;
     options.samples = split_.validation;
-    return std::make_unique<TokenFeed>(validation_, options);
+    return std::make_unique<TokenFeed>(validation_, options, share.context);
   }
 
   int64_t validation_batches() const override {
@@ -158,11 +162,11 @@ class TokenCorpus : public Corpus {
     return std::max<int64_t>(source.tokens() - 1, 0) / config_.data.seq;
   }
 
-  data::BatchOptions batch_options(const World& world) const {
+  data::BatchOptions batch_options(const Share& share) const {
     return {.seq = config_.data.seq,
             .batch = config_.train.batch,
-            .rank = world.rank(),
-            .world = world.size(),
+            .rank = share.rank,
+            .world = share.ranks,
             .document_mask = config_.data.document_mask,
             .eos = tokenizer_ ? tokenizer_->eos() : std::nullopt,
             .vocab = config_.model.vocab > 0 ? config_.model.vocab : vocab()};
@@ -182,8 +186,8 @@ constexpr int64_t kVectorsPerEpoch = 65536, kValidationVectors = 1024;
 
 class VectorFeed : public Feed {
  public:
-  VectorFeed(int64_t width, int64_t batch, int64_t seed, const World& world, int64_t position)
-      : width_(width), batch_(batch), seed_(seed), world_(world), position_(position) {
+  VectorFeed(int64_t width, int64_t batch, int64_t seed, const Share& share, int64_t position)
+      : width_(width), batch_(batch), seed_(seed), share_(share), position_(position) {
     ahead_ = std::async(std::launch::async, [this, position] { return made(position); });
   }
 
@@ -200,7 +204,7 @@ class VectorFeed : public Feed {
 
  private:
   Samples made(int64_t position) const {
-    int64_t rows = batch_ / world_.size(), first = position + world_.rank() * rows;
+    int64_t rows = batch_ / share_.ranks, first = position + share_.rank * rows;
     at::Tensor x = at::empty({rows, width_}, at::kFloat);
     for (int64_t row = 0; row < rows; ++row) {
       at::Generator random =
@@ -212,7 +216,7 @@ class VectorFeed : public Feed {
   }
 
   int64_t width_, batch_, seed_;
-  World world_;
+  Share share_;
   int64_t position_;
   std::chrono::nanoseconds waited_{0};
   std::future<Samples> ahead_;  // the next batch; destroyed first, because its task reads the rest
@@ -222,13 +226,13 @@ class VectorCorpus : public Corpus {
  public:
   explicit VectorCorpus(const Config& config) : config_(config) {}
 
-  std::unique_ptr<Feed> training(const World& world, int64_t position) const override {
+  std::unique_ptr<Feed> training(const Share& share, int64_t position) const override {
     return std::make_unique<VectorFeed>(config_.model.width, config_.train.batch,
-                                        config_.train.seed, world, position);
+                                        config_.train.seed, share, position);
   }
-  std::unique_ptr<Feed> validation(const World& world) const override {
+  std::unique_ptr<Feed> validation(const Share& share) const override {
     return std::make_unique<VectorFeed>(config_.model.width, config_.train.batch,
-                                        ~config_.train.seed, world, 0);
+                                        ~config_.train.seed, share, 0);
   }
   int64_t validation_batches() const override {
     return std::max<int64_t>(1, kValidationVectors / config_.train.batch);

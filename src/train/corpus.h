@@ -10,6 +10,7 @@
 #include "fsdp/tokenizer.h"
 #include "fsdp/world.h"
 #include "train/config.h"
+#include "train/share.h"
 #include "train/task.h"
 
 namespace fsdp::train {
@@ -33,9 +34,9 @@ struct Packed {
 class Corpus {
  public:
   virtual ~Corpus() = default;
-  virtual std::unique_ptr<Feed> training(const World& world, int64_t position) const = 0;
+  virtual std::unique_ptr<Feed> training(const Share& share, int64_t position) const = 0;
   // The validation samples, each once, in an order that never changes; null if there are none.
-  virtual std::unique_ptr<Feed> validation(const World& world) const = 0;
+  virtual std::unique_ptr<Feed> validation(const Share& share) const = 0;
   virtual int64_t validation_batches() const = 0;  // in validation()
   virtual int64_t samples_per_epoch() const = 0;
   // How validation samples were held out of the training data; "": they weren't.

@@ -17,14 +17,14 @@ namespace {
 
 int64_t micro_batch(const Training& training) {
   const TrainConfig& config = training.config.train;
-  return config.micro_batch > 0 ? config.micro_batch : config.batch / training.world.size();
+  return config.micro_batch > 0 ? config.micro_batch : config.batch / training.share().ranks;
 }
 
 }  // namespace
 
 void evaluate_now(Report& report, const Training& training, const RunState& state,
                   StopSignals& signals) {
-  std::unique_ptr<Feed> feed = training.corpus->validation(training.world);
+  std::unique_ptr<Feed> feed = training.corpus->validation(training.share());
   if (!feed) return;
   int64_t batches = training.corpus->validation_batches();
   if (training.config.train.eval_batches > 0)

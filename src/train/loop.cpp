@@ -65,6 +65,9 @@ void introduce(Report& report, const Training& training, const RunRequest& reque
                 world.size(), world.backend(), device.empty() ? "the CPU" : device,
                 enum_name(config.shard.strategy), training.sharded.units().size(),
                 training.directory.root.string()));
+  if (training.context)
+    report.line(formatted("context    {} ranks share each sequence, {} tokens per rank",
+                          training.context.size(), config.data.seq / training.context.size()));
   if (start.step > 0) report.line(formatted("resumed    after step {}", start.step));
 }
 
@@ -144,7 +147,7 @@ class Loop {
         graphed_(wants_graphs(training, training.steps - state_.step)),
         report_(training, state_),
         not_finite_(training),
-        feed_(training.corpus->training(training.world, state_.position)),
+        feed_(training.corpus->training(training.share(), state_.position)),
         steps_(training, graphed_, [] { return StopSignals::received() != 0; }),
         profile_(training, graphed_),
         memory_plan_(training),
@@ -157,7 +160,7 @@ class Loop {
     introduce(report_, training, request, state_);
     if (config_.train.deterministic && !training.world.device().is_cpu())
       show_cost_of_determinism(report_, training,
-                               training.corpus->training(training.world, 0)->next());
+                               training.corpus->training(training.share(), 0)->next());
     if (!memory_saves_.why_off().empty()) report_.line(memory_saves_.why_off());
     if (graphed_)
       report_.line("graph      after a few steps, the GPU replays the step as a CUDA graph");

@@ -28,7 +28,7 @@ Samples samples_for(const Config& config, const PlanStep& step) {
   };
   Samples samples{.count = step.batch};
   bool text = config.model.type != models::ModelType::kMlp;
-  int64_t width = text ? config.data.seq : config.model.width;
+  int64_t width = text ? config.data.seq / config.context.size : config.model.width;
   samples.inputs = made(width, text ? at::kLong : at::kFloat);
   samples.targets = made(width, text ? at::kLong : at::kFloat);
   if (text && (config.data.document_mask || config.data.packing))
@@ -64,18 +64,24 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
     const int states = config.optim.type == optim::OptimizerType::kAdamW ? 2 : 1;
     plan.adapters_saved = 4.0 * (1 + states) * static_cast<double>(known.trained) / world;
   }
-  plan.model = plan_model_of(config, vocab);
+  const World ranks = fake_world(world, std::min(ranks_per_node, world));
+  plan.model = [config, vocab, context = context_of(ranks, config)] {
+    TrainTask task = make_task(config, vocab, context);
+    return PlanSubject{task.module, [task, config](const PlanStep& step) {
+                         return task.loss_sum(samples_for(config, step));
+                       }};
+  };
   PlanOptions& options = plan.options;
   options.ranks_per_node = ranks_per_node;
   options.shard_ranks = static_cast<int>(config.shard.shard_ranks);
   options.world = world;
   options.ranks_per_node = std::min(options.ranks_per_node, world);
-  options.shard = shard_options(fake_world(world, options.ranks_per_node), config, known);
+  options.shard = shard_options(ranks, config, known);
   options.gpu = std::move(gpu);
   set_recompute(options, config.activations);
   options.recompute_modules = known.blocks;
   if (config.model.type != models::ModelType::kMlp) options.inner_modules = known.feed_forwards;
-  int64_t share = std::max<int64_t>(1, config.train.batch / world);
+  int64_t share = std::max<int64_t>(1, config.train.batch / parts_of_batch(config, world));
   options.batch = config.train.micro_batch > 0 ? std::min(config.train.micro_batch, share) : share;
   options.micro_batches = static_cast<int>((share + options.batch - 1) / options.batch);
   options.clip = 1.0;  // the norm is always computed

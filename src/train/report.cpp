@@ -78,7 +78,7 @@ observe::RunFacts facts_of(const Training& training) {
   facts.replicas = replicas_of(config.shard, world);
   facts.grad_scaler = training.scaler != nullptr;
   facts.clip = config.train.clip;
-  int64_t rows = config.train.batch / world.size();
+  int64_t rows = config.train.batch / training.share().ranks;
   facts.micro_batch = config.train.micro_batch > 0 ? config.train.micro_batch : rows;
   facts.accumulation = (rows + facts.micro_batch - 1) / facts.micro_batch;
   int64_t bytes = fp32 ? 4 : 2;

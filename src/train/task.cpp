@@ -20,7 +20,8 @@ namespace fsdp::train {
 namespace {
 
 TrainTask language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy blocks,
-                         WrapPolicy feed_forwards, const data::DataConfig& data) {
+                         WrapPolicy feed_forwards, const data::DataConfig& data,
+                         const Context& context) {
   const int64_t seq = data.seq;
   TrainTask task;
   task.module = model;
@@ -30,10 +31,12 @@ TrainTask language_model(std::shared_ptr<models::CausalLMImpl> model, WrapPolicy
   task.initial = [model](const std::string& name, at::IntArrayRef sizes) {
     return model->initial(name, sizes);
   };
-  task.loss_sum = [model, anew = data.packing](const Samples& samples) {
-    return model->loss_sum(
-        {.ids = samples.inputs, .documents = samples.lengths, .restart_positions = anew},
-        samples.targets);
+  task.loss_sum = [model, context, anew = data.packing](const Samples& samples) {
+    return model->loss_sum({.ids = samples.inputs,
+                            .documents = samples.lengths,
+                            .restart_positions = anew,
+                            .context = context},
+                           samples.targets);
   };
   task.flops_per_sample = model->flops_per_token(seq) * static_cast<double>(seq);
   task.tokens_per_sample = seq;
@@ -171,7 +174,7 @@ Samples on_device(const Samples& samples, at::Device device) {
           .counted = samples.counted};
 }
 
-TrainTask make_task(const Config& config, int64_t vocab) {
+TrainTask make_task(const Config& config, int64_t vocab, const Context& context) {
   const models::ModelConfig& model = config.model;
   TrainTask task;
   if (model.type == models::ModelType::kMlp) {
@@ -180,11 +183,12 @@ TrainTask make_task(const Config& config, int64_t vocab) {
     models::AnyConfig shape = model_shape(config, vocab);
     if (const auto* gpt2 = std::get_if<models::GPT2Config>(&shape))
       task = language_model(models::GPT2(*gpt2).ptr(), wrap::modules<models::GPT2Block>(),
-                            wrap::modules<models::GPT2MLP>(), config.data);
+                            wrap::modules<models::GPT2MLP>(), config.data, context);
     else
       task = language_model(models::Decoder(std::get<models::DecoderConfig>(shape)).ptr(),
                             wrap::modules<models::DecoderBlock>(),
-                            wrap::modules<models::GatedFeedForward, nn::MoE>(), config.data);
+                            wrap::modules<models::GatedFeedForward, nn::MoE>(), config.data,
+                            context);
   }
   task.mixtures = mixtures_of(*task.module);
   if (!task.mixtures.all.empty()) task.tally = std::make_shared<at::Tensor>();
@@ -227,8 +231,8 @@ void place_tally(TrainTask& task, at::Device device) {
   task.mixtures.count_into(*task.tally);
 }
 
-TrainTask make_unfilled_task(const Config& config, int64_t vocab) {
-  return deferred_init([&] { return make_task(config, vocab); }, {.random = false});
+TrainTask make_unfilled_task(const Config& config, int64_t vocab, const Context& context) {
+  return deferred_init([&] { return make_task(config, vocab, context); }, {.random = false});
 }
 
 }  // namespace fsdp::train

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/context_parallel.h"
 #include "fsdp/init_parameters.h"
 #include "fsdp/models.h"
 #include "fsdp/nn/lora.h"
@@ -19,7 +20,7 @@
 namespace fsdp::train {
 
 struct Samples {         // a rank's part of a batch, or some of it
-  at::Tensor inputs;     // int64 [samples, seq], or float [samples, width]
+  at::Tensor inputs;     // int64 [samples, seq or a part of it], or float [samples, width]
   at::Tensor targets;    // likewise; -100 doesn't count
   at::Tensor documents;  // int64 [samples, seq], their numbers; undefined: one document
   int64_t room = 0;      // for documents in a sample
@@ -59,11 +60,12 @@ void place_tally(TrainTask& task, at::Device device);
 // Of a config whose rank isn't 0.
 nn::LoRAOptions lora_options(const nn::LoRAConfig& lora);
 
-// Parameters follow from torch::manual_seed. `vocab`: the tokenizer's size.
-TrainTask make_task(const Config& config, int64_t vocab);
+// Parameters follow from torch::manual_seed. `vocab`: the tokenizer's size. `context`: whose parts
+// of sequences samples have.
+TrainTask make_task(const Config& config, int64_t vocab, const Context& context = {});
 
 // The same without values, which will be loaded or set by init_parameters: deferred, and without
 // drawing random numbers.
-TrainTask make_unfilled_task(const Config& config, int64_t vocab);
+TrainTask make_unfilled_task(const Config& config, int64_t vocab, const Context& context = {});
 
 }  // namespace fsdp::train

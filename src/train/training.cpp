@@ -306,6 +306,13 @@ void set_random_state(at::Device device, const RandomState& state) {
   if (state.device.defined() && !device.is_cpu()) set_state(device, state.device);
 }
 
+Context context_of(const World& world, const Config& config) {
+  const auto size = static_cast<int>(config.context.size);
+  if (size == 1) return {};
+  const DeviceMesh mesh(world, {{"samples", world.size() / size}, {"context", size}});
+  return Context(mesh.comm("context"));
+}
+
 Training assemble(const World& world, const Config& config, const RunDirectory& directory) {
   Training training{.world = world, .config = config, .directory = directory};
   Config& chosen = training.config;
@@ -339,7 +346,8 @@ Training assemble(const World& world, const Config& config, const RunDirectory& 
                     : "the weights have no rows for the other tokens: pass the --data.tokenizer "
                       "that the model was trained with, or add the rows in Python.");
 
-  training.task = make_unfilled_task(chosen, chosen.model.vocab);
+  training.context = context_of(world, chosen);
+  training.task = make_unfilled_task(chosen, chosen.model.vocab, training.context);
   if (!training.task.fp8.empty() && world.rank() == 0) log::info(training.task.fp8);
   place_tally(training.task, world.device());
   if (const auto packed = training.corpus->packed()) count_packed(training.task, *packed);

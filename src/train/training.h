@@ -14,6 +14,7 @@
 #include "train/config.h"
 #include "train/corpus.h"
 #include "train/run_directory.h"
+#include "train/share.h"
 #include "train/task.h"
 
 namespace fsdp::train {
@@ -25,6 +26,7 @@ struct Training {
   Config config;  // with the precision and the vocabulary size resolved
   RunDirectory directory;
   std::unique_ptr<Corpus> corpus;
+  Context context;  // the ranks that share this rank's sequences
   Sharded sharded;  // outlives the module: otherwise it is kept until another model is sharded
   TrainTask task;
   std::unique_ptr<Optimizer> optimizer;
@@ -33,6 +35,8 @@ struct Training {
   int64_t steps = 0;                   // of the whole run
   checkpoint::AsyncSave saving;        // the latest save, which may still be in progress
   std::shared_ptr<const Owner> owner;  // of the directory; null on other ranks than 0
+
+  Share share() const { return {world, context}; }
 };
 
 ShardingStrategy parse_strategy(const std::string& name);  // FULL_SHARD, …, in upper or lower case

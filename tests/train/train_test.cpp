@@ -75,6 +75,52 @@ TEST(Train, MicroBatchesAndStrategiesChangeNoLoss) {
   }
 }
 
+TEST(Train, RanksThatShareSequencesChangeNoLoss) {
+  Folder folder;
+  const Words few = {"--model.heads", "4", "--model.kv_heads", "2"};
+  ASSERT_EQ(train(1, tiny_run(folder, "plain", 6) + few).code, 0);
+  struct Variant {
+    const char* name;
+    int ranks;
+    Words flags;
+  } variants[] = {
+      {"two", 2, {"--context.size", "2", "--train.micro_batch", "4"}},
+      {"four", 4, {"--context.size", "4", "--activations.mode", "full"}},
+      {"groups",
+       4,
+       {"--context.size", "2", "--shard.strategy", "hybrid_shard", "--shard.shard_ranks", "2"}}};
+  const auto plain = metrics(folder, "plain");
+  for (const Variant& variant : variants) {
+    Said said = train(variant.ranks, tiny_run(folder, variant.name, 6) + few + variant.flags);
+    ASSERT_EQ(said.code, 0) << variant.name << said.err;
+    const auto shared = metrics(folder, variant.name);
+    ASSERT_EQ(shared.size(), plain.size());
+    for (size_t i = 0; i < plain.size(); ++i)
+      for (const char* key : {"loss", "grad_norm", "tokens"})
+        EXPECT_NEAR(shared[i][key].get<double>(), plain[i][key].get<double>(), 1e-5)
+            << variant.name;
+    EXPECT_NEAR(shared[5]["eval_loss"].get<double>(), plain[5]["eval_loss"].get<double>(), 1e-5);
+  }
+}
+
+TEST(Train, PackedExamplesMayBeShared) {
+  Folder folder;
+  std::ofstream lines(folder / "examples.jsonl");
+  for (int i = 0; i < 200; ++i)
+    lines << R"({"prompt": ")" << std::string(i % 7 + 1, 'p') << R"(", "completion": ")"
+          << std::string(i * 5 % 17 + 1, static_cast<char>('a' + i % 26)) << "\"}\n";
+  lines.close();
+  const auto packed = [&](const std::string& run) {
+    Words flags = tiny_run(folder, run, 4) + Words{"--model.heads", "4"};
+    flags[1] = folder / "examples.jsonl";
+    return flags;
+  };
+  ASSERT_EQ(train(1, packed("plain")).code, 0);
+  Said said = train(2, packed("shared") + Words{"--context.size", "2"});
+  ASSERT_EQ(said.code, 0) << said.err;
+  expect_near(losses(folder, "shared"), losses(folder, "plain"), 1e-5);
+}
+
 TEST(Train, StepsInBackwardChangeNoLoss) {
   Folder folder;
   const Words unclipped = {"--train.clip",        "0",   "--train.micro_batch", "2",
