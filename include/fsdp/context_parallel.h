@@ -22,16 +22,25 @@
 
 namespace fsdp {
 
+/// How attention sees the tokens of other ranks.
+enum class ContextKind {
+  ULYSSES,  ///< All-to-alls give each rank whole sequences of some heads, for any attention.
+  RING      ///< Keys and values pass by all ranks, in any number of heads; nn::attention() only.
+};
+
 /// The ranks that share sequences. A shared handle.
 class Context {
  public:
   /// Each rank has whole sequences.
   Context() = default;
-  /// The ranks of `comm` share sequences: rank r has the r-th of equal parts.
-  explicit Context(Communicator comm);
+  /// The ranks of `comm` share sequences. With ULYSSES rank r has the r-th of equal parts; with
+  /// RING it has two of the twice as many chunks, r and 2 · size - 1 - r, so that each rank
+  /// computes the same number of causal scores.
+  explicit Context(Communicator comm, ContextKind kind = ContextKind::ULYSSES);
 
   int size() const;                                   ///< Number of ranks that share a sequence.
   int rank() const;                                   ///< This rank's place among them.
+  ContextKind kind() const { return kind_; }          ///< How attention sees other tokens.
   const Communicator& comm() const { return comm_; }  ///< Over these ranks.
 
   /// This rank's part of whole sequences, which lie along `dim`. Throws Error if they can't be
@@ -45,6 +54,7 @@ class Context {
 
  private:
   Communicator comm_;
+  ContextKind kind_ = ContextKind::ULYSSES;
 };
 
 /// softmax(q · k) · v of any kind: q, k, v [batch, heads, tokens, head_dim] → like q. The heads of
@@ -58,7 +68,7 @@ using AttentionFunction =
 /// gives back this rank's tokens of all heads. Backward does the same. A rank sends
 /// (1 - 1/size) · (q + k + v + out) elements each way. The size must divide the heads of q; where
 /// it is a multiple of the heads of k and v, these are repeated. The calls of the result are
-/// collective.
+/// collective. Throws Error for a context of another kind.
 AttentionFunction context_parallel(AttentionFunction attention, Context context);
 
 }  // namespace fsdp

@@ -17,8 +17,16 @@ constexpr auto enum_table(Quant) {
                                   {"int8", "8 bits per number"}});
 }
 
+enum class ContextChoice { kAuto, kUlysses, kRing };
+constexpr auto enum_table(ContextChoice) {
+  return std::to_array<EnumName>({{"auto", "ulysses where heads can be divided, else ring"},
+                                  {"ulysses", "all-to-alls exchange heads"},
+                                  {"ring", "keys and values pass by all ranks"}});
+}
+
 struct ContextConfig {
   int64_t size = 1;  // ranks that share each sequence
+  ContextChoice kind = ContextChoice::kAuto;
 };
 
 struct LoRAConfig {
@@ -60,6 +68,7 @@ inline void describe(ContextConfig& context, OptionList& list) {
   list.add("size", context.size,
            "Ranks that share each sequence, each with a part of it; 1: whole sequences",
            {.least = 1, .most = 1e6});
+  list.add("kind", context.kind, "How attention sees the tokens of other ranks");
 }
 
 inline void describe(LoRAConfig& lora, OptionList& list) {

@@ -3,31 +3,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/custom_class.h>
-#include <torch/library.h>
 
 #include "kernels/operators.h"
+#include "nn/context_operators.h"
 #include "nn/node.h"
 
 namespace fsdp::nn {
 namespace {
 
-// The communicator as an argument of an operator.
-struct Channel : torch::CustomClassHolder {
-  explicit Channel(Communicator among) : comm(std::move(among)) {}
-  Communicator comm;
-};
-using ChannelPointer = c10::intrusive_ptr<Channel>;
-
-at::Tensor exchange_kernel(const at::Tensor& parts, const ChannelPointer& channel) {
-  at::Tensor out = at::empty_like(parts);
-  channel->comm.all_to_all(out, parts, {}, {}, {.label = "attention over the context"});
-  return out;
-}
-
-// parts [ranks, ..], contiguous: part r goes to rank r, whose part arrives in its place. An
-// operator, so that recomputation exchanges again instead of keeping what arrived.
 at::Tensor exchange(const at::Tensor& parts, const Communicator& comm) {
   static const auto op =
       kernels::find_operator<at::Tensor(const at::Tensor&, const ChannelPointer&)>(
@@ -126,15 +109,10 @@ Tensors exchanged(const Tensors& given, const Context& context, bool to_heads) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(fsdp, m) {
-  m.class_<Channel>("Channel");
-  m.def("exchange(Tensor parts, __torch__.torch.classes.fsdp.Channel channel) -> Tensor");
-}
-TORCH_LIBRARY_IMPL(fsdp, CompositeExplicitAutograd, m) {
-  m.impl("exchange", exchange_kernel);
-}
-TORCH_LIBRARY_IMPL(fsdp, Autograd, m) {
-  m.impl("exchange", torch::autograd::autogradNotImplementedFallback());
+at::Tensor exchange_kernel(const at::Tensor& parts, const ChannelPointer& channel) {
+  at::Tensor out = at::empty_like(parts);
+  channel->comm.all_to_all(out, parts, {}, {}, {.label = "attention over the context"});
+  return out;
 }
 
 std::vector<at::Tensor> exchange_to_heads(const std::vector<at::Tensor>& parts,

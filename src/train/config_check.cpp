@@ -196,9 +196,9 @@ void check_graph(const Config& config) {
     refuse("the gradient scaler decides on the host", "shard.precision to bf16");
   if (reads_documents_on_host(config))
     refuse(
-        "attention within documents is computed on the device only in half precision and "
-        "without dropout",
-        "shard.precision to bf16 and model.dropout to 0");
+        "attention within documents is computed on the device only in half precision, without "
+        "dropout and without a ring",
+        "shard.precision to bf16, model.dropout to 0 and context.kind to ulysses");
   if (config.offload.optimizer) refuse("the CPU updates parameters", "offload.optimizer to false");
   if (offloads(config.activations.mode))
     refuse("activations move to host memory", "activations.mode to full");
@@ -206,9 +206,26 @@ void check_graph(const Config& config) {
     refuse("parts of the model are offloaded", "offload.parameters and offload.gradients to false");
 }
 
+// What a ring can't compute.
+void check_ring(const Config& config) {
+  const auto refuse = [](const std::string& what, const std::string& hint) {
+    throw Error(formatted("context.kind = ring, but {}.", what), hint);
+  };
+  if (config.model.dropout > 0)
+    refuse("a ring has no dropout", "set model.dropout to 0, or context.kind to ulysses.");
+  if (config.model.window > 0 && config.model.window < config.data.seq)
+    refuse("a ring has no sliding windows (model.window)",
+           "set context.kind to ulysses, with a context.size that divides the heads.");
+}
+
 void check_context(const Config& config, int world) {
   const int64_t size = config.context.size;
-  if (size == 1) return;
+  if (size == 1) {
+    if (config.context.kind != nn::ContextChoice::kAuto)
+      throw Error("context.kind has no effect: each rank has whole sequences.",
+                  "set context.size, or leave context.kind at auto.");
+    return;
+  }
   const std::string given = formatted("context.size = {}", size);
   if (config.model.type == models::ModelType::kMlp)
     throw Error(given + ", but an mlp has no sequences to share.", "set context.size to 1.");
@@ -218,19 +235,22 @@ void check_context(const Config& config, int world) {
   if (world % size != 0)
     throw Error(formatted("{} ranks can't be divided into groups of {}.", world, given),
                 "choose a divisor of the number of ranks.");
-  if (config.data.seq % size != 0)
+  const bool ring = context_kind(config) == ContextKind::RING;
+  const int64_t chunks = ring ? 2 * size : size;
+  if (config.data.seq % chunks != 0)
     throw Error(
-        formatted("sequences of data.seq = {} can't be divided among {} ranks (context.size).",
-                  config.data.seq, size),
-        formatted("the next that can: --data.seq {}.", (config.data.seq / size + 1) * size));
-  const int64_t heads = config.model.heads;
-  const int64_t keys = config.model.kv_heads > 0 ? config.model.kv_heads : heads;
-  if (heads % size != 0 || (keys % size != 0 && size % keys != 0))
+        formatted("sequences of data.seq = {} can't be divided into {} chunks ({}, context.kind = "
+                  "{}).",
+                  config.data.seq, chunks, given, ring ? "ring" : "ulysses"),
+        formatted("the next that can: --data.seq {}.", (config.data.seq / chunks + 1) * chunks));
+  if (ring) return check_ring(config);
+  if (!heads_can_be_exchanged(config))
     throw Error(
-        formatted("{} ranks can't share {} heads with {} of keys (context.size).", size, heads,
-                  keys),
-        "context.size must divide model.heads, and divide model.kv_heads or be a multiple of "
-        "them.");
+        formatted("{} ranks can't exchange {} heads with {} of keys (context.size).", size,
+                  config.model.heads,
+                  config.model.kv_heads > 0 ? config.model.kv_heads : config.model.heads),
+        "leave context.kind at auto, or choose a context.size that divides model.heads, and "
+        "divides model.kv_heads or is a multiple of them.");
 }
 
 // What a plan needs, too.
@@ -283,8 +303,9 @@ void check_choices(const Config& config, int world) {
 
 bool reads_documents_on_host(const Config& config) {
   const bool documents = config.data.packing || config.data.document_mask;
+  const bool ring = config.context.size > 1 && context_kind(config) == ContextKind::RING;
   return documents &&
-         (config.shard.precision == shard::Precision::kFp32 || config.model.dropout > 0);
+         (config.shard.precision == shard::Precision::kFp32 || config.model.dropout > 0 || ring);
 }
 
 std::optional<int64_t> known_steps(const Config& config) {

@@ -66,8 +66,10 @@ void introduce(Report& report, const Training& training, const RunRequest& reque
                 enum_name(config.shard.strategy), training.sharded.units().size(),
                 training.directory.root.string()));
   if (training.context)
-    report.line(formatted("context    {} ranks share each sequence, {} tokens per rank",
-                          training.context.size(), config.data.seq / training.context.size()));
+    report.line(formatted("context    {} ranks share each sequence ({}), {} tokens per rank",
+                          training.context.size(),
+                          training.context.kind() == ContextKind::RING ? "ring" : "ulysses",
+                          config.data.seq / training.context.size()));
   if (start.step > 0) report.line(formatted("resumed    after step {}", start.step));
 }
 

@@ -59,7 +59,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
   TrainTask known = make_unfilled_task(config, vocab);
   ConfigPlan plan;
   plan.title = formatted("{}, computed in {}", known.title, enum_name(config.shard.precision));
-  plan.tokens_per_sample = known.tokens_per_sample;
+  plan.tokens_per_sample = known.tokens_per_sample / config.context.size;
   if (config.lora.rank > 0) {  // masters and states in float32
     const int states = config.optim.type == optim::OptimizerType::kAdamW ? 2 : 1;
     plan.adapters_saved = 4.0 * (1 + states) * static_cast<double>(known.trained) / world;

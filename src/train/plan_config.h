@@ -13,7 +13,7 @@ struct ConfigPlan {
   PlanModel model;
   PlanOptions options;
   std::string title;              // "Llama, 8.03B parameters, computed in bf16"
-  int64_t tokens_per_sample = 0;  // 1 if samples aren't text
+  int64_t tokens_per_sample = 0;  // on a rank, which may share samples; 1 if they aren't text
   // Bytes per rank of a checkpoint of adapters. nullopt: all parameters are saved.
   std::optional<double> adapters_saved = {};
 };

@@ -23,6 +23,11 @@ inline int64_t parts_of_batch(const Config& config, int world) {
   return world / config.context.size;
 }
 
+// Whether all-to-alls can give each rank some of the heads.
+bool heads_can_be_exchanged(const Config& config);
+// context.kind; "auto" is decided by the heads.
+ContextKind context_kind(const Config& config);
+
 // The ranks that share this rank's sequences, by context.size. Collective.
 Context context_of(const World& world, const Config& config);
 

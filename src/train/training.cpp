@@ -306,13 +306,6 @@ void set_random_state(at::Device device, const RandomState& state) {
   if (state.device.defined() && !device.is_cpu()) set_state(device, state.device);
 }
 
-Context context_of(const World& world, const Config& config) {
-  const auto size = static_cast<int>(config.context.size);
-  if (size == 1) return {};
-  const DeviceMesh mesh(world, {{"samples", world.size() / size}, {"context", size}});
-  return Context(mesh.comm("context"));
-}
-
 Training assemble(const World& world, const Config& config, const RunDirectory& directory) {
   Training training{.world = world, .config = config, .directory = directory};
   Config& chosen = training.config;

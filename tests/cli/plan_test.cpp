@@ -132,6 +132,24 @@ TEST(PlanCommand, MoreIsKeptWhereFewerBlocksAreRecomputed) {
   EXPECT_LT(half, all);
 }
 
+TEST(PlanCommand, RanksThatShareSequencesHoldTheirPart) {
+  const Words model = {"llama-1b", "--world", "8", "--data.seq", "32768", "--batch", "8"};
+  auto with = [&](const Words& context) {
+    Words words = model;
+    words.insert(words.end(), context.begin(), context.end());
+    return words;
+  };
+  std::map<std::string, int64_t> whole = kinds_of(with({}));
+  for (const char* kind : {"ulysses", "ring"}) {
+    const Words shared =
+        with({"--context.size", "4", "--context.kind", kind, "--train.micro_batch", "1"});
+    std::map<std::string, int64_t> part = kinds_of(shared);
+    const double share = static_cast<double>(part["activations"]) / whole["activations"];
+    EXPECT_NEAR(share, 0.25, 0.04) << kind;
+    EXPECT_EQ(part["states"], whole["states"]);
+  }
+}
+
 TEST(PlanCommand, OffloadMovesStatesToTheHost) {
   Words words = {"demo", "--world", "2", "--offload", "optimizer"};
   auto kinds = kinds_of(words);

@@ -26,6 +26,7 @@ struct ContextCase {
   std::function<Model()> build;
   bool documents = false, padding = false;
   std::optional<Recompute> recompute = {};
+  ContextKind kind = ContextKind::ULYSSES;
 };
 
 Model context_llama(int64_t kv_heads, int64_t window = 0) {
@@ -44,14 +45,20 @@ Model context_gpt2() {
 
 std::vector<ContextCase> context_cases() {
   const auto wide = [] { return context_llama(12); };
-  return {{"llama", wide},
-          {"window", [] { return context_llama(12, 5); }},
-          {"one_key_head", [] { return context_llama(1); }},
-          {"gpt2", context_gpt2},
-          {"documents", wide, true},
-          {"padding", wide, false, true},
-          {"recomputed", wide, true, false, Recompute::FULL},
-          {"selective", wide, false, false, Recompute::SELECTIVE}};
+  return {
+      {"llama", wide},
+      {"window", [] { return context_llama(12, 5); }},
+      {"one_key_head", [] { return context_llama(1); }},
+      {"gpt2", context_gpt2},
+      {"documents", wide, true},
+      {"padding", wide, false, true},
+      {"recomputed", wide, true, false, Recompute::FULL},
+      {"selective", wide, false, false, Recompute::SELECTIVE},
+      {"ring", wide, false, false, {}, ContextKind::RING},
+      {"ring_of_few_keys", [] { return context_llama(4); }, false, false, {}, ContextKind::RING},
+      {"ring_gpt2", context_gpt2, false, false, {}, ContextKind::RING},
+      {"ring_documents", wide, true, false, {}, ContextKind::RING},
+      {"ring_recomputed", wide, true, false, Recompute::FULL, ContextKind::RING}};
 }
 
 // A step's data: the same for all ranks of a context.
@@ -83,7 +90,7 @@ void train_beside_one_process(const ContextCase& of, int context) {
   AdamW mine_adamw(sharded, {.lr = 1e-2});
   torch::optim::AdamW plain_adamw(plain->parameters(),
                                   torch::optim::AdamWOptions(1e-2).weight_decay(1e-2));
-  const Context shared(mesh.comm("context"));
+  const Context shared(mesh.comm("context"), of.kind);
   const auto targets = [](const models::TextInputs& inputs) { return inputs.ids.roll(-1, 1); };
   for (int step = 0; step < 3; ++step) {
     double expected = 0, own = 0;
@@ -121,7 +128,7 @@ void train_beside_one_process(const ContextCase& of, int context) {
 
 class ContextOf : public ::testing::TestWithParam<ContextCase> {};
 
-INSTANTIATE_TEST_SUITE_P(Ulysses, ContextOf, ::testing::ValuesIn(context_cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, ContextOf, ::testing::ValuesIn(context_cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(ContextOf, AllRanksTrainsAsOneProcess) {
@@ -161,6 +168,32 @@ TEST(Context, WrapsAttentionOfOnesOwn) {
         << i;
 }
 
+TEST(Context, ARingNeedsNoOrder) {
+  const Context context(test_world().comm(), ContextKind::RING);
+  torch::manual_seed(6);
+  std::vector<at::Tensor> whole, parts;
+  for (int64_t heads : {6, 2, 2}) {
+    whole.push_back(at::randn({kBatch, heads, kTokens, 4}, at::kDouble));
+    parts.push_back(context.part(whole.back(), 2).clone());
+    whole.back().set_requires_grad(true);
+    parts.back().set_requires_grad(true);
+  }
+  for (const bool causal : {false, true}) {
+    const at::Tensor expected =
+        fsdp::nn::attention(whole[0], whole[1], whole[2], {.causal = causal, .scale = 0.3});
+    const at::Tensor out = fsdp::nn::attention(
+        parts[0], parts[1], parts[2], {.causal = causal, .scale = 0.3, .context = context});
+    EXPECT_LE((out - context.part(expected, 2)).abs().max().item<double>(), 1e-12) << causal;
+    const at::Tensor weights = at::randn(expected.sizes(), at::kDouble);
+    (expected * weights).sum().backward();
+    (out * context.part(weights, 2)).sum().backward();
+    for (size_t i = 0; i < whole.size(); ++i)
+      EXPECT_LE((parts[i].grad() - context.part(whole[i].grad(), 2)).abs().max().item<double>(),
+                1e-12)
+          << i << causal;
+  }
+}
+
 TEST(Context, RefusesWhatCanNotBeDivided) {
   const Context context(test_world().comm());
   if (world_size() == 1) GTEST_SKIP() << "one rank has whole sequences";
@@ -171,6 +204,13 @@ TEST(Context, RefusesWhatCanNotBeDivided) {
   expect_error([&] { attend(13, 13); }, {"13 heads", "context"});
   expect_error([&] { attend(60, 5); }, {"5 heads of keys"});
   expect_error([&] { context.part(at::zeros({1, 25})); }, {"25 tokens"});
+  const Context ring(test_world().comm(), ContextKind::RING);
+  expect_error([&] { ring.part(at::zeros({1, 25})); }, {"25 tokens", "chunks"});
+  expect_error([&] { context_parallel({}, ring); }, {"ring", "itself"});
+  const at::Tensor q = at::zeros({1, 2, 4, 4});
+  expect_error(
+      [&] { fsdp::nn::attention(q, q, q, {.causal = true, .window = 3, .context = ring}); },
+      {"sliding window"});
   models::KVCache cache(1);
   expect_error(
       [&] {

@@ -20,6 +20,7 @@ TEST(Check, TakesWhatGoesTogether) {
   EXPECT_EQ(clash({}), "(accepted)");
   EXPECT_EQ(clash({"train.batch", "12", "train.micro_batch", "2"}, 3), "(accepted)");
   EXPECT_EQ(clash({"train.batch", "1", "context.size", "4"}, 4), "(accepted)");
+  EXPECT_EQ(clash({"train.batch", "4", "context.size", "8"}, 32), "(accepted)");  // a ring
   EXPECT_EQ(clash({"optim.type", "sgd", "optim.momentum", "0"}), "(accepted)");
   EXPECT_EQ(clash({"lora.rank", "8", "lora.rslora", "true", "init_from", "m", "data.train", "d"}),
             "(accepted)");
@@ -142,12 +143,20 @@ TEST(Check, RefusesEveryCombinationThatCannotBe) {
       {{"offload.optimizer", "true", "offload.step_in_backward", "true"}, "train.clip"},
       {{"offload.directory", "/tmp"}, "offload.optimizer is not"},
       {{"context.size", "2"}, "1 ranks can't be divided"},
-      {{"context.size", "3", "model.dim", "384", "model.heads", "6", "data.seq", "255",
-        "model.kv_heads", "2"},
-       "can't share 6 heads with 2 of keys",
+      {{"context.size", "3", "context.kind", "ulysses", "model.dim", "384", "model.heads", "6",
+        "data.seq", "255", "model.kv_heads", "2"},
+       "can't exchange 6 heads with 2 of keys",
        3},
       {{"context.size", "4", "data.seq", "250"}, "--data.seq 252", 4},
-      {{"context.size", "8"}, "can't share 4 heads", 8},
+      {{"context.size", "8", "context.kind", "ulysses"}, "can't exchange 4 heads", 8},
+      {{"context.kind", "ring"}, "context.kind has no effect"},
+      {{"context.size", "8", "data.seq", "248"}, "16 chunks", 8},
+      {{"context.size", "2", "context.kind", "ring", "model.type", "mistral", "model.window", "64"},
+       "no sliding windows",
+       2},
+      {{"context.size", "2", "context.kind", "ring", "model.type", "gpt2", "model.dropout", "0.1"},
+       "no dropout",
+       2},
       {{"context.size", "2", "train.batch", "5"}, "among 2 groups of ranks", 4},
       {{"context.size", "2", "model.type", "mlp", "data.train", "random"}, "no sequences", 2},
       {{"resume", "true"}, "needs the run's directory"},

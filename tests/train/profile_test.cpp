@@ -91,6 +91,20 @@ TEST(TrainProfile, ATableAndATraceOfEveryRank) {
   EXPECT_TRUE(has(text.str(), "profile = 0")) << text.str();
 }
 
+TEST(TrainProfile, ShowsExchangesOfSharedSequences) {
+  Folder folder;
+  for (const char* kind : {"ulysses", "ring"}) {
+    Said said = train(2, tiny_run(folder, kind, 6) + Words{"--profile", "1", "--context.size", "2",
+                                                           "--context.kind", kind});
+    ASSERT_EQ(said.code, 0) << said.err;
+    EXPECT_TRUE(has(said.out, "communication, exposed")) << said.out;
+    const std::set<std::string> names = names_in(folder / (std::string(kind) + "/trace.json"), 1);
+    EXPECT_TRUE(names.count("comm all_to_all")) << kind;
+    EXPECT_EQ(names.count("fsdp::exchange"), kind == std::string("ulysses")) << kind;
+    EXPECT_EQ(names.count("comm wait for the ring"), kind == std::string("ring")) << kind;
+  }
+}
+
 TEST(TrainProfile, OneRankSeesWhereItsTimeWent) {
   Folder folder;
   Said said = train(1, tiny_run(folder, "run", 8) + Words{"--profile", "2"});

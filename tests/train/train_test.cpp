@@ -86,6 +86,7 @@ TEST(Train, RanksThatShareSequencesChangeNoLoss) {
   } variants[] = {
       {"two", 2, {"--context.size", "2", "--train.micro_batch", "4"}},
       {"four", 4, {"--context.size", "4", "--activations.mode", "full"}},
+      {"ring", 2, {"--context.size", "2", "--context.kind", "ring", "--activations.mode", "full"}},
       {"groups",
        4,
        {"--context.size", "2", "--shard.strategy", "hybrid_shard", "--shard.shard_ranks", "2"}}};
@@ -116,9 +117,11 @@ TEST(Train, PackedExamplesMayBeShared) {
     return flags;
   };
   ASSERT_EQ(train(1, packed("plain")).code, 0);
-  Said said = train(2, packed("shared") + Words{"--context.size", "2"});
-  ASSERT_EQ(said.code, 0) << said.err;
-  expect_near(losses(folder, "shared"), losses(folder, "plain"), 1e-5);
+  for (const char* kind : {"ulysses", "ring"}) {
+    Said said = train(2, packed(kind) + Words{"--context.size", "2", "--context.kind", kind});
+    ASSERT_EQ(said.code, 0) << said.err;
+    expect_near(losses(folder, kind), losses(folder, "plain"), 1e-5);
+  }
 }
 
 TEST(Train, StepsInBackwardChangeNoLoss) {
