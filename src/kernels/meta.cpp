@@ -4,7 +4,7 @@
 
 #include "kernels/outputs.h"
 
-namespace fsdp::kernels {
+namespace fsdp::kernels::meta {
 namespace {
 
 using at::Tensor;
@@ -124,4 +124,4 @@ TORCH_LIBRARY_IMPL(fsdp, Meta, m) {
   m.impl("scale_into", scale_into);
 }
 
-}  // namespace fsdp::kernels
+}  // namespace fsdp::kernels::meta

@@ -239,15 +239,26 @@ Stream DecoderBlockImpl::forward(const Stream& stream, const RotaryTables& table
   auto [qkv, x] = read(stream, input_layernorm, self_attn->projections());
   at::Tensor attended =
       written(self_attn(qkv, tables, attending), before ? none : post_attention_layernorm);
-  const nn::RMSNorm& norm = before ? post_attention_layernorm : pre_feedforward_layernorm;
-  if (experts) {
-    const nn::NormedSum input = normed({x, attended}, norm);
+  return add_feed_forward({x, attended, stream.loss});
+}
+
+Stream DecoderBlockImpl::add_feed_forward(const Stream& stream) {
+  const nn::RMSNorm& norm =
+      post_feedforward_layernorm ? pre_feedforward_layernorm : post_attention_layernorm;
+  if (experts) {  // all tokens together, which the router's losses are about
+    const nn::NormedSum input = normed(stream, norm);
     auto [out, loss] = experts(input.out);
     if (stream.loss.defined()) loss = loss.defined() ? stream.loss + loss : stream.loss;
     return {input.sum, written(out, post_feedforward_layernorm), loss};
   }
-  auto [gate_up, sum] = read({x, attended}, norm, mlp->projections());
-  return {sum, written(mlp(gate_up), post_feedforward_layernorm), stream.loss};
+  const auto feed_forward = [&](const Stream& part) -> Stream {
+    auto [gate_up, sum] = read(part, norm, mlp->projections());
+    return {sum, written(mlp(gate_up), post_feedforward_layernorm), part.loss};
+  };
+  if (tile == 0) return feed_forward(stream);
+  const at::Tensor sum = stream.x + stream.delta;
+  return {sum, tiled([&](const at::Tensor& rows) { return feed_forward({rows}).delta; }, sum, tile),
+          stream.loss};
 }
 
 // --- the model ---

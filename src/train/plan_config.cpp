@@ -38,9 +38,10 @@ Samples samples_for(const Config& config, const PlanStep& step) {
 }
 
 // `part` > 0: one sequence, of this many tokens per sample of the plan.
-PlanModel plan_model_of(const Config& config, int64_t vocab, int64_t part = 0) {
-  return [config, vocab, part] {
-    TrainTask task = make_task(config, vocab);
+PlanModel plan_model_of(const Config& config, int64_t vocab, const Context& context,
+                        int64_t part = 0) {
+  return [config, vocab, context, part] {
+    TrainTask task = make_task(config, vocab, context);
     return PlanSubject{task.module, [task, config, part](const PlanStep& step) {
                          if (part == 0) return task.loss_sum(samples_for(config, step));
                          Config longer = config;
@@ -65,12 +66,7 @@ ConfigPlan plan_of(const Config& given, int world, std::optional<Gpu> gpu, int r
     plan.adapters_saved = 4.0 * (1 + states) * static_cast<double>(known.trained) / world;
   }
   const World ranks = fake_world(world, std::min(ranks_per_node, world));
-  plan.model = [config, vocab, context = context_of(ranks, config)] {
-    TrainTask task = make_task(config, vocab, context);
-    return PlanSubject{task.module, [task, config](const PlanStep& step) {
-                         return task.loss_sum(samples_for(config, step));
-                       }};
-  };
+  plan.model = plan_model_of(config, vocab, context_of(ranks, config));
   PlanOptions& options = plan.options;
   options.ranks_per_node = ranks_per_node;
   options.shard_ranks = static_cast<int>(config.shard.shard_ranks);
@@ -97,11 +93,15 @@ ConfigPlan plan_of_sequences(const Config& given, int world, Gpu gpu, int ranks_
                               ? "it reads no sequences"
                               : "its learned positions fix the length"),
                 "leave out --max-seq, or plan a model with rotary positions.");
+  if (given.context.size > 1)
+    throw Error(formatted("--max-seq plans whole sequences, not parts of them (context.size = {}).",
+                          given.context.size),
+                "leave out context.size: it answers how many tokens one rank can hold.");
   Config config = given;
   config.train.micro_batch = 1;
   ConfigPlan plan = plan_of(config, world, std::move(gpu), ranks_per_node);
   resolve_precision(config.shard, /*gpu=*/true);
-  plan.model = plan_model_of(config, vocab_of(config), kSequencePart);
+  plan.model = plan_model_of(config, vocab_of(config), /*context=*/{}, kSequencePart);
   plan.tokens_per_sample = kSequencePart;
   plan.options.batch = 0;  // any
   return plan;

@@ -192,6 +192,7 @@ TrainTask make_task(const Config& config, int64_t vocab, const Context& context)
   }
   task.mixtures = mixtures_of(*task.module);
   if (!task.mixtures.all.empty()) task.tally = std::make_shared<at::Tensor>();
+  if (task.text) task.text->tile_feed_forward(memory::tile_of(config.activations));
   const bool lora = config.lora.rank > 0;
   const double forward_flops = task.flops_per_sample / 3;
   if (lora) adapt(task, config);
