@@ -35,6 +35,11 @@ at::Tensor drawn(at::IntArrayRef sizes) {
   return torch::nn::init::uniform_(at::empty(sizes), -bound, bound);
 }
 
+// Whether its weight alone says what it computes.
+bool is_plain(const Linear& linear) {
+  return !linear->uses_adapter() && linear->quant() == Quant::kNone;
+}
+
 void check_moe(const MoEOptions& options) {
   for (int64_t size : {options.dim, options.ffn, options.experts})
     if (size < 1) throw Error("a mixture's sizes must be positive.", "set each to 1 or more.");
@@ -122,7 +127,7 @@ void SharedExpertsImpl::reset() {
 }
 
 at::Tensor SharedExpertsImpl::forward(const at::Tensor& x) {
-  if (gate_proj->uses_adapter() || up_proj->uses_adapter() || down_proj->uses_adapter())
+  if (!is_plain(gate_proj) || !is_plain(up_proj) || !is_plain(down_proj))
     return down_proj(swiglu(at::cat({gate_proj(x), up_proj(x)}, -1)));
   const Fp8 fp8 = gate_proj->fp8 == up_proj->fp8 ? gate_proj->fp8 : Fp8::kNone;
   return swiglu_linear(linears(x, {gate_proj->weight, up_proj->weight}, {}, fp8), down_proj->weight,

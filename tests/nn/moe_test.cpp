@@ -221,6 +221,25 @@ TEST(MoEModule, IsClonedWithItsBias) {
   EXPECT_EQ(copy->named_parameters().keys(), moe->named_parameters().keys());
 }
 
+// The fused functions read weights alone.
+TEST(MoEModule, SharedExpertsHaveAdaptersAndMayBeQuantised) {
+  torch::manual_seed(4);
+  MoE moe(MoEOptions{.dim = 64, .ffn = 8, .experts = 3, .shared_ffn = 128});
+  const at::Tensor x = at::randn({5, 64});
+  const torch::NoGradGuard no_grad;
+  const at::Tensor plain = moe(x).out;
+  add_lora(*moe, {.rank = 4});
+  EXPECT_TRUE(at::allclose(moe(x).out, plain, 1e-5, 1e-6));  // B is zero
+  moe->shared_experts->up_proj->lora_B->weight.normal_(0, 0.5);
+  EXPECT_FALSE(at::allclose(moe(x).out, plain, 1e-3, 1e-3));
+  moe->shared_experts->up_proj->lora_B->weight.zero_();
+  for (const auto& linear : quantise_linears(*moe, {.quant = Quant::kInt8}))
+    EXPECT_EQ(linear.why_not, "") << linear.name;
+  const at::Tensor error = moe(x).out - plain;
+  EXPECT_GT(error.norm().item<double>(), 0);
+  EXPECT_LT(error.norm().item<double>(), 0.02 * plain.norm().item<double>());
+}
+
 TEST(MoEModule, RefusesNumbersThatDontFit) {
   EXPECT_THROW(MoE(MoEOptions{.experts = 2, .route = {.top_k = 3}}), Error);
   EXPECT_THROW(MoE(MoEOptions{.ffn = 0}), Error);

@@ -10,6 +10,7 @@
 #include "train/matrices.h"
 #include "train/model_shape.h"
 #include "train/plan_config.h"
+#include "train/task.h"
 
 namespace fsdp::train {
 namespace {
@@ -94,6 +95,10 @@ TEST(MatrixParameters, FusedProjectionsAreCut) {
   EXPECT_EQ(sizes("model.layers.0.self_attn.qkv_proj.weight"), (Sizes{32, 16, 16}));
   EXPECT_EQ(sizes("model.layers.0.mlp.gate_up_proj.weight"), (Sizes{40, 40}));
   EXPECT_EQ(sizes("model.layers.0.mlp.down_proj.weight"), Sizes());
+  set_model_shape(config.model, decoders()[static_cast<size_t>(Family::kQwen3Moe)]);
+  EXPECT_EQ(sizes("model.layers.0.mlp.experts.gate_up_proj"), (Sizes{12, 12}));  // of each expert
+  EXPECT_EQ(sizes("model.layers.0.mlp.experts.down_proj"), Sizes());
+  set_model_shape(config.model, decoders()[static_cast<size_t>(Family::kPhi3)]);
   config.optim.muon_per_head = true;
   EXPECT_EQ(sizes("model.layers.0.self_attn.qkv_proj.weight"), Sizes(8, 8));
   EXPECT_EQ(sizes("model.layers.0.self_attn.q_proj.weight"), Sizes(4, 8));
@@ -118,6 +123,31 @@ TEST(MatrixParameters, APlanCountsOneStateOfMatrices) {
   const auto muon = states(optim::OptimizerType::kMuon);
   EXPECT_LT(muon, adamw * 3 / 4);
   EXPECT_GT(muon, adamw / 2);
+}
+
+// The states are of all experts, the work of a token of those that it goes to.
+TEST(ModelShape, APlanKnowsAllExpertsAndThoseOfAToken) {
+  Config config;
+  set_model_shape(config.model, models::of_family(Family::kMixtral, kSizes));
+  config.data.seq = 16;
+  config.train.batch = 4;
+  struct Planned {
+    int64_t states;
+    double flops;
+  };
+  const auto planned = [&](int64_t experts, int64_t per_token) {
+    config.model.experts = experts;
+    config.model.experts_per_token = per_token;
+    const ConfigPlan made = plan_of(config, 2, {}, 2);
+    EXPECT_NE(made.title.find(" of them per token"), std::string::npos) << made.title;
+    const double flops = make_unfilled_task(config, 64).flops_per_sample;
+    return Planned{plan(made.model, made.options).memory.states, flops};
+  };
+  const Planned few = planned(4, 2), many = planned(16, 2), busy = planned(16, 4);
+  EXPECT_GT(many.states, 3 * few.states);
+  EXPECT_LT(many.flops, 1.1 * few.flops);  // a wider router
+  EXPECT_GT(busy.flops, 1.3 * many.flops);
+  EXPECT_EQ(busy.states, many.states);
 }
 
 }  // namespace
