@@ -1,5 +1,6 @@
 #include "nn/partial_attention.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -37,10 +38,14 @@ at::Tensor by_tokens(const at::Tensor& x) {
   return x.transpose(1, 2);
 }
 
+at::Tensor widened(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
+}
+
 at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k, bool causal,
                      std::optional<double> scale) {
   const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
-  at::Tensor scores = at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * factor;
+  at::Tensor scores = widened(at::matmul(q, k.transpose(2, 3))) * factor;
   if (!causal) return scores;
   const at::Tensor later =
       at::ones({q.size(2), k.size(2)}, scores.options().dtype(at::kBool)).triu(1);
@@ -89,9 +94,9 @@ AttentionGradients partial_attention_backward(const at::Tensor& grad, const at::
   }
   const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
   const at::Tensor chances = (scores_of(q, keys, causal, scale) - lse.unsqueeze(-1)).exp();
-  const at::Tensor sums = (grad.to(at::kFloat) * out.to(at::kFloat)).sum(-1, /*keepdim=*/true);
+  const at::Tensor sums = (widened(grad) * widened(out)).sum(-1, /*keepdim=*/true);
   const at::Tensor of_scores =
-      (chances * (at::matmul(grad, values.transpose(2, 3)).to(at::kFloat) - sums) * factor)
+      (chances * (widened(at::matmul(grad, values.transpose(2, 3))) - sums) * factor)
           .to(q.scalar_type());
   return {at::matmul(of_scores, keys),
           of_shared(at::matmul(of_scores.transpose(2, 3), q), kv_heads),
