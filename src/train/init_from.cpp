@@ -72,6 +72,16 @@ std::vector<Difference> differences(const models::ModelConfig& model,
   return found;
 }
 
+// Makes `model` the config's, but for what the run decides.
+void take_weights_options(Config& config, const models::ModelConfig& model) {
+  Config taken;
+  taken.model = model;
+  const auto from = options(config), to = options(taken);
+  for (size_t i = 0; i < from.size(); ++i)
+    if (from[i].section == "model" && is_free(from[i])) copy_value(from[i], to[i]);
+  config.model = taken.model;
+}
+
 // The longest sequence of a config.json, or of the text_config in it.
 void read_longest(const nlohmann::json& json, Origin& origin) {
   for (const char* key : {"max_position_embeddings", "n_positions"})
@@ -176,9 +186,7 @@ int64_t take_origin(Config& config, const std::set<std::string>& given,
     for (const Difference& one : differences(origin.model, config.model, given))
       notes.push_back(
           formatted("{} is {}, as in {}, not {}.", one.name, one.there, from, one.wanted));
-  origin.model.dropout = config.model.dropout;
-  origin.model.init_std = config.model.init_std;
-  config.model = origin.model;
+  take_weights_options(config, origin.model);
   if (!config.resumes) {
     Config probe;  // checks that all values are valid in a config
     apply_toml(probe, to_toml(config), from + ": its model as a config");

@@ -134,7 +134,9 @@ def train(fsdp, folder, name, ranks, steps, extra=()):
     """Trains the adapters in NAME-start; returns the run's directory and its losses."""
     if name == "nf4":
         extra = ("--lora.base", "nf4", *extra)
-    out = folder / f"{name}-{ranks}{''.join(word.strip('-') for word in extra)}"
+    if name in ("mixtral", "qwen3_moe", "dots1"):
+        extra = ("--model.balance", 0, *extra)
+    out = folder / f"{name}-{ranks}{''.join(str(word).strip('-') for word in extra)}"
     command = [fsdp, "train", "--ranks", ranks, "--init-from", folder / name, "--lora.init_from",
                folder / (name + "-start"), "--dir", out, "--data.train", folder / "text",
                "--data.tokenizer", "bytes", "--data.seq", SEQ, "--data.shuffle=false",
