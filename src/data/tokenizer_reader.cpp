@@ -7,7 +7,7 @@
 namespace fsdp::data {
 namespace {
 
-constexpr int64_t kMostIds = 1 << 22;  // bounds a table; more means a damaged file
+constexpr int64_t kMostIds = 1 << 20;  // bounds a table; more means a damaged file
 
 }  // namespace
 

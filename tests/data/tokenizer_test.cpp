@@ -79,7 +79,7 @@ TEST(TokenizerJson, WhatIsNotUnderstoodIsRefusedByName) {
       {"/model/merges", Json::array({7}), "isn't a pair"},
       {"/normalizer", {{"type", "NFKD"}}, "normalizer: type NFKD"},
       {"/normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "Nmt"}}}}}, "Nmt"},
-      {"/normalizer", {{"type", "Precompiled"}}, "normalizer: type Precompiled"},
+      {"/normalizer", {{"type", "Precompiled"}}, "normalizer.precompiled_charsmap: is missing"},
       {"/normalizer", {{"type", "Prepend"}}, "normalizer.prepend"},
       {"/normalizer", {{"type", "Prepend"}, {"prepend", long_text}}, "has 1001 bytes"},
       {"/normalizer", {{"type", "Replace"}, {"content", "x"}}, "normalizer.pattern"},
