@@ -279,9 +279,10 @@ void multiply(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
   // torch::nn::Linear calls addmm for rows with a bias, else matmul.
-  library.impl("linear", torch::CppFunction::makeFromBoxedFunction<&multiply<{0, 1, 2, false}>>());
-  library.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&multiply<{1, 2, 0, true}>>());
-  library.impl("matmul", torch::CppFunction::makeFromBoxedFunction<&multiply<{0, 1, -1, true}>>());
+  static constexpr Places kLinear{0, 1, 2, false}, kAddmm{1, 2, 0, true}, kMatmul{0, 1, -1, true};
+  library.impl("linear", torch::CppFunction::makeFromBoxedFunction<&multiply<kLinear>>());
+  library.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&multiply<kAddmm>>());
+  library.impl("matmul", torch::CppFunction::makeFromBoxedFunction<&multiply<kMatmul>>());
 }
 
 // --- saved tensors ---
