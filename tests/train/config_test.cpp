@@ -54,8 +54,9 @@ TEST(Options, AreTheFieldsOfConfigEachOnce) {
     EXPECT_FALSE(option.help.ends_with(".")) << option.name();
   }
   const std::map<std::string, size_t> declared = {
-      {"", count_fields<Config>() - 14},  // thirteen are sections, one is what resume comes to
+      {"", count_fields<Config>() - 15},  // fourteen are sections, one is what resume comes to
       {"model", count_fields<models::ModelConfig>()},
+      {"context", count_fields<nn::ContextConfig>()},
       {"lora", count_fields<nn::LoRAConfig>()},
       {"data", count_fields<data::DataConfig>()},
       {"train", count_fields<TrainConfig>()},
