@@ -22,13 +22,14 @@ TrainStep::Loss loss_of(const TrainTask& task) {
 TrainStepOptions options_of(const Training& training, bool graphed,
                             std::function<bool()> wants_to_stop) {
   const Config& config = training.config;
+  const bool biases_move = config.lora.rank == 0;  // checkpoints of adapters don't hold them
   return {.clip = config.train.clip,
           .graph = graphed,
           .sum = true,
           .weighted = true,
           .weights_differ = config.data.loss_mask || config.data.packing,
           .tally = training.task.tally ? *training.task.tally : at::Tensor(),
-          .use_tally = training.task.mixtures.balance(config.model.bias_rate),
+          .use_tally = training.task.mixtures.balance(biases_move ? config.model.bias_rate : 0),
           .scaler = training.scaler.get(),
           .step_in_backward = config.offload.step_in_backward,
           .wants_to_stop = std::move(wants_to_stop)};

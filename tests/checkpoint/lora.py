@@ -38,7 +38,8 @@ RATE, DECAY, RANK, ALPHA = 0.01, 0.1, 3, 7
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS = {"gpt2": ["c_attn", "attn.c_proj", "c_fc"],
            "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
-           "qwen2": ["q_proj", "v_proj", "down_proj"], "olmo2": ["self_attn.k_proj", "up_proj"]}
+           "qwen2": ["q_proj", "v_proj", "down_proj"], "olmo2": ["self_attn.k_proj", "up_proj"],
+           "dots1": ["q_proj", "k_proj", "v_proj", "o_proj"]}  # PEFT takes gate_proj for experts, too
 PREFIX = "base_model.model."
 NF4 = torch.tensor([
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
