@@ -80,7 +80,8 @@ def quantise(model):
         if isinstance(module, torch.nn.Linear):
             blocks = module.weight.data.view(-1, 64)
             largest = blocks.abs().amax(1, keepdim=True)
-            nearest = (blocks.double().div(largest).unsqueeze(-1) - NF4.double()).abs().argmin(-1)
+            scaled, middles = blocks * (1 / largest), (NF4[1:] + NF4[:-1]) / 2  # rounded as ours are
+            nearest = (scaled.unsqueeze(-1) > middles).sum(-1)
             module.weight.data = (NF4[nearest] * largest).view_as(module.weight)
 
 
