@@ -33,6 +33,7 @@ from transformers.pytorch_utils import Conv1D
 
 FAMILIES = {"llama": ("Llama", 2, {}), "qwen2": ("Qwen2", 3, {}), **families.FAMILIES,
             "nf4": ("Qwen2", 3, dict(hidden_size=128, intermediate_size=192)), "gpt2": ("GPT2", 2, {})}
+del FAMILIES["gemma3-images"]  # adapters are for its text model, whose names are without images
 LONG, STEPS = 20, 2  # steps of the first family and of the others
 RATE, DECAY, RANK, ALPHA = 0.01, 0.1, 3, 7
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
