@@ -62,8 +62,9 @@ struct ShardOptions {
   MixedPrecision mixed_precision = {};
   /// Overrides what the strategy does with a unit between its forward and its backward.
   ReshardAfterForward reshard_after_forward = {};
-  /// With dimensions {"shard"} or {"replicate", "shard"}. Default: all ranks of the world; for
-  /// HYBRID_SHARD the ranks of a node shard, and nodes replicate.
+  /// With dimensions {"shard"} or {"replicate", "shard"}, and "context" if ranks share sequences
+  /// (context_parallel.h). Default: all ranks of the world; for HYBRID_SHARD the ranks of a node
+  /// shard, and nodes replicate.
   DeviceMesh mesh = {};
   /// Parameters and buffers move here, unit by unit. Default: the world's device.
   std::optional<at::Device> device = {};

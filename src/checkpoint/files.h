@@ -24,8 +24,8 @@ using Path = std::filesystem::path;
 // Asks the seam for tests (base/seams.h) whether a call fails: 0, or its errno.
 int ask_seam(const char* call, const Path& path);
 
-// A file that is written sequentially. Bytes are collected in blocks, several of which are on their
-// way to the disk at a time: a fast disk needs that, and so it does that other threads sum them up.
+// A file that is written sequentially. Bytes are collected in blocks. Several blocks are on their
+// way to the disk at a time, which a fast disk needs, while other threads compute their checksums.
 // Large files bypass the page cache where the file system allows it.
 class Output {
  public:

@@ -72,8 +72,8 @@ std::vector<Difference> differences(const models::ModelConfig& model,
   return found;
 }
 
-// Makes `model` the config's, but for what the run decides.
-void take_weights_options(Config& config, const models::ModelConfig& model) {
+// Makes `model` the config's, except for what the run decides.
+void take_model(Config& config, const models::ModelConfig& model) {
   Config taken;
   taken.model = model;
   const auto from = options(config), to = options(taken);
@@ -186,7 +186,7 @@ int64_t take_origin(Config& config, const std::set<std::string>& given,
     for (const Difference& one : differences(origin.model, config.model, given))
       notes.push_back(
           formatted("{} is {}, as in {}, not {}.", one.name, one.there, from, one.wanted));
-  take_weights_options(config, origin.model);
+  take_model(config, origin.model);
   if (!config.resumes) {
     Config probe;  // checks that all values are valid in a config
     apply_toml(probe, to_toml(config), from + ": its model as a config");
