@@ -74,17 +74,21 @@ AttentionFunction context_parallel(AttentionFunction attention, Context context)
 
 namespace nn {
 
+bool can_exchange(int64_t heads, int64_t kv_heads, int64_t ranks) {
+  return heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0);
+}
+
 void check_exchange(int64_t heads, int64_t kv_heads, int64_t ranks) {
+  if (can_exchange(heads, kv_heads, ranks)) return;
   if (heads % ranks != 0)
     throw Error(
         formatted("{} heads can't be divided among the {} ranks of a context.", heads, ranks),
         "choose a context size that divides the heads, or ContextKind::RING.");
-  if (kv_heads % ranks != 0 && ranks % kv_heads != 0)
-    throw Error(formatted("{} heads of keys can't be divided among the {} ranks of a context, nor "
-                          "repeated for them.",
-                          kv_heads, ranks),
-                "choose a context size that divides the heads of keys or is a multiple of them, or "
-                "ContextKind::RING.");
+  throw Error(formatted("{} heads of keys can't be divided among the {} ranks of a context, nor "
+                        "repeated for them.",
+                        kv_heads, ranks),
+              "choose a context size that divides the heads of keys or is a multiple of them, or "
+              "ContextKind::RING.");
 }
 
 at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

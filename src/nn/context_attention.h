@@ -9,7 +9,9 @@ namespace fsdp::nn {
 at::Tensor context_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options);
 
-// Throws Error unless `heads` queries and `kv_heads` keys can be exchanged among `ranks`.
+// Whether all-to-alls can give each of `ranks` some heads of queries and of keys.
+bool can_exchange(int64_t heads, int64_t kv_heads, int64_t ranks);
+// Throws Error unless they can.
 void check_exchange(int64_t heads, int64_t kv_heads, int64_t ranks);
 
 }  // namespace fsdp::nn

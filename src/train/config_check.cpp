@@ -159,6 +159,12 @@ void check_activations(const Config& config) {
   if (config.activations.tile > 0 && config.model.type == models::ModelType::kMlp)
     throw Error("activations.tile is set, but an mlp has no feed-forward layers in blocks.",
                 "set it to 0.");
+  const auto& mixtures = models::kMixtures;
+  const bool experts =
+      std::find(mixtures.begin(), mixtures.end(), config.model.type) != mixtures.end();
+  if (config.activations.tile > 0 && experts && config.model.dense_layers == 0)
+    throw Error("activations.tile is set, but experts get all tokens at once.",
+                "set it to 0: all blocks of this model have experts.");
   check(config.activations, config.model.layers);
 }
 

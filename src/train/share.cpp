@@ -1,6 +1,7 @@
 #include "train/share.h"
 
 #include "fsdp/mesh.h"
+#include "nn/context_attention.h"
 
 namespace fsdp::train {
 
@@ -12,9 +13,8 @@ ContextKind context_kind(const Config& config) {
 }
 
 bool heads_can_be_exchanged(const Config& config) {
-  const int64_t size = config.context.size, heads = config.model.heads;
-  const int64_t keys = config.model.kv_heads > 0 ? config.model.kv_heads : heads;
-  return heads % size == 0 && (keys % size == 0 || size % keys == 0);
+  const int64_t heads = config.model.heads, keys = config.model.kv_heads;
+  return nn::can_exchange(heads, keys > 0 ? keys : heads, config.context.size);
 }
 
 Context context_of(const World& world, const Config& config) {
